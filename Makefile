@@ -1,0 +1,29 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: demo test lint bench clean
+
+demo: $(STAMP)            ## train a tiny point tracker on synthetic videos, score it, draw it
+	$(BIN)/overt demo
+
+test: lint                ## ruff, mypy, pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(STAMP)           ## the figures of README and docs, measured on this machine
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/checkpoint.py
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $(STAMP)
+
+clean:
+	rm -rf .venv runs build *.egg-info

@@ -1,0 +1,271 @@
+"""Which process am I, and how do the processes speak: torchrun, Slurm, or one process alone."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from overt.errors import LaunchError
+
+
+class World(NamedTuple):
+    """This process among all processes. Unpacks as `rank, world_size, local_rank, device`."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+
+class Launch(NamedTuple):
+    """What the environment says about this process; `source` names who said it."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    source: str
+    master_addr: str
+    master_port: int
+
+
+def read_launch(environment: Mapping[str, str]) -> Launch:
+    """Read torchrun's variables, else those of a Slurm step, else one process.
+
+    torchrun comes first: inside `srun torchrun` both are set, and torchrun's are the finer ones.
+    """
+    if "RANK" in environment or "WORLD_SIZE" in environment:
+        launch = _read_torchrun(environment)
+    elif "SLURM_PROCID" in environment and _slurm_tasks(environment) > 1:
+        launch = _read_slurm(environment)
+    else:
+        return Launch(0, 1, 0, 1, "single process", "", 0)
+    if not 0 <= launch.rank < launch.world_size:
+        raise LaunchError(
+            f"{launch.source} says rank {launch.rank} of {launch.world_size} processes; ranks go "
+            f"from 0 to {launch.world_size - 1}. Start all processes with one launcher: "
+            "`torchrun --nproc_per_node=N -m overt.train ...` or `srun`."
+        )
+    if not 0 <= launch.local_rank < launch.local_world_size <= launch.world_size:
+        raise LaunchError(
+            f"{launch.source} says local rank {launch.local_rank} of {launch.local_world_size} "
+            f"processes on this host and {launch.world_size} in all; these contradict each other. "
+            "Unset RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE: one launcher sets them all."
+        )
+    return launch
+
+
+def _read_torchrun(environment: Mapping[str, str]) -> Launch:
+    needed = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    missing = [name for name in needed if name not in environment]
+    if missing:
+        found = [f"{name}={environment[name]}" for name in needed if name in environment]
+        raise LaunchError(
+            f"the environment has {', '.join(found)} but not {', '.join(missing)}. Start with "
+            "`torchrun --nproc_per_node=N -m overt.train ...`, which sets all of them, or unset "
+            "the ones that are there to run in one process."
+        )
+    rank, world_size, local_rank = (_integer(environment, name) for name in needed[:3])
+    local_world_size = _integer(environment, "LOCAL_WORLD_SIZE", default=max(local_rank + 1, 1))
+    return Launch(
+        rank,
+        world_size,
+        local_rank,
+        local_world_size,
+        "torchrun",
+        environment["MASTER_ADDR"],
+        _integer(environment, "MASTER_PORT"),
+    )
+
+
+def _slurm_tasks(environment: Mapping[str, str]) -> int:
+    return _integer(
+        environment, "SLURM_STEP_NUM_TASKS", default=_integer(environment, "SLURM_NTASKS", 1)
+    )
+
+
+def _read_slurm(environment: Mapping[str, str]) -> Launch:
+    tasks = _slurm_tasks(environment)
+    if "SLURM_STEP_ID" not in environment:
+        raise LaunchError(
+            f"this process runs in a Slurm job of {tasks} tasks but was not started by srun, so "
+            f"the other {tasks - 1} do not exist and it would wait for them for ever. Start it "
+            "with `srun python -m overt.train ...`, or ask for one task (--ntasks=1)."
+        )
+    rank = _integer(environment, "SLURM_PROCID")
+    local_rank = _integer(environment, "SLURM_LOCALID", default=0)
+    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or ""
+    per_node = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get(
+        "SLURM_TASKS_PER_NODE", ""
+    )
+    counts = _tasks_per_node(per_node)
+    if counts and sum(counts) != tasks:
+        raise LaunchError(
+            f"Slurm says {tasks} tasks in all but {per_node!r} tasks per node, which makes "
+            f"{sum(counts)}. Ask for --nodes=N and --ntasks-per-node=M only, and let Slurm "
+            "multiply."
+        )
+    node = _integer(environment, "SLURM_NODEID", default=0)
+    local_world_size = counts[node] if node < len(counts) else max(local_rank + 1, 1)
+    # The port follows from the job id, so that two jobs on one host do not meet.
+    job = _integer(environment, "SLURM_JOB_ID", default=0)
+    return Launch(
+        rank,
+        tasks,
+        local_rank,
+        local_world_size,
+        "Slurm",
+        environment.get("MASTER_ADDR") or first_host(nodes) or "127.0.0.1",
+        _integer(environment, "MASTER_PORT", default=20000 + job % 20000),
+    )
+
+
+def _tasks_per_node(text: str) -> list[int]:
+    """Slurm's `2(x3),1` to [2, 2, 2, 1]; empty where it cannot be read."""
+    counts: list[int] = []
+    for part in filter(None, text.split(",")):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if match is None:
+            return []
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+def first_host(node_list: str) -> str:
+    """The first host of a Slurm node list: `gpu[007-012,20],cpu1` gives `gpu007`."""
+    match = re.match(r"([^,\[]*)(?:\[([^\]]*)\]([^,]*))?", node_list.strip())
+    if match is None:
+        return ""
+    prefix, ranges, suffix = match.groups()
+    first = re.split(r"[,-]", ranges)[0] if ranges else ""
+    return f"{prefix}{first}{suffix or ''}"
+
+
+def _integer(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = environment.get(name)
+    if text is None and default is not None:
+        return default
+    try:
+        return int(text or "")
+    except ValueError:
+        raise LaunchError(
+            f"the environment variable {name}={text!r} is not a whole number; unset it, or start "
+            "with torchrun or srun, which set it."
+        ) from None
+
+
+def init_distributed(device: str = "auto", timeout_minutes: float = 30.0) -> World:
+    """Join the process group that the launcher describes: NCCL on CUDA, Gloo on CPU.
+
+    A process on its own forms no group; every function below then does nothing or answers for one.
+    """
+    launch = read_launch(os.environ)
+    place = _choose_device(device, launch)
+    if launch.world_size > 1 and not dist.is_initialized():
+        os.environ.setdefault("MASTER_ADDR", launch.master_addr)
+        os.environ.setdefault("MASTER_PORT", str(launch.master_port))
+        dist.init_process_group(
+            # Both on CUDA: small Python objects and waits for files travel over Gloo.
+            "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo",
+            rank=launch.rank,
+            world_size=launch.world_size,
+            timeout=timedelta(minutes=timeout_minutes),
+            device_id=place if place.type == "cuda" else None,
+        )
+    return World(launch.rank, launch.world_size, launch.local_rank, place)
+
+
+def _choose_device(device: str, launch: Launch) -> torch.device:
+    if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise LaunchError(
+            f"training.device={device} but torch sees no CUDA device. Check `nvidia-smi` and that "
+            "this torch was built for CUDA, or set training.device=cpu."
+        )
+    visible = torch.cuda.device_count()
+    # Slurm may show each task its own single device: it is then number 0 whatever the local rank.
+    index = 0 if visible == 1 and launch.source == "Slurm" else launch.local_rank
+    if index >= visible:
+        raise LaunchError(
+            f"{launch.source} started {launch.local_world_size} processes on this host but torch "
+            f"sees {visible} CUDA device(s) (CUDA_VISIBLE_DEVICES="
+            f"{os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}). Start {visible} processes per "
+            "host (torchrun --nproc_per_node, or --ntasks-per-node), or ask for more devices."
+        )
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def shutdown() -> None:
+    """Leave the process group. Drop DDP modules first: Gloo can deadlock on a late release."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def get_rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def get_world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def is_main_process() -> bool:
+    return get_rank() == 0
+
+
+def barrier() -> None:
+    """Wait for all processes. Never used around file writing: nobody waits while a disk works."""
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def sum_over_processes(tensor: Tensor) -> Tensor:
+    """Add up `tensor` over all processes, in place."""
+    if dist.is_initialized():
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def gather_objects(item: Any) -> list[Any]:
+    """The objects of all processes, in rank order, on every process (small ones: over Gloo)."""
+    if not dist.is_initialized():
+        return [item]
+    items: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(items, item)
+    return items
+
+
+def broadcast_object(item: Any) -> Any:
+    """The main process's object, on every process."""
+    if not dist.is_initialized():
+        return item
+    items = [item]
+    dist.broadcast_object_list(items, src=0)
+    return items[0]
+
+
+def seed_everything(seed: int, rank: int = 0) -> None:
+    """Seed Python, NumPy and torch for this rank.
+
+    Data never draws from these: each sample has its own generator. What is left is initial
+    weights (seed with rank 0 everywhere) and dropout (seed with the true rank).
+    """
+    words = np.random.SeedSequence([seed, rank]).generate_state(3)
+    random.seed(int(words[0]))
+    np.random.seed(int(words[1]))
+    torch.manual_seed(int(words[2]))  # every CUDA device too

@@ -1,0 +1,108 @@
+"""The seam between engine and method: what a recipe provides, what a training step returns.
+
+A recipe is a plain class, built from its typed settings. It knows nothing of the engine.
+Nothing here imports torch at run time, so that a configuration is checked before torch loads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from overt.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor, nn
+
+    from overt.distributed import World
+
+
+class SampleSource(Protocol):
+    """Training samples by index; all randomness of a sample comes from the generator given."""
+
+    def __len__(self) -> int: ...
+
+    def sample(self, index: int, rng: np.random.Generator) -> Any: ...
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What one micro-batch contributes to the loss of the global batch.
+
+    `losses` are the weighted terms, each the sum over this micro-batch divided by a count of the
+    whole global batch. So the shares of all micro-batches and processes add up to the loss of the
+    one large batch, and so do their gradients. `metrics` add up in the same way and carry no
+    gradient.
+    """
+
+    losses: dict[str, Tensor]
+    metrics: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def total(self) -> Tensor:
+        """The sum of the terms: what is differentiated."""
+        terms = list(self.losses.values())
+        total = terms[0]
+        for term in terms[1:]:
+            total = total + term
+        return total
+
+
+class Recipe(Protocol):
+    """What the engine asks of a method. `OPTIONAL` below names what a recipe may leave out."""
+
+    def build_model(self) -> nn.Module:
+        """One root module with one forward: what DistributedDataParallel wraps."""
+
+    def build_dataset(self) -> SampleSource:
+        """The training samples; the engine makes sampler and loader."""
+
+    def collate(self, samples: list[Any]) -> Any:
+        """Samples to a batch: tensors in a frozen dataclass, dict, list or tuple, on the CPU."""
+
+    def loss(
+        self, model: nn.Module, batch: Any, counts: dict[str, Tensor], step: int
+    ) -> StepOutput:
+        """This micro-batch's share of the global batch's loss: sums here over counts there."""
+
+    def evaluate(self, model: nn.Module, world: World) -> dict[str, float]:
+        """Scores on held-out data, the same on every process, each sample counted once."""
+
+    # --- optional -------------------------------------------------------------------------------
+
+    def counts(self, batch: Any) -> dict[str, Tensor]:
+        """What the loss terms are divided by, for this micro-batch; the engine adds them up.
+
+        Left out: the only count is `samples`, the number of samples.
+        """
+
+    def parameter_groups(self, model: nn.Module) -> list[dict[str, Any]]:
+        """Optimizer groups: `params` as (name, parameter) pairs, and `lr_scale`, `level`, ..."""
+
+    def blocks(self, model: nn.Module) -> list[nn.Module]:
+        """The repeated blocks: compiled, checkpointed and sharded one by one."""
+
+    def after_step(self, model: nn.Module, step: int, applied: Tensor) -> None:
+        """After an update: move an EMA target, say. `applied` is 0 where the update was skipped."""
+
+    def visualize(self, model: nn.Module) -> dict[str, Tensor]:
+        """Named pictures, (3, H, W) uint8, logged after each evaluation; main process only."""
+
+    def custom_step(self, trainer: Any, micro_batches: list[Any], counts: Any) -> StepOutput:
+        """Replaces forward, backward and update of one step, for methods with another update."""
+
+
+REQUIRED = ("build_model", "build_dataset", "collate", "loss", "evaluate")
+OPTIONAL = ("counts", "parameter_groups", "blocks", "after_step", "visualize", "custom_step")
+
+
+def check_recipe(recipe: object) -> None:
+    """Refuse a recipe that lacks a required method, before anything is built."""
+    missing = [name for name in REQUIRED if not callable(getattr(recipe, name, None))]
+    if missing:
+        raise ConfigError(
+            f"the recipe {type(recipe).__module__}.{type(recipe).__qualname__} has no "
+            f"{', '.join(missing)}; a recipe needs {', '.join(REQUIRED)} and may have "
+            f"{', '.join(OPTIONAL)} (docs/add_a_recipe.md)"
+        )
