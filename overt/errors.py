@@ -3,6 +3,11 @@
 The command line prints them without a traceback; anything else that escapes is a bug of overt.
 """
 
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
 
 class OvertError(Exception):
     """Something the user can mend; the message says how."""
@@ -26,3 +31,12 @@ class CheckpointError(OvertError):
 
 class NonFiniteError(OvertError):
     """Training met NaN or Inf and the configuration says to stop."""
+
+
+def nearest(word: str, words: Sequence[str]) -> str:
+    """` (did you mean X?)` with the closest of `words`, or nothing where none is close."""
+    close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
+    if not close:  # the right key in the wrong section
+        last = {name.rpartition(".")[2]: name for name in words}
+        close = [last[hit] for hit in difflib.get_close_matches(word.rpartition(".")[2], last, 1)]
+    return f" (did you mean {close[0]}?)" if close else ""

@@ -48,6 +48,13 @@ class StepOutput:
             total = total + term
         return total
 
+    def scaled(self, factor: float) -> StepOutput:
+        """The same terms, all times `factor`."""
+        return StepOutput(
+            {name: term * factor for name, term in self.losses.items()},
+            {name: value * factor for name, value in self.metrics.items()},
+        )
+
 
 class Recipe(Protocol):
     """What the engine asks of a method. `OPTIONAL` below names what a recipe may leave out."""

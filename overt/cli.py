@@ -1,0 +1,59 @@
+"""The command `overt VERB ...`: each verb is one file, imported only when it is asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from overt import __version__
+from overt.errors import OvertError
+
+VERBS = {
+    "train": ("overt.train", "train a recipe"),
+    "evaluate": ("overt.commands.evaluate", "score a checkpoint on held-out data"),
+    "config": ("overt.commands.config", "print a configuration, explain its keys"),
+    "ckpt": ("overt.commands.ckpt", "look into a checkpoint, or export it"),
+    "data": ("overt.commands.data", "make synthetic data in the real formats"),
+    "demo": ("overt.commands.demo", "data, training, scores and a picture in minutes"),
+}
+
+
+def usage() -> str:
+    lines = [f"  overt {verb:<10} {text}" for verb, (_, text) in VERBS.items()]
+    return "\n".join(
+        [
+            f"overt {__version__}: explicit distributed training for vision research",
+            "",
+            *lines,
+            "",
+            "`overt VERB --help` says more.",
+        ]
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    if words[0] == "--version":
+        print(__version__)
+        return 0
+    verb, *rest = words
+    if verb not in VERBS:
+        print(f"overt has no verb {verb!r}\n\n{usage()}", file=sys.stderr)
+        return 2
+    try:
+        result: int = import_module(VERBS[verb][0]).main(rest)
+    except OvertError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # `overt ... | head` has seen enough
+        sys.stderr.close()
+        return 0
+    return result
+
+
+if __name__ == "__main__":
+    sys.exit(main())

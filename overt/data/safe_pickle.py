@@ -1,0 +1,174 @@
+"""Pickles read as data: numpy arrays, their types and plain containers, and nothing else.
+
+A pickle is a program. Every name it may call is replaced here by a function of this file, and the
+state it may set is checked, so that the worst a hostile file can do is to be refused.
+"""
+
+from __future__ import annotations
+
+import codecs
+import pickle
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar
+
+import numpy as np
+
+from overt.errors import DataError
+
+# Number, text and object types as numpy spells them in a pickle; no structures, no dates.
+_PLAIN_TYPE = re.compile(r"[<>|=]?(b1|[iu][1248]|f(2|4|8|16)|c(8|16|32)|[SU]\d+|O8?)")
+
+# Stands for numpy.ndarray: pickles name the class only to hand it to `_reconstruct`, and what
+# cannot be called cannot be abused.
+_NDARRAY = "numpy.ndarray"
+
+
+def _dtype(code: object, align: object = False, copy: object = True) -> np.dtype[Any]:
+    if not isinstance(code, str) or not _PLAIN_TYPE.fullmatch(code):
+        raise pickle.UnpicklingError(f"array type {code!r} is not a plain number, text or object")
+    # A copy, since the state that follows sets the byte order in place.
+    return np.dtype(code, copy=True)
+
+
+def _reconstruct(kind: object, shape: object, code: object) -> np.ndarray[Any, Any]:
+    if kind is not _NDARRAY:
+        raise pickle.UnpicklingError(f"array of class {kind!r}")
+    return np.empty(0, dtype=np.int8)  # shape, type and content arrive with the state
+
+
+def _scalar(dtype: np.dtype[Any], data: bytes) -> Any:
+    if dtype.hasobject:
+        raise pickle.UnpicklingError("scalar of object type")
+    return np.frombuffer(data, dtype=dtype, count=1)[0]
+
+
+def _frombuffer(
+    buffer: Any, dtype: np.dtype[Any], shape: tuple[int, ...], order: Any, axis_order: Any = None
+) -> np.ndarray[Any, Any]:
+    array = np.frombuffer(buffer, dtype=dtype)  # refuses object types by itself
+    if order == "K":  # `shape` is in memory order then, and `axis_order` leads back
+        return array.reshape(shape).transpose(axis_order)
+    return array.reshape(shape, order=order)
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"bytes written as {encoding!r}; only latin1 is in use")
+    return codecs.latin_1_encode(text)[0]
+
+
+def _no_bytes() -> bytes:
+    return b""  # protocols 0 to 2 write empty bytes as a call without arguments
+
+
+_ADMITTED: dict[tuple[str, str], object] = {
+    ("numpy", "ndarray"): _NDARRAY,
+    ("numpy", "dtype"): _dtype,
+    ("_codecs", "encode"): _encode,  # how protocols 0 to 2 write bytes
+    ("collections", "OrderedDict"): OrderedDict,
+}
+for _module in ("builtins", "__builtin__"):  # protocols 3 and later, 0 to 2
+    _ADMITTED[_module, "set"] = set
+    _ADMITTED[_module, "frozenset"] = frozenset
+    _ADMITTED[_module, "bytes"] = _no_bytes
+for _core in ("numpy.core", "numpy._core"):  # numpy 1 and numpy 2
+    _ADMITTED[f"{_core}.multiarray", "_reconstruct"] = _reconstruct
+    _ADMITTED[f"{_core}.multiarray", "scalar"] = _scalar
+    _ADMITTED[f"{_core}.numeric", "_frombuffer"] = _frombuffer
+
+
+def _build(unpickler: Any) -> None:
+    """Set the state of an array or of an array type, the only things that have one here."""
+    state = unpickler.stack.pop()
+    target = unpickler.stack[-1]
+    if isinstance(target, np.ndarray):
+        _version, _shape, dtype, _fortran, _content = state
+        if not isinstance(dtype, np.dtype):
+            raise pickle.UnpicklingError("array with a state that numpy does not write")
+    elif isinstance(target, np.dtype):
+        _check_dtype_state(target, state)
+    else:
+        raise pickle.UnpicklingError(f"state for an object of class {type(target).__name__}")
+    target.__setstate__(state)
+
+
+def _check_dtype_state(dtype: np.dtype[Any], state: Any) -> None:
+    """Only the byte order may change: forged flags or sizes would let bytes pass for pointers."""
+    version, order, subtype, names, fields, itemsize, alignment, flags = state
+    plain = (
+        version in (3, 4)
+        and order in ("<", ">", "|", "=")
+        and subtype is names is fields is None
+        and itemsize in (-1, dtype.itemsize)
+        and alignment in (-1, dtype.alignment)
+        and flags == dtype.flags
+    )
+    if not plain:
+        raise pickle.UnpicklingError(f"array type with state {state!r}")
+
+
+# The unpickler written in Python, since the one in C offers no way to check what BUILD sets. An
+# array is one opcode whatever its size, so the speed is that of the disk.
+class _SafeUnpickler(pickle._Unpickler):
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
+        **pickle._Unpickler.dispatch,
+        pickle.BUILD[0]: _build,
+    }
+
+    def __init__(self, file: BinaryIO, name: str) -> None:
+        super().__init__(file)
+        self._file_name = name
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ADMITTED:
+            raise DataError(
+                f"{self._file_name}: refused, since the pickle asks for {module}.{name}; only "
+                "numpy arrays and plain containers are read, and nothing of this file was run. Get "
+                "the file from its publisher again, or rewrite it with arrays only."
+            )
+        return _ADMITTED[module, name]
+
+
+def load_pickle(file: BinaryIO) -> object:
+    """Read one pickle of numpy arrays and plain containers; anything else is refused, not run."""
+    name = str(getattr(file, "name", "the pickle"))
+    try:
+        return _SafeUnpickler(file, name).load()
+    except DataError:
+        raise
+    # A damaged pickle stops with almost any exception: struct.error, IndexError, MemoryError, ...
+    except Exception as error:
+        raise DataError(
+            f"{name}: not a readable pickle of numpy arrays ({type(error).__name__}: {error}). "
+            "The file is damaged or of another kind; get it again."
+        ) from error
+
+
+def load_npy_object(path: Path) -> object:
+    """Read the Python object that `numpy.save(path, object)` put into a .npy file."""
+    try:
+        with path.open("rb") as file:
+            version = np.lib.format.read_magic(file)
+            if version == (1, 0):
+                shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+            else:
+                shape, _, dtype = np.lib.format.read_array_header_2_0(file)
+            if shape != () or dtype != np.dtype(object):
+                raise DataError(
+                    f"{path}: holds an array of shape {shape} and type {dtype}; expected is a "
+                    "single pickled object, as numpy.save writes a dict"
+                )
+            array = load_pickle(file)
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: there is no such file") from error
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{path}: not a readable .npy file ({error}). It is damaged or of another kind; get it "
+            "again."
+        ) from error
+    if not isinstance(array, np.ndarray) or array.shape != ():
+        raise DataError(f"{path}: the pickle inside does not hold the array that the header says")
+    return array.item()

@@ -1,0 +1,33 @@
+"""Activation checkpointing and compilation of a model's repeated blocks, in place.
+
+In place, so that the keys of the state dict stay what the model's author wrote.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from overt.errors import ConfigError
+
+
+def recompute_in_backward(blocks: list[nn.Module]) -> None:
+    """Keep only each block's input; its activations are computed again in the backward pass."""
+    for block in blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)  # type: ignore[method-assign]
+
+
+def compile_in_place(modules: list[nn.Module], backend: str) -> None:
+    """Compile each module on its own: short compile times, and gradients of a block are ready as
+    the block finishes, so that communication overlaps with computation."""
+    for module in modules:
+        module.compile(backend=backend)
+
+
+def need_blocks(blocks: list[nn.Module] | None, key: str) -> list[nn.Module]:
+    """The recipe's blocks, or an error that says which setting asked for them."""
+    if not blocks:
+        raise ConfigError(f"{key} works block by block, but this recipe names no blocks")
+    return blocks

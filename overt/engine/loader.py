@@ -1,0 +1,273 @@
+"""The order of the data: which samples make up step k, on which process, with which randomness.
+
+Nothing is iterated to: order and position are computed from (seed, epoch, offset), so a resumed run
+starts at once, and neither processes, workers nor accumulation change what a step holds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from overt.data.rng import sample_rng
+from overt.distributed import World, sum_over_processes
+from overt.engine.batch import BatchPlan
+from overt.errors import DataError
+from overt.recipe import Recipe, SampleSource
+
+
+class SampleId(NamedTuple):
+    """What a sampler asks of a loader process; enough to draw the sample anew at any time."""
+
+    epoch: int
+    index: int
+    is_padding: bool = False
+
+
+class Position(NamedTuple):
+    """How far training has come: samples of `epoch` already consumed, over all processes."""
+
+    epoch: int
+    offset: int
+
+
+START = Position(0, 0)
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One forward pass of one process. `is_padding`: it only keeps the processes in step."""
+
+    ids: tuple[SampleId, ...]
+    batch: Any
+    is_padding: bool
+
+    def pin_memory(self) -> MicroBatch:  # called by torch's loader
+        return dataclasses.replace(self, batch=map_tensors(self.batch, Tensor.pin_memory))
+
+
+@dataclass(frozen=True)
+class Group:
+    """All micro-batches that this process contributes to one optimizer step."""
+
+    micro_batches: list[MicroBatch]
+    samples: int  # of the global batch, over all processes
+    wait_seconds: float
+
+
+def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """`function` of every tensor in nested dataclasses, dicts, lists and tuples."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+        return dataclasses.replace(
+            value, **{name: map_tensors(getattr(value, name), function) for name in names}
+        )
+    if isinstance(value, dict):
+        return {key: map_tensors(item, function) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_tensors(item, function) for item in value))
+    if isinstance(value, list | tuple):
+        return type(value)(map_tensors(item, function) for item in value)
+    return value
+
+
+def global_counts(recipe: Recipe, group: Group, device: torch.device) -> dict[str, Tensor]:
+    """What the losses of this step are divided by: the recipe's counts over the global batch.
+
+    `samples` is always there and needs no communication; further counts are added up over
+    micro-batches and processes in one reduction.
+    """
+    samples = torch.full((), float(group.samples), device=device)
+    if not hasattr(recipe, "counts"):
+        return {"samples": samples}
+    totals: dict[str, Tensor] = {}
+    for micro in group.micro_batches:
+        for name, count in recipe.counts(micro.batch).items():
+            own = count.to(torch.float64) * (0.0 if micro.is_padding else 1.0)
+            totals[name] = totals[name] + own if name in totals else own
+    packed = torch.cat([count.flatten() for count in totals.values()])
+    if device.type == "cuda":  # a pinned copy does not wait for the device
+        packed = packed.pin_memory().to(device, non_blocking=True)
+    parts = sum_over_processes(packed).to(torch.float32).split([c.numel() for c in totals.values()])
+    counts = {name: part.view(totals[name].shape) for name, part in zip(totals, parts, strict=True)}
+    return {"samples": samples} | counts
+
+
+def epoch_order(seed: int, epoch: int, length: int) -> np.ndarray:
+    """The order of an epoch: a permutation drawn from a private generator."""
+    # The spawn key keeps this stream apart from those of the samples.
+    stream = np.random.SeedSequence([seed, epoch], spawn_key=(1,))
+    return np.random.default_rng(stream).permutation(length)
+
+
+class StepSampler(Sampler[list[SampleId]]):
+    """For ever, the samples of this process's next micro-batch, from a position onwards.
+
+    The global batch at offset o is order[o : o + G]. Micro-batch m of process r is its
+    (m x W + r)-th slice, so the whole is the same for every split of G.
+    """
+
+    def __init__(
+        self, length: int, seed: int, plan: BatchPlan, rank: int, drop_last: bool, start: Position
+    ) -> None:
+        self.length, self.seed, self.plan, self.rank = length, seed, plan, rank
+        self.drop_last, self.start = drop_last, start
+
+    def __iter__(self) -> Iterator[list[SampleId]]:
+        position, order = normalized(self.start, self.length, self.plan, self.drop_last), None
+        epoch_of_order = -1
+        while True:
+            if epoch_of_order != position.epoch:
+                order = epoch_order(self.seed, position.epoch, self.length)
+                epoch_of_order = position.epoch
+            assert order is not None
+            group = order[position.offset : position.offset + self.plan.global_batch_size]
+            for micro in range(micro_batches(len(group), self.plan)):
+                first = (micro * self.plan.world_size + self.rank) * self.plan.batch_size
+                own = group[first : first + self.plan.batch_size]
+                # A short last group may leave nothing for this process: any sample pads.
+                padding = [SampleId(position.epoch, int(group[0]), is_padding=True)]
+                yield [SampleId(position.epoch, int(index)) for index in own] or padding
+            position = normalized(
+                Position(position.epoch, position.offset + len(group)),
+                self.length,
+                self.plan,
+                self.drop_last,
+            )
+
+
+def micro_batches(samples: int, plan: BatchPlan) -> int:
+    """Micro-batches of a group of so many samples; the same number on every process."""
+    return -(-samples // (plan.batch_size * plan.world_size))
+
+
+def normalized(position: Position, length: int, plan: BatchPlan, drop_last: bool) -> Position:
+    """The end of one epoch is the start of the next."""
+    left = length - position.offset
+    if left <= 0 or (drop_last and left < plan.global_batch_size):
+        return Position(position.epoch + 1, 0)
+    return position
+
+
+class _Samples(Dataset[Any]):
+    """Draws each sample with its own generator; carries a data error to the training process."""
+
+    def __init__(self, source: SampleSource, seed: int) -> None:
+        self.source, self.seed = source, seed
+
+    def __getitem__(self, identity: SampleId) -> tuple[SampleId, Any]:
+        rng = sample_rng(self.seed, identity.epoch, identity.index)
+        try:
+            sample = self.source.sample(identity.index, rng)
+        except DataError as error:
+            return identity, error
+        return identity, sample
+
+
+class _Collate:
+    """Samples to a micro-batch by the recipe's collate; a failed sample stays an error."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        self.collate = collate
+
+    def __call__(self, items: list[tuple[SampleId, Any]]) -> MicroBatch | DataError:
+        for identity, sample in items:
+            if isinstance(sample, DataError):
+                return DataError(
+                    f"sample {identity.index} of the training data cannot be read: {sample}"
+                )
+        ids = tuple(identity for identity, _ in items)
+        is_padding = ids[0].epoch < 0
+        return MicroBatch(
+            () if is_padding else ids, self.collate([s for _, s in items]), is_padding
+        )
+
+
+def _start_worker(worker: int) -> None:
+    torch.set_num_threads(1)  # many loader processes share the cores
+
+
+class StepLoader:
+    """Hands out the micro-batches of one optimizer step after the other."""
+
+    def __init__(
+        self,
+        source: SampleSource,
+        collate: Callable[[list[Any]], Any],
+        plan: BatchPlan,
+        world: World,
+        *,
+        seed: int,
+        drop_last: bool,
+        num_workers: int,
+    ) -> None:
+        self.length, self.plan, self.drop_last = len(source), plan, drop_last
+        if self.length == 0:
+            raise DataError("the training data set is empty; check data.root and its settings")
+        self.steps_per_epoch = plan.steps_per_epoch(self.length, drop_last)
+        self.position = START
+        self._seed, self._world, self._num_workers = seed, world, num_workers
+        self._dataset, self._collate = _Samples(source, seed), _Collate(collate)
+        self._iterator: Iterator[Any] | None = None
+
+    def seek(self, position: Position) -> None:
+        """Go on from this position: nothing is read or replayed to get there."""
+        self.position = normalized(position, self.length, self.plan, self.drop_last)
+        self._iterator = None
+
+    def next_group(self) -> Group:
+        """The next step's micro-batches; `position` moves on by what they hold."""
+        began = time.perf_counter()
+        if self._iterator is None:
+            self._iterator = iter(self._make_loader())
+        samples = min(self.plan.global_batch_size, self.length - self.position.offset)
+        received = []
+        for _ in range(micro_batches(samples, self.plan)):
+            item = next(self._iterator)
+            if isinstance(item, DataError):
+                raise item
+            received.append(item)
+        self.position = normalized(
+            Position(self.position.epoch, self.position.offset + samples),
+            self.length,
+            self.plan,
+            self.drop_last,
+        )
+        return Group(received, samples, time.perf_counter() - began)
+
+    def close(self) -> None:
+        """End the loader processes."""
+        self._iterator = None
+
+    def _make_loader(self) -> DataLoader[Any]:
+        sampler = StepSampler(
+            self.length, self._seed, self.plan, self._world.rank, self.drop_last, self.position
+        )
+        context = None
+        if self._num_workers:
+            # Not forked from this process: its communication and logging threads would be lost
+            # halfway through whatever they hold.
+            context = multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload(["torch", "overt.engine.loader"])
+        return DataLoader(
+            self._dataset,
+            batch_sampler=sampler,
+            collate_fn=self._collate,
+            num_workers=self._num_workers,
+            worker_init_fn=_start_worker,
+            multiprocessing_context=context,
+            pin_memory=self._world.device.type == "cuda",
+            # The loader draws a seed for its workers: from here, never from the global generator.
+            generator=torch.Generator().manual_seed(self._seed),
+        )

@@ -1,0 +1,63 @@
+"""Parameter groups, the optimizer, and its learning rate."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from overt.config import import_target
+from overt.errors import ConfigError, nearest
+from overt.schema import OptimizerSection
+
+
+def build_optimizer(
+    section: OptimizerSection, model: nn.Module, groups: list[dict[str, Any]] | None = None
+) -> torch.optim.Optimizer:
+    """The optimizer over all parameters that need a gradient, or over the recipe's own groups.
+
+    Groups carry their parameters' names, `lr_scale` (a factor of the learning rate) and `level`
+    (which value of a hierarchical schedule is theirs).
+    """
+    if groups is None:
+        groups = [{"params": [pair for pair in model.named_parameters() if pair[1].requires_grad]}]
+    if not any(group["params"] for group in groups):
+        raise ConfigError("the model has no parameter that needs a gradient")
+    if section.decay_only_matrices:
+        groups = [part for group in groups for part in _split_by_dimensions(group)]
+    groups = [{"lr_scale": 1.0, "level": 0} | group for group in groups]
+    kind = import_target("optimizer._target_", section._target_)
+    arguments = {"lr": section.lr, "weight_decay": section.weight_decay, **section.arguments}
+    allowed = list(inspect.signature(kind).parameters)
+    for name in arguments:
+        if name not in allowed:
+            raise ConfigError(
+                f"optimizer.arguments.{name}: {section._target_} has no such argument"
+                f"{nearest(name, allowed)}; it has {', '.join(allowed)}"
+            )
+    on_cuda = next(model.parameters()).is_cuda
+    if on_cuda and "fused" in allowed and "foreach" not in arguments:
+        arguments.setdefault("fused", True)
+    optimizer: torch.optim.Optimizer = kind(groups, **arguments)
+    return optimizer
+
+
+def _split_by_dimensions(group: dict[str, Any]) -> list[dict[str, Any]]:
+    matrices = [pair for pair in group["params"] if pair[1].ndim >= 2]
+    vectors = [pair for pair in group["params"] if pair[1].ndim < 2]
+    parts = [{**group, "params": matrices}, {**group, "params": vectors, "weight_decay": 0.0}]
+    return [part for part in parts if part["params"]]
+
+
+def set_learning_rate(
+    optimizer: torch.optim.Optimizer, schedule: Callable[[int], Any], update: int
+) -> float:
+    """Give each group its rate for the update with this number; the rate of the first group."""
+    value = schedule(update)
+    levels = value if isinstance(value, list | tuple) else [value]
+    for group in optimizer.param_groups:
+        group["lr"] = levels[min(group["level"], len(levels) - 1)] * group["lr_scale"]
+    return float(optimizer.param_groups[0]["lr"])

@@ -1,0 +1,27 @@
+"""How exact the arithmetic is: float32, TF32 on tensor cores, or autocast to a 16-bit type."""
+
+from __future__ import annotations
+
+import torch
+
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def set_precision(precision: str, deterministic: bool) -> None:
+    """Set torch's global switches. Only `fp32` keeps every matrix product in full float32."""
+    exact = precision == "fp32"
+    torch.set_float32_matmul_precision("highest" if exact else "high")
+    torch.backends.cudnn.allow_tf32 = not exact
+    torch.backends.cudnn.benchmark = not deterministic
+    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+
+
+def memory_in_use(device: torch.device) -> int:
+    """Bytes: the peak on the CUDA device, or what this process holds of the host's memory."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    with open("/proc/self/statm") as file:
+        pages = int(file.read().split()[1])
+    import resource
+
+    return pages * resource.getpagesize()

@@ -1,0 +1,238 @@
+"""What lies in a run's folder, and when a run may go on from it.
+
+runs/NAME/
+  config.yaml        the resolved configuration; `overt train --config` starts from it alone
+  command.txt        every command that worked on this run, with its time
+  metrics.jsonl      losses, rates, scores by step         events.jsonl   restarts, skipped steps
+  checkpoints/       step_00001000/ ..., latest and best   tensorboard/   the same for its viewer
+  pictures/          what the recipe drew                  skipped/       samples of skipped steps
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from omegaconf import OmegaConf
+
+from overt.config import Config, differences
+from overt.distributed import World, broadcast_object
+from overt.engine.batch import advice
+from overt.engine.checkpoint import CheckpointManager
+from overt.engine.loader import Position
+from overt.engine.watch import Verdict
+from overt.errors import CheckpointError, ConfigError
+from overt.schedule import describe
+
+if TYPE_CHECKING:
+    from overt.engine.trainer import Trainer
+
+# Settings that may change between two sessions of a run without changing what it computes.
+FREE_TO_CHANGE = (
+    "exp_name",
+    "output_dir",
+    "logging",
+    "checkpoint",
+    "evaluation",
+    "data.root",
+    "training.batch_size",  # the global batch is compared by itself
+    "training.global_batch_size",
+    "training.accumulation_steps",
+    "training.num_workers",
+    "training.device",
+    "training.strategy",
+    "training.evaluate_every_steps",
+    "training.evaluate_at_start",
+    "training.nonfinite",
+    "training.max_skipped_in_a_row",
+    "training.name_nonfinite_module",
+    "training.timeout_minutes",
+)
+
+
+def prepare(config: Config, world: World) -> None:
+    """Make the folder and write down configuration and command; the main process only."""
+    if not world.is_main:
+        return
+    config.run_dir.mkdir(parents=True, exist_ok=True)
+    (config.run_dir / "config.yaml").write_text(config.text)
+    with (config.run_dir / "command.txt").open("a") as file:
+        file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {shlex.join(sys.argv)}\n")
+
+
+def find_checkpoint(config: Config, manager: CheckpointManager, world: World) -> Path | None:
+    """The checkpoint that `checkpoint.resume` means: the main process looks, all agree."""
+    found: tuple[Path | None, str | None] = (None, None)
+    if world.is_main:
+        found = _look(config, manager)
+    path, problem = broadcast_object(found)
+    if problem is not None:
+        raise CheckpointError(problem)
+    return path  # type: ignore[no-any-return]
+
+
+def _look(config: Config, manager: CheckpointManager) -> tuple[Path | None, str | None]:
+    match config.checkpoint.resume:
+        case "auto":
+            return manager.get_latest_checkpoint(), None
+        case "never":
+            latest = manager.get_latest_checkpoint()
+            if latest is None:
+                return None, None
+            return None, (
+                f"checkpoint.resume=never, but the run {config.run_dir} already has {latest.name}; "
+                "choose another exp_name, remove that folder, or use checkpoint.resume=auto"
+            )
+        case path if Path(path).exists():
+            return Path(path), None
+        case path:
+            return None, (
+                f"checkpoint.resume={path}: there is no such checkpoint; give the path of one, or "
+                "auto, or never. Weights of another program are loaded by checkpoint.init_from"
+            )
+
+
+def state_of(trainer: Trainer) -> dict[str, Any]:
+    """What, besides tensors, brings a trainer back to where it is."""
+    sums, steps = trainer.interval.totals()
+    return {
+        "step": trainer.state.step,
+        "position": trainer.state.position._asdict(),
+        "skipped": trainer.state.skipped,
+        "skipped_in_a_row": trainer.state.skipped_in_a_row,
+        "interval": {"sums": sums, "steps": steps},
+        "samples": trainer.loader.length,
+        "global_batch_size": trainer.plan.global_batch_size,
+        "world_size": trainer.world.world_size,
+        "learning_rate": {
+            "base": trainer.config.optimizer.lr,
+            "rule": trainer.config.optimizer.lr_scaling,
+            "used": trainer.learning_rate,
+        },
+        "wandb_run_id": trainer.logger.wandb_run_id,
+    }
+
+
+def restore_state(trainer: Trainer, saved: dict[str, Any]) -> None:
+    """The inverse of `state_of`."""
+    trainer.state.step = saved["step"]
+    trainer.state.position = Position(**saved["position"])
+    trainer.state.skipped = saved["skipped"]
+    trainer.state.skipped_in_a_row = saved["skipped_in_a_row"]
+    trainer.interval.restore(saved["interval"]["sums"], saved["interval"]["steps"], trainer.world)
+
+
+def refuse_other_run(trainer: Trainer, path: Path, saved: dict[str, Any]) -> None:
+    """Stop where going on would silently be another run: other settings, data or batch."""
+    config, state = trainer.config, saved["state"]
+    changes = [
+        f"{key}: {before} -> {after}"
+        for key, before, after in differences(saved["config_yaml"], config.text, FREE_TO_CHANGE)
+    ]
+    for key, now in (
+        ("samples", trainer.loader.length),
+        ("global_batch_size", trainer.plan.global_batch_size),
+    ):
+        if state[key] != now:
+            changes.append(f"{key}: {state[key]} -> {now}")
+    if changes and not config.checkpoint.accept_changes:
+        raise ConfigError(
+            f"{path} was made with other settings:\n  "
+            + "\n  ".join(changes)
+            + "\nChoose another exp_name for a new run, or go on all the same with "
+            "checkpoint.accept_changes=true"
+        )
+
+
+def introduce(trainer: Trainer, resumed_from: Path | None, notes: list[str]) -> None:
+    """Say at the start what will happen: the sums that users ask about."""
+    config, plan, world = trainer.config, trainer.plan, trainer.world
+    count = sum(parameter.numel() for parameter in trainer.model.parameters())
+    trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
+    name = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "CPU"
+    epochs = trainer.total_steps / trainer.loader.steps_per_epoch
+    rule = config.optimizer.lr_scaling
+    rows = [
+        ("run", str(config.run_dir)),
+        ("recipe", config.recipe.name),
+        ("parameters", f"{count:,}" + ("" if trained == count else f", {trained:,} trained")),
+        ("processes", f"{world.world_size} on {name}, {config.training.precision}"),
+        (
+            "data",
+            f"{trainer.loader.length:,} samples, {trainer.loader.steps_per_epoch:,} steps each",
+        ),
+        (
+            "global batch",
+            f"{plan.batch_size} per process x {world.world_size} processes x "
+            f"{plan.accumulation_steps} accumulated = {plan.global_batch_size}",
+        ),
+        ("steps", f"{trainer.total_steps:,} ({epochs:.4g} epochs)"),
+        (
+            "learning rate",
+            f"{config.optimizer.lr:g} by rule {rule}"
+            + ("" if rule == "none" else f" from batch {config.optimizer.lr_base_batch}")
+            + f" = {trainer.learning_rate:g}",
+        ),
+        ("schedule", describe(trainer.schedule, trainer.total_steps)),
+    ]
+    if resumed_from is not None:
+        position = trainer.state.position
+        rows.append(
+            (
+                "resumed",
+                f"{resumed_from} at step {trainer.state.step}: epoch {position.epoch}, sample "
+                f"{position.offset}, nothing replayed",
+            )
+        )
+    trainer.console.table("overt", rows)
+    hint = advice(config.training, config.optimizer, plan)
+    for note in [*notes, *([f"advice: {hint}"] if hint else [])]:
+        trainer.console.say(note)
+
+
+def note_skipped(trainer: Trainer, verdict: Verdict, module: str | None) -> str:
+    """Write down the samples of a skipped step, on every process; the message about it."""
+    own_loss = float(verdict.own_loss)
+    folder = trainer.config.run_dir / "skipped"
+    folder.mkdir(parents=True, exist_ok=True)
+    row = {
+        "step": verdict.step,
+        "loss": repr(own_loss),
+        "first_nonfinite_module": module,
+        "samples": [list(i[:2]) for micro in verdict.group.micro_batches for i in micro.ids],
+    }
+    path = folder / f"rank_{trainer.world.rank}.jsonl"
+    with path.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    message = (
+        f"step {verdict.step} was skipped: loss or gradient is NaN or Inf (this process's loss: "
+        f"{own_loss:g}). Its samples are in {folder}."
+    )
+    if module is not None:
+        message += f" First non-finite output: {module}."
+    else:
+        message += " training.name_nonfinite_module=true names the module that made it."
+    trainer.logger.log_event("skipped_step", step=verdict.step, module=module)
+    trainer.console.say(message)
+    return (
+        f"{message} {trainer.state.skipped_in_a_row} step(s) in a row; the weights are those "
+        "before it and have been saved. Try a lower learning rate, gradient clipping "
+        "(training.grad_clip_norm) or training.precision=fp32."
+    )
+
+
+def score_line(step: int, scores: dict[str, float]) -> str:
+    """One line of scores for the console."""
+    return f"step {step}: " + ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
+
+
+def as_dict(config: Config) -> dict[str, Any]:
+    """The resolved configuration as plain values, for trackers."""
+    values = OmegaConf.to_container(OmegaConf.create(config.text))
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}

@@ -1,0 +1,367 @@
+"""Checkpoint folders on disk: written whole or not at all, checked by hash, never lost to a crash.
+
+    checkpoints/
+      step_00001000/         model.safetensors  optimizer.safetensors  ema.safetensors
+                             rng.safetensors  state.json  config.yaml  manifest.json
+      step_00001000.keep     (if present) never deleted by retention: another run started from it
+      step_00002000.broken/  failed its check; moved aside, for the user to look at or delete
+      latest, best           links to one of the above, for people; the manifests are what counts
+      .overt-writing-...     a save under way, or what a killed process left of one
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import logging
+import os
+import platform
+import re
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from overt.engine.tensorfile import Bytes, Content, write_file
+from overt.errors import CheckpointError
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+NAME = re.compile(r"(?:step|epoch)_\d+(?:-\d+)?")
+LEFT_OVER = re.compile(
+    r"\.overt-(?:writing|deleting)-(?P<host>.+)-(?P<pid>\d+)-(?P<token>[0-9a-f]{8})-.+"
+)
+PACKAGES = ("overt", "torch", "numpy", "safetensors")
+
+# Tells this process from an earlier one with the same number, as in a restarted container.
+_TOKEN = secrets.token_hex(4)
+_DAY_SECONDS = 86400.0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One checkpoint folder, as its manifest describes it."""
+
+    path: Path
+    manifest: dict[str, Any]
+
+    @property
+    def serial(self) -> int:
+        """Counts the saves of a folder: the highest is the newest, whatever step it is of."""
+        return int(self.manifest["serial"])
+
+    @property
+    def metric(self) -> float | None:
+        value = self.manifest.get("metric")
+        return None if value is None else float(value)
+
+    @property
+    def is_best(self) -> bool:
+        return bool(self.manifest.get("is_best"))
+
+
+@dataclass
+class Verification:
+    """What is wrong with a folder: `broken` forbids its use, `extra` files are only reported."""
+
+    broken: list[str] = field(default_factory=list)
+    extra: list[str] = field(default_factory=list)
+
+    @property
+    def good(self) -> bool:
+        return not self.broken
+
+    def __str__(self) -> str:
+        found = self.broken + [f"{name}: not part of the checkpoint" for name in self.extra]
+        return "; ".join(found) or "good"
+
+
+# --- writing ---------------------------------------------------------------------------------
+
+
+def write_folder(
+    directory: Path, name: str, files: Mapping[str, Content], facts: Mapping[str, Any]
+) -> Stored:
+    """Write a checkpoint beside the others; it appears under `name` complete, or not at all."""
+    hidden = directory / hidden_name("writing", name)
+    needed = sum(content.size for content in files.values())
+    try:
+        hidden.mkdir()
+        with ThreadPoolExecutor(max(len(files), 1)) as pool:
+            written = {
+                file: pool.submit(write_file, hidden / file, content)
+                for file, content in files.items()
+            }
+            hashes = {file: future.result() for file, future in written.items()}
+        manifest = {
+            "format": FORMAT,
+            **facts,
+            "versions": versions(),
+            "files": {
+                file: {"size": content.size, "sha256": hashes[file]}
+                for file, content in files.items()
+            },
+        }
+        manifest["sha256"] = _manifest_hash(manifest)
+        write_file(hidden / MANIFEST, Bytes(json.dumps(manifest, indent=1).encode()))
+        sync_folder(hidden)
+        os.rename(hidden, directory / name)
+        sync_folder(directory)
+    except OSError as error:
+        shutil.rmtree(hidden, ignore_errors=True)
+        raise save_error(directory, name, needed, error) from error
+    except BaseException:
+        shutil.rmtree(hidden, ignore_errors=True)
+        raise
+    return Stored(directory / name, manifest)
+
+
+def write_whole_file(path: Path, content: Content) -> None:
+    """Write one file so that `path` holds either what it held before or all of `content`."""
+    hidden = path.with_name(hidden_name("writing", path.name))
+    try:
+        write_file(hidden, content)
+        os.replace(hidden, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        hidden.unlink(missing_ok=True)
+        raise save_error(path.parent, path.name, content.size, error) from error
+
+
+def save_error(directory: Path, name: str, needed: int, error: OSError) -> CheckpointError:
+    """The error of a failed save: what was needed, what there is, and what to do."""
+    reason = f"{name} could not be written to {directory}: {error.strerror or error}"
+    kept = "The checkpoints already there are unharmed."
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        cause = {
+            errno.ENOSPC: "free space, or point checkpoint.dir at a larger disk",
+            errno.EDQUOT: "free space or ask for a larger quota (`quota -s` shows yours)",
+            errno.EFBIG: "raise the limit on file sizes (`ulimit -f` shows it)",
+        }[error.errno]
+        return CheckpointError(
+            f"{reason}. It needs {megabytes(needed)}, and {megabytes(free_bytes(directory))} are "
+            f"free there. {kept} To go on: {cause}, or keep fewer checkpoints "
+            "(checkpoint.keep_last_n, checkpoint.keep_best_n)."
+        )
+    return CheckpointError(
+        f"{reason}. {kept} Check that {directory} exists, is writable and its disk is healthy."
+    )
+
+
+def free_bytes(directory: Path) -> int:
+    return shutil.disk_usage(directory).free
+
+
+def megabytes(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB"
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable: fsync of a file does not."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of what reads and writes the tensors."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
+
+
+def hidden_name(purpose: str, name: str) -> str:
+    return f".overt-{purpose}-{socket.gethostname()}-{os.getpid()}-{_TOKEN}-{name}"
+
+
+def free_name(directory: Path, name: str) -> str:
+    """`name`, or `name-2` and so on: a save never replaces a folder that is there."""
+    candidate, count = name, 1
+    while os.path.lexists(directory / candidate):
+        count += 1
+        candidate = f"{name}-{count}"
+    return candidate
+
+
+# --- reading and checking --------------------------------------------------------------------
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint folder, itself checked by its hash."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder} has no {MANIFEST}: not a checkpoint of overt") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder / MANIFEST} cannot be read: {error}") from None
+    if not isinstance(manifest, dict) or manifest.get("sha256") != _manifest_hash(manifest):
+        raise CheckpointError(f"{folder / MANIFEST} is damaged: its own hash does not match")
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{folder} has format {manifest.get('format')}; this overt reads format {FORMAT}. "
+            "Use the version of overt that wrote it (see `versions` in its manifest)."
+        )
+    return manifest
+
+
+def _manifest_hash(manifest: Mapping[str, Any]) -> str:
+    rest = {key: value for key, value in manifest.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def verify(folder: Path, contents: bool = True) -> Verification:
+    """Compare a folder with its manifest; `contents=False` looks at names and sizes only."""
+    found = Verification()
+    try:
+        files = read_manifest(folder)["files"]
+    except CheckpointError as error:
+        found.broken.append(str(error))
+        return found
+    intact = []
+    for name, expected in files.items():
+        path = folder / name
+        if Path(name).name != name or name in (MANIFEST, ".", ".."):
+            found.broken.append(f"{name}: the manifest names a file outside the folder")
+        elif path.is_symlink() or not path.is_file():
+            found.broken.append(f"{name}: missing")
+        elif path.stat().st_size != expected["size"]:
+            size = path.stat().st_size
+            found.broken.append(f"{name}: {size} bytes instead of {expected['size']}")
+        else:
+            intact.append(name)
+    if contents:
+        with ThreadPoolExecutor(max(len(intact), 1)) as pool:
+            hashes = pool.map(_hash_file, [folder / name for name in intact])
+            for name, value in zip(intact, hashes, strict=True):
+                if value != files[name]["sha256"]:
+                    found.broken.append(f"{name}: its contents have changed (SHA-256 differs)")
+    found.extra = sorted({entry.name for entry in folder.iterdir()} - {*files, MANIFEST})
+    return found
+
+
+def _hash_file(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        return f"unreadable: {error}"
+
+
+def scan(directory: Path) -> tuple[list[Stored], list[Path]]:
+    """The checkpoints of a folder, oldest first, and those whose manifest cannot be read."""
+    stored, unreadable = [], []
+    for path in sorted(directory.iterdir()) if directory.is_dir() else []:
+        if NAME.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
+            try:
+                stored.append(Stored(path, read_manifest(path)))
+            except CheckpointError:
+                unreadable.append(path)
+    return sorted(stored, key=lambda one: one.serial), unreadable
+
+
+def newest_good(directory: Path) -> Path | None:
+    """The newest checkpoint that passes its check; broken ones on the way are moved aside."""
+    stored, unreadable = scan(directory)
+    for path in unreadable:
+        quarantine(path, verify(path))
+    for one in reversed(stored):
+        found = verify(one.path)
+        if found.good:
+            return one.path
+        quarantine(one.path, found)
+    return None
+
+
+def quarantine(folder: Path, found: Verification) -> Path:
+    """Move a broken checkpoint aside, keeping it, and say so."""
+    aside = folder.with_name(free_name(folder.parent, f"{folder.name}.broken"))
+    os.rename(folder, aside)
+    logger.warning(
+        "checkpoint %s is broken (%s); moved to %s, and the one before it is used instead. "
+        "Delete that folder when you no longer need it.",
+        folder,
+        found,
+        aside.name,
+    )
+    return aside
+
+
+# --- pointers, retention, left-overs ---------------------------------------------------------
+
+
+def point(link: Path, target: Path | None) -> None:
+    """Let the link `latest` or `best` name `target`, in one step; None takes it away."""
+    if target is None:
+        if link.is_symlink():
+            link.unlink()
+        return
+    if link.is_symlink() and os.readlink(link) == target.name:
+        return
+    hidden = link.with_name(hidden_name("writing", link.name))
+    hidden.unlink(missing_ok=True)
+    hidden.symlink_to(target.name)
+    os.replace(hidden, link)
+
+
+def pin(folder: Path, reason: str) -> None:
+    """Protect a checkpoint from retention, because something else now depends on it."""
+    folder = folder.resolve()
+    marker = folder.with_name(f"{folder.name}.keep")
+    try:
+        marker.write_text(f"{reason}\n")
+    except OSError as error:
+        logger.warning("could not write %s (%s): a clean-up may delete %s", marker, error, folder)
+
+
+def is_pinned(folder: Path) -> bool:
+    return folder.with_name(f"{folder.name}.keep").exists()
+
+
+def delete(folder: Path) -> None:
+    """Delete a checkpoint; hidden first, so that no half-deleted one is ever taken for broken."""
+    hidden = folder.with_name(hidden_name("deleting", folder.name))
+    os.rename(folder, hidden)
+    shutil.rmtree(hidden)
+
+
+def clean_left_overs(directory: Path) -> list[Path]:
+    """Remove what killed processes left; never what a living process may still be writing."""
+    removed = []
+    for path in sorted(directory.glob(".overt-*")):
+        match = LEFT_OVER.fullmatch(path.name)
+        if match is not None and _is_abandoned(path, match):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+            removed.append(path)
+    return removed
+
+
+def _is_abandoned(path: Path, match: re.Match[str]) -> bool:
+    if match["host"] != socket.gethostname():
+        # Another host's process cannot be asked; a living one would have written within a day.
+        return time.time() - path.lstat().st_mtime > _DAY_SECONDS
+    if int(match["pid"]) == os.getpid():
+        return match["token"] != _TOKEN
+    try:
+        os.kill(int(match["pid"]), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # alive, and of another user
+        return False
+    return False

@@ -1,0 +1,245 @@
+"""Tensors to a safetensors file, durably and fast.
+
+Past the page cache (direct I/O), and hashed and written while the next piece is being copied.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from overt.errors import CheckpointError
+
+PIECE = 4 << 20  # bytes copied, hashed and written at a time
+PAGE = 4096  # what direct I/O asks of addresses, offsets and lengths
+IN_FLIGHT = 2  # pieces being hashed and written while the next one is filled
+
+DTYPE_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+class Content(Protocol):
+    """What a file will hold: its size is known, its bytes come piece by piece."""
+
+    size: int
+
+    def pieces(self) -> Iterator[memoryview]:
+        """Page-aligned, whole pages each (the last one padded).
+
+        A piece may be overwritten once IN_FLIGHT more have been asked for.
+        """
+
+
+class Bytes:
+    """A small file, given whole."""
+
+    def __init__(self, data: bytes) -> None:
+        self.size = len(data)
+        self._data = data
+
+    def pieces(self) -> Iterator[memoryview]:
+        page = aligned_buffer(whole_pages(self.size))
+        view = memoryview(page.numpy())
+        view[: self.size] = self._data
+        yield view
+
+
+class TensorFile:
+    """A safetensors file to be: the places of all tensors are fixed, the bytes are read later."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None):
+        # Wide types first, as the format's own writer does: every tensor then lies aligned.
+        names = sorted(tensors, key=lambda name: -tensors[name].element_size())
+        entries: dict[str, Any] = {"__metadata__": dict(metadata or {})}
+        end = 0
+        for name in names:
+            tensor = tensors[name]
+            _check_storable(name, tensor)
+            start, end = end, end + tensor.numel() * tensor.element_size()
+            entries[name] = {
+                "dtype": DTYPE_NAMES[tensor.dtype],
+                "shape": list(tensor.shape),
+                "data_offsets": [start, end],
+            }
+        text = json.dumps(entries).encode()
+        text += b" " * (-len(text) % 8)
+        self._header = len(text).to_bytes(8, "little") + text
+        self._tensors = [tensors[name].detach() for name in names]
+        self.size = len(self._header) + end
+        self.on_cuda = any(tensor.is_cuda for tensor in self._tensors)
+
+    def sources(self) -> Iterator[Tensor]:
+        """The bytes of the file in order, each part a flat uint8 tensor where it lies now."""
+        yield torch.frombuffer(bytearray(self._header), dtype=torch.uint8)
+        for tensor in self._tensors:
+            if tensor.numel() > 0:
+                yield tensor.contiguous().reshape(-1).view(torch.uint8)
+
+    def pieces(self) -> Iterator[memoryview]:
+        ring = [aligned_buffer(PIECE, pinned=self.on_cuda) for _ in range(IN_FLIGHT + 1)]
+        turn = used = 0
+        for source in self.sources():
+            start = 0
+            while start < len(source):
+                count = min(len(source) - start, PIECE - used)
+                ring[turn][used : used + count].copy_(source[start : start + count])
+                start += count
+                used += count
+                if used == PIECE:
+                    yield memoryview(ring[turn].numpy())
+                    turn, used = (turn + 1) % len(ring), 0
+        if used:
+            yield memoryview(ring[turn][: whole_pages(used)].numpy())
+
+
+class Snapshot:
+    """The bytes of one file at one moment, in a host buffer that the next snapshot uses again."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._copied: list[torch.cuda.Event] = []
+
+    def take(self, file: TensorFile) -> None:
+        """Copy `file` as it is now; copies from a CUDA device may still be under way after this."""
+        self.size = file.size
+        room = whole_pages(file.size)
+        if len(self._buffer) < room or (file.on_cuda and not self._buffer.is_pinned()):
+            self._buffer = torch.empty(0, dtype=torch.uint8)  # frees the old one first
+            self._buffer = aligned_buffer(room, pinned=file.on_cuda)
+        start, devices = 0, set()
+        for source in file.sources():
+            self._buffer[start : start + len(source)].copy_(source, non_blocking=True)
+            start += len(source)
+            if source.is_cuda:
+                devices.add(source.device)
+        self._copied = [torch.cuda.current_stream(device).record_event() for device in devices]
+
+    def pieces(self) -> Iterator[memoryview]:
+        for event in self._copied:
+            event.synchronize()
+        view = memoryview(self._buffer[: whole_pages(self.size)].numpy())
+        for start in range(0, len(view), PIECE):
+            yield view[start : start + PIECE]
+
+
+def write_file(path: Path, content: Content) -> str:
+    """Write a new file, wait until it is on the disk, and return its SHA-256."""
+    descriptor = _open_for_writing(path, content.size)
+    digest = hashlib.sha256()
+    try:
+        # One thread each, so that pieces are hashed in order; both leave Python's lock.
+        with ThreadPoolExecutor(1) as hasher, ThreadPoolExecutor(1) as writer:
+            in_flight: deque[tuple[Future[None], Future[None]]] = deque()
+            start = 0
+            for piece in content.pieces():
+                used = piece[: content.size - start]  # without the padding
+                in_flight.append(
+                    (
+                        hasher.submit(digest.update, used),
+                        writer.submit(_write_at, descriptor, piece, start),
+                    )
+                )
+                start += len(used)
+                if len(in_flight) > IN_FLIGHT:
+                    _finish(in_flight.popleft())
+            while in_flight:
+                _finish(in_flight.popleft())
+        assert start == content.size
+        os.ftruncate(descriptor, content.size)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return digest.hexdigest()
+
+
+def aligned_buffer(size: int, pinned: bool = False) -> Tensor:
+    """Host memory that starts at a page, as direct I/O needs it."""
+    memory = torch.empty(size + PAGE, dtype=torch.uint8, pin_memory=pinned)
+    start = -memory.data_ptr() % PAGE
+    return memory[start : start + size]
+
+
+def whole_pages(size: int) -> int:
+    return -(-size // PAGE) * PAGE
+
+
+def _check_storable(name: str, tensor: Tensor) -> None:
+    if hasattr(tensor, "full_tensor"):
+        raise CheckpointError(
+            f"{name} is a sharded tensor (DTensor), of which this process holds a part only; "
+            "gather it first, or save a model that is not sharded."
+        )
+    if tensor.dtype not in DTYPE_NAMES or tensor.layout is not torch.strided:
+        allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPE_NAMES)
+        raise CheckpointError(
+            f"{name} is a {tensor.layout} tensor of {tensor.dtype}, which safetensors cannot hold; "
+            f"it holds dense tensors of {allowed}. Convert it, or register the buffer with "
+            "persistent=False."
+        )
+
+
+def _finish(futures: tuple[Future[None], Future[None]]) -> None:
+    for future in futures:
+        future.result()
+
+
+def _open_for_writing(path: Path, size: int) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    direct: int = getattr(os, "O_DIRECT", 0)
+    try:
+        descriptor = os.open(path, flags | direct, 0o666)
+    except OSError as error:
+        if not direct or error.errno != errno.EINVAL:
+            raise
+        return os.open(path, flags, 0o666)  # a file system without direct I/O, such as tmpfs
+    if not direct:
+        return descriptor
+    try:
+        os.posix_fallocate(descriptor, 0, max(size, 1))  # a full disk is found before any work
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENODEV):
+            os.close(descriptor)
+            raise
+    return descriptor
+
+
+def _write_at(descriptor: int, piece: memoryview, start: int) -> None:
+    while len(piece) > 0:
+        try:
+            count = os.pwrite(descriptor, piece, start)
+        except OSError as error:
+            flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+            direct: int = getattr(os, "O_DIRECT", 0)
+            if error.errno != errno.EINVAL or not flags & direct:
+                raise
+            # This disk wants coarser alignment: go on through the page cache.
+            fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~direct)
+            continue
+        piece, start = piece[count:], start + count

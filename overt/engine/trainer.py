@@ -1,0 +1,399 @@
+"""THE file: one training run from its configuration to its last checkpoint.
+
+`Trainer.__init__` builds everything in a straight line, `train` is the loop, `train_step` is one
+optimizer step. Nothing is wrapped out of sight and nothing is subclassed: what differs between
+methods is the recipe.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
+
+from overt.config import Config
+from overt.distributed import World, gather_objects, seed_everything
+from overt.engine import random_state, run_folder
+from overt.engine.batch import plan_batches, scaled_learning_rate
+from overt.engine.blocks import compile_in_place, need_blocks, recompute_in_backward
+from overt.engine.checkpoint import CheckpointManager
+from overt.engine.console import Console, Meter
+from overt.engine.loader import START, Group, Position, StepLoader, global_counts, map_tensors
+from overt.engine.logger import MetricsLogger
+from overt.engine.optimizer import build_optimizer, set_learning_rate
+from overt.engine.precision import AUTOCAST, memory_in_use, set_precision
+from overt.engine.watch import (
+    FiniteGuard,
+    Interval,
+    Verdict,
+    first_nonfinite_module,
+    poison_if_not_finite,
+)
+from overt.engine.weights import load_checkpoint
+from overt.errors import ConfigError, DataError, NonFiniteError
+from overt.nn.ema import make_average, update_ema
+from overt.recipe import Recipe, StepOutput
+from overt.schedule import ConstantScheduler, EMAScheduler, build_schedule
+
+
+@dataclass
+class State:
+    """Where the run stands. `step` is the one clock: global batches consumed."""
+
+    step: int = 0
+    position: Position = START  # in the order of the data
+    skipped: int = 0  # steps that made no update
+    skipped_in_a_row: int = 0
+    scores: dict[str, float] = field(default_factory=dict)  # of the evaluation at this step
+
+    @property
+    def updates(self) -> int:
+        """Updates made: what schedules count, so that a skipped step does not move them."""
+        return self.step - self.skipped
+
+
+class Trainer:
+    """One training run. Build it on every process, then call `train`."""
+
+    def __init__(self, config: Config, recipe: Recipe, world: World) -> None:
+        self.config, self.recipe, self.world, self.device = config, recipe, world, world.device
+        training = config.training
+        self.state = State()
+        self.gradients_checked = False
+        self.plan = plan_batches(training, world.world_size)
+        self.loader = StepLoader(
+            recipe.build_dataset(),
+            recipe.collate,
+            self.plan,
+            world,
+            seed=config.seed,
+            drop_last=training.drop_last,
+            num_workers=training.num_workers,
+        )
+        steps_per_epoch = self.loader.steps_per_epoch
+        self.total_steps = training.num_steps or (training.num_epochs or 0) * steps_per_epoch
+
+        set_precision(training.precision, training.deterministic)
+        seed_everything(config.seed)  # the same first weights on every process
+        self.model: nn.Module = recipe.build_model().to(self.device)
+        notes = []
+        if config.checkpoint.init_from is not None:
+            notes.append(str(load_checkpoint(config.checkpoint.init_from, self.model)))
+        seed_everything(config.seed, world.rank)  # from here on its own dropout on each
+
+        blocks = recipe.blocks(self.model) if hasattr(recipe, "blocks") else []
+        if training.activation_checkpointing:
+            recompute_in_backward(need_blocks(blocks, "training.activation_checkpointing"))
+        match training.compile:
+            case "blocks":
+                need_blocks(blocks, "training.compile=blocks")
+                compile_in_place(blocks, training.compile_backend)
+            case "model":
+                compile_in_place([self.model], training.compile_backend)
+
+        # What the recipe's loss is given; the bare model is what is evaluated and saved.
+        self.wrapped: nn.Module = self.model
+        self.ddp: DistributedDataParallel | None = None
+        match training.strategy:
+            case "auto" | "ddp" if world.world_size > 1:
+                self.wrapped = self.ddp = DistributedDataParallel(
+                    self.model,
+                    device_ids=[self.device] if self.device.type == "cuda" else None,
+                    find_unused_parameters=False,
+                    broadcast_buffers=False,
+                    gradient_as_bucket_view=True,
+                )
+            case "auto" | "single" if world.world_size == 1:
+                pass
+            case strategy:
+                raise ConfigError(
+                    f"training.strategy={strategy} with {world.world_size} process(es): single "
+                    "takes one process, ddp takes several (torchrun or srun), auto takes either"
+                )
+
+        groups = (
+            recipe.parameter_groups(self.model) if hasattr(recipe, "parameter_groups") else None
+        )
+        self.optimizer = build_optimizer(config.optimizer, self.model, groups)
+        self.learning_rate = scaled_learning_rate(config.optimizer, self.plan.global_batch_size)
+        span = {"epochs": self.total_steps / steps_per_epoch, "steps_per_epoch": steps_per_epoch}
+        self.schedule = build_schedule(config.schedule, self.learning_rate, **span)
+        self.average: nn.Module | None = None
+        if training.ema_momentum is not None:
+            self.average = make_average(self.model)
+            final = training.ema_final_momentum
+            self.momentum = (
+                ConstantScheduler(training.ema_momentum, **span)
+                if final is None
+                else EMAScheduler(training.ema_momentum, final, **span)
+            )
+
+        # bf16 has the range of fp32: it runs no scaler. A disabled scaler passes everything on.
+        self.dtype = AUTOCAST.get(training.precision)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=training.precision == "fp16")
+
+        self.guard, self.interval, self.meter = (
+            FiniteGuard(self.device),
+            Interval(self.device),
+            Meter(),
+        )
+        self.manager = CheckpointManager(
+            config.run_dir / "checkpoints",
+            keep_best_n=config.checkpoint.keep_best_n,
+            keep_last_n=config.checkpoint.keep_last_n,
+            metric_name=config.checkpoint.metric_name,
+            mode=config.checkpoint.mode,
+            background=config.checkpoint.background,
+        )
+        resumed_from = self.resume()
+        run_folder.prepare(config, world)
+        self.logger = MetricsLogger(
+            config.exp_name,
+            config.run_dir,
+            run_folder.as_dict(config),
+            use_wandb=config.logging.use_wandb,
+            use_tensorboard=config.logging.use_tensorboard,
+            wandb_project=config.logging.wandb_project,
+            wandb_tags=config.logging.wandb_tags,
+            wandb_entity=config.logging.wandb_entity,
+            wandb_mode=config.logging.wandb_mode,
+            resume_step=None if resumed_from is None else self.state.step,
+        )
+        self.console = Console(self.total_steps, enabled=world.is_main)
+        run_folder.introduce(self, resumed_from, notes)
+
+    def train(self) -> dict[str, float]:
+        """Train to the last step; log, evaluate and save when due. The last scores."""
+        training = self.config.training
+        try:
+            if training.evaluate_at_start and self.state.step == 0:
+                self.evaluate()
+            while self.state.step < self.total_steps:
+                self.train_step()
+                self.state.step += 1
+                if self.is_due(self.config.logging.every_steps):
+                    self.log()
+                if self.is_due(training.evaluate_every_steps):
+                    self.evaluate()
+                if self.is_due(self.config.checkpoint.every_steps):
+                    self.save()
+        except (DataError, NonFiniteError) as error:
+            # A non-finite step stops every process at this same step; a broken sample stops one
+            # process, which may save only where it need not wait for others.
+            if isinstance(error, NonFiniteError) or self.world.world_size == 1:
+                self.save()
+            raise
+        finally:
+            self.close()
+        return self.state.scores
+
+    def train_step(self) -> None:
+        """One optimizer step over one global batch."""
+        group = self.loader.next_group()
+        counts = global_counts(self.recipe, group, self.device)  # what the losses are divided by
+        if hasattr(self.recipe, "custom_step"):
+            output = self.recipe.custom_step(self, group.micro_batches, counts)
+            return self.finish_step(group, counts, [output], torch.ones((), device=self.device))
+        outputs = []
+        for index, micro in enumerate(group.micro_batches):
+            batch = map_tensors(micro.batch, self.to_device)
+            # Gradients meet across processes only on the last micro-batch; before, they add up.
+            is_last = index == len(group.micro_batches) - 1
+            with nullcontext() if is_last or self.ddp is None else self.ddp.no_sync():
+                with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
+                    output = self.recipe.loss(self.wrapped, batch, counts, self.state.step)
+                outputs.append(output.scaled(0.0) if micro.is_padding else output)
+                # The shares of all processes are to be added up, where DDP takes their mean.
+                loss = poison_if_not_finite(outputs[-1].total) * self.world.world_size
+                self.scaler.scale(loss).backward()
+
+        if not self.gradients_checked:
+            self.check_gradients()
+        self.settle()  # by now the outcome of the step before has arrived
+        self.scaler.unscale_(self.optimizer)  # clip true gradients, not scaled ones
+        limit = self.config.training.grad_clip_norm or math.inf
+        grad_norm = clip_grad_norm_(self.model.parameters(), limit)
+        applied = self.guard.protect(self.optimizer, grad_norm)  # 0 where it is not finite
+        set_learning_rate(self.optimizer, self.schedule, self.state.updates)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.average is not None:
+            update_ema(self.average, self.model, self.momentum(self.state.updates), applied)
+        if hasattr(self.recipe, "after_step"):
+            self.recipe.after_step(self.model, self.state.updates, applied)
+        return self.finish_step(group, counts, outputs, applied, grad_norm)
+
+    def finish_step(
+        self,
+        group: Group,
+        counts: dict[str, Tensor],
+        outputs: list[StepOutput],
+        applied: Tensor,
+        grad_norm: Tensor | None = None,
+    ) -> None:
+        """Book one step; nothing here waits for the device."""
+        own_loss = self.interval.add(outputs, applied, grad_norm)
+        self.guard.remember(self.state.step, group, counts, applied, own_loss)
+        self.state.position = self.loader.position
+        self.state.scores = {}
+        self.meter.step(group.samples, group.wait_seconds)
+
+    def settle(self) -> None:
+        """Read what became of the last step; note a skipped one, or stop because of it."""
+        verdict = self.guard.take()
+        if verdict is None:
+            return
+        if verdict.was_applied():
+            self.state.skipped_in_a_row = 0
+            return
+        self.state.skipped += 1
+        self.state.skipped_in_a_row += 1
+        module = None
+        if self.config.training.name_nonfinite_module:
+            with random_state.undisturbed():
+                module = first_nonfinite_module(self.model, lambda: self.replay(verdict))
+        message = run_folder.note_skipped(self, verdict, module)
+        # With fp16 a single overflow is the scaler's to mend: it lowers its scale.
+        stops = self.config.training.nonfinite == "stop" and not self.scaler.is_enabled()
+        if stops or self.state.skipped_in_a_row >= self.config.training.max_skipped_in_a_row:
+            raise NonFiniteError(message)
+
+    def replay(self, verdict: Verdict) -> Tensor:
+        """This process's loss of a step once more, on the bare model."""
+        losses = []
+        for micro in verdict.group.micro_batches:
+            batch = map_tensors(micro.batch, self.to_device)
+            with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
+                output = self.recipe.loss(self.model, batch, verdict.counts, verdict.step)
+            losses.append(output.total)
+        return torch.stack(losses).sum()
+
+    def log(self) -> None:
+        """Losses and speeds since the last log line. One reduction; every process takes part."""
+        self.settle()
+        sums, steps = self.interval.totals()
+        self.interval.reset()
+        means = {name: value / steps if steps else math.nan for name, value in sums.items()}
+        rates = self.meter.read()
+        numbers = {
+            **means,
+            "lr": float(self.optimizer.param_groups[0]["lr"]),
+            "epoch": self.state.step / self.loader.steps_per_epoch,
+            "skipped_steps": float(self.state.skipped),
+            "samples_per_second": rates.samples_per_second,
+            "seconds_per_step": rates.seconds_per_step,
+            "data_wait_share": rates.data_wait_share,
+            "memory_gib": memory_in_use(self.device) / 2**30,
+        }
+        self.logger.log_metrics(numbers, self.state.step, prefix="train/")
+        self.console.update(self.state.step, self.state.position.epoch, numbers)
+
+    def evaluate(self) -> dict[str, float]:
+        """The recipe's scores, with the averaged weights where there are any."""
+        self.settle()
+        model = self.model if self.average is None else self.average
+        was_training = model.training
+        model.eval()
+        try:
+            with (
+                self.meter.pause(),
+                random_state.undisturbed(),
+                torch.inference_mode(),
+                torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None),
+            ):
+                scores = self.recipe.evaluate(model, self.world)
+                if self.world.is_main and hasattr(self.recipe, "visualize"):
+                    for name, picture in self.recipe.visualize(model).items():
+                        self.logger.log_image(name, picture, self.state.step)
+        finally:
+            model.train(was_training)
+        self.state.scores = scores
+        self.logger.log_metrics(scores, self.state.step, prefix="evaluation/")
+        self.console.say(run_folder.score_line(self.state.step, scores))
+        return scores
+
+    def save(self) -> None:
+        """Save everything a bitwise resume needs. Every process takes part, the main one writes."""
+        self.settle()
+        tensors = {
+            f"rank{rank}/{name}": tensor
+            for rank, states in enumerate(gather_objects(random_state.capture()))
+            for name, tensor in states.items()
+        }
+        with self.meter.pause():
+            self.manager.save_checkpoint(
+                self.state.position.epoch,
+                self.model,
+                self.optimizer,
+                scaler=self.scaler,
+                metrics=self.state.scores,
+                step=self.state.step,
+                ema=self.average,
+                state=run_folder.state_of(self),
+                tensors=tensors,
+                config_yaml=self.config.text,
+            )
+
+    def resume(self) -> Path | None:
+        """Go on from the checkpoint that `checkpoint.resume` names, if any; its path."""
+        path = run_folder.find_checkpoint(self.config, self.manager, self.world)
+        if path is None:
+            return None
+        saved = self.manager.load_checkpoint(
+            path, self.model, self.optimizer, self.scaler, ema=self.average
+        )
+        run_folder.refuse_other_run(self, path, saved)
+        run_folder.restore_state(self, saved["state"])
+        self.loader.seek(self.state.position)
+        # Last of all, so that nothing draws from them any more before the first step.
+        prefix = f"rank{self.world.rank}/"
+        states = {
+            name.removeprefix(prefix): tensor
+            for name, tensor in saved["tensors"].items()
+            if name.startswith(prefix)
+        }
+        if states:
+            random_state.restore(states)
+        else:  # more processes than before: a fresh stream that no process had
+            seed_everything(self.config.seed + self.state.step, self.world.rank)
+        return path
+
+    def is_due(self, every: int | None) -> bool:
+        """Every so many steps, and after the last."""
+        step = self.state.step
+        return step == self.total_steps or (every is not None and step % every == 0)
+
+    def to_device(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device, non_blocking=True)
+
+    def check_gradients(self) -> None:
+        """After the first backward pass: DDP would wait for a gradient that never comes."""
+        self.gradients_checked = True
+        idle = [
+            name
+            for name, parameter in self.model.named_parameters()
+            if parameter.requires_grad and parameter.grad is None
+        ]
+        if not idle:
+            return
+        message = (
+            f"{len(idle)} parameter(s) got no gradient, first {', '.join(idle[:5])}: the loss does "
+            "not depend on them. Give them a loss, or requires_grad_(False)"
+        )
+        if self.ddp is not None:
+            raise ConfigError(message + ", since DistributedDataParallel waits for every gradient")
+        self.console.say(message + " before you train on several processes")
+
+    def close(self) -> None:
+        """End loader, writer and logs; a failed background write surfaces here."""
+        self.loader.close()
+        self.console.close()
+        self.logger.finish()
+        self.manager.wait()

@@ -1,0 +1,28 @@
+"""Regular grids of points over an image or over a square around a point."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def point_grid(
+    size: int,
+    extent: tuple[float, float],  # (height, width) pixels
+    centre: tuple[float, float] | None = None,  # (y, x) pixels; the middle of the extent
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """`size` x `size` points (x, y) over the extent, row by row, (size * size, 2).
+
+    A margin of 1/64 of the width is kept on all four sides. The points may lie outside an image.
+    """
+    height, width = extent
+    middle_y, middle_x = centre if centre is not None else (height / 2, width / 2)
+    if size == 1:
+        return torch.tensor([[middle_x, middle_y]], device=device)
+    margin = width / 64
+    half_x, half_y = width / 2 - margin, height / 2 - margin
+    x = torch.linspace(middle_x - half_x, middle_x + half_x, size, device=device)
+    y = torch.linspace(middle_y - half_y, middle_y + half_y, size, device=device)
+    rows, columns = torch.meshgrid(y, x, indexing="ij")
+    return torch.stack([columns, rows], dim=-1).flatten(0, 1)

@@ -1,0 +1,61 @@
+"""TAP-Vid metrics of point tracking, per video, from counts (arXiv:2211.03726, section 4)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+THRESHOLDS = (1, 2, 4, 8, 16)  # pixels of a 256 x 256 image
+
+
+def tapvid_metrics(
+    query_points: NDArray[Any],  # (N, 3): the frame comes first, the rest is not read
+    gt_occluded: NDArray[Any],  # (N, T)
+    gt_tracks_xy: NDArray[Any],  # (N, T, 2) pixels of a 256 x 256 image
+    pred_occluded: NDArray[Any],  # (N, T)
+    pred_tracks_xy: NDArray[Any],  # (N, T, 2)
+    query_mode: Literal["first", "strided"],
+) -> dict[str, float]:
+    """Occlusion accuracy, share of points within each threshold, and Jaccard index, in 0..1.
+
+    Frames after the query count ("first"), or all but the query ("strided"). A ratio whose
+    denominator is zero is NaN: a video without any visible evaluated point has no position score,
+    and the caller decides whether to leave it out.
+    """
+    frames = np.arange(gt_occluded.shape[1])
+    query_frames = np.rint(query_points[:, :1])
+    if query_mode == "first":
+        evaluated = frames > query_frames  # (N, T)
+    elif query_mode == "strided":
+        evaluated = frames != query_frames
+    else:
+        raise ValueError(f"query_mode={query_mode!r}; allowed are 'first' and 'strided'")
+
+    gt_visible = ~gt_occluded.astype(bool)
+    pred_visible = ~pred_occluded.astype(bool)
+    metrics = {
+        "occlusion_accuracy": _ratio((gt_visible == pred_visible) & evaluated, evaluated.sum())
+    }
+    positives = gt_visible & evaluated
+    difference = pred_tracks_xy.astype(np.float64) - gt_tracks_xy.astype(np.float64)
+    squared_distance = np.square(difference).sum(-1)  # (N, T)
+    for threshold in THRESHOLDS:
+        correct = (squared_distance < threshold**2) & positives
+        claimed = pred_visible & evaluated
+        metrics[f"pts_within_{threshold}"] = _ratio(correct, positives.sum())
+        metrics[f"jaccard_{threshold}"] = _ratio(
+            correct & claimed, positives.sum() + (claimed & ~correct).sum()
+        )
+    for average, part in (
+        ("average_pts_within_thresh", "pts_within"),
+        ("average_jaccard", "jaccard"),
+    ):
+        values = [metrics[f"{part}_{threshold}"] for threshold in THRESHOLDS]
+        metrics[average] = sum(values) / len(values)
+    return metrics
+
+
+def _ratio(hits: NDArray[np.bool_], total: np.integer[Any]) -> float:
+    return int(hits.sum()) / int(total) if total else float("nan")

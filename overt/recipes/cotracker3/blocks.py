@@ -1,0 +1,195 @@
+"""The two networks of CoTracker3: frames to feature maps, and tokens of tracks to updates.
+
+Letters: B batch, T frames, N points, K virtual tracks, D width. Names of submodules are those of
+the released checkpoints, misspelling included, and stand in the order of their parameters.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class FeatureNetwork(nn.Module):
+    """Frames (M, 3, H, W) in [-1, 1] to maps (M, latent_dim, H / stride, W / stride)."""
+
+    def __init__(self, latent_dim: int = 128, stride: int = 4) -> None:
+        super().__init__()
+        self.stride = stride
+        widths = (latent_dim // 2, latent_dim // 4 * 3, latent_dim, latent_dim)
+        self.conv1 = nn.Conv2d(3, widths[0], 7, stride=2, padding=3)
+        self.layer1 = _residual_pair(widths[0], widths[0], stride=1)
+        self.layer2 = _residual_pair(widths[0], widths[1], stride=2)
+        self.layer3 = _residual_pair(widths[1], widths[2], stride=2)
+        self.layer4 = _residual_pair(widths[2], widths[3], stride=2)
+        self.conv2 = nn.Conv2d(sum(widths), 2 * latent_dim, 3, padding=1)
+        self.conv3 = nn.Conv2d(2 * latent_dim, latent_dim, 1)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, frames: Tensor) -> Tensor:
+        size = (frames.shape[-2] // self.stride, frames.shape[-1] // self.stride)
+        x = F.relu(F.instance_norm(self.conv1(frames)))
+        scales = []
+        for layer in (self.layer1, self.layer2, self.layer3, self.layer4):
+            x = layer(x)
+            scales.append(F.interpolate(x, size, mode="bilinear", align_corners=True))
+        x = F.relu(F.instance_norm(self.conv2(torch.cat(scales, dim=1))))
+        maps: Tensor = self.conv3(x)
+        return maps
+
+
+class ResidualBlock(nn.Module):
+    """Two 3x3 convolutions with instance normalisation, added to the input."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1)
+        self.downsample = None
+        if stride > 1:
+            self.downsample = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride=stride), nn.InstanceNorm2d(outputs)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(F.instance_norm(self.conv1(x)))
+        y = F.relu(F.instance_norm(self.conv2(y)))
+        return F.relu((x if self.downsample is None else self.downsample(x)) + y)
+
+
+def _residual_pair(inputs: int, outputs: int, stride: int) -> nn.Sequential:
+    return nn.Sequential(ResidualBlock(inputs, outputs, stride), ResidualBlock(outputs, outputs, 1))
+
+
+class Perceptron(nn.Module):
+    """Linear, GELU, linear. `approximate` is "tanh" in the transformer, "none" elsewhere."""
+
+    def __init__(self, inputs: int, hidden: int, outputs: int, approximate: str) -> None:
+        super().__init__()
+        self.approximate = approximate
+        self.fc1 = nn.Linear(inputs, hidden)
+        self.fc2 = nn.Linear(hidden, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc2(F.gelu(self.fc1(x), approximate=self.approximate))
+        return y
+
+
+class Attention(nn.Module):
+    """Attention of x (B, L, D) to a context (B, M, D); with itself as context, self-attention."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.to_q = nn.Linear(width, width)
+        self.to_kv = nn.Linear(width, 2 * width)
+        self.to_out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        query = (
+            self.to_q(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        )  # (B, heads, L, D/heads)
+        key_value = self.to_kv(context).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        key, value = key_value.unbind()  # each (B, heads, M, D / heads)
+        y = F.scaled_dot_product_attention(query, key, value)
+        y = self.to_out(y.transpose(1, 2).flatten(-2))
+        return y
+
+
+class SelfBlock(nn.Module):
+    """Pre-norm transformer block, (B, L, D) to the same."""
+
+    def __init__(self, width: int, heads: int, mlp_ratio: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
+        self.attn = Attention(width, heads)
+        self.mlp = Perceptron(width, int(width * mlp_ratio), width, approximate="tanh")
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = self.norm(x)
+        x = x + self.attn(normed, normed)
+        return x + self.mlp(self.norm(x))
+
+
+class CrossBlock(nn.Module):
+    """Pre-norm block whose attention reads from a context of its own norm, (B, L, D) to the same."""
+
+    def __init__(self, width: int, heads: int, mlp_ratio: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
+        self.norm_context = nn.LayerNorm(width, eps=1e-5)
+        self.cross_attn = Attention(width, heads)
+        self.mlp = Perceptron(width, int(width * mlp_ratio), width, approximate="tanh")
+
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        x = x + self.cross_attn(self.norm(x), self.norm_context(context))
+        return x + self.mlp(self.norm(x))
+
+
+class UpdateTransformer(nn.Module):
+    """Tokens (B, N, T, token_width) to updates (B, N, T, 4): x, y, visibility, confidence.
+
+    Attention runs along time within each track, and within each frame across tracks. There the
+    points speak through K learned virtual tracks, so the cost grows as N, not as its square.
+    """
+
+    def __init__(
+        self,
+        token_width: int,
+        hidden_size: int = 384,
+        num_heads: int = 8,
+        time_depth: int = 3,
+        space_depth: int = 3,
+        mlp_ratio: float = 4.0,
+        num_virtual_tracks: int = 64,
+        linear_layer_for_vis_conf: bool = True,
+    ) -> None:
+        super().__init__()
+        self.space_every = time_depth // space_depth
+        self.virual_tracks = nn.Parameter(torch.randn(1, num_virtual_tracks, 1, hidden_size))
+        self.input_transform = nn.Linear(token_width, hidden_size)
+        self.flow_head = nn.Linear(hidden_size, 2 if linear_layer_for_vis_conf else 4)
+        self.vis_conf_head = nn.Linear(hidden_size, 2) if linear_layer_for_vis_conf else None
+        sizes = (hidden_size, num_heads, mlp_ratio)
+        self.time_blocks = nn.ModuleList(SelfBlock(*sizes) for _ in range(time_depth))
+        self.space_virtual_blocks = nn.ModuleList(SelfBlock(*sizes) for _ in range(space_depth))
+        self.space_point2virtual_blocks = nn.ModuleList(
+            CrossBlock(*sizes) for _ in range(space_depth)
+        )
+        self.space_virtual2point_blocks = nn.ModuleList(
+            CrossBlock(*sizes) for _ in range(space_depth)
+        )
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)
+        for head in (self.flow_head, self.vis_conf_head):
+            if head is not None:
+                nn.init.trunc_normal_(head.weight, std=0.001)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        batch, points, frames, _ = tokens.shape
+        x = self.input_transform(tokens)
+        virtual = self.virual_tracks.to(x.dtype).expand(batch, -1, frames, -1)
+        x = torch.cat([x, virtual], dim=1)  # (B, N + K, T, D)
+        for depth, time_block in enumerate(self.time_blocks):
+            x = time_block(x.flatten(0, 1)).unflatten(0, (batch, -1))
+            if depth % self.space_every == 0:
+                by_frame = x.transpose(1, 2).flatten(0, 1)  # (B * T, N + K, D)
+                by_frame = self._across_tracks(by_frame, points, depth // self.space_every)
+                x = by_frame.unflatten(0, (batch, frames)).transpose(1, 2)
+        x = x[:, :points]
+        if self.vis_conf_head is None:
+            update: Tensor = self.flow_head(x)
+            return update
+        return torch.cat([self.flow_head(x), self.vis_conf_head(x)], dim=-1)
+
+    def _across_tracks(self, x: Tensor, points: int, depth: int) -> Tensor:
+        real, virtual = x[:, :points], x[:, points:]
+        virtual = self.space_virtual2point_blocks[depth](virtual, context=real)
+        virtual = self.space_virtual_blocks[depth](virtual)
+        real = self.space_point2virtual_blocks[depth](real, context=virtual)
+        return torch.cat([real, virtual], dim=1)

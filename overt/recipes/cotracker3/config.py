@@ -1,0 +1,149 @@
+"""Settings of the CoTracker3 recipes: names, types and refusals; the values live in the YAML files.
+
+Section numbers refer to the paper, arXiv:2410.11831. This file does not import torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from omegaconf import MISSING
+
+from overt.errors import ConfigError
+
+
+@dataclass
+class ModelSettings:
+    # frames the time embedding is made for; the offline model interpolates it to other lengths
+    window_len: int = MISSING
+    # pixels of the image per cell of the feature map
+    stride: int = MISSING
+    # the correlation compares squares of 2 r + 1 cells around a point
+    corr_radius: int = MISSING
+    # levels of the feature pyramid, each half the size of the one before
+    corr_levels: int = MISSING
+    # learned tracks through which the points exchange information
+    num_virtual_tracks: int = MISSING
+    # (height, width) by which relative motion is scaled before it is encoded
+    model_resolution: list[int] = MISSING
+    # channels of the feature maps (128 in all released weights)
+    latent_dim: int = MISSING
+    # width of the transformer (384 in all released weights)
+    hidden_size: int = MISSING
+    # attention heads of every block
+    num_heads: int = MISSING
+    # attention blocks along time
+    time_depth: int = MISSING
+    # attention blocks across points; divides time_depth
+    space_depth: int = MISSING
+    # width of a block's perceptron over the width of the transformer
+    mlp_ratio: float = MISSING
+    # hidden and output width, per level, of the perceptron that reads the correlation (384, 256)
+    corr_hidden: int = MISSING
+    corr_out: int = MISSING
+    # visibility and confidence come from a layer of their own; false: from that of the position
+    linear_layer_for_vis_conf: bool = MISSING
+    # refinement iterations in training and in evaluation
+    train_iters: int = MISSING
+    eval_iters: int = MISSING
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % self.num_heads:
+            raise ConfigError(
+                f"model.hidden_size={self.hidden_size} is not a multiple of "
+                f"model.num_heads={self.num_heads}"
+            )
+        if self.time_depth % self.space_depth:
+            raise ConfigError(
+                f"model.time_depth={self.time_depth} is not a multiple of "
+                f"model.space_depth={self.space_depth}"
+            )
+        if len(self.model_resolution) != 2:
+            raise ConfigError("model.model_resolution takes [height, width]")
+
+
+@dataclass
+class DataSettings:
+    # folder with one sub-folder per sequence: SEQ/frames/*.png and SEQ/SEQ.npy
+    root: str = MISSING
+    # (height, width) cut from every frame
+    crop_size: list[int] = MISSING
+    # frames of a clip; with random_sequence_len the upper bound, exclusive
+    sequence_len: int = MISSING
+    # lower bound of the clip length; null: always sequence_len
+    random_sequence_len: int | None = MISSING
+    # draw how many frames to skip between two frames of a clip
+    random_frame_rate: bool = MISSING
+    # tracks of a sample
+    traj_per_sample: int = MISSING
+    # candidates are visible in the first or the middle frame; also those of the last frame?
+    sample_vis_last_frame: bool = MISSING
+    # query frame: "random" among the visible ones, or the "first" (random for one track in four)
+    query_sampling: str = MISSING
+    # passes over the sequence list that make an epoch
+    repeat: int = MISSING
+    # sequences at the start of the sorted list kept out of training, used for evaluation
+    held_out: int = MISSING
+
+    def __post_init__(self) -> None:
+        if self.query_sampling not in ("random", "first"):
+            raise ConfigError(
+                f"data.query_sampling={self.query_sampling}; allowed are random and first"
+            )
+        if len(self.crop_size) != 2 or min(self.crop_size) < 1:
+            raise ConfigError(
+                f"data.crop_size={list(self.crop_size)}; it takes [height, width] in pixels"
+            )
+        least = {"sequence_len": 1, "traj_per_sample": 1, "repeat": 1, "held_out": 0}
+        for key, bound in least.items():
+            if getattr(self, key) < bound:
+                raise ConfigError(f"data.{key}={getattr(self, key)}; it must be at least {bound}")
+        shortest = self.random_sequence_len
+        if shortest is not None and not 1 <= shortest < self.sequence_len:
+            raise ConfigError(
+                f"data.random_sequence_len={shortest} must be from 1 to below "
+                f"data.sequence_len={self.sequence_len}; null always takes sequence_len frames"
+            )
+
+
+@dataclass
+class LossSettings:
+    # weight of the position error of visible and of occluded points
+    visible_weight: float = MISSING
+    invisible_weight: float = MISSING
+    # weight of the two binary cross-entropies
+    visibility_weight: float = MISSING
+    confidence_weight: float = MISSING
+    # iteration i of I counts gamma^(I - 1 - i)
+    gamma: float = MISSING
+    # pixels where Huber's loss turns from quadratic to linear
+    huber_delta: float = MISSING
+    # Huber for visible points; false: the absolute error
+    huber_visible: bool = MISSING
+    # Huber for occluded points too, as the paper says; the released weights used L1 there
+    huber_invisible: bool = MISSING
+    # pixels within which a prediction should be confident
+    confidence_radius: float = MISSING
+
+
+@dataclass
+class EvaluationSettings:
+    # points of each held-out sequence that are tracked and scored
+    points_per_sequence: int = MISSING
+    # frames of each held-out sequence, from its first
+    frames: int = MISSING
+    # a point counts as visible where visibility x confidence is above this
+    visible_threshold: float = MISSING
+
+    def __post_init__(self) -> None:
+        for key in ("points_per_sequence", "frames"):
+            if getattr(self, key) < 1:
+                raise ConfigError(f"evaluation.{key}={getattr(self, key)}; it must be at least 1")
+
+
+@dataclass
+class Settings:
+    model: ModelSettings = MISSING
+    data: DataSettings = MISSING
+    loss: LossSettings = MISSING
+    evaluation: EvaluationSettings = MISSING

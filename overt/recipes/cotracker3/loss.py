@@ -1,0 +1,141 @@
+"""The four training losses of CoTracker3, as shares of the loss of the global batch.
+
+Letters: W windows, I iterations, B batch, S frames of a window, N points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from overt.recipes.cotracker3.config import LossSettings
+from overt.recipes.cotracker3.model import Estimate
+
+
+class Targets(NamedTuple):
+    """The truth in one window."""
+
+    tracks_xy: Tensor  # (B, S, N, 2) pixels
+    visible: Tensor  # (B, S, N) 0 or 1, float
+    valid: Tensor  # (B, S, N) 0 or 1, float: is the position supervised?
+
+
+def counts(windows: Sequence[Targets]) -> dict[str, Tensor]:
+    """What the losses are divided by, (W,) each; those of parts of a batch add up.
+
+    They follow from the data alone, so that they can be known before the first forward.
+    """
+    visible = [(window.valid * window.visible).sum() for window in windows]
+    valid = [window.valid.sum() for window in windows]
+    entries = [
+        torch.full_like(total, window.valid.numel()) for window, total in zip(windows, valid)
+    ]
+    return {
+        "visible": torch.stack(visible),
+        "occluded": torch.stack(valid) - torch.stack(visible),
+        "entries": torch.stack(entries),
+    }
+
+
+def losses(
+    windows: Sequence[Sequence[Estimate]],  # W windows of I iterations
+    targets: Sequence[Targets],
+    counts: dict[str, Tensor],
+    settings: LossSettings,
+) -> dict[str, Tensor]:
+    """The weighted terms: sums over this batch divided by counts of the global batch."""
+    flow = position_loss(
+        windows,
+        targets,
+        [target.valid * target.visible for target in targets],
+        counts["visible"],
+        settings.gamma,
+        settings.huber_delta if settings.huber_visible else None,
+    )
+    flow_invisible = position_loss(
+        windows,
+        targets,
+        [target.valid * (1 - target.visible) for target in targets],
+        counts["occluded"],
+        settings.gamma,
+        settings.huber_delta if settings.huber_invisible else None,
+    )
+    entries = counts["entries"]
+    visibility = visibility_loss(windows, targets, entries)
+    confidence = confidence_loss(windows, targets, entries, settings.confidence_radius)
+    return {
+        "flow": settings.visible_weight * flow,
+        "flow_invisible": settings.invisible_weight * flow_invisible,
+        "visibility": settings.visibility_weight * visibility,
+        "confidence": settings.confidence_weight * confidence,
+    }
+
+
+def position_error(predicted_xy: Tensor, true_xy: Tensor, huber_delta: float | None) -> Tensor:
+    """The error along each axis: Huber's, or the absolute one where `huber_delta` is None."""
+    if huber_delta is None:
+        return (predicted_xy - true_xy).abs()
+    return F.huber_loss(
+        predicted_xy, true_xy.expand_as(predicted_xy), reduction="none", delta=huber_delta
+    )
+
+
+def position_loss(
+    windows: Sequence[Sequence[Estimate]],
+    targets: Sequence[Targets],
+    masks: Sequence[Tensor],  # (B, S, N) per window
+    counts: Tensor,  # (W,) sums of the masks over the global batch
+    gamma: float,
+    huber_delta: float | None,
+) -> Tensor:
+    """Masked mean error of the positions; later iterations count more."""
+    terms = []
+    for window, target, mask, count in zip(windows, targets, masks, counts, strict=True):
+        predicted = torch.stack([estimate.tracks_xy for estimate in window])  # (I, B, S, N, 2)
+        errors = position_error(predicted, target.tracks_xy, huber_delta).mean(-1) * mask
+        age = torch.arange(len(window) - 1, -1, -1, device=errors.device)
+        # The small number makes a window without valid entries a zero, not NaN.
+        terms.append((errors.flatten(1).sum(1) * gamma**age).mean() / (1e-6 + count))
+    return torch.stack(terms).mean()
+
+
+def visibility_loss(
+    windows: Sequence[Sequence[Estimate]], targets: Sequence[Targets], entries: Tensor
+) -> Tensor:
+    """Cross-entropy of the visibility, over all entries, valid or not."""
+    terms = []
+    for window, target, count in zip(windows, targets, entries, strict=True):
+        logits = torch.stack([estimate.visibility for estimate in window])  # (I, B, S, N)
+        terms.append(
+            _cross_entropy(logits, target.visible.expand_as(logits)).sum() / count / len(window)
+        )
+    return torch.stack(terms).mean()
+
+
+def confidence_loss(
+    windows: Sequence[Sequence[Estimate]],
+    targets: Sequence[Targets],
+    entries: Tensor,
+    radius: float,
+) -> Tensor:
+    """Cross-entropy of "my position is within the radius", summed where visible.
+
+    It is divided by all entries, not by the visible ones.
+    """
+    terms = []
+    for window, target, count in zip(windows, targets, entries, strict=True):
+        predicted = torch.stack([estimate.tracks_xy.detach() for estimate in window])
+        logits = torch.stack([estimate.confidence for estimate in window])  # (I, B, S, N)
+        close = (predicted - target.tracks_xy).square().sum(-1) <= radius**2
+        entropy = _cross_entropy(logits, close.to(logits.dtype)) * target.visible
+        terms.append(entropy.sum() / count / len(window))
+    return torch.stack(terms).mean()
+
+
+def _cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    # On logits, since a saturated probability has no gradient left to leave its error by.
+    return F.binary_cross_entropy_with_logits(logits, target, reduction="none")

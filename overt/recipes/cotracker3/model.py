@@ -1,0 +1,277 @@
+"""CoTracker3 (arXiv:2410.11831): points followed through a video by repeated refinement.
+
+Letters: B batch, T frames, N points, L pyramid levels, C feature channels; P and S as in
+`overt/geometry/sample.py`. "Cells" are positions on the finest feature map, pixels over stride.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from overt.errors import DataError
+from overt.geometry.sample import SquareTaps, mix_taps
+from overt.nn.embedding import fourier_encoding, sine_time_embedding
+from overt.recipes.cotracker3.blocks import FeatureNetwork, Perceptron, UpdateTransformer
+
+MOTION_DEGREES = 10  # relative motion is encoded at frequencies 2^0 .. 2^9
+MOTION_WIDTH = 4 * (1 + 2 * MOTION_DEGREES)  # two differences in x and y, each with its sines
+FRAMES_PER_CHUNK = 200  # bounds the memory of the feature network on long videos
+
+
+class Estimate(NamedTuple):
+    """Where the points are thought to be after one iteration."""
+
+    tracks_xy: Tensor  # (B, T, N, 2) pixels
+    visibility: Tensor  # (B, T, N) logits
+    confidence: Tensor  # (B, T, N) logits
+
+
+class TrainData(NamedTuple):
+    """What the losses need: every iteration of every window."""
+
+    windows: list[list[Estimate]]
+    valid_mask: Tensor  # (B, T, N): 1 where a point is supervised
+
+
+class Tracks(NamedTuple):
+    """What the tracker says about the points."""
+
+    tracks_xy: Tensor  # (B, T, N, 2) pixels
+    visibility: Tensor  # (B, T, N) probabilities
+    confidence: Tensor  # (B, T, N) probabilities
+    train_data: TrainData | None
+
+
+class Pyramid(NamedTuple):
+    """Feature maps of all frames and levels as one table of cells, read by row number."""
+
+    cells: Tensor  # (rows, C) float32; rows are ordered level, sample, frame, y, x
+    sizes_xy: Tensor  # (L, 2) width and height of a map
+    first_rows: Tensor  # (L,) row of the first cell of each level
+    frames: int
+
+
+def build_pyramid(features: Tensor, levels: int) -> Pyramid:
+    """Halve the maps (B, T, C, H, W) level by level and lay out all cells channels-last."""
+    batch, frames, channels, height, width = features.shape
+    maps = features.flatten(0, 1)
+    tables = []
+    for level in range(levels):
+        if level > 0:
+            maps = F.avg_pool2d(maps, 2)
+        tables.append(maps.permute(0, 2, 3, 1).reshape(-1, channels))
+    # Computed on the device from its own numbers: copying them over would make the host wait.
+    size = torch.stack([torch.full((levels,), n, device=maps.device) for n in (width, height)], -1)
+    sizes_xy = size >> torch.arange(levels, device=maps.device)[:, None]
+    rows = batch * frames * sizes_xy.prod(-1)
+    return Pyramid(torch.cat(tables), sizes_xy, rows.cumsum(0) - rows, frames)
+
+
+class CoTracker3(nn.Module):
+    """The parts that every way of running the tracker shares: encode, look up, refine.
+
+    All defaults are those of the released checkpoints, whose state-dict keys it carries.
+    """
+
+    time_emb: Tensor  # (1, window_len, token width)
+    motion_scale: Tensor
+    motion_frequencies: Tensor
+    level_scale: Tensor
+
+    def __init__(
+        self,
+        window_len: int = 8,
+        stride: int = 4,
+        corr_radius: int = 3,
+        corr_levels: int = 4,
+        num_virtual_tracks: int = 64,
+        model_resolution: Sequence[int] = (384, 512),
+        linear_layer_for_vis_conf: bool = True,
+        latent_dim: int = 128,
+        hidden_size: int = 384,
+        num_heads: int = 8,
+        time_depth: int = 3,
+        space_depth: int = 3,
+        mlp_ratio: float = 4.0,
+        corr_hidden: int = 384,
+        corr_out: int = 256,
+    ) -> None:
+        super().__init__()
+        self.stride = stride
+        self.corr_levels = corr_levels
+        token_width = 2 + corr_levels * corr_out + MOTION_WIDTH
+        self.register_buffer("time_emb", sine_time_embedding(window_len, token_width)[None])
+        self.register_load_state_dict_pre_hook(_keep_own_time_embedding)
+
+        height, width = model_resolution
+        scale = torch.tensor([width, height, width, height]) / stride
+        self.register_buffer("motion_scale", scale, persistent=False)
+        degrees = torch.arange(MOTION_DEGREES)
+        self.register_buffer("motion_frequencies", 2.0**degrees, persistent=False)
+        self.register_buffer("level_scale", 2.0 ** torch.arange(corr_levels), persistent=False)
+
+        self.fnet = FeatureNetwork(latent_dim, stride)
+        self.updateformer = UpdateTransformer(
+            token_width,
+            hidden_size,
+            num_heads,
+            time_depth,
+            space_depth,
+            mlp_ratio,
+            num_virtual_tracks,
+            linear_layer_for_vis_conf,
+        )
+        self.square_taps = SquareTaps(corr_radius)
+        self.corr_mlp = Perceptron(
+            (2 * corr_radius + 1) ** 4, corr_hidden, corr_out, approximate="none"
+        )
+
+    def encode(self, video: Tensor) -> Pyramid:
+        """Features of every frame of a video (B, T, 3, H, W) in 0..255."""
+        batch, frames, _, height, width = video.shape
+        smallest = self.stride * 2 ** (self.corr_levels - 1)
+        if height % self.stride or width % self.stride or min(height, width) < smallest:
+            raise DataError(
+                f"frames of {height} x {width} pixels: height and width must be multiples of "
+                f"model.stride={self.stride} and at least {smallest}, so that "
+                f"model.corr_levels={self.corr_levels} levels fit; resize or crop the video"
+            )
+        maps = torch.cat(
+            [
+                self.fnet(2 * (chunk.float() / 255) - 1)
+                for chunk in video.flatten(0, 1).split(FRAMES_PER_CHUNK)
+            ]
+        ).float()  # (B * T, C, H / stride, W / stride); lengths are summed in float32
+        maps = maps / maps.square().sum(1, keepdim=True).clamp(min=1e-12).sqrt()
+        return build_pyramid(maps.unflatten(0, (batch, frames)), self.corr_levels)
+
+    def look_up(self, pyramid: Pyramid, frames: Tensor, cells_xy: Tensor) -> tuple[Tensor, Tensor]:
+        """Read the squares around positions (B, N, T', 2) in the frames (B, N or 1, T').
+
+        Returns cells (B, N, L, T', S*S, C) and the weights (B, N, L, T', 2, P, S) that mix them.
+        """
+        centres = cells_xy.unsqueeze(2) / self.level_scale[:, None, None]  # (B, N, L, T', 2)
+        sizes_xy = pyramid.sizes_xy.unsqueeze(1)  # (L, 1, 2)
+        numbers, weights = self.square_taps(centres, sizes_xy)
+        samples = torch.arange(frames.shape[0], device=frames.device)[:, None, None]
+        maps = (samples * pyramid.frames + frames).unsqueeze(2)  # (B, N or 1, 1, T')
+        rows = pyramid.first_rows[:, None] + maps * sizes_xy.prod(-1)  # (B, N or 1, L, T')
+        rows = rows.unsqueeze(-1) + numbers
+        cells = pyramid.cells.index_select(0, rows.flatten()).unflatten(0, rows.shape)
+        return cells, weights
+
+    def query_features(self, pyramid: Pyramid, frames: Tensor, cells_xy: Tensor) -> Tensor:
+        """What each point looks like: P*P features around its query, (B, N, L, P*P, C).
+
+        `frames` (B, N) are whole numbers, clamped into the video; `cells_xy` is (B, N, 2).
+        """
+        frames = frames.clamp(0, pyramid.frames - 1).unsqueeze(-1)
+        cells, weights = self.look_up(pyramid, frames, cells_xy.unsqueeze(2))
+        with torch.autocast(cells.device.type, enabled=False):
+            return mix_taps(weights, cells).squeeze(3)
+
+    def correlate(self, pyramid: Pyramid, support: Tensor, cells_xy: Tensor) -> Tensor:
+        """Compare the squares around positions (B, N, T, 2) with the query's, all with all.
+
+        The result, (B, N, L, T, P*P * P*P), has the frame's samples before the query's.
+        """
+        frames = torch.arange(cells_xy.shape[2], device=cells_xy.device).expand(len(support), 1, -1)
+        cells, weights = self.look_up(pyramid, frames, cells_xy)
+        # Interpolating the products, not the features, keeps P*P features per point and frame
+        # from ever being written; one large product per point serves all its frames.
+        products = cells.flatten(3, 4) @ support.mT  # (B, N, L, T * S*S, P*P)
+        products = products.unflatten(3, (cells_xy.shape[2], -1))
+        return mix_taps(weights, products).flatten(-2)
+
+    def time_embedding(self, frames: int) -> Tensor:
+        """The embedding of time, stretched to the number of frames, (1, frames, token width)."""
+        if frames == self.time_emb.shape[1]:
+            return self.time_emb
+        return F.interpolate(self.time_emb.mT, frames, mode="linear", align_corners=False).mT
+
+    def refine(
+        self,
+        pyramid: Pyramid,
+        support: Tensor,  # (B, N, L, P*P, C)
+        cells_xy: Tensor,  # (B, N, T, 2) float32
+        visibility: Tensor,  # (B, N, T) logits, float32
+        confidence: Tensor,  # (B, N, T) logits, float32
+        iters: int,
+    ) -> list[Estimate]:
+        """Move a first guess `iters` times; the estimate after each."""
+        time_embedding = self.time_embedding(cells_xy.shape[2])
+        estimates = []
+        for _ in range(iters):
+            cells_xy = cells_xy.detach()
+            correlation = self.corr_mlp(self.correlate(pyramid, support, cells_xy))
+            motion = relative_motion(cells_xy) / self.motion_scale
+            tokens = torch.cat(
+                [
+                    visibility.unsqueeze(-1),
+                    confidence.unsqueeze(-1),
+                    correlation.transpose(2, 3).flatten(-2),  # (B, N, T, L * corr_out)
+                    fourier_encoding(motion, self.motion_frequencies),
+                ],
+                dim=-1,
+            )
+            # Under autocast the update has few digits; the sums stay float32.
+            update = self.updateformer(tokens + time_embedding)
+            cells_xy = cells_xy + update[..., :2]
+            visibility = visibility + update[..., 2]
+            confidence = confidence + update[..., 3]
+            estimates.append(
+                Estimate(
+                    (cells_xy * self.stride).transpose(1, 2),
+                    visibility.transpose(1, 2),
+                    confidence.transpose(1, 2),
+                )
+            )
+        return estimates
+
+
+class CoTracker3Offline(CoTracker3):
+    """The tracker that sees the whole video at once."""
+
+    def forward(
+        self,
+        video: Tensor,  # (B, T, 3, H, W) in 0..255, uint8 or float
+        queries: Tensor,  # (B, N, 3): frame, x, y in pixels
+        iters: int = 4,
+        is_train: bool = False,
+    ) -> Tracks:
+        """Follow the queried points to every frame, before and after the query."""
+        pyramid = self.encode(video)
+        query_xy = queries[..., 1:].float() / self.stride
+        support = self.query_features(pyramid, queries[..., 0].long(), query_xy)
+        cells_xy = query_xy.unsqueeze(2).expand(-1, -1, video.shape[1], -1)
+        logits = torch.zeros_like(cells_xy[..., 0])
+        estimates = self.refine(pyramid, support, cells_xy, logits, logits, iters)
+        last = estimates[-1]
+        train_data = None
+        if is_train:
+            train_data = TrainData([estimates], torch.ones_like(last.visibility))
+        return Tracks(
+            last.tracks_xy, last.visibility.sigmoid(), last.confidence.sigmoid(), train_data
+        )
+
+
+def relative_motion(positions_xy: Tensor) -> Tensor:
+    """Differences to the next and to the previous frame, (..., T, 2) to (..., T, 4)."""
+    step = positions_xy[..., :-1, :] - positions_xy[..., 1:, :]
+    return torch.cat([F.pad(step, (0, 0, 0, 1)), F.pad(-step, (0, 0, 1, 0))], dim=-1)
+
+
+def _keep_own_time_embedding(
+    module: nn.Module, state: dict[str, Any], prefix: str, *_: object
+) -> None:
+    """Let a checkpoint made for another window length load: its table is computed, not learned."""
+    own = module.get_buffer("time_emb")
+    given = state.get(f"{prefix}time_emb")
+    if isinstance(given, Tensor) and given.ndim == 3 and given.shape[2] == own.shape[2]:
+        if given.shape[1] != own.shape[1]:
+            state[f"{prefix}time_emb"] = own

@@ -1,0 +1,384 @@
+"""Schedules as pure functions of the optimizer step: learning rate, weight decay, EMA momentum.
+
+Step 0 is the first update. Past the end every schedule keeps its final value. Never imports torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, MISSING, dataclass, field, fields
+from typing import Any
+
+from overt.errors import ConfigError
+
+
+class _WarmedUp:
+    """Linear warm-up to the base value, then whatever `_after_warmup` says.
+
+    The dataclasses below declare the fields, each in the order of its own signature.
+    """
+
+    base_value: float
+    epochs: float
+    steps_per_epoch: int
+    warmup_epochs: float
+    start_warmup_value: float
+    warmup_fraction: float
+    start_warmup_factor: float | None
+
+    def __post_init__(self) -> None:
+        _within(0, math.inf, self, "epochs", "warmup_epochs")
+        _within(1, math.inf, self, "steps_per_epoch")
+        _within(0, 1, self, "warmup_fraction")
+        if self.warmup_epochs and self.warmup_fraction:
+            raise ConfigError("warmup_epochs and warmup_fraction: give one of the two")
+        if self.start_warmup_value and self.start_warmup_factor is not None:
+            raise ConfigError("start_warmup_value and start_warmup_factor: give one of the two")
+
+    @property
+    def total_steps(self) -> int:
+        return round(self.epochs * self.steps_per_epoch)
+
+    @property
+    def warmup_steps(self) -> int:
+        if self.warmup_fraction:
+            return int(self.warmup_fraction * self.total_steps)
+        return int(self.warmup_epochs * self.steps_per_epoch)
+
+    def __call__(self, step: int) -> float:
+        """The value for the update of this step."""
+        count = self._count(max(step, 0))
+        warmup = self.warmup_steps
+        if count >= warmup:
+            return self._after_warmup(count - warmup, self.total_steps - warmup)
+        start = self.start_warmup_value
+        if self.start_warmup_factor is not None:
+            start = self.start_warmup_factor * self.base_value
+        return start + (self.base_value - start) * count / warmup
+
+    def get_epoch_value(self, epoch: float) -> float:
+        """The value at the first step of an epoch."""
+        return self(int(epoch * self.steps_per_epoch))
+
+    def _count(self, step: int) -> int:
+        return step
+
+    def _after_warmup(self, count: int, span: int) -> float:
+        """The value `count` steps after the warm-up, which leaves `span` steps."""
+        raise NotImplementedError
+
+    def _turning_steps(self) -> Iterable[int]:
+        """Where, besides the two ends, the largest value may lie."""
+        return (self.warmup_steps - self._count(0),)
+
+
+@dataclass(frozen=True)
+class ConstantScheduler(_WarmedUp):
+    """The base value, after a linear warm-up."""
+
+    base_value: float  # after the warm-up; the engine gives the scaled learning rate
+    epochs: float  # length of training, from the engine; need not be whole
+    steps_per_epoch: int  # optimizer steps, from the engine
+    warmup_epochs: float = 0  # length of the warm-up
+    start_warmup_value: float = 0.0  # at step 0, where there is a warm-up
+    _: KW_ONLY
+    warmup_fraction: float = 0.0  # instead of warmup_epochs: as a share of all steps
+    start_warmup_factor: float | None = None  # instead of start_warmup_value: times base_value
+
+    def _after_warmup(self, count: int, span: int) -> float:
+        return self.base_value
+
+
+@dataclass(frozen=True)
+class ExponentialScheduler(ConstantScheduler):
+    """The base value times gamma for every whole epoch since the warm-up."""
+
+    _: KW_ONLY
+    gamma: float  # factor per epoch; 1 keeps the base value
+
+    def _after_warmup(self, count: int, span: int) -> float:
+        count = min(count, max(span - 1, 0))  # past the end the last epoch's value stays
+        return self.base_value * self.gamma ** (count // self.steps_per_epoch)
+
+
+@dataclass(frozen=True)
+class _Annealed(_WarmedUp):
+    """From the base value at the warm-up's end to the final value after the last step."""
+
+    base_value: float  # after the warm-up; the engine gives the scaled learning rate
+    final_value: float  # after the last step; may lie above the base value
+    epochs: float  # length of training, from the engine; need not be whole
+    steps_per_epoch: int  # optimizer steps, from the engine
+    warmup_epochs: float = 0  # length of the warm-up
+    start_warmup_value: float = 0.0  # at step 0, where there is a warm-up
+    _: KW_ONLY
+    warmup_fraction: float = 0.0  # instead of warmup_epochs: as a share of all steps
+    start_warmup_factor: float | None = None  # instead of start_warmup_value: times base_value
+    stretch: float = 1.0  # above 1, the schedule is longer than training (I-JEPA: ipe_scale)
+    first_step: int = 0  # its own count at step 0; I-JEPA counts rate and weight decay from 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _within(0, math.inf, self, "stretch", "first_step")
+
+    @property
+    def total_steps(self) -> int:
+        return int(self.stretch * round(self.epochs * self.steps_per_epoch))
+
+    def _count(self, step: int) -> int:
+        return step + self.first_step
+
+    def _after_warmup(self, count: int, span: int) -> float:
+        if span <= 0:  # all warm-up: nothing is left to anneal, the base value stays
+            return self.base_value
+        return self.final_value if count >= span else self._anneal(count / span)
+
+    def _anneal(self, progress: float) -> float:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class CosineScheduler(_Annealed):
+    """Linear warm-up, then half a cosine from the base value to the final value."""
+
+    def _anneal(self, progress: float) -> float:
+        return _cosine(self.base_value, self.final_value, progress)
+
+
+@dataclass(frozen=True)
+class LinearScheduler(_Annealed):
+    """Linear warm-up, then a straight line from the base value to the final value."""
+
+    def _anneal(self, progress: float) -> float:
+        return self.base_value - (self.base_value - self.final_value) * progress
+
+
+@dataclass(frozen=True)
+class EMAScheduler(LinearScheduler):
+    """Momentum of a moving average: the base value during the warm-up, then a straight line."""
+
+    start_warmup_value: float = field(default=0.0, init=False, repr=False)
+    start_warmup_factor: float | None = field(default=1.0, init=False, repr=False)
+
+    def step(self, step: int) -> float:
+        """The same as a call."""
+        return self(step)
+
+
+@dataclass(frozen=True)
+class OneCycleScheduler:
+    """torch's OneCycleLR with cosine annealing and no momentum cycle, as a function of the step."""
+
+    base_value: float  # the largest value; the engine gives the scaled learning rate
+    epochs: float  # length of training, from the engine; need not be whole
+    steps_per_epoch: int  # optimizer steps, from the engine
+    _: KW_ONLY
+    warmup_fraction: float = 0.3  # share of all steps in which the value rises (pct_start)
+    initial_divisor: float = 25.0  # base_value over the value at step 0 (div_factor)
+    final_divisor: float = 1e4  # value at step 0 over the last value (final_div_factor)
+    extra_steps: int = 0  # by which the cycle is longer than training
+
+    def __post_init__(self) -> None:
+        _within(0, math.inf, self, "epochs", "extra_steps")
+        _within(1, math.inf, self, "steps_per_epoch", "initial_divisor", "final_divisor")
+        _within(0, 1, self, "warmup_fraction")
+
+    @property
+    def total_steps(self) -> int:
+        return round(self.epochs * self.steps_per_epoch) + self.extra_steps
+
+    @property
+    def _peak(self) -> float:
+        # As in torch the peak may fall between two steps, or before the first.
+        return self.warmup_fraction * self.total_steps - 1.0
+
+    def __call__(self, step: int) -> float:
+        """The value for the update of this step."""
+        count, peak, end = max(step, 0), self._peak, self.total_steps - 1.0
+        initial = self.base_value / self.initial_divisor
+        if count < peak:
+            return _cosine(initial, self.base_value, count / peak)
+        progress = (count - peak) / (end - peak) if end > peak else float(count > peak)
+        return _cosine(self.base_value, initial / self.final_divisor, min(progress, 1.0))
+
+    def get_epoch_value(self, epoch: float) -> float:
+        """The value at the first step of an epoch."""
+        return self(int(epoch * self.steps_per_epoch))
+
+    def _turning_steps(self) -> Iterable[int]:
+        return (math.floor(self._peak), math.ceil(self._peak))
+
+
+Scheduler = ConstantScheduler | CosineScheduler | LinearScheduler | OneCycleScheduler
+
+
+@dataclass(frozen=True)
+class HierarchicalScheduler:
+    """One schedule per level; a call gives the values of all levels."""
+
+    schedulers: Sequence[Scheduler]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "schedulers", tuple(self.schedulers))
+
+    @property
+    def num_levels(self) -> int:
+        return len(self.schedulers)
+
+    def __call__(self, step: int) -> list[float]:
+        return [scheduler(step) for scheduler in self.schedulers]
+
+    def get_level_value(self, step: int, level: int) -> float:
+        """The value of one level."""
+        return self.schedulers[level](step)
+
+
+def create_lr_scheduler(
+    optimizer_type: str,
+    base_lr: float,
+    min_lr: float,
+    epochs: float,
+    steps_per_epoch: int,
+    warmup_epochs: float = 0,
+    schedule_type: str = "cosine",
+) -> CosineScheduler | LinearScheduler:
+    """A learning rate that warms up from 0, by name: `cosine` or `linear`.
+
+    `optimizer_type` tells the reader what the rate is for; the values do not depend on it.
+    """
+    if schedule_type == "cosine":
+        return CosineScheduler(base_lr, min_lr, epochs, steps_per_epoch, warmup_epochs)
+    if schedule_type == "linear":
+        return LinearScheduler(base_lr, min_lr, epochs, steps_per_epoch, warmup_epochs)
+    raise ValueError(f"schedule_type={schedule_type!r}; allowed are cosine and linear")
+
+
+def create_ema_scheduler(
+    base_momentum: float,
+    final_momentum: float,
+    epochs: float,
+    steps_per_epoch: int,
+    warmup_epochs: float = 0,
+) -> EMAScheduler:
+    """A momentum that rises in a straight line from its base to its final value."""
+    return EMAScheduler(base_momentum, final_momentum, epochs, steps_per_epoch, warmup_epochs)
+
+
+def describe(scheduler: Scheduler | HierarchicalScheduler, total_steps: int) -> str:
+    """First, largest and last value of a training of `total_steps`, in one line."""
+    if isinstance(scheduler, HierarchicalScheduler):
+        levels = (describe(level, total_steps) for level in scheduler.schedulers)
+        return "; ".join(f"level {index}: {text}" for index, text in enumerate(levels))
+    last = max(total_steps - 1, 0)
+    inner = {min(max(step, 0), last) for step in scheduler._turning_steps()}
+    peak = max(sorted({0, last, *inner}), key=scheduler)
+    return (
+        f"{scheduler(0):.6g} at step 0, {scheduler(peak):.6g} at step {peak} (largest), "
+        f"{scheduler(last):.6g} at step {last} (last)"
+    )
+
+
+_KINDS: dict[str, Any] = {
+    f"overt.schedule.{kind.__name__}": kind
+    for kind in (
+        ConstantScheduler, CosineScheduler, EMAScheduler, ExponentialScheduler,
+        HierarchicalScheduler, LinearScheduler, OneCycleScheduler,
+    )
+}  # fmt: skip
+_FROM_ENGINE = ("base_value", "epochs", "steps_per_epoch")
+
+
+def build_schedule(
+    section: Mapping[str, Any],
+    base_value: float,
+    epochs: float,
+    steps_per_epoch: int,
+    where: str = "schedule",
+) -> Scheduler | HierarchicalScheduler:
+    """The schedule that a section of the configuration names in `_target_`.
+
+    For HierarchicalScheduler, `levels` is a list of such sections, and each of them may multiply
+    the base value by its own `base_factor`.
+    """
+    options = dict(section)
+    target = options.pop("_target_", None)
+    if target not in _KINDS:
+        raise ConfigError(f"{where}._target_={target!r} is no schedule{_allowed(target, _KINDS)}")
+    kind = _KINDS[target]
+    if kind is HierarchicalScheduler:
+        return _build_levels(options, base_value, epochs, steps_per_epoch, where)
+    known = {x.name: x for x in fields(kind) if x.init and x.name not in _FROM_ENGINE}
+    _refuse_unknown(options, known, where)
+    missing = [n for n, x in known.items() if x.default is MISSING and n not in options]
+    if missing:
+        raise ConfigError(f"{where}.{missing[0]} is missing; {kind.__name__} needs a number there")
+    for name, value in options.items():
+        _check_number(f"{where}.{name}", value, known[name].type)
+    try:
+        built: Scheduler = kind(
+            base_value=base_value, epochs=epochs, steps_per_epoch=steps_per_epoch, **options
+        )
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    return built
+
+
+def _build_levels(
+    options: dict[str, Any], base_value: float, epochs: float, steps_per_epoch: int, where: str
+) -> HierarchicalScheduler:
+    _refuse_unknown(options, ("levels",), where)
+    levels = options.get("levels")
+    if not isinstance(levels, list | tuple) or not levels:
+        raise ConfigError(f"{where}.levels={levels!r}; give a list of schedules, one per level")
+    built: list[Scheduler] = []
+    for index, level in enumerate(levels):
+        here = f"{where}.levels[{index}]"
+        if not isinstance(level, Mapping):
+            raise ConfigError(f"{here}={level!r}; give a section with `_target_`")
+        factor = level.get("base_factor", 1.0)
+        _check_number(f"{here}.base_factor", factor, "float")
+        rest = {name: value for name, value in level.items() if name != "base_factor"}
+        scheduler = build_schedule(rest, base_value * factor, epochs, steps_per_epoch, here)
+        if isinstance(scheduler, HierarchicalScheduler):
+            raise ConfigError(f"{here}._target_ has levels of its own; levels do not nest")
+        built.append(scheduler)
+    return HierarchicalScheduler(built)
+
+
+def _refuse_unknown(options: Iterable[str], known: Iterable[str], where: str) -> None:
+    for name in options:
+        if name in _FROM_ENGINE:
+            raise ConfigError(
+                f"{where}.{name} follows from optimizer.lr and the length of training; leave it out"
+            )
+        if name not in known:
+            raise ConfigError(f"{where}.{name} is no option here{_allowed(name, known)}")
+
+
+def _allowed(name: object, known: Iterable[str]) -> str:
+    known = list(known)
+    near = difflib.get_close_matches(str(name), known, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ";"
+    return f"{hint} Allowed are {', '.join(known)}."
+
+
+def _check_number(where: str, value: object, kind: object) -> None:
+    if value is None and kind == "float | None":
+        return
+    wanted, types = ("a whole number", int) if kind == "int" else ("a number", int | float)
+    if not isinstance(value, types) or isinstance(value, bool) or not math.isfinite(value):
+        raise ConfigError(f"{where}={value!r}; give {wanted}")
+
+
+def _within(least: float, most: float, scheduler: object, *names: str) -> None:
+    for name in names:
+        value = getattr(scheduler, name)
+        if not least <= value <= most:
+            bounds = f"{least} or more" if most == math.inf else f"{least} to {most}"
+            raise ConfigError(f"{name}={value}; allowed is {bounds}")
+
+
+def _cosine(start: float, end: float, progress: float) -> float:
+    return end + (start - end) * 0.5 * (1.0 + math.cos(math.pi * progress))

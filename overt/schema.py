@@ -1,0 +1,215 @@
+"""Every key of the engine's configuration, with its type, its meaning and what is refused.
+
+Values live in the YAML files under `conf`; fields here have no default, so a value has one home.
+A comment line above a field is its explanation in `overt config --explain`. Never imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import MISSING
+
+from overt.errors import ConfigError, nearest
+
+
+@dataclass
+class RecipeSection:
+    # name of the recipe; also the default name of the experiment
+    name: str = MISSING
+    # the class of the recipe, a dotted path; built once the configuration is checked
+    _target_: str = MISSING
+    # the dataclass of its sections model, data, loss and evaluation; a module without torch
+    settings: str = MISSING
+
+
+@dataclass
+class TrainingSection:
+    # optimizer steps in all; or null and num_epochs
+    num_steps: int | None = MISSING
+    # passes over the data set in all; or null and num_steps
+    num_epochs: int | None = MISSING
+    # samples per process and micro-batch; null: follows from global_batch_size
+    batch_size: int | None = MISSING
+    # samples per optimizer step over all processes and micro-batches; null: follows
+    global_batch_size: int | None = MISSING
+    # micro-batches per optimizer step; null: follows, 1 where global_batch_size is null too
+    accumulation_steps: int | None = MISSING
+    # leave out the last, smaller global batch of an epoch
+    drop_last: bool = MISSING
+    # loader processes per training process; 0: load in the training process
+    num_workers: int = MISSING
+    # auto, cpu or cuda; auto takes CUDA where there is one
+    device: str = MISSING
+    # auto, single or ddp; auto takes ddp where there is more than one process
+    strategy: str = MISSING
+    # fp32, tf32, bf16 or fp16
+    precision: str = MISSING
+    # largest norm of the gradient over all parameters; null: no clipping
+    grad_clip_norm: float | None = MISSING
+    # none, blocks (the recipe's repeated blocks, one by one) or model
+    compile: str = MISSING
+    # backend handed to torch.compile
+    compile_backend: str = MISSING
+    # recompute the recipe's blocks in the backward pass instead of keeping their activations
+    activation_checkpointing: bool = MISSING
+    # ask torch for deterministic kernels; slower, and repeatable bit for bit on CUDA too
+    deterministic: bool = MISSING
+    # momentum of an average of the weights used for evaluation; null: no average
+    ema_momentum: float | None = MISSING
+    # momentum at the last step, reached linearly; null: stays at ema_momentum
+    ema_final_momentum: float | None = MISSING
+    # evaluate after every so many steps, and after the last; null: only after the last
+    evaluate_every_steps: int | None = MISSING
+    # evaluate before the first step too
+    evaluate_at_start: bool = MISSING
+    # what to do with a step whose loss or gradient is NaN or Inf: skip or stop
+    nonfinite: str = MISSING
+    # with skip: stop after so many skipped steps in a row
+    max_skipped_in_a_row: int = MISSING
+    # run a skipped batch once more and name the first module that made NaN or Inf
+    name_nonfinite_module: bool = MISSING
+    # how long a process waits for the others before it gives up
+    timeout_minutes: float = MISSING
+
+    def __post_init__(self) -> None:
+        _one_of("training.device", self.device, ("auto", "cpu", "cuda"))
+        _one_of("training.strategy", self.strategy, ("auto", "single", "ddp"))
+        _one_of("training.precision", self.precision, ("fp32", "tf32", "bf16", "fp16"))
+        _one_of("training.compile", self.compile, ("none", "blocks", "model"))
+        _one_of("training.nonfinite", self.nonfinite, ("skip", "stop"))
+        if (self.num_steps is None) == (self.num_epochs is None):
+            raise ConfigError(
+                f"training.num_steps={self.num_steps} and training.num_epochs={self.num_epochs}: "
+                "give exactly one of the two and set the other to null"
+            )
+        if self.batch_size is None and self.global_batch_size is None:
+            raise ConfigError(
+                "training.batch_size and training.global_batch_size are both null; give at least "
+                "one: samples per process and micro-batch, or samples per optimizer step"
+            )
+        for name in (
+            "num_steps", "num_epochs", "batch_size", "global_batch_size", "accumulation_steps",
+            "grad_clip_norm", "evaluate_every_steps", "max_skipped_in_a_row", "timeout_minutes",
+        ):  # fmt: skip
+            _positive(f"training.{name}", getattr(self, name))
+        if self.num_workers < 0:
+            raise ConfigError(f"training.num_workers={self.num_workers}; allowed is 0 or more")
+        for name in ("ema_momentum", "ema_final_momentum"):
+            momentum = getattr(self, name)
+            if momentum is not None and not 0.0 <= momentum <= 1.0:
+                raise ConfigError(f"training.{name}={momentum}; allowed is 0 to 1")
+        if self.ema_final_momentum is not None and self.ema_momentum is None:
+            raise ConfigError("training.ema_final_momentum is set; set training.ema_momentum too")
+
+
+@dataclass
+class OptimizerSection:
+    # class of the optimizer, of torch.optim or of an allowed package
+    _target_: str = MISSING
+    # learning rate at lr_base_batch; see lr_scaling
+    lr: float = MISSING
+    weight_decay: float = MISSING
+    # no weight decay for biases, norms and other tensors of fewer than two dimensions
+    decay_only_matrices: bool = MISSING
+    # how the learning rate follows the global batch: none, linear or sqrt
+    lr_scaling: str = MISSING
+    # global batch size that lr is meant for; needed by linear and sqrt
+    lr_base_batch: int | None = MISSING
+    # further arguments of the class, such as betas and eps
+    arguments: dict[str, Any] = MISSING
+
+    def __post_init__(self) -> None:
+        _one_of("optimizer.lr_scaling", self.lr_scaling, ("none", "linear", "sqrt"))
+        _positive("optimizer.lr", self.lr)
+        _positive("optimizer.lr_base_batch", self.lr_base_batch)
+        if self.weight_decay < 0:
+            raise ConfigError(f"optimizer.weight_decay={self.weight_decay}; allowed is 0 or more")
+        if self.lr_scaling != "none" and self.lr_base_batch is None:
+            raise ConfigError(
+                f"optimizer.lr_scaling={self.lr_scaling} needs optimizer.lr_base_batch: the "
+                "global batch size that optimizer.lr is meant for"
+            )
+
+
+@dataclass
+class LoggingSection:
+    # write losses, rates and speeds every so many steps
+    every_steps: int = MISSING
+    use_tensorboard: bool = MISSING
+    # also to Weights & Biases (pip install 'overt[wandb]')
+    use_wandb: bool = MISSING
+    wandb_project: str = MISSING
+    wandb_entity: str | None = MISSING
+    wandb_tags: list[str] = MISSING
+    # online or offline
+    wandb_mode: str = MISSING
+
+    def __post_init__(self) -> None:
+        _positive("logging.every_steps", self.every_steps)
+        _one_of("logging.wandb_mode", self.wandb_mode, ("online", "offline"))
+
+
+@dataclass
+class CheckpointSection:
+    # save every so many steps, and after the last
+    every_steps: int = MISSING
+    # how many of the newest checkpoints to keep
+    keep_last_n: int = MISSING
+    # how many of the best checkpoints to keep besides
+    keep_best_n: int = MISSING
+    # the evaluation's number that says which checkpoint is best; null: none is
+    metric_name: str | None = MISSING
+    # min or max: which way metric_name is better
+    mode: str = MISSING
+    # take a snapshot and write it while training goes on
+    background: bool = MISSING
+    # auto (go on where the run folder ends), never, or the path of a checkpoint
+    resume: str = MISSING
+    # go on although settings that change the result differ from the run's
+    accept_changes: bool = MISSING
+    # weights to start from: any checkpoint file or folder; null: fresh weights
+    init_from: str | None = MISSING
+
+    def __post_init__(self) -> None:
+        _one_of("checkpoint.mode", self.mode, ("min", "max"))
+        _positive("checkpoint.every_steps", self.every_steps)
+        _positive("checkpoint.keep_last_n", self.keep_last_n)
+        if self.keep_best_n < 0:
+            raise ConfigError(f"checkpoint.keep_best_n={self.keep_best_n}; allowed is 0 or more")
+
+
+@dataclass
+class Schema:
+    # name of the run folder below output_dir
+    exp_name: str = MISSING
+    # where run folders are made
+    output_dir: str = MISSING
+    # every random draw of the run follows from this number
+    seed: int = MISSING
+    recipe: RecipeSection = MISSING
+    training: TrainingSection = MISSING
+    optimizer: OptimizerSection = MISSING
+    # class and arguments of a schedule of overt.schedule
+    schedule: Any = MISSING
+    logging: LoggingSection = MISSING
+    checkpoint: CheckpointSection = MISSING
+    # the four sections of the recipe, typed by recipe.settings
+    model: Any = MISSING
+    data: Any = MISSING
+    loss: Any = MISSING
+    evaluation: Any = MISSING
+
+
+def _one_of(key: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise ConfigError(
+            f"{key}={value}{nearest(value, allowed)}; allowed are {', '.join(allowed)}"
+        )
+
+
+def _positive(key: str, value: float | None) -> None:
+    if value is not None and value <= 0:
+        raise ConfigError(f"{key}={value}; allowed is a number above 0")

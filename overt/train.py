@@ -1,0 +1,75 @@
+"""Train one run: `overt train recipe=NAME ...` or `torchrun --nproc_per_node=8 -m overt.train ...`
+
+A configuration is checked before torch is imported; then come process group, recipe, trainer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from overt.config import build_recipe, expand_sweep, load
+from overt.errors import ConfigError, OvertError
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="overt train", description=__doc__)
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="recipe=NAME, ...")
+    parser.add_argument("--config", help="start from a resolved config.yaml instead of composing")
+    parser.add_argument(
+        "--package", action="append", default=[], help="folder of your own recipe; repeatable"
+    )
+    parser.add_argument(
+        "-m", "--multirun", action="store_true", help="a=1,2 runs one after another"
+    )
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    try:
+        return run(make_parser().parse_intermixed_args(arguments))
+    except OvertError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.multirun:
+        return sweep(arguments)
+    config = load(arguments.overrides, arguments.config, arguments.package)
+
+    from overt.distributed import init_distributed, shutdown
+    from overt.engine.trainer import Trainer
+
+    world = init_distributed(config.training.device, config.training.timeout_minutes)
+    trainer = Trainer(config, build_recipe(config), world)
+    trainer.train()
+    del trainer  # before the process group: see shutdown
+    shutdown()
+    return 0
+
+
+def sweep(arguments: argparse.Namespace) -> int:
+    """One process after another, each with its own run folder named after what differs."""
+    runs = expand_sweep(arguments.overrides)
+    failed = 0
+    for number, overrides in enumerate(runs):
+        differing = [text for text in overrides if text not in arguments.overrides]
+        name = load(overrides, arguments.config, arguments.package).exp_name
+        label = ",".join(differing).replace("/", "_") or str(number)
+        command = [sys.executable, "-m", "overt.train", *overrides, f"exp_name={name}/{label!r}"]
+        for package in arguments.package:
+            command += ["--package", package]
+        if arguments.config:
+            command += ["--config", arguments.config]
+        print(f"[{number + 1}/{len(runs)}] {' '.join(differing)}", flush=True)
+        failed += subprocess.run(command, check=False).returncode != 0
+    if failed:
+        raise ConfigError(f"{failed} of {len(runs)} runs failed; their messages are above")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,187 @@
+"""Pictures of tracks: a strip of frames with points, their trails, and the truth if known.
+
+T frames, N points; positions (x, y) in pixels of the video, 0 at the centre of the first pixel.
+"""
+
+from __future__ import annotations
+
+import colorsys
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+_SUPERSAMPLE = 3  # drawn larger and shrunk: smooth lines and circles
+_GAP = 6
+_PAPER = (250, 250, 250)
+_INK = (60, 60, 60)
+
+
+def draw_tracks(
+    video: Tensor,  # (T, 3, H, W) uint8
+    tracks: Tensor,  # (T, N, 2) pixels
+    visible: Tensor,  # (T, N) bool
+    *,
+    truth: Tensor | None = None,  # (T, N, 2) pixels
+    truth_visible: Tensor | None = None,  # (T, N) bool; left out: everywhere
+    columns: int = 5,
+    trail: int = 8,
+    scale: int = 3,
+) -> Tensor:
+    """Draw some frames side by side with every point and where it was in the last `trail` frames.
+
+    A point is a disc where it is visible and a ring where it is occluded. With `truth` there is a
+    second row for it, and white lines in the first lead from each prediction to its true place.
+    """
+    frames, _, height, width = video.shape
+    for name, value in (("tracks", tracks), ("truth", truth)):
+        if value is not None and value.shape != (frames, *visible.shape[1:], 2):
+            raise ValueError(
+                f"{name} has shape {tuple(value.shape)}, expected {(frames, visible.shape[1], 2)} "
+                "like video and visible"
+            )
+    images = video.permute(0, 2, 3, 1).cpu().numpy()  # (T, H, W, 3)
+    predicted = _positions(tracks)
+    seen = visible.cpu().numpy().astype(bool)
+    shown = np.unique(np.linspace(0, frames - 1, min(columns, frames)).round().astype(int))
+    rows = [("predicted" if truth is not None else "", predicted, seen)]
+    target = None
+    if truth is not None:
+        target = _positions(truth)
+        known = np.ones_like(seen) if truth_visible is None else truth_visible.cpu().numpy()
+        rows.append(("true", target, known.astype(bool)))
+    colours = _colours(rows[-1][1], rows[-1][2], height, width)
+
+    font = ImageFont.load_default(size=13)
+    label_width = 24 if truth is not None else 0
+    caption_height = 20
+    panel = (width * scale, height * scale)
+    sheet = Image.new(
+        "RGB",
+        (
+            label_width + _GAP + len(shown) * (panel[0] + _GAP),
+            caption_height + len(rows) * (panel[1] + _GAP),
+        ),
+        _PAPER,
+    )
+    pen = ImageDraw.Draw(sheet)
+    for column, frame in enumerate(shown):
+        left = label_width + _GAP + column * (panel[0] + _GAP)
+        pen.text((left + 1, 2), f"frame {frame}", fill=_INK, font=font)
+        for row, (_, positions, row_seen) in enumerate(rows):
+            picture = _panel(
+                images[frame],
+                positions[max(0, frame - trail) : frame + 1],
+                row_seen[max(0, frame - trail) : frame + 1],
+                colours,
+                None if target is None or row else target[frame],
+                scale,
+            )
+            sheet.paste(picture, (left, caption_height + row * (panel[1] + _GAP)))
+    for row, (label, _, _) in enumerate(rows):
+        if label:
+            _write_upwards(sheet, label, caption_height + row * (panel[1] + _GAP), panel[1], font)
+    return torch.from_numpy(np.array(sheet)).permute(2, 0, 1).contiguous()
+
+
+def save_image(path: Path | str, image: Tensor) -> None:
+    """Write a (3, H, W) uint8 image as PNG."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(image.permute(1, 2, 0).contiguous().cpu().numpy()).save(path, format="PNG")
+
+
+def _positions(tracks: Tensor) -> NDArray[np.float64]:
+    """To numpy; a prediction may be NaN or far off, which Pillow does not take."""
+    positions = tracks.detach().double().cpu().clamp(-1e4, 1e4).numpy()
+    return np.asarray(positions)
+
+
+def _colours(
+    positions: NDArray[Any], seen: NDArray[Any], height: int, width: int
+) -> list[tuple[int, int, int]]:
+    """A colour per point from where it is first seen: hue by direction, paler near the middle."""
+    first = seen.argmax(axis=0)  # (N,)
+    x, y = np.nan_to_num(positions[first, np.arange(positions.shape[1])]).T
+    across, down = 2 * x / max(width - 1, 1) - 1, 2 * y / max(height - 1, 1) - 1
+    hues = np.arctan2(down, across) / (2 * math.pi) % 1
+    saturations = np.clip(0.3 + 0.55 * np.hypot(across, down), 0, 0.85)
+    return [
+        tuple(round(255 * part) for part in colorsys.hsv_to_rgb(hue, saturation, 1.0))  # type: ignore[misc]
+        for hue, saturation in zip(hues, saturations, strict=True)
+    ]
+
+
+def _panel(
+    image: NDArray[np.uint8],  # (H, W, 3)
+    positions: NDArray[Any],  # (trail + 1, N, 2)
+    seen: NDArray[Any],  # (trail + 1, N)
+    colours: list[tuple[int, int, int]],
+    target: NDArray[Any] | None,  # (N, 2)
+    scale: int,
+) -> Image.Image:
+    height, width = image.shape[:2]
+    # Duller than the video, so that the points stand out.
+    grey = image.mean(axis=-1, keepdims=True)
+    calm = (0.5 * image + 0.25 * grey + 0.25 * 60).astype(np.uint8)
+    picture = Image.fromarray(calm).resize(
+        (width * scale, height * scale), Image.Resampling.BICUBIC
+    )
+    factor = scale * _SUPERSAMPLE
+    overlay = Image.new("RGBA", (width * factor, height * factor), (0, 0, 0, 0))
+    pen = ImageDraw.Draw(overlay)
+    places = (positions + 0.5) * factor - 0.5  # pixel centres of the enlarged picture
+    unit = _SUPERSAMPLE * max(scale, 2) / 2.6  # widths follow the scale
+    length = len(places) - 1
+
+    for age in range(length):
+        strength = (age + 1) / (length + 1)  # the past fades
+        for point, colour in enumerate(colours):
+            segment = places[age : age + 2, point]
+            if np.isfinite(segment).all():
+                faint = 1.0 if seen[age : age + 2, point].all() else 0.35
+                alpha = round(240 * strength * faint)
+                line = [(float(x), float(y)) for x, y in segment]
+                pen.line(line, fill=(*colour, alpha), width=round(1.5 * unit), joint="curve")
+    if target is not None:
+        for place, goal in zip(places[-1], (target + 0.5) * factor - 0.5, strict=True):
+            if np.isfinite(place).all() and np.isfinite(goal).all():
+                pen.line([tuple(place), tuple(goal)], fill=(255, 255, 255, 220), width=round(unit))
+    for point, colour in enumerate(colours):
+        if np.isfinite(places[-1, point]).all():
+            x, y = places[-1, point]
+            _draw_point(pen, x, y, colour, bool(seen[-1, point]), unit)
+    small = overlay.resize(picture.size, Image.Resampling.BOX)
+    return Image.alpha_composite(picture.convert("RGBA"), small).convert("RGB")
+
+
+def _draw_point(
+    pen: ImageDraw.ImageDraw,
+    x: float,
+    y: float,
+    colour: tuple[int, int, int],
+    visible: bool,
+    unit: float,
+) -> None:
+    def circle(radius: float, **paint: Any) -> None:
+        pen.ellipse((x - radius, y - radius, x + radius, y + radius), **paint)
+
+    if visible:
+        circle(3.4 * unit, fill=(0, 0, 0, 200))
+        circle(2.6 * unit, fill=(*colour, 255))
+    else:
+        circle(3.4 * unit, outline=(0, 0, 0, 160), width=round(2.4 * unit))
+        circle(3.0 * unit, outline=(*colour, 255), width=round(1.3 * unit))
+
+
+def _write_upwards(
+    sheet: Image.Image, text: str, top: int, height: int, font: ImageFont.ImageFont | Any
+) -> None:
+    label = Image.new("RGB", (height, 20), _PAPER)
+    ImageDraw.Draw(label).text((height / 2, 10), text, fill=_INK, font=font, anchor="mm")
+    sheet.paste(label.rotate(90, expand=True), (_GAP, top))

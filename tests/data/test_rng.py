@@ -1,0 +1,29 @@
+"""The generator of a sample: the same for the same sample, another for any other."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overt.data.rng import sample_rng
+
+KEYS = st.tuples(
+    st.integers(0, 2**40), st.integers(0, 2**20), st.integers(0, 2**31)
+)  # seed, epoch, index
+
+
+@settings(max_examples=50, deadline=None)
+@given(KEYS)
+def test_same_key_gives_the_same_numbers(key):
+    assert (sample_rng(*key).random(8) == sample_rng(*key).random(8)).all()
+
+
+@settings(max_examples=50, deadline=None)
+@given(KEYS, KEYS)
+def test_other_keys_give_other_numbers(one, other):
+    same = (sample_rng(*one).random(8) == sample_rng(*other).random(8)).all()
+    assert same == (one == other)
+
+
+def test_a_large_seed_does_not_run_into_the_epoch():
+    # Written one after the other, the 32-bit words of these keys would be the same.
+    one, other = sample_rng(5 + 2**32, 0, 0), sample_rng(5, 1, 0)
+    assert one.random() != other.random()
