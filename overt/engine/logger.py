@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from overt.distributed import is_main_process
 from overt.engine.trackers import Pixels, RunFolder, TensorBoard, Tracker, WeightsAndBiases
 
-log = logging.getLogger("overt")
+logger = logging.getLogger(__name__)
 
 GIGABYTE = 1e9
 
@@ -71,7 +71,8 @@ class MetricsLogger:
                 folder = self.log_dir / "tensorboard"
                 self._trackers.append(TensorBoard(folder, self._last_step + 1, config))
         if use_wandb:
-            with self._never_stop("Weights & Biases", advice="pip install 'overt[wandb]'"):
+            advice = "pip install 'overt[wandb]'; without network logging.wandb_mode=offline"
+            with self._never_stop("Weights & Biases", advice=advice):
                 wandb = WeightsAndBiases(
                     self.log_dir,
                     experiment_name,
@@ -172,7 +173,7 @@ class MetricsLogger:
         with self._never_stop("system metrics"):
             numbers["memory_gb"] = resident_bytes() / GIGABYTE
             numbers["cpu_load"] = os.getloadavg()[0]
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             for index in range(torch.cuda.device_count()):
                 gpu = f"gpu{index}"
                 allocated = torch.cuda.memory_allocated(index)
@@ -212,8 +213,9 @@ class MetricsLogger:
 
     def _only_new(self, numbers: Mapping[str, float], step: int) -> dict[str, float]:
         if step < self._last_step:
-            self._warn("backwards", f"step {step} was logged after step {self._last_step}; "
-                       "the log goes forward only, so it is left out")  # fmt: skip
+            self._warn(
+                "backwards", f"step {step} left out: step {self._last_step} is logged already"
+            )
             return {}
         if step > self._last_step:
             self._last_step, self._names_at_last_step = step, set()
@@ -233,11 +235,11 @@ class MetricsLogger:
     def _never_stop(
         self, what: str, tracker: Tracker | None = None, advice: str = ""
     ) -> Iterator[None]:
-        """Whatever a tracker raises becomes one warning; a training run is worth more than a log."""
+        """Whatever is raised inside becomes one warning: a run is worth more than its log."""
         try:
             yield
         except Exception as error:
-            fix = f" ({advice})" if advice and isinstance(error, ImportError) else ""
+            fix = f" ({advice})" if advice else ""
             # The disk may have room again later; a broken tracker stays broken.
             if tracker is not None and tracker is not self._folder:
                 self._trackers.remove(tracker)
@@ -247,7 +249,7 @@ class MetricsLogger:
     def _warn(self, about: str, text: str) -> None:
         if about not in self._warned:
             self._warned.add(about)
-            log.warning(text)
+            logger.warning(text)
 
 
 def _number(value: Any) -> float:

@@ -30,7 +30,7 @@ def parameter_names(model: nn.Module, optimizer: Optimizer) -> dict[Tensor, str]
     """The clean name in `model` of every parameter that `optimizer` holds."""
     found = dict(model.named_parameters())
     clean = clean_keys(found, "the model")
-    names = {parameter: clean[name] for name, parameter in found.items()}
+    names: dict[Tensor, str] = {parameter: clean[name] for name, parameter in found.items()}
     for index, group in enumerate(optimizer.param_groups):
         strangers = sum(parameter not in names for parameter in group["params"])
         if strangers:

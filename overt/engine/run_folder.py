@@ -21,9 +21,9 @@ import torch
 from omegaconf import OmegaConf
 
 from overt.config import Config, differences
-from overt.distributed import World, broadcast_object
+from overt.distributed import World, broadcast_object, is_main_process
+from overt.engine import storage
 from overt.engine.batch import advice
-from overt.engine.checkpoint import CheckpointManager
 from overt.engine.loader import Position
 from overt.engine.watch import Verdict
 from overt.errors import CheckpointError, ConfigError
@@ -65,36 +65,21 @@ def prepare(config: Config, world: World) -> None:
         file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {shlex.join(sys.argv)}\n")
 
 
-def find_checkpoint(config: Config, manager: CheckpointManager, world: World) -> Path | None:
-    """The checkpoint that `checkpoint.resume` means: the main process looks, all agree."""
-    found: tuple[Path | None, str | None] = (None, None)
-    if world.is_main:
-        found = _look(config, manager)
-    path, problem = broadcast_object(found)
-    if problem is not None:
-        raise CheckpointError(problem)
-    return path  # type: ignore[no-any-return]
-
-
-def _look(config: Config, manager: CheckpointManager) -> tuple[Path | None, str | None]:
-    match config.checkpoint.resume:
-        case "auto":
-            return manager.get_latest_checkpoint(), None
-        case "never":
-            latest = manager.get_latest_checkpoint()
-            if latest is None:
-                return None, None
-            return None, (
-                f"checkpoint.resume=never, but the run {config.run_dir} already has {latest.name}; "
-                "choose another exp_name, remove that folder, or use checkpoint.resume=auto"
-            )
-        case path if Path(path).exists():
-            return Path(path), None
-        case path:
-            return None, (
-                f"checkpoint.resume={path}: there is no such checkpoint; give the path of one, or "
-                "auto, or never. Weights of another program are loaded by checkpoint.init_from"
-            )
+def has_to_resume(config: Config, checkpoint_dir: Path) -> bool:
+    """Whether this run goes on from a checkpoint: the main process looks, all agree."""
+    names = []
+    if is_main_process():
+        stored, broken = storage.scan(checkpoint_dir)
+        names = [one.path.name for one in stored] + [path.name for path in broken]
+    names = broadcast_object(names)
+    if config.checkpoint.resume == "never" and names:
+        raise CheckpointError(
+            f"checkpoint.resume=never, but the run {config.run_dir} already has {names[-1]}; "
+            "choose another exp_name, remove that folder, or use checkpoint.resume=auto"
+        )
+    return config.checkpoint.resume != "never" and (
+        bool(names) or config.checkpoint.resume != "auto"
+    )
 
 
 def state_of(trainer: Trainer) -> dict[str, Any]:
@@ -114,7 +99,7 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
             "rule": trainer.config.optimizer.lr_scaling,
             "used": trainer.learning_rate,
         },
-        "wandb_run_id": trainer.logger.wandb_run_id,
+        "wandb_run_id": trainer.logger.wandb_run_id or trainer.state.wandb_run_id,
     }
 
 
@@ -124,10 +109,11 @@ def restore_state(trainer: Trainer, saved: dict[str, Any]) -> None:
     trainer.state.position = Position(**saved["position"])
     trainer.state.skipped = saved["skipped"]
     trainer.state.skipped_in_a_row = saved["skipped_in_a_row"]
+    trainer.state.wandb_run_id = saved["wandb_run_id"]
     trainer.interval.restore(saved["interval"]["sums"], saved["interval"]["steps"], trainer.world)
 
 
-def refuse_other_run(trainer: Trainer, path: Path, saved: dict[str, Any]) -> None:
+def refuse_other_run(trainer: Trainer, saved: dict[str, Any]) -> None:
     """Stop where going on would silently be another run: other settings, data or batch."""
     config, state = trainer.config, saved["state"]
     changes = [
@@ -142,7 +128,7 @@ def refuse_other_run(trainer: Trainer, path: Path, saved: dict[str, Any]) -> Non
             changes.append(f"{key}: {state[key]} -> {now}")
     if changes and not config.checkpoint.accept_changes:
         raise ConfigError(
-            f"{path} was made with other settings:\n  "
+            f"{saved['path']} was made with other settings:\n  "
             + "\n  ".join(changes)
             + "\nChoose another exp_name for a new run, or go on all the same with "
             "checkpoint.accept_changes=true"

@@ -1,12 +1,12 @@
 """Checkpoint folders on disk: written whole or not at all, checked by hash, never lost to a crash.
 
-    checkpoints/
-      step_00001000/         model.safetensors  optimizer.safetensors  ema.safetensors
-                             rng.safetensors  state.json  config.yaml  manifest.json
-      step_00001000.keep     (if present) never deleted by retention: another run started from it
-      step_00002000.broken/  failed its check; moved aside, for the user to look at or delete
-      latest, best           links to one of the above, for people; the manifests are what counts
-      .overt-writing-...     a save under way, or what a killed process left of one
+checkpoints/
+  step_00001000/         model.safetensors  optimizer.safetensors  ema.safetensors
+                         rng.safetensors  state.json  config.yaml  manifest.json
+  step_00001000.keep     (if present) never deleted by retention: another run started from it
+  step_00002000.broken/  failed its check; moved aside, for the user to look at or delete
+  latest, best           links to one of the above, for people; the manifests are what counts
+  .overt-writing-...     a save under way, or what a killed process left of one
 """
 
 from __future__ import annotations
@@ -87,6 +87,17 @@ class Verification:
 
 
 # --- writing ---------------------------------------------------------------------------------
+
+
+def make_folder(directory: Path) -> None:
+    """Create the folder for checkpoints, or say why it cannot be."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(
+            f"the checkpoint folder {directory} cannot be made ({error.strerror}); choose a run "
+            "folder that you may write to"
+        ) from None
 
 
 def write_folder(
@@ -306,15 +317,17 @@ def quarantine(folder: Path, found: Verification) -> Path:
 def point(link: Path, target: Path | None) -> None:
     """Let the link `latest` or `best` name `target`, in one step; None takes it away."""
     if target is None:
-        if link.is_symlink():
-            link.unlink()
+        link.unlink(missing_ok=True)
         return
     if link.is_symlink() and os.readlink(link) == target.name:
         return
     hidden = link.with_name(hidden_name("writing", link.name))
-    hidden.unlink(missing_ok=True)
-    hidden.symlink_to(target.name)
-    os.replace(hidden, link)
+    try:
+        hidden.unlink(missing_ok=True)
+        hidden.symlink_to(target.name)
+        os.replace(hidden, link)
+    except OSError as error:  # the checkpoint itself is safe, and found without the link
+        logger.warning("the link %s could not be set to %s: %s", link, target.name, error)
 
 
 def pin(folder: Path, reason: str) -> None:
@@ -334,8 +347,11 @@ def is_pinned(folder: Path) -> bool:
 def delete(folder: Path) -> None:
     """Delete a checkpoint; hidden first, so that no half-deleted one is ever taken for broken."""
     hidden = folder.with_name(hidden_name("deleting", folder.name))
-    os.rename(folder, hidden)
-    shutil.rmtree(hidden)
+    try:
+        os.rename(folder, hidden)
+    except OSError as error:
+        logger.warning("the superfluous checkpoint %s could not be deleted: %s", folder, error)
+    shutil.rmtree(hidden, ignore_errors=True)  # a rest is removed at the next start
 
 
 def clean_left_overs(directory: Path) -> list[Path]:

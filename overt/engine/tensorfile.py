@@ -65,7 +65,7 @@ class Bytes:
 
     def pieces(self) -> Iterator[memoryview]:
         page = aligned_buffer(whole_pages(self.size))
-        view = memoryview(page.numpy())
+        view = bytes_of(page)
         view[: self.size] = self._data
         yield view
 
@@ -112,10 +112,10 @@ class TensorFile:
                 start += count
                 used += count
                 if used == PIECE:
-                    yield memoryview(ring[turn].numpy())
+                    yield bytes_of(ring[turn])
                     turn, used = (turn + 1) % len(ring), 0
         if used:
-            yield memoryview(ring[turn][: whole_pages(used)].numpy())
+            yield bytes_of(ring[turn][: whole_pages(used)])
 
 
 class Snapshot:
@@ -144,7 +144,7 @@ class Snapshot:
     def pieces(self) -> Iterator[memoryview]:
         for event in self._copied:
             event.synchronize()
-        view = memoryview(self._buffer[: whole_pages(self.size)].numpy())
+        view = bytes_of(self._buffer[: whole_pages(self.size)])
         for start in range(0, len(view), PIECE):
             yield view[start : start + PIECE]
 
@@ -184,6 +184,11 @@ def aligned_buffer(size: int, pinned: bool = False) -> Tensor:
     memory = torch.empty(size + PAGE, dtype=torch.uint8, pin_memory=pinned)
     start = -memory.data_ptr() % PAGE
     return memory[start : start + size]
+
+
+def bytes_of(buffer: Tensor) -> memoryview:
+    """The memory of a flat uint8 tensor on the host, without a copy."""
+    return buffer.numpy().data
 
 
 def whole_pages(size: int) -> int:

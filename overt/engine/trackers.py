@@ -41,7 +41,7 @@ class Tracker(Protocol):
 
 
 class RunFolder:
-    """metrics.jsonl and events.jsonl, one JSON object per line, and media/ with the pictures."""
+    """metrics.jsonl and events.jsonl, one JSON object per line; images and GIFs in pictures/."""
 
     name = "the run folder"
 
@@ -50,9 +50,7 @@ class RunFolder:
         self.metrics_file = folder / "metrics.jsonl"
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
-        # NaN and Inf are no JSON; as strings they stay readable, and float() takes them back.
-        numbers = {k: v if math.isfinite(v) else str(float(v)) for k, v in values.items()}
-        append_line(self.metrics_file, {"step": step, "time": time.time(), **numbers})
+        append_line(self.metrics_file, {"step": step, "time": time.time(), **values})
 
     def event(self, kind: str, fields: Mapping[str, Any]) -> None:
         append_line(self.folder / "events.jsonl", {"time": time.time(), "kind": kind, **fields})
@@ -60,10 +58,10 @@ class RunFolder:
     def image(self, name: str, pixels: Pixels, step: int, caption: str | None) -> None:
         buffer = io.BytesIO()
         Image.fromarray(pixels).save(buffer, "PNG")
-        self._media("image", name, buffer.getvalue(), step, ".png", caption)
+        self._picture("image", name, buffer.getvalue(), step, ".png", caption)
 
     def video(self, name: str, gif: bytes, step: int) -> None:
-        self._media("video", name, gif, step, ".gif", None)
+        self._picture("video", name, gif, step, ".gif", None)
 
     def histogram(self, name: str, values: Values, step: int) -> None:
         spread = {"min": values.min(), "mean": values.mean(), "max": values.max()}
@@ -73,10 +71,11 @@ class RunFolder:
     def close(self, exit_code: int) -> None:
         self.event("finish", {"exit_code": exit_code})
 
-    def _media(
+    def _picture(
         self, kind: str, name: str, data: bytes, step: int, suffix: str, caption: str | None
     ) -> None:
-        path = self.folder / "media" / f"{re.sub(r'[^\w.-]+', '_', name)}_{step:08d}{suffix}"
+        file_name = re.sub(r"[^\w.-]+", "_", name) + f"_{step:08d}{suffix}"
+        path = self.folder / "pictures" / file_name
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, data)
         relative = path.relative_to(self.folder).as_posix()
@@ -173,7 +172,7 @@ class WeightsAndBiases:
         self.run_id = run_id or secrets.token_hex(4)
         # Before the run exists: whatever happens from here on, the next start finds the id.
         replace_file(id_file, self.run_id.encode())
-        self._run: Any = wandb.init(
+        self._run: Any = self._wandb.init(
             project=project,
             entity=entity,
             name=experiment_name,
@@ -212,13 +211,24 @@ class WeightsAndBiases:
 
 def append_line(path: Path, row: Mapping[str, Any]) -> None:
     """Add one JSON line, whole or not at all, and visible to readers at once."""
-    line = json.dumps(row, allow_nan=False, default=str).encode() + b"\n"
+    line = json.dumps(_plain(row), allow_nan=False, default=str).encode() + b"\n"
     with open(path, "ab", buffering=0) as file:
         before = file.tell()
         written = file.write(line)
         if written != len(line):
             file.truncate(before)
             raise OSError(f"only {written} of {len(line)} bytes fitted into {path}; disk full?")
+
+
+def _plain(value: Any) -> Any:
+    """NaN and Inf are no JSON: as strings they stay readable, and float() takes them back."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(float(value))
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
 
 
 def replace_file(path: Path, data: bytes) -> None:

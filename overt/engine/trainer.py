@@ -7,6 +7,7 @@ methods is the recipe.
 
 from __future__ import annotations
 
+import logging
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -51,6 +52,7 @@ class State:
     skipped: int = 0  # steps that made no update
     skipped_in_a_row: int = 0
     scores: dict[str, float] = field(default_factory=dict)  # of the evaluation at this step
+    wandb_run_id: str | None = None
 
     @property
     def updates(self) -> int:
@@ -66,6 +68,9 @@ class Trainer:
         training = config.training
         self.state = State()
         self.gradients_checked = False
+        self.console = Console(0, enabled=world.is_main)
+        self.handler = self.console.handler()  # warnings do not tear the progress line
+        logging.getLogger("overt").addHandler(self.handler)
         self.plan = plan_batches(training, world.world_size)
         self.loader = StepLoader(
             recipe.build_dataset(),
@@ -79,6 +84,7 @@ class Trainer:
         steps_per_epoch = self.loader.steps_per_epoch
         self.total_steps = training.num_steps or (training.num_epochs or 0) * steps_per_epoch
 
+        self.console.total_steps = self.total_steps
         set_precision(training.precision, training.deterministic)
         seed_everything(config.seed)  # the same first weights on every process
         self.model: nn.Module = recipe.build_model().to(self.device)
@@ -147,7 +153,7 @@ class Trainer:
             config.run_dir / "checkpoints",
             keep_best_n=config.checkpoint.keep_best_n,
             keep_last_n=config.checkpoint.keep_last_n,
-            metric_name=config.checkpoint.metric_name,
+            metric_name=config.checkpoint.metric_name or "",
             mode=config.checkpoint.mode,
             background=config.checkpoint.background,
         )
@@ -163,9 +169,9 @@ class Trainer:
             wandb_tags=config.logging.wandb_tags,
             wandb_entity=config.logging.wandb_entity,
             wandb_mode=config.logging.wandb_mode,
+            wandb_run_id=self.state.wandb_run_id,
             resume_step=None if resumed_from is None else self.state.step,
         )
-        self.console = Console(self.total_steps, enabled=world.is_main)
         run_folder.introduce(self, resumed_from, notes)
 
     def train(self) -> dict[str, float]:
@@ -292,8 +298,15 @@ class Trainer:
             "data_wait_share": rates.data_wait_share,
             "memory_gib": memory_in_use(self.device) / 2**30,
         }
-        self.logger.log_metrics(numbers, self.state.step, prefix="train/")
-        self.console.update(self.state.step, self.state.position.epoch, numbers)
+        self.logger.log_metrics(numbers, self.state.step, prefix="train")
+        shown = {name: numbers[name] for name in ("loss", "lr") if name in numbers}
+        self.console.update(
+            self.state.step,
+            numbers["epoch"],
+            shown,
+            memory_bytes=numbers["memory_gib"] * 2**30,
+            **rates._asdict(),
+        )
 
     def evaluate(self) -> dict[str, float]:
         """The recipe's scores, with the averaged weights where there are any."""
@@ -315,7 +328,7 @@ class Trainer:
         finally:
             model.train(was_training)
         self.state.scores = scores
-        self.logger.log_metrics(scores, self.state.step, prefix="evaluation/")
+        self.logger.log_metrics(scores, self.state.step, prefix="evaluation")
         self.console.say(run_folder.score_line(self.state.step, scores))
         return scores
 
@@ -334,6 +347,7 @@ class Trainer:
                 self.optimizer,
                 scaler=self.scaler,
                 metrics=self.state.scores,
+                is_best=None if self.config.checkpoint.metric_name else False,
                 step=self.state.step,
                 ema=self.average,
                 state=run_folder.state_of(self),
@@ -343,13 +357,13 @@ class Trainer:
 
     def resume(self) -> Path | None:
         """Go on from the checkpoint that `checkpoint.resume` names, if any; its path."""
-        path = run_folder.find_checkpoint(self.config, self.manager, self.world)
-        if path is None:
+        if not run_folder.has_to_resume(self.config, self.manager.checkpoint_dir):
             return None
+        named = None if self.config.checkpoint.resume == "auto" else self.config.checkpoint.resume
         saved = self.manager.load_checkpoint(
-            path, self.model, self.optimizer, self.scaler, ema=self.average
+            named, self.model, self.optimizer, self.scaler, ema=self.average
         )
-        run_folder.refuse_other_run(self, path, saved)
+        run_folder.refuse_other_run(self, saved)
         run_folder.restore_state(self, saved["state"])
         self.loader.seek(self.state.position)
         # Last of all, so that nothing draws from them any more before the first step.
@@ -363,7 +377,7 @@ class Trainer:
             random_state.restore(states)
         else:  # more processes than before: a fresh stream that no process had
             seed_everything(self.config.seed + self.state.step, self.world.rank)
-        return path
+        return saved["path"]
 
     def is_due(self, every: int | None) -> bool:
         """Every so many steps, and after the last."""
@@ -395,5 +409,6 @@ class Trainer:
         """End loader, writer and logs; a failed background write surfaces here."""
         self.loader.close()
         self.console.close()
+        logging.getLogger("overt").removeHandler(self.handler)
         self.logger.finish()
         self.manager.wait()

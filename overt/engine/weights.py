@@ -25,9 +25,7 @@ from overt.engine import storage
 from overt.errors import CheckpointError
 
 # What DDP, torch.compile, FSDP and activation checkpointing put into the middle of a key.
-WRAPPERS = frozenset(
-    {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
-)
+WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 # Where training scripts keep the weights inside a larger dictionary.
 CONTAINERS = ("model", "state_dict", "model_state", "model_state_dict")
 # Tables that follow from the sizes of a model: its own are kept where the file's do not fit.
@@ -81,7 +79,7 @@ def load_tensors(
     allow_shape_mismatch: bool = False,
 ) -> LoadReport:
     """Load named tensors into `model`, whatever wrappers either side has been through."""
-    own: dict[str, Tensor] = model.state_dict()
+    own = {key: value for key, value in model.state_dict().items() if isinstance(value, Tensor)}
     here = {clean: key for key, clean in clean_keys(own, "the model").items()}
     there = _match_leading_model(clean_keys(tensors, source), here)
 

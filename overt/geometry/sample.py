@@ -71,6 +71,6 @@ def mix_taps(weights: Tensor, values: Tensor) -> Tensor:
     """
     along_x, along_y = weights.unbind(-3)
     pixels = weights.shape[-1]
-    values = values.unflatten(-2, (pixels, pixels)).flatten(-2)  # (..., S, S * D)
-    values = (along_x @ values).unflatten(-1, (pixels, -1))  # (..., P, S, D)
+    values = torch.unflatten(values, -2, (pixels, pixels)).flatten(-2)  # (..., S, S * D)
+    values = torch.unflatten(along_x @ values, -1, (pixels, -1))  # (..., P, S, D)
     return (along_y.unsqueeze(-3) @ values).flatten(-3, -2)

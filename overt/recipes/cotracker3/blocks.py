@@ -74,8 +74,8 @@ class Perceptron(nn.Module):
         self.fc2 = nn.Linear(hidden, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.fc2(F.gelu(self.fc1(x), approximate=self.approximate))
-        return y
+        output: Tensor = self.fc2(F.gelu(self.fc1(x), approximate=self.approximate))
+        return output
 
 
 class Attention(nn.Module):
@@ -95,8 +95,8 @@ class Attention(nn.Module):
         key_value = self.to_kv(context).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
         key, value = key_value.unbind()  # each (B, heads, M, D / heads)
         y = F.scaled_dot_product_attention(query, key, value)
-        y = self.to_out(y.transpose(1, 2).flatten(-2))
-        return y
+        output: Tensor = self.to_out(y.transpose(1, 2).flatten(-2))
+        return output
 
 
 class SelfBlock(nn.Module):
@@ -111,11 +111,12 @@ class SelfBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         normed = self.norm(x)
         x = x + self.attn(normed, normed)
-        return x + self.mlp(self.norm(x))
+        output: Tensor = x + self.mlp(self.norm(x))
+        return output
 
 
 class CrossBlock(nn.Module):
-    """Pre-norm block whose attention reads from a context of its own norm, (B, L, D) to the same."""
+    """Pre-norm block whose attention reads from a context, (B, L, D) to the same."""
 
     def __init__(self, width: int, heads: int, mlp_ratio: float) -> None:
         super().__init__()
@@ -126,7 +127,8 @@ class CrossBlock(nn.Module):
 
     def forward(self, x: Tensor, context: Tensor) -> Tensor:
         x = x + self.cross_attn(self.norm(x), self.norm_context(context))
-        return x + self.mlp(self.norm(x))
+        output: Tensor = x + self.mlp(self.norm(x))
+        return output
 
 
 class UpdateTransformer(nn.Module):
@@ -180,7 +182,7 @@ class UpdateTransformer(nn.Module):
             if depth % self.space_every == 0:
                 by_frame = x.transpose(1, 2).flatten(0, 1)  # (B * T, N + K, D)
                 by_frame = self._across_tracks(by_frame, points, depth // self.space_every)
-                x = by_frame.unflatten(0, (batch, frames)).transpose(1, 2)
+                x = torch.unflatten(by_frame, 0, (batch, frames)).transpose(1, 2)
         x = x[:, :points]
         if self.vis_conf_head is None:
             update: Tensor = self.flow_head(x)

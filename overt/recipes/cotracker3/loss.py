@@ -29,16 +29,10 @@ def counts(windows: Sequence[Targets]) -> dict[str, Tensor]:
 
     They follow from the data alone, so that they can be known before the first forward.
     """
-    visible = [(window.valid * window.visible).sum() for window in windows]
-    valid = [window.valid.sum() for window in windows]
-    entries = [
-        torch.full_like(total, window.valid.numel()) for window, total in zip(windows, valid)
-    ]
-    return {
-        "visible": torch.stack(visible),
-        "occluded": torch.stack(valid) - torch.stack(visible),
-        "entries": torch.stack(entries),
-    }
+    visible = torch.stack([(window.valid * window.visible).sum() for window in windows])
+    valid = torch.stack([window.valid.sum() for window in windows])
+    entries = [valid.new_full((), window.valid.numel()) for window in windows]
+    return {"visible": visible, "occluded": valid - visible, "entries": torch.stack(entries)}
 
 
 def losses(

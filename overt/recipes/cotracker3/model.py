@@ -106,7 +106,7 @@ class CoTracker3(nn.Module):
         self.corr_levels = corr_levels
         token_width = 2 + corr_levels * corr_out + MOTION_WIDTH
         self.register_buffer("time_emb", sine_time_embedding(window_len, token_width)[None])
-        self.register_load_state_dict_pre_hook(_keep_own_time_embedding)
+        self.register_load_state_dict_pre_hook(_keep_own_time_emb)  # type: ignore[no-untyped-call]
 
         height, width = model_resolution
         scale = torch.tensor([width, height, width, height]) / stride
@@ -141,14 +141,11 @@ class CoTracker3(nn.Module):
                 f"model.stride={self.stride} and at least {smallest}, so that "
                 f"model.corr_levels={self.corr_levels} levels fit; resize or crop the video"
             )
-        maps = torch.cat(
-            [
-                self.fnet(2 * (chunk.float() / 255) - 1)
-                for chunk in video.flatten(0, 1).split(FRAMES_PER_CHUNK)
-            ]
-        ).float()  # (B * T, C, H / stride, W / stride); lengths are summed in float32
+        chunks = torch.split(video.flatten(0, 1), FRAMES_PER_CHUNK)
+        maps = torch.cat([self.fnet(2 * (chunk.float() / 255) - 1) for chunk in chunks])
+        maps = maps.float()  # (B * T, C, H / stride, W / stride)
         maps = maps / maps.square().sum(1, keepdim=True).clamp(min=1e-12).sqrt()
-        return build_pyramid(maps.unflatten(0, (batch, frames)), self.corr_levels)
+        return build_pyramid(torch.unflatten(maps, 0, (batch, frames)), self.corr_levels)
 
     def look_up(self, pyramid: Pyramid, frames: Tensor, cells_xy: Tensor) -> tuple[Tensor, Tensor]:
         """Read the squares around positions (B, N, T', 2) in the frames (B, N or 1, T').
@@ -162,7 +159,7 @@ class CoTracker3(nn.Module):
         maps = (samples * pyramid.frames + frames).unsqueeze(2)  # (B, N or 1, 1, T')
         rows = pyramid.first_rows[:, None] + maps * sizes_xy.prod(-1)  # (B, N or 1, L, T')
         rows = rows.unsqueeze(-1) + numbers
-        cells = pyramid.cells.index_select(0, rows.flatten()).unflatten(0, rows.shape)
+        cells = pyramid.cells.index_select(0, rows.flatten()).view(*rows.shape, -1)
         return cells, weights
 
     def query_features(self, pyramid: Pyramid, frames: Tensor, cells_xy: Tensor) -> Tensor:
@@ -185,7 +182,7 @@ class CoTracker3(nn.Module):
         # Interpolating the products, not the features, keeps P*P features per point and frame
         # from ever being written; one large product per point serves all its frames.
         products = cells.flatten(3, 4) @ support.mT  # (B, N, L, T * S*S, P*P)
-        products = products.unflatten(3, (cells_xy.shape[2], -1))
+        products = torch.unflatten(products, 3, (cells_xy.shape[2], -1))
         return mix_taps(weights, products).flatten(-2)
 
     def time_embedding(self, frames: int) -> Tensor:
@@ -266,12 +263,9 @@ def relative_motion(positions_xy: Tensor) -> Tensor:
     return torch.cat([F.pad(step, (0, 0, 0, 1)), F.pad(-step, (0, 0, 1, 0))], dim=-1)
 
 
-def _keep_own_time_embedding(
-    module: nn.Module, state: dict[str, Any], prefix: str, *_: object
-) -> None:
-    """Let a checkpoint made for another window length load: its table is computed, not learned."""
-    own = module.get_buffer("time_emb")
+def _keep_own_time_emb(module: CoTracker3, state: dict[str, Any], prefix: str, *_: object) -> None:
+    """Let a checkpoint of another window length load: the table is computed, not learned."""
     given = state.get(f"{prefix}time_emb")
-    if isinstance(given, Tensor) and given.ndim == 3 and given.shape[2] == own.shape[2]:
-        if given.shape[1] != own.shape[1]:
-            state[f"{prefix}time_emb"] = own
+    window_len, width = module.time_emb.shape[1:]
+    if given is not None and given.shape[2:] == (width,) and given.shape[1] != window_len:
+        state[f"{prefix}time_emb"] = module.time_emb

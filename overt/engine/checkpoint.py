@@ -1,0 +1,426 @@
+"""CheckpointManager: the full state of a run by name, saved whole, in the background if asked.
+
+Only the main process writes, and no process waits for another while it does.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from overt.distributed import broadcast_object, get_world_size, is_main_process
+from overt.engine import optimizer_state, storage
+from overt.engine.plain import from_plain, to_plain
+from overt.engine.tensorfile import Bytes, Content, Snapshot, TensorFile
+from overt.engine.weights import clean_keys, load_tensors, read_safetensors, split_tied
+from overt.errors import CheckpointError, ConfigError
+
+logger = logging.getLogger(__name__)
+
+
+class HasState(Protocol):
+    """A scheduler or scaler: its state is a dictionary of plain values."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None: ...
+
+
+class CheckpointManager:
+    """Saves, finds, checks and loads the checkpoints of one run, and deletes the superfluous ones.
+
+    Kept are the `keep_best_n` best by `metric_name` and, apart from these, the `keep_last_n` last.
+    """
+
+    def __init__(
+        self,
+        checkpoint_dir: str | Path,
+        keep_best_n: int = 3,
+        save_frequency: int = 10,
+        metric_name: str = "val_loss",
+        mode: str = "min",
+        *,
+        keep_last_n: int = 2,
+        background: bool = False,
+    ) -> None:
+        if mode not in ("min", "max"):
+            raise ConfigError(f"checkpoint.mode={mode!r} is unknown; use 'min' or 'max'")
+        for name, value, least in (
+            ("keep_best_n", keep_best_n, 0),
+            ("save_frequency", save_frequency, 1),
+            ("keep_last_n", keep_last_n, 1),
+        ):
+            if value < least:
+                raise ConfigError(f"checkpoint.{name}={value} is too small; use {least} or more")
+        self.checkpoint_dir = Path(checkpoint_dir)
+        self.keep_best_n = keep_best_n
+        self.keep_last_n = keep_last_n
+        self.save_frequency = save_frequency
+        self.metric_name = metric_name
+        self.mode = mode
+        self._snapshots: dict[str, Snapshot] | None = {} if background else None
+        self._writer = _Writer()
+        # Runs when the manager goes away or Python exits, whichever is first.
+        weakref.finalize(self, self._writer.report)
+        if is_main_process():
+            storage.make_folder(self.checkpoint_dir)
+            for path in storage.clean_left_overs(self.checkpoint_dir):
+                logger.info("removed %s, left by a process that was killed", path)
+        self._read_disk()
+        if is_main_process():
+            self._move_pointers()
+
+    # --- which and when ----------------------------------------------------------------------
+
+    def should_save(self, epoch: int) -> bool:
+        """Whether a periodic save is due after this epoch, counted from 0."""
+        return (epoch + 1) % self.save_frequency == 0
+
+    def is_better_metric(self, value: float) -> bool:
+        """Whether `value` beats the best one so far; NaN never does."""
+        if math.isnan(value):
+            return False
+        if self.best_metric is None:
+            return True
+        return value < self.best_metric if self.mode == "min" else value > self.best_metric
+
+    def get_latest_checkpoint(self) -> Path | None:
+        """The newest checkpoint that is complete by names and sizes; a pending save is not yet."""
+        complete = (one.path for one in reversed(self._stored) if _is_complete(one.path))
+        return next(complete, None)
+
+    def get_best_checkpoint(self) -> Path | None:
+        """The best checkpoint by the metric, unless none was ever measured."""
+        best = self._best()
+        return None if best is None or not _is_complete(best.path) else best.path
+
+    # --- saving ------------------------------------------------------------------------------
+
+    def save_checkpoint(
+        self,
+        epoch: int,
+        model: nn.Module,
+        optimizer: Optimizer | None = None,
+        scheduler: HasState | None = None,
+        scaler: HasState | None = None,
+        metrics: Mapping[str, Any] | None = None,
+        is_best: bool | None = None,
+        *,
+        step: int | None = None,
+        ema: nn.Module | None = None,
+        state: Mapping[str, Any] | None = None,
+        tensors: Mapping[str, Tensor] | None = None,
+        config_yaml: str | None = None,
+    ) -> Path:
+        """Save everything; with `background` return once it is copied. `is_best=None`: by metric.
+
+        Every process may call this: all but the main one return at once.
+        """
+        name = f"epoch_{epoch:04d}" if step is None else f"step_{step:08d}"
+        if not is_main_process():
+            return self.checkpoint_dir / name
+        self.wait()  # one save in flight; an error of the last one surfaces here
+        metric = self._metric(metrics, is_best)
+        best = is_best
+        if best is None:
+            best = metric is not None and self.is_better_metric(metric)
+        best_metric = metric if best else self.best_metric
+        facts = {
+            "serial": self._stored[-1].serial + 1 if self._stored else 1,
+            "step": step,
+            "epoch": epoch,
+            "metric_name": self.metric_name,
+            "metric": metric,
+            "is_best": best,
+            "world_size": get_world_size(),
+        }
+        described: dict[str, Any] = {
+            "epoch": epoch,
+            "step": step,
+            "metrics": dict(metrics or {}),
+            "best_metric": best_metric,
+            "scheduler": None if scheduler is None else scheduler.state_dict(),
+            "scaler": None if scaler is None else scaler.state_dict(),
+            "optimizer": None,
+            "state": dict(state or {}),
+        }
+        files: dict[str, Content] = {"model.safetensors": self._content("model", _weights(model))}
+        if optimizer is not None:
+            moments, described["optimizer"] = optimizer_state.describe(model, optimizer)
+            files["optimizer.safetensors"] = self._content("optimizer", TensorFile(moments))
+        if ema is not None:
+            files["ema.safetensors"] = self._content("ema", _weights(ema))
+        if tensors is not None:
+            files["rng.safetensors"] = self._content("rng", TensorFile(tensors))
+        if config_yaml is not None:
+            files["config.yaml"] = Bytes(config_yaml.encode())
+        files["state.json"] = Bytes(json.dumps(to_plain(described, "state"), indent=1).encode())
+
+        name = storage.free_name(self.checkpoint_dir, name)
+        self.best_metric = best_metric  # at once, although the file may take a while
+        if self._snapshots is None:
+            self._write(name, files, facts)
+        else:
+            self._writer.start(lambda: self._write(name, files, facts))
+        return self.checkpoint_dir / name
+
+    def wait(self) -> None:
+        """Until the save in the background is done; raises the error it met."""
+        self._writer.wait()
+
+    def _metric(self, metrics: Mapping[str, Any] | None, is_best: bool | None) -> float | None:
+        if metrics and self.metric_name in metrics:
+            return float(metrics[self.metric_name])
+        if is_best or (is_best is None and metrics):
+            raise CheckpointError(
+                f"the best checkpoint is chosen by {self.metric_name!r}, which is not among the "
+                f"metrics given ({', '.join(sorted(metrics or {})) or 'none'}). Set "
+                "checkpoint.metric_name to one of these, or save with is_best=False."
+            )
+        return None
+
+    def _content(self, name: str, file: TensorFile) -> Content:
+        if self._snapshots is None:
+            return file
+        snapshot = self._snapshots.setdefault(name, Snapshot())
+        snapshot.take(file)
+        return snapshot
+
+    def _write(self, name: str, files: dict[str, Content], facts: dict[str, Any]) -> None:
+        try:
+            stored = storage.write_folder(self.checkpoint_dir, name, files, facts)
+        except BaseException:
+            self._read_disk()  # a best value that was not saved does not count
+            raise
+        # The list is replaced, never changed: the training thread may be reading it.
+        self._stored = [*self._stored, stored]
+        self._move_pointers()
+        found = storage.verify(stored.path, contents=False)
+        if not found.good:
+            raise CheckpointError(
+                f"{stored.path} was written but is not as it should be ({found}); older "
+                "checkpoints are kept. Check the disk, and that no other run saves to this folder."
+            )
+        self._delete_superfluous()
+
+    def _delete_superfluous(self) -> None:
+        keep = {one.path for one in self._stored[-self.keep_last_n :]}
+        keep |= {one.path for one in self._ranking()[: self.keep_best_n]}
+        for one in self._stored:
+            if one.path not in keep and not storage.is_pinned(one.path):
+                self._stored = [other for other in self._stored if other is not one]
+                self._move_pointers()  # a pointer never dangles: it moves before its target goes
+                storage.delete(one.path)
+
+    def _ranking(self) -> list[storage.Stored]:
+        """What was measured by this metric, the best first."""
+        best = self._best()
+        sign = 1.0 if self.mode == "min" else -1.0
+        ranked = [
+            (one is not best, sign * one.metric, one.serial, one)
+            for one in self._stored
+            if one.metric is not None
+            and not math.isnan(one.metric)
+            and one.manifest["metric_name"] == self.metric_name
+        ]
+        return [one for *_, one in sorted(ranked, key=lambda entry: entry[:3])]
+
+    def _best(self) -> storage.Stored | None:
+        """The last one that was saved as best: it beat, or was said to beat, all before it."""
+        flagged = (
+            one
+            for one in reversed(self._stored)
+            if one.is_best and one.manifest["metric_name"] == self.metric_name
+        )
+        return next(flagged, None)
+
+    def _move_pointers(self) -> None:
+        newest = self._stored[-1].path if self._stored else None
+        best = self._best()
+        storage.point(self.checkpoint_dir / "latest", newest)
+        storage.point(self.checkpoint_dir / "best", None if best is None else best.path)
+
+    def _read_disk(self) -> None:
+        self._stored, _ = storage.scan(self.checkpoint_dir)
+        best = self._best()
+        self.best_metric = None if best is None else best.metric
+
+    # --- loading -----------------------------------------------------------------------------
+
+    def load_checkpoint(
+        self,
+        checkpoint_path: str | Path | None = None,
+        model: nn.Module | None = None,
+        optimizer: Optimizer | None = None,
+        scaler: HasState | None = None,
+        *,
+        ema: nn.Module | None = None,
+    ) -> dict[str, Any]:
+        """Restore what is given from a checkpoint, by default the newest good one.
+
+        All processes call this together: the main one checks the files and tells the others which.
+        Returns path, epoch, step, metrics, best_metric, scheduler, state, tensors, config_yaml.
+        """
+        path = self._agree_on(checkpoint_path)
+        files = storage.read_manifest(path)["files"]
+        described: dict[str, Any] = from_plain(json.loads((path / "state.json").read_text()))
+        if model is not None:
+            _restore_weights(path, "model", model)
+        if ema is not None:
+            _require(path, files, "ema.safetensors")
+            _restore_weights(path, "ema", ema)
+        if optimizer is not None:
+            _require(path, files, "optimizer.safetensors")
+            if model is None:
+                raise CheckpointError(
+                    "optimizer state is kept by parameter name: pass the model together with the "
+                    "optimizer"
+                )
+            moments, _ = read_safetensors(path / "optimizer.safetensors")
+            optimizer_state.restore(model, optimizer, moments, described["optimizer"])
+        if scaler is not None and described["scaler"]:
+            scaler.load_state_dict(described["scaler"])
+        elif scaler is not None and scaler.state_dict():
+            logger.warning("%s holds no scaler state; the loss scale starts anew", path)
+        if self.best_metric is None:  # the best one itself is gone, or lies in another folder
+            self.best_metric = described["best_metric"]
+        tensors: dict[str, Tensor] = {}
+        if "rng.safetensors" in files:
+            tensors, _ = read_safetensors(path / "rng.safetensors")
+        config = (path / "config.yaml").read_text() if "config.yaml" in files else None
+        returned = ("epoch", "step", "metrics", "best_metric", "scheduler", "state")
+        return {
+            "path": path,
+            **{key: described[key] for key in returned},
+            "tensors": tensors,
+            "config_yaml": config,
+        }
+
+    def _agree_on(self, given: str | Path | None) -> Path:
+        """The checkpoint to load, chosen and checked by the main process for all."""
+        path: Path | None = None
+        problem: str | None = None
+        if is_main_process():
+            try:
+                self.wait()
+                path = self._newest_good() if given is None else _checked(Path(given))
+            except (CheckpointError, OSError) as error:
+                problem = str(error)  # raised on every process, or the others would wait for ever
+        path, problem = broadcast_object((path, problem))
+        if problem is not None:
+            raise CheckpointError(problem)
+        assert path is not None
+        if not path.is_dir():
+            raise CheckpointError(
+                f"this process does not see {path}, which the main process found. All hosts need "
+                "the checkpoint folder: put it on a shared file system."
+            )
+        self._read_disk()
+        return path
+
+    def _newest_good(self) -> Path:
+        path = storage.newest_good(self.checkpoint_dir)
+        self._read_disk()
+        self._move_pointers()
+        if path is None:
+            raise CheckpointError(
+                f"there is no good checkpoint in {self.checkpoint_dir}; start the run anew, or "
+                "name a checkpoint elsewhere"
+            )
+        return path
+
+
+class _Writer:
+    """One save in flight, in a thread; its error is kept until someone hears it."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def start(self, save: Callable[[], None]) -> None:
+        self.wait()
+        self._thread = threading.Thread(target=self._run, args=(save,), name="overt-checkpoint")
+        self._thread.start()
+
+    def _run(self, save: Callable[[], None]) -> None:
+        try:
+            save()
+        except BaseException as error:  # handed over to the thread that waits
+            self._error = error
+
+    def wait(self) -> None:
+        # The thread itself comes by here when it held the last reference to the manager.
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def report(self) -> None:
+        """At exit nobody is left to raise to, but a failed save is never silent."""
+        try:
+            self.wait()
+        except Exception as error:
+            logger.error("the last checkpoint was NOT saved: %s", error)
+
+
+def _weights(module: nn.Module) -> TensorFile:
+    """A module's tensors under the bare module's names, tied ones once."""
+    state = module.state_dict()
+    for key, value in state.items():
+        if not isinstance(value, Tensor):
+            raise CheckpointError(
+                f"{key} of {type(module).__name__} is a {type(value).__name__}, not a tensor; a "
+                "checkpoint holds tensors. Return a tensor from get_extra_state, or keep it in "
+                "the configuration."
+            )
+    clean = clean_keys(state, "the model")
+    kept, aliases = split_tied({clean[key]: value for key, value in state.items()})
+    return TensorFile(kept, {"format": "pt", "overt.tied": json.dumps(aliases)})
+
+
+def _restore_weights(path: Path, part: str, module: nn.Module) -> None:
+    tensors, _ = read_safetensors(path / f"{part}.safetensors")
+    report = load_tensors(tensors, module, strict=True, source=str(path / part))
+    if report.skipped:
+        raise CheckpointError(
+            f"{report}\nA resumed run needs the sizes it was saved with; to start another run "
+            "from these weights use init_from."
+        )
+
+
+def _require(path: Path, files: Mapping[str, Any], name: str) -> None:
+    if name not in files:
+        raise CheckpointError(
+            f"{path} has no {name}, so the run cannot go on from it exactly; it holds "
+            f"{', '.join(sorted(files))}. Start a new run from its weights instead (init_from)."
+        )
+
+
+def _checked(path: Path) -> Path:
+    if not path.is_dir():
+        raise CheckpointError(
+            f"{path} is not a checkpoint folder of overt. To resume, name a folder such as "
+            "checkpoints/latest; to start from the weights of any other file use init_from."
+        )
+    path = path.resolve()
+    found = storage.verify(path)
+    if not found.good:
+        raise CheckpointError(
+            f"{path} cannot be used: {found}. Name an older checkpoint beside it."
+        )
+    return path
+
+
+def _is_complete(path: Path) -> bool:
+    return storage.verify(path, contents=False).good

@@ -1,0 +1,190 @@
+"""What a person sees while a run goes: one live line on a terminal, plain lines elsewhere.
+
+`Meter` measures what the line shows; nothing here waits for the device.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import shutil
+import statistics
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, TextIO
+
+from overt.distributed import is_main_process
+
+GIB = 2**30
+CLEAR = "\r\x1b[K"
+
+
+class Rates(NamedTuple):
+    """How fast the steps since the last reading were; NaN where none of them counts."""
+
+    seconds_per_step: float
+    samples_per_second: float
+    data_wait_share: float
+
+
+class Meter:
+    """Times steps and leaves out what is no training.
+
+    The first `skip_steps` steps, which compile and warm up, and everything inside `pause()` do not
+    count. Times are those of the host: read them where it has caught up with the device, after the
+    metrics were read.
+    """
+
+    def __init__(self, skip_steps: int = 3, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._skip = skip_steps
+        self._begin()
+
+    def step(self, samples: int, wait_seconds: float = 0.0) -> None:
+        """Count a step that is done: its samples, and how long it waited for them."""
+        if self._skip > 0:
+            self._skip -= 1
+            self._begin()
+            return
+        self._steps += 1
+        self._samples += samples
+        self._waited += wait_seconds
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Around evaluation and saving: the time inside does not count."""
+        before = self._clock()
+        try:
+            yield
+        finally:
+            self._start += self._clock() - before
+
+    def read(self) -> Rates:
+        """The rates since the last reading."""
+        if self._steps == 0:
+            return Rates(math.nan, math.nan, math.nan)
+        seconds = max(self._clock() - self._start, 1e-9)
+        rates = Rates(
+            seconds / self._steps, self._samples / seconds, min(self._waited / seconds, 1.0)
+        )
+        self._begin()
+        return rates
+
+    def _begin(self) -> None:
+        self._start = self._clock()
+        self._steps = 0
+        self._samples = 0
+        self._waited = 0.0
+
+
+class Console:
+    """Progress and messages of the main process; silent on the others."""
+
+    def __init__(
+        self, total_steps: int, *, stream: TextIO | None = None, enabled: bool = True
+    ) -> None:
+        self.total_steps = total_steps
+        self._stream = sys.stdout if stream is None else stream
+        self._enabled = enabled and is_main_process()
+        self._live = self._enabled and self._stream.isatty()
+        self._line = ""  # what the terminal shows now
+        # The median of recent readings: one slow stretch must not throw the estimate about.
+        self._recent: deque[float] = deque(maxlen=21)
+
+    def update(
+        self,
+        step: int,
+        epoch: float,
+        fields: Mapping[str, float],
+        *,
+        seconds_per_step: float = math.nan,
+        data_wait_share: float = math.nan,
+        samples_per_second: float = math.nan,
+        memory_bytes: float = math.nan,
+    ) -> None:
+        """Show where training stands; a rate that is NaN is not known yet and left out."""
+        done = step / self.total_steps if self.total_steps else 1.0
+        parts = [f"step {step}/{self.total_steps} {done:4.0%}", f"epoch {epoch:.4g}"]
+        parts += [f"{name} {value:.4g}" for name, value in fields.items()]
+        if math.isfinite(samples_per_second):
+            parts.append(f"{samples_per_second:.4g} samples/s")
+        if math.isfinite(seconds_per_step):
+            self._recent.append(seconds_per_step)
+            remaining = max(self.total_steps - step, 0) * statistics.median(self._recent)
+            parts.append(f"ETA {as_duration(remaining)}")
+        if math.isfinite(data_wait_share):
+            parts.append(f"data wait {data_wait_share:.0%}")
+        if math.isfinite(memory_bytes):
+            parts.append(f"memory {memory_bytes / GIB:.2f} GiB")
+        if not self._live:
+            self._write("  ".join(parts) + "\n")
+            return
+        self._line = fit(parts, done, shutil.get_terminal_size().columns - 1)
+        self._write(CLEAR + self._line)
+
+    def say(self, text: str) -> None:
+        """Print a line; on a terminal the progress line stays below it."""
+        self._write(f"{CLEAR}{text}\n{self._line}" if self._live else f"{text}\n")
+
+    def table(self, title: str, rows: Sequence[tuple[str, str]]) -> None:
+        """Print names and values in two columns under a title."""
+        width = max((len(name) for name, _ in rows), default=0)
+        self.say("\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows)]))
+
+    def close(self) -> None:
+        """Leave the last progress line standing."""
+        if self._line:
+            self._write("\n")
+            self._line = ""
+
+    def handler(self) -> logging.Handler:
+        """A handler that says log records, so that a warning does not tear the progress line."""
+        return _SayHandler(self)
+
+    def _write(self, text: str) -> None:
+        if not self._enabled:
+            return
+        # A terminal without some letter gets a question mark for it.
+        encoding = self._stream.encoding or "utf-8"
+        text = text.encode(encoding, "replace").decode(encoding)
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):
+            # Whoever was watching has gone (closed pipe or terminal); training goes on.
+            self._enabled = False
+
+
+class _SayHandler(logging.Handler):
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._console.say(f"{record.levelname.lower()}: {self.format(record)}")
+
+
+def fit(parts: Sequence[str], done: float, columns: int) -> str:
+    """The parts that fit into one line, whole ones only, with a bar where there is room for it."""
+    kept: list[str] = []
+    for part in parts:
+        if len("  ".join([*kept, part])) > columns:
+            break
+        kept.append(part)
+    line = "  ".join(kept) or parts[0][:columns]
+    room = min(columns - len(line) - 4, 20)
+    if len(kept) < len(parts) or room < 5:
+        return line
+    filled = round(min(max(done, 0.0), 1.0) * room)
+    return f"{kept[0]} [{'=' * filled}{' ' * (room - filled)}]{line[len(kept[0]) :]}"
+
+
+def as_duration(seconds: float) -> str:
+    """Seconds as 1:02:03, with days where there are any."""
+    whole = math.ceil(seconds)
+    days, rest = divmod(whole, 86_400)
+    clock = f"{rest // 3600}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
+    return f"{days}d {clock}" if days else clock

@@ -1,0 +1,136 @@
+"""Pictures of tracks: the points stand where they should, in colours that tell them apart."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from overt.viz.tracks import draw_tracks, save_image
+
+FRAMES, HEIGHT, WIDTH = 6, 24, 32
+
+
+@pytest.fixture
+def video():
+    return torch.zeros(FRAMES, 3, HEIGHT, WIDTH, dtype=torch.uint8)
+
+
+def still(*points):
+    """Tracks (T, N, 2) of points that do not move, and visibility everywhere."""
+    tracks = torch.tensor(points, dtype=torch.float32).expand(FRAMES, len(points), 2)
+    return tracks, torch.ones(FRAMES, len(points), dtype=torch.bool)
+
+
+def coloured(image):
+    """Where the picture is neither paper, ink nor grey video (H, W)."""
+    pixels = image.int()
+    return (pixels.amax(0) - pixels.amin(0)) > 80
+
+
+def test_picture_is_a_strip_of_frames(video):
+    tracks, visible = still((4, 4))
+    one = draw_tracks(video, tracks, visible, columns=1, scale=4)
+    three = draw_tracks(video, tracks, visible, columns=3, scale=4)
+    assert one.dtype == torch.uint8
+    assert one.shape[0] == 3
+    assert one.shape[1] >= HEIGHT * 4
+    assert three.shape[2] - one.shape[2] == pytest.approx(2 * WIDTH * 4, abs=40)
+    rows = draw_tracks(video, tracks, visible, truth=tracks, columns=3, scale=4)
+    assert rows.shape[1] - three.shape[1] == pytest.approx(HEIGHT * 4, abs=20)
+
+
+@pytest.mark.parametrize("place", [(2.0, 3.0), (16.0, 20.0), (29.5, 11.25)])
+def test_point_stands_at_its_pixel_centre(video, place):
+    scale = 4
+    tracks, visible = still(place)
+    with_point = draw_tracks(video, tracks, visible, columns=1, scale=scale, trail=0)
+    # A white pixel in the video shows where the panel lies in the picture.
+    corner = video.clone()
+    corner[:, :, 0, 0] = 255
+    difference = draw_tracks(corner, tracks, visible, columns=1, scale=scale, trail=0).int()
+    marks = torch.nonzero((difference - with_point.int()).abs().sum(0) > 40).float()
+    # The centre of the first pixel; half of the blur around it falls outside the panel.
+    origin = marks.amin(0)
+    found = torch.nonzero(coloured(with_point)).float().mean(0)
+    expected = origin + (torch.tensor([place[1], place[0]]) + 0.5) * scale - 0.5
+    assert (found - expected).abs().max() < 0.6
+
+
+def test_occluded_point_is_a_ring(video):
+    tracks, visible = still((16, 12))
+    disc = draw_tracks(video, tracks, visible, columns=1, scale=6, trail=0)
+    ring = draw_tracks(video, tracks, ~visible, columns=1, scale=6, trail=0)
+    row, column = torch.nonzero(coloured(disc)).float().mean(0).round().int().tolist()
+    assert coloured(disc)[row, column]
+    assert not coloured(ring)[row, column]
+    assert coloured(ring).sum() > 20
+
+
+def test_trail_shows_the_past(video):
+    tracks = torch.zeros(FRAMES, 1, 2)
+    tracks[:, 0, 0] = torch.arange(FRAMES) * 5.0 + 2
+    tracks[:, 0, 1] = 6
+    visible = torch.ones(FRAMES, 1, dtype=torch.bool)
+    short = draw_tracks(video, tracks, visible, trail=0, columns=2)
+    long = draw_tracks(video, tracks, visible, trail=5, columns=2)
+    assert (long != short).any(0).sum() > 100
+
+
+def test_points_have_distinct_colours(video):
+    points = [(3, 3), (28, 3), (3, 20), (28, 20)]
+    colours = []
+    for point in points:
+        tracks, visible = still(point)
+        image = draw_tracks(video, tracks, visible, columns=1, scale=4, trail=0)
+        colours.append(image[:, coloured(image)].float().median(dim=1).values)
+    distances = [(a - b).abs().max() for i, a in enumerate(colours) for b in colours[:i]]
+    assert min(distances) > 60
+
+
+def test_error_is_drawn_as_a_line_to_the_truth(video):
+    tracks, visible = still((6, 6))
+    truth, _ = still((26, 18))
+    right = draw_tracks(video, tracks, visible, truth=tracks, columns=1)
+    wrong = draw_tracks(video, tracks, visible, truth=truth, columns=1)
+    top_row = slice(0, right.shape[1] // 2)
+    white = (wrong[:, top_row] > 180).all(0) & ~(right[:, top_row] > 180).all(0)
+    assert white.sum() > 20
+
+
+def test_predictions_that_are_not_finite_do_not_matter(video):
+    tracks, visible = still((6, 6), (9, 9), (12, 12))
+    tracks = tracks.clone()
+    tracks[2:, 1] = float("nan")
+    tracks[2:, 2] = float("inf")
+    image = draw_tracks(video, tracks, visible, truth=tracks)
+    assert coloured(image).any()
+
+
+def test_inputs_are_left_alone_and_output_repeats(video):
+    tracks, visible = still((6, 6), (20, 9))
+    before = video.clone(), tracks.clone(), visible.clone()
+    one = draw_tracks(video, tracks.requires_grad_(), visible)
+    other = draw_tracks(video, tracks, visible)
+    assert torch.equal(one, other)
+    assert all(torch.equal(a, b) for a, b in zip(before, (video, tracks, visible), strict=True))
+
+
+def test_no_points_at_all(video):
+    image = draw_tracks(video, torch.zeros(FRAMES, 0, 2), torch.zeros(FRAMES, 0, dtype=torch.bool))
+    assert not coloured(image).any()
+
+
+def test_shapes_that_do_not_fit(video):
+    tracks, visible = still((6, 6))
+    with pytest.raises(ValueError, match="tracks has shape"):
+        draw_tracks(video, tracks[1:], visible)
+    with pytest.raises(ValueError, match="truth has shape"):
+        draw_tracks(video, tracks, visible, truth=tracks[:, :0])
+
+
+def test_save_image(tmp_path):
+    image = torch.randint(0, 256, (3, 5, 7), generator=torch.Generator().manual_seed(0))
+    image = image.to(torch.uint8)
+    save_image(tmp_path / "new" / "picture.png", image)
+    stored = np.asarray(Image.open(tmp_path / "new" / "picture.png"))
+    np.testing.assert_array_equal(stored, image.permute(1, 2, 0).numpy())
