@@ -26,14 +26,18 @@ def toy_config(folder: Path, *overrides: str) -> Any:
     return load(["recipe=toy", f"output_dir={folder}", *overrides], packages=[str(TOY)])
 
 
-def train_toy(folder: Path, *overrides: str) -> None:
+def train_toy(folder: Path, *overrides: str, die_at: int | None = None) -> None:
     """Train the toy recipe in this process (or, among several, as one of them)."""
+    if die_at is not None:
+        os.environ["TOY_DIE_AT_STEP"] = str(die_at)
     from overt.config import build_recipe
     from overt.distributed import init_distributed
     from overt.engine.trainer import Trainer
 
     config = toy_config(folder, *overrides)
-    Trainer(config, build_recipe(config), init_distributed("cpu")).train()
+    trainer = Trainer(config, build_recipe(config), init_distributed("cpu"))
+    trainer.train()
+    del trainer  # before the process group goes
 
 
 def read_rows(run: Path) -> list[dict[str, Any]]:
@@ -53,13 +57,26 @@ def weights(run: Path, step: int, part: str = "model") -> dict[str, Any]:
 
 
 def same_bits(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Equal to the last bit, where NaN equals NaN."""
     import torch
 
-    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+    def bits(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.reshape(-1).view(torch.uint8)
+
+    return one.keys() == other.keys() and all(
+        one[key].dtype == other[key].dtype and torch.equal(bits(one[key]), bits(other[key]))
+        for key in one
+    )
 
 
 def _enter(
-    function: Callable[..., Any], rank: int, size: int, port: int, answer: Path, arguments: Any
+    function: Callable[..., Any],
+    rank: int,
+    size: int,
+    port: int,
+    answer: Path,
+    arguments: tuple[Any, ...],
+    named: dict[str, Any],
 ) -> None:
     os.environ.update(
         RANK=str(rank),
@@ -76,7 +93,7 @@ def _enter(
     torch.set_num_threads(1)
     from overt.distributed import shutdown
 
-    result = function(*arguments)
+    result = function(*arguments, **named)
     answer.write_bytes(pickle.dumps(result))
     shutdown()
 
@@ -93,16 +110,26 @@ def _context() -> Any:
 
 @pytest.fixture
 def run_processes(_context: Any, tmp_path: Path) -> Callable[..., list[Any]]:
-    """`run_processes(function, size, *arguments)`: what `function` returns on each process."""
+    """`run_processes(function, size, *arguments)`: what `function` returns on each process.
+
+    With `dies=True` the processes are expected to end otherwise; their exit codes are returned.
+    """
     from torch.distributed import TCPStore
 
-    def run(function: Callable[..., Any], size: int, *arguments: Any) -> list[Any]:
+    def run(
+        function: Callable[..., Any],
+        size: int,
+        *arguments: Any,
+        dies: bool = False,
+        **named: Any,
+    ) -> list[Any]:
         # As torchrun does: the parent holds the store, so that its port is free for certain.
         store = TCPStore("127.0.0.1", 0, size + 1, is_master=True, wait_for_workers=False)
         answers = [tmp_path / f"answer_{os.urandom(4).hex()}_{rank}" for rank in range(size)]
         children = [
             _context.Process(
-                target=_enter, args=(function, rank, size, store.port, answers[rank], arguments)
+                target=_enter,
+                args=(function, rank, size, store.port, answers[rank], arguments, named),
             )
             for rank in range(size)
         ]
@@ -113,9 +140,9 @@ def run_processes(_context: Any, tmp_path: Path) -> Callable[..., list[Any]]:
         codes = [child.exitcode for child in children]
         for child in children:
             child.kill()
+        if dies:
+            return codes
         assert codes == [0] * size, f"exit codes {codes}"
         return [pickle.loads(answer.read_bytes()) for answer in answers]
 
     return run
-
-

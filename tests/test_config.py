@@ -106,7 +106,7 @@ def test_overrides_apply_to_a_config_file(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(load(["recipe=cotracker3_offline", "data.root=x"]).text)
     assert load(["training.num_steps=7"], config_file=str(file)).training.num_steps == 7
-    with pytest.raises(ConfigError, match="training.num_steps"):
+    with pytest.raises(ConfigError, match=r"training\.num_steps"):
         load(["training.num_stps=7"], config_file=str(file))
     with pytest.raises(ConfigError, match="groups are chosen"):
         load(["schedule=cosine"], config_file=str(file))

@@ -93,8 +93,9 @@ def _read_coords(path: Path, value: Any) -> NDArray[np.float32]:
             f"{path}: coords has shape {coords.shape} and type {coords.dtype}, expected numbers of "
             f"shape (tracks, frames, 2). {_MEND}"
         )
-    coords = coords.astype(np.float32)
-    broken = ~np.isfinite(coords)  # after the conversion, which may overflow
+    with np.errstate(over="ignore"):  # becomes Inf, and is refused as such
+        coords = coords.astype(np.float32)
+    broken = ~np.isfinite(coords)
     if broken.any():
         track, frame, _ = np.argwhere(broken)[0]
         raise DataError(

@@ -82,15 +82,24 @@ class _Layer:
         size = len(self.texture)
         place = surface + size // 2
         corner = np.floor(place)
-        share = (place - corner).astype(np.float32)
+        share_x, share_y = np.split((place - corner).astype(np.float32), 2, axis=-1)
         x0, y0 = np.moveaxis(corner.astype(np.intp) % size, -1, 0)
         x1, y1 = (x0 + 1) % size, (y0 + 1) % size
-        share_x, share_y = share[..., :1], share[..., 1:]
         texels = self.texture.reshape(-1, 3)
-        upper = texels[y0 * size + x0] * (1 - share_x) + texels[y0 * size + x1] * share_x
-        lower = texels[y1 * size + x0] * (1 - share_x) + texels[y1 * size + x1] * share_x
-        colour: Array = upper * (1 - share_y) + lower * share_y
-        return colour
+
+        def row(y: Array) -> Array:
+            left, right = texels.take(y * size + x0, axis=0), texels.take(y * size + x1, axis=0)
+            return _blend(left, right, share_x)
+
+        return _blend(row(y0), row(y1), share_y)
+
+
+def _blend(one: Array, other: Array, share: Array) -> Array:
+    """From `one` at share 0 to `other` at share 1; `other` is overwritten."""
+    other -= one
+    other *= share
+    other += one
+    return other
 
 
 def make_sequence(settings: SceneSettings, index: int) -> tuple[NDArray[np.uint8], Tracks]:

@@ -7,6 +7,7 @@ state it may set is checked, so that the worst a hostile file can do is to be re
 from __future__ import annotations
 
 import codecs
+import math
 import pickle
 import re
 from collections import OrderedDict
@@ -48,6 +49,8 @@ def _scalar(dtype: np.dtype[Any], data: bytes) -> Any:
 def _frombuffer(
     buffer: Any, dtype: np.dtype[Any], shape: tuple[int, ...], order: Any, axis_order: Any = None
 ) -> np.ndarray[Any, Any]:
+    if not isinstance(dtype, np.dtype):
+        raise pickle.UnpicklingError(f"array of type {dtype!r}")
     array = np.frombuffer(buffer, dtype=dtype)  # refuses object types by itself
     if order == "K":  # `shape` is in memory order then, and `axis_order` leads back
         return array.reshape(shape).transpose(axis_order)
@@ -85,14 +88,22 @@ def _build(unpickler: Any) -> None:
     state = unpickler.stack.pop()
     target = unpickler.stack[-1]
     if isinstance(target, np.ndarray):
-        _version, _shape, dtype, _fortran, _content = state
-        if not isinstance(dtype, np.dtype):
-            raise pickle.UnpicklingError("array with a state that numpy does not write")
+        _check_array_state(state)
     elif isinstance(target, np.dtype):
         _check_dtype_state(target, state)
     else:
         raise pickle.UnpicklingError(f"state for an object of class {type(target).__name__}")
     target.__setstate__(state)
+
+
+def _check_array_state(state: Any) -> None:
+    """Type and size of the content: numpy itself counts bytes, but not the entries of a list."""
+    _version, shape, dtype, _fortran, content = state
+    counts = isinstance(shape, tuple) and all(type(size) is int and size >= 0 for size in shape)
+    if not isinstance(dtype, np.dtype) or not counts:
+        raise pickle.UnpicklingError("array with a state that numpy does not write")
+    if dtype.hasobject and not (isinstance(content, list) and len(content) == math.prod(shape)):
+        raise pickle.UnpicklingError(f"array of {shape} objects with another number of them")
 
 
 def _check_dtype_state(dtype: np.dtype[Any], state: Any) -> None:

@@ -87,12 +87,12 @@ def _claim(root: Path, settings: SceneSettings) -> None:
             f"{root} holds other synthetic sequences ({detail}); sets are not mixed. Choose "
             "another folder, or remove this one."
         )
-    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+    partial = manifest.with_suffix(".partial")
+    if root.exists() and (not root.is_dir() or set(root.iterdir()) - {partial}):
         raise DataError(
             f"{root} exists and was not made by this command (it has no {_MANIFEST}); synthetic "
             "sequences are not mixed into other data. Choose a new or empty folder."
         )
     root.mkdir(parents=True, exist_ok=True)
-    partial = manifest.with_suffix(".partial")
     partial.write_text(json.dumps(wanted, indent=2) + "\n")
     partial.rename(manifest)

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from overt.distributed import broadcast_object, get_world_size, is_main_process
-from overt.engine import optimizer_state, storage
-from overt.engine.plain import from_plain, to_plain
+from overt.engine import optimizer_state, plain, storage
 from overt.engine.tensorfile import Bytes, Content, Snapshot, TensorFile
 from overt.engine.weights import clean_keys, load_tensors, read_safetensors, split_tied
 from overt.errors import CheckpointError, ConfigError
@@ -46,7 +45,7 @@ class CheckpointManager:
         checkpoint_dir: str | Path,
         keep_best_n: int = 3,
         save_frequency: int = 10,
-        metric_name: str = "val_loss",
+        metric_name: str | None = "val_loss",
         mode: str = "min",
         *,
         keep_last_n: int = 2,
@@ -67,6 +66,8 @@ class CheckpointManager:
         self.save_frequency = save_frequency
         self.metric_name = metric_name
         self.mode = mode
+        self.best_metric: float | None = None
+        self._stored: list[storage.Stored] = []
         self._snapshots: dict[str, Snapshot] | None = {} if background else None
         self._writer = _Writer()
         # Runs when the manager goes away or Python exits, whichever is first.
@@ -163,7 +164,7 @@ class CheckpointManager:
             files["rng.safetensors"] = self._content("rng", TensorFile(tensors))
         if config_yaml is not None:
             files["config.yaml"] = Bytes(config_yaml.encode())
-        files["state.json"] = Bytes(json.dumps(to_plain(described, "state"), indent=1).encode())
+        files["state.json"] = Bytes(plain.encode(described, "state"))
 
         name = storage.free_name(self.checkpoint_dir, name)
         self.best_metric = best_metric  # at once, although the file may take a while
@@ -178,7 +179,7 @@ class CheckpointManager:
         self._writer.wait()
 
     def _metric(self, metrics: Mapping[str, Any] | None, is_best: bool | None) -> float | None:
-        if metrics and self.metric_name in metrics:
+        if metrics and self.metric_name is not None and self.metric_name in metrics:
             return float(metrics[self.metric_name])
         if is_best or (is_best is None and metrics):
             raise CheckpointError(
@@ -272,7 +273,7 @@ class CheckpointManager:
         """
         path = self._agree_on(checkpoint_path)
         files = storage.read_manifest(path)["files"]
-        described: dict[str, Any] = from_plain(json.loads((path / "state.json").read_text()))
+        described: dict[str, Any] = plain.decode((path / "state.json").read_bytes())
         if model is not None:
             _restore_weights(path, "model", model)
         if ema is not None:

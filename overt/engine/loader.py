@@ -188,10 +188,8 @@ class _Collate:
                     f"sample {identity.index} of the training data cannot be read: {sample}"
                 )
         ids = tuple(identity for identity, _ in items)
-        is_padding = ids[0].epoch < 0
-        return MicroBatch(
-            () if is_padding else ids, self.collate([s for _, s in items]), is_padding
-        )
+        batch = self.collate([sample for _, sample in items])
+        return MicroBatch(ids, batch, is_padding=ids[0].is_padding)
 
 
 def _start_worker(worker: int) -> None:

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from overt.errors import CheckpointError
 
 
-def to_plain(value: Any, where: str) -> Any:
-    """`value` in JSON's types; a lone number of numpy or torch becomes Python's."""
+def encode(value: Any, where: str) -> bytes:
+    """`value` as JSON; a lone number of numpy or torch becomes Python's."""
+    return json.dumps(_to_json(value, where), indent=1).encode()
+
+
+def decode(text: bytes) -> Any:
+    """The inverse of `encode`, but for tuples, which come back as lists."""
+    return _from_json(json.loads(text))
+
+
+def _to_json(value: Any, where: str) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
         if all(isinstance(key, str) for key in value):
-            return {key: to_plain(item, f"{where}.{key}") for key, item in value.items()}
-        pairs = [[key, item] for key, item in value.items()]
-        return {"__pairs__": to_plain(pairs, where)}
+            return {key: _to_json(item, f"{where}.{key}") for key, item in value.items()}
+        if all(isinstance(key, str | int | float) for key in value):
+            # JSON would turn the keys into text.
+            return {"__pairs__": _to_json(list(value.items()), where)}
     if isinstance(value, list | tuple):
-        return [to_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
+        return [_to_json(item, f"{where}[{index}]") for index, item in enumerate(value)]
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         return value.item()
     raise CheckpointError(
@@ -28,10 +39,9 @@ def to_plain(value: Any, where: str) -> Any:
     )
 
 
-def from_plain(value: Any) -> Any:
-    """The inverse of `to_plain`, but for tuples, which stay lists."""
+def _from_json(value: Any) -> Any:
     if isinstance(value, dict):
         if value.keys() == {"__pairs__"}:
-            return {key: from_plain(item) for key, item in value["__pairs__"]}
-        return {key: from_plain(item) for key, item in value.items()}
-    return [from_plain(item) for item in value] if isinstance(value, list) else value
+            return {key: _from_json(item) for key, item in value["__pairs__"]}
+        return {key: _from_json(item) for key, item in value.items()}
+    return [_from_json(item) for item in value] if isinstance(value, list) else value

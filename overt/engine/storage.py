@@ -23,7 +23,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -125,9 +125,9 @@ def write_folder(
         }
         manifest["sha256"] = _manifest_hash(manifest)
         write_file(hidden / MANIFEST, Bytes(json.dumps(manifest, indent=1).encode()))
-        sync_folder(hidden)
+        sync(hidden)
         os.rename(hidden, directory / name)
-        sync_folder(directory)
+        sync(directory)
     except OSError as error:
         shutil.rmtree(hidden, ignore_errors=True)
         raise save_error(directory, name, needed, error) from error
@@ -137,16 +137,19 @@ def write_folder(
     return Stored(directory / name, manifest)
 
 
-def write_whole_file(path: Path, content: Content) -> None:
-    """Write one file so that `path` holds either what it held before or all of `content`."""
+def write_whole_file(path: Path, write: Callable[[Path], object], needed: int) -> None:
+    """Let `write` make a file, so that `path` holds what it held before or all of the new."""
     hidden = path.with_name(hidden_name("writing", path.name))
     try:
-        write_file(hidden, content)
+        write(hidden)
+        sync(hidden)
         os.replace(hidden, path)
-        sync_folder(path.parent)
-    except OSError as error:
+        sync(path.parent)
+    except BaseException as error:
         hidden.unlink(missing_ok=True)
-        raise save_error(path.parent, path.name, content.size, error) from error
+        if isinstance(error, OSError):
+            raise save_error(path.parent, path.name, needed, error) from error
+        raise
 
 
 def save_error(directory: Path, name: str, needed: int, error: OSError) -> CheckpointError:
@@ -155,7 +158,7 @@ def save_error(directory: Path, name: str, needed: int, error: OSError) -> Check
     kept = "The checkpoints already there are unharmed."
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         cause = {
-            errno.ENOSPC: "free space, or point checkpoint.dir at a larger disk",
+            errno.ENOSPC: "free space, or put the run folder on a larger disk",
             errno.EDQUOT: "free space or ask for a larger quota (`quota -s` shows yours)",
             errno.EFBIG: "raise the limit on file sizes (`ulimit -f` shows it)",
         }[error.errno]
@@ -177,9 +180,9 @@ def megabytes(size: int) -> str:
     return f"{size / 1e6:,.1f} MB"
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable: fsync of a file does not."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Make a file durable, or the names in a folder, which fsync of its files does not."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

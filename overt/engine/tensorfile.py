@@ -179,6 +179,24 @@ def write_file(path: Path, content: Content) -> str:
     return digest.hexdigest()
 
 
+def read_header(path: Path) -> dict[str, Any]:
+    """What a safetensors file says of its tensors (dtype, shape, data_offsets), without them."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            size = path.stat().st_size
+            header: dict[str, Any] = json.loads(file.read(min(length, size)))
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name[:2] != "__"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} is not a safetensors file: {error}") from None
+    whole = 8 + length + max(ends, default=0)
+    if size != whole:
+        raise CheckpointError(
+            f"{path} has {size} bytes instead of {whole}; copy it again from where it came"
+        )
+    return header
+
+
 def aligned_buffer(size: int, pinned: bool = False) -> Tensor:
     """Host memory that starts at a page, as direct I/O needs it."""
     memory = torch.empty(size + PAGE, dtype=torch.uint8, pin_memory=pinned)

@@ -7,11 +7,13 @@ methods is the recipe.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +43,11 @@ from overt.errors import ConfigError, DataError, NonFiniteError
 from overt.nn.ema import make_average, update_ema
 from overt.recipe import Recipe, StepOutput
 from overt.schedule import ConstantScheduler, EMAScheduler, build_schedule
+
+# Buffers are not sent around before each forward pass; torch 2.13 has renamed the switch.
+_SWITCHES = inspect.signature(DistributedDataParallel).parameters
+_SWITCH = "forward_sync_buffers" if "forward_sync_buffers" in _SWITCHES else "broadcast_buffers"
+BUFFERS_STAY: dict[str, Any] = {_SWITCH: False}
 
 
 @dataclass
@@ -112,8 +119,8 @@ class Trainer:
                     self.model,
                     device_ids=[self.device] if self.device.type == "cuda" else None,
                     find_unused_parameters=False,
-                    broadcast_buffers=False,
                     gradient_as_bucket_view=True,
+                    **BUFFERS_STAY,
                 )
             case "auto" | "single" if world.world_size == 1:
                 pass

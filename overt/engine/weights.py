@@ -279,25 +279,26 @@ def read_torch_file(path: Path) -> Any:
                 weights_only=True,
                 mmap=zipfile.is_zipfile(path),
             )
-    except pickle.UnpicklingError as error:
-        named = re.search(r"GLOBAL ([\w.]+)", str(error))
-        if named is None:
-            raise _unreadable(path, error) from None
-        raise CheckpointError(
+    except Exception as error:  # a damaged file can make torch's reader fail in any way
+        raise _refusal(path, error) from None
+
+
+def _refusal(path: Path, error: Exception) -> CheckpointError:
+    text = str(error) or type(error).__name__
+    named = re.search(r"GLOBAL ([\w.]+)", text)
+    if isinstance(error, pickle.UnpicklingError) and named is not None:
+        return CheckpointError(
             f"{path} asks for {named[1]}, which could run code when loaded. Nothing of it was run. "
             "Allowed are tensors, numbers, text, lists, dictionaries, argparse.Namespace, numpy "
             "values and paths. If you trust where the file comes from, load it where it was "
             "written and save `model.state_dict()` alone."
-        ) from None
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError) as error:
-        raise _unreadable(path, error) from None
-
-
-def _unreadable(path: Path, error: Exception) -> CheckpointError:
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        )
+    # Without torch's advice to switch its safety off.
+    reason = text.partition("WeightsUnpickler error:")[2] or text.partition(" In PyTorch 2.6")[0]
     return CheckpointError(
-        f"{path} is neither a safetensors file nor a whole file of torch.save ({reason}); "
-        "copy it again from where it came, or save `model.state_dict()` once more"
+        f"{path} is neither a safetensors file nor a whole file of torch.save with plain values "
+        f"({reason.strip().splitlines()[0]}). Nothing of it was run. Copy it again from where it "
+        "came, or save `model.state_dict()` once more."
     )
 
 

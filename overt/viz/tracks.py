@@ -39,11 +39,16 @@ def draw_tracks(
     second row for it, and white lines in the first lead from each prediction to its true place.
     """
     frames, _, height, width = video.shape
-    for name, value in (("tracks", tracks), ("truth", truth)):
-        if value is not None and value.shape != (frames, *visible.shape[1:], 2):
+    points = tracks.shape[1]
+    for name, value, shape in (
+        ("tracks", tracks, (frames, points, 2)),
+        ("visible", visible, (frames, points)),
+        ("truth", truth, (frames, points, 2)),
+        ("truth_visible", truth_visible, (frames, points)),
+    ):
+        if value is not None and value.shape != shape:
             raise ValueError(
-                f"{name} has shape {tuple(value.shape)}, expected {(frames, visible.shape[1], 2)} "
-                "like video and visible"
+                f"{name} has shape {tuple(value.shape)}, expected {shape} as video and tracks say"
             )
     images = video.permute(0, 2, 3, 1).cpu().numpy()  # (T, H, W, 3)
     predicted = _positions(tracks)
@@ -111,10 +116,11 @@ def _colours(
     across, down = 2 * x / max(width - 1, 1) - 1, 2 * y / max(height - 1, 1) - 1
     hues = np.arctan2(down, across) / (2 * math.pi) % 1
     saturations = np.clip(0.3 + 0.55 * np.hypot(across, down), 0, 0.85)
-    return [
-        tuple(round(255 * part) for part in colorsys.hsv_to_rgb(hue, saturation, 1.0))  # type: ignore[misc]
-        for hue, saturation in zip(hues, saturations, strict=True)
-    ]
+    colours = []
+    for hue, saturation in zip(hues, saturations, strict=True):
+        red, green, blue = colorsys.hsv_to_rgb(hue, saturation, 1.0)
+        colours.append((round(255 * red), round(255 * green), round(255 * blue)))
+    return colours
 
 
 def _panel(

@@ -163,7 +163,7 @@ def test_values_that_are_not_finite(sequence, value):
     content["coords"] = content["coords"].astype(np.float64)
     content["coords"][2, 1, 0] = content["coords"][4, 3] = value
     write_content(sequence, content)
-    with np.errstate(over="ignore"), pytest.raises(DataError) as error:
+    with pytest.raises(DataError) as error:
         read_tracks(sequence)
     assert "0007.npy: coords has 3 values that are NaN or Inf in 2 of 5 tracks" in str(error.value)
     assert "track 2 at frame 1" in str(error.value)

@@ -91,6 +91,11 @@ def test_another_set_is_not_mixed_with(tmp_path):
     assert content(tmp_path) == before
 
 
+def test_a_start_that_was_killed_at_once_is_no_other_content(tmp_path):
+    (tmp_path / "synthetic.partial").write_text("{")
+    assert len(write_sequences(tmp_path, 1, **SMALL)) == 1
+
+
 def test_unreadable_manifest_is_refused(tmp_path):
     write_sequences(tmp_path, 1, **SMALL)
     manifest = tmp_path / "synthetic.json"

@@ -1,1 +1,1 @@
-"""A recipe outside overt, as a user would write one; small enough to train hundreds in a test run."""
+"""A recipe outside overt, as a user would write one; trained hundreds of times by the tests."""

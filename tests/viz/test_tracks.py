@@ -124,8 +124,12 @@ def test_shapes_that_do_not_fit(video):
     tracks, visible = still((6, 6))
     with pytest.raises(ValueError, match="tracks has shape"):
         draw_tracks(video, tracks[1:], visible)
+    with pytest.raises(ValueError, match="visible has shape"):
+        draw_tracks(video, tracks, visible[1:])
     with pytest.raises(ValueError, match="truth has shape"):
         draw_tracks(video, tracks, visible, truth=tracks[:, :0])
+    with pytest.raises(ValueError, match="truth_visible has shape"):
+        draw_tracks(video, tracks, visible, truth=tracks, truth_visible=visible[:, :0])
 
 
 def test_save_image(tmp_path):

@@ -1,0 +1,207 @@
+"""`overt ckpt inspect` and `overt ckpt export`: any checkpoint, read without running it."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import zipfile
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from overt.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PARTS = ("model", "ema", "optimizer", "rng")
+DESCRIPTION = "Look into a checkpoint of any format, or write its weights to another."
+
+
+class Entry(NamedTuple):
+    """One tensor, without its values."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    values: int
+    size: int  # bytes
+
+
+def main(arguments: list[str]) -> int:
+    """Run one of the verbs; 1 where `inspect` finds the checkpoint broken."""
+    parser = argparse.ArgumentParser(prog="overt ckpt", description=DESCRIPTION)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    inspecting = verbs.add_parser("inspect", help="show what is in a checkpoint")
+    inspecting.add_argument("file", type=Path, help="checkpoint folder, safetensors or torch file")
+    inspecting.add_argument("--keys", action="store_true", help="list every tensor")
+    exporting = verbs.add_parser("export", help="write the weights, with clean keys, to one file")
+    exporting.add_argument("file", type=Path, help="checkpoint folder, safetensors or torch file")
+    exporting.add_argument("--to", required=True, choices=("safetensors", "torch"))
+    exporting.add_argument("--output", required=True, type=Path, help="the file to write")
+    exporting.add_argument("--part", default="model", choices=("model", "ema"))
+    exporting.add_argument("--force", action="store_true", help="replace an existing file")
+    options = parser.parse_args(arguments)
+    if options.verb == "export":
+        return export(options.file, options.to, options.output, options.part, options.force)
+    return inspect(options.file, options.keys)
+
+
+def inspect(path: Path, keys: bool = False) -> int:
+    """Print what a checkpoint holds."""
+    if path.is_dir():
+        return _inspect_folder(path, keys)
+    from overt.engine.weights import is_safetensors, read_tensors
+
+    if path.is_file() and is_safetensors(path):
+        entries, metadata = _read_entries(path)
+        print(f"{path}\nformat      safetensors")
+        _print_facts(metadata)
+    else:
+        tensors, rest = read_tensors(path)
+        kind = "zip archive" if zipfile.is_zipfile(path) else "before torch 1.6"
+        print(f"{path}\nformat      torch file ({kind})")
+        _print_facts(rest)
+        entries = [_entry(name, tensor) for name, tensor in tensors.items()]
+    _print_tensors("model", entries, keys)
+    return 0
+
+
+def export(path: Path, to: str, output: Path, part: str = "model", force: bool = False) -> int:
+    """Write the weights of a checkpoint as one file with the keys of the bare model."""
+    if output.is_dir():
+        raise CheckpointError(f"{output} is a folder; name the file to write with --output")
+    if output.exists() and not force:
+        raise CheckpointError(f"{output} exists; choose another --output, or replace it by --force")
+    if not output.parent.is_dir():
+        raise CheckpointError(f"the folder {output.parent} of --output does not exist; make it")
+    from overt.engine import storage
+    from overt.engine.tensorfile import TensorFile, write_file
+    from overt.engine.weights import clean_keys, read_tensors
+
+    found, _ = read_tensors(path, part)
+    names = clean_keys(found, str(path))
+    tensors = {names[key]: _alone(tensor.detach()) for key, tensor in found.items()}
+    file = TensorFile(tensors, {"format": "pt"})
+    if to == "safetensors":
+        storage.write_whole_file(output, lambda hidden: write_file(hidden, file), file.size)
+    else:
+        storage.write_whole_file(output, lambda hidden: _save(tensors, hidden), file.size)
+    print(
+        f"{len(tensors)} tensors written to {output} ({storage.megabytes(output.stat().st_size)})"
+    )
+    return 0
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """torch.save writes the whole memory of a view: copy one that sees only a part of it."""
+    whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    return tensor if whole else tensor.clone()
+
+
+def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
+    import torch
+
+    try:
+        with path.open("wb") as file:
+            torch.save(dict(tensors), file)
+    except RuntimeError as error:  # torch's complaint about a file that could not be written
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
+
+
+def _inspect_folder(folder: Path, keys: bool) -> int:
+    from overt.engine import plain, storage
+
+    if not (folder / storage.MANIFEST).exists() and (folder / "latest").is_dir():
+        folder = folder / "latest"
+    manifest = storage.read_manifest(folder)
+    found = storage.verify(folder)
+    print(f"{folder.resolve()}\nformat      overt checkpoint, version {manifest['format']}")
+    print(f"check       {found}")
+    facts = {name: manifest[name] for name in ("step", "epoch", "world_size", "is_best")}
+    if found.good:
+        facts["metrics"] = plain.decode((folder / "state.json").read_bytes())["metrics"]
+    facts["versions"] = manifest["versions"]
+    files = manifest["files"]
+    if "config.yaml" in files:
+        facts["config"] = f"config.yaml, SHA-256 {files['config.yaml']['sha256'][:16]}"
+    _print_facts(facts)
+    for name, file in files.items():
+        print(f"  {name:24} {storage.megabytes(file['size']):>14}")
+    if not found.good:
+        return 1
+    for part in PARTS:
+        if f"{part}.safetensors" in files:
+            entries, _ = _read_entries(folder / f"{part}.safetensors")
+            _print_tensors(part, entries, keys)
+    return 0
+
+
+def _read_entries(path: Path) -> tuple[list[Entry], dict[str, str]]:
+    """The tensors of a safetensors file by its header alone."""
+    from overt.engine.tensorfile import read_header
+
+    header = read_header(path)
+    metadata: dict[str, str] = header.pop("__metadata__", {})
+    entries = []
+    for name, about in header.items():
+        start, end = about["data_offsets"]
+        shape = tuple(about["shape"])
+        entries.append(Entry(name, shape, about["dtype"], math.prod(shape), end - start))
+    return entries, metadata
+
+
+def _entry(name: str, tensor: Tensor) -> Entry:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    size = tensor.numel() * tensor.element_size()
+    return Entry(name, tuple(tensor.shape), dtype, tensor.numel(), size)
+
+
+def _print_facts(facts: Mapping[str, Any]) -> None:
+    """Numbers and words as they are; of anything else its kind."""
+    for name, value in facts.items():
+        if isinstance(value, Mapping) and all(_is_plain(item) for item in value.values()):
+            text = ", ".join(f"{key} {item}" for key, item in value.items()) or "none"
+        elif _is_plain(value):
+            text = str(value)
+        else:
+            length = f" of {len(value)}" if hasattr(value, "__len__") else ""
+            text = f"({type(value).__name__}{length})"
+        print(f"{name:11} {text}")
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _print_tensors(part: str, entries: list[Entry], keys: bool) -> None:
+    """Totals, the branches of the module tree, and on request every key."""
+    from overt.engine.storage import megabytes
+
+    dtypes = Counter(entry.dtype for entry in entries)
+    print(
+        f"\n{part}: {len(entries)} tensors, {sum(entry.values for entry in entries):,} values, "
+        f"{megabytes(sum(entry.size for entry in entries))} "
+        f"({', '.join(f'{dtype} x {count}' for dtype, count in dtypes.most_common())})"
+    )
+    for branch, members in _branches(entries).items():
+        count = sum(entry.values for entry in members)
+        print(f"  {branch:40} {count:>15,} values in {len(members)} tensors")
+    if keys:
+        for entry in entries:
+            print(f"    {entry.name:60} {entry.dtype:10} {list(entry.shape)}")
+
+
+def _branches(entries: list[Entry]) -> dict[str, list[Entry]]:
+    """Tensors by top-level module, below the prefix that all of them share."""
+    paths = [entry.name.split(".") for entry in entries]
+    depth = 1
+    while paths and all(len(path) > depth and path[:depth] == paths[0][:depth] for path in paths):
+        depth += 1
+    branches: dict[str, list[Entry]] = {}
+    for path, entry in zip(paths, entries, strict=True):
+        branches.setdefault(".".join(path[:depth]), []).append(entry)
+    return branches
