@@ -144,12 +144,13 @@ class LoggingSection:
     wandb_project: str = MISSING
     wandb_entity: str | None = MISSING
     wandb_tags: list[str] = MISSING
-    # online or offline
-    wandb_mode: str = MISSING
+    # online or offline; null: as the variable WANDB_MODE says, else online
+    wandb_mode: str | None = MISSING
 
     def __post_init__(self) -> None:
         _positive("logging.every_steps", self.every_steps)
-        _one_of("logging.wandb_mode", self.wandb_mode, ("online", "offline"))
+        if self.wandb_mode is not None:
+            _one_of("logging.wandb_mode", self.wandb_mode, ("online", "offline"))
 
 
 @dataclass

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
 def explanations(kind: type) -> dict[str, str]:
     """Field name to `type: explanation`, the comment lines above or behind it in the source."""
     found: dict[str, str] = {}
-    names = {field.name for field in fields(kind) if field.init}  # type: ignore[arg-type]
+    names = {field.name for field in fields(kind) if field.init}
     # A base class describes the fields it declares.
     for base in reversed(kind.__mro__):
         if "__annotations__" not in vars(base) or base.__module__ == "builtins":

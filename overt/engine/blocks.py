@@ -16,7 +16,7 @@ from overt.errors import ConfigError
 def recompute_in_backward(blocks: list[nn.Module]) -> None:
     """Keep only each block's input; its activations are computed again in the backward pass."""
     for block in blocks:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)  # type: ignore[method-assign]
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 
 def compile_in_place(modules: list[nn.Module], backend: str) -> None:

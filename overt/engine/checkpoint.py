@@ -198,7 +198,9 @@ class CheckpointManager:
 
     def _write(self, name: str, files: dict[str, Content], facts: dict[str, Any]) -> None:
         try:
-            stored = storage.write_folder(self.checkpoint_dir, name, files, facts)
+            stored = storage.write_folder(
+                self.checkpoint_dir, name, files, facts, parallel=self._snapshots is None
+            )
         except BaseException:
             self._read_disk()  # a best value that was not saved does not count
             raise

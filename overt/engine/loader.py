@@ -25,7 +25,8 @@ from overt.errors import DataError
 from overt.recipe import Recipe, SampleSource
 
 
-class SampleId(NamedTuple):
+@dataclass(frozen=True)
+class SampleId:
     """What a sampler asks of a loader process; enough to draw the sample anew at any time."""
 
     epoch: int
@@ -99,7 +100,8 @@ def global_counts(recipe: Recipe, group: Group, device: torch.device) -> dict[st
     packed = torch.cat([count.flatten() for count in totals.values()])
     if device.type == "cuda":  # a pinned copy does not wait for the device
         packed = packed.pin_memory().to(device, non_blocking=True)
-    parts = sum_over_processes(packed).to(torch.float32).split([c.numel() for c in totals.values()])
+    sums = sum_over_processes(packed).to(torch.float32)
+    parts = torch.split(sums, [count.numel() for count in totals.values()])
     counts = {name: part.view(totals[name].shape) for name, part in zip(totals, parts, strict=True)}
     return {"samples": samples} | counts
 

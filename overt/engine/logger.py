@@ -71,7 +71,9 @@ class MetricsLogger:
                 folder = self.log_dir / "tensorboard"
                 self._trackers.append(TensorBoard(folder, self._last_step + 1, config))
         if use_wandb:
-            advice = "pip install 'overt[wandb]'; without network logging.wandb_mode=offline"
+            advice = (
+                "it needs pip install 'overt[wandb]', and a login or logging.wandb_mode=offline"
+            )
             with self._never_stop("Weights & Biases", advice=advice):
                 wandb = WeightsAndBiases(
                     self.log_dir,

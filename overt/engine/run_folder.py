@@ -24,13 +24,15 @@ from overt.config import Config, differences
 from overt.distributed import World, broadcast_object, is_main_process
 from overt.engine import storage
 from overt.engine.batch import advice
+from overt.engine.checkpoint import CheckpointManager
 from overt.engine.loader import Position
+from overt.engine.logger import MetricsLogger
 from overt.engine.watch import Verdict
 from overt.errors import CheckpointError, ConfigError
 from overt.schedule import describe
 
 if TYPE_CHECKING:
-    from overt.engine.trainer import Trainer
+    from overt.engine.trainer import State, Trainer
 
 # Settings that may change between two sessions of a run without changing what it computes.
 FREE_TO_CHANGE = (
@@ -63,6 +65,37 @@ def prepare(config: Config, world: World) -> None:
     (config.run_dir / "config.yaml").write_text(config.text)
     with (config.run_dir / "command.txt").open("a") as file:
         file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {shlex.join(sys.argv)}\n")
+
+
+def open_checkpoints(config: Config) -> CheckpointManager:
+    """The run's checkpoints, with the settings of the section `checkpoint`."""
+    return CheckpointManager(
+        config.run_dir / "checkpoints",
+        keep_best_n=config.checkpoint.keep_best_n,
+        keep_last_n=config.checkpoint.keep_last_n,
+        metric_name=config.checkpoint.metric_name or "",
+        mode=config.checkpoint.mode,
+        background=config.checkpoint.background,
+    )
+
+
+def open_logger(config: Config, state: State, resumed: bool) -> MetricsLogger:
+    """The run's logs, with the settings of the section `logging`; resumed ones are continued."""
+    values = OmegaConf.to_container(OmegaConf.create(config.text))
+    assert isinstance(values, dict)
+    return MetricsLogger(
+        config.exp_name,
+        config.run_dir,
+        {str(key): value for key, value in values.items()},
+        use_wandb=config.logging.use_wandb,
+        use_tensorboard=config.logging.use_tensorboard,
+        wandb_project=config.logging.wandb_project,
+        wandb_tags=config.logging.wandb_tags,
+        wandb_entity=config.logging.wandb_entity,
+        wandb_mode=config.logging.wandb_mode,
+        wandb_run_id=state.wandb_run_id,
+        resume_step=state.step if resumed else None,
+    )
 
 
 def has_to_resume(config: Config, checkpoint_dir: Path) -> bool:
@@ -190,7 +223,11 @@ def note_skipped(trainer: Trainer, verdict: Verdict, module: str | None) -> str:
         "step": verdict.step,
         "loss": repr(own_loss),
         "first_nonfinite_module": module,
-        "samples": [list(i[:2]) for micro in verdict.group.micro_batches for i in micro.ids],
+        "samples": [
+            {"epoch": identity.epoch, "index": identity.index}
+            for micro in verdict.group.micro_batches
+            for identity in micro.ids
+        ],
     }
     path = folder / f"rank_{trainer.world.rank}.jsonl"
     with path.open("a") as file:
@@ -215,10 +252,3 @@ def note_skipped(trainer: Trainer, verdict: Verdict, module: str | None) -> str:
 def score_line(step: int, scores: dict[str, float]) -> str:
     """One line of scores for the console."""
     return f"step {step}: " + ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
-
-
-def as_dict(config: Config) -> dict[str, Any]:
-    """The resolved configuration as plain values, for trackers."""
-    values = OmegaConf.to_container(OmegaConf.create(config.text))
-    assert isinstance(values, dict)
-    return {str(key): value for key, value in values.items()}

@@ -24,13 +24,12 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from overt.engine.tensorfile import Bytes, Content, write_file
+from overt.engine.tensorfile import Bytes, Content, workers, write_file
 from overt.errors import CheckpointError
 
 FORMAT = 1
@@ -101,16 +100,21 @@ def make_folder(directory: Path) -> None:
 
 
 def write_folder(
-    directory: Path, name: str, files: Mapping[str, Content], facts: Mapping[str, Any]
+    directory: Path,
+    name: str,
+    files: Mapping[str, Content],
+    facts: Mapping[str, Any],
+    parallel: bool = True,
 ) -> Stored:
     """Write a checkpoint beside the others; it appears under `name` complete, or not at all."""
     hidden = directory / hidden_name("writing", name)
     needed = sum(content.size for content in files.values())
+    shutil.rmtree(hidden, ignore_errors=True)  # of an earlier save that failed, in this process
     try:
         hidden.mkdir()
-        with ThreadPoolExecutor(max(len(files), 1)) as pool:
+        with workers(len(files), parallel) as pool:
             written = {
-                file: pool.submit(write_file, hidden / file, content)
+                file: pool.submit(write_file, hidden / file, content, parallel)
                 for file, content in files.items()
             }
             hashes = {file: future.result() for file, future in written.items()}
@@ -124,7 +128,7 @@ def write_folder(
             },
         }
         manifest["sha256"] = _manifest_hash(manifest)
-        write_file(hidden / MANIFEST, Bytes(json.dumps(manifest, indent=1).encode()))
+        write_file(hidden / MANIFEST, Bytes(json.dumps(manifest, indent=1).encode()), parallel)
         sync(hidden)
         os.rename(hidden, directory / name)
         sync(directory)
@@ -258,7 +262,7 @@ def verify(folder: Path, contents: bool = True) -> Verification:
         else:
             intact.append(name)
     if contents:
-        with ThreadPoolExecutor(max(len(intact), 1)) as pool:
+        with workers(len(intact), parallel=True) as pool:
             hashes = pool.map(_hash_file, [folder / name for name in intact])
             for name, value in zip(intact, hashes, strict=True):
                 if value != files[name]["sha256"]:

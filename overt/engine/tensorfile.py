@@ -11,10 +11,10 @@ import hashlib
 import json
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -42,6 +42,30 @@ DTYPE_NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+
+
+Result = TypeVar("Result")
+
+
+class SameThread(Executor):
+    """Runs what it is given at once: for the background, where a save must survive exit.
+
+    Python starts no threads once it is shutting down, and takes one core less from training.
+    """
+
+    def submit(
+        self, call: Callable[..., Result], /, *arguments: Any, **named: Any
+    ) -> Future[Result]:
+        future: Future[Result] = Future()
+        try:
+            future.set_result(call(*arguments, **named))
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+
+def workers(count: int, parallel: bool) -> Executor:
+    return ThreadPoolExecutor(max(count, 1)) if parallel else SameThread()
 
 
 class Content(Protocol):
@@ -149,13 +173,13 @@ class Snapshot:
             yield view[start : start + PIECE]
 
 
-def write_file(path: Path, content: Content) -> str:
+def write_file(path: Path, content: Content, parallel: bool = True) -> str:
     """Write a new file, wait until it is on the disk, and return its SHA-256."""
     descriptor = _open_for_writing(path, content.size)
     digest = hashlib.sha256()
     try:
         # One thread each, so that pieces are hashed in order; both leave Python's lock.
-        with ThreadPoolExecutor(1) as hasher, ThreadPoolExecutor(1) as writer:
+        with workers(1, parallel) as hasher, workers(1, parallel) as writer:
             in_flight: deque[tuple[Future[None], Future[None]]] = deque()
             start = 0
             for piece in content.pieces():

@@ -182,8 +182,8 @@ class WeightsAndBiases:
             tags=list(tags),
             config=dict(config or {}),
             mode=mode,
-            # login_timeout: where there is no key, a prompt must not hold up training for ever.
-            settings=wandb.Settings(console="off", silent=True, login_timeout=30),
+            # A prompt for a key, or a network that is not there, holds up training no longer.
+            settings=wandb.Settings(console="off", silent=True, login_timeout=30, init_timeout=30),
         )
         # Our own axis: W&B drops what is logged below its internal step, as after a resume.
         self._run.define_metric("step")
@@ -212,8 +212,12 @@ class WeightsAndBiases:
 def append_line(path: Path, row: Mapping[str, Any]) -> None:
     """Add one JSON line, whole or not at all, and visible to readers at once."""
     line = json.dumps(_plain(row), allow_nan=False, default=str).encode() + b"\n"
-    with open(path, "ab", buffering=0) as file:
-        before = file.tell()
+    with open(path, "a+b", buffering=0) as file:
+        before = file.seek(0, os.SEEK_END)
+        if before > 0:
+            file.seek(before - 1)
+            if file.read(1) != b"\n":  # a process was killed within its last line
+                line = b"\n" + line
         written = file.write(line)
         if written != len(line):
             file.truncate(before)

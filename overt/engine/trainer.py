@@ -12,6 +12,7 @@ import logging
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,8 @@ from overt.distributed import World, gather_objects, seed_everything
 from overt.engine import random_state, run_folder
 from overt.engine.batch import plan_batches, scaled_learning_rate
 from overt.engine.blocks import compile_in_place, need_blocks, recompute_in_backward
-from overt.engine.checkpoint import CheckpointManager
 from overt.engine.console import Console, Meter
 from overt.engine.loader import START, Group, Position, StepLoader, global_counts, map_tensors
-from overt.engine.logger import MetricsLogger
 from overt.engine.optimizer import build_optimizer, set_learning_rate
 from overt.engine.precision import AUTOCAST, memory_in_use, set_precision
 from overt.engine.watch import (
@@ -36,13 +35,14 @@ from overt.engine.watch import (
     Interval,
     Verdict,
     first_nonfinite_module,
+    idle_parameters,
     poison_if_not_finite,
 )
 from overt.engine.weights import load_checkpoint
 from overt.errors import ConfigError, DataError, NonFiniteError
 from overt.nn.ema import make_average, update_ema
 from overt.recipe import Recipe, StepOutput
-from overt.schedule import ConstantScheduler, EMAScheduler, build_schedule
+from overt.schedule import EMAScheduler, build_schedule
 
 # Buffers are not sent around before each forward pass; torch 2.13 has renamed the switch.
 _SWITCHES = inspect.signature(DistributedDataParallel).parameters
@@ -135,17 +135,14 @@ class Trainer:
         )
         self.optimizer = build_optimizer(config.optimizer, self.model, groups)
         self.learning_rate = scaled_learning_rate(config.optimizer, self.plan.global_batch_size)
-        span = {"epochs": self.total_steps / steps_per_epoch, "steps_per_epoch": steps_per_epoch}
-        self.schedule = build_schedule(config.schedule, self.learning_rate, **span)
+        epochs = self.total_steps / steps_per_epoch
+        self.schedule = build_schedule(config.schedule, self.learning_rate, epochs, steps_per_epoch)
         self.average: nn.Module | None = None
         if training.ema_momentum is not None:
             self.average = make_average(self.model)
-            final = training.ema_final_momentum
-            self.momentum = (
-                ConstantScheduler(training.ema_momentum, **span)
-                if final is None
-                else EMAScheduler(training.ema_momentum, final, **span)
-            )
+            start, final = training.ema_momentum, training.ema_final_momentum
+            final = start if final is None else final
+            self.momentum = EMAScheduler(start, final, epochs, steps_per_epoch)
 
         # bf16 has the range of fp32: it runs no scaler. A disabled scaler passes everything on.
         self.dtype = AUTOCAST.get(training.precision)
@@ -156,29 +153,10 @@ class Trainer:
             Interval(self.device),
             Meter(),
         )
-        self.manager = CheckpointManager(
-            config.run_dir / "checkpoints",
-            keep_best_n=config.checkpoint.keep_best_n,
-            keep_last_n=config.checkpoint.keep_last_n,
-            metric_name=config.checkpoint.metric_name or "",
-            mode=config.checkpoint.mode,
-            background=config.checkpoint.background,
-        )
+        self.manager = run_folder.open_checkpoints(config)
         resumed_from = self.resume()
         run_folder.prepare(config, world)
-        self.logger = MetricsLogger(
-            config.exp_name,
-            config.run_dir,
-            run_folder.as_dict(config),
-            use_wandb=config.logging.use_wandb,
-            use_tensorboard=config.logging.use_tensorboard,
-            wandb_project=config.logging.wandb_project,
-            wandb_tags=config.logging.wandb_tags,
-            wandb_entity=config.logging.wandb_entity,
-            wandb_mode=config.logging.wandb_mode,
-            wandb_run_id=self.state.wandb_run_id,
-            resume_step=None if resumed_from is None else self.state.step,
-        )
+        self.logger = run_folder.open_logger(config, self.state, resumed_from is not None)
         run_folder.introduce(self, resumed_from, notes)
 
     def train(self) -> dict[str, float]:
@@ -224,7 +202,7 @@ class Trainer:
                 outputs.append(output.scaled(0.0) if micro.is_padding else output)
                 # The shares of all processes are to be added up, where DDP takes their mean.
                 loss = poison_if_not_finite(outputs[-1].total) * self.world.world_size
-                self.scaler.scale(loss).backward()
+                self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
         if not self.gradients_checked:
             self.check_gradients()
@@ -271,7 +249,7 @@ class Trainer:
         module = None
         if self.config.training.name_nonfinite_module:
             with random_state.undisturbed():
-                module = first_nonfinite_module(self.model, lambda: self.replay(verdict))
+                module = first_nonfinite_module(self.model, partial(self.replay, verdict))
         message = run_folder.note_skipped(self, verdict, module)
         # With fp16 a single overflow is the scaler's to mend: it lowers its scale.
         stops = self.config.training.nonfinite == "stop" and not self.scaler.is_enabled()
@@ -293,27 +271,20 @@ class Trainer:
         self.settle()
         sums, steps = self.interval.totals()
         self.interval.reset()
-        means = {name: value / steps if steps else math.nan for name, value in sums.items()}
         rates = self.meter.read()
-        numbers = {
-            **means,
-            "lr": float(self.optimizer.param_groups[0]["lr"]),
-            "epoch": self.state.step / self.loader.steps_per_epoch,
-            "skipped_steps": float(self.state.skipped),
-            "samples_per_second": rates.samples_per_second,
-            "seconds_per_step": rates.seconds_per_step,
-            "data_wait_share": rates.data_wait_share,
-            "memory_gib": memory_in_use(self.device) / 2**30,
-        }
-        self.logger.log_metrics(numbers, self.state.step, prefix="train")
-        shown = {name: numbers[name] for name in ("loss", "lr") if name in numbers}
+        numbers = {name: value / steps if steps else math.nan for name, value in sums.items()}
+        numbers["lr"] = float(self.optimizer.param_groups[0]["lr"])
+        numbers["epoch"] = self.state.step / self.loader.steps_per_epoch
+        shown = {"loss": numbers["loss"], "lr": numbers["lr"]}
+        memory = memory_in_use(self.device)
         self.console.update(
-            self.state.step,
-            numbers["epoch"],
-            shown,
-            memory_bytes=numbers["memory_gib"] * 2**30,
-            **rates._asdict(),
+            self.state.step, numbers["epoch"], shown, memory_bytes=memory, **rates._asdict()
         )
+        numbers["skipped_steps"] = self.state.skipped
+        numbers["memory_gib"] = memory / 2**30
+        if math.isfinite(rates.seconds_per_step):  # the first steps are no measure
+            numbers |= rates._asdict()
+        self.logger.log_metrics(numbers, self.state.step, prefix="train")
 
     def evaluate(self) -> dict[str, float]:
         """The recipe's scores, with the averaged weights where there are any."""
@@ -384,7 +355,8 @@ class Trainer:
             random_state.restore(states)
         else:  # more processes than before: a fresh stream that no process had
             seed_everything(self.config.seed + self.state.step, self.world.rank)
-        return saved["path"]
+        path: Path = saved["path"]
+        return path
 
     def is_due(self, every: int | None) -> bool:
         """Every so many steps, and after the last."""
@@ -397,25 +369,16 @@ class Trainer:
     def check_gradients(self) -> None:
         """After the first backward pass: DDP would wait for a gradient that never comes."""
         self.gradients_checked = True
-        idle = [
-            name
-            for name, parameter in self.model.named_parameters()
-            if parameter.requires_grad and parameter.grad is None
-        ]
-        if not idle:
-            return
-        message = (
-            f"{len(idle)} parameter(s) got no gradient, first {', '.join(idle[:5])}: the loss does "
-            "not depend on them. Give them a loss, or requires_grad_(False)"
-        )
-        if self.ddp is not None:
-            raise ConfigError(message + ", since DistributedDataParallel waits for every gradient")
-        self.console.say(message + " before you train on several processes")
+        message = idle_parameters(self.model)
+        if message and self.ddp is not None:
+            raise ConfigError(message)
+        if message:
+            self.console.say(f"one process trains all the same, several would not: {message}")
 
     def close(self) -> None:
         """End loader, writer and logs; a failed background write surfaces here."""
         self.loader.close()
         self.console.close()
         logging.getLogger("overt").removeHandler(self.handler)
-        self.logger.finish()
+        self.logger.finish(exit_code=0 if self.state.step == self.total_steps else 1)
         self.manager.wait()

@@ -74,7 +74,7 @@ class FiniteGuard:
         if self.device.type == "cuda":
             pair = torch.stack([applied, own_loss.to(torch.float32)])
             host = torch.empty(2, pin_memory=True).copy_(pair, non_blocking=True)
-            arrived = torch.cuda.Event()
+            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             arrived.record()
             applied, own_loss = host[0], host[1]
         self.pending = Verdict(step, group, counts, applied, own_loss, arrived)
@@ -130,6 +130,22 @@ class Interval:
     def reset(self) -> None:
         self.sums.zero_()
         self.steps.zero_()
+
+
+def idle_parameters(model: nn.Module) -> str | None:
+    """After a backward pass: a message about parameters that got no gradient, if there are any."""
+    idle = [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and parameter.grad is None
+    ]
+    if not idle:
+        return None
+    return (
+        f"{len(idle)} parameter(s) got no gradient, first {', '.join(idle[:5])}: the loss does not "
+        "depend on them, and DistributedDataParallel would wait for them for ever. Give them a "
+        "loss, or set requires_grad_(False)."
+    )
 
 
 def first_nonfinite_module(model: nn.Module, run: Callable[[], Tensor]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import torch
 from torch import Tensor, nn
 
@@ -15,11 +17,11 @@ def update_ema(
     `applied` (0 or 1, a scalar on the device) leaves the average as it is where the optimizer's
     update was skipped. Buffers are copied: norm statistics and counters are no averages.
     """
-    targets = list(average.parameters())
+    targets = [parameter.detach() for parameter in average.parameters()]
     sources = [parameter.detach().to(torch.float32) for parameter in source.parameters()]
     assert len(targets) == len(sources), "average and source are different modules"
     if targets:
-        steps = torch._foreach_sub(sources, targets)
+        steps = list(torch._foreach_sub(sources, targets))
         weight = 1.0 - momentum if applied is None else (1.0 - momentum) * applied
         torch._foreach_mul_(steps, weight)
         torch._foreach_add_(targets, steps)
@@ -29,7 +31,5 @@ def update_ema(
 
 def make_average(source: nn.Module) -> nn.Module:
     """A frozen float32 copy of `source`, in evaluation mode, to be moved by `update_ema`."""
-    from copy import deepcopy
-
     average = deepcopy(source).float()
     return average.requires_grad_(False).eval()

@@ -135,6 +135,14 @@ def test_events_keep_what_happened(tmp_path: Path) -> None:
     ]
 
 
+def test_half_an_event_does_not_spoil_the_next(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_text('{"time": 1, "ki')
+    plain(tmp_path, resume_step=0)
+    torn, whole = (tmp_path / "events.jsonl").read_text().splitlines()
+    assert torn == '{"time": 1, "ki'
+    assert json.loads(whole)["kind"] == "resume"
+
+
 def test_a_failed_run_says_so(tmp_path: Path) -> None:
     def fail() -> None:
         with plain(tmp_path):

@@ -117,8 +117,18 @@ def test_file_system_without_direct_writing(tmp_path, monkeypatch):
     assert torch.equal(load_file(tmp_path / "a")["a"], torch.ones(5))
 
 
+def writes_directly(folder):
+    try:
+        os.close(os.open(folder / "probe", os.O_WRONLY | os.O_CREAT | os.O_DIRECT))
+    except (OSError, AttributeError):
+        return False
+    return True
+
+
 def test_disk_with_coarser_alignment(tmp_path, monkeypatch):
     """A direct write that is refused, and one that is cut short, go on through the page cache."""
+    if not writes_directly(tmp_path):
+        pytest.skip("this file system has no direct writing")
     real, calls = os.pwrite, []
 
     def awkward(descriptor, data, offset):
@@ -137,9 +147,9 @@ def test_disk_with_coarser_alignment(tmp_path, monkeypatch):
 
 
 def test_what_the_format_cannot_hold_is_refused_by_name():
-    with pytest.raises(CheckpointError, match="spectrum.*complex64"):
+    with pytest.raises(CheckpointError, match=r"spectrum.*complex64"):
         TensorFile({"spectrum": torch.zeros(2, dtype=torch.complex64)})
-    with pytest.raises(CheckpointError, match="table.*sparse"):
+    with pytest.raises(CheckpointError, match=r"table.*sparse"):
         TensorFile({"table": torch.zeros(2, 2).to_sparse()})
 
 

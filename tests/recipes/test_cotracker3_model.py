@@ -173,6 +173,19 @@ def test_gradient_flows_between_iterations_through_logits_but_not_through_positi
     assert gradient[..., 3].any()  # the confidence reaches the visibility through the next tokens
 
 
+def test_space_blocks_run_evenly_among_time_blocks() -> None:
+    model = tiny(time_depth=4, space_depth=2)
+    order: list[str] = []
+    for name, module in model.updateformer.named_modules():
+        if "_blocks." in name and name.count(".") == 1:
+            module.register_forward_hook(lambda *_, name=name: order.append(name))
+    model(*inputs(), iters=1)
+    names = ["virtual2point", "virtual", "point2virtual"]
+    space = [[f"space_{name}_blocks.{depth}" for name in names] for depth in range(2)]
+    time = [f"time_blocks.{depth}" for depth in range(4)]
+    assert order == [time[0], *space[0], time[1], time[2], *space[1], time[3]]
+
+
 def test_every_parameter_gets_a_gradient() -> None:
     model = tiny()
     tracks, visibility, confidence, _ = model(*inputs(), iters=2)

@@ -63,9 +63,26 @@ class ModelSettings:
 
 
 @dataclass
+class SyntheticSettings:
+    # sequences of textured shapes over a moving background, in Kubric's layout
+    count: int = MISSING
+    frames: int = MISSING
+    height: int = MISSING
+    width: int = MISSING
+    # tracked points per sequence
+    points: int = MISSING
+    seed: int = MISSING
+    # moving shapes per sequence, and how fast they move, in pixels per frame
+    shapes: int = MISSING
+    speed: float = MISSING
+
+
+@dataclass
 class DataSettings:
     # folder with one sub-folder per sequence: SEQ/frames/*.png and SEQ/SEQ.npy
     root: str = MISSING
+    # synthetic sequences written to root before training; null: the data are there
+    synthetic: SyntheticSettings | None = MISSING
     # (height, width) cut from every frame
     crop_size: list[int] = MISSING
     # frames of a clip; with random_sequence_len the upper bound, exclusive
