@@ -181,7 +181,8 @@ def check(values: DictConfig, allowed: Sequence[str]) -> Config:
     for key in ("recipe._target_", "recipe.settings", "optimizer._target_"):
         _check_allowed(key, str(OmegaConf.select(checked, key)), allowed)
     settings_class = import_target("recipe.settings", checked.recipe.settings)
-    sections = {name: checked[name] for name in RECIPE_SECTIONS if name in values}
+    # A recipe may do without a section; what nobody gave a value needs no name either.
+    sections = {name: checked[name] for name in RECIPE_SECTIONS if values.get(name)}
     settings = _merge(OmegaConf.structured(settings_class), sections)
     for name in RECIPE_SECTIONS:
         checked[name] = settings.get(name, {})

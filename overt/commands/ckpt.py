@@ -126,8 +126,8 @@ def _inspect_folder(folder: Path, keys: bool) -> int:
         facts["metrics"] = plain.decode((folder / "state.json").read_bytes())["metrics"]
     facts["versions"] = manifest["versions"]
     files = manifest["files"]
-    if "config.yaml" in files:
-        facts["config"] = f"config.yaml, SHA-256 {files['config.yaml']['sha256'][:16]}"
+    if manifest["config_sha256"] is not None:
+        facts["config"] = f"config.yaml, SHA-256 {manifest['config_sha256'][:16]}"
     _print_facts(facts)
     for name, file in files.items():
         print(f"  {name:24} {storage.megabytes(file['size']):>14}")

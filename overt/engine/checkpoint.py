@@ -5,6 +5,7 @@ Only the main process writes, and no process waits for another while it does.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
@@ -70,7 +71,7 @@ class CheckpointManager:
         self._stored: list[storage.Stored] = []
         self._snapshots: dict[str, Snapshot] | None = {} if background else None
         self._writer = _Writer()
-        # Runs when the manager goes away or Python exits, whichever is first.
+        # Runs at the latest when Python exits: a failed save is never silent.
         weakref.finalize(self, self._writer.report)
         if is_main_process():
             storage.make_folder(self.checkpoint_dir)
@@ -143,6 +144,9 @@ class CheckpointManager:
             "metric": metric,
             "is_best": best,
             "world_size": get_world_size(),
+            "config_sha256": None
+            if config_yaml is None
+            else hashlib.sha256(config_yaml.encode()).hexdigest(),
         }
         described: dict[str, Any] = {
             "epoch": epoch,
@@ -175,7 +179,7 @@ class CheckpointManager:
         return self.checkpoint_dir / name
 
     def wait(self) -> None:
-        """Until the save in the background is done; raises the error it met."""
+        """Until the work in the background is done; raises the error of a save."""
         self._writer.wait()
 
     def _metric(self, metrics: Mapping[str, Any] | None, is_best: bool | None) -> float | None:
@@ -213,16 +217,23 @@ class CheckpointManager:
                 f"{stored.path} was written but is not as it should be ({found}); older "
                 "checkpoints are kept. Check the disk, and that no other run saves to this folder."
             )
-        self._delete_superfluous()
+        superfluous = self._hide_superfluous()
+        if self._snapshots is not None:
+            storage.remove(superfluous)
+        elif superfluous:
+            self._writer.start(lambda: storage.remove(superfluous))  # training need not wait
 
-    def _delete_superfluous(self) -> None:
+    def _hide_superfluous(self) -> list[Path]:
         keep = {one.path for one in self._stored[-self.keep_last_n :]}
         keep |= {one.path for one in self._ranking()[: self.keep_best_n]}
-        for one in self._stored:
-            if one.path not in keep and not storage.is_pinned(one.path):
-                self._stored = [other for other in self._stored if other is not one]
-                self._move_pointers()  # a pointer never dangles: it moves before its target goes
-                storage.delete(one.path)
+        go = [
+            one.path
+            for one in self._stored
+            if one.path not in keep and not storage.is_pinned(one.path)
+        ]
+        self._stored = [one for one in self._stored if one.path not in go]
+        self._move_pointers()  # before their targets go: a pointer never dangles
+        return [storage.hide(path) for path in go]
 
     def _ranking(self) -> list[storage.Stored]:
         """What was measured by this metric, the best first."""
@@ -343,20 +354,20 @@ class CheckpointManager:
 
 
 class _Writer:
-    """One save in flight, in a thread; its error is kept until someone hears it."""
+    """One task in flight, in a thread; its error is kept until someone hears it."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
-    def start(self, save: Callable[[], None]) -> None:
+    def start(self, task: Callable[[], None]) -> None:
         self.wait()
-        self._thread = threading.Thread(target=self._run, args=(save,), name="overt-checkpoint")
+        self._thread = threading.Thread(target=self._run, args=(task,), name="overt-checkpoint")
         self._thread.start()
 
-    def _run(self, save: Callable[[], None]) -> None:
+    def _run(self, task: Callable[[], None]) -> None:
         try:
-            save()
+            task()
         except BaseException as error:  # handed over to the thread that waits
             self._error = error
 
@@ -370,7 +381,7 @@ class _Writer:
             raise error
 
     def report(self) -> None:
-        """At exit nobody is left to raise to, but a failed save is never silent."""
+        """For the end, when nobody is left to raise to."""
         try:
             self.wait()
         except Exception as error:

@@ -38,9 +38,8 @@ def build_optimizer(
                 f"optimizer.arguments.{name}: {section._target_} has no such argument"
                 f"{nearest(name, allowed)}; it has {', '.join(allowed)}"
             )
-    on_cuda = next(model.parameters()).is_cuda
-    if on_cuda and "fused" in allowed and "foreach" not in arguments:
-        arguments.setdefault("fused", True)
+    if "fused" in allowed and "foreach" not in arguments:
+        arguments.setdefault("fused", True)  # one kernel for all parameters
     optimizer: torch.optim.Optimizer = kind(groups, **arguments)
     return optimizer
 

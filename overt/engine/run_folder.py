@@ -237,7 +237,9 @@ def note_skipped(trainer: Trainer, verdict: Verdict, module: str | None) -> str:
         f"{own_loss:g}). Its samples are in {folder}."
     )
     if module is not None:
-        message += f" First non-finite output: {module}."
+        message += f" Where NaN or Inf first came up: {module}."
+    elif trainer.config.training.name_nonfinite_module:
+        message += " Run once more, everything was finite (a loss scale or dropout differed)."
     else:
         message += " training.name_nonfinite_module=true names the module that made it."
     trainer.logger.log_event("skipped_step", step=verdict.step, module=module)

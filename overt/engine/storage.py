@@ -1,4 +1,4 @@
-"""Checkpoint folders on disk: written whole or not at all, checked by hash, never lost to a crash.
+"""Checkpoint folders on disk: written whole or not at all, checked by sums, never lost to a crash.
 
 checkpoints/
   step_00001000/         model.safetensors  optimizer.safetensors  ema.safetensors
@@ -29,7 +29,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from overt.engine.tensorfile import Bytes, Content, workers, write_file
+from overt.engine.tensorfile import Bytes, Content, checksum_file, workers, write_file
 from overt.errors import CheckpointError
 
 FORMAT = 1
@@ -117,13 +117,13 @@ def write_folder(
                 file: pool.submit(write_file, hidden / file, content, parallel)
                 for file, content in files.items()
             }
-            hashes = {file: future.result() for file, future in written.items()}
+            checksums = {file: future.result() for file, future in written.items()}
         manifest = {
             "format": FORMAT,
             **facts,
             "versions": versions(),
             "files": {
-                file: {"size": content.size, "sha256": hashes[file]}
+                file: {"size": content.size, "crc32": checksums[file]}
                 for file, content in files.items()
             },
         }
@@ -263,18 +263,17 @@ def verify(folder: Path, contents: bool = True) -> Verification:
             intact.append(name)
     if contents:
         with workers(len(intact), parallel=True) as pool:
-            hashes = pool.map(_hash_file, [folder / name for name in intact])
-            for name, value in zip(intact, hashes, strict=True):
-                if value != files[name]["sha256"]:
-                    found.broken.append(f"{name}: its contents have changed (SHA-256 differs)")
+            checksums = pool.map(_checksum, [folder / name for name in intact])
+            for name, value in zip(intact, checksums, strict=True):
+                if value != files[name]["crc32"]:
+                    found.broken.append(f"{name}: its contents have changed (CRC-32 differs)")
     found.extra = sorted({entry.name for entry in folder.iterdir()} - {*files, MANIFEST})
     return found
 
 
-def _hash_file(path: Path) -> str:
+def _checksum(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return checksum_file(path)
     except OSError as error:
         return f"unreadable: {error}"
 
@@ -351,14 +350,20 @@ def is_pinned(folder: Path) -> bool:
     return folder.with_name(f"{folder.name}.keep").exists()
 
 
-def delete(folder: Path) -> None:
-    """Delete a checkpoint; hidden first, so that no half-deleted one is ever taken for broken."""
+def hide(folder: Path) -> Path:
+    """First half of deleting: in one step, so that no half-deleted one is taken for broken."""
     hidden = folder.with_name(hidden_name("deleting", folder.name))
     try:
         os.rename(folder, hidden)
     except OSError as error:
         logger.warning("the superfluous checkpoint %s could not be deleted: %s", folder, error)
-    shutil.rmtree(hidden, ignore_errors=True)  # a rest is removed at the next start
+    return hidden
+
+
+def remove(hidden: list[Path]) -> None:
+    """Second half of deleting, which takes a while; a rest is removed at the next start."""
+    for folder in hidden:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def clean_left_overs(directory: Path) -> list[Path]:

@@ -134,6 +134,7 @@ class Trainer:
             recipe.parameter_groups(self.model) if hasattr(recipe, "parameter_groups") else None
         )
         self.optimizer = build_optimizer(config.optimizer, self.model, groups)
+        self.parameters = [value for value in self.model.parameters() if value.requires_grad]
         self.learning_rate = scaled_learning_rate(config.optimizer, self.plan.global_batch_size)
         epochs = self.total_steps / steps_per_epoch
         self.schedule = build_schedule(config.schedule, self.learning_rate, epochs, steps_per_epoch)
@@ -193,7 +194,7 @@ class Trainer:
             return self.finish_step(group, counts, [output], torch.ones((), device=self.device))
         outputs = []
         for index, micro in enumerate(group.micro_batches):
-            batch = map_tensors(micro.batch, self.to_device)
+            batch = self.to_device(micro.batch)
             # Gradients meet across processes only on the last micro-batch; before, they add up.
             is_last = index == len(group.micro_batches) - 1
             with nullcontext() if is_last or self.ddp is None else self.ddp.no_sync():
@@ -209,7 +210,7 @@ class Trainer:
         self.settle()  # by now the outcome of the step before has arrived
         self.scaler.unscale_(self.optimizer)  # clip true gradients, not scaled ones
         limit = self.config.training.grad_clip_norm or math.inf
-        grad_norm = clip_grad_norm_(self.model.parameters(), limit)
+        grad_norm = clip_grad_norm_(self.parameters, limit)
         applied = self.guard.protect(self.optimizer, grad_norm)  # 0 where it is not finite
         set_learning_rate(self.optimizer, self.schedule, self.state.updates)
         self.scaler.step(self.optimizer)
@@ -249,7 +250,9 @@ class Trainer:
         module = None
         if self.config.training.name_nonfinite_module:
             with random_state.undisturbed():
-                module = first_nonfinite_module(self.model, partial(self.replay, verdict))
+                found = first_nonfinite_module(self.model, partial(self.replay, verdict))
+            # It may have been on another process; every process skips, so every one takes part.
+            module = next(filter(None, gather_objects(found)), None)
         message = run_folder.note_skipped(self, verdict, module)
         # With fp16 a single overflow is the scaler's to mend: it lowers its scale.
         stops = self.config.training.nonfinite == "stop" and not self.scaler.is_enabled()
@@ -260,7 +263,7 @@ class Trainer:
         """This process's loss of a step once more, on the bare model."""
         losses = []
         for micro in verdict.group.micro_batches:
-            batch = map_tensors(micro.batch, self.to_device)
+            batch = self.to_device(micro.batch)
             with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
                 output = self.recipe.loss(self.model, batch, verdict.counts, verdict.step)
             losses.append(output.total)
@@ -363,8 +366,11 @@ class Trainer:
         step = self.state.step
         return step == self.total_steps or (every is not None and step % every == 0)
 
-    def to_device(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.device, non_blocking=True)
+    def to_device(self, batch: Any) -> Any:
+        """The batch on this process's device, without waiting for the copy."""
+        if self.device.type == "cpu":
+            return batch
+        return map_tensors(batch, lambda tensor: tensor.to(self.device, non_blocking=True))
 
     def check_gradients(self) -> None:
         """After the first backward pass: DDP would wait for a gradient that never comes."""

@@ -6,11 +6,15 @@ it one step later, when the answer has long arrived.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
+from torch.utils.hooks import RemovableHandle
 
 from overt.distributed import World, get_world_size, sum_over_processes
 from overt.engine.loader import Group
@@ -23,7 +27,8 @@ def poison_if_not_finite(total: Tensor) -> Tensor:
     A NaN survives the sum over processes, so that all of them see it in the gradient's norm and
     decide alike, with no communication of its own.
     """
-    return total * torch.where(torch.isfinite(total.detach()), 1.0, torch.nan)
+    value = total.detach()
+    return total * (value - value + 1)  # Inf - Inf and NaN - NaN are NaN
 
 
 @dataclass
@@ -57,7 +62,7 @@ class FiniteGuard:
         Returns 1 or 0, a scalar on the device. Fused optimizers take the flag into their kernel;
         for others on CUDA the host has to read it, which costs a wait.
         """
-        applied = torch.isfinite(grad_norm).to(torch.float32)
+        applied = (grad_norm - grad_norm == 0).to(torch.float32)  # finite, and not NaN
         if getattr(optimizer, "_step_supports_amp_scaling", False) and self.device.type == "cuda":
             optimizer.grad_scale = None  # type: ignore[attr-defined]
             optimizer.found_inf = 1.0 - applied  # type: ignore[attr-defined]
@@ -97,15 +102,15 @@ class Interval:
     def add(self, outputs: list[StepOutput], applied: Tensor, grad_norm: Tensor | None) -> Tensor:
         """Add this process's share of one step; a skipped step does not count. Its loss."""
         names = ["loss", *outputs[0].losses, *outputs[0].metrics]
+        # The norm is the same on every process: each adds its part of it.
+        norm = [] if grad_norm is None else [grad_norm / (get_world_size() * len(outputs))]
         rows = [
-            torch.stack([output.total, *output.losses.values(), *output.metrics.values()])
+            torch.stack([output.total, *output.losses.values(), *output.metrics.values(), *norm])
             for output in outputs
         ]
         shares = (rows[0] if len(rows) == 1 else torch.stack(rows).sum(0)).detach()
-        own_loss = shares[0]
-        if grad_norm is not None:  # the same on every process: each adds its part
+        if norm:
             names.append("grad_norm")
-            shares = torch.cat([shares, grad_norm.detach()[None] / get_world_size()])
         if names != self.names:
             if self.names:
                 raise ValueError(f"the step's numbers are {names}, before they were {self.names}")
@@ -113,7 +118,7 @@ class Interval:
             self.sums = torch.zeros(len(names), dtype=torch.float64, device=self.device)
         self.sums += torch.where(applied > 0, shares, 0.0)
         self.steps += applied
-        return own_loss
+        return shares[0]
 
     def totals(self) -> tuple[dict[str, float], float]:
         """Sums over all processes, and the number of steps. Every process must call this."""
@@ -148,44 +153,111 @@ def idle_parameters(model: nn.Module) -> str | None:
     )
 
 
-def first_nonfinite_module(model: nn.Module, run: Callable[[], Tensor]) -> str:
-    """Run a batch once more and name the first module that turned finite input into NaN or Inf.
+def first_nonfinite_module(model: nn.Module, run: Callable[[], Tensor]) -> str | None:
+    """Run a batch once more and name the first module that turned finite numbers into NaN or Inf.
 
-    `run` computes the loss. Gradients are computed apart and not added to those of the parameters.
+    `run` computes the loss. Neither gradients nor buffers of the model are changed. None where
+    everything was finite this time.
     """
-    culprits: list[str] = []
-
-    def watch(name: str, direction: str) -> Callable[..., None]:
-        def hook(module: nn.Module, first: object, second: object) -> None:
-            # Forward hooks get (inputs, outputs); backward hooks the gradients of the same two,
-            # of which those of the outputs come in and those of the inputs go out.
-            before, after = (first, second) if direction == "forward" else (second, first)
-            if not culprits and _is_finite(before) and not _is_finite(after):
-                culprits.append(f"{name or 'the model'} ({type(module).__name__}, {direction})")
-
-        return hook
-
-    handles = []
-    for name, module in model.named_modules():
-        handles.append(module.register_forward_hook(watch(name, "forward")))
-        handles.append(module.register_full_backward_hook(watch(name, "backward")))
+    watch = _Watch()
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
+        for name, module in model.named_modules():
+            watch.follow(name, module)
         with torch.enable_grad():
             loss = run()
+        if watch.culprit is None and torch.isfinite(loss):
+            watch.follow_gradients(loss)
             parameters = [value for value in model.parameters() if value.requires_grad]
-            if not culprits and torch.isfinite(loss):
-                torch.autograd.grad(loss, parameters, allow_unused=True)
+            torch.autograd.grad(loss, parameters, allow_unused=True)
+        elif watch.culprit is None:
+            watch.culprit = watch.bad_input or "the loss, after the model's last module"
     finally:
-        for handle in handles:
+        for handle in watch.handles:
             handle.remove()
-    return culprits[0] if culprits else "the loss, after the model's last module"
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+    return watch.culprit
+
+
+class _Watch:
+    """Hooks on modules for the forward pass, on the nodes they made for the backward pass.
+
+    Not torch's backward hooks of modules: these forbid operations in place, and do not see a
+    gradient that only reaches a parameter.
+    """
+
+    def __init__(self) -> None:
+        self.culprit: str | None = None
+        self.bad_input: str | None = None
+        self.handles: list[RemovableHandle] = []
+        self.maker: dict[Node, str] = {}  # the innermost module that made a node of the graph
+        self.borders: list[set[Node]] = []  # of the modules now at work: what made their inputs
+
+    def follow(self, name: str, module: nn.Module) -> None:
+        label, kind = name or "the model", type(module).__name__
+
+        def enter(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+            if not self.bad_input and not _is_finite((arguments, named)):
+                self.bad_input = f"the input of {label} ({kind}), before any module"
+            self.borders.append(_makers((arguments, named)))
+
+        def leave(
+            _: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], output: object
+        ) -> None:
+            for node in _graph(_makers(output), border=self.borders.pop()):
+                self.maker.setdefault(node, f"{label} ({kind}, backward)")
+            if self.culprit is None and _is_finite((arguments, named)) and not _is_finite(output):
+                self.culprit = f"{label} ({kind}, forward)"
+
+        self.handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+        self.handles.append(module.register_forward_hook(leave, with_kwargs=True))
+
+    def follow_gradients(self, loss: Tensor) -> None:
+        def check(maker: str) -> Callable[..., None]:
+            def hook(outgoing: object, incoming: object) -> None:
+                if self.culprit is None and _is_finite(incoming) and not _is_finite(outgoing):
+                    self.culprit = maker
+
+            return hook
+
+        for node in _graph(_makers(loss), border=set()):
+            maker = self.maker.get(node, "the gradient of the loss, after the model's last module")
+            self.handles.append(node.register_hook(check(maker)))
+
+
+def _graph(nodes: set[Node], border: set[Node]) -> set[Node]:
+    """All nodes of the autograd graph below `nodes`, these included, up to the border."""
+    found: set[Node] = set()
+    todo = list(nodes - border)
+    while todo:
+        node = todo.pop()
+        if node not in found:
+            found.add(node)
+            todo += {below for below, _ in node.next_functions if below is not None} - border
+    return found
+
+
+def _makers(value: object) -> set[Node]:
+    return {tensor.grad_fn for tensor in _tensors(value) if tensor.grad_fn is not None}
 
 
 def _is_finite(value: object) -> bool:
+    return all(
+        bool(torch.isfinite(tensor).all())
+        for tensor in _tensors(value)
+        if tensor.is_floating_point()
+    )
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
-        return not value.is_floating_point() or bool(torch.isfinite(value).all())
-    if isinstance(value, dict):
-        return all(_is_finite(item) for item in value.values())
-    if isinstance(value, list | tuple):
-        return all(_is_finite(item) for item in value)
-    return True
+        yield value
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from _tensors([getattr(value, field.name) for field in dataclasses.fields(value)])

@@ -111,7 +111,7 @@ def test_a_manifest_cannot_name_files_elsewhere(tmp_path, name):
     (tmp_path / "outside").write_bytes(b"secret")
     folder = write(tmp_path, "step_00000001", 1)
     manifest = storage.read_manifest(folder)
-    manifest["files"][name] = {"size": 6, "sha256": "0"}
+    manifest["files"][name] = {"size": 6, "crc32": "0"}
     manifest["sha256"] = storage._manifest_hash(manifest)
     (folder / "manifest.json").write_text(json.dumps(manifest))
     assert any("outside the folder" in problem for problem in verify(folder).broken)

@@ -52,8 +52,7 @@ class Pyramid(NamedTuple):
 
     cells: Tensor  # (rows, C) float32; rows are ordered level, sample, frame, y, x
     sizes_xy: Tensor  # (L, 2) width and height of a map
-    first_rows: Tensor  # (L,) row of the first cell of each level
-    frames: int
+    map_rows: Tensor  # (B, L, T) row of the first cell of each map
 
 
 def build_pyramid(features: Tensor, levels: int) -> Pyramid:
@@ -68,8 +67,10 @@ def build_pyramid(features: Tensor, levels: int) -> Pyramid:
     # Computed on the device from its own numbers: copying them over would make the host wait.
     size = torch.stack([torch.full((levels,), n, device=maps.device) for n in (width, height)], -1)
     sizes_xy = size >> torch.arange(levels, device=maps.device)[:, None]
-    rows = batch * frames * sizes_xy.prod(-1)
-    return Pyramid(torch.cat(tables), sizes_xy, rows.cumsum(0) - rows, frames)
+    area = sizes_xy.prod(-1)  # (L,)
+    first = (area.cumsum(0) - area) * (batch * frames)
+    order = torch.arange(batch * frames, device=maps.device).view(batch, 1, frames)
+    return Pyramid(torch.cat(tables), sizes_xy, first[:, None] + order * area[:, None])
 
 
 class CoTracker3(nn.Module):
@@ -79,9 +80,9 @@ class CoTracker3(nn.Module):
     """
 
     time_emb: Tensor  # (1, window_len, token width)
-    motion_scale: Tensor
-    motion_frequencies: Tensor
-    level_scale: Tensor
+    motion_scale: Tensor  # (4,) cells per unit of encoded motion
+    motion_frequencies: Tensor  # (MOTION_DEGREES,)
+    level_scale: Tensor  # (L,) cells of the finest level per cell
 
     def __init__(
         self,
@@ -111,8 +112,8 @@ class CoTracker3(nn.Module):
         height, width = model_resolution
         scale = torch.tensor([width, height, width, height]) / stride
         self.register_buffer("motion_scale", scale, persistent=False)
-        degrees = torch.arange(MOTION_DEGREES)
-        self.register_buffer("motion_frequencies", 2.0**degrees, persistent=False)
+        frequencies = 2.0 ** torch.arange(MOTION_DEGREES)
+        self.register_buffer("motion_frequencies", frequencies, persistent=False)
         self.register_buffer("level_scale", 2.0 ** torch.arange(corr_levels), persistent=False)
 
         self.fnet = FeatureNetwork(latent_dim, stride)
@@ -147,18 +148,16 @@ class CoTracker3(nn.Module):
         maps = maps / maps.square().sum(1, keepdim=True).clamp(min=1e-12).sqrt()
         return build_pyramid(torch.unflatten(maps, 0, (batch, frames)), self.corr_levels)
 
-    def look_up(self, pyramid: Pyramid, frames: Tensor, cells_xy: Tensor) -> tuple[Tensor, Tensor]:
-        """Read the squares around positions (B, N, T', 2) in the frames (B, N or 1, T').
+    def look_up(
+        self, pyramid: Pyramid, map_rows: Tensor, cells_xy: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Read the squares around positions (B, N, T', 2) in the maps (B, N or 1, L, T').
 
         Returns cells (B, N, L, T', S*S, C) and the weights (B, N, L, T', 2, P, S) that mix them.
         """
         centres = cells_xy.unsqueeze(2) / self.level_scale[:, None, None]  # (B, N, L, T', 2)
-        sizes_xy = pyramid.sizes_xy.unsqueeze(1)  # (L, 1, 2)
-        numbers, weights = self.square_taps(centres, sizes_xy)
-        samples = torch.arange(frames.shape[0], device=frames.device)[:, None, None]
-        maps = (samples * pyramid.frames + frames).unsqueeze(2)  # (B, N or 1, 1, T')
-        rows = pyramid.first_rows[:, None] + maps * sizes_xy.prod(-1)  # (B, N or 1, L, T')
-        rows = rows.unsqueeze(-1) + numbers
+        numbers, weights = self.square_taps(centres, pyramid.sizes_xy.unsqueeze(1))
+        rows = map_rows.unsqueeze(-1) + numbers  # (B, N, L, T', S*S)
         cells = pyramid.cells.index_select(0, rows.flatten()).view(*rows.shape, -1)
         return cells, weights
 
@@ -167,8 +166,11 @@ class CoTracker3(nn.Module):
 
         `frames` (B, N) are whole numbers, clamped into the video; `cells_xy` is (B, N, 2).
         """
-        frames = frames.clamp(0, pyramid.frames - 1).unsqueeze(-1)
-        cells, weights = self.look_up(pyramid, frames, cells_xy.unsqueeze(2))
+        frames = frames.clamp(0, pyramid.map_rows.shape[2] - 1)
+        index = frames.unsqueeze(1).expand(-1, self.corr_levels, -1)  # (B, L, N)
+        map_rows = pyramid.map_rows.gather(2, index).transpose(1, 2).unsqueeze(3)
+        cells, weights = self.look_up(pyramid, map_rows, cells_xy.unsqueeze(2))
+        # Made once and used in every iteration, so it is worth all its digits.
         with torch.autocast(cells.device.type, enabled=False):
             return mix_taps(weights, cells).squeeze(3)
 
@@ -177,8 +179,7 @@ class CoTracker3(nn.Module):
 
         The result, (B, N, L, T, P*P * P*P), has the frame's samples before the query's.
         """
-        frames = torch.arange(cells_xy.shape[2], device=cells_xy.device).expand(len(support), 1, -1)
-        cells, weights = self.look_up(pyramid, frames, cells_xy)
+        cells, weights = self.look_up(pyramid, pyramid.map_rows.unsqueeze(1), cells_xy)
         # Interpolating the products, not the features, keeps P*P features per point and frame
         # from ever being written; one large product per point serves all its frames.
         products = cells.flatten(3, 4) @ support.mT  # (B, N, L, T * S*S, P*P)

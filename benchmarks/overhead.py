@@ -1,0 +1,265 @@
+"""What the engine costs per step, against the loop one would write by hand.
+
+    python benchmarks/overhead.py                 one process
+    python benchmarks/overhead.py --processes 2   two Gloo processes, DistributedDataParallel in all
+
+Three loops train the same two-layer perceptron on the same batches, taking turns in one run:
+  bare    forward, backward, step
+  plain   the same with gradient clipping, a schedule and a log line every 50 steps
+  overt   the engine's train_step with its loader, guards, metrics and logs
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import MISSING, OmegaConf
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from overt.config import check
+from overt.distributed import World, init_distributed, shutdown
+from overt.engine.trainer import Trainer
+from overt.recipe import StepOutput
+
+LOG_EVERY = 50
+
+
+@dataclass
+class Sizes:
+    inputs: int = MISSING
+    hidden: int = MISSING
+    batch: int = MISSING
+
+
+@dataclass
+class Settings:
+    model: Sizes = MISSING
+
+
+@dataclass(frozen=True)
+class Batch:
+    images: Tensor  # (B, inputs)
+    labels: Tensor  # (B,)
+
+
+class ReadyBatches:
+    """Whole batches as samples, so that all three loops get their data equally ready."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.batches = [
+            Batch(
+                torch.randn(sizes.batch, sizes.inputs, generator=generator),
+                torch.randint(10, (sizes.batch,), generator=generator),
+            )
+            for _ in range(16)
+        ]
+
+    def __len__(self) -> int:
+        return 4096
+
+    def sample(self, index: int, rng: np.random.Generator) -> Batch:
+        return self.batches[index % len(self.batches)]
+
+
+class Perceptron:
+    """The recipe of this benchmark."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.sizes = settings.model
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(
+            nn.Linear(self.sizes.inputs, self.sizes.hidden),
+            nn.ReLU(),
+            nn.Linear(self.sizes.hidden, 10),
+        )
+
+    def build_dataset(self) -> ReadyBatches:
+        return ReadyBatches(self.sizes)
+
+    def collate(self, samples: list[Batch]) -> Batch:
+        return samples[0]
+
+    def loss(
+        self, model: nn.Module, batch: Batch, counts: dict[str, Tensor], step: int
+    ) -> StepOutput:
+        entropy = F.cross_entropy(model(batch.images), batch.labels)
+        return StepOutput({"entropy": entropy / counts["samples"]})
+
+    def evaluate(self, model: nn.Module, world: World) -> dict[str, float]:
+        return {}
+
+
+def engine_loop(sizes: Sizes, folder: str, world: World) -> Callable[[int], None]:
+    values = OmegaConf.create(engine_settings(sizes, folder))
+    config = check(values, ["overt", "torch.optim", "benchmarks", "__main__", __name__])
+    trainer = Trainer(config, Perceptron(config.settings), world)
+
+    def run(steps: int) -> None:
+        for _ in range(steps):
+            trainer.train_step()
+            trainer.state.step += 1
+            if trainer.is_due(config.logging.every_steps):
+                trainer.log()
+
+    return run
+
+
+def engine_settings(sizes: Sizes, folder: str) -> dict[str, Any]:
+    """The defaults of every run, for this recipe: nothing is switched off."""
+    from hydra import compose, initialize_config_dir
+
+    from overt.config import CONF
+
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        values = compose("train", ["~recipe", "exp_name=overhead"])
+    plain = OmegaConf.to_container(values)
+    assert isinstance(plain, dict)
+    plain["recipe"] = {
+        "name": "overhead",
+        "_target_": f"{__name__}.Perceptron",
+        "settings": f"{__name__}.Settings",
+    }
+    plain["output_dir"] = folder
+    plain["model"] = {"inputs": sizes.inputs, "hidden": sizes.hidden, "batch": sizes.batch}
+    plain["training"] |= {
+        "num_steps": 10**9,
+        "batch_size": 1,
+        "num_workers": 0,
+        "device": "cpu",
+        "grad_clip_norm": 1.0,
+    }
+    plain["logging"] |= {"every_steps": LOG_EVERY}
+    return {str(key): value for key, value in plain.items()}
+
+
+def hand_loop(sizes: Sizes, world: World, *, extras: bool) -> Callable[[int], None]:
+    torch.manual_seed(0)
+    recipe = Perceptron(Settings(model=sizes))
+    model = recipe.build_model()
+    wrapped = DistributedDataParallel(model) if world.world_size > 1 else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10**9)
+    batches = recipe.build_dataset().batches
+    log = open(os.devnull, "w")  # noqa: SIM115  (lives as long as the loop)
+    state = {"step": 0}
+
+    def run(steps: int) -> None:
+        for _ in range(steps):
+            batch = batches[state["step"] % len(batches)]
+            loss = F.cross_entropy(wrapped(batch.images), batch.labels)
+            loss.backward()  # type: ignore[no-untyped-call]
+            if extras:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            state["step"] += 1
+            if extras:
+                schedule.step()
+                if state["step"] % LOG_EVERY == 0:
+                    row = {"step": state["step"], "loss": loss.item(), "lr": schedule.get_last_lr()}
+                    log.write(json.dumps(row) + "\n")
+                    log.flush()
+
+    return run
+
+
+def measure(sizes: Sizes, rounds: int, steps: int, world: World) -> dict[str, float]:
+    """Median seconds per step of each loop; the loops take turns, so noise hits all alike."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        open(os.devnull, "w") as nowhere,
+        redirect_stdout(nowhere),
+    ):
+        loops = {
+            "bare": hand_loop(sizes, world, extras=False),
+            "plain": hand_loop(sizes, world, extras=True),
+            "overt": engine_loop(sizes, folder, world),
+        }
+        times: dict[str, list[float]] = {name: [] for name in loops}
+        for turn in range(rounds + 1):
+            for name, loop in loops.items():
+                began = time.perf_counter()
+                loop(steps)
+                if turn:  # the first round warms up
+                    times[name].append((time.perf_counter() - began) / steps)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def report(medians: dict[str, float], sizes: Sizes, processes: int) -> str:
+    ratio = medians["overt"] / medians["plain"]
+    extra = (medians["overt"] - medians["plain"]) * 1e6
+    lines = [
+        f"{sizes.inputs}-{sizes.hidden}-10 perceptron, batch {sizes.batch}, {processes} "
+        f"process(es), torch {torch.__version__}, {platform.machine()}, 1 thread each",
+        *(f"  {name:<6} {seconds * 1e6:9.1f} us/step" for name, seconds in medians.items()),
+        f"  overt / plain = {ratio:.3f}  ({extra:+.0f} us/step)   overt / bare = "
+        f"{medians['overt'] / medians['bare']:.3f}",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--inputs", type=int, default=784)
+    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--steps", type=int, default=200, help="per round and loop")
+    parser.add_argument("--limit", type=float, default=math.inf, help="fail above this ratio")
+    options = parser.parse_args()
+    if options.processes > 1 and "RANK" not in os.environ:
+        return start_all(options.processes)
+    torch.set_num_threads(1)
+    world = init_distributed("cpu")
+    sizes = Sizes(options.inputs, options.hidden, options.batch)
+    medians = measure(sizes, options.rounds, options.steps, world)
+    if world.is_main:
+        print(report(medians, sizes, world.world_size))
+    shutdown()
+    return int(medians["overt"] / medians["plain"] > options.limit)
+
+
+def start_all(processes: int) -> int:
+    """This script once per process, as torchrun would."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {
+        "WORLD_SIZE": processes,
+        "LOCAL_WORLD_SIZE": processes,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
+    children = []
+    for rank in range(processes):
+        variables = {**shared, "RANK": rank, "LOCAL_RANK": rank}
+        environment = os.environ | {name: str(value) for name, value in variables.items()}
+        command = [sys.executable, str(Path(__file__)), *sys.argv[1:]]
+        children.append(subprocess.Popen(command, env=environment))
+    return max(abs(child.wait()) for child in children)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""A recipe outside overt: learn to tell circles, squares and triangles apart."""

@@ -1,0 +1,171 @@
+import argparse
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from overt.commands.ckpt import main
+from overt.engine.checkpoint import CheckpointManager
+from overt.errors import CheckpointError
+
+
+def build():
+    return nn.ModuleDict({"encoder": nn.Linear(3, 4), "head": nn.Linear(4, 2)})
+
+
+@pytest.fixture
+def run(tmp_path):
+    model = build()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model["head"](model["encoder"](torch.ones(1, 3))).sum().backward()
+    optimizer.step()
+    CheckpointManager(tmp_path / "run").save_checkpoint(
+        3,
+        nn.DataParallel(model),
+        optimizer,
+        metrics={"val_loss": 0.5},
+        step=40,
+        ema=build(),
+        config_yaml="seed: 1\n",
+    )
+    return tmp_path / "run", model
+
+
+def test_inspect_shows_an_own_checkpoint(run, capsys):
+    folder, _ = run
+    for path in (folder, folder / "latest", folder / "step_00000040"):
+        assert main(["inspect", str(path)]) == 0
+        shown = capsys.readouterr().out
+        for expected in (
+            "overt checkpoint, version 1",
+            "check       good",
+            "step        40",
+            "epoch       3",
+            "val_loss 0.5",
+            f"torch {torch.__version__}",
+            "config.yaml, SHA-256",
+            "model: 4 tensors, 26 values, 0.0 MB (F32 x 4)",
+            "ema: 4 tensors",
+            "optimizer: 12 tensors",
+        ):
+            assert expected in shown
+        assert ["encoder", "16", "values"] in [line.split()[:3] for line in shown.splitlines()]
+        assert "[4, 3]" not in shown
+
+
+def test_inspect_lists_keys_on_request(run, capsys):
+    main(["inspect", str(run[0]), "--keys"])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["encoder.weight", "F32", "[4,", "3]"] in lines
+    assert ["head.bias/exp_avg", "F32", "[2]"] in lines
+
+
+def test_inspect_reports_damage(run, capsys):
+    os.truncate(run[0] / "step_00000040" / "ema.safetensors", 20)
+    assert main(["inspect", str(run[0] / "latest")]) == 1
+    assert "ema.safetensors: 20 bytes instead of" in capsys.readouterr().out
+
+
+def test_inspect_shows_foreign_files(tmp_path, capsys):
+    model = build()
+    content = {
+        "model": {f"module.{key}": value.half() for key, value in model.state_dict().items()},
+        "optimizer": {"state": {}, "param_groups": []},
+        "epoch": 7,
+        "val_loss": np.float64(0.25),
+        "args": argparse.Namespace(lr=0.1),
+    }
+    for zipped, kind in ((True, "zip archive"), (False, "before torch 1.6")):
+        torch.save(content, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
+        assert main(["inspect", str(tmp_path / "a.pt")]) == 0
+        shown = capsys.readouterr().out
+        for expected in (kind, "epoch       7", "0.25", "(Namespace)", "float16 x 4", "26 values"):
+            assert expected in shown
+        assert "  module.encoder " in shown
+    save_file(dict(model.state_dict()), tmp_path / "b", metadata={"author": "me"})
+    assert main(["inspect", str(tmp_path / "b")]) == 0
+    shown = capsys.readouterr().out
+    assert "format      safetensors" in shown
+    assert "author      me" in shown
+    with pytest.raises(CheckpointError, match="no checkpoint at"):
+        main(["inspect", str(tmp_path / "absent")])
+
+
+@pytest.mark.parametrize("part", ["model", "ema"])
+def test_export_writes_clean_keys(run, tmp_path, part):
+    folder, model = run
+    for kind, read in (("safetensors", load_file), ("torch", torch.load)):
+        output = tmp_path / kind
+        command = ["export", str(folder / "latest"), "--to", kind, "--output", str(output)]
+        assert main([*command, "--part", part]) == 0
+        tensors = read(output)
+        assert tensors.keys() == model.state_dict().keys()
+        equal = [torch.equal(tensors[key], value) for key, value in model.state_dict().items()]
+        assert all(equal) == (part == "model")
+
+
+def test_export_of_foreign_files_and_shared_memory(tmp_path):
+    whole = torch.arange(1_000_000.0)
+    torch.save(
+        {"state_dict": {"module._orig_mod.a": whole[:2], "b.module.c": whole[2:4]}}, tmp_path / "a"
+    )
+    for kind, read in (("safetensors", load_file), ("torch", torch.load)):
+        output = tmp_path / kind
+        main(["export", str(tmp_path / "a"), "--to", kind, "--output", str(output)])
+        assert {name: value.tolist() for name, value in read(output).items()} == {
+            "a": [0.0, 1.0],
+            "b.c": [2.0, 3.0],
+        }
+        assert output.stat().st_size < 10_000
+
+
+def test_export_never_overwrites_unasked(run, tmp_path):
+    output = tmp_path / "out"
+    output.write_text("precious")
+    command = ["export", str(run[0] / "latest"), "--to", "safetensors", "--output"]
+    with pytest.raises(CheckpointError, match=r"exists.*--force"):
+        main([*command, str(output)])
+    assert output.read_text() == "precious"
+    main([*command, str(output), "--force"])
+    assert len(load_file(output)) == 4
+    with pytest.raises(CheckpointError, match="is a folder"):
+        main([*command, str(tmp_path), "--force"])
+    with pytest.raises(CheckpointError, match="does not exist"):
+        main([*command, str(tmp_path / "absent" / "out")])
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "torch"])
+def test_export_to_a_full_disk_leaves_the_old_file(tmp_path, kind):
+    torch.save({"a": torch.zeros(1 << 20)}, tmp_path / "a.pt")
+    (tmp_path / "out").write_text("precious")
+    script = (
+        "import resource, sys; from overt.cli import main; "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY)); "
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    words = ["ckpt", "export", tmp_path / "a.pt", "--to", kind, "--output", tmp_path / "out"]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *words, "--force"], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "needs 4.2 MB" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.pt", "out"]
+    assert (tmp_path / "out").read_text() == "precious"
+
+
+def test_help_and_wrong_use_do_not_load_torch(tmp_path):
+    script = (
+        "import sys\n"
+        "from overt.commands.ckpt import main\n"
+        "try:\n    main(sys.argv[1:])\n"
+        "except SystemExit:\n    pass\n"
+        "assert 'torch' not in sys.modules"
+    )
+    for words in (["--help"], ["export", "--help"], ["export", "a", "--to", "onnx"]):
+        subprocess.run([sys.executable, "-c", script, *words], capture_output=True, check=True)

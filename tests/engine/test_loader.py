@@ -1,0 +1,323 @@
+"""overt/engine/loader.py: one global order for any split, and a position that is computed."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from overt.data.rng import sample_rng
+from overt.distributed import World
+from overt.engine.batch import BatchPlan
+from overt.engine.loader import (
+    START,
+    Group,
+    MicroBatch,
+    Position,
+    SampleId,
+    StepLoader,
+    epoch_order,
+    global_counts,
+    map_tensors,
+    normalized,
+)
+from overt.errors import ConfigError, DataError
+
+CPU = torch.device("cpu")
+
+
+class Numbers:
+    """Samples that show index and draw; counts how often it is read, in this process."""
+
+    def __init__(self, length: int, broken: int | None = None) -> None:
+        self.length, self.broken, self.reads = length, broken, 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def sample(self, index: int, rng: np.random.Generator) -> tuple[int, float]:
+        self.reads += 1
+        if index == self.broken:
+            raise DataError("file 00042.png is truncated; copy it again")
+        return index, rng.random()
+
+
+def collate(samples: list[tuple[int, float]]) -> Tensor:
+    return torch.tensor(samples, dtype=torch.float64)  # (B, 2) index and draw
+
+
+def make(
+    source: Numbers,
+    batch: int = 2,
+    accumulation: int = 1,
+    size: int = 1,
+    rank: int = 0,
+    seed: int = 0,
+    drop_last: bool = False,
+    workers: int = 0,
+) -> StepLoader:
+    plan, world = BatchPlan(batch, accumulation, size), World(rank, size, rank, CPU)
+    return StepLoader(
+        source, collate, plan, world, seed=seed, drop_last=drop_last, num_workers=workers
+    )
+
+
+def rows(groups: list[Group]) -> list[list[float]]:
+    """Index and draw of every real sample, in the order they were handed out."""
+    return [
+        row
+        for group in groups
+        for micro in group.micro_batches
+        if not micro.is_padding
+        for row in micro.batch.tolist()
+    ]
+
+
+# --- the order ------------------------------------------------------------------------------------
+
+
+@given(seed=st.integers(0, 2**64), epoch=st.integers(0, 1000), length=st.integers(0, 300))
+@settings(max_examples=30, deadline=None)
+def test_an_order_is_a_permutation_and_a_function_of_seed_and_epoch(
+    seed: int, epoch: int, length: int
+) -> None:
+    order = epoch_order(seed, epoch, length)
+    assert sorted(order) == list(range(length))
+    assert np.array_equal(order, epoch_order(seed, epoch, length))
+
+
+def test_orders_differ_between_epochs_and_seeds_and_from_the_draws_of_samples() -> None:
+    orders = [tuple(epoch_order(seed, epoch, 50)) for seed in range(3) for epoch in range(3)]
+    assert len(set(orders)) == 9
+    draws = [tuple(sample_rng(0, 0, index).permutation(50)) for index in range(3)]
+    assert not set(draws) & set(orders)
+
+
+@given(
+    units=st.integers(1, 12),
+    length=st.integers(1, 40),
+    seed=st.integers(0, 5),
+    drop_last=st.booleans(),
+    data=st.data(),
+)
+@settings(max_examples=40, deadline=None)
+def test_a_step_holds_the_same_samples_for_any_split(
+    units: int, length: int, seed: int, drop_last: bool, data: st.DataObject
+) -> None:
+    """Processes x accumulation x batch in every way that makes the same global batch."""
+    size = data.draw(st.sampled_from([n for n in range(1, units + 1) if units % n == 0]))
+    share = units // size
+    accumulation = data.draw(st.sampled_from([n for n in range(1, share + 1) if share % n == 0]))
+    if drop_last and length < units:
+        with pytest.raises(ConfigError, match="fewer than one global batch"):
+            make(Numbers(length), units, drop_last=True)
+        return
+    whole = make(Numbers(length), units, seed=seed, drop_last=drop_last)
+    parts = [
+        make(Numbers(length), share // accumulation, accumulation, size, rank, seed, drop_last)
+        for rank in range(size)
+    ]
+    for _ in range(2 * whole.steps_per_epoch + 1):  # over two ends of an epoch
+        groups = [part.next_group() for part in parts]
+        one = whole.next_group()
+        assert sorted(rows(groups)) == sorted(rows([one]))
+        assert {group.samples for group in groups} == {one.samples} == {len(rows([one]))}
+        # Every process makes the same number of passes, or they would wait for each other.
+        assert len({len(group.micro_batches) for group in groups}) == 1
+        assert all(micro.ids for group in groups for micro in group.micro_batches)
+        assert {part.position for part in parts} == {whole.position}
+
+
+def test_an_epoch_holds_every_sample_once_and_the_next_draws_anew() -> None:
+    loader = make(Numbers(7), batch=3)
+    epochs = [rows([loader.next_group() for _ in range(3)]) for _ in range(2)]
+    for epoch, found in enumerate(epochs):
+        assert sorted(index for index, _ in found) == list(range(7))
+        assert all(draw == sample_rng(0, epoch, int(index)).random() for index, draw in found)
+    assert not {draw for _, draw in epochs[0]} & {draw for _, draw in epochs[1]}
+
+
+def test_a_short_last_group_leaves_a_process_idle() -> None:
+    """5 samples for 2 x 2 x 1: the last group has one, for the first process."""
+    groups = []
+    for rank in range(2):
+        loader = make(Numbers(5), batch=1, accumulation=2, size=2, rank=rank)
+        assert loader.next_group().samples == 4
+        groups.append(loader.next_group())
+        assert loader.position == Position(1, 0)
+    assert [len(group.micro_batches) for group in groups] == [1, 1]
+    assert [group.micro_batches[0].is_padding for group in groups] == [False, True]
+    assert [group.samples for group in groups] == [1, 1]
+
+
+# --- the position ---------------------------------------------------------------------------------
+
+
+@given(
+    length=st.integers(1, 30),
+    batch=st.integers(1, 8),
+    steps=st.integers(0, 40),
+    drop_last=st.booleans(),
+)
+@settings(max_examples=40, deadline=None)
+def test_seeking_is_the_same_as_having_been_there(
+    length: int, batch: int, steps: int, drop_last: bool
+) -> None:
+    drop_last = drop_last and length >= batch
+    walked, source = make(Numbers(length), batch, drop_last=drop_last), Numbers(length)
+    for _ in range(steps):
+        walked.next_group()
+    jumped = make(source, batch, drop_last=drop_last)
+    jumped.seek(walked.position)
+    assert source.reads == 0
+    group = jumped.next_group()
+    assert source.reads == group.samples  # nothing was replayed
+    assert rows([group]) == rows([walked.next_group()])
+    assert jumped.position == walked.position
+
+
+def test_seeking_far_costs_no_more_than_seeking_near() -> None:
+    source = Numbers(10)
+    loader = make(source, batch=2)
+    loader.seek(Position(10**9, 4))
+    loader.next_group()
+    assert source.reads == 2
+    assert loader.position == Position(10**9, 6)
+
+
+@pytest.mark.parametrize(
+    ("drop_last", "offset", "expected"),
+    [
+        (False, 0, (3, 0)),
+        (False, 8, (3, 8)),
+        (False, 10, (4, 0)),
+        (True, 4, (3, 4)),
+        (True, 8, (4, 0)),
+        (True, 10, (4, 0)),
+    ],
+)
+def test_the_end_of_an_epoch_is_the_start_of_the_next(
+    drop_last: bool, offset: int, expected: tuple[int, int]
+) -> None:
+    plan = BatchPlan(4, 1, 1)
+    assert normalized(Position(3, offset), 10, plan, drop_last) == Position(*expected)
+
+
+def test_seeking_back_starts_anew_in_the_middle_of_a_run() -> None:
+    loader = make(Numbers(9), workers=1)
+    first = rows([loader.next_group() for _ in range(3)])
+    loader.seek(START)
+    assert rows([loader.next_group() for _ in range(3)]) == first
+    loader.close()
+
+
+# --- processes that load --------------------------------------------------------------------------
+
+
+def test_workers_do_not_change_the_samples() -> None:
+    found = []
+    for workers in (0, 2):
+        loader = make(Numbers(7), accumulation=2, workers=workers)
+        found.append(rows([loader.next_group() for _ in range(5)]))
+        loader.close()
+    assert found[0] == found[1]
+
+
+def test_loading_draws_from_no_global_generator() -> None:
+    def states() -> tuple[Any, ...]:
+        return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+
+    for workers in (0, 1):
+        before = states()
+        loader = make(Numbers(7), workers=workers)
+        for _ in range(5):
+            loader.next_group()
+        loader.close()
+        assert states() == before
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_broken_sample_arrives_as_one_clean_message(workers: int) -> None:
+    loader = make(Numbers(6, broken=4), workers=workers)
+    with pytest.raises(DataError) as stopped:
+        for _ in range(3):
+            loader.next_group()
+    loader.close()
+    assert str(stopped.value) == (
+        "sample 4 of the training data cannot be read: file 00042.png is truncated; copy it again"
+    )
+
+
+def test_an_empty_data_set_is_refused() -> None:
+    with pytest.raises(DataError, match=r"empty; check data\.root"):
+        make(Numbers(0))
+
+
+# --- batches --------------------------------------------------------------------------------------
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+@dataclass(frozen=True)
+class Nested:
+    values: Any
+    name: str
+
+
+def test_map_tensors_reaches_every_tensor_and_keeps_the_rest() -> None:
+    value = Nested({"a": [torch.ones(2), (torch.zeros(1), 3)], "b": Pair(torch.ones(1), None)}, "x")
+    mapped = map_tensors(value, lambda tensor: tensor + 1)
+    assert isinstance(mapped, Nested)
+    assert mapped.name == "x"
+    assert torch.equal(mapped.values["a"][0], torch.full((2,), 2.0))
+    assert torch.equal(mapped.values["a"][1][0], torch.ones(1))
+    assert mapped.values["a"][1][1] == 3
+    pair = mapped.values["b"]
+    assert isinstance(pair, Pair)
+    assert torch.equal(pair.left, torch.full((1,), 2.0))
+    assert pair.right is None
+
+
+class Counting:
+    def counts(self, batch: Tensor) -> dict[str, Tensor]:
+        return {"entries": batch.sum(), "per_level": torch.stack([batch.min(), batch.max()])}
+
+
+def micro(values: list[float], is_padding: bool = False) -> MicroBatch:
+    return MicroBatch((SampleId(0, 0, is_padding),), torch.tensor(values), is_padding)
+
+
+def test_counts_add_up_over_micro_batches_and_padding_counts_nothing() -> None:
+    group = Group([micro([1.0, 2.0]), micro([3.0, 4.0]), micro([100.0], True)], 4, 0.0)
+    recipe: Any = Counting()
+    counts = global_counts(recipe, group, CPU)
+    assert {name: value.tolist() for name, value in counts.items()} == {
+        "samples": 4.0,
+        "entries": 10.0,
+        "per_level": [4.0, 6.0],
+    }
+    plain: Any = object()  # a recipe that names no counts
+    assert global_counts(plain, group, CPU) == {"samples": torch.tensor(4.0)}
+
+
+def counts_here() -> dict[str, Any]:
+    from overt.distributed import init_distributed
+
+    world = init_distributed("cpu")
+    group = Group([micro([1.0 + world.rank]), micro([5.0], world.rank == 1)], 3, 0.0)
+    recipe: Any = Counting()
+    return {name: value.tolist() for name, value in global_counts(recipe, group, CPU).items()}
+
+
+def test_counts_add_up_over_processes(run_processes: Callable[..., list[Any]]) -> None:
+    expected = {"samples": 3.0, "entries": 8.0, "per_level": [8.0, 8.0]}
+    assert run_processes(counts_here, 2) == [expected, expected]

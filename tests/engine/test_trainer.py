@@ -1,0 +1,421 @@
+"""overt/engine/trainer.py: what one run does with bad steps, precisions, scores and settings."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import losses_by_step, read_rows, same_bits, toy_config, train_toy, weights
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from toy_recipe.recipe import Toy
+
+from overt.config import build_recipe
+from overt.distributed import get_rank, get_world_size, init_distributed
+from overt.engine.trainer import Trainer
+from overt.errors import ConfigError, DataError, NonFiniteError
+from overt.recipe import StepOutput
+
+RUNS = Callable[..., list[Any]]
+AVERAGE = "training.ema_momentum=0.9"
+DROPOUT = "model.dropout=0.3"
+SKIPS = ["training.nonfinite=skip", "data.nan_sample=3"]
+
+
+def make(folder: Path, *overrides: str, recipe: type[Toy] = Toy) -> Trainer:
+    config = toy_config(folder, *overrides)
+    return Trainer(config, recipe(config.settings), init_distributed("cpu"))
+
+
+def everything(trainer: Trainer) -> dict[str, Tensor]:
+    """A copy of all that an update may change: weights, average, momenta and their counters."""
+    assert trainer.average is not None
+    tensors = {f"model.{key}": value for key, value in trainer.model.state_dict().items()}
+    tensors |= {f"average.{key}": value for key, value in trainer.average.state_dict().items()}
+    for number, moments in trainer.optimizer.state_dict()["state"].items():
+        tensors |= {f"{number}.{key}": value for key, value in moments.items()}
+    return {key: value.clone() for key, value in tensors.items()}
+
+
+def events(run: Path, kind: str) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    return [row for row in rows if row["kind"] == kind]
+
+
+def steps_with_sample(trainer: Trainer, index: int, steps: int) -> list[int]:
+    """The steps whose global batch holds this sample, by the loader's own order."""
+    found = []
+    for step in range(steps):
+        group = trainer.loader.next_group()
+        if any(one.index == index for micro in group.micro_batches for one in micro.ids):
+            found.append(step)
+    return found
+
+
+@pytest.fixture(scope="module")
+def plain_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with dropout and an average that nothing disturbs, to compare others with."""
+    folder = tmp_path_factory.mktemp("plain")
+    train_toy(folder, AVERAGE, DROPOUT)
+    return folder / "toy"
+
+
+# --- steps that are not finite --------------------------------------------------------------------
+
+
+def test_a_skipped_step_moves_nothing(tmp_path: Path) -> None:
+    trainer = make(tmp_path, *SKIPS, AVERAGE)
+    (bad,) = steps_with_sample(make(tmp_path / "order"), 3, steps=5)
+    unmoved, rates = [], []
+    for step in range(5):
+        before = everything(trainer)
+        trainer.train_step()
+        trainer.state.step += 1
+        rates.append(trainer.optimizer.param_groups[0]["lr"])
+        if same_bits(before, everything(trainer)):
+            unmoved.append(step)
+    trainer.close()
+    assert unmoved == [bad]
+    # The schedule has not moved either: the step after gets the rate of the skipped one.
+    numbers = [step if step <= bad else step - 1 for step in range(5)]
+    assert rates == [trainer.schedule(number) for number in numbers]
+
+
+def test_skipping_goes_on_and_leaves_a_trace(tmp_path: Path) -> None:
+    trainer = make(tmp_path, *SKIPS, "training.num_steps=10")
+    trainer.train()
+    bad = steps_with_sample(make(tmp_path / "order", "data.nan_sample=3"), 3, steps=10)
+    assert len(bad) == 2  # once an epoch
+    assert all(bool(torch.isfinite(value).all()) for value in trainer.model.state_dict().values())
+    assert trainer.state.skipped == 2
+    assert trainer.state.updates == 8
+    rows = [
+        json.loads(line)
+        for line in (tmp_path / "toy/skipped/rank_0.jsonl").read_text().splitlines()
+    ]
+    assert [row["step"] for row in rows] == bad
+    assert all(3 in [sample["index"] for sample in row["samples"]] for row in rows)
+    assert [row["samples"][0]["epoch"] for row in rows] == [0, 1]
+    assert [event["step"] for event in events(tmp_path / "toy", "skipped_step")] == bad
+    # A skipped step is no part of any mean; where it stood alone there is no mean.
+    losses = losses_by_step(tmp_path / "toy")
+    assert [step for step in range(10) if losses[step + 1] == "nan"] == bad
+
+
+def test_stopping_saves_the_weights_from_before_the_step(tmp_path: Path) -> None:
+    settings = ["data.nan_sample=3", "training.nonfinite=stop", "checkpoint.every_steps=100"]
+    trainer = make(tmp_path, *settings)
+    with pytest.raises(NonFiniteError, match="skipped: loss or gradient is NaN"):
+        trainer.train()
+    bad = steps_with_sample(make(tmp_path / "order"), 3, steps=5)[0]
+    saved = weights(tmp_path / "toy", bad + 1)
+    reference = make(tmp_path / "reference", *settings)
+    for _ in range(bad):
+        reference.train_step()
+        reference.state.step += 1
+    assert same_bits(saved, reference.model.state_dict())
+    # What was saved is a checkpoint like any other: a run that skips goes on from it.
+    train_toy(tmp_path, "data.nan_sample=3", "training.nonfinite=skip")
+    assert all(
+        bool(torch.isfinite(value).all()) for value in weights(tmp_path / "toy", 12).values()
+    )
+
+
+def test_too_many_skipped_in_a_row_stop_the_run(tmp_path: Path) -> None:
+    class AlwaysNan(Toy):
+        def loss(self, model: nn.Module, batch: Any, counts: Any, step: int) -> StepOutput:
+            output = super().loss(model, batch, counts, step)
+            return output if step < 2 else output.scaled(float("nan"))
+
+    trainer = make(
+        tmp_path,
+        "training.nonfinite=skip",
+        "training.max_skipped_in_a_row=3",
+        "logging.every_steps=100",
+        recipe=AlwaysNan,
+    )
+    with pytest.raises(NonFiniteError, match=r"3 step\(s\) in a row"):
+        trainer.train()
+    assert (trainer.state.step, trainer.state.skipped) == (5, 3)
+
+
+def skip_and_digest(folder: Path, *overrides: str) -> dict[str, Any]:
+    trainer = make(folder, *overrides)
+    trainer.train()
+    rank = trainer.world.rank
+    path = folder / "toy" / "skipped" / f"rank_{rank}.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    result = {
+        "weights": {key: value.tolist() for key, value in trainer.model.state_dict().items()},
+        "skipped": trainer.state.skipped,
+        "steps": [row["step"] for row in rows],
+        "bad": [row["loss"] == "nan" for row in rows],
+    }
+    del trainer
+    return result
+
+
+def test_nan_on_one_process_makes_both_skip(run_processes: RUNS, tmp_path: Path) -> None:
+    one, other = run_processes(
+        skip_and_digest, 2, tmp_path, *SKIPS, "training.batch_size=1", "training.num_steps=10"
+    )
+    assert one["skipped"] == 2
+    assert one["steps"] == other["steps"]
+    # In each skipped step it was one process, not both, that met the sample.
+    assert all(a != b for a, b in zip(one["bad"], other["bad"], strict=True))
+    assert one["weights"] == other["weights"]
+    alone = skip_and_digest(tmp_path / "alone", *SKIPS, "training.num_steps=10")
+    assert alone["steps"] == one["steps"]
+
+
+class Faulty(nn.Module):
+    broken = False
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs / 0.0 * 0.0 if self.broken else inputs
+
+
+class WithFault(Toy):
+    """In step 2, on the last process, one module makes NaN."""
+
+    def build_model(self) -> Any:
+        model = super().build_model()
+        model.dropout = Faulty()
+        return model
+
+    def loss(self, model: Any, batch: Any, counts: Any, step: int) -> StepOutput:
+        bare = model.module if isinstance(model, DistributedDataParallel) else model
+        bare.dropout.broken = step == 2 and get_rank() == get_world_size() - 1
+        return super().loss(model, batch, counts, step)
+
+
+def stop_with_name(folder: Path) -> str:
+    settings = ["training.nonfinite=stop", "training.name_nonfinite_module=true"]
+    trainer = make(folder, *settings, recipe=WithFault)
+    with pytest.raises(NonFiniteError) as stopped:
+        trainer.train()
+    del trainer
+    return str(stopped.value)
+
+
+def test_the_module_is_named_on_request(run_processes: RUNS, tmp_path: Path) -> None:
+    assert "dropout (Faulty, forward)" in stop_with_name(tmp_path)
+    (event,) = events(tmp_path / "toy", "skipped_step")
+    assert event["module"] == "dropout (Faulty, forward)"
+    # All say the same, although the main one of two processes saw nothing wrong itself.
+    for text in run_processes(stop_with_name, 2, tmp_path / "two"):
+        assert "dropout (Faulty, forward)" in text
+
+
+# --- precision, compilation, strategies -----------------------------------------------------------
+
+
+def scaler_state(run: Path, step: int) -> dict[str, Any]:
+    path = run / "checkpoints" / f"step_{step:08d}" / "state.json"
+    state: dict[str, Any] = json.loads(path.read_text())["scaler"]
+    return state
+
+
+def test_fp16_keeps_its_scaler_over_a_resume(tmp_path: Path) -> None:
+    settings = ["training.precision=fp16", "data.nan_sample=3", "checkpoint.keep_last_n=9"]
+    train_toy(tmp_path, *settings)
+    run = tmp_path / "toy"
+    # An overflow is the scaler's to mend even where `nonfinite` says stop: it halves its scale.
+    before, after = scaler_state(run, 6), scaler_state(run, 12)
+    assert after["scale"] < before["scale"] < 2.0**16
+    whole = weights(run, 12)
+    shutil.rmtree(run / "checkpoints" / "step_00000012")
+    shutil.rmtree(run / "checkpoints" / "step_00000009")
+    resumed = make(tmp_path, *settings)
+    assert resumed.state.step == 6
+    assert resumed.scaler.state_dict() == before
+    resumed.train()
+    assert scaler_state(run, 12) == after
+    assert same_bits(weights(run, 12), whole)
+
+
+def test_bf16_runs_no_scaler(tmp_path: Path) -> None:
+    trainer = make(tmp_path, "training.precision=bf16")
+    trainer.train()
+    assert not trainer.scaler.is_enabled()
+    assert scaler_state(tmp_path / "toy", 12) == {}
+    train_toy(tmp_path / "full", "training.precision=fp32")
+    assert losses_by_step(tmp_path / "toy") != losses_by_step(tmp_path / "full/toy")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "training.compile=blocks",
+        "training.compile=model",
+        "training.activation_checkpointing=true",
+    ],
+)
+def test_compiled_and_recomputed_runs_give_the_same_losses_and_clean_keys(
+    setting: str, plain_run: Path, tmp_path: Path
+) -> None:
+    train_toy(tmp_path, AVERAGE, DROPOUT, setting, "training.compile_backend=eager")
+    run = tmp_path / "toy"
+    assert losses_by_step(run) == pytest.approx(losses_by_step(plain_run), rel=1e-6)
+    for part in ("model", "ema", "optimizer"):
+        assert weights(run, 12, part).keys() == weights(plain_run, 12, part).keys()
+
+
+def test_blocks_are_asked_for_by_name(tmp_path: Path) -> None:
+    class NoBlocks(Toy):
+        def blocks(self, model: nn.Module) -> list[nn.Module]:
+            return []
+
+    for setting in ("training.compile=blocks", "training.activation_checkpointing=true"):
+        with pytest.raises(ConfigError, match=setting.partition("=")[0]):
+            make(tmp_path, setting, recipe=NoBlocks)
+
+
+def refusal(folder: Path, *overrides: str) -> str:
+    try:
+        train_toy(folder, *overrides)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_a_strategy_that_contradicts_the_launch_is_refused(
+    run_processes: RUNS, tmp_path: Path
+) -> None:
+    assert "ddp takes several" in refusal(tmp_path, "training.strategy=ddp")
+    both = run_processes(refusal, 2, tmp_path, "training.strategy=single")
+    assert all("single takes one process" in text for text in both)
+
+
+def test_an_idle_layer_is_named(
+    run_processes: RUNS, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for text in run_processes(refusal, 2, tmp_path / "two", "model.idle_layer=true"):
+        assert "idle.weight, idle.bias" in text
+        assert "requires_grad_(False)" in text
+    train_toy(tmp_path, "model.idle_layer=true")  # one process only says so
+    assert "idle.weight" in capsys.readouterr().out
+    assert losses_by_step(tmp_path / "toy").keys() == set(range(1, 13))
+
+
+# --- evaluation, averages, lengths ----------------------------------------------------------------
+
+
+def test_evaluation_does_not_disturb_training(plain_run: Path, tmp_path: Path) -> None:
+    class Careless(Toy):
+        def evaluate(self, model: nn.Module, world: Any) -> dict[str, float]:
+            torch.rand(5)
+            assert not model.training
+            return super().evaluate(model, world)
+
+    often = ["training.evaluate_at_start=true", "training.evaluate_every_steps=1"]
+    make(tmp_path, AVERAGE, DROPOUT, *often, recipe=Careless).train()
+    for part in ("model", "optimizer", "ema", "rng"):
+        assert same_bits(weights(tmp_path / "toy", 12, part), weights(plain_run, 12, part)), part
+    scored = [row["step"] for row in read_rows(tmp_path / "toy") if "evaluation/error" in row]
+    assert scored == list(range(13))
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_the_best_checkpoint_is_the_one_with_the_best_score(mode: str, tmp_path: Path) -> None:
+    train_toy(
+        tmp_path,
+        f"checkpoint.mode={mode}",
+        "checkpoint.every_steps=1",
+        "checkpoint.keep_best_n=1",
+        "checkpoint.keep_last_n=1",
+        "training.evaluate_every_steps=1",
+        "optimizer.lr=0.3",
+    )
+    run = tmp_path / "toy"
+    scores = {
+        row["step"]: row["evaluation/error"] for row in read_rows(run) if "evaluation/error" in row
+    }
+    best = (min if mode == "min" else max)(scores, key=lambda step: scores[step])
+    assert (run / "checkpoints/best").resolve().name == f"step_{best:08d}"
+    assert best != 12  # else the newest would pass as well
+    assert len(list((run / "checkpoints").glob("step_*"))) == 2
+
+
+def test_the_averaged_weights_are_what_is_evaluated(tmp_path: Path) -> None:
+    trainer = make(tmp_path, AVERAGE)
+    scores = trainer.train()
+    assert trainer.average is not None
+    with torch.no_grad():
+        assert scores == trainer.recipe.evaluate(trainer.average, trainer.world)
+        assert scores != trainer.recipe.evaluate(trainer.model.eval(), trainer.world)
+
+
+def test_the_average_follows_its_momentum_schedule(tmp_path: Path) -> None:
+    trainer = make(tmp_path, "training.ema_momentum=0.5", "training.ema_final_momentum=1.0")
+    key = "last.bias"
+    assert trainer.average is not None
+    expected = trainer.average.state_dict()[key].clone()
+    for step in range(12):
+        trainer.train_step()
+        trainer.state.step += 1
+        momentum = 0.5 + 0.5 * step / 12
+        assert trainer.momentum(step) == pytest.approx(momentum)
+        expected = momentum * expected + (1 - momentum) * trainer.model.state_dict()[key]
+    torch.testing.assert_close(trainer.average.state_dict()[key], expected)
+    trainer.close()
+
+
+def test_two_epochs_are_ten_steps(tmp_path: Path) -> None:
+    train_toy(tmp_path / "epochs", "training.num_steps=null", "training.num_epochs=2")
+    train_toy(tmp_path / "steps", "training.num_steps=10")
+    assert same_bits(weights(tmp_path / "epochs/toy", 10), weights(tmp_path / "steps/toy", 10))
+    assert losses_by_step(tmp_path / "epochs/toy") == losses_by_step(tmp_path / "steps/toy")
+
+
+def test_a_custom_step_replaces_the_update(tmp_path: Path) -> None:
+    class SignDescent(Toy):
+        """Forward, backward and update of its own: weights go by the sign of the gradient."""
+
+        def custom_step(self, trainer: Any, micro_batches: list[Any], counts: Any) -> StepOutput:
+            (micro,) = micro_batches
+            output = self.loss(trainer.wrapped, micro.batch, counts, trainer.state.step)
+            trained = [value for value in trainer.model.parameters() if value.requires_grad]
+            for value, gradient in zip(
+                trained, torch.autograd.grad(output.total, trained), strict=True
+            ):
+                value.data -= 0.125 * gradient.sign()
+            return output
+
+    trainer = make(tmp_path, "training.num_steps=1", recipe=SignDescent)
+    first = {key: value.clone() for key, value in trainer.model.state_dict().items()}
+    trainer.train()
+    moved = (trainer.model.state_dict()["last.bias"] - first["last.bias"]).abs()
+    torch.testing.assert_close(moved.max(), torch.tensor(0.125))
+    assert losses_by_step(tmp_path / "toy").keys() == {1}
+
+
+def test_init_from_a_plain_file_with_prefixes(tmp_path: Path) -> None:
+    source = build_recipe(toy_config(tmp_path)).build_model().state_dict()
+    source = {f"module.{key}": value + 1.0 for key, value in source.items()}
+    torch.save(source, tmp_path / "old.pth")
+    trainer = make(tmp_path, f"checkpoint.init_from={tmp_path / 'old.pth'}")
+    for key, value in trainer.model.state_dict().items():
+        assert torch.equal(value, source[f"module.{key}"]), key
+    trainer.close()
+
+
+# --- bad data -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_broken_sample_stops_the_run_and_loses_nothing(workers: int, tmp_path: Path) -> None:
+    settings = ["data.broken_sample=3", f"training.num_workers={workers}"]
+    trainer = make(tmp_path, *settings, "checkpoint.every_steps=100")
+    with pytest.raises(DataError, match="sample 3 of the training data") as stopped:
+        trainer.train()
+    assert "Traceback" not in str(stopped.value)
+    step = trainer.state.step
+    assert weights(tmp_path / "toy", step).keys() == trainer.model.state_dict().keys()
+    # Once the file is mended the run goes on as if nothing had happened.
+    train_toy(tmp_path, "checkpoint.accept_changes=true")
+    train_toy(tmp_path / "whole")
+    assert same_bits(weights(tmp_path / "toy", 12), weights(tmp_path / "whole/toy", 12))
