@@ -9,6 +9,7 @@ import errno
 import fcntl
 import json
 import os
+import weakref
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -149,14 +150,20 @@ class Snapshot:
         self.size = 0
         self._buffer = torch.empty(0, dtype=torch.uint8)
         self._copied: list[torch.cuda.Event] = []
+        self._unpin: weakref.finalize[[int], Snapshot] | None = None
 
     def take(self, file: TensorFile) -> None:
         """Copy `file` as it is now; copies from a CUDA device may still be under way after this."""
         self.size = file.size
         room = whole_pages(file.size)
-        if len(self._buffer) < room or (file.on_cuda and not self._buffer.is_pinned()):
+        if len(self._buffer) < room or file.on_cuda != (self._unpin is not None):
+            if self._unpin is not None:
+                self._unpin()
+                self._unpin = None
             self._buffer = torch.empty(0, dtype=torch.uint8)  # frees the old one first
-            self._buffer = aligned_buffer(room, pinned=file.on_cuda)
+            self._buffer = aligned_buffer(room)
+            if file.on_cuda:
+                self._unpin = self._pin()
         start, devices = 0, set()
         for source in file.sources():
             self._buffer[start : start + len(source)].copy_(source, non_blocking=True)
@@ -164,6 +171,15 @@ class Snapshot:
             if source.is_cuda:
                 devices.add(source.device)
         self._copied = [torch.cuda.current_stream(device).record_event() for device in devices]
+
+    def _pin(self) -> weakref.finalize[[int], Snapshot]:
+        """Let CUDA copy into the buffer by itself; memory pinned by torch is a power of two."""
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        address = self._buffer.data_ptr()
+        torch.cuda.check_error(runtime.cudaHostRegister(address, len(self._buffer), 0))
+        unpin = weakref.finalize(self, runtime.cudaHostUnregister, address)
+        unpin.atexit = False  # the process takes its memory with it
+        return unpin
 
     def pieces(self) -> Iterator[memoryview]:
         for event in self._copied:

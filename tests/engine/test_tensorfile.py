@@ -191,7 +191,10 @@ def test_cuda_tensors_are_copied_before_later_work_changes_them(tmp_path):
     }
     expected = {name: tensor.cpu().clone() for name, tensor in tensors.items()}
     write_file(tmp_path / "direct", TensorFile(tensors))
-    snapshot = snapshot_of(TensorFile(tensors))
+    snapshot = snapshot_of(TensorFile({"small": tensors["step"].cuda()}))
+    snapshot.take(TensorFile({"on the host": tensors["step"]}))  # unpinned, then pinned again
+    snapshot.take(TensorFile(tensors))
+    assert snapshot._buffer.is_pinned()
     for tensor in tensors.values():
         tensor.zero_()
     write_file(tmp_path / "later", snapshot)
