@@ -120,19 +120,23 @@ def _read_file(config_file: str, parsed: list[Override]) -> DictConfig:
 
 
 def _parse(overrides: Sequence[str]) -> list[Override]:
-    parser = OverridesParser.create()
-    parsed = []
-    for text in overrides:
-        try:
-            parsed.append(parser.parse_override(text))
-        except HydraException as error:
+    parsed = [_parse_one(text) for text in overrides]
+    for item in parsed:
+        if item.is_sweep_override():
             raise ConfigError(
-                f"cannot read {text!r} on the command line; write KEY=VALUE, for example "
-                f"training.num_steps=1000 ({str(error).splitlines()[0]})"
-            ) from error
-        if parsed[-1].is_sweep_override():
-            raise ConfigError(f"{text} names several values; add -m to run one training for each")
+                f"{item.input_line} names several values; add -m to run one training for each"
+            )
     return parsed
+
+
+def _parse_one(text: str) -> Override:
+    try:
+        return OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        raise ConfigError(
+            f"cannot read {text!r} on the command line; write KEY=VALUE, for example "
+            f"training.num_steps=1000 ({str(error).splitlines()[0]})"
+        ) from error
 
 
 def _compose(overrides: list[str], search: list[Path]) -> DictConfig:
@@ -280,15 +284,17 @@ def build_recipe(config: Config) -> Recipe:
 
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
     """`a=1,2 b=3` to [[a=1, b=3], [a=2, b=3]]: one list of overrides for each run of a sweep."""
-    parser = OverridesParser.create()
     runs: list[list[str]] = [[]]
     for text in overrides:
-        item = parser.parse_override(text)
+        item = _parse_one(text)
         if not item.is_sweep_override():
             runs = [[*run, text] for run in runs]
             continue
-        key = item.get_key_element()
-        choices = [f"{key}={value}" for value in item.sweep_string_iterator()]
+        try:
+            values = list(item.sweep_string_iterator())
+        except HydraException as error:
+            raise ConfigError(f"{text} does not list its values; write KEY=A,B,C") from error
+        choices = [f"{item.get_key_element()}={value}" for value in values]
         runs = [[*run, choice] for run in runs for choice in choices]
     return runs
 

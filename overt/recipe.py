@@ -57,7 +57,7 @@ class StepOutput:
 
 
 class Recipe(Protocol):
-    """What the engine asks of a method. `OPTIONAL` below names what a recipe may leave out."""
+    """What the engine asks of every method."""
 
     def build_model(self) -> nn.Module:
         """One root module with one forward: what DistributedDataParallel wraps."""
@@ -76,7 +76,9 @@ class Recipe(Protocol):
     def evaluate(self, model: nn.Module, world: World) -> dict[str, float]:
         """Scores on held-out data, the same on every process, each sample counted once."""
 
-    # --- optional -------------------------------------------------------------------------------
+
+class RecipeExtras(Protocol):
+    """What a recipe may have besides; the engine looks whether it is there."""
 
     def counts(self, batch: Any) -> dict[str, Tensor]:
         """What the loss terms are divided by, for this micro-batch; the engine adds them up.
@@ -96,12 +98,17 @@ class Recipe(Protocol):
     def visualize(self, model: nn.Module) -> dict[str, Tensor]:
         """Named pictures, (3, H, W) uint8, logged after each evaluation; main process only."""
 
-    def custom_step(self, trainer: Any, micro_batches: list[Any], counts: Any) -> StepOutput:
+    def custom_step(
+        self, trainer: Any, micro_batches: list[Any], counts: dict[str, Tensor]
+    ) -> StepOutput:
         """Replaces forward, backward and update of one step, for methods with another update."""
 
 
-REQUIRED = ("build_model", "build_dataset", "collate", "loss", "evaluate")
-OPTIONAL = ("counts", "parameter_groups", "blocks", "after_step", "visualize", "custom_step")
+def _methods(protocol: type) -> tuple[str, ...]:
+    return tuple(name for name in vars(protocol) if not name.startswith("_"))
+
+
+REQUIRED, OPTIONAL = _methods(Recipe), _methods(RecipeExtras)
 
 
 def check_recipe(recipe: object) -> None:

@@ -6,6 +6,7 @@ A configuration is checked before torch is imported; then come process group, re
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -54,12 +55,13 @@ def run(arguments: argparse.Namespace) -> int:
 def sweep(arguments: argparse.Namespace) -> int:
     """One process after another, each with its own run folder named after what differs."""
     runs = expand_sweep(arguments.overrides)
+    # All are checked before the first one starts.
+    names = [load(run, arguments.config, arguments.package).exp_name for run in runs]
     failed = 0
-    for number, overrides in enumerate(runs):
+    for number, (overrides, name) in enumerate(zip(runs, names, strict=True)):
         differing = [text for text in overrides if text not in arguments.overrides]
-        name = load(overrides, arguments.config, arguments.package).exp_name
-        label = ",".join(differing).replace("/", "_") or str(number)
-        command = [sys.executable, "-m", "overt.train", *overrides, f"exp_name={name}/{label!r}"]
+        label = re.sub(r"[^\w.,=+-]+", "_", ",".join(differing)) or str(number)
+        command = [sys.executable, "-m", "overt.train", *overrides, f"exp_name='{name}/{label}'"]
         for package in arguments.package:
             command += ["--package", package]
         if arguments.config:

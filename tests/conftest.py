@@ -16,7 +16,6 @@ TOY = HERE / "toy_recipe"
 sys.path.insert(0, str(HERE))
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
 
 def toy_config(folder: Path, *overrides: str) -> Any:

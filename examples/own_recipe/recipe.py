@@ -50,7 +50,7 @@ class ShapeNet(nn.Module):
         # GroupNorm, not BatchNorm: no sample may change what becomes of another.
         self.blocks = nn.ModuleList(
             nn.Sequential(
-                nn.Conv2d(before, after, 3, stride=2, padding=1), nn.GroupNorm(4, after), nn.ReLU()
+                nn.Conv2d(before, after, 5, stride=2, padding=2), nn.GroupNorm(4, after), nn.ReLU()
             )
             for before, after in pairwise(widths)
         )
@@ -60,7 +60,8 @@ class ShapeNet(nn.Module):
         features = images - 0.5  # (B, 3, H, W)
         for block in self.blocks:
             features = block(features)
-        return self.head(features.amax(dim=(2, 3)))  # (B, KINDS)
+        scores: Tensor = self.head(features.amax(dim=(2, 3)))  # (B, KINDS)
+        return scores
 
 
 class Shapes:
@@ -96,6 +97,9 @@ class Shapes:
             metrics={"accuracy": right / counts["samples"]},
         )
 
+    def blocks(self, model: ShapeNet) -> list[nn.Module]:
+        return list(model.blocks)
+
     def evaluate(self, model: nn.Module, world: World) -> dict[str, float]:
         """The share of held-out drawings that are recognised."""
 
@@ -115,7 +119,7 @@ class Shapes:
         height, width = images.shape[-2:]
         framed = color[:, :, None, None].repeat(1, 1, height + 4, width + 4)
         framed[:, :, 2:-2, 2:-2] = images
-        rows = [torch.cat(list(row), dim=2) for row in framed.split(COLUMNS)]
+        rows = [torch.cat(list(row), dim=2) for row in torch.split(framed, COLUMNS)]
         picture = torch.cat(rows, dim=1)  # (3, ROWS * (H + 4), COLUMNS * (W + 4))
         return {"guesses": (picture * 255).round().to(torch.uint8)}
 
@@ -127,4 +131,5 @@ class Shapes:
     def guess(self, model: nn.Module, images: Tensor) -> Tensor:
         """(B,) the likeliest shape of each image, on the CPU."""
         device = next(model.parameters()).device
-        return model(images.to(device)).argmax(1).cpu()
+        scores: Tensor = model(images.to(device))
+        return scores.argmax(1).cpu()

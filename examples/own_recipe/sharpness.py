@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from overt.engine.loader import MicroBatch, map_tensors
+from overt.engine.loader import MicroBatch
 from overt.engine.optimizer import set_learning_rate
 from overt.engine.watch import poison_if_not_finite
 from overt.errors import ConfigError
@@ -42,14 +42,16 @@ class SharpnessAwareShapes(Shapes):
                 f"{training.ema_momentum}: this step runs no scaler and keeps no average; use "
                 "bf16, tf32 or fp32, and null"
             )
-        parameters = list(trainer.model.parameters())
+        parameters = trainer.parameters
 
         output = self.add_gradients(trainer, micro_batches, counts)
         here = [parameter.detach().clone() for parameter in parameters]
         norm = clip_grad_norm_(parameters, math.inf)  # measures, clips nothing
+        step = self.settings.loss.radius / norm.clamp(min=1e-12)
         with torch.no_grad():
             for parameter in parameters:
-                parameter.add_(parameter.grad * (self.settings.loss.radius / norm.clamp(min=1e-12)))
+                assert parameter.grad is not None  # every layer has a say in the loss
+                parameter.add_(parameter.grad * step)
 
         trainer.optimizer.zero_grad(set_to_none=True)
         self.add_gradients(trainer, micro_batches, counts)
@@ -71,7 +73,7 @@ class SharpnessAwareShapes(Shapes):
         losses: dict[str, Tensor] = {}
         metrics: dict[str, Tensor] = {}
         for index, micro in enumerate(micro_batches):
-            batch = map_tensors(micro.batch, trainer.to_device)
+            batch = trainer.to_device(micro.batch)
             is_last = index == len(micro_batches) - 1
             amp = torch.autocast(trainer.device.type, trainer.dtype, enabled=bool(trainer.dtype))
             with nullcontext() if is_last or trainer.ddp is None else trainer.ddp.no_sync():
@@ -79,7 +81,8 @@ class SharpnessAwareShapes(Shapes):
                     output = self.loss(trainer.wrapped, batch, counts, trainer.state.step)
                 output = output.scaled(0.0) if micro.is_padding else output
                 # The shares of all processes are to be added up, where DDP takes their mean.
-                (poison_if_not_finite(output.total) * trainer.world.world_size).backward()
+                loss = poison_if_not_finite(output.total) * trainer.world.world_size
+                loss.backward()  # type: ignore[no-untyped-call]
             for sums, shares in ((losses, output.losses), (metrics, output.metrics)):
                 for name, share in shares.items():
                     sums[name] = sums.get(name, 0.0) + share.detach()

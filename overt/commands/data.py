@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 
 def main(arguments: list[str]) -> int:
@@ -12,6 +13,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="overt data", description="Make data sets ready.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     _add_kubric(verbs)
+    _add_tapvid(verbs)
     options = parser.parse_args(arguments)
     status: int = options.run(options)
     return status
@@ -28,7 +30,32 @@ def _add_kubric(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     parser.add_argument("root", type=Path, metavar="ROOT", help="folder of the data set")
     parser.add_argument("--sequences", type=_positive, default=64, help="how many sequences")
-    parser.add_argument("--frames", type=_positive, default=24, help="frames of a sequence")
+    _add_scene(parser, points=256)
+    parser.set_defaults(run=_kubric)
+
+
+def _add_tapvid(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = verbs.add_parser(
+        "tapvid",
+        help="synthetic videos in the file formats of TAP-Vid, with exact tracks",
+        description="Write a few synthetic videos into ROOT/tapvid_..., in the format in which the "
+        "data set is published, to try out or test an evaluation without a download.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("root", type=Path, metavar="ROOT", help="folder of the data sets")
+    parser.add_argument(
+        "--dataset",
+        choices=("davis", "kinetics", "rgb_stacking", "robotap"),
+        default="davis",
+        help="the format",
+    )
+    parser.add_argument("--videos", type=_positive, default=4, help="how many videos")
+    _add_scene(parser, points=32)
+    parser.set_defaults(run=_tapvid)
+
+
+def _add_scene(parser: argparse.ArgumentParser, points: int) -> None:
+    parser.add_argument("--frames", type=_positive, default=24, help="frames of each")
     parser.add_argument(
         "--size",
         type=_side,
@@ -37,7 +64,7 @@ def _add_kubric(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         metavar=("HEIGHT", "WIDTH"),
         help="pixels of a frame",
     )
-    parser.add_argument("--points", type=_positive, default=256, help="tracks of a sequence")
+    parser.add_argument("--points", type=_positive, default=points, help="tracks of each")
     parser.add_argument("--seed", type=_not_negative, default=0, help="another seed, other data")
     parser.add_argument(
         "--shapes", type=_not_negative, default=6, help="moving shapes in front of the background"
@@ -45,34 +72,39 @@ def _add_kubric(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument(
         "--speed", type=_speed, default=2.5, help="pixels per frame of the fastest shape"
     )
-    parser.set_defaults(run=_kubric)
+
+
+def _scene(options: argparse.Namespace) -> dict[str, Any]:
+    height, width = options.size
+    names = ("frames", "points", "seed", "shapes", "speed")
+    return {"height": height, "width": width, **{name: getattr(options, name) for name in names}}
 
 
 def _kubric(options: argparse.Namespace) -> int:
     from overt.data.synthetic_kubric import write_sequences
 
-    height, width = options.size
-
     def report(sequence: Path) -> None:
         if sys.stdout.isatty():
             print(f"\rsequence {sequence.name} of {options.sequences}", end="\r", flush=True)
 
-    written = write_sequences(
-        options.root,
-        options.sequences,
-        frames=options.frames,
-        height=height,
-        width=width,
-        points=options.points,
-        seed=options.seed,
-        shapes=options.shapes,
-        speed=options.speed,
-        report=report,
-    )
+    written = write_sequences(options.root, options.sequences, **_scene(options), report=report)
+    height, width = options.size
     print(
         f"{options.root}: {options.sequences} sequences of {options.frames} frames, "
         f"{height}x{width}, {options.points} tracks each; {len(written)} written, "
         f"{options.sequences - len(written)} were there"
+    )
+    return 0
+
+
+def _tapvid(options: argparse.Namespace) -> int:
+    from overt.data.synthetic_tapvid import write_videos
+
+    files = write_videos(options.root, options.dataset, options.videos, **_scene(options))
+    height, width = options.size
+    print(
+        f"{files[0].parent}: {options.videos} videos of {options.frames} frames, {height}x{width}, "
+        f"{options.points} tracks each, in {len(files)} file{'s' if len(files) > 1 else ''}"
     )
     return 0
 

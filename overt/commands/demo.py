@@ -60,7 +60,7 @@ def closing_words(run: Path, scores: dict[str, float], minutes: float) -> str:
         "",
         f"{'on unseen videos':<18}{'trained':>9}{'static':>9}",
         *(
-            f"{label:<18}{100 * scores[name]:>9.1f}{100 * scores[f'static_{name}']:>9.1f}   {meaning}"
+            f"{label:<18}{scores[name]:>9.1%}{scores['static_' + name]:>9.1%}   {meaning}"
             for label, name, meaning in ROWS
         ),
         "",

@@ -1,7 +1,7 @@
 """`overt evaluate checkpoint=PATH [recipe=NAME] [output=FOLDER] ...`: score a checkpoint.
 
-In one process or, by `torchrun -m overt evaluate ...` or srun, in many: each sample counts once, and
-the numbers are the same. Without recipe= the checkpoint's own configuration is used. Writes
+In one process or, by `torchrun -m overt evaluate ...` or srun, in many: each sample counts once,
+and the numbers are the same. Without recipe= the checkpoint's own configuration is used. Writes
 scores.json and what the recipe draws into the output folder (default: RUN/evaluation).
 """
 
@@ -110,8 +110,9 @@ def score(
         torch.autocast(world.device.type, dtype, enabled=dtype is not None),
     ):
         scores = recipe.evaluate(model, world)
-        draws = world.is_main and hasattr(recipe, "visualize")
-        return scores, recipe.visualize(model) if draws else {}
+        if world.is_main and hasattr(recipe, "visualize"):
+            return scores, recipe.visualize(model)
+        return scores, {}
 
 
 def write(

@@ -98,7 +98,7 @@ def global_counts(recipe: Recipe, group: Group, device: torch.device) -> dict[st
             own = count.to(torch.float64) * (0.0 if micro.is_padding else 1.0)
             totals[name] = totals[name] + own if name in totals else own
     packed = torch.cat([count.flatten() for count in totals.values()])
-    if device.type == "cuda":  # a pinned copy does not wait for the device
+    if packed.device != device:  # a pinned copy does not wait for the device
         packed = packed.pin_memory().to(device, non_blocking=True)
     sums = sum_over_processes(packed).to(torch.float32)
     parts = torch.split(sums, [count.numel() for count in totals.values()])

@@ -30,17 +30,23 @@ def build_optimizer(
         groups = [part for group in groups for part in _split_by_dimensions(group)]
     groups = [{"lr_scale": 1.0, "level": 0} | group for group in groups]
     kind = import_target("optimizer._target_", section._target_)
+    if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)):
+        raise ConfigError(f"optimizer._target_={section._target_} is no torch.optim.Optimizer")
     arguments = {"lr": section.lr, "weight_decay": section.weight_decay, **section.arguments}
     allowed = list(inspect.signature(kind).parameters)
     for name in arguments:
         if name not in allowed:
             raise ConfigError(
                 f"optimizer.arguments.{name}: {section._target_} has no such argument"
-                f"{nearest(name, allowed)}; it has {', '.join(allowed)}"
+                f"{nearest(name, allowed)}; it has {', '.join(allowed)}. What another class left "
+                f"there is taken away by ~optimizer.arguments.{name}"
             )
     if "fused" in allowed and "foreach" not in arguments:
         arguments.setdefault("fused", True)  # one kernel for all parameters
-    optimizer: torch.optim.Optimizer = kind(groups, **arguments)
+    try:
+        optimizer: torch.optim.Optimizer = kind(groups, **arguments)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"{section._target_} refuses its settings: {error}") from error
     return optimizer
 
 

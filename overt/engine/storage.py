@@ -29,6 +29,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from overt import __version__
 from overt.engine.tensorfile import Bytes, Content, checksum_file, workers, write_file
 from overt.errors import CheckpointError
 
@@ -38,7 +39,7 @@ NAME = re.compile(r"(?:step|epoch)_\d+(?:-\d+)?")
 LEFT_OVER = re.compile(
     r"\.overt-(?:writing|deleting)-(?P<host>.+)-(?P<pid>\d+)-(?P<token>[0-9a-f]{8})-.+"
 )
-PACKAGES = ("overt", "torch", "numpy", "safetensors")
+PACKAGES = ("torch", "numpy", "safetensors")
 
 # Tells this process from an earlier one with the same number, as in a restarted container.
 _TOKEN = secrets.token_hex(4)
@@ -195,7 +196,7 @@ def sync(path: Path) -> None:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of what reads and writes the tensors."""
-    found = {"python": platform.python_version()}
+    found = {"python": platform.python_version(), "overt": __version__}
     for package in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)

@@ -44,14 +44,14 @@ DTYPE_NAMES = {
     torch.bool: "BOOL",
 }
 
-
 Result = TypeVar("Result")
 
 
 class SameThread(Executor):
-    """Runs what it is given at once: for the background, where a save must survive exit.
+    """Runs what it is given at once: for saves in the background.
 
-    Python starts no threads once it is shutting down, and takes one core less from training.
+    Python starts no thread while it exits, when a last save may still be under way; and a single
+    thread leaves more of the processor to training.
     """
 
     def submit(

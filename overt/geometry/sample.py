@@ -42,6 +42,7 @@ class SquareTaps(nn.Module):
 
     def __init__(self, radius: int) -> None:
         super().__init__()
+        self.radius = radius
         samples, pixels = 2 * radius + 1, 2 * radius + 2
         # Buffers, not made on each call: this runs in the inner loop.
         self.register_buffer("offsets", torch.arange(pixels) - radius, persistent=False)

@@ -7,6 +7,7 @@ import pytest
 
 from overt.commands.data import main
 from overt.data.kubric import frame_paths, list_sequences, read_frames, read_tracks
+from overt.data.tapvid import FORMATS, TapVid
 from overt.errors import DataError
 
 SMALL = ["--sequences", "2", "--frames", "3", "--size", "16", "24", "--points", "12"]
@@ -20,6 +21,18 @@ def test_kubric_makes_a_readable_set(tmp_path, capsys):
     assert len(sequences) == 2
     assert read_tracks(sequences[1]).coords_xy.shape == (12, 3, 2)
     assert read_frames(frame_paths(sequences[1]), range(3)).shape == (3, 3, 16, 24)
+
+
+@pytest.mark.parametrize("dataset", FORMATS)
+def test_tapvid_makes_a_readable_set(tmp_path, capsys, dataset):
+    options = ["--dataset", dataset, "--videos", "2", *SMALL[2:]]
+    assert main(["tapvid", str(tmp_path), *options]) == 0
+    assert "2 videos of 3 frames, 16x24, 12 tracks each" in capsys.readouterr().out
+    videos = TapVid(tmp_path, dataset)
+    assert len(videos) == 2
+    assert videos.video(1).video.shape == (3, 3, 256, 256)
+    with pytest.raises(DataError, match="exists"):
+        main(["tapvid", str(tmp_path), *options])
 
 
 def test_a_second_run_changes_nothing(tmp_path, capsys):
@@ -60,10 +73,11 @@ def test_a_verb_is_needed(capsys):
     assert "VERB" in capsys.readouterr().err
 
 
-def test_torch_is_not_imported(tmp_path):
+@pytest.mark.parametrize("arguments", [["kubric", *SMALL], ["tapvid", "--videos", "1"]])
+def test_torch_is_not_imported(tmp_path, arguments):
     program = (
         "import sys; from overt.commands.data import main; "
-        f"main({['kubric', str(tmp_path), *SMALL]!r}); sys.exit('torch' in sys.modules)"
+        f"main({[*arguments, str(tmp_path)]!r}); sys.exit('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()

@@ -34,6 +34,14 @@ class Net(nn.Module):
         return x
 
 
+class Parallel(nn.Module):
+    """Names its inner module as DistributedDataParallel does."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+
 def train(model, optimizer, steps=3, seed=0):
     generator = torch.Generator().manual_seed(seed)
     for _ in range(steps):
@@ -231,7 +239,7 @@ def test_wrappers_never_reach_the_disk_and_tied_weights_are_kept_once(tmp_path):
             return self.out(self.embedding(index))
 
     model = Tied()
-    wrapped = nn.DataParallel(torch.compile(model))
+    wrapped = Parallel(torch.compile(model))
     optimizer = torch.optim.AdamW(wrapped.parameters())
     model(torch.arange(5)).sum().backward()
     optimizer.step()

@@ -6,7 +6,6 @@ import resource
 import socket
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -152,28 +151,15 @@ def test_a_failing_disk_leaves_the_last_good_one_and_says_what_to_do(
 
 def test_a_limit_on_file_sizes_is_met_like_a_full_disk(tmp_path):
     good = write(tmp_path, "step_00000001", 1)
-    script = textwrap.dedent(
-        """
-        import resource, sys
-        from pathlib import Path
-        from overt.engine.storage import write_folder
-        from overt.engine.tensorfile import Bytes
-        from overt.errors import CheckpointError
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, resource.RLIM_INFINITY))
-        try:
-            write_folder(Path(sys.argv[1]), "step_00000002", {"a": Bytes(b"x" * (1 << 20))}, {})
-        except CheckpointError as error:
-            print(error)
-        """
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=True
-    )
-    assert "needs 1.0 MB" in done.stdout
-    assert "ulimit -f" in done.stdout
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
+    try:
+        with pytest.raises(CheckpointError, match=r"needs 1.0 MB.*ulimit -f"):
+            write(tmp_path, "step_00000002", 2, {"a": b"x" * (1 << 20)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert visible(tmp_path) == ["step_00000001"]
     assert verify(good).good
-    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
 
 
 def test_newest_is_the_last_saved_not_the_highest_step(tmp_path):

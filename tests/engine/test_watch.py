@@ -187,6 +187,12 @@ class BetweenModules(nn.Module):
         return result
 
 
+class RootBetweenModules(BetweenModules):
+    def forward(self, inputs: Tensor) -> Tensor:
+        result: Tensor = self.last((self.first(inputs) * 0.0).sqrt())
+        return result
+
+
 def chain(*middle: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 3), nn.Sequential(*middle), nn.ReLU(), nn.Linear(3, 3))
 
@@ -202,6 +208,7 @@ IN_PLACE = nn.ReLU(inplace=True)  # torch's own backward hooks of modules would 
         (chain(IN_PLACE, nn.Linear(3, 3)), None),
         (Named(), "scaled (RootOfParameter, backward)"),
         (BetweenModules(), "the model (BetweenModules, forward)"),
+        (RootBetweenModules(), "the model (RootBetweenModules, backward)"),
     ],
 )
 def test_the_first_module_that_made_it_is_named(model: nn.Module, expected: str | None) -> None:

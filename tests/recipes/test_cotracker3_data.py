@@ -1,23 +1,31 @@
 """CoTracker3's clips: pure functions of index and generator, true to the files they come from."""
 
 import dataclasses
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
+import overt
+from overt.data import kubric
+from overt.data.augment import AugmentationSettings
 from overt.data.kubric import frame_paths, list_sequences, read_frames, read_tracks
 from overt.data.rng import sample_rng
 from overt.data.synthetic_kubric import write_sequences
 from overt.errors import ConfigError, DataError
 from overt.recipes.cotracker3 import data
-from overt.recipes.cotracker3.config import DataSettings, EvaluationSettings
-from overt.recipes.cotracker3.data import HeldOutClips, KubricClips, collate
+from overt.recipes.cotracker3.config import DataSettings, EvaluationSettings, SourceSettings
+from overt.recipes.cotracker3.data import HeldOutClips, KubricClips, collate, training_clips
 
 SEQUENCES, FRAMES, HEIGHT, WIDTH, POINTS = 5, 14, 40, 56, 80
 EVALUATION = EvaluationSettings(points_per_sequence=16, frames=8, visible_threshold=0.6)
+SYNTHETIC = OmegaConf.load(Path(overt.__file__).parent / "conf/data/kubric_synthetic.yaml")
+AUGMENTATION = AugmentationSettings(**OmegaConf.to_container(SYNTHETIC.augmentation))
 FEW = settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -35,6 +43,7 @@ def make_settings(root):
     def make(**changes):
         values = {
             "root": str(root),
+            "sources": None,
             "crop_size": [32, 40],
             "sequence_len": 7,
             "random_sequence_len": 3,
@@ -44,6 +53,8 @@ def make_settings(root):
             "query_sampling": "random",
             "repeat": 2,
             "held_out": 2,
+            "augment": False,
+            "augmentation": AUGMENTATION,
         }
         return DataSettings(**{**values, **changes})
 
@@ -56,12 +67,17 @@ def identical(one, other):
 
 
 @FEW
-@given(seed=st.integers(0, 1000), epoch=st.integers(0, 3), index=st.integers(0, 5))
-def test_sample_is_a_function_of_index_and_generator(make_settings, seed, epoch, index):
-    clips = KubricClips(make_settings())
+@given(
+    seed=st.integers(0, 1000),
+    epoch=st.integers(0, 3),
+    index=st.integers(0, 5),
+    augment=st.booleans(),
+)
+def test_sample_is_a_function_of_index_and_generator(make_settings, seed, epoch, index, augment):
+    clips = KubricClips(make_settings(augment=augment))
     one = clips.sample(index, sample_rng(seed, epoch, index))
     # Another object, other samples drawn before: nothing of it may matter.
-    again = KubricClips(make_settings())
+    again = KubricClips(make_settings(augment=augment))
     again.sample(0, sample_rng(7, 7, 7))
     assert identical(one, again.sample(index, sample_rng(seed, epoch, index)))
 
@@ -79,11 +95,11 @@ def test_epochs_differ(make_settings):
     seed=st.integers(0, 1000),
     index=st.integers(0, 5),
     sampling=st.sampled_from(["random", "first"]),
+    augment=st.booleans(),
 )
-def test_what_holds_of_every_sample(make_settings, seed, index, sampling):
-    sample = KubricClips(make_settings(query_sampling=sampling)).sample(
-        index, np.random.default_rng(seed)
-    )
+def test_what_holds_of_every_sample(make_settings, seed, index, sampling, augment):
+    config = make_settings(query_sampling=sampling, augment=augment)
+    sample = KubricClips(config).sample(index, np.random.default_rng(seed))
     frames = len(sample.video)
     assert 3 <= frames < 7
     assert sample.video.shape == (frames, 3, 32, 40)
@@ -259,6 +275,101 @@ def test_crop_larger_than_the_frame(make_settings, size):
         HeldOutClips(config, EVALUATION).sample(0)
 
 
+def test_augmentation_reaches_the_sample(make_settings):
+    """Each of the settings that change pixels or points does so in what is trained on."""
+    plain = KubricClips(make_settings()).sample(0, np.random.default_rng(3))
+    augmented = KubricClips(make_settings(augment=True)).sample(0, np.random.default_rng(3))
+    assert augmented.video.shape == plain.video.shape  # the frames were drawn before
+    assert not torch.equal(augmented.video, plain.video)
+    assert not torch.equal(augmented.tracks, plain.tracks)
+    exact = dataclasses.replace(AUGMENTATION, exact_points=True, flip_horizontal=1.0)
+    released = dataclasses.replace(exact, exact_points=False)
+    samples = [
+        KubricClips(make_settings(augment=True, augmentation=each)).sample(
+            0, np.random.default_rng(3)
+        )
+        for each in (exact, released)
+    ]
+    assert torch.equal(samples[0].video, samples[1].video)
+    assert 0 < (samples[0].tracks - samples[1].tracks).abs().max() < 2
+
+
+def test_augmentation_may_enlarge_small_frames(make_settings):
+    config = make_settings(augment=True, crop_size=[HEIGHT + 4, WIDTH + 8], traj_per_sample=4)
+    sample = KubricClips(config).sample(0, np.random.default_rng(0))
+    assert sample.video.shape[2:] == (HEIGHT + 4, WIDTH + 8)
+
+
+def test_held_out_clips_are_never_augmented(make_settings):
+    plain = HeldOutClips(make_settings(), EVALUATION).sample(0)
+    assert identical(plain, HeldOutClips(make_settings(augment=True), EVALUATION).sample(0))
+
+
+@pytest.mark.parametrize("augment", [False, True])
+def test_only_the_frames_of_the_clip_are_decoded(make_settings, monkeypatch, augment):
+    decoded, usual = [], kubric._read_image
+    monkeypatch.setattr(kubric, "_read_image", lambda path: decoded.append(path) or usual(path))
+    config = make_settings(augment=augment, traj_per_sample=4)
+    sample = KubricClips(config).sample(0, np.random.default_rng(0))
+    assert len(decoded) == len(sample.video) < FRAMES
+
+
+def test_sequence_with_missing_frames(make_settings, root, tmp_path):
+    shutil.copytree(root / "0002", tmp_path / "set" / "0002")
+    frame_paths(tmp_path / "set" / "0002")[5].unlink()
+    clips = KubricClips(make_settings(root=str(tmp_path / "set"), held_out=0))
+    with pytest.raises(DataError, match=rf"{FRAMES - 1} images in frames/, but tracks of {FRAMES}"):
+        clips.sample(0, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("augment", [False, True])
+def test_tracks_outside_the_image_are_not_visible(make_settings, monkeypatch, augment):
+    """Half of the tracks are said to be visible far outside: they are never drawn."""
+
+    def astray(sequence):
+        tracks = read_tracks(sequence)
+        coords, visible = tracks.coords_xy.copy(), np.ones_like(tracks.visible)
+        coords[::2] += (3 * WIDTH, -2 * HEIGHT)
+        return tracks._replace(coords_xy=coords, visible=visible)
+
+    monkeypatch.setattr(data, "read_tracks", astray)
+    clips = KubricClips(make_settings(augment=augment, traj_per_sample=4))
+    sample = clips.sample(0, np.random.default_rng(0))
+    x, y = sample.tracks[sample.visibility].T
+    assert 0 <= x.min() <= x.max() <= 39
+    assert 0 <= y.min() <= y.max() <= 31
+
+
+def test_sources_are_mixed_by_weight(make_settings, root, tmp_path):
+    other = tmp_path / "other"
+    write_sequences(other, 4, FRAMES, HEIGHT, WIDTH, POINTS, seed=2)
+    for name in range(4):  # other names, to tell them apart
+        (other / f"{name:04d}" / f"{name:04d}.npy").rename(
+            other / f"{name:04d}" / f"other{name}.npy"
+        )
+        (other / f"{name:04d}").rename(other / f"other{name}")
+    sources = [SourceSettings(str(root), 3.0), SourceSettings(str(other), 1.0)]
+    clips = training_clips(make_settings(sources=sources, traj_per_sample=4))
+    # Three of five here (two are held out) and all four there, each twice in an epoch.
+    assert len(clips) == 2 * 3 + 2 * 4
+    samples = [clips.sample(i, sample_rng(0, 0, i)) for i in range(len(clips))]
+    names = [sample.name for sample in samples]
+    assert sum(name.startswith("other") for name in names) in (3, 4)  # a quarter of 14
+    assert {"0000", "0001"}.isdisjoint(names)
+    again = clips.sample(3, sample_rng(0, 0, 3))
+    assert identical(again, samples[3])
+
+
+def test_one_source_is_the_root(make_settings):
+    assert isinstance(training_clips(make_settings()), KubricClips)
+
+
+def test_source_that_is_not_there(make_settings, root, tmp_path):
+    sources = [SourceSettings(str(root), 1.0), SourceSettings(str(tmp_path / "absent"), 1.0)]
+    with pytest.raises(DataError, match=r"data\.sources\[1\]: .*no such folder"):
+        training_clips(make_settings(sources=sources))
+
+
 def test_crop_of_the_whole_frame(make_settings):
     clips = KubricClips(make_settings(crop_size=[HEIGHT, WIDTH]))
     assert clips.sample(0, np.random.default_rng(0)).video.shape[2:] == (HEIGHT, WIDTH)
@@ -360,6 +471,8 @@ def test_held_out_sequence_without_visible_tracks(make_settings, monkeypatch):
         ({"crop_size": [32]}, r"data\.crop_size"),
         ({"crop_size": [32, 0]}, r"data\.crop_size"),
         ({"query_sampling": "last"}, r"data\.query_sampling=last"),
+        ({"sources": []}, r"data\.sources=\[\]"),
+        ({"sources": [SourceSettings("a", 0.0)]}, r"data\.sources\[0\]\.weight=0\.0"),
     ],
 )
 def test_impossible_settings(make_settings, changes, message):

@@ -3,13 +3,15 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from cases import find_cases, load_case
-from fill_rule import fill
+from check_augmentations import check_augmentations
+from check_online import check_streaming
+from check_predictor import check_predictor
 from torch import Tensor
+from tracker_cases import Case, Tensors, assert_relative, assert_within, build_model
 
 from overt.geometry.grid import point_grid
 from overt.geometry.sample import bilinear_sample
@@ -25,38 +27,14 @@ from overt.recipes.cotracker3.loss import (
     position_loss,
     visibility_loss,
 )
-from overt.recipes.cotracker3.model import CoTracker3Offline, Estimate, build_pyramid
-
-Case = dict[str, Any]
-Tensors = dict[str, Tensor]
+from overt.recipes.cotracker3.model import CoTracker3, Estimate, build_pyramid
+from overt.recipes.cotracker3.windows import sliding_windows
 
 
 @pytest.mark.parametrize("path", find_cases("cotracker3"))
 def test_case(path: Path) -> None:
     case, tensors = load_case(path)
-    kind = case["kind"]
-    if case.get("model") == "online":
-        pytest.skip("the online model is not part of this recipe yet")
-    if kind not in CHECKS:
-        pytest.skip(f"cases of kind {kind} test a part that this recipe does not have yet")
-    CHECKS[kind](case, tensors)
-
-
-def build_model(case: Case) -> CoTracker3Offline:
-    model = fill(CoTracker3Offline(**case["model_kwargs"])).eval()
-    state = model.state_dict()
-    for key, factor in case.get("after_fill_multiply", {}).items():
-        state[key].mul_(factor)
-    return model
-
-
-def assert_within(actual: Tensor, expected: Tensor, tolerance: float) -> None:
-    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0)
-
-
-def assert_relative(actual: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
-    """Within a part of the tensor's largest entry."""
-    assert_within(actual, expected, tolerance * expected.abs().max().item())
+    CHECKS[case["kind"]](case, tensors)
 
 
 # --- forward -------------------------------------------------------------------------------------
@@ -76,8 +54,11 @@ def check_forward(case: Case, tensors: Tensors) -> None:
         )
 
     maps = torch.cat(features)  # (B * T, C, h, w)
-    assert_relative(maps.mean((1, 2, 3)), tensors["fnet.mean_per_image"])
-    assert_relative(maps.std((1, 2, 3)), tensors["fnet.std_per_image"])
+    # The online model repeats the maps of the last frame, the recorded one encoded it again.
+    padding = len(tensors["fnet.mean_per_image"]) - len(maps)
+    padded = torch.cat([maps, maps[-1:].expand(padding, -1, -1, -1)])
+    assert_relative(padded.mean((1, 2, 3)), tensors["fnet.mean_per_image"])
+    assert_relative(padded.std((1, 2, 3)), tensors["fnet.std_per_image"])
     assert_relative(maps[0, :8], tensors["fnet.first_image_8ch"])
 
     # (B, N, T, .) at level 0, to rows ordered (t, n)
@@ -145,7 +126,7 @@ def check_sampling(tensors: Tensors) -> None:
     assert_relative(zeros, tensors["sample4d.output_align_false_zeros"])
 
 
-def check_correlation(model: CoTracker3Offline, tensors: Tensors) -> None:
+def check_correlation(model: CoTracker3, tensors: Tensors) -> None:
     fmaps, queries = tensors["corr.fmaps"], tensors["corr.queries_txy"]
     # A map that holds its own coordinates shows the order of the samples around a centre.
     side = 2 * len(model.square_taps.offsets)
@@ -277,8 +258,15 @@ def loss_settings(given: Case, weights: dict[str, float], radius: float) -> Loss
 def check_training(case: Case, tensors: Tensors) -> None:
     model = build_model(case).train()
     train_data = model(tensors["video"].float(), tensors["queries"], **case["call"]).train_data
-    valid = tensors["valid"] * train_data.valid_mask
-    targets = [Targets(tensors["trajectory"], tensors["visibility"], valid)]
+    truth = (
+        tensors["trajectory"],
+        tensors["visibility"],
+        tensors["valid"] * train_data.valid_mask,
+    )
+    spans = [slice(None)]
+    if case["model"] == "online":
+        spans = sliding_windows(truth[0].shape[1], case["model_kwargs"]["window_len"])
+    targets = [Targets(*(part[:, span] for part in truth)) for span in spans]
     given = case["loss_settings"]
     settings = loss_settings(given, given["weights"], given.get("confidence_threshold_px", 12.0))
     terms = losses(train_data.windows, targets, counts(targets), settings)
@@ -318,4 +306,7 @@ CHECKS: dict[str, Callable[[Case, Tensors], None]] = {
     "losses": check_losses,
     "training_loss_and_gradients": check_training,
     "tapvid_metrics": check_metrics,
+    "augmentations": check_augmentations,
+    "online_streaming": check_streaming,
+    "evaluation_predictor": check_predictor,
 }

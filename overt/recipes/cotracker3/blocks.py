@@ -74,7 +74,11 @@ class Perceptron(nn.Module):
         self.fc2 = nn.Linear(hidden, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.fc2(F.gelu(self.fc1(x), approximate=self.approximate))
+        # Inputs may come filled up with zeros to a width that matrix units like.
+        spare = x.shape[-1] - self.fc1.in_features
+        weight = F.pad(self.fc1.weight, (0, spare)) if spare else self.fc1.weight
+        hidden = F.linear(x, weight, self.fc1.bias)
+        output: Tensor = self.fc2(F.gelu(hidden, approximate=self.approximate))
         return output
 
 

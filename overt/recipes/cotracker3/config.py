@@ -9,12 +9,14 @@ from dataclasses import dataclass
 
 from omegaconf import MISSING
 
+from overt.data.augment import AugmentationSettings
 from overt.errors import ConfigError
 
 
 @dataclass
 class ModelSettings:
-    # frames the time embedding is made for; the offline model interpolates it to other lengths
+    # frames of a window of the online model; those the time embedding of the offline model is made
+    # for, which it interpolates to other lengths
     window_len: int = MISSING
     # pixels of the image per cell of the feature map
     stride: int = MISSING
@@ -46,6 +48,9 @@ class ModelSettings:
     # refinement iterations in training and in evaluation
     train_iters: int = MISSING
     eval_iters: int = MISSING
+    # round video and queries to bfloat16 in training, as the official runs did: queries then lie up
+    # to a pixel beside their track
+    bf16_inputs: bool = MISSING
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.num_heads:
@@ -78,9 +83,19 @@ class SyntheticSettings:
 
 
 @dataclass
+class SourceSettings:
+    # folder of sequences, like data.root
+    root: str = MISSING
+    # share of the samples that come from here, relative to the other weights
+    weight: float = MISSING
+
+
+@dataclass
 class DataSettings:
     # folder with one sub-folder per sequence: SEQ/frames/*.png and SEQ/SEQ.npy
     root: str = MISSING
+    # folders to train on, a list of {root, weight}; null: root alone. Evaluation stays with root
+    sources: list[SourceSettings] | None = MISSING
     # synthetic sequences written to root before training; null: the data are there
     synthetic: SyntheticSettings | None = MISSING
     # (height, width) cut from every frame
@@ -101,6 +116,9 @@ class DataSettings:
     repeat: int = MISSING
     # sequences at the start of the sorted list kept out of training, used for evaluation
     held_out: int = MISSING
+    # change colours, zoom, crop and mirror training clips as `augmentation` says; false: only crop
+    augment: bool = MISSING
+    augmentation: AugmentationSettings = MISSING
 
     def __post_init__(self) -> None:
         if self.query_sampling not in ("random", "first"):
@@ -115,6 +133,16 @@ class DataSettings:
         for key, bound in least.items():
             if getattr(self, key) < bound:
                 raise ConfigError(f"data.{key}={getattr(self, key)}; it must be at least {bound}")
+        if self.sources is not None and not self.sources:
+            raise ConfigError(
+                "data.sources=[] leaves nothing to train on; null trains on data.root, or give a "
+                "list of {root: FOLDER, weight: NUMBER}"
+            )
+        for number, source in enumerate(self.sources or ()):
+            if not 0 < source.weight < float("inf"):
+                raise ConfigError(
+                    f"data.sources[{number}].weight={source.weight}; allowed is a number above 0"
+                )
         shortest = self.random_sequence_len
         if shortest is not None and not 1 <= shortest < self.sequence_len:
             raise ConfigError(

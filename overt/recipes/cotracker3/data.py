@@ -6,6 +6,7 @@ pixel, queries are (t, x, y) with t counted from the first frame of the clip.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from overt.data.augment import draw_plan
+from overt.data.augment_apply import move_points, render
 from overt.data.kubric import Tracks, frame_paths, list_sequences, read_frames, read_tracks
+from overt.data.mixture import Mixture
 from overt.errors import DataError
 from overt.recipes.cotracker3.config import DataSettings, EvaluationSettings
 
@@ -127,6 +131,23 @@ class KubricClips:
         )
 
 
+def training_clips(settings: DataSettings) -> KubricClips | Mixture:
+    """The training samples that the settings describe: of `root`, or mixed from `sources`."""
+    if settings.sources is None:
+        return KubricClips(settings)
+    clips = []
+    for number, source in enumerate(settings.sources):
+        # The sequences that are evaluated on are kept out wherever they are listed.
+        shared = Path(source.root).resolve() == Path(settings.root).resolve()
+        held_out = settings.held_out if shared else 0
+        part = dataclasses.replace(settings, root=source.root, held_out=held_out, sources=None)
+        try:
+            clips.append(KubricClips(part))
+        except DataError as error:
+            raise DataError(f"data.sources[{number}]: {error}") from error
+    return Mixture(clips, [source.weight for source in settings.sources])
+
+
 class HeldOutClips:
     """Evaluation samples: the start of every held-out sequence, always the same."""
 
@@ -172,7 +193,10 @@ def draw_clip(sequence: Path, settings: DataSettings, rng: np.random.Generator) 
     tracks = read_tracks(sequence)
     indices = _frame_indices(tracks.coords_xy.shape[1], settings, rng, sequence)
     clip = read_clip(sequence, tracks, indices)
-    clip = random_crop(clip, settings.crop_size, rng, sequence)
+    if settings.augment:
+        clip = augmented(clip, settings, rng)
+    else:
+        clip = random_crop(clip, settings.crop_size, rng, sequence)
     return _drop_far(clip)
 
 
@@ -200,6 +224,18 @@ def read_clip(sequence: Path, tracks: Tracks, indices: NDArray[np.intp]) -> Clip
     return Clip(frames, tracks.coords_xy[:, indices], tracks.visible[:, indices])
 
 
+def augmented(clip: Clip, settings: DataSettings, rng: np.random.Generator) -> Clip:
+    """The clip with other colours, zoomed, cut to size and mirrored as the draws have it."""
+    height, width = clip.frames.shape[2:]
+    crop_height, crop_width = settings.crop_size
+    plan = draw_plan(
+        len(clip.frames), (height, width), (crop_height, crop_width), settings.augmentation, rng
+    )
+    coords, visible, corners = move_points(plan, clip.coords_xy, clip.visible)
+    frames = render(plan, corners, torch.from_numpy(clip.frames)).numpy()
+    return Clip(frames, coords, visible & _inside(coords, settings.crop_size))
+
+
 def random_crop(clip: Clip, size: list[int], rng: np.random.Generator, sequence: Path) -> Clip:
     """Cut to (height, width): rows from the middle, columns anywhere."""
     spare_rows, spare_columns = _margins(clip, size, sequence)
@@ -211,9 +247,14 @@ def crop(clip: Clip, top: int, left: int, size: list[int]) -> Clip:
     """Cut a window from every frame; a point outside it is not visible."""
     height, width = size
     coords = clip.coords_xy - np.array([left, top], dtype=np.float32)
-    inside = ((coords >= 0) & (coords <= (width - 1, height - 1))).all(axis=-1)
     frames = clip.frames[:, :, top : top + height, left : left + width]
-    return Clip(frames, coords, clip.visible & inside)
+    return Clip(frames, coords, clip.visible & _inside(coords, size))
+
+
+def _inside(coords_xy: NDArray[np.float32], size: list[int]) -> NDArray[np.bool_]:
+    """Which points (..., 2) lie within the centres of the outermost pixels of (height, width)."""
+    x, y = coords_xy[..., 0], coords_xy[..., 1]
+    return (x >= 0) & (x <= size[1] - 1) & (y >= 0) & (y <= size[0] - 1)
 
 
 def _margins(clip: Clip, size: list[int], sequence: Path) -> tuple[int, int]:

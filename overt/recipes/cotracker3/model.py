@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from overt.errors import DataError
 from overt.geometry.sample import SquareTaps, mix_taps
 from overt.nn.embedding import fourier_encoding, sine_time_embedding
+from overt.ops.correlation import correlate
 from overt.recipes.cotracker3.blocks import FeatureNetwork, Perceptron, UpdateTransformer
 
 MOTION_DEGREES = 10  # relative motion is encoded at frequencies 2^0 .. 2^9
@@ -29,6 +30,10 @@ class Estimate(NamedTuple):
     tracks_xy: Tensor  # (B, T, N, 2) pixels
     visibility: Tensor  # (B, T, N) logits
     confidence: Tensor  # (B, T, N) logits
+
+    def frames(self, start: int, stop: int) -> Estimate:
+        """The part from frame `start` to before frame `stop`."""
+        return Estimate(*(part[:, start:stop] for part in self))
 
 
 class TrainData(NamedTuple):
@@ -46,13 +51,34 @@ class Tracks(NamedTuple):
     confidence: Tensor  # (B, T, N) probabilities
     train_data: TrainData | None
 
+    @classmethod
+    def from_estimate(cls, estimate: Estimate, train_data: TrainData | None) -> Tracks:
+        """The last estimate, its logits as probabilities."""
+        tracks_xy, visibility, confidence = estimate
+        return cls(tracks_xy, visibility.sigmoid(), confidence.sigmoid(), train_data)
+
 
 class Pyramid(NamedTuple):
     """Feature maps of all frames and levels as one table of cells, read by row number."""
 
     cells: Tensor  # (rows, C) float32; rows are ordered level, sample, frame, y, x
+    cells_used: Tensor  # the same without gradient, in the type that products are computed in
     sizes_xy: Tensor  # (L, 2) width and height of a map
     map_rows: Tensor  # (B, L, T) row of the first cell of each map
+
+    def samples(self, index: Tensor) -> Pyramid:
+        """The videos of these numbers, (B',), any of them more than once; no cell is copied."""
+        return self._replace(map_rows=self.map_rows.index_select(0, index))
+
+    def frames(self, index: Tensor) -> Pyramid:
+        """The frames of these numbers, (T',), any of them more than once; no cell is copied."""
+        return self._replace(map_rows=self.map_rows.index_select(2, index))
+
+    def followed_by(self, later: Pyramid) -> Pyramid:
+        """These frames, then those of `later`."""
+        rows = torch.cat([self.map_rows, later.map_rows + len(self.cells)], dim=2)
+        cells, used = (torch.cat(pair) for pair in zip(self[:2], later[:2], strict=True))
+        return Pyramid(cells, used, self.sizes_xy, rows)
 
 
 def build_pyramid(features: Tensor, levels: int) -> Pyramid:
@@ -70,7 +96,11 @@ def build_pyramid(features: Tensor, levels: int) -> Pyramid:
     area = sizes_xy.prod(-1)  # (L,)
     first = (area.cumsum(0) - area) * (batch * frames)
     order = torch.arange(batch * frames, device=maps.device).view(batch, 1, frames)
-    return Pyramid(torch.cat(tables), sizes_xy, first[:, None] + order * area[:, None])
+    cells = torch.cat(tables)
+    device = cells.device.type
+    used = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else cells.dtype
+    map_rows = first[:, None] + order * area[:, None]
+    return Pyramid(cells, cells.detach().to(used), sizes_xy, map_rows)
 
 
 class CoTracker3(nn.Module):
@@ -177,14 +207,19 @@ class CoTracker3(nn.Module):
     def correlate(self, pyramid: Pyramid, support: Tensor, cells_xy: Tensor) -> Tensor:
         """Compare the squares around positions (B, N, T, 2) with the query's, all with all.
 
-        The result, (B, N, L, T, P*P * P*P), has the frame's samples before the query's.
+        The result, (B, N, L, T, P*P * P*P), has the frame's samples before the query's; on CUDA
+        its rows are filled up with zeros.
         """
-        cells, weights = self.look_up(pyramid, pyramid.map_rows.unsqueeze(1), cells_xy)
-        # Interpolating the products, not the features, keeps P*P features per point and frame
-        # from ever being written; one large product per point serves all its frames.
-        products = cells.flatten(3, 4) @ support.mT  # (B, N, L, T * S*S, P*P)
-        products = torch.unflatten(products, 3, (cells_xy.shape[2], -1))
-        return mix_taps(weights, products).flatten(-2)
+        centres = cells_xy.unsqueeze(2) / self.level_scale[:, None, None]  # (B, N, L, T, 2)
+        return correlate(
+            pyramid.cells,
+            pyramid.cells_used,
+            support,
+            pyramid.map_rows,
+            pyramid.sizes_xy,
+            centres,
+            self.square_taps,
+        )
 
     def time_embedding(self, frames: int) -> Tensor:
         """The embedding of time, stretched to the number of frames, (1, frames, token width)."""
@@ -243,19 +278,22 @@ class CoTracker3Offline(CoTracker3):
         is_train: bool = False,
     ) -> Tracks:
         """Follow the queried points to every frame, before and after the query."""
-        pyramid = self.encode(video)
+        return self.track(self.encode(video), queries, iters, is_train)
+
+    def track(
+        self, pyramid: Pyramid, queries: Tensor, iters: int, is_train: bool = False
+    ) -> Tracks:
+        """The same for a video that is encoded already."""
         query_xy = queries[..., 1:].float() / self.stride
         support = self.query_features(pyramid, queries[..., 0].long(), query_xy)
-        cells_xy = query_xy.unsqueeze(2).expand(-1, -1, video.shape[1], -1)
+        cells_xy = query_xy.unsqueeze(2).expand(-1, -1, pyramid.map_rows.shape[2], -1)
         logits = torch.zeros_like(cells_xy[..., 0])
         estimates = self.refine(pyramid, support, cells_xy, logits, logits, iters)
         last = estimates[-1]
         train_data = None
         if is_train:
             train_data = TrainData([estimates], torch.ones_like(last.visibility))
-        return Tracks(
-            last.tracks_xy, last.visibility.sigmoid(), last.confidence.sigmoid(), train_data
-        )
+        return Tracks.from_estimate(last, train_data)
 
 
 def relative_motion(positions_xy: Tensor) -> Tensor:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from overt.data.synthetic_kubric import write_sequences
 from overt.distributed import World, barrier, is_main_process
+from overt.errors import ConfigError
 from overt.evaluation import Row, mean_of_rows, score_each
 from overt.metrics.tracking import tapvid_metrics
 from overt.recipe import StepOutput
@@ -22,22 +24,43 @@ from overt.recipes.cotracker3.data import (
     TrackSample,
     collate,
 )
-from overt.recipes.cotracker3.model import CoTracker3Offline
+from overt.recipes.cotracker3.loss import Targets
+from overt.recipes.cotracker3.model import CoTracker3, CoTracker3Offline
+from overt.recipes.cotracker3.online import CoTracker3Online
+from overt.recipes.cotracker3.windows import since_query, sliding_windows
 from overt.viz.tracks import draw_tracks
 
 POINTS_DRAWN = 24
 
 
-class CoTracker3:
-    """The offline tracker: whole clips, random query frames."""
+class _CoTracker3Recipe:
+    """All but the choice of the model and the windows in which it is trained."""
+
+    model_class: ClassVar[type[CoTracker3]]
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
-    def build_model(self) -> CoTracker3Offline:
+    def windows(self, frames: int) -> list[slice]:
+        """The windows in which the model sees a clip."""
+        raise NotImplementedError
+
+    def supervised(self, batch: TrackBatch) -> Tensor:
+        """In which frames the positions are learned, (B, T, N) bool."""
+        raise NotImplementedError
+
+    def targets(self, batch: TrackBatch) -> list[Targets]:
+        """The truth in each window."""
+        visible, valid = batch.visibility.float(), self.supervised(batch).float()
+        return [
+            Targets(batch.tracks[:, span], visible[:, span], valid[:, span])
+            for span in self.windows(batch.tracks.shape[1])
+        ]
+
+    def build_model(self) -> CoTracker3:
         sizes = dataclasses.asdict(self.settings.model)
-        del sizes["train_iters"], sizes["eval_iters"]
-        return CoTracker3Offline(**sizes)
+        del sizes["train_iters"], sizes["eval_iters"], sizes["bf16_inputs"]
+        return self.model_class(**sizes)
 
     def build_dataset(self) -> KubricClips:
         make_missing_data(self.settings.data)
@@ -46,26 +69,33 @@ class CoTracker3:
     def collate(self, samples: list[TrackSample]) -> TrackBatch:
         return collate(samples)
 
-    def blocks(self, model: CoTracker3Offline) -> list[nn.Module]:
-        return [part for part in model.modules() if isinstance(part, SelfBlock | CrossBlock)]
+    def blocks(self, model: CoTracker3) -> list[nn.Module]:
+        transformer = model.updateformer.modules()
+        return [
+            model.fnet,
+            *(part for part in transformer if isinstance(part, SelfBlock | CrossBlock)),
+        ]
 
     def counts(self, batch: TrackBatch) -> dict[str, Tensor]:
-        return tracking_loss.counts([whole_clip(batch)])
+        windows = tracking_loss.counts(self.targets(batch))
+        # Windows overlap, but the error that is shown counts every frame once.
+        return windows | {"visible_once": (self.supervised(batch) & batch.visibility).sum()}
 
     def loss(
         self, model: nn.Module, batch: TrackBatch, counts: dict[str, Tensor], step: int
     ) -> StepOutput:
-        iterations = self.settings.model.train_iters
-        tracks = model(batch.video, batch.queries, iterations, is_train=True)
+        video, queries = batch.video, batch.queries
+        if self.settings.model.bf16_inputs:
+            video, queries = video.bfloat16(), queries.bfloat16().float()
+        tracks = model(video, queries, self.settings.model.train_iters, is_train=True)
         # The losses are float32 whatever the model computes in.
-        with torch.autocast(batch.video.device.type, enabled=False):
+        with torch.autocast(video.device.type, enabled=False):
             terms = tracking_loss.losses(
-                tracks.train_data.windows, [whole_clip(batch)], counts, self.settings.loss
+                tracks.train_data.windows, self.targets(batch), counts, self.settings.loss
             )
-            target = whole_clip(batch)
-            seen = target.valid * target.visible
-            pixels = (tracks.tracks_xy.detach() - target.tracks_xy).norm(dim=-1)
-            error = (pixels * seen).sum() / counts["visible"][0].clamp(min=1)
+            seen = self.supervised(batch) & batch.visibility
+            pixels = (tracks.tracks_xy.detach() - batch.tracks).norm(dim=-1)
+            error = (pixels * seen).sum() / counts["visible_once"].clamp(min=1)
         return StepOutput(terms, {"visible_error_px": error})
 
     def evaluate(self, model: nn.Module, world: World) -> dict[str, float]:
@@ -109,16 +139,44 @@ class CoTracker3:
         return tracks.tracks_xy[0].cpu(), visible.cpu()
 
 
+class CoTracker3OfflineRecipe(_CoTracker3Recipe):
+    """The tracker that sees a whole clip at once, before and after the query."""
+
+    model_class = CoTracker3Offline
+
+    def windows(self, frames: int) -> list[slice]:
+        return [slice(0, frames)]
+
+    def supervised(self, batch: TrackBatch) -> Tensor:
+        return batch.valid
+
+
+class CoTracker3OnlineRecipe(_CoTracker3Recipe):
+    """The tracker that sees one window after the other, and follows points from their query on."""
+
+    model_class = CoTracker3Online
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        if settings.data.random_sequence_len is not None:
+            raise ConfigError(
+                f"data.random_sequence_len={settings.data.random_sequence_len}, but the online "
+                "model is trained on clips with equally many windows, whose losses are averaged "
+                "window by window; set data.random_sequence_len=null"
+            )
+
+    def windows(self, frames: int) -> list[slice]:
+        return sliding_windows(frames, self.settings.model.window_len)
+
+    def supervised(self, batch: TrackBatch) -> Tensor:
+        return batch.valid & since_query(batch.queries[..., 0], batch.valid.shape[1])
+
+
 def make_missing_data(settings: DataSettings) -> None:
     """Write the synthetic sequences that `data.synthetic` describes, unless they are there."""
     if settings.synthetic is not None and is_main_process():
         write_sequences(settings.root, **dataclasses.asdict(settings.synthetic))
     barrier()
-
-
-def whole_clip(batch: TrackBatch) -> tracking_loss.Targets:
-    """The truth of the one window that the offline model has."""
-    return tracking_loss.Targets(batch.tracks, batch.visibility.float(), batch.valid.float())
 
 
 def clip_scores(clip: TrackSample, tracks: Tensor, visible: Tensor) -> Row:

@@ -1,0 +1,200 @@
+"""Speed and memory of one training step of a recipe at its official size.
+
+    python benchmarks/step.py cotracker3_offline               on CUDA, against the published code
+    python benchmarks/step.py cotracker3_tiny --device cpu     anywhere, to try the script
+
+The engine's own step runs on one batch that is already on the device: forward, loss, backward,
+clip, optimizer, guards and metrics. Printed are seconds per step, samples per second, peak memory,
+kernel launches and host syncs per step, and the dearest kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from overt.config import Config, build_recipe, load
+from overt.distributed import World, init_distributed
+from overt.engine.loader import Group, MicroBatch
+from overt.engine.trainer import Trainer
+from overt.recipes.cotracker3.data import TrackBatch
+
+
+class Published(NamedTuple):
+    """What the published implementation takes for this step on an H200, and the goal."""
+
+    seconds: float
+    gib: float
+    goal_seconds: float
+    goal_gib: float
+
+
+PUBLISHED = {
+    "cotracker3_offline": Published(0.572, 37.5, 0.11, 12.0),
+    "cotracker3_online": Published(1.73, 49.3, 0.20, 15.0),
+}
+
+
+def tracks(config: Config, batch: int, device: torch.device) -> TrackBatch:
+    """A clip of noise with points that wander about, of the sizes in the configuration."""
+    data = config.settings.data
+    generator = torch.Generator().manual_seed(0)
+    height, width = data.crop_size
+    frames, points = data.sequence_len, data.traj_per_sample
+    start = torch.rand(batch, 1, points, 2, generator=generator)
+    start = start * torch.tensor([width - 1.0, height - 1.0])
+    steps = torch.randn(batch, frames, points, 2, generator=generator).cumsum(1)
+    places = start + steps - steps[:, :1]
+    visible = torch.rand(batch, frames, points, generator=generator) < 0.8
+    query_frames = torch.randint(frames, (batch, points), generator=generator)
+    query_xy = places.gather(1, query_frames[:, None, :, None].expand(-1, 1, -1, 2)).squeeze(1)
+    video = torch.randint(256, (batch, frames, 3, height, width), generator=generator)
+    return TrackBatch(
+        video=video.to(torch.uint8).to(device),
+        tracks=places.to(device),
+        visibility=visible.to(device),
+        valid=torch.ones_like(visible).to(device),
+        queries=torch.cat([query_frames[..., None], query_xy], dim=-1).to(device),
+        names=("noise",) * batch,
+    )
+
+
+BATCHES: dict[str, Callable[[Config, int, torch.device], Any]] = {"cotracker3": tracks}
+
+
+class OneBatch:
+    """Stands in for the data set: the trainer is handed its batch directly."""
+
+    def __len__(self) -> int:
+        return 10**6
+
+    def sample(self, index: int, rng: Any) -> Any:
+        raise AssertionError("the batch is already on the device")
+
+
+def build(name: str, overrides: list[str], folder: str, device: str) -> tuple[Trainer, World]:
+    words = [f"recipe={name}", f"output_dir={folder}", "data.root=none", "training.num_workers=0"]
+    words += [f"training.device={device}", "logging.use_tensorboard=false"]
+    config = load([*words, *overrides])
+    world = init_distributed(config.training.device)
+    recipe = build_recipe(config)
+    recipe.build_dataset = OneBatch  # type: ignore[method-assign]
+    trainer = Trainer(config, recipe, world)
+    size = trainer.plan.batch_size
+    batch = BATCHES[name.split("_")[0]](config, size, world.device)
+    group = Group([MicroBatch((), batch, is_padding=False)], size, 0.0)
+    trainer.loader.next_group = lambda: group  # type: ignore[method-assign]
+    return trainer, world
+
+
+def one_step(trainer: Trainer) -> None:
+    trainer.train_step()
+    trainer.state.step += 1
+
+
+def measure(trainer: Trainer, world: World, steps: int) -> tuple[float, float, float]:
+    """Seconds of the first step, median seconds of the others, peak GiB."""
+    cuda = world.device.type == "cuda"
+
+    def synchronize() -> None:
+        if cuda:
+            torch.cuda.synchronize()
+
+    began = time.perf_counter()
+    one_step(trainer)
+    synchronize()
+    first = time.perf_counter() - began
+    for _ in range(3):
+        one_step(trainer)
+    synchronize()
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    times = []
+    for _ in range(steps):
+        # Two steps at a time: what one step leaves in the queue, the next one pays for.
+        began = time.perf_counter()
+        one_step(trainer)
+        one_step(trainer)
+        synchronize()
+        times.append((time.perf_counter() - began) / 2)
+    peak = torch.cuda.max_memory_allocated() / 2**30 if cuda else float("nan")
+    return first, statistics.median(times), peak
+
+
+def count_syncs(trainer: Trainer) -> int:
+    """Times the host waits for the device within one step."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("warn")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        one_step(trainer)
+    torch.cuda.set_sync_debug_mode("default")
+    return sum("synchroniz" in str(item.message) for item in caught)
+
+
+def dearest(trainer: Trainer, cuda: bool, rows: int) -> tuple[int, str]:
+    """Kernel launches of a step, and a table of what takes its time."""
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if cuda else [])
+    with profile(activities=activities) as record:
+        one_step(trainer)
+        if cuda:
+            torch.cuda.synchronize()
+    averages = record.key_averages()
+    launches = sum(
+        int(row.count)
+        for row in averages
+        if "LaunchKernel" in row.key or row.key == "cuLaunchKernel"
+    )
+    if not cuda:
+        return launches, averages.table(sort_by="self_cpu_time_total", row_limit=rows)
+    kernels = [row for row in averages if row.self_device_time_total > 0 and not row.cpu_time_total]
+    kernels.sort(key=lambda row: -row.self_device_time_total)
+    lines = [
+        f"  {row.self_device_time_total / 1e3:8.2f} ms  {row.count:5d} x  {row.key[:90]}"
+        for row in kernels[:rows]
+    ]
+    total = sum(row.self_device_time_total for row in kernels) / 1e3
+    return launches, "\n".join([f"  {total:8.2f} ms  all kernels", *lines])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("recipe")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--rows", type=int, default=10, help="kernels shown")
+    options = parser.parse_intermixed_args()
+    with tempfile.TemporaryDirectory() as folder:
+        trainer, world = build(options.recipe, options.overrides, folder, options.device)
+        cuda = world.device.type == "cuda"
+        first, seconds, peak = measure(trainer, world, options.steps)
+        syncs = count_syncs(trainer) if cuda else 0
+        launches, table = dearest(trainer, cuda, options.rows)
+        trainer.close()
+    name = torch.cuda.get_device_name() if cuda else "CPU"
+    samples = trainer.plan.global_batch_size / seconds
+    print(f"{options.recipe} {' '.join(options.overrides)} on {name}, torch {torch.__version__}")
+    print(f"  {seconds:.4f} s/step, {samples:.2f} samples/s, peak {peak:.2f} GiB")
+    print(f"  first step {first:.1f} s, {launches} launches and {syncs} host syncs per step")
+    if cuda and options.recipe in PUBLISHED:
+        other = PUBLISHED[options.recipe]
+        print(f"  published {other.seconds} s, {other.gib} GiB", end=": ")
+        print(
+            f"{other.seconds / seconds:.2f} x faster, {peak / other.gib:.2f} x the memory", end=""
+        )
+        print(f" (goal {other.goal_seconds} s, {other.goal_gib} GiB)")
+    print(table)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,210 @@
+"""Any video in, tracks in its own pixels out: resizing, support points, both directions of time.
+
+Letters: B videos, T frames, N queried points, G support points. Section 4 of arXiv:2410.11831.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from overt.errors import ConfigError, DataError
+from overt.geometry.grid import point_grid
+from overt.recipes.cotracker3.model import CoTracker3Offline, Tracks
+from overt.recipes.cotracker3.online import CoTracker3Online
+from overt.recipes.cotracker3.windows import since_query, sliding_windows
+
+LOCAL_EXTENT = (50.0, 50.0)  # (height, width), pixels of the resized video
+RANDOM_POINTS_SEED = 0
+
+
+class Prediction(NamedTuple):
+    """Where points are in every frame, and how sure that is."""
+
+    tracks_xy: Tensor  # (B, T, N, 2) pixels of the given video
+    visibility: Tensor  # (B, T, N) probabilities
+    confidence: Tensor  # (B, T, N) probabilities
+
+    @property
+    def score(self) -> Tensor:
+        """Visible and there: the product that benchmarks compare with 0.6."""
+        return self.visibility * self.confidence
+
+    def visible(self, threshold: float = 0.6, with_confidence: bool = True) -> Tensor:
+        """In which frames a point counts as visible, (B, T, N).
+
+        `threshold=0.9, with_confidence=False` is the rule of the published offline demo.
+        """
+        return (self.score if with_confidence else self.visibility) > threshold
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A model with the way of running it; call it with a video and queries.
+
+    The support points help the model to see how the scene moves, and are dropped afterwards. They
+    concern the offline model only: the online one is given the video chunk by chunk without them.
+    """
+
+    model: CoTracker3Offline | CoTracker3Online
+    # (height, width) to which videos are resized
+    resolution: tuple[int, int] = (384, 512)
+    iters: int = 6
+    # side of the grid of support points over the first frame; 0: none
+    grid_size: int = 5
+    # support points at random frames and places, the same for every video
+    random_points: int = 0
+    # each query with support points of its own, as in the paper's tables; false: all together
+    single_point: bool = False
+    # in single-point mode, side of the grid around the query's place in the first frame; 0: none
+    local_grid_size: int = 8
+    # in single-point mode, queries that run together: bounds the memory, changes no result
+    queries_per_batch: int = 16
+    # online model: follow points back from their query too; the offline one always looks both ways
+    backward_tracking: bool = False
+    # put every point where it was queried, visible, in its query frame
+    pin_queries: bool = False
+
+    def __post_init__(self) -> None:
+        if self.queries_per_batch < 1:
+            raise ConfigError(f"queries_per_batch={self.queries_per_batch}; it must be at least 1")
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        video: Tensor,  # (B, T, 3, H, W) in 0..255, uint8 or float
+        queries: Tensor,  # (B, N, 3): frame, x, y in pixels of the video
+    ) -> Prediction:
+        """Follow the queried points; the result lies on the model's device."""
+        check_queries(video, queries)
+        device = next(self.model.parameters()).device
+        height, width = video.shape[-2:]
+        video, queries = self._resize(video.to(device)), queries.to(device, torch.float32)
+        scale_xy = torch.tensor(
+            [(self.resolution[1] - 1) / (width - 1), (self.resolution[0] - 1) / (height - 1)],
+            device=device,
+        )
+        scaled = torch.cat([queries[..., :1], queries[..., 1:] * scale_xy], dim=-1)
+        if isinstance(self.model, CoTracker3Online):
+            found = self._stream(video, scaled)
+            if self.backward_tracking:
+                found = self._with_backward(found, video, scaled)
+        elif self.single_point:
+            found = self._one_by_one(video, scaled)
+        else:
+            found = self._together(video, scaled)
+        prediction = found._replace(tracks_xy=found.tracks_xy / scale_xy)
+        return _pin(prediction, queries) if self.pin_queries else prediction
+
+    def _resize(self, video: Tensor) -> Tensor:
+        frames = F.interpolate(
+            video.flatten(0, 1).float(), self.resolution, mode="bilinear", align_corners=True
+        )
+        return torch.unflatten(frames, 0, video.shape[:2])
+
+    def _together(self, video: Tensor, queries: Tensor) -> Prediction:
+        """All queries of a video and one set of support points."""
+        assert isinstance(self.model, CoTracker3Offline)
+        shared = self._support_points(video).expand(len(video), -1, -1)
+        tracks = self.model(video, torch.cat([queries, shared], dim=1), self.iters)
+        return _first_points(tracks, queries.shape[1])
+
+    def _one_by_one(self, video: Tensor, queries: Tensor) -> Prediction:
+        """Each query with its own support points; the video is encoded once for all of them."""
+        assert isinstance(self.model, CoTracker3Offline)
+        batch, points = queries.shape[:2]
+        pyramid = self.model.encode(video)
+        shared = self._support_points(video)  # (G, 3)
+        local_xy = point_grid(self.local_grid_size, LOCAL_EXTENT, (0.0, 0.0), video.device)
+        owners = torch.arange(batch, device=video.device).repeat_interleave(points)
+        results = []
+        for some, owner in zip(
+            torch.split(queries.reshape(-1, 1, 3), self.queries_per_batch),
+            torch.split(owners, self.queries_per_batch),
+            strict=True,
+        ):
+            around = _in_first_frame(some[..., 1:] + local_xy)  # (M, G', 3)
+            together = torch.cat([some, around, shared.expand(len(some), -1, -1)], dim=1)
+            tracks = self.model.track(pyramid.samples(owner), together, self.iters)
+            results.append(_first_points(tracks, 1))
+        # Parts of (M, T, 1, ...) become (B, T, N, ...).
+        return Prediction(
+            *(
+                torch.unflatten(torch.cat(parts).squeeze(2), 0, (batch, points)).transpose(1, 2)
+                for parts in zip(*results, strict=True)
+            )
+        )
+
+    def _support_points(self, video: Tensor) -> Tensor:
+        """The support points that all queries share, (G, 3)."""
+        height, width = self.resolution
+        grid = _in_first_frame(point_grid(self.grid_size, (height, width), device=video.device))
+        generator = torch.Generator().manual_seed(RANDOM_POINTS_SEED)
+        size = torch.tensor([video.shape[1], width, height])
+        anywhere = torch.rand(self.random_points, 3, generator=generator) * size
+        anywhere[:, 0].floor_()
+        return torch.cat([grid, anywhere.to(video.device)])
+
+    def _stream(self, video: Tensor, queries: Tensor) -> Prediction:
+        assert isinstance(self.model, CoTracker3Online)
+        self.model.init_video_online_processing()
+        for span in sliding_windows(video.shape[1], self.model.window_len):
+            tracks = self.model(video[:, span], queries, self.iters, is_online=True)
+        self.model.init_video_online_processing()  # lets go of the memory
+        return Prediction(*tracks[:3])
+
+    def _with_backward(self, forward: Prediction, video: Tensor, queries: Tensor) -> Prediction:
+        """Before a point's query, its track on the video played backwards."""
+        frames = video.shape[1]
+        reversed_queries = queries.clone()
+        reversed_queries[..., 0] = frames - 1 - queries[..., 0]
+        backward = self._stream(video.flip(1), reversed_queries)
+        after = since_query(queries[..., 0], frames)  # (B, T, N)
+        return Prediction(
+            torch.where(after.unsqueeze(-1), forward.tracks_xy, backward.tracks_xy.flip(1)),
+            torch.where(after, forward.visibility, backward.visibility.flip(1)),
+            torch.where(after, forward.confidence, backward.confidence.flip(1)),
+        )
+
+
+def check_queries(video: Tensor, queries: Tensor) -> None:
+    """Refuse queries that no point of the video can answer to."""
+    frames, height, width = video.shape[1], *video.shape[-2:]
+    # A pixel of tolerance: some files place the last pixel's edge, not its centre, at the size.
+    low = torch.tensor([0.0, -1.0, -1.0], device=queries.device)
+    high = torch.tensor([frames - 1.0, width, height], device=queries.device)
+    inside = ((queries >= low) & (queries <= high)).all(-1)  # false for NaN
+    if not inside.all():
+        video_number, point = (~inside).nonzero()[0].tolist()
+        found = ", ".join(f"{value:g}" for value in queries[video_number, point].tolist())
+        raise DataError(
+            f"{int((~inside).sum())} of {inside.numel()} queries lie outside the video, first "
+            f"query {point}: ({found}). A query is (frame, x, y) with frame 0 to {frames - 1}, x 0 "
+            f"to {width - 1} and y 0 to {height - 1} pixels; correct it or leave it out."
+        )
+
+
+def _in_first_frame(places_xy: Tensor) -> Tensor:
+    """Places (..., 2) as queries in frame 0, (..., 3)."""
+    return F.pad(places_xy, (1, 0))
+
+
+def _first_points(tracks: Tracks, count: int) -> Prediction:
+    return Prediction(*(part[:, :, :count] for part in tracks[:3]))
+
+
+def _pin(prediction: Prediction, queries: Tensor) -> Prediction:
+    """The query itself in its own frame, visible for certain."""
+    frames = prediction.visibility.shape[1]
+    time = torch.arange(frames, device=queries.device)[:, None]
+    here = queries[..., 0].long().unsqueeze(1) == time  # (B, T, N)
+    places_xy = queries[..., 1:].unsqueeze(1)
+    return Prediction(
+        torch.where(here.unsqueeze(-1), places_xy, prediction.tracks_xy),
+        prediction.visibility.masked_fill(here, 1),
+        prediction.confidence.masked_fill(here, 1),
+    )

@@ -1,0 +1,94 @@
+"""overt/engine/optimizer.py: groups by name, decay of matrices only, one rate for each level."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import toy_config
+from torch import nn
+
+from overt.engine.optimizer import build_optimizer, set_learning_rate
+from overt.errors import ConfigError
+from overt.schedule import ConstantScheduler, HierarchicalScheduler
+from overt.schema import OptimizerSection
+
+
+def section(**changes: Any) -> OptimizerSection:
+    values: dict[str, Any] = vars(toy_config("unused").optimizer)  # type: ignore[arg-type]
+    return OptimizerSection(**values | changes)
+
+
+def model() -> nn.Sequential:
+    layers = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3), nn.Linear(3, 3))
+    layers[2].requires_grad_(False)
+    return layers
+
+
+def names(optimizer: torch.optim.Optimizer) -> list[list[str]]:
+    return [group["param_names"] for group in optimizer.param_groups]
+
+
+def test_all_that_needs_a_gradient_and_nothing_else() -> None:
+    optimizer = build_optimizer(section(decay_only_matrices=False), model())
+    assert names(optimizer) == [["0.weight", "0.bias", "1.weight", "1.bias"]]
+
+
+def test_only_matrices_decay() -> None:
+    optimizer = build_optimizer(section(decay_only_matrices=True, weight_decay=0.5), model())
+    assert names(optimizer) == [["0.weight"], ["0.bias", "1.weight", "1.bias"]]
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.5, 0.0]
+
+
+def test_groups_of_the_recipe_keep_their_scale_and_level_when_split() -> None:
+    net = model()
+    pairs = list(net.named_parameters())[:4]
+    groups = [
+        {"params": pairs[:2], "lr_scale": 0.1},
+        {"params": pairs[2:], "level": 1, "weight_decay": 0.3},
+    ]
+    optimizer = build_optimizer(section(decay_only_matrices=True), net, groups)
+    assert names(optimizer) == [["0.weight"], ["0.bias"], ["1.weight", "1.bias"]]
+    schedule = HierarchicalScheduler([ConstantScheduler(2.0, 1, 1), ConstantScheduler(3.0, 1, 1)])
+    assert set_learning_rate(optimizer, schedule, 0) == pytest.approx(0.2)
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.2, 0.2, 3.0])
+    # A schedule of one value serves every level.
+    set_learning_rate(optimizer, ConstantScheduler(5.0, 1, 1), 0)
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.5, 0.5, 5.0])
+
+
+def test_arguments_reach_the_class_and_unknown_ones_are_refused() -> None:
+    optimizer = build_optimizer(section(arguments={"betas": [0.5, 0.6]}), model())
+    assert list(optimizer.param_groups[0]["betas"]) == [0.5, 0.6]
+    with pytest.raises(ConfigError, match=r"optimizer\.arguments\.beta: .*did you mean betas\?"):
+        build_optimizer(section(arguments={"beta": 0.5}), model())
+
+
+def test_another_class_and_the_way_to_it(tmp_path: Path) -> None:
+    settings = ["optimizer._target_=torch.optim.SGD"]
+    with pytest.raises(ConfigError, match=r"taken away by ~optimizer\.arguments\.betas"):
+        build_optimizer(toy_config(tmp_path, *settings).optimizer, model())
+    left = toy_config(tmp_path, *settings).optimizer.arguments
+    settings += [f"~optimizer.arguments.{name}" for name in left]
+    optimizer = build_optimizer(toy_config(tmp_path, *settings).optimizer, model())
+    assert isinstance(optimizer, torch.optim.SGD)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"_target_": "torch.optim.Adamm"}, "did you mean Adam?"),
+        ({"_target_": "torch.optim.lr_scheduler.StepLR"}, "is no torch.optim.Optimizer"),
+        ({"arguments": {"betas": [2.0, 3.0]}}, "refuses its settings: Invalid beta"),
+        ({"arguments": {"betas": "x"}}, "torch.optim.AdamW refuses its settings"),
+    ],
+)
+def test_what_torch_would_choke_on_is_refused(changes: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        build_optimizer(section(**changes), model())
+    assert expected in str(refused.value)
+
+
+def test_a_model_with_nothing_to_train_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no parameter that needs a gradient"):
+        build_optimizer(section(), model().requires_grad_(False))

@@ -1,0 +1,154 @@
+"""CoTracker3's predictor: scales, support points, batched queries, both directions of time."""
+
+import pytest
+import torch
+from small_tracker import inputs, small
+from torch import Tensor
+from torch.nn import functional as F
+
+from overt.errors import ConfigError, DataError
+from overt.geometry.grid import point_grid
+from overt.recipes.cotracker3.model import CoTracker3Offline
+from overt.recipes.cotracker3.online import CoTracker3Online
+from overt.recipes.cotracker3.predictor import Prediction, Predictor
+
+SIZE = (48, 64)  # of the resized video, height and width; the given one has 32 x 40
+
+
+def assert_same(actual: Prediction, expected: Prediction) -> None:
+    for one, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=0)
+
+
+def scale_xy() -> Tensor:
+    return torch.tensor([(SIZE[1] - 1) / 39, (SIZE[0] - 1) / 31])
+
+
+def resized(video: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
+    frames = F.interpolate(
+        video.flatten(0, 1).float(), SIZE, mode="bilinear", align_corners=True
+    ).unflatten(0, video.shape[:2])
+    return frames, torch.cat([queries[..., :1], queries[..., 1:] * scale_xy()], dim=-1)
+
+
+def test_without_resizing_and_support_points_it_is_the_model() -> None:
+    model, (video, queries) = small(CoTracker3Offline), inputs()
+    prediction = Predictor(model, resolution=(32, 40), iters=2, grid_size=0)(video, queries)
+    assert_same(prediction, Prediction(*model(video, queries, iters=2)[:3]))
+
+
+def test_joint_mode_adds_a_grid_in_the_first_frame_and_drops_it() -> None:
+    model, (video, queries) = small(CoTracker3Offline), inputs()
+    predictor = Predictor(model, SIZE, iters=2, grid_size=3)
+    frames, scaled = resized(video, queries)
+    grid = F.pad(point_grid(3, SIZE), (1, 0)).expand(2, -1, -1)
+    tracks = model(frames, torch.cat([scaled, grid], dim=1), iters=2)
+    tracks_xy, visibility, confidence = (part[:, :, :5] for part in tracks[:3])
+    expected = Prediction(tracks_xy / scale_xy(), visibility, confidence)
+    assert_same(predictor(video, queries), expected)
+
+
+def test_random_support_points_change_the_result_always_alike() -> None:
+    model, (video, queries) = small(CoTracker3Offline), inputs()
+    predictor = Predictor(model, SIZE, iters=2, grid_size=0, random_points=20)
+    one = predictor(video, queries)
+    assert_same(predictor(video, queries), one)
+    alone = Predictor(model, SIZE, iters=2, grid_size=0)(video, queries)
+    assert (alone.tracks_xy - one.tracks_xy).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("queries_per_batch", [1, 3, 100])
+def test_single_points_in_batches_equal_one_run_per_query(queries_per_batch: int) -> None:
+    model, (video, queries) = small(CoTracker3Offline), inputs()
+    predictor = Predictor(
+        model,
+        SIZE,
+        iters=2,
+        grid_size=2,
+        single_point=True,
+        local_grid_size=3,
+        queries_per_batch=queries_per_batch,
+    )
+    encoded: list[int] = []
+    hook = model.fnet.register_forward_hook(lambda module, x, maps: encoded.append(len(maps)))
+    together = predictor(video, queries)
+    assert sum(encoded) == video.shape[0] * video.shape[1]  # every frame once
+    hook.remove()
+
+    frames, scaled = resized(video, queries)
+    for b in range(2):
+        for n in range(5):
+            query = scaled[b, n : n + 1]
+            centre = (query[0, 2].item(), query[0, 1].item())
+            places = [point_grid(3, (50.0, 50.0), centre), point_grid(2, SIZE)]
+            points = torch.cat([query, F.pad(torch.cat(places), (1, 0))])
+            tracks = model(frames[b : b + 1], points[None], iters=2)
+            tracks_xy, visibility, confidence = (part[0, :, 0] for part in tracks[:3])
+            alone = Prediction(tracks_xy / scale_xy(), visibility, confidence)
+            assert_same(Prediction(*(part[b, :, n] for part in together)), alone)
+
+
+def test_online_models_are_streamed_without_support_points() -> None:
+    model, (video, queries) = small(CoTracker3Online), inputs(frames=10)
+    frames, scaled = resized(video, queries)
+    tracks_xy, visibility, confidence, _ = model(frames, scaled, iters=2)
+    expected = Prediction(tracks_xy / scale_xy(), visibility, confidence)
+    assert_same(Predictor(model, SIZE, iters=2)(video, queries), expected)
+    assert model.stream.shared is None
+
+
+def test_before_its_query_a_point_is_tracked_on_the_reversed_video() -> None:
+    model, (video, queries) = small(CoTracker3Online), inputs(frames=10)
+    forward = Predictor(model, SIZE, iters=2)
+    turned = queries.clone()
+    turned[..., 0] = 9 - turned[..., 0]
+    backward = Prediction(*(part.flip(1) for part in forward(video.flip(1), turned)))
+    onward = forward(video, queries)
+    both = Predictor(model, SIZE, iters=2, backward_tracking=True)(video, queries)
+    before = 0
+    for b in range(2):
+        for n in range(5):
+            t = int(queries[b, n, 0])
+            before += t
+            for part, early, late in zip(both, backward, onward, strict=True):
+                assert torch.equal(part[b, :t, n], early[b, :t, n])
+                assert torch.equal(part[b, t:, n], late[b, t:, n])
+    assert before > 0
+
+
+def test_pinned_queries_are_where_they_were_asked_for() -> None:
+    model, (video, queries) = small(CoTracker3Offline), inputs()
+    free = Predictor(model, SIZE, iters=2)(video, queries)
+    pinned = Predictor(model, SIZE, iters=2, pin_queries=True)(video, queries)
+    for b in range(2):
+        for n in range(5):
+            t = int(queries[b, n, 0])
+            assert torch.equal(pinned.tracks_xy[b, t, n], queries[b, n, 1:])
+            assert pinned.score[b, t, n] == 1
+            others = [frame for frame in range(6) if frame != t]
+            assert torch.equal(pinned.tracks_xy[b, others, n], free.tracks_xy[b, others, n])
+            assert torch.equal(pinned.score[b, others, n], free.score[b, others, n])
+
+
+def test_a_point_is_visible_above_the_threshold() -> None:
+    prediction = Prediction(
+        torch.zeros(1, 1, 3, 2), torch.tensor([[[0.95, 0.8, 0.8]]]), torch.tensor([[[0.5, 0.8, 1]]])
+    )
+    assert prediction.visible().tolist() == [[[False, True, True]]]
+    assert prediction.visible(0.7).tolist() == [[[False, False, True]]]
+    assert prediction.visible(0.9, with_confidence=False).tolist() == [[[True, False, False]]]
+
+
+@pytest.mark.parametrize(
+    "query", [(6, 3, 3), (-1, 3, 3), (0, 42, 3), (0, 3, -2), (0, 3, 33), (0, float("nan"), 3)]
+)
+def test_queries_outside_the_video_are_refused(query: tuple[float, float, float]) -> None:
+    video, queries = inputs()
+    queries[1, 4] = torch.tensor(query)
+    with pytest.raises(DataError, match=r"1 of 10 queries.*query 4.*frame 0 to 5, x 0 to 39"):
+        Predictor(small(CoTracker3Offline))(video, queries)
+
+
+def test_batches_of_no_query_are_refused() -> None:
+    with pytest.raises(ConfigError, match="queries_per_batch=0"):
+        Predictor(small(CoTracker3Offline), queries_per_batch=0)

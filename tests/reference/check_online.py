@@ -1,0 +1,23 @@
+"""CoTracker3 fed chunk by chunk, against the recorded outputs after every chunk."""
+
+from tracker_cases import Case, Tensors, assert_within, build_model
+
+from overt.recipes.cotracker3.windows import sliding_windows
+
+
+def check_streaming(case: Case, tensors: Tensors) -> None:
+    model = build_model(case)
+    video = tensors["video"].float()
+    spans = sliding_windows(video.shape[1], case["model_kwargs"]["window_len"])
+    assert len(spans) == case["chunks"]
+    encoded = []
+    model.fnet.register_forward_hook(lambda module, x, y: encoded.append(len(y)))
+    for _ in range(2):  # the second time over, nothing is left of the first
+        encoded.clear()
+        model.init_video_online_processing()
+        for number, span in enumerate(spans):
+            tracks = model(video[:, span], tensors["queries"], **case["call"])
+            assert_within(tracks.tracks_xy, tensors[f"chunk{number}.tracks"], 1e-3)
+            assert_within(tracks.visibility, tensors[f"chunk{number}.visibility"], 1e-4)
+            assert_within(tracks.confidence, tensors[f"chunk{number}.confidence"], 1e-4)
+        assert sum(encoded) == video.shape[1]  # no frame twice

@@ -1,0 +1,69 @@
+"""overt/evaluation.py: each sample once, whatever the number of processes."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overt.distributed import World, init_distributed
+from overt.evaluation import mean_of_rows, score_each
+
+ALONE = World(0, 1, 0, torch.device("cpu"))
+COUNTS = (0, 1, 2, 5)  # with three processes some have nothing to do
+
+
+def scores_for_all_counts() -> dict[str, Any]:
+    world = init_distributed("cpu")
+    seen: list[int] = []
+
+    def score(index: int) -> dict[str, float]:
+        seen.append(index)
+        return {"value": 0.1 * index, "rank": float(index % world.world_size)}
+
+    found = [score_each(world, count, score) for count in COUNTS]
+    values = [[row["value"] for row in rows] for rows in found]
+    return {
+        "values": values,
+        "means": [mean_of_rows(rows).get("value") for rows in found],
+        "seen": seen,
+    }
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_rows_and_means_are_those_of_one_process(
+    size: int, run_processes: Callable[..., list[Any]]
+) -> None:
+    alone = scores_for_all_counts()
+    answers = run_processes(scores_for_all_counts, size)
+    for answer in answers:
+        assert answer["values"] == alone["values"]
+        assert answer["means"] == alone["means"]  # to the last bit
+    # No sample was scored by two of them.
+    assert sorted(index for answer in answers for index in answer["seen"]) == sorted(alone["seen"])
+
+
+def test_rows_come_in_the_order_of_the_samples() -> None:
+    assert score_each(ALONE, 3, lambda index: {"i": index}) == [{"i": 0}, {"i": 1}, {"i": 2}]
+
+
+def test_a_sample_without_a_value_does_not_count() -> None:
+    nan = math.nan
+    means = mean_of_rows(
+        [{"a": 1.0, "b": nan}, {"a": nan, "b": nan}, {"a": 4.0, "b": nan, "c": 2.0}]
+    )
+    assert means["a"] == 2.5
+    assert math.isnan(means["b"])
+    assert means["c"] == 2.0
+    assert mean_of_rows([]) == {}
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.randoms())
+def test_a_mean_does_not_depend_on_the_order(values: list[float], shuffler: Any) -> None:
+    rows = [{"a": value} for value in values]
+    mean = mean_of_rows(rows)
+    shuffler.shuffle(rows)
+    assert mean_of_rows(rows) == mean

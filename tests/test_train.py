@@ -1,0 +1,119 @@
+"""overt/train.py: one run, a sweep of runs, and runs of several processes by torchrun."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import TOY, losses_by_step, train_toy
+from omegaconf import OmegaConf
+
+from overt.train import main
+
+SHORT = ["recipe=toy", "training.num_steps=2"]
+PACKAGE = ["--package", str(TOY)]
+
+
+def test_a_run_ends_with_code_0(tmp_path: Path) -> None:
+    assert main([*PACKAGE, *SHORT, f"output_dir={tmp_path}", "exp_name=mine"]) == 0
+    assert losses_by_step(tmp_path / "mine").keys() == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("training.num_stps=1", "did you mean training.num_steps?"),
+        ("data.broken_sample=3", "DataError: sample 3 of the training data cannot be read"),
+        ("data.samples=0", "DataError: the training data set is empty"),
+        ("optimizer.lr=0.01,0.02", "add -m"),
+    ],
+)
+def test_a_failed_run_ends_with_code_1_and_the_remedy(
+    override: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*PACKAGE, "recipe=toy", f"output_dir={tmp_path}", override]) == 1
+    shown = capsys.readouterr()
+    assert expected in shown.err
+    assert "Traceback" not in shown.err
+
+
+# --- sweeps ---------------------------------------------------------------------------------------
+
+
+def test_a_sweep_trains_one_run_for_each_value(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The first is refused by torch's own check: the other runs, and the code says it."""
+    epsilons = "optimizer.arguments.eps=-1.0,1e-4"
+    assert main(["-m", *PACKAGE, *SHORT, f"output_dir={tmp_path}", epsilons]) == 1
+    runs = {path.name: path for path in (tmp_path / "toy").iterdir()}
+    values = {
+        name: OmegaConf.load(path / "config.yaml").optimizer.arguments.eps
+        for name, path in runs.items()
+        if (path / "metrics.jsonl").exists()
+    }
+    assert values == {"optimizer.arguments.eps=0.0001": 1e-4}
+    assert all(losses_by_step(runs[name]).keys() == {1, 2} for name in values)
+    text = capfd.readouterr().err
+    assert "Invalid epsilon" in text
+    assert "1 of 2 runs failed" in text
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """What a sweep would start, without starting it."""
+    started: list[list[str]] = []
+
+    def start(command: list[str], check: bool) -> subprocess.CompletedProcess[str]:
+        started.append(command)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", start)
+    return started
+
+
+def test_a_sweep_is_checked_before_its_first_run(
+    commands: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for bad in ("optimizer.lr=0.01,-1", "training.num_steps", "optimizer.lr=interval(0,1)"):
+        assert main(["-m", *PACKAGE, "recipe=toy", bad]) == 1
+        assert "ConfigError: " in capsys.readouterr().err
+    assert commands == []
+
+
+def test_every_run_of_a_sweep_has_a_folder_of_its_own(commands: list[list[str]]) -> None:
+    overrides = ["exp_name=mine", "optimizer.lr=0.01,0.02", "optimizer.arguments.betas=[0,0],[0,1]"]
+    assert main(["-m", *PACKAGE, "recipe=toy", *overrides]) == 0
+    names = [command[command.index("--package") - 1] for command in commands]
+    assert len(set(names)) == 4
+    assert names[0].startswith("exp_name='mine/optimizer.lr=0.01,optimizer.arguments.betas=")
+
+
+# --- several processes ----------------------------------------------------------------------------
+
+
+def torchrun(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    words = ["-m", "overt.train", *PACKAGE, *SHORT, f"output_dir={folder}", *overrides]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run([*command, *words], capture_output=True, text=True, env=environment)
+
+
+def test_torchrun(tmp_path: Path) -> None:
+    sizes = ["training.batch_size=null", "training.global_batch_size=4"]
+    done = torchrun(tmp_path, *sizes)
+    assert done.returncode == 0, done.stderr
+    assert "2 per process x 2 processes x 1 accumulated = 4" in done.stdout
+    assert done.stdout.count("step 2/2") == 1  # one of the two speaks
+    train_toy(tmp_path / "alone", *SHORT, *sizes)
+    alone = losses_by_step(tmp_path / "alone/toy")
+    assert losses_by_step(tmp_path / "toy") == pytest.approx(alone, rel=1e-6)
+
+
+def test_torchrun_with_a_refused_configuration(tmp_path: Path) -> None:
+    done = torchrun(tmp_path, "training.batch_size=null", "training.global_batch_size=5")
+    assert done.returncode != 0
+    assert "ConfigError: training.global_batch_size=5 is not a multiple" in done.stderr
+    assert "use 4 or 6" in done.stderr
+    assert not (tmp_path / "toy/metrics.jsonl").exists()
