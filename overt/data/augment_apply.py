@@ -146,7 +146,7 @@ def jitter_frame(frame: Tensor, jitter: Jitter) -> Tensor:
 
 def _away_from(base: Tensor | float, image: Tensor, factor: float) -> Tensor:
     """Multiply the distance to `base`, cut to 8 bits without rounding as Pillow does."""
-    return ((image - base) * factor).add_(base).clamp_(0, 255).floor_()
+    return image.sub(base).mul_(factor).add_(base).clamp_(0, 255).floor_()
 
 
 def _grey(image: Tensor) -> Tensor:
@@ -160,18 +160,21 @@ def _turn_hue(image: Tensor, turn: float) -> Tensor:
     red, green, blue = image
     value = image.amax(dim=0)
     chroma = value - image.amin(dim=0)
-    safe = chroma.clamp(min=1)  # whole numbers: below 1 is 0, where every numerator is 0 too
-    sixth = torch.where(
-        value == red,
-        (green - blue) / safe,
-        torch.where(value == green, (blue - red) / safe + 2, (red - green) / safe + 4),
-    )
-    sixth += 6 * turn
-    channels = []
-    for start in (5.0, 3.0, 1.0):
-        place = (sixth + start) % 6
-        channels.append(value - chroma * torch.minimum(place, 4 - place).clamp_(0, 1))
-    return torch.stack(channels).round_()
+    # Masks multiplied, since on a CPU a choice for each pixel costs more.
+    is_red = value == red
+    is_green = (value == green) & ~is_red
+    is_blue = ~(is_red | is_green)
+    sixth = (green - blue).mul_(is_red)
+    sixth.add_((blue - red).mul_(is_green)).add_((red - green).mul_(is_blue))
+    # Whole numbers: a chroma below 1 is 0, where there is nothing to divide.
+    sixth.div_(chroma.clamp(min=1)).add_(is_green, alpha=2).add_(is_blue, alpha=4)
+    turned = torch.empty_like(image)
+    for channel, start in zip(turned, (5.0, 3.0, 1.0), strict=True):
+        place = sixth + (start + 6 * turn)
+        place.sub_(torch.floor(place / 6), alpha=6)  # modulo 6
+        torch.minimum(place, 4 - place, out=channel)
+        channel.clamp_(0, 1).mul_(chroma).neg_().add_(value)
+    return turned.round_()
 
 
 def blur(frames: Tensor, kernel: int, sigmas: Sequence[float]) -> Tensor:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from omegaconf import OmegaConf
+from torch import nn
 
 from overt.config import Config, differences
 from overt.distributed import World, broadcast_object, is_main_process
@@ -28,6 +29,7 @@ from overt.engine.checkpoint import CheckpointManager
 from overt.engine.loader import Position
 from overt.engine.logger import MetricsLogger
 from overt.engine.watch import Verdict
+from overt.engine.weights import load_checkpoint
 from overt.errors import CheckpointError, ConfigError
 from overt.schedule import describe
 
@@ -168,7 +170,19 @@ def refuse_other_run(trainer: Trainer, saved: dict[str, Any]) -> None:
         )
 
 
-def introduce(trainer: Trainer, resumed_from: Path | None, notes: list[str]) -> None:
+def load_initial_weights(config: Config, model: nn.Module) -> str | None:
+    """Weights of `checkpoint.init_from`, if it names any; what became of each of them."""
+    source = config.checkpoint.init_from
+    if source is None:
+        return None
+    report = load_checkpoint(source, model)
+    if is_main_process() and Path(source).is_dir():
+        # Another run's retention does not delete what this one starts from.
+        storage.pin(Path(source), f"{config.run_dir} starts from it")
+    return str(report)
+
+
+def introduce(trainer: Trainer, resumed_from: Path | None, loaded: str | None) -> None:
     """Say at the start what will happen: the sums that users ask about."""
     config, plan, world = trainer.config, trainer.plan, trainer.world
     count = sum(parameter.numel() for parameter in trainer.model.parameters())
@@ -209,9 +223,13 @@ def introduce(trainer: Trainer, resumed_from: Path | None, notes: list[str]) -> 
             )
         )
     trainer.console.table("overt", rows)
+    if loaded is not None:
+        trainer.console.say(loaded)
     hint = advice(config.training, config.optimizer, plan)
-    for note in [*notes, *([f"advice: {hint}"] if hint else [])]:
-        trainer.console.say(note)
+    if hint is not None:
+        trainer.console.say(f"advice: {hint}")
+    if trainer.state.step >= trainer.total_steps:
+        trainer.console.say("nothing is left to train: all steps have been made")
 
 
 def note_skipped(trainer: Trainer, verdict: Verdict, module: str | None) -> str:

@@ -38,7 +38,6 @@ from overt.engine.watch import (
     idle_parameters,
     poison_if_not_finite,
 )
-from overt.engine.weights import load_checkpoint
 from overt.errors import ConfigError, DataError, NonFiniteError
 from overt.nn.ema import make_average, update_ema
 from overt.recipe import Recipe, StepOutput
@@ -75,9 +74,6 @@ class Trainer:
         training = config.training
         self.state = State()
         self.gradients_checked = False
-        self.console = Console(0, enabled=world.is_main)
-        self.handler = self.console.handler()  # warnings do not tear the progress line
-        logging.getLogger("overt").addHandler(self.handler)
         self.plan = plan_batches(training, world.world_size)
         self.loader = StepLoader(
             recipe.build_dataset(),
@@ -90,14 +86,16 @@ class Trainer:
         )
         steps_per_epoch = self.loader.steps_per_epoch
         self.total_steps = training.num_steps or (training.num_epochs or 0) * steps_per_epoch
+        self.console = Console(self.total_steps, enabled=world.is_main)
+        self.handler = self.console.handler()  # warnings do not tear the progress line
+        logging.getLogger("overt").addHandler(self.handler)
 
-        self.console.total_steps = self.total_steps
         set_precision(training.precision, training.deterministic)
         seed_everything(config.seed)  # the same first weights on every process
         self.model: nn.Module = recipe.build_model().to(self.device)
-        notes = []
-        if config.checkpoint.init_from is not None:
-            notes.append(str(load_checkpoint(config.checkpoint.init_from, self.model)))
+        loaded = run_folder.load_initial_weights(config, self.model)
+        # A copy of the bare model, taken before anything is compiled or wrapped.
+        self.average = None if training.ema_momentum is None else make_average(self.model)
         seed_everything(config.seed, world.rank)  # from here on its own dropout on each
 
         blocks = recipe.blocks(self.model) if hasattr(recipe, "blocks") else []
@@ -138,27 +136,22 @@ class Trainer:
         self.learning_rate = scaled_learning_rate(config.optimizer, self.plan.global_batch_size)
         epochs = self.total_steps / steps_per_epoch
         self.schedule = build_schedule(config.schedule, self.learning_rate, epochs, steps_per_epoch)
-        self.average: nn.Module | None = None
-        if training.ema_momentum is not None:
-            self.average = make_average(self.model)
-            start, final = training.ema_momentum, training.ema_final_momentum
-            final = start if final is None else final
-            self.momentum = EMAScheduler(start, final, epochs, steps_per_epoch)
+        momentum = training.ema_momentum or 0.0
+        final = momentum if training.ema_final_momentum is None else training.ema_final_momentum
+        self.momentum = EMAScheduler(momentum, final, epochs, steps_per_epoch)
 
         # bf16 has the range of fp32: it runs no scaler. A disabled scaler passes everything on.
         self.dtype = AUTOCAST.get(training.precision)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=training.precision == "fp16")
 
-        self.guard, self.interval, self.meter = (
-            FiniteGuard(self.device),
-            Interval(self.device),
-            Meter(),
-        )
+        self.guard = FiniteGuard(self.device)
+        self.interval = Interval(self.device)
+        self.meter = Meter()
         self.manager = run_folder.open_checkpoints(config)
         resumed_from = self.resume()
         run_folder.prepare(config, world)
         self.logger = run_folder.open_logger(config, self.state, resumed_from is not None)
-        run_folder.introduce(self, resumed_from, notes)
+        run_folder.introduce(self, resumed_from, loaded)
 
     def train(self) -> dict[str, float]:
         """Train to the last step; log, evaluate and save when due. The last scores."""

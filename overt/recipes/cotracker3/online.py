@@ -1,7 +1,7 @@
 """CoTracker3 in sliding windows: for long videos, and for videos that are still arriving.
 
 Letters as in `model.py`; S is the length of a window. A window starts half a window after the
-one before, from the estimates that this one left for the frames they share.
+one before, from the estimates that the earlier one left for the frames they share.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class CoTracker3Online(CoTracker3):
         if window_len % 2 or window_len < 2:
             raise ConfigError(
                 f"model.window_len={window_len}: the windows of the online model overlap by half, "
-                "so it must be even"
+                "so it must be even and at least 2"
             )
         self.window_len = window_len
         self.step = window_len // 2
@@ -92,7 +92,7 @@ class CoTracker3Online(CoTracker3):
         self._check_chunk(chunk, queries)
         first_half, *second_half = torch.split(chunk, self.step, dim=1)
         pyramid = stream.shared if stream.shared is not None else self.encode(first_half)
-        for frames in second_half:  # only a video of half a window has none
+        for frames in second_half:  # only a video of at most half a window has none
             stream.shared = self.encode(frames)
             pyramid = pyramid.followed_by(stream.shared)
 
