@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import TOY, toy_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
+from toy_runs import TOY, toy_config
 
 from overt.config import CONF, differences, expand_sweep, load
 from overt.errors import ConfigError, OvertError

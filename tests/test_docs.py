@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from conftest import HERE
+from toy_runs import HERE
 
 from overt.cli import VERBS
 from overt.config import Config, expand_sweep, load

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import HERE, losses_by_step, read_rows, same_bits, weights
+from toy_runs import HERE, losses_by_step, read_rows, same_bits, weights
 
 from overt.config import build_recipe, load
 from overt.distributed import init_distributed

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import TOY, losses_by_step, train_toy
 from omegaconf import OmegaConf
+from toy_runs import TOY, losses_by_step, train_toy
 
 from overt.train import main
 

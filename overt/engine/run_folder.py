@@ -100,11 +100,11 @@ def open_logger(config: Config, state: State, resumed: bool) -> MetricsLogger:
     )
 
 
-def has_to_resume(config: Config, checkpoint_dir: Path) -> bool:
+def has_to_resume(config: Config) -> bool:
     """Whether this run goes on from a checkpoint: the main process looks, all agree."""
     names = []
     if is_main_process():
-        stored, broken = storage.scan(checkpoint_dir)
+        stored, broken = storage.scan(config.run_dir / "checkpoints")
         names = [one.path.name for one in stored] + [path.name for path in broken]
     names = broadcast_object(names)
     if config.checkpoint.resume == "never" and names:

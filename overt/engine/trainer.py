@@ -93,7 +93,8 @@ class Trainer:
         set_precision(training.precision, training.deterministic)
         seed_everything(config.seed)  # the same first weights on every process
         self.model: nn.Module = recipe.build_model().to(self.device)
-        loaded = run_folder.load_initial_weights(config, self.model)
+        resumes = run_folder.has_to_resume(config)
+        loaded = None if resumes else run_folder.load_initial_weights(config, self.model)
         # A copy of the bare model, taken before anything is compiled or wrapped.
         self.average = None if training.ema_momentum is None else make_average(self.model)
         seed_everything(config.seed, world.rank)  # from here on its own dropout on each
@@ -148,9 +149,9 @@ class Trainer:
         self.interval = Interval(self.device)
         self.meter = Meter()
         self.manager = run_folder.open_checkpoints(config)
-        resumed_from = self.resume()
+        resumed_from = self.resume() if resumes else None
         run_folder.prepare(config, world)
-        self.logger = run_folder.open_logger(config, self.state, resumed_from is not None)
+        self.logger = run_folder.open_logger(config, self.state, resumes)
         run_folder.introduce(self, resumed_from, loaded)
 
     def train(self) -> dict[str, float]:
@@ -329,10 +330,8 @@ class Trainer:
                 config_yaml=self.config.text,
             )
 
-    def resume(self) -> Path | None:
-        """Go on from the checkpoint that `checkpoint.resume` names, if any; its path."""
-        if not run_folder.has_to_resume(self.config, self.manager.checkpoint_dir):
-            return None
+    def resume(self) -> Path:
+        """Go on from the checkpoint that `checkpoint.resume` names; its path."""
         named = None if self.config.checkpoint.resume == "auto" else self.config.checkpoint.resume
         saved = self.manager.load_checkpoint(
             named, self.model, self.optimizer, self.scaler, ema=self.average

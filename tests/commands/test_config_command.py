@@ -1,6 +1,8 @@
 """overt/commands/config.py: the printed configuration loads again, and every key is explained."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -26,10 +28,19 @@ def test_every_key_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     values = OmegaConf.to_container(
         OmegaConf.create(load(["recipe=cotracker3_offline", "data.root=x"]).text)
     )
+    assert isinstance(values, dict)
     free_form = {"optimizer.arguments", "schedule._target_"}
-    for section, content in values.items():
-        names = [f"{section}.{key}" for key in content] if isinstance(content, dict) else [section]
-        assert set(names) - free_form <= explained
+    leaves = set(flatten(values, "", free_form))
+    assert leaves - free_form <= explained
+
+
+def flatten(values: dict[Any, Any], prefix: str, whole: set[str]) -> Iterator[str]:
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict) and name not in whole:
+            yield from flatten(value, name + ".", whole)
+        else:
+            yield name
 
 
 def test_one_key_or_section(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import losses_by_step, read_rows, same_bits, train_toy, weights
+from toy_runs import losses_by_step, read_rows, same_bits, train_toy, weights
 
 # Dropout draws from the global generator, the average has its own weights, 5 steps make an epoch.
 EVERYTHING = ["model.dropout=0.3", "training.ema_momentum=0.9", "checkpoint.every_steps=1"]

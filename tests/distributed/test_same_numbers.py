@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import losses_by_step, read_rows, same_bits, train_toy, weights
+from toy_runs import losses_by_step, read_rows, same_bits, train_toy, weights
 
 GLOBAL_FOUR = ["training.global_batch_size=4", "training.batch_size=1", "training.num_steps=8"]
 
@@ -44,7 +44,7 @@ def test_all_processes_end_with_the_same_weights_and_one_writes(
 
 
 def final_digest(folder: Path) -> list[float]:
-    from conftest import toy_config
+    from toy_runs import toy_config
 
     from overt.config import build_recipe
     from overt.distributed import init_distributed
@@ -59,7 +59,7 @@ def final_digest(folder: Path) -> list[float]:
 
 
 def score_of(folder: Path) -> dict[str, float]:
-    from conftest import toy_config
+    from toy_runs import toy_config
 
     from overt.config import build_recipe
     from overt.distributed import init_distributed, seed_everything

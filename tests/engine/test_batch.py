@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-from conftest import toy_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toy_runs import toy_config
 
 from overt.engine.batch import BatchPlan, advice, plan_batches, scaled_learning_rate
 from overt.errors import ConfigError

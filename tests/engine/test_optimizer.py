@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import toy_config
 from torch import nn
+from toy_runs import toy_config
 
 from overt.engine.optimizer import build_optimizer, set_learning_rate
 from overt.errors import ConfigError

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TOY, losses_by_step, same_bits, toy_config, train_toy, weights
+from toy_runs import TOY, losses_by_step, same_bits, toy_config, train_toy, weights
 
 from overt.config import build_recipe, load
 from overt.distributed import init_distributed

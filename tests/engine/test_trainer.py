@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import losses_by_step, read_rows, same_bits, toy_config, train_toy, weights
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from toy_recipe.recipe import Toy
+from toy_runs import losses_by_step, read_rows, same_bits, toy_config, train_toy, weights
 
 from overt.config import build_recipe
 from overt.distributed import get_rank, get_world_size, init_distributed

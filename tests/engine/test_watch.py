@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import same_bits
 from torch import Tensor, nn
+from toy_runs import same_bits
 
 from overt.distributed import World
 from overt.engine.loader import Group

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import losses_by_step, same_bits, weights
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from toy_runs import losses_by_step, same_bits, weights
 
 from overt.config import Config, build_recipe, load
 from overt.data.rng import sample_rng
