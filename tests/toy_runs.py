@@ -5,7 +5,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-TOY = Path(__file__).parent / "toy_recipe"
+HERE = Path(__file__).parent
+TOY = HERE / "toy_recipe"
 
 
 def toy_config(folder: Path, *overrides: str) -> Any:

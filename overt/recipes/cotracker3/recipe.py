@@ -13,16 +13,16 @@ from overt.distributed import World, barrier, is_main_process
 from overt.errors import ConfigError
 from overt.evaluation import Row, mean_of_rows, score_each
 from overt.metrics.tracking import tapvid_metrics
-from overt.recipe import StepOutput
+from overt.recipe import SampleSource, StepOutput
 from overt.recipes.cotracker3 import loss as tracking_loss
 from overt.recipes.cotracker3.blocks import CrossBlock, SelfBlock
 from overt.recipes.cotracker3.config import DataSettings, Settings
 from overt.recipes.cotracker3.data import (
     HeldOutClips,
-    KubricClips,
     TrackBatch,
     TrackSample,
     collate,
+    training_clips,
 )
 from overt.recipes.cotracker3.loss import Targets
 from overt.recipes.cotracker3.model import CoTracker3, CoTracker3Offline
@@ -62,9 +62,9 @@ class _CoTracker3Recipe:
         del sizes["train_iters"], sizes["eval_iters"], sizes["bf16_inputs"]
         return self.model_class(**sizes)
 
-    def build_dataset(self) -> KubricClips:
+    def build_dataset(self) -> SampleSource:
         make_missing_data(self.settings.data)
-        return KubricClips(self.settings.data)
+        return training_clips(self.settings.data)
 
     def collate(self, samples: list[TrackSample]) -> TrackBatch:
         return collate(samples)
