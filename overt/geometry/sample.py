@@ -28,6 +28,29 @@ def bilinear_sample(
     return values.view(*values.shape[:2], *points_xy.shape[1:-1])
 
 
+def resize_bilinear(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """Images (B, C, H, W) at another size, the first and last pixels staying where they are.
+
+    As two matrix products along the axes, whose gradient is two more: the scattered additions of
+    torch's interpolation take longer than the convolutions around it.
+    """
+    height, width = images.shape[-2:]
+    if (height, width) == size:
+        return images
+    values = images.permute(0, 2, 3, 1)  # (B, H, W, C): dense where memory is channels-last
+    values = interpolation_matrix(width, size[1], values) @ values
+    values = interpolation_matrix(height, size[0], values) @ values.flatten(2)
+    return torch.unflatten(values, 2, (size[1], -1)).permute(0, 3, 1, 2)
+
+
+def interpolation_matrix(length: int, new_length: int, like: Tensor) -> Tensor:
+    """(new_length, length): what each new place takes of each old one, corners aligned."""
+    step = (length - 1) / max(new_length - 1, 1)
+    places = torch.arange(new_length, device=like.device, dtype=torch.float64) * step
+    cells = torch.arange(length, device=like.device, dtype=torch.float64)
+    return (1 - (places[:, None] - cells).abs()).clamp(min=0).to(like.dtype)
+
+
 class SquareTaps(nn.Module):
     """Which pixels, mixed by which weights, give P x P samples one pixel apart around a centre.
 

@@ -3,8 +3,9 @@
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from overt.geometry.sample import SquareTaps, bilinear_sample, mix_taps
+from overt.geometry.sample import SquareTaps, bilinear_sample, mix_taps, resize_bilinear
 
 
 def ramp(height: int, width: int) -> Tensor:
@@ -64,3 +65,14 @@ def test_a_position_that_is_not_finite_reads_inside_the_image_and_shows_in_the_w
     assert ((numbers >= 0) & (numbers < 12)).all()
     assert weights[:, 0].isnan().all(dim=(1, 2)).all()
     assert weights[:, 1].isfinite().all()
+
+
+@pytest.mark.parametrize("size", [(5, 7), (4, 9), (12, 3), (1, 1), (5, 14)])
+def test_resize_equals_torch_with_aligned_corners(size: tuple[int, int]) -> None:
+    images = torch.randn(2, 3, 5, 7, dtype=torch.float64, requires_grad=True)
+    expected = F.interpolate(images, size, mode="bilinear", align_corners=True)
+    resized = resize_bilinear(images, size)
+    torch.testing.assert_close(resized, expected, rtol=0, atol=1e-6)
+    gradient = torch.randn_like(expected)
+    found, wanted = (torch.autograd.grad(y, images, gradient)[0] for y in (resized, expected))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from overt.geometry.sample import resize_bilinear
+
 
 class FeatureNetwork(nn.Module):
     """Frames (M, 3, H, W) in [-1, 1] to maps (M, latent_dim, H / stride, W / stride)."""
@@ -31,11 +33,13 @@ class FeatureNetwork(nn.Module):
 
     def forward(self, frames: Tensor) -> Tensor:
         size = (frames.shape[-2] // self.stride, frames.shape[-1] // self.stride)
+        if frames.is_cuda:  # the layout that tensor cores convolve in
+            frames = frames.contiguous(memory_format=torch.channels_last)
         x = F.relu(F.instance_norm(self.conv1(frames)))
         scales = []
         for layer in (self.layer1, self.layer2, self.layer3, self.layer4):
             x = layer(x)
-            scales.append(F.interpolate(x, size, mode="bilinear", align_corners=True))
+            scales.append(resize_bilinear(x, size))
         x = F.relu(F.instance_norm(self.conv2(torch.cat(scales, dim=1))))
         maps: Tensor = self.conv3(x)
         return maps

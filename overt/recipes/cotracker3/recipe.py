@@ -15,7 +15,6 @@ from overt.evaluation import Row, mean_of_rows, score_each
 from overt.metrics.tracking import tapvid_metrics
 from overt.recipe import SampleSource, StepOutput
 from overt.recipes.cotracker3 import loss as tracking_loss
-from overt.recipes.cotracker3.blocks import CrossBlock, SelfBlock
 from overt.recipes.cotracker3.config import DataSettings, Settings
 from overt.recipes.cotracker3.data import (
     HeldOutClips,
@@ -70,11 +69,8 @@ class _CoTracker3Recipe:
         return collate(samples)
 
     def blocks(self, model: CoTracker3) -> list[nn.Module]:
-        transformer = model.updateformer.modules()
-        return [
-            model.fnet,
-            *(part for part in transformer if isinstance(part, SelfBlock | CrossBlock)),
-        ]
+        # Few and large: the transformer runs in every iteration, as one unit.
+        return [model.fnet, model.corr_mlp, model.updateformer]
 
     def counts(self, batch: TrackBatch) -> dict[str, Tensor]:
         windows = tracking_loss.counts(self.targets(batch))

@@ -1,0 +1,89 @@
+"""Image files to pixels: JPEG, PNG and WebP in any colour mode, always uint8 RGB, upright.
+
+torch is imported when a tensor is first asked for: listing and packing do without.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from overt.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FORMATS = ("JPEG", "PNG", "WEBP")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+
+# What Pillow raises for broken files, depending on format and on where the damage lies.
+_BROKEN = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    IndexError,
+    KeyError,
+    EOFError,
+    MemoryError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+)
+
+_ORIENTATION = 0x0112  # tag of EXIF
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def decode_image(data: bytes, name: str) -> NDArray[np.uint8]:
+    """The pixels (H, W, 3) of an encoded image; a DataError with `name` where it is broken.
+
+    Grey becomes three equal channels, 16 bits become the upper 8, transparency is dropped (as
+    Pillow and the usual loaders do), and the EXIF orientation is applied.
+    """
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            turn = _UPRIGHT.get(_orientation(image))
+            upright = image if turn is None else image.transpose(turn)
+            if upright.mode.startswith("I"):  # 16-bit grey, which `convert` would cut off at 255
+                grey = (np.asarray(upright).astype(np.int64).clip(0, 65535) >> 8).astype(np.uint8)
+                return np.repeat(grey[:, :, None], 3, axis=2)
+            return np.array(upright.convert("RGB"))
+    except _BROKEN as error:
+        reason = str(error) or type(error).__name__
+        if isinstance(error, Image.UnidentifiedImageError):
+            reason = f"its {len(data)} bytes are no JPEG, PNG or WebP"
+        raise DataError(
+            f"{name}: not a readable image ({reason}). Get the file again, or take it out of the "
+            "data set."
+        ) from error
+
+
+def _orientation(image: Image.Image) -> int:
+    """The orientation 1 to 8; a damaged EXIF block says nothing and leaves the pixels alone."""
+    try:
+        value = image.getexif().get(_ORIENTATION, 1)
+    except _BROKEN:
+        return 1
+    return value if isinstance(value, int) else 1
+
+
+def as_tensor(pixels: NDArray[np.uint8]) -> Tensor:
+    """Pixels (H, W, 3) as (3, H, W), still interleaved in memory: what resizing is fastest on."""
+    import torch
+
+    return torch.from_numpy(pixels).permute(2, 0, 1)
