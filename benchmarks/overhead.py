@@ -22,9 +22,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ from omegaconf import MISSING, OmegaConf
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, IterableDataset
 
 from overt.config import check
 from overt.distributed import World, init_distributed, shutdown
@@ -81,6 +84,16 @@ class ReadyBatches:
         return self.batches[index % len(self.batches)]
 
 
+class Endless(IterableDataset[Batch]):
+    """The same batches for the loops written by hand, in order."""
+
+    def __init__(self, source: ReadyBatches) -> None:
+        self.batches = source.batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        return cycle(self.batches)
+
+
 class Perceptron:
     """The recipe of this benchmark."""
 
@@ -110,19 +123,19 @@ class Perceptron:
         return {}
 
 
-def engine_loop(sizes: Sizes, folder: str, world: World) -> Callable[[int], None]:
+def build_trainer(sizes: Sizes, folder: str, world: World) -> Trainer:
     values = OmegaConf.create(engine_settings(sizes, folder))
     config = check(values, ["overt", "torch.optim", "benchmarks", "__main__", __name__])
-    trainer = Trainer(config, Perceptron(config.settings), world)
+    return Trainer(config, Perceptron(config.settings), world)
 
-    def run(steps: int) -> None:
-        for _ in range(steps):
-            trainer.train_step()
-            trainer.state.step += 1
-            if trainer.is_due(config.logging.every_steps):
-                trainer.log()
 
-    return run
+def engine_loop(trainer: Trainer, steps: int) -> None:
+    """What `Trainer.train` does, for so many steps."""
+    for _ in range(steps):
+        trainer.train_step()
+        trainer.state.step += 1
+        if trainer.is_due(trainer.config.logging.every_steps):
+            trainer.log()
 
 
 def engine_settings(sizes: Sizes, folder: str) -> dict[str, Any]:
@@ -160,13 +173,13 @@ def hand_loop(sizes: Sizes, world: World, *, extras: bool) -> Callable[[int], No
     wrapped = DistributedDataParallel(model) if world.world_size > 1 else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10**9)
-    batches = recipe.build_dataset().batches
+    batches = iter(DataLoader(Endless(recipe.build_dataset()), batch_size=None))
     log = open(os.devnull, "w")  # noqa: SIM115  (lives as long as the loop)
     state = {"step": 0}
 
     def run(steps: int) -> None:
         for _ in range(steps):
-            batch = batches[state["step"] % len(batches)]
+            batch = next(batches)
             loss = F.cross_entropy(wrapped(batch.images), batch.labels)
             loss.backward()  # type: ignore[no-untyped-call]
             if extras:
@@ -191,10 +204,11 @@ def measure(sizes: Sizes, rounds: int, steps: int, world: World) -> dict[str, fl
         open(os.devnull, "w") as nowhere,
         redirect_stdout(nowhere),
     ):
-        loops = {
+        trainer = build_trainer(sizes, folder, world)
+        loops: dict[str, Callable[[int], None]] = {
             "bare": hand_loop(sizes, world, extras=False),
             "plain": hand_loop(sizes, world, extras=True),
-            "overt": engine_loop(sizes, folder, world),
+            "overt": partial(engine_loop, trainer),
         }
         times: dict[str, list[float]] = {name: [] for name in loops}
         for turn in range(rounds + 1):
@@ -203,6 +217,7 @@ def measure(sizes: Sizes, rounds: int, steps: int, world: World) -> dict[str, fl
                 loop(steps)
                 if turn:  # the first round warms up
                     times[name].append((time.perf_counter() - began) / steps)
+        trainer.close()
     return {name: statistics.median(values) for name, values in times.items()}
 
 

@@ -12,6 +12,7 @@ from overt.errors import OvertError
 VERBS = {
     "train": ("overt.train", "train a recipe"),
     "evaluate": ("overt.commands.evaluate", "score a checkpoint on held-out data"),
+    "track": ("overt.commands.track", "follow points through a video, and draw them"),
     "config": ("overt.commands.config", "print a configuration, explain its keys"),
     "ckpt": ("overt.commands.ckpt", "look into a checkpoint, or export it"),
     "data": ("overt.commands.data", "make synthetic data in the real formats"),

@@ -159,7 +159,8 @@ def _check_option(item: Override, search: list[Path]) -> None:
     if chosen not in options and not item.is_delete():
         raise ConfigError(
             f"{item.key_or_group}={chosen}: there is no such {item.key_or_group}"
-            f"{nearest(chosen, options)}; there are {', '.join(options)}"
+            f"{nearest(chosen, options)}; there are {', '.join(options)}. Your own live in a "
+            "folder that is named by --package FOLDER"
         )
 
 

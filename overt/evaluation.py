@@ -7,11 +7,13 @@ so that not even rounding depends on how many processes there were.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from overt.distributed import World, gather_objects
 
 Row = dict[str, float]
+NamedRow = dict[str, Any]  # a Row with the `name` of its sample
 
 
 def score_each(world: World, count: int, score: Callable[[int], Row]) -> list[Row]:
@@ -35,3 +37,14 @@ def mean_of_rows(rows: list[Row]) -> Row:
         values = [row[name] for row in rows if not math.isnan(row.get(name, math.nan))]
         means[name] = math.fsum(values) / len(values) if values else math.nan
     return means
+
+
+def summarize(rows: Sequence[NamedRow]) -> Row:
+    """The means of named rows; `left_out` counts those without any value, where there are such."""
+    numbers = [_numbers(row) for row in rows]
+    left_out = sum(all(map(math.isnan, row.values())) for row in numbers)
+    return mean_of_rows(numbers) | ({"left_out": float(left_out)} if left_out else {})
+
+
+def _numbers(row: Mapping[str, Any]) -> Row:
+    return {name: float(value) for name, value in row.items() if name != "name"}

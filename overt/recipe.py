@@ -7,7 +7,7 @@ Nothing here imports torch at run time, so that a configuration is checked befor
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from overt.errors import ConfigError
 
@@ -56,6 +56,15 @@ class StepOutput:
         )
 
 
+class PointTracks(NamedTuple):
+    """Where queried points are in each frame of a video; on the CPU."""
+
+    tracks_xy: Tensor  # (T, N, 2) pixels of the video
+    visible: Tensor  # (T, N) bool
+    visibility: Tensor  # (T, N) probabilities
+    confidence: Tensor  # (T, N) probabilities
+
+
 class Recipe(Protocol):
     """What the engine asks of every method."""
 
@@ -95,13 +104,26 @@ class RecipeExtras(Protocol):
     def after_step(self, model: nn.Module, step: int, applied: Tensor) -> None:
         """After an update: move an EMA target, say. `applied` is 0 where the update was skipped."""
 
+    def evaluate_rows(self, model: nn.Module, world: World) -> list[dict[str, Any]]:
+        """A row per sample, its `name` and numbers: `evaluate` returns `summarize` of these."""
+
+    def score_table(self, rows: list[dict[str, Any]], scores: dict[str, float]) -> str:
+        """The rows and their means as `overt evaluate` prints them."""
+
+    def track_points(self, model: nn.Module, video: Tensor, queries: Tensor) -> PointTracks:
+        """Follow queries (N, 3) through a video (T, 3, H, W) uint8, for `overt track`."""
+
     def visualize(self, model: nn.Module) -> dict[str, Tensor]:
         """Named pictures, (3, H, W) uint8, logged after each evaluation; main process only."""
 
     def custom_step(
         self, trainer: Any, micro_batches: list[Any], counts: dict[str, Tensor]
-    ) -> StepOutput:
-        """Replaces forward, backward and update of one step, for methods with another update."""
+    ) -> tuple[list[StepOutput], Tensor, Tensor]:
+        """Another update: combine `trainer.add_gradients(...)` and `trainer.update()` anew.
+
+        Returns the outputs of the micro-batches, the gradient's norm, and 1, or 0 where the update
+        was skipped.
+        """
 
 
 def _methods(protocol: type) -> tuple[str, ...]:

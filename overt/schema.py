@@ -169,8 +169,8 @@ class CheckpointSection:
     background: bool = MISSING
     # auto (go on where the run folder ends), never, or the path of a checkpoint
     resume: str = MISSING
-    # go on although settings that change the result differ from the run's
-    accept_changes: bool = MISSING
+    # keys that may differ from the run's although they change the result: [training.num_steps]
+    accept_changes: list[str] = MISSING
     # weights to start from: any checkpoint file or folder; null: fresh weights
     init_from: str | None = MISSING
 

@@ -2,11 +2,14 @@
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 from toy_runs import HERE
 
 from overt.cli import VERBS
@@ -14,6 +17,7 @@ from overt.config import Config, expand_sweep, load
 from overt.train import make_parser
 
 ROOT = HERE.parent
+EXAMPLE = str(ROOT / "examples" / "own_recipe")
 PAGES = [
     *(ROOT / page for page in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted(ROOT.glob("docs/*.md")),
@@ -100,6 +104,39 @@ def test_settings_of_commands_are_accepted(page: str, command: str, tmp_path: Pa
         return
     for overrides in expand_sweep(settings) if options.multirun else [settings]:
         accepted(tuple(overrides), tuple(packages))
+
+
+@cache
+def known_keys() -> frozenset[str]:
+    """The dotted keys, sections included, of every recipe of overt and of the example."""
+    recipes = [("cotracker3_offline", "data.root=x"), ("own_recipe",), ("own_recipe_focal",)]
+    keys: set[str] = set()
+
+    def add(values: Mapping[str, Any], prefix: str) -> None:
+        for key, value in values.items():
+            keys.add(prefix + key)
+            if isinstance(value, Mapping):
+                add(value, f"{prefix}{key}.")
+
+    for recipe, *rest in recipes:
+        packages = (EXAMPLE,) if recipe.startswith("own") else ()
+        config = accepted((f"recipe={recipe}", *rest), packages)
+        add(OmegaConf.to_container(OmegaConf.create(config.text)), "")
+    return frozenset(keys)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_names_in_the_text_exist(page: Path) -> None:
+    """`section.key=value` is a setting, `overt.module.Name` can be imported."""
+    sections = {key.partition(".")[0] for key in known_keys() if "." in key}
+    for code in re.findall(r"`([^`\n]+)`", BLOCK.sub("", page.read_text())):
+        dotted = re.fullmatch(r"((\w+)(?:\.\w+)+)(?:=.*)?", code)
+        if dotted is None or dotted[1].endswith((".py", ".md", ".yaml")):
+            continue
+        if dotted[2] in sections:
+            assert dotted[1] in known_keys(), f"{name(page)} speaks of {code}"
+        if dotted[2] == "overt":
+            assert resolve_name(dotted[1]) is not None, f"{name(page)} speaks of {code}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

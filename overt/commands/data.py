@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ def main(arguments: list[str]) -> int:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     _add_kubric(verbs)
     _add_tapvid(verbs)
+    _add_images(verbs)
+    _add_pack(verbs)
     options = parser.parse_args(arguments)
     status: int = options.run(options)
     return status
@@ -52,6 +55,50 @@ def _add_tapvid(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument("--videos", type=_positive, default=4, help="how many videos")
     _add_scene(parser, points=32)
     parser.set_defaults(run=_tapvid)
+
+
+def _add_images(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = verbs.add_parser(
+        "images",
+        help="synthetic textured shapes in folders of classes",
+        description="Write synthetic images as ROOT/CLASS/NUMBER.png. A class is a shape with a "
+        "texture, such as disc_stripes; place, size, turn and colours are chance. Another seed "
+        "makes a test set of the same classes.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("root", type=Path, metavar="ROOT", help="a new folder")
+    parser.add_argument("--classes", type=_positive, default=6, help="how many classes, up to 36")
+    parser.add_argument("--per-class", type=_positive, default=50, help="images of each class")
+    parser.add_argument("--size", type=_side, default=64, help="height and width in pixels")
+    parser.add_argument("--seed", type=_not_negative, default=0, help="another seed, other data")
+    parser.set_defaults(run=_images)
+
+
+def _add_pack(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = verbs.add_parser(
+        "pack",
+        help="an image folder into one file, for speed",
+        description="Write the images of ROOT/CLASS/... into the pack OUT: one large file and an "
+        "index, with check sums. Files go in as they are unless --side or --raw says otherwise; "
+        "unreadable ones are left out and named.",
+    )
+    parser.add_argument("root", type=Path, metavar="ROOT", help="folder of images")
+    parser.add_argument("out", type=Path, metavar="OUT", help="the pack to write, a new folder")
+    parser.add_argument(
+        "--side",
+        type=_positive,
+        help="shrink images whose shorter side is larger to this many pixels",
+    )
+    parser.add_argument(
+        "--raw", action="store_true", help="store pixels: nothing to decode, but much larger"
+    )
+    parser.add_argument(
+        "--unlabelled", action="store_true", help="take images from anywhere below ROOT, no classes"
+    )
+    parser.add_argument(
+        "--workers", type=_not_negative, default=0, help="processes that help; default: none"
+    )
+    parser.set_defaults(run=_pack)
 
 
 def _add_scene(parser: argparse.ArgumentParser, points: int) -> None:
@@ -107,6 +154,56 @@ def _tapvid(options: argparse.Namespace) -> int:
         f"{options.points} tracks each, in {len(files)} file{'s' if len(files) > 1 else ''}"
     )
     return 0
+
+
+def _images(options: argparse.Namespace) -> int:
+    from overt.data.synthetic_images import write_images
+
+    names = write_images(
+        options.root,
+        options.classes,
+        options.per_class,
+        options.size,
+        options.seed,
+        report=_counter("image", options.classes * options.per_class),
+    )
+    print(
+        f"{options.root}: {len(names)} classes of {options.per_class} images, "
+        f"{options.size}x{options.size}: {', '.join(names)}"
+    )
+    return 0
+
+
+def _pack(options: argparse.Namespace) -> int:
+    from overt.data.image_folder import ImageFolder
+    from overt.data.packed_images import pack_images
+
+    images = ImageFolder(options.root, labelled=not options.unlabelled)
+    packed = pack_images(
+        images,
+        options.out,
+        options.side,
+        options.raw,
+        options.workers,
+        report=_counter("image", len(images)),
+    )
+    print(
+        f"{options.out}: {packed.images} images of {len(images.classes)} classes, "
+        f"{packed.stored_bytes / 1e6:.1f} MB; {len(packed.left_out)} left out"
+    )
+    for reason in packed.left_out.values():
+        print(f"  left out: {reason}")
+    return 0
+
+
+def _counter(noun: str, total: int) -> Callable[[int], None]:
+    """Shows how far the work is, where someone watches."""
+
+    def report(done: int) -> None:
+        if sys.stdout.isatty() and (done % 100 == 0 or done == total):
+            print(f"\r{noun} {done} of {total}", end="\r", flush=True)
+
+    return report
 
 
 def _positive(text: str) -> int:

@@ -2,25 +2,27 @@
 
 In one process or, by `torchrun -m overt evaluate ...` or srun, in many: each sample counts once,
 and the numbers are the same. Without recipe= the checkpoint's own configuration is used. Writes
-scores.json and what the recipe draws into the output folder (default: RUN/evaluation).
+scores.json, rows.json with the scores of each sample where the recipe gives them, config.yaml and
+what the recipe draws into the output folder (default: RUN/evaluation).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from overt.config import Config, build_recipe, load
-from overt.errors import CheckpointError, ConfigError
+from overt.config import Config, build_recipe
+from overt.engine.trained import configure, load_model
+from overt.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from overt.distributed import World
-    from overt.engine.weights import LoadReport
     from overt.recipe import Recipe
 
 
@@ -40,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     options = parser.parse_intermixed_args(arguments)
     checkpoint, output, overrides = _own_words(options.words)
-    config = _configure(checkpoint, overrides, options.package)
+    config = configure(checkpoint, overrides, options.package)
 
     from overt.distributed import init_distributed, shutdown
 
@@ -50,9 +52,11 @@ def main(arguments: Sequence[str]) -> int:
     if world.is_main:
         print(report)
     model.to(world.device)
-    scores, pictures = score(config, recipe, model, world)
+    result = score(config, recipe, model, world)
     if world.is_main:
-        write(output or config.run_dir / "evaluation", checkpoint, scores, pictures)
+        folder = output or config.run_dir / "evaluation"
+        write(folder, checkpoint, config, result)
+        print(f"written to {folder}")
     shutdown()
     return 0
 
@@ -73,60 +77,73 @@ def _own_words(words: Sequence[str]) -> tuple[Path, Path | None, list[str]]:
     return Path(own["checkpoint"]), output, overrides
 
 
-def _configure(checkpoint: Path, overrides: list[str], packages: list[str]) -> Config:
-    if not checkpoint.exists():
-        raise CheckpointError(f"checkpoint={checkpoint}: there is no such file or folder")
-    if any(word.startswith("recipe=") for word in overrides):
-        return load(overrides, packages=packages)
-    stored = checkpoint / "config.yaml"
-    if not stored.is_file():
-        raise ConfigError(f"{checkpoint} holds no configuration; add recipe=NAME")
-    return load(overrides, config_file=str(stored), packages=packages)
+class Result(NamedTuple):
+    """What an evaluation found."""
+
+    scores: dict[str, float]
+    rows: list[dict[str, Any]]  # a name and numbers for each sample; empty where there are none
+    table: str
+    pictures: dict[str, Tensor]  # on the main process
 
 
-def load_model(recipe: Recipe, checkpoint: Path, part: str) -> tuple[nn.Module, LoadReport]:
-    """The recipe's model with the checkpoint's weights, in evaluation mode."""
-    from overt.engine.weights import load_checkpoint
-
-    if part == "auto":
-        part = "ema" if (checkpoint / "ema.safetensors").is_file() else "model"
-    model = recipe.build_model()
-    report = load_checkpoint(checkpoint, model, part=part)
-    return model.eval(), report
-
-
-def score(
-    config: Config, recipe: Recipe, model: nn.Module, world: World
-) -> tuple[dict[str, float], dict[str, Tensor]]:
+def score(config: Config, recipe: Recipe, model: nn.Module, world: World) -> Result:
     """The recipe's scores on every process, and its pictures on the main one."""
     import torch
 
     from overt.engine.precision import AUTOCAST, set_precision
+    from overt.evaluation import summarize
 
     set_precision(config.training.precision, config.training.deterministic)
     dtype = AUTOCAST.get(config.training.precision)
+    rows: list[dict[str, Any]] = []
+    pictures: dict[str, Tensor] = {}
     with (
         torch.inference_mode(),
         torch.autocast(world.device.type, dtype, enabled=dtype is not None),
     ):
-        scores = recipe.evaluate(model, world)
+        if hasattr(recipe, "evaluate_rows"):
+            rows = recipe.evaluate_rows(model, world)
+            scores = summarize(rows)
+        else:
+            scores = recipe.evaluate(model, world)
         if world.is_main and hasattr(recipe, "visualize"):
-            return scores, recipe.visualize(model)
-        return scores, {}
+            pictures = recipe.visualize(model)
+    table = plain_table(scores)
+    if rows and hasattr(recipe, "score_table"):
+        table = recipe.score_table(rows, scores)
+    return Result(scores, rows, table, pictures)
 
 
-def write(
-    folder: Path, checkpoint: Path, scores: dict[str, float], pictures: dict[str, Tensor]
-) -> None:
-    """Print the scores as a table; keep them as JSON, with the pictures beside."""
+def plain_table(scores: dict[str, float]) -> str:
+    """One line per score."""
+    width = max(map(len, scores), default=0)
+    return "\n".join(f"  {name:<{width}}  {value:.4f}" for name, value in scores.items())
+
+
+def write(folder: Path, checkpoint: Path, config: Config, result: Result) -> None:
+    """Print the table; keep the scores as JSON, with configuration and pictures beside."""
     from overt.viz.tracks import save_image
 
+    print(result.table)
     folder.mkdir(parents=True, exist_ok=True)
-    width = max(map(len, scores), default=0)
-    for name, value in scores.items():
-        print(f"  {name:<{width}}  {value:.4f}")
-    text = json.dumps({"checkpoint": str(checkpoint.resolve()), "scores": scores}, indent=1)
-    (folder / "scores.json").write_text(text + "\n")
-    for name, picture in pictures.items():
+    (folder / "config.yaml").write_text(config.text)
+    write_json(
+        folder / "scores.json", {"checkpoint": str(checkpoint.resolve()), "scores": result.scores}
+    )
+    if result.rows:
+        write_json(folder / "rows.json", result.rows)
+    for name, picture in result.pictures.items():
         save_image(folder / f"{name}.png", picture)
-    print(f"written to {folder}")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON as every reader takes it: NaN, a number that could not be had, becomes null."""
+
+    def without_nan(part: Any) -> Any:
+        if isinstance(part, dict):
+            return {key: without_nan(child) for key, child in part.items()}
+        if isinstance(part, list):
+            return [without_nan(child) for child in part]
+        return None if isinstance(part, float) and math.isnan(part) else part
+
+    path.write_text(json.dumps(without_nan(value), indent=1, allow_nan=False) + "\n")

@@ -8,11 +8,12 @@ from __future__ import annotations
 import io
 import struct
 import zlib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from overt.errors import DataError
 
@@ -49,6 +50,14 @@ _UPRIGHT = {
 }
 
 
+def read_file(path: Path) -> bytes:
+    """The bytes of a file; a DataError where it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}).") from error
+
+
 def decode_image(data: bytes, name: str) -> NDArray[np.uint8]:
     """The pixels (H, W, 3) of an encoded image; a DataError with `name` where it is broken.
 
@@ -65,7 +74,7 @@ def decode_image(data: bytes, name: str) -> NDArray[np.uint8]:
             return np.array(upright.convert("RGB"))
     except _BROKEN as error:
         reason = str(error) or type(error).__name__
-        if isinstance(error, Image.UnidentifiedImageError):
+        if isinstance(error, UnidentifiedImageError):
             reason = f"its {len(data)} bytes are no JPEG, PNG or WebP"
         raise DataError(
             f"{name}: not a readable image ({reason}). Get the file again, or take it out of the "

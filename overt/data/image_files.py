@@ -58,6 +58,13 @@ class Listing(NamedTuple):
     classes: tuple[str, ...]
 
 
+class _Folder(NamedTuple):
+    """A folder to look into, below the root."""
+
+    name: str
+    linked_at: tuple[str, ...]  # the real folders of the links on the way to it
+
+
 def list_images(root: Path | str, labelled: bool = True) -> Listing:
     """List the images below `root`; hidden files and folders are left out.
 
@@ -68,95 +75,87 @@ def list_images(root: Path | str, labelled: bool = True) -> Listing:
     if not os.path.isdir(top):
         found = "is a file" if os.path.exists(top) else "does not exist"
         raise DataError(f"{top} {found}; a folder of images is needed. {_layout(top)}")
-    folders, loose, others = _scan(top, "", _real_path(top))
-    if not labelled:
-        names, passed = _walk(top, folders)
-        if not names and not loose:
-            raise DataError(_nothing_found(top, others + passed))
-        everything = Names.pack(sorted(loose + names))
-        return Listing(everything, np.full(len(everything), UNLABELLED, np.int64), ())
-    return _list_classes(top, sorted(folders), loose, others)
-
-
-def _list_classes(top: str, classes: list[str], loose: list[str], others: list[str]) -> Listing:
-    if classes and set(classes) <= _SPLITS:
+    folders, names, others = _scan(top, _Folder("", ()))
+    folders.sort()
+    if labelled and folders and {folder.name for folder in folders} <= _SPLITS:
         raise DataError(
-            f"{top}: its folders are {', '.join(classes)}: splits, not classes. Point to one of "
-            f"them, such as {os.path.join(top, classes[0])}."
+            f"{top}: its folders are {', '.join(folder.name for folder in folders)}: splits, not "
+            f"classes. Point to one of them, such as {os.path.join(top, folders[0].name)}."
         )
-    names: list[str] = []
-    counts: list[int] = []
-    for folder in classes:
-        own, passed = _walk(top, [folder])
-        names += sorted(own)
-        counts.append(len(own))
-        others = others + passed[:100]
-    if not names and not loose:
-        raise DataError(_nothing_found(top, others))
+    loose, counts = list(names), []
+    for folder in folders:
+        images, passed = _walk(top, folder)
+        names += sorted(images)
+        counts.append(len(images))
+        others += passed
+    if not names:
+        found = _some(others, "other file") if others else "nothing else"
+        raise DataError(f"{top}: no image at any depth, and {found}. {_layout(top)}")
+    if not labelled:
+        return Listing(Names.pack(sorted(names)), np.full(len(names), UNLABELLED, np.int64), ())
     if loose:
         raise DataError(
             f"{top}: {_some(loose, 'image')} in no class folder. {_layout(top)} Or read the set "
             "without labels."
         )
-    empty = [folder for folder, count in zip(classes, counts, strict=True) if not count]
+    classes = tuple(folder.name for folder in folders)
+    empty = [name for name, count in zip(classes, counts, strict=True) if not count]
     if empty:
         raise DataError(
             f"{top}: {_some(empty, 'class folder')} without an image ({', '.join(SUFFIXES)}). Fill "
             "or remove each, so that no class is silently missing."
         )
-    labels = np.repeat(np.arange(len(classes), dtype=np.int64), counts)
-    return Listing(Names.pack(names), labels, tuple(classes))
+    return Listing(Names.pack(names), np.repeat(np.arange(len(classes)), counts), classes)
 
 
-def _walk(top: str, folders: Iterable[str]) -> tuple[list[str], list[str]]:
-    """All images in these folders below `top` at any depth, and all files that are none."""
+def _walk(top: str, folder: _Folder) -> tuple[list[str], list[str]]:
+    """All images in a folder at any depth, and all files that are none."""
     names: list[str] = []
     others: list[str] = []
-    # A linked folder leads elsewhere, or back up: the real paths above tell a circle.
-    waiting = [(folder, _real_path(os.path.join(top, folder))) for folder in folders]
+    waiting = [folder]
     while waiting:
-        folder, real = waiting.pop()
-        inner, images, passed = _scan(top, folder, real)
+        inner, images, passed = _scan(top, waiting.pop())
         names += images
         others += passed
-        waiting += [(name, _real_path(os.path.join(top, name))) for name in inner]
+        waiting += inner
     return names, others
 
 
-def _scan(top: str, folder: str, real: str) -> tuple[list[str], list[str], list[str]]:
+def _scan(top: str, folder: _Folder) -> tuple[list[_Folder], list[str], list[str]]:
     """Folders, images and other files directly in a folder, as names below `top`."""
-    folders: list[str] = []
+    folders: list[_Folder] = []
     images: list[str] = []
     others: list[str] = []
-    prefix = f"{folder}/" if folder else ""
+    path = os.path.join(top, folder.name)
+    prefix = f"{folder.name}/" if folder.name else ""
     try:
-        with os.scandir(os.path.join(top, folder)) as entries:
+        with os.scandir(path) as entries:
             for entry in entries:
                 name = entry.name
                 if name.startswith("."):
                     continue
                 if entry.is_dir():
-                    if entry.is_symlink() and _contains(_real_path(entry.path), real):
-                        raise DataError(
-                            f"{entry.path}: this link leads to a folder that it lies in, so its "
-                            "images would be found again and again. Remove it."
-                        )
-                    folders.append(prefix + name)
+                    places = _follow(entry.path, path, folder) if entry.is_symlink() else ()
+                    folders.append(_Folder(prefix + name, places or folder.linked_at))
                 elif name.lower().endswith(SUFFIXES):
                     images.append(prefix + name)
                 else:
                     others.append(prefix + name)
     except OSError as error:
-        raise DataError(f"{os.path.join(top, folder)}: {error.strerror}.") from error
+        raise DataError(f"{path}: {error.strerror}.") from error
     return folders, images, others
 
 
-def _real_path(path: str) -> str:
-    return os.path.realpath(path)
-
-
-def _contains(folder: str, inner: str) -> bool:
-    return os.path.commonpath([folder, inner]) == folder
+def _follow(link: str, path: str, folder: _Folder) -> tuple[str, ...]:
+    """Where links were met up to and with this one; refuses one that leads back."""
+    places = (*folder.linked_at, os.path.realpath(path))
+    target = os.path.realpath(link)
+    if any(os.path.commonpath([target, place]) == target for place in places):
+        raise DataError(
+            f"{link}: this link leads to a folder that it lies in, so its images would be found "
+            "again and again. Remove it."
+        )
+    return places
 
 
 def _some(names: Sequence[str], noun: str) -> str:
@@ -169,8 +168,3 @@ def _layout(top: str) -> str:
         f"Expected is {top}/CLASS/.../IMAGE with one folder for each class, images as "
         f"{', '.join(SUFFIXES)}; `overt data images {top}` makes a synthetic set."
     )
-
-
-def _nothing_found(top: str, others: Sequence[str]) -> str:
-    found = _some(others, "other file") if others else "nothing else"
-    return f"{top}: no image at any depth, and {found}. {_layout(top)}"

@@ -230,7 +230,7 @@ class StepLoader:
         """The next step's micro-batches; `position` moves on by what they hold."""
         began = time.perf_counter()
         if self._iterator is None:
-            self._iterator = iter(self._make_loader())
+            self._iterator = self._batches()
         samples = min(self.plan.global_batch_size, self.length - self.position.offset)
         received = []
         for _ in range(micro_batches(samples, self.plan)):
@@ -250,24 +250,28 @@ class StepLoader:
         """End the loader processes."""
         self._iterator = None
 
-    def _make_loader(self) -> DataLoader[Any]:
+    def _batches(self) -> Iterator[MicroBatch | DataError]:
         sampler = StepSampler(
             self.length, self._seed, self.plan, self._world.rank, self.drop_last, self.position
         )
-        context = None
-        if self._num_workers:
-            # Not forked from this process: its communication and logging threads would be lost
-            # halfway through whatever they hold.
-            context = multiprocessing.get_context("forkserver")
-            context.set_forkserver_preload(["torch", "overt.engine.loader"])
-        return DataLoader(
+        pins = self._world.device.type == "cuda"
+        if self._num_workers == 0:
+            for ids in sampler:
+                batch = self._collate([self._dataset[identity] for identity in ids])
+                yield batch.pin_memory() if pins and isinstance(batch, MicroBatch) else batch
+            return
+        # Not forked from this process: its communication and logging threads would be lost
+        # halfway through whatever they hold.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch", "overt.engine.loader"])
+        yield from DataLoader(
             self._dataset,
             batch_sampler=sampler,
             collate_fn=self._collate,
             num_workers=self._num_workers,
             worker_init_fn=_start_worker,
             multiprocessing_context=context,
-            pin_memory=self._world.device.type == "cuda",
+            pin_memory=pins,
             # The loader draws a seed for its workers: from here, never from the global generator.
             generator=torch.Generator().manual_seed(self._seed),
         )

@@ -151,22 +151,23 @@ def restore_state(trainer: Trainer, saved: dict[str, Any]) -> None:
 def refuse_other_run(trainer: Trainer, saved: dict[str, Any]) -> None:
     """Stop where going on would silently be another run: other settings, data or batch."""
     config, state = trainer.config, saved["state"]
-    changes = [
-        f"{key}: {before} -> {after}"
-        for key, before, after in differences(saved["config_yaml"], config.text, FREE_TO_CHANGE)
-    ]
-    for key, now in (
-        ("samples", trainer.loader.length),
-        ("global_batch_size", trainer.plan.global_batch_size),
+    accepted = (*FREE_TO_CHANGE, *config.checkpoint.accept_changes)
+    changes = {
+        key: f"{key}: {before} -> {after}"
+        for key, before, after in differences(saved["config_yaml"], config.text, accepted)
+    }
+    for key, name, now in (
+        ("data", "samples", trainer.loader.length),
+        ("training.global_batch_size", "global_batch_size", trainer.plan.global_batch_size),
     ):
-        if state[key] != now:
-            changes.append(f"{key}: {state[key]} -> {now}")
-    if changes and not config.checkpoint.accept_changes:
+        if state[name] != now and key not in accepted[len(FREE_TO_CHANGE) :]:
+            changes[key] = f"{key}: {name.replace('_', ' ')} {state[name]} -> {now}"
+    if changes:
         raise ConfigError(
             f"{saved['path']} was made with other settings:\n  "
-            + "\n  ".join(changes)
-            + "\nChoose another exp_name for a new run, or go on all the same with "
-            "checkpoint.accept_changes=true"
+            + "\n  ".join(changes.values())
+            + "\nChoose another exp_name for a new run, or go on all the same with\n  "
+            f"'checkpoint.accept_changes=[{','.join(changes)}]'"
         )
 
 
@@ -197,11 +198,11 @@ def introduce(trainer: Trainer, resumed_from: Path | None, loaded: str | None) -
         ("processes", f"{world.world_size} on {name}, {config.training.precision}"),
         (
             "data",
-            f"{trainer.loader.length:,} samples, {trainer.loader.steps_per_epoch:,} steps each",
+            f"{trainer.loader.length:,} samples, {trainer.loader.steps_per_epoch:,} steps an epoch",
         ),
         (
             "global batch",
-            f"{plan.batch_size} per process x {world.world_size} processes x "
+            f"{plan.batch_size} per process x {world.world_size} process(es) x "
             f"{plan.accumulation_steps} accumulated = {plan.global_batch_size}",
         ),
         ("steps", f"{trainer.total_steps:,} ({epochs:.4g} epochs)"),

@@ -27,7 +27,14 @@ from overt.engine import random_state, run_folder
 from overt.engine.batch import plan_batches, scaled_learning_rate
 from overt.engine.blocks import compile_in_place, need_blocks, recompute_in_backward
 from overt.engine.console import Console, Meter
-from overt.engine.loader import START, Group, Position, StepLoader, global_counts, map_tensors
+from overt.engine.loader import (
+    START,
+    MicroBatch,
+    Position,
+    StepLoader,
+    global_counts,
+    map_tensors,
+)
 from overt.engine.optimizer import build_optimizer, set_learning_rate
 from overt.engine.precision import AUTOCAST, memory_in_use, set_precision
 from overt.engine.watch import (
@@ -184,13 +191,31 @@ class Trainer:
         group = self.loader.next_group()
         counts = global_counts(self.recipe, group, self.device)  # what the losses are divided by
         if hasattr(self.recipe, "custom_step"):
-            output = self.recipe.custom_step(self, group.micro_batches, counts)
-            return self.finish_step(group, counts, [output], torch.ones((), device=self.device))
+            step = self.recipe.custom_step(self, group.micro_batches, counts)
+        else:
+            outputs = self.add_gradients(group.micro_batches, counts)
+            step = (outputs, *self.update())
+        outputs, grad_norm, applied = step
+        if self.average is not None:
+            update_ema(self.average, self.model, self.momentum(self.state.updates), applied)
+        if hasattr(self.recipe, "after_step"):
+            self.recipe.after_step(self.model, self.state.updates, applied)
+        # Nothing below waits for the device.
+        own_loss = self.interval.add(outputs, applied, grad_norm)
+        self.guard.remember(self.state.step, group, counts, applied, own_loss)
+        self.state.position = self.loader.position
+        self.state.scores = {}
+        self.meter.step(group.samples, group.wait_seconds)
+
+    def add_gradients(
+        self, micro_batches: list[MicroBatch], counts: dict[str, Tensor]
+    ) -> list[StepOutput]:
+        """Forward and backward of this process's micro-batches; gradients of all processes meet."""
         outputs = []
-        for index, micro in enumerate(group.micro_batches):
+        for index, micro in enumerate(micro_batches):
             batch = self.to_device(micro.batch)
             # Gradients meet across processes only on the last micro-batch; before, they add up.
-            is_last = index == len(group.micro_batches) - 1
+            is_last = index == len(micro_batches) - 1
             with nullcontext() if is_last or self.ddp is None else self.ddp.no_sync():
                 with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
                     output = self.recipe.loss(self.wrapped, batch, counts, self.state.step)
@@ -198,9 +223,12 @@ class Trainer:
                 # The shares of all processes are to be added up, where DDP takes their mean.
                 loss = poison_if_not_finite(outputs[-1].total) * self.world.world_size
                 self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-
         if not self.gradients_checked:
             self.check_gradients()
+        return outputs
+
+    def update(self) -> tuple[Tensor, Tensor]:
+        """One step of the optimizer: the gradient's norm, and 1, or 0 where it was skipped."""
         self.settle()  # by now the outcome of the step before has arrived
         self.scaler.unscale_(self.optimizer)  # clip true gradients, not scaled ones
         limit = self.config.training.grad_clip_norm or math.inf
@@ -210,26 +238,7 @@ class Trainer:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        if self.average is not None:
-            update_ema(self.average, self.model, self.momentum(self.state.updates), applied)
-        if hasattr(self.recipe, "after_step"):
-            self.recipe.after_step(self.model, self.state.updates, applied)
-        return self.finish_step(group, counts, outputs, applied, grad_norm)
-
-    def finish_step(
-        self,
-        group: Group,
-        counts: dict[str, Tensor],
-        outputs: list[StepOutput],
-        applied: Tensor,
-        grad_norm: Tensor | None = None,
-    ) -> None:
-        """Book one step; nothing here waits for the device."""
-        own_loss = self.interval.add(outputs, applied, grad_norm)
-        self.guard.remember(self.state.step, group, counts, applied, own_loss)
-        self.state.position = self.loader.position
-        self.state.scores = {}
-        self.meter.step(group.samples, group.wait_seconds)
+        return grad_norm, applied
 
     def settle(self) -> None:
         """Read what became of the last step; note a skipped one, or stop because of it."""

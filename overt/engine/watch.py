@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
-from overt.distributed import World, get_world_size, sum_over_processes
+from overt.distributed import World, is_main_process, sum_over_processes
 from overt.engine.loader import Group
 from overt.recipe import StepOutput
 
@@ -98,32 +98,30 @@ class Interval:
         self.names: list[str] = []
         self.sums = torch.zeros(0, dtype=torch.float64, device=device)
         self.steps = torch.zeros((), dtype=torch.float64, device=device)
+        self.zero = torch.zeros((), device=device)
+        self.counts_norm = is_main_process()
 
-    def add(self, outputs: list[StepOutput], applied: Tensor, grad_norm: Tensor | None) -> Tensor:
+    def add(self, outputs: list[StepOutput], applied: Tensor, grad_norm: Tensor) -> Tensor:
         """Add this process's share of one step; a skipped step does not count. Its loss."""
-        names = ["loss", *outputs[0].losses, *outputs[0].metrics]
-        # The norm is the same on every process: each adds its part of it.
-        norm = [] if grad_norm is None else [grad_norm / (get_world_size() * len(outputs))]
-        rows = [
-            torch.stack([output.total, *output.losses.values(), *output.metrics.values(), *norm])
-            for output in outputs
-        ]
-        shares = (rows[0] if len(rows) == 1 else torch.stack(rows).sum(0)).detach()
-        if norm:
-            names.append("grad_norm")
+        names = ["loss", *outputs[0].losses, *outputs[0].metrics, "grad_norm"]
         if names != self.names:
             if self.names:
                 raise ValueError(f"the step's numbers are {names}, before they were {self.names}")
             self.names = names
             self.sums = torch.zeros(len(names), dtype=torch.float64, device=self.device)
-        self.sums += torch.where(applied > 0, shares, 0.0)
+        # The norm is the same on every process and for all micro-batches: it counts once.
+        norm = grad_norm if self.counts_norm else self.zero
+        total = torch.stack([*_numbers(outputs[0]), norm]).detach()
+        for output in outputs[1:]:
+            total += torch.stack([*_numbers(output), self.zero]).detach()
+        self.sums += torch.where(applied > 0, total, 0.0)
         self.steps += applied
-        return shares[0]
+        return total[0]
 
     def totals(self) -> tuple[dict[str, float], float]:
         """Sums over all processes, and the number of steps. Every process must call this."""
-        sums = sum_over_processes(self.sums.clone())
-        return dict(zip(self.names, sums.tolist(), strict=True)), float(self.steps)
+        sums = dict(zip(self.names, sum_over_processes(self.sums.clone()).tolist(), strict=True))
+        return sums, float(self.steps)
 
     def restore(self, sums: dict[str, float], steps: float, world: World) -> None:
         """Go on with the totals of an earlier session; the main process carries them."""
@@ -135,6 +133,10 @@ class Interval:
     def reset(self) -> None:
         self.sums.zero_()
         self.steps.zero_()
+
+
+def _numbers(output: StepOutput) -> list[Tensor]:
+    return [output.total, *output.losses.values(), *output.metrics.values()]
 
 
 def idle_parameters(model: nn.Module) -> str | None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 THRESHOLDS = (1, 2, 4, 8, 16)  # pixels of a 256 x 256 image
+COLUMNS = {
+    "AJ": "average_jaccard",
+    "delta_avg": "average_pts_within_thresh",
+    "OA": "occlusion_accuracy",
+}
 
 
 def tapvid_metrics(
@@ -16,7 +23,7 @@ def tapvid_metrics(
     gt_tracks_xy: NDArray[Any],  # (N, T, 2) pixels of a 256 x 256 image
     pred_occluded: NDArray[Any],  # (N, T)
     pred_tracks_xy: NDArray[Any],  # (N, T, 2)
-    query_mode: Literal["first", "strided"],
+    query_mode: str,  # "first" or "strided"
 ) -> dict[str, float]:
     """Occlusion accuracy, share of points within each threshold, and Jaccard index, in 0..1.
 
@@ -59,3 +66,27 @@ def tapvid_metrics(
 
 def _ratio(hits: NDArray[np.bool_], total: np.integer[Any]) -> float:
     return int(hits.sum()) / int(total) if total else float("nan")
+
+
+def score_table(rows: Sequence[Mapping[str, Any]], means: Mapping[str, float]) -> str:
+    """AJ, delta_avg and OA of each named row and on average, in percent as papers print them."""
+    width = max(len(str(row["name"])) for row in [*rows, {"name": "mean of 0000 videos"}])
+    scored = sum(not math.isnan(row[COLUMNS["AJ"]]) for row in rows)
+
+    def line(name: str, values: Sequence[str]) -> str:
+        return f"{name:<{width}}" + "".join(f"{value:>11}" for value in values)
+
+    def numbers(row: Mapping[str, Any]) -> list[str]:
+        values = [row[key] for key in COLUMNS.values()]
+        return ["-" if math.isnan(value) else f"{100 * value:.1f}" for value in values]
+
+    rule = "-" * (width + 11 * len(COLUMNS))
+    lines = [line("video", list(COLUMNS)), rule]
+    lines += [line(str(row["name"]), numbers(row)) for row in rows]
+    lines += [rule, line(f"mean of {scored} videos", numbers(means))]
+    static = {key: means.get(f"static_{key}", math.nan) for key in COLUMNS.values()}
+    if not all(map(math.isnan, static.values())):
+        lines.append(line("had no point moved", numbers(static)))
+    if scored < len(rows):
+        lines.append(f"{len(rows) - scored} left out: no visible point to score")
+    return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Pictures of tracks: a strip of frames with points, their trails, and the truth if known.
+"""Pictures and videos of tracks: points, their trails, and the truth if known.
 
 T frames, N points; positions (x, y) in pixels of the video, 0 at the centre of the first pixel.
 """
@@ -20,6 +20,8 @@ _SUPERSAMPLE = 3  # drawn larger and shrunk: smooth lines and circles
 _GAP = 6
 _PAPER = (250, 250, 250)
 _INK = (60, 60, 60)
+_RADIUS = 2.6  # of a point, where lines are one and a half wide
+_CALM, _LIVELY = 0.5, 0.62  # of pictures and of videos
 
 
 def draw_tracks(
@@ -39,17 +41,7 @@ def draw_tracks(
     second row for it, and white lines in the first lead from each prediction to its true place.
     """
     frames, _, height, width = video.shape
-    points = tracks.shape[1]
-    for name, value, shape in (
-        ("tracks", tracks, (frames, points, 2)),
-        ("visible", visible, (frames, points)),
-        ("truth", truth, (frames, points, 2)),
-        ("truth_visible", truth_visible, (frames, points)),
-    ):
-        if value is not None and value.shape != shape:
-            raise ValueError(
-                f"{name} has shape {tuple(value.shape)}, expected {shape} as video and tracks say"
-            )
+    _check_shapes(video, tracks, visible, truth, truth_visible)
     images = video.permute(0, 2, 3, 1).cpu().numpy()  # (T, H, W, 3)
     predicted = _positions(tracks)
     seen = visible.cpu().numpy().astype(bool)
@@ -86,6 +78,8 @@ def draw_tracks(
                 colours,
                 None if target is None or row else target[frame],
                 scale,
+                _RADIUS * max(scale, 2) / 2.6,  # sizes follow the scale
+                _CALM,
             )
             sheet.paste(picture, (left, caption_height + row * (panel[1] + _GAP)))
     for row, (label, _, _) in enumerate(rows):
@@ -94,11 +88,62 @@ def draw_tracks(
     return torch.from_numpy(np.array(sheet)).permute(2, 0, 1).contiguous()
 
 
+def draw_video(
+    video: Tensor,  # (T, 3, H, W) uint8
+    tracks: Tensor,  # (T, N, 2) pixels
+    visible: Tensor,  # (T, N) bool
+    *,
+    trail: int = 16,
+    scale: int = 1,
+) -> Tensor:
+    """Draw every point with a trail that fades over `trail` frames, (T, 3, H, W) times `scale`.
+
+    A point is a disc where it is visible and a ring where it is occluded; the more points there
+    are, the smaller they get. Its colour says where in the image it was first seen.
+    """
+    _check_shapes(video, tracks, visible)
+    height, width = video.shape[-2:]
+    images = video.permute(0, 2, 3, 1).cpu().numpy()  # (T, H, W, 3)
+    positions, seen = _positions(tracks), visible.cpu().numpy().astype(bool)
+    colours = _colours(positions, seen, height, width)
+    spacing = scale * math.sqrt(height * width / max(len(colours), 1))
+    largest = max(3.0, 0.008 * scale * max(height, width))
+    radius = min(max(0.11 * spacing, 1.3), largest)
+    result = torch.empty(len(video), 3, height * scale, width * scale, dtype=torch.uint8)
+    for frame, image in enumerate(images):
+        past = slice(max(0, frame - trail), frame + 1)
+        drawn = _panel(
+            image, positions[past], seen[past], colours, None, scale, radius, _LIVELY, trail
+        )
+        result[frame] = torch.from_numpy(np.array(drawn)).permute(2, 0, 1)
+    return result
+
+
 def save_image(path: Path | str, image: Tensor) -> None:
     """Write a (3, H, W) uint8 image as PNG."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(image.permute(1, 2, 0).contiguous().cpu().numpy()).save(path, format="PNG")
+
+
+def _check_shapes(
+    video: Tensor,
+    tracks: Tensor,
+    visible: Tensor,
+    truth: Tensor | None = None,
+    truth_visible: Tensor | None = None,
+) -> None:
+    frames, points = len(video), tracks.shape[1]
+    for name, value, shape in (
+        ("tracks", tracks, (frames, points, 2)),
+        ("visible", visible, (frames, points)),
+        ("truth", truth, (frames, points, 2)),
+        ("truth_visible", truth_visible, (frames, points)),
+    ):
+        if value is not None and value.shape != shape:
+            raise ValueError(
+                f"{name} has shape {tuple(value.shape)}, expected {shape} as video and tracks say"
+            )
 
 
 def _positions(tracks: Tensor) -> NDArray[np.float64]:
@@ -130,11 +175,14 @@ def _panel(
     colours: list[tuple[int, int, int]],
     target: NDArray[Any] | None,  # (N, 2)
     scale: int,
+    radius: float,  # of a point, in pixels of the panel
+    liveliness: float,  # how much of the video's colours is kept, 0 to 1
+    fade: int | None = None,  # frames until a trail is gone; left out: as many as there are
 ) -> Image.Image:
     height, width = image.shape[:2]
     # Duller than the video, so that the points stand out.
-    grey = image.mean(axis=-1, keepdims=True)
-    calm = (0.5 * image + 0.25 * grey + 0.25 * 60).astype(np.uint8)
+    grey = 0.5 * image.mean(axis=-1, keepdims=True) + 0.5 * 60
+    calm = (liveliness * image + (1 - liveliness) * grey).astype(np.uint8)
     picture = Image.fromarray(calm).resize(
         (width * scale, height * scale), Image.Resampling.BICUBIC
     )
@@ -142,18 +190,23 @@ def _panel(
     overlay = Image.new("RGBA", (width * factor, height * factor), (0, 0, 0, 0))
     pen = ImageDraw.Draw(overlay)
     places = (positions + 0.5) * factor - 0.5  # pixel centres of the enlarged picture
-    unit = _SUPERSAMPLE * max(scale, 2) / 2.6  # widths follow the scale
+    unit = _SUPERSAMPLE * radius / _RADIUS
     length = len(places) - 1
+    fade = length if fade is None else fade
 
-    for age in range(length):
-        strength = (age + 1) / (length + 1)  # the past fades
-        for point, colour in enumerate(colours):
-            segment = places[age : age + 2, point]
-            if np.isfinite(segment).all():
-                faint = 1.0 if seen[age : age + 2, point].all() else 0.35
-                alpha = round(240 * strength * faint)
-                line = [(float(x), float(y)) for x, y in segment]
-                pen.line(line, fill=(*colour, alpha), width=round(1.5 * unit), joint="curve")
+    # Dark edges first, so that a trail is told from any background.
+    for edge in (0.9 * unit, 0.0):
+        for age in range(length):
+            strength = 1 - (length - age) / (fade + 1)  # the past fades, and tapers
+            thickness = max(1, round(2.1 * unit * (0.3 + 0.7 * strength) + edge))
+            for point, colour in enumerate(colours):
+                segment = places[age : age + 2, point]
+                if np.isfinite(segment).all():
+                    faint = 1.0 if seen[age : age + 2, point].all() else 0.35
+                    opacity = (110 if edge else 240) * strength * faint
+                    ink = (*((0, 0, 0) if edge else colour), round(opacity))
+                    ends = [(float(x), float(y)) for x, y in segment]
+                    pen.line(ends, fill=ink, width=thickness)
     if target is not None:
         for place, goal in zip(places[-1], (target + 0.5) * factor - 0.5, strict=True):
             if np.isfinite(place).all() and np.isfinite(goal).all():
@@ -179,7 +232,7 @@ def _draw_point(
 
     if visible:
         circle(3.4 * unit, fill=(0, 0, 0, 200))
-        circle(2.6 * unit, fill=(*colour, 255))
+        circle(_RADIUS * unit, fill=(*colour, 255))
     else:
         circle(3.4 * unit, outline=(0, 0, 0, 160), width=round(2.4 * unit))
         circle(3.0 * unit, outline=(*colour, 255), width=round(1.3 * unit))

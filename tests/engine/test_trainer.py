@@ -379,26 +379,54 @@ def test_two_epochs_are_ten_steps(tmp_path: Path) -> None:
     assert losses_by_step(tmp_path / "epochs/toy") == losses_by_step(tmp_path / "steps/toy")
 
 
-def test_a_custom_step_replaces_the_update(tmp_path: Path) -> None:
-    class SignDescent(Toy):
-        """Forward, backward and update of its own: weights go by the sign of the gradient."""
+class SignDescent(Toy):
+    """An update of its own: the optimizer is given the signs of the gradients."""
 
-        def custom_step(self, trainer: Any, micro_batches: list[Any], counts: Any) -> StepOutput:
-            (micro,) = micro_batches
-            output = self.loss(trainer.wrapped, micro.batch, counts, trainer.state.step)
-            trained = [value for value in trainer.model.parameters() if value.requires_grad]
-            for value, gradient in zip(
-                trained, torch.autograd.grad(output.total, trained), strict=True
-            ):
-                value.data -= 0.125 * gradient.sign()
-            return output
+    def custom_step(
+        self, trainer: Any, micro_batches: list[Any], counts: Any
+    ) -> tuple[list[StepOutput], Tensor, Tensor]:
+        outputs = trainer.add_gradients(micro_batches, counts)
+        for parameter in trainer.parameters:
+            parameter.grad.sign_()
+        return outputs, *trainer.update()
 
-    trainer = make(tmp_path, "training.num_steps=1", recipe=SignDescent)
+
+SIGNS = [
+    "optimizer=sgd",
+    "optimizer.lr=0.125",
+    "optimizer.arguments.momentum=0",
+    "training.grad_clip_norm=null",
+]
+
+
+def test_a_custom_step_is_another_update(tmp_path: Path) -> None:
+    trainer = make(tmp_path, "training.num_steps=1", *SIGNS, recipe=SignDescent)
     first = {key: value.clone() for key, value in trainer.model.state_dict().items()}
     trainer.train()
     moved = (trainer.model.state_dict()["last.bias"] - first["last.bias"]).abs()
     torch.testing.assert_close(moved.max(), torch.tensor(0.125))
     assert losses_by_step(tmp_path / "toy").keys() == {1}
+
+
+class TwoPasses(Toy):
+    """Adds up the gradient twice before each update."""
+
+    def custom_step(
+        self, trainer: Any, micro_batches: list[Any], counts: Any
+    ) -> tuple[list[StepOutput], Tensor, Tensor]:
+        trainer.add_gradients(micro_batches, counts)
+        return trainer.add_gradients(micro_batches, counts), *trainer.update()
+
+
+def test_a_custom_step_is_guarded_and_averaged_like_any_other(tmp_path: Path) -> None:
+    settings = ["data.nan_sample=3", "training.ema_momentum=0.5"]
+    trainer = make(tmp_path, *settings, recipe=TwoPasses)
+    trainer.train()
+    assert trainer.state.skipped > 0
+    for module in (trainer.model, trainer.average):
+        assert all(value.isfinite().all() for value in module.state_dict().values())
+    moved, still = trainer.average.state_dict(), trainer.recipe.build_model().state_dict()
+    assert not torch.equal(moved["last.weight"], still["last.weight"])
 
 
 def test_init_from_a_plain_file_with_prefixes(tmp_path: Path) -> None:
@@ -423,7 +451,7 @@ def test_a_broken_sample_stops_the_run_and_loses_nothing(
     with pytest.raises(DataError, match="sample 3 of the training data"):
         trainer.train()
     # Once the file is mended the run goes on as if nothing had happened.
-    resumed = make(tmp_path, *settings, "checkpoint.accept_changes=true")
+    resumed = make(tmp_path, *settings, "checkpoint.accept_changes=[data]")
     assert resumed.state.step == trainer.state.step > 0
     resumed.train()
     assert same_bits(weights(tmp_path / "toy", 12), weights(plain_run, 12))

@@ -23,8 +23,11 @@ from overt.recipes.cotracker3.config import DataSettings, EvaluationSettings, So
 from overt.recipes.cotracker3.data import HeldOutClips, KubricClips, collate, training_clips
 
 SEQUENCES, FRAMES, HEIGHT, WIDTH, POINTS = 5, 14, 40, 56, 80
-EVALUATION = EvaluationSettings(points_per_sequence=16, frames=8, visible_threshold=0.6)
-SYNTHETIC = OmegaConf.load(Path(overt.__file__).parent / "conf/data/kubric_synthetic.yaml")
+CONF = Path(overt.__file__).parent / "conf"
+HELD_OUT = OmegaConf.to_container(OmegaConf.load(CONF / "evaluation/kubric_held_out.yaml"))
+FEW_POINTS = {"points_per_sequence": 16, "frames": 8, "resolution": [32, 40]}
+EVALUATION = EvaluationSettings(**(HELD_OUT | FEW_POINTS))
+SYNTHETIC = OmegaConf.load(CONF / "data/kubric_synthetic.yaml")
 AUGMENTATION = AugmentationSettings(**OmegaConf.to_container(SYNTHETIC.augmentation))
 FEW = settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

@@ -1,14 +1,41 @@
 """H-JEPA and I-JEPA against the recorded values of the published implementations."""
 
+import dataclasses
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from cases import find_cases, load_case
-from torch import Tensor
+from fill_rule import fill
+from jepa_cases import (
+    GRADIENTS,
+    LOSSES,
+    Case,
+    Tensors,
+    assert_relative,
+    fill_with_prefix,
+    hierarchy_layout,
+    hierarchy_model,
+    ijepa_layout,
+    ijepa_model,
+)
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
 
 from overt import schedule
+from overt.engine.optimizer import build_optimizer, set_learning_rate
+from overt.metrics.collapse import TOKEN_NAMES, reference_metrics, token_statistics
+from overt.nn.ema import update_ema
+from overt.nn.vit import VisionTransformer
+from overt.recipes.hjepa import masks
+from overt.recipes.hjepa.loss import contrastive, level_losses, sigreg, spread
+from overt.recipes.hjepa.recipe import parameter_groups
 from overt.schedule import CosineScheduler, EMAScheduler, HierarchicalScheduler
+from overt.schema import OptimizerSection
 
 EXACT = 1e-12
 
@@ -16,9 +43,460 @@ EXACT = 1e-12
 @pytest.mark.parametrize("path", find_cases("hjepa"))
 def test_case(path: Path) -> None:
     case, tensors = load_case(path)
-    if case["kind"] != "schedulers":
-        pytest.skip(f"kind {case['kind']}: the hjepa recipe is not there yet")
-    check_schedulers(case, tensors)
+    CHECKS[case["kind"]](case, tensors)
+
+
+# --- encoder -------------------------------------------------------------------------------------
+
+
+def check_encoder(case: Case, tensors: Tensors) -> None:
+    side = case["img_size"]
+    vit = VisionTransformer(
+        (side, side),
+        case["patch_size"],
+        case["embed_dim"],
+        case["depth"],
+        case["num_heads"],
+        mlp_ratio=case["mlp_ratio"],
+        norm_eps=case["norm_eps"],
+    )
+    fill(vit)
+    assert {key for key in case["state_dict_keys_sample"] if "..." not in key} <= set(
+        vit.state_dict()
+    )
+    blocks: dict[str, Tensor] = {}
+    for number, block in enumerate(vit.blocks):
+        block.register_forward_hook(
+            lambda _, x, y, number=number: blocks.update({f"full.block{number}": y})
+        )
+    with torch.no_grad():
+        found = {"full.out": vit(tensors["images"])}
+        found |= blocks
+        found["full.patch_embed"] = vit.patch_embed(tensors["images"])
+        found["zeroed.out"] = vit(tensors["images"], hidden=tensors["mask"])
+        found["dropped.out"] = vit(tensors["images"], keep=tensors["keep"])
+    for name in tensors.keys() - {"images", "mask", "keep"}:
+        assert_relative(found[name], tensors[name])
+
+
+# --- hierarchy -----------------------------------------------------------------------------------
+
+
+def check_hierarchy(case: Case, tensors: Tensors) -> None:
+    model = hierarchy_model(case)
+    assert {f"predictor.{key}" for key in case["predictor_keys"]} <= set(model.state_dict())
+    fill(model).eval()
+    layout = hierarchy_layout(model, tensors["mask"])
+    predicted: list[Tensor] = []
+    model.predictor.register_forward_hook(lambda _, x, y: predicted.append(y))
+    output = model(tensors["images"], layout)
+
+    with torch.no_grad():
+        context = model.context_encoder.vit(tensors["images"], hidden=tensors["mask"])
+        assert model.target_encoder is not None
+        assert_relative(context, tensors["context_features"])
+        assert_relative(model.target_encoder.vit(tensors["images"]), tensors["target_features"])
+        batch, length = tensors["mask_indices"].shape
+        places = layout.prediction.places.view(batch, length)
+        assert torch.equal(places, tensors["mask_indices"])
+        assert_relative(predicted[0].view(batch, length, -1), tensors["predictor_out"])
+        for level in range(model.num_hierarchies):
+            assert_relative(output.predictions[level], tensors[f"pred.{level}"])
+            assert_relative(output.targets[level], tensors[f"target.{level}"])
+            assert torch.equal(output.valid[level], tensors[f"valid.{level}"])
+            features = model.extract_features(tensors["images"], level)
+            assert_relative(features, tensors[f"extract.{level}"])
+
+    for spec in case["losses"].values():
+        # The reference's masked mean divides by tokens, ours by tokens and features.
+        masked = spec.get("use_masks", False)
+        valid = output.valid if masked else [torch.ones_like(one) for one in output.valid]
+        levels = level_losses(
+            output.predictions,
+            [target.detach() for target in output.targets],
+            valid,
+            torch.stack([one.sum() for one in valid]),
+            spec["loss_type"],
+            spec.get("huber_delta", 1.0),
+            spec["normalize_embeddings"],
+        )
+        width = output.predictions[0].shape[-1] if masked else 1
+        expected = spec["values_float64"]
+        check_levels([loss * width for loss in levels], spec["hierarchy_weights"], expected)
+        total = sum(
+            loss * weight * width
+            for loss, weight in zip(levels, spec["hierarchy_weights"], strict=True)
+        )
+        model.zero_grad()
+        total.backward(retain_graph=True)
+        parameters = dict(model.named_parameters())
+        for name, norm in expected["grad_norms"].items():
+            assert parameters[name].grad.norm().item() == pytest.approx(norm, rel=GRADIENTS)
+
+
+def check_levels(losses: list[Tensor], weights: list[float], expected: dict[str, Any]) -> None:
+    """Level by level, their weighted sum and their mean."""
+    for level, loss in enumerate(losses):
+        assert loss.item() == pytest.approx(expected[f"loss_h{level}"], rel=LOSSES)
+    total = sum(loss.item() * weight for loss, weight in zip(losses, weights, strict=True))
+    mean = sum(loss.item() for loss in losses) / len(losses)
+    assert mean == pytest.approx(expected["loss_unweighted"], rel=LOSSES)
+    assert total == pytest.approx(expected.get("jepa_loss", expected["loss"]), rel=LOSSES)
+
+
+# --- I-JEPA --------------------------------------------------------------------------------------
+
+
+def numbered(tensors: Tensors, prefix: str) -> list[Tensor]:
+    """`prefix.0`, `prefix.1` and so on."""
+    count = sum(name.rpartition(".")[0] == prefix for name in tensors)
+    return [tensors[f"{prefix}.{number}"] for number in range(count)]
+
+
+def smooth_l1(predictions: Tensor, targets: Tensor) -> Tensor:
+    valid = torch.ones(len(targets))
+    (loss,) = level_losses([predictions], [targets], [valid], valid.sum()[None], "smoothl1")
+    return loss
+
+
+def check_ijepa(case: Case, tensors: Tensors) -> None:
+    model = ijepa_model(case)
+    vit = model.context_encoder.vit
+    assert model.target_encoder is not None
+    for name, key in (("pos_embed", vit.pos_embed), ("predictor_pos_embed", None)):
+        table = model.predictor.predictor_pos_embed if key is None else key
+        assert_relative(table, tensors[name])
+    fill_with_prefix(vit, "encoder.")
+    fill_with_prefix(model.target_encoder.vit, "target_encoder.")
+    fill_with_prefix(model.predictor, "predictor.")
+    contexts, targets = numbered(tensors, "masks_enc"), numbered(tensors, "masks_pred")
+    layout = ijepa_layout(model, contexts, targets)
+    output = model(tensors["images"], layout)
+
+    with torch.no_grad():
+        full = model.encode_targets(tensors["images"])
+    assert_relative(full.view_as(tensors["target_full"]), tensors["target_full"])
+    assert_relative(output.context.view_as(tensors["context"]), tensors["context"])
+    assert_relative(output.predictions[0].view_as(tensors["z"]), tensors["z"])
+    assert_relative(output.targets[0].view_as(tensors["h"]), tensors["h"])
+
+    loss = smooth_l1(output.predictions[0], output.targets[0])
+    assert loss.item() == pytest.approx(case["smooth_l1_loss_float64"], rel=LOSSES)
+    loss.backward()
+    modules = {"encoder": vit, "predictor": model.predictor}
+    found = {
+        f"{name}.{key}": parameter.grad.norm().item()
+        for name, module in modules.items()
+        for key, parameter in module.named_parameters()
+        if parameter.requires_grad
+    }
+    assert found.keys() == case["grad_norms_float64"].keys()
+    for name, norm in case["grad_norms_float64"].items():
+        assert found[name] == pytest.approx(norm, rel=GRADIENTS)
+
+
+def check_ijepa_steps(case: Case, tensors: Tensors) -> None:
+    model = ijepa_model(case)
+    vit, target = model.context_encoder.vit, model.target_encoder
+    assert target is not None
+    fill_with_prefix(vit, "encoder.")
+    fill_with_prefix(target.vit, "encoder.")
+    fill_with_prefix(model.predictor, "predictor.")
+    options = case["optimization"]
+    length = {"epochs": 1, "steps_per_epoch": options["total_steps"]}
+    rate = CosineScheduler(
+        options["lr"],
+        options["final_lr"],
+        warmup_epochs=options["warmup_steps"] / options["total_steps"],
+        start_warmup_value=options["start_lr"],
+        first_step=1,
+        **length,
+    )
+    decay = CosineScheduler(options["wd"], options["final_wd"], first_step=1, **length)
+    momentum = EMAScheduler(*options["ema"], **length)
+    section = OptimizerSection(
+        _target_="torch.optim.AdamW",
+        lr=options["lr"],
+        weight_decay=options["wd"],
+        decay_only_matrices=False,
+        lr_scaling="none",
+        lr_base_batch=None,
+        arguments=dict(case["adamw"]),
+    )
+    optimizer = build_optimizer(section, model, parameter_groups(model, no_decay=()))
+    decaying = [group for group in optimizer.param_groups if group["weight_decay"] > 0]
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    for step, row in enumerate(case["log_float64"]):
+        contexts = [tensors[f"masks_enc.{step}"]]
+        layout = ijepa_layout(model, contexts, numbered(tensors, f"masks_pred.{step}"))
+        output = model(tensors[f"images.{step}"], layout)
+        loss = smooth_l1(output.predictions[0], output.targets[0])
+        optimizer.zero_grad()
+        loss.backward()
+        norm = clip_grad_norm_(parameters, options.get("clip_grad", math.inf))
+        assert set_learning_rate(optimizer, rate, step) == pytest.approx(row["lr"], rel=EXACT)
+        for group in decaying:
+            group["weight_decay"] = decay(step)
+        optimizer.step()
+        update_ema(target, model.context_encoder, momentum(step))
+
+        assert loss.item() == pytest.approx(row["loss"], rel=1e-4)
+        assert decay(step) == pytest.approx(row["wd"], rel=EXACT)
+        assert momentum(step) == pytest.approx(row["momentum"], rel=EXACT)
+        if row["grad_norm_before_clip"] is not None:
+            assert norm.item() == pytest.approx(row["grad_norm_before_clip"], rel=1e-4)
+        # The norms move by 1e-5 a step: closer than the tolerance, so that a missed update shows.
+        assert norm_of(vit) == pytest.approx(row["encoder_norm"], rel=1e-6)
+        assert norm_of(model.predictor) == pytest.approx(row["predictor_norm"], rel=1e-6)
+        assert norm_of(target.vit) == pytest.approx(row["target_norm"], rel=1e-7)
+
+    with torch.no_grad():
+        features = target.vit(tensors["images.0"])
+    assert_relative(features, tensors["final_target_features_of_images0"], 1e-4)
+    name = "blocks.0.attn.qkv.weight"
+    assert_relative(vit.get_parameter(name), tensors[f"encoder.{name}"], 1e-4)
+    assert_relative(target.vit.get_parameter(name), tensors[f"target.{name}"], 1e-4)
+
+
+def norm_of(module: nn.Module) -> float:
+    """One norm over all parameters but the position tables."""
+    squares = [
+        parameter.detach().double().square().sum()
+        for name, parameter in module.named_parameters()
+        if not name.endswith("pos_embed")
+    ]
+    return math.sqrt(torch.stack(squares).sum().item())
+
+
+# --- losses and collapse -------------------------------------------------------------------------
+
+
+def check_losses(case: Case, tensors: Tensors) -> None:
+    expected = dict(case["values_float64"])
+    levels = range(case["levels"])
+    predictions = [tensors[f"pred.{level}"] for level in levels]
+    targets = [tensors[f"target.{level}"] for level in levels]
+    weights = [0.5**level for level in levels]
+
+    def distances(kind: str, normalize: bool, masked: bool) -> list[Tensor]:
+        valid = [tensors[f"valid.{level}"] for level in levels]
+        valid = valid if masked else [torch.ones_like(one) for one in valid]
+        counts = torch.stack([one.sum() for one in valid])
+        found = level_losses(predictions, targets, valid, counts, kind, 0.7, normalize)
+        return [loss * (case["D"] if masked else 1) for loss in found]
+
+    for name in [name for name in expected if name.startswith("hjepa.")]:
+        _, kind, norm, *rest = name.split(".")
+        found = distances(kind, norm == "norm1", rest == ["masked"])
+        check_levels(found, weights, expected.pop(name))
+
+    one, other = predictions[0], targets[0]
+    check_numbers(vicreg(one, other, 1e-4), expected.pop("vicreg"))
+    check_numbers(vicreg(one[:, 0], other[:, 0], 1e-4), expected.pop("vicreg.2d"))
+
+    half = case["B"] // 2
+    base = distances("smoothl1", normalize=True, masked=False)
+    context = expected.pop("combined.context")
+    check_levels(base, weights, context)
+    whole = tensors["context_features"]
+    found = vicreg(whole[:half], whole[half:], 1e-8)
+    terms = ("invariance", "variance", "covariance")
+    for term in terms:
+        assert found[f"{term}_loss"] == pytest.approx(context[f"vicreg_{term}"], rel=LOSSES)
+    assert found["loss"] == pytest.approx(context["vicreg_encoder"], rel=LOSSES)
+    assert 0.1 * found["loss"] == pytest.approx(context["vicreg_loss"], rel=LOSSES)
+    assert context["jepa_loss"] + 0.1 * found["loss"] == pytest.approx(context["loss"], rel=LOSSES)
+
+    per_level = expected.pop("combined.per_level")
+    total = 0.0
+    for level in levels:
+        found = vicreg(predictions[level][:half], predictions[level][half:], 1e-8)
+        assert found["loss"] == pytest.approx(per_level[f"vicreg_h{level}"], rel=LOSSES)
+        for term in terms:
+            recorded = per_level[f"vicreg_{term}_h{level}"]
+            assert found[f"{term}_loss"] == pytest.approx(recorded, rel=LOSSES)
+        total += 0.1 * found["loss"]
+    assert total == pytest.approx(per_level["vicreg_loss"], rel=LOSSES)
+
+    normal = expected.pop("sigreg.char_function")
+    views = {"a": one[:, :4].flatten(0, 1), "b": other[:, :4].flatten(0, 1)}
+    distance = {
+        name: sigreg(rows, tensors["slices"], standardize=True).item()
+        for name, rows in views.items()
+    }
+    for name, value in distance.items():
+        assert value == pytest.approx(normal[f"sigreg_loss_{name}"], rel=LOSSES)
+    invariance = (views["a"] - views["b"]).square().mean().item()
+    assert invariance == pytest.approx(normal["invariance_loss"], rel=LOSSES)
+    total = 25 * invariance + 25 * sum(distance.values()) / 2
+    assert total == pytest.approx(normal["loss"], rel=LOSSES)
+    # The same test by kernels between all pairs of rows: quadratic in the rows, not offered here.
+    del expected["sigreg.reference_points"]
+
+    found = {name: value.item() for name, value in contrastive(one[:, 0], other[:, 0]).items()}
+    check_numbers(found, expected.pop("ntxent"))
+    assert not expected
+
+
+def vicreg(one: Tensor, other: Tensor, eps: float) -> dict[str, float]:
+    """The whole of VICReg for two views, from our terms."""
+    found = {"invariance_loss": (one - other).square().mean().item()}
+    for name, view in (("a", one), ("b", other)):
+        variance, covariance = spread(view.flatten(0, -2), eps)
+        found |= {
+            f"variance_loss_{name}": variance.item(),
+            f"covariance_loss_{name}": covariance.item(),
+        }
+    for term in ("variance", "covariance"):
+        found[f"{term}_loss"] = (found[f"{term}_loss_a"] + found[f"{term}_loss_b"]) / 2
+    found["loss"] = (
+        25 * found["invariance_loss"] + 25 * found["variance_loss"] + found["covariance_loss"]
+    )
+    return found
+
+
+def check_numbers(found: dict[str, float], expected: dict[str, float]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(value, rel=LOSSES)
+
+
+def check_collapse(case: Case, tensors: Tensors) -> None:
+    for name, recorded in case["cases"].items():
+        context, target = tensors[f"{name}.context"], tensors[f"{name}.target"]
+        found = reference_metrics(context, target)
+        assert found == pytest.approx(recorded["reference_float64"], rel=1e-6, abs=1e-12)
+        rows = context.flatten(0, -2)
+        tokens = dict(zip(TOKEN_NAMES, token_statistics(rows).tolist(), strict=True))
+        expected = recorded["token_level_context_float64"]
+        names = ("token_std_per_dim_mean", "token_norm_mean", "token_centred_eff_rank")
+        for own, theirs in zip(("std", "norm", "rank"), names, strict=True):
+            assert tokens[own] == pytest.approx(expected[theirs], rel=1e-6, abs=1e-12)
+
+
+# --- masks ---------------------------------------------------------------------------------------
+
+
+class Tally:
+    """Counts over many draws: union of the targets, context, and where both lie."""
+
+    def __init__(self, rule: masks.MaskRule, samples: int, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.samples = samples
+        self.unions, self.contexts = np.zeros((2, samples, rule.grid[0] * rule.grid[1]), bool)
+        self.block_patches = np.zeros(samples)
+        self.overlap = np.zeros(samples)
+        for number in range(samples):
+            (context,), targets = rule.draw(rng)
+            self.unions[number, np.concatenate(targets)] = True
+            self.contexts[number, context] = True
+            sizes = sum(map(len, targets))
+            self.block_patches[number] = sizes / len(targets)
+            self.overlap[number] = self.unions[number].sum() < sizes
+
+    def check(self, stats: dict[str, float], tensors: Tensors, name: str, recorded: int) -> None:
+        union, context = self.unions.sum(1), self.contexts.sum(1)
+        # Both sides are sampled: the error of a difference.
+        root = math.sqrt(1 / self.samples + 1 / recorded)
+        spread = union.std(ddof=1)
+        assert union.mean() == pytest.approx(stats["union_patches_mean"], abs=4 * spread * root)
+        # The deviation of a deviation, for a distribution that is not far from normal.
+        assert spread == pytest.approx(stats["union_patches_std"], abs=4 * spread * root)
+        error = 4 * context.std(ddof=1) * root
+        assert context.mean() == pytest.approx(stats["context_patches_mean"], abs=error)
+        share = stats["targets_overlap_fraction"]
+        error = 4 * math.sqrt(max(share * (1 - share), 1 / recorded)) * root
+        assert self.overlap.mean() == pytest.approx(share, abs=error)
+        if "block_patches_mean" in stats:
+            error = 4 * self.block_patches.std(ddof=1) * root
+            assert self.block_patches.mean() == pytest.approx(
+                stats["block_patches_mean"], abs=error
+            )
+        if "context_empty_fraction" in stats:
+            share = stats["context_empty_fraction"]
+            error = 4 * math.sqrt(max(share, 1 / recorded)) * root
+            assert (context == 0).mean() == pytest.approx(share, abs=error)
+        for kind, drawn in (("target_union", self.unions), ("context", self.contexts)):
+            expected = tensors[f"{name}.{kind}_frequency"].numpy()
+            check_frequencies(drawn.mean(0), expected, root)
+
+
+def check_frequencies(found: np.ndarray, expected: np.ndarray, root: float) -> None:
+    """Every patch within 5 standard errors (there are 196 of them), all together within noise."""
+    error = np.sqrt(np.maximum(expected * (1 - expected), 1e-3)) * root
+    score = (found - expected) / error
+    assert np.abs(score).max() < 5
+    assert np.sqrt(np.mean(score**2)) < 1.6
+
+
+def check_masks(case: Case, tensors: Tensors) -> None:
+    samples, stats = 2000, case["stats"]
+    for number, kind in enumerate(("hierarchical", "multiblock")):
+        options = case[f"{kind}_kwargs"]
+        side = options["input_size"] // options["patch_size"]
+        if kind == "multiblock":
+            rules = {"multiblock": masks.multiblock_rule((side, side))}
+        else:
+            rules = {
+                f"hierarchical.level_{level}": masks.hierarchical_rule(
+                    (side, side),
+                    level,
+                    options["num_hierarchies"],
+                    tuple(options["base_scale"]),
+                    tuple(options["aspect_ratio_range"]),
+                    options["num_target_masks"],
+                )
+                for level in range(options["num_hierarchies"])
+            }
+            for rule, recorded in zip(rules.values(), case["level_configs"], strict=True):
+                assert rule.target_scale == pytest.approx(recorded["target_scale"])
+                assert rule.context_scale == pytest.approx(recorded["context_scale"])
+        for name, rule in rules.items():
+            # The reference lets a context be empty.
+            tally = Tally(dataclasses.replace(rule, min_keep=0), samples, seed=number)
+            tally.check(stats[name], tensors, name, case["samples"])
+    check_official_masks(case, tensors)
+
+
+def check_official_masks(case: Case, tensors: Tensors) -> None:
+    options, stats = case["ijepa_kwargs"], case["stats"]["ijepa"]
+    grid = tuple(side // options["patch_size"] for side in options["input_size"])
+    rule = masks.OfficialRule(
+        grid,
+        tuple(options["pred_mask_scale"]),
+        tuple(options["aspect_ratio"]),
+        tuple(options["enc_mask_scale"]),
+        options["npred"],
+        options["nenc"],
+        options["min_keep"],
+        options["allow_overlap"],
+    )
+    sizes = [rule.sizes(seed) for seed in range(len(tensors["ijepa.block_sizes_by_seed"]))]
+    assert [[*target, *context] for target, context in sizes] == (
+        tensors["ijepa.block_sizes_by_seed"].tolist()
+    )
+    rng = np.random.default_rng(0)
+    kept, targets = [], []
+    seen = np.zeros(grid[0] * grid[1])
+    for target, context in sizes[: stats["batches"]]:
+        drawn = [rule.draw_places(target, context, rng) for _ in range(stats["batch"])]
+        shortest = min(len(contexts[0]) for contexts, _ in drawn)
+        kept.append(shortest)
+        targets.append(min(len(block) for _, blocks in drawn for block in blocks))
+        for contexts, _ in drawn:
+            seen[contexts[0][:shortest]] += 1
+    assert np.mean(targets) == pytest.approx(stats["pred_kept_mean"], rel=EXACT)
+    # The mean of 11 batches scatters by some 3 %, and so does everything that follows from it.
+    assert np.mean(kept) == pytest.approx(stats["context_kept_mean"], rel=0.12)
+    frequency = seen / (stats["batches"] * stats["batch"])
+    assert np.abs(frequency - tensors["ijepa.context_frequency"].numpy()).max() < 0.12
+    # What makes this sampler one to be compared with only: the last rows are hardly ever seen.
+    rows = frequency.reshape(grid).mean(1)
+    assert rows[-1] < 0.1 * rows[:4].mean()
+
+
+# --- schedules -----------------------------------------------------------------------------------
 
 
 def check_schedulers(case: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -62,3 +540,15 @@ def check_schedulers(case: dict[str, Any], tensors: dict[str, Tensor]) -> None:
 def compare(scheduler: Any, expected: Tensor) -> None:
     found = [scheduler(step) for step in range(len(expected))]
     assert found == pytest.approx(expected.tolist(), abs=EXACT, rel=0)
+
+
+CHECKS: dict[str, Callable[[Case, Tensors], None]] = {
+    "encoder": check_encoder,
+    "hierarchy": check_hierarchy,
+    "ijepa": check_ijepa,
+    "ijepa_steps": check_ijepa_steps,
+    "losses": check_losses,
+    "collapse": check_collapse,
+    "mask_statistics": check_masks,
+    "schedulers": check_schedulers,
+}

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from omegaconf import MISSING
 
 from overt.data.augment import AugmentationSettings
-from overt.errors import ConfigError
+from overt.errors import ConfigError, nearest
+
+HELD_OUT = "kubric_held_out"
+TAPVID = ("tapvid_davis", "tapvid_kinetics", "tapvid_rgb_stacking", "tapvid_robotap")
 
 
 @dataclass
@@ -92,8 +95,9 @@ class SourceSettings:
 
 @dataclass
 class DataSettings:
-    # folder with one sub-folder per sequence: SEQ/frames/*.png and SEQ/SEQ.npy
-    root: str = MISSING
+    # folder with one sub-folder per sequence: SEQ/frames/*.png and SEQ/SEQ.npy; null where neither
+    # training nor evaluation reads it
+    root: str | None = MISSING
     # folders to train on, a list of {root, weight}; null: root alone. Evaluation stays with root
     sources: list[SourceSettings] | None = MISSING
     # synthetic sequences written to root before training; null: the data are there
@@ -173,17 +177,63 @@ class LossSettings:
 
 @dataclass
 class EvaluationSettings:
-    # points of each held-out sequence that are tracked and scored
-    points_per_sequence: int = MISSING
-    # frames of each held-out sequence, from its first
-    frames: int = MISSING
+    # what is scored: kubric_held_out, the first data.held_out sequences of data.root; or the videos
+    # of tapvid_davis, tapvid_kinetics, tapvid_rgb_stacking or tapvid_robotap
+    dataset: str = MISSING
+    # folder that holds the files of TAP-Vid as their publisher packs them; null: kubric_held_out
+    dataset_root: str | None = MISSING
     # a point counts as visible where visibility x confidence is above this
     visible_threshold: float = MISSING
+    # kubric_held_out: points of each sequence that are tracked and scored
+    points_per_sequence: int = MISSING
+    # kubric_held_out: frames of each sequence, from its first
+    frames: int = MISSING
+    # TAP-Vid: a query for each track where it is first visible (first), or in every fifth frame
+    # that shows it (strided)
+    query_mode: str = MISSING
+    # TAP-Vid: a fixed 50 of the videos of Kinetics and RoboTAP, none of over 300 frames
+    fast: bool = MISSING
+    # TAP-Vid and `overt track`: (height, width) to which videos are resized for the model
+    resolution: list[int] = MISSING
+    # TAP-Vid, offline model: each query with support points of its own, as in the paper's tables;
+    # false: all queries together, which is faster
+    single_point: bool = MISSING
+    # offline model: side of the grid of support points over the first frame; 0: none
+    grid_size: int = MISSING
+    # with single_point: side of the grid of support points around the query; 0: none
+    local_grid_size: int = MISSING
+    # offline model: support points at random frames and places
+    random_points: int = MISSING
+    # with single_point: queries that run together; bounds the memory, changes no score
+    queries_per_batch: int = MISSING
 
     def __post_init__(self) -> None:
-        for key in ("points_per_sequence", "frames"):
-            if getattr(self, key) < 1:
-                raise ConfigError(f"evaluation.{key}={getattr(self, key)}; it must be at least 1")
+        choices = {"dataset": (HELD_OUT, *TAPVID), "query_mode": ("first", "strided")}
+        for key, allowed in choices.items():
+            value = getattr(self, key)
+            if value not in allowed:
+                raise ConfigError(
+                    f"evaluation.{key}={value}{nearest(value, allowed)}; allowed are "
+                    f"{', '.join(allowed)}"
+                )
+        if self.dataset in TAPVID and self.dataset_root is None:
+            raise ConfigError(
+                f"evaluation.dataset={self.dataset} needs evaluation.dataset_root=FOLDER: the one "
+                f"that holds the folder {self.dataset}"
+            )
+        least = {
+            "points_per_sequence": 1, "frames": 1, "queries_per_batch": 1,
+            "grid_size": 0, "local_grid_size": 0, "random_points": 0,
+        }  # fmt: skip
+        for key, bound in least.items():
+            if getattr(self, key) < bound:
+                raise ConfigError(
+                    f"evaluation.{key}={getattr(self, key)}; it must be at least {bound}"
+                )
+        if len(self.resolution) != 2 or min(self.resolution) < 2:
+            raise ConfigError(
+                f"evaluation.resolution={list(self.resolution)}; it takes [height, width] in pixels"
+            )
 
 
 @dataclass
@@ -192,3 +242,17 @@ class Settings:
     data: DataSettings = MISSING
     loss: LossSettings = MISSING
     evaluation: EvaluationSettings = MISSING
+
+    def __post_init__(self) -> None:
+        if self.evaluation.dataset == HELD_OUT:
+            given_root(self.data)
+
+
+def given_root(data: DataSettings) -> str:
+    """The folder of sequences, refused where none is given."""
+    if data.root is None:
+        raise ConfigError(
+            "these keys have no value yet: data.root; add data.root=FOLDER, where FOLDER has one "
+            "sub-folder per sequence"
+        )
+    return data.root

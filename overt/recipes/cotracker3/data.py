@@ -21,7 +21,7 @@ from overt.data.augment_apply import move_points, render
 from overt.data.kubric import Tracks, frame_paths, list_sequences, read_frames, read_tracks
 from overt.data.mixture import Mixture
 from overt.errors import DataError
-from overt.recipes.cotracker3.config import DataSettings, EvaluationSettings
+from overt.recipes.cotracker3.config import DataSettings, EvaluationSettings, given_root
 
 # Tracks that stray this far from the middle of the crop, in pixels, are left out: such points lie
 # on objects that were flung away or behind the camera.
@@ -92,7 +92,7 @@ class KubricClips:
     """Training samples: random clips of the sequences that are not held out."""
 
     def __init__(self, settings: DataSettings) -> None:
-        sequences = list_sequences(settings.root)
+        sequences = list_sequences(given_root(settings))
         if len(sequences) <= settings.held_out:
             raise DataError(
                 f"data.root={settings.root} has {len(sequences)} sequences and data.held_out="
@@ -138,7 +138,8 @@ def training_clips(settings: DataSettings) -> KubricClips | Mixture:
     clips = []
     for number, source in enumerate(settings.sources):
         # The sequences that are evaluated on are kept out wherever they are listed.
-        shared = Path(source.root).resolve() == Path(settings.root).resolve()
+        own = None if settings.root is None else Path(settings.root).resolve()
+        shared = Path(source.root).resolve() == own
         held_out = settings.held_out if shared else 0
         part = dataclasses.replace(settings, root=source.root, held_out=held_out, sources=None)
         try:
@@ -159,7 +160,9 @@ class HeldOutClips:
             )
         self.crop_size = data.crop_size
         self.settings = evaluation
-        self.sequences = list_sequences(data.root)[: data.held_out]
+        self.query_mode = "first"
+        self.sequences = list_sequences(given_root(data))[: data.held_out]
+        self.names = [sequence.name for sequence in self.sequences]
 
     def __len__(self) -> int:
         return len(self.sequences)

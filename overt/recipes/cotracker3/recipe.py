@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -11,25 +11,25 @@ from torch import Tensor, nn
 from overt.data.synthetic_kubric import write_sequences
 from overt.distributed import World, barrier, is_main_process
 from overt.errors import ConfigError
-from overt.evaluation import Row, mean_of_rows, score_each
-from overt.metrics.tracking import tapvid_metrics
-from overt.recipe import SampleSource, StepOutput
+from overt.evaluation import NamedRow, Row, score_each, summarize
+from overt.metrics.tracking import score_table
+from overt.recipe import PointTracks, SampleSource, StepOutput
 from overt.recipes.cotracker3 import loss as tracking_loss
-from overt.recipes.cotracker3.config import DataSettings, Settings
-from overt.recipes.cotracker3.data import (
-    HeldOutClips,
-    TrackBatch,
-    TrackSample,
-    collate,
-    training_clips,
-)
+from overt.recipes.cotracker3.config import HELD_OUT, DataSettings, Settings, given_root
+from overt.recipes.cotracker3.data import TrackBatch, TrackSample, collate, training_clips
+from overt.recipes.cotracker3.evaluation import evaluation_clips, score_clip
 from overt.recipes.cotracker3.loss import Targets
 from overt.recipes.cotracker3.model import CoTracker3, CoTracker3Offline
 from overt.recipes.cotracker3.online import CoTracker3Online
+from overt.recipes.cotracker3.predictor import Prediction, Predictor
 from overt.recipes.cotracker3.windows import since_query, sliding_windows
 from overt.viz.tracks import draw_tracks
 
 POINTS_DRAWN = 24
+PANEL_WIDTH = 200  # pixels to which the frames of small videos are enlarged
+
+# Side of the grid of support points for `overt track`, as in the published demo.
+TRACKING_GRID = 6
 
 
 class _CoTracker3Recipe:
@@ -95,26 +95,30 @@ class _CoTracker3Recipe:
         return StepOutput(terms, {"visible_error_px": error})
 
     def evaluate(self, model: nn.Module, world: World) -> dict[str, float]:
-        """TAP-Vid scores on the held-out sequences, beside those of points that never move."""
-        clips = HeldOutClips(self.settings.data, self.settings.evaluation)
+        """TAP-Vid scores on `evaluation.dataset`, beside those of points that never move."""
+        return summarize(self.evaluate_rows(model, world))
+
+    def evaluate_rows(self, model: nn.Module, world: World) -> list[NamedRow]:
+        """The same for each sequence or video."""
+        clips = evaluation_clips(self.settings)
 
         def score(index: int) -> Row:
             clip = clips.sample(index)
-            tracks, visible = self.track(model, clip)
-            still = clip.queries[:, 1:].expand_as(clip.tracks)
-            baseline = clip_scores(clip, still, torch.ones_like(visible))
-            shown = ("average_jaccard", "average_pts_within_thresh", "occlusion_accuracy")
-            return clip_scores(clip, tracks, visible) | {
-                f"static_{name}": baseline[name] for name in shown
-            }
+            return score_clip(clip, lambda clip: self.track(model, clip), clips.query_mode)
 
-        return mean_of_rows(score_each(world, len(clips), score))
+        rows = score_each(world, len(clips), score)
+        return [{"name": name, **row} for name, row in zip(clips.names, rows, strict=True)]
+
+    def score_table(self, rows: list[NamedRow], scores: dict[str, float]) -> str:
+        return score_table(rows, scores)
 
     def visualize(self, model: nn.Module) -> dict[str, Tensor]:
-        """Predicted beside true tracks of the first held-out sequence."""
-        clip = HeldOutClips(self.settings.data, self.settings.evaluation).sample(0)
+        """Predicted beside true tracks of the first clip that is evaluated."""
+        clip = evaluation_clips(self.settings).sample(0)
+        count = len(clip.queries)
+        if count == 0:
+            return {}
         tracks, visible = self.track(model, clip)
-        count = clip.tracks.shape[1]
         few = torch.linspace(0, count - 1, min(POINTS_DRAWN, count)).round().long()
         picture = draw_tracks(
             clip.video,
@@ -122,17 +126,54 @@ class _CoTracker3Recipe:
             visible[:, few],
             truth=clip.tracks[:, few],
             truth_visible=clip.visibility[:, few],
+            scale=max(1, PANEL_WIDTH // clip.video.shape[-1]),
         )
         return {"tracks": picture}
 
     def track(self, model: nn.Module, clip: TrackSample) -> tuple[Tensor, Tensor]:
         """Positions (T, N, 2) and visibility (T, N) of a clip's queries, on the CPU."""
-        device = next(model.parameters()).device
-        video, queries = clip.video[None].to(device), clip.queries[None].to(device)
-        tracks = model(video, queries, self.settings.model.eval_iters)
-        score = tracks.visibility[0] * tracks.confidence[0]
-        visible = score > self.settings.evaluation.visible_threshold
-        return tracks.tracks_xy[0].cpu(), visible.cpu()
+        settings = self.settings.evaluation
+        video, queries = clip.video[None], clip.queries[None]
+        if settings.dataset == HELD_OUT:  # at the size of training, without support points
+            device = next(model.parameters()).device
+            tracks = model(video.to(device), queries.to(device), self.settings.model.eval_iters)
+            found = Prediction(*tracks[:3])
+        else:
+            predict = self.predictor(
+                model,
+                grid_size=settings.grid_size,
+                single_point=settings.single_point,
+                backward_tracking=settings.query_mode == "strided",
+            )
+            found = predict(video, queries)
+        visible = found.visible(settings.visible_threshold)
+        return found.tracks_xy[0].cpu(), visible[0].cpu()
+
+    def track_points(self, model: nn.Module, video: Tensor, queries: Tensor) -> PointTracks:
+        """Follow any points of any video in both directions of time, all of them together."""
+        later = bool((queries[:, 0] > 0).any())
+        predict = self.predictor(
+            model, grid_size=TRACKING_GRID, backward_tracking=later, pin_queries=True
+        )
+        found = predict(video[None], queries[None])
+        visible = found.visible(self.settings.evaluation.visible_threshold)
+        tracks_xy, *seen = (part[0].cpu() for part in (found.tracks_xy, visible, *found[1:]))
+        return PointTracks(tracks_xy, *seen)
+
+    def predictor(self, model: nn.Module, **manner: Any) -> Predictor:
+        """The model with the way of running it that the settings and `manner` describe."""
+        settings = self.settings.evaluation
+        height, width = settings.resolution
+        assert isinstance(model, CoTracker3Offline | CoTracker3Online)
+        return Predictor(
+            model,
+            resolution=(height, width),
+            iters=self.settings.model.eval_iters,
+            random_points=settings.random_points,
+            local_grid_size=settings.local_grid_size,
+            queries_per_batch=settings.queries_per_batch,
+            **manner,
+        )
 
 
 class CoTracker3OfflineRecipe(_CoTracker3Recipe):
@@ -171,19 +212,5 @@ class CoTracker3OnlineRecipe(_CoTracker3Recipe):
 def make_missing_data(settings: DataSettings) -> None:
     """Write the synthetic sequences that `data.synthetic` describes, unless they are there."""
     if settings.synthetic is not None and is_main_process():
-        write_sequences(settings.root, **dataclasses.asdict(settings.synthetic))
+        write_sequences(given_root(settings), **dataclasses.asdict(settings.synthetic))
     barrier()
-
-
-def clip_scores(clip: TrackSample, tracks: Tensor, visible: Tensor) -> Row:
-    """TAP-Vid metrics of one clip, its pixels scaled to those of a 256 x 256 image."""
-    height, width = clip.video.shape[-2:]
-    scale = torch.tensor([255.0 / (width - 1), 255.0 / (height - 1)])
-    return tapvid_metrics(
-        clip.queries.numpy(),
-        ~clip.visibility.T.numpy(),
-        (clip.tracks * scale).transpose(0, 1).numpy(),
-        ~visible.T.numpy(),
-        (tracks * scale).transpose(0, 1).numpy(),
-        "first",
-    )

@@ -1,0 +1,189 @@
+"""`overt track VIDEO --checkpoint FILE`: follow points through a video, and draw them.
+
+VIDEO is a folder of frames, a GIF or WebP, a uint8 array (.npy, .npz) or, with overt[video], any
+video file. A checkpoint folder of overt knows its recipe; for any other file name it by --recipe.
+Writes a video with coloured trails and the tracks themselves, as tracks.npz and tracks.csv.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overt.config import Config, build_recipe
+from overt.engine.trained import configure, load_model
+from overt.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from overt.recipe import PointTracks
+
+SMALL = 384  # pixels: shorter videos than this are drawn enlarged
+USUAL_FPS = 12.0
+
+Queries = NDArray[np.float32]  # (N, 3): frame, x, y in pixels
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = make_parser().parse_intermixed_args(arguments)
+    # What the user gave is read before torch is: a mistake in it shows at once.
+    from overt.data.video import has_pyav, read_video, write_video
+
+    config = _configure(options)
+    video, fps = read_video(options.video)
+    asked = None if options.queries is None else read_queries(options.queries)
+
+    import torch
+
+    from overt.distributed import init_distributed
+    from overt.viz.tracks import draw_video
+
+    world = init_distributed(config.training.device)
+    recipe = build_recipe(config)
+    if not hasattr(recipe, "track_points"):
+        raise ConfigError(
+            f"the recipe {config.recipe.name} does not track points: it has no track_points "
+            "(docs/add_a_recipe.md)"
+        )
+    model, report = load_model(recipe, options.checkpoint, options.part)
+    print(report)
+    queries = grid_queries(options.grid, video.shape) if asked is None else asked
+    frames = torch.from_numpy(video)
+    with torch.inference_mode():
+        found = recipe.track_points(model.to(world.device), frames, torch.from_numpy(queries))
+
+    folder = options.output or Path(f"{options.video.stem}_tracks")
+    format = options.format or ("mp4" if has_pyav() else "webp")
+    scale = max(1, SMALL // max(video.shape[2:]))
+    drawn = draw_video(frames, found.tracks_xy, found.visible, scale=scale)
+    write_video(folder / f"video.{format}", drawn.numpy(), options.fps or fps or USUAL_FPS)
+    write_tracks(folder, queries, found)
+    print(
+        f"{len(queries)} points in {len(video)} frames, visible in "
+        f"{found.visible.float().mean():.0%} of them\n"
+        f"written to {folder}: video.{format}, tracks.npz, tracks.csv"
+    )
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="overt track",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("video", type=Path, metavar="VIDEO")
+    parser.add_argument("--checkpoint", type=Path, required=True, help="weights, file or folder")
+    parser.add_argument("--recipe", help="recipe of the weights; a checkpoint folder knows it")
+    parser.add_argument(
+        "--grid", type=_grid_size, default=20, metavar="N", help="N x N points of the first frame"
+    )
+    parser.add_argument(
+        "--queries", type=Path, metavar="FILE", help="follow these instead: CSV or JSON of t, x, y"
+    )
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="default: VIDEO_tracks")
+    parser.add_argument(
+        "--format", choices=("mp4", "webp", "gif"), help="default: mp4 with overt[video], else webp"
+    )
+    parser.add_argument("--fps", type=_fps, help="default: that of the video, or 12")
+    parser.add_argument("--part", choices=("auto", "model", "ema"), default="auto")
+    parser.add_argument("--package", action="append", default=[], help="folder of your own recipe")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of the configuration")
+    return parser
+
+
+def _configure(options: argparse.Namespace) -> Config:
+    overrides = list(options.overrides)
+    if options.recipe is not None:
+        # No data set is read here; a recipe that asks where its own is gets an answer.
+        overrides = [f"recipe={options.recipe}", "data.root=not_used", *overrides]
+    return configure(options.checkpoint, overrides, options.package)
+
+
+def grid_queries(size: int, shape: tuple[int, ...]) -> Queries:
+    """A regular grid in the first frame of a video of this shape, (T, 3, H, W)."""
+    from overt.geometry.grid import point_grid
+
+    places = point_grid(size, (shape[2], shape[3])).numpy()
+    return np.concatenate([np.zeros((len(places), 1)), places], axis=1, dtype=np.float32)
+
+
+def read_queries(path: Path) -> Queries:
+    """Queries from a CSV file, with a heading t,x,y or without, or from JSON of such triples."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"--queries {path}: it cannot be read ({error})") from error
+    rows = _json_rows(path, text) if path.suffix.lower() == ".json" else _csv_rows(text)
+    if not rows:
+        raise DataError(f"--queries {path}: there are no queries in it; give lines of t,x,y")
+    queries = np.zeros((len(rows), 3), dtype=np.float32)
+    for number, row in enumerate(rows):
+        try:
+            values = [float(value) for value in row]
+        except (TypeError, ValueError):
+            values = []
+        if len(values) != 3 or not all(map(math.isfinite, values)) or values[0] % 1:
+            raise DataError(
+                f"--queries {path}: query {number} is {row}; expected are t, x, y: a whole number, "
+                "the frame, and two numbers, the place in pixels"
+            )
+        queries[number] = values
+    return queries
+
+
+def _csv_rows(text: str) -> list[list[str]]:
+    rows = [row for row in csv.reader(io.StringIO(text)) if any(map(str.strip, row))]
+    heading = [word.strip().lower() for word in rows[0]] if rows else []
+    return rows[1:] if heading == ["t", "x", "y"] else rows
+
+
+def _json_rows(path: Path, text: str) -> list[Any]:
+    try:
+        rows = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(f"--queries {path}: it is no JSON ({error})") from error
+    if not isinstance(rows, list):
+        raise DataError(f"--queries {path}: expected is a list of [t, x, y]")
+    return [
+        [row.get(key) for key in ("t", "x", "y")] if isinstance(row, dict) else row for row in rows
+    ]
+
+
+def write_tracks(folder: Path, queries: Queries, found: PointTracks) -> None:
+    """The tracks as arrays (T, N, ...) in tracks.npz and, a line for each point, in tracks.csv."""
+    arrays = {name: part.numpy() for name, part in found._asdict().items()}
+    np.savez_compressed(folder / "tracks.npz", queries=queries, **arrays)
+    frames, points = arrays["visible"].shape
+    with (folder / "tracks.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["point", "t", "x", "y", "visible", "visibility", "confidence"])
+        for point in range(points):
+            for frame in range(frames):
+                x, y = arrays["tracks_xy"][frame, point]
+                sure = (arrays[name][frame, point] for name in ("visibility", "confidence"))
+                visible = int(arrays["visible"][frame, point])
+                numbers = [f"{x:.3f}", f"{y:.3f}", visible, *(f"{part:.4f}" for part in sure)]
+                writer.writerow([point, frame, *numbers])
+
+
+def _grid_size(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number}, but at least 1 is needed")
+    return number
+
+
+def _fps(text: str) -> float:
+    number = float(text)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}, but a number above 0 is needed")
+    return number

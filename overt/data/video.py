@@ -1,0 +1,188 @@
+"""Videos from and to files: folders of images, GIF and WebP, arrays, and MP4 and the like by PyAV.
+
+T frames of H x W pixels, uint8 RGB. This file does not import torch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import struct
+import zipfile
+from collections.abc import Iterable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageSequence
+
+from overt.errors import DataError
+
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
+MOVING_IMAGES = (".gif", ".webp", ".apng")
+WRITTEN = (".gif", ".webp", ".mp4")
+
+_EXTRA = "it needs PyAV: pip install 'overt[video]'"
+# Pillow says SyntaxError, ValueError or struct.error of a broken header, OSError of the rest.
+_BROKEN = (OSError, SyntaxError, ValueError, struct.error, EOFError, Image.DecompressionBombError)
+
+
+class Video(NamedTuple):
+    """The frames of a video and how fast they follow each other, where the file says so."""
+
+    frames: NDArray[np.uint8]  # (T, 3, H, W)
+    fps: float | None
+
+
+def has_pyav() -> bool:
+    """Whether MP4 and the like can be read and written here."""
+    return importlib.util.find_spec("av") is not None
+
+
+def read_video(path: Path | str) -> Video:
+    """Read a folder of images, a GIF or WebP, a .npy or .npz array, or whatever PyAV decodes."""
+    path = Path(path)
+    if not path.exists():
+        raise DataError(f"{path}: there is no such file or folder")
+    suffix = path.suffix.lower()
+    if path.is_dir():
+        video = Video(_read_folder(path), None)
+    elif suffix in MOVING_IMAGES:
+        video = _read_moving_image(path)
+    elif suffix in (".npy", ".npz"):
+        video = Video(_read_array(path), None)
+    elif suffix in IMAGES:
+        raise DataError(f"{path} is a single image; give the folder of a video's frames")
+    else:
+        video = _read_by_pyav(path)
+    height, width = video.frames.shape[2:]
+    if min(height, width) < 2:
+        raise DataError(f"{path}: frames of {width} x {height} pixels; at least 2 x 2 are needed")
+    return video
+
+
+def write_video(path: Path | str, frames: NDArray[np.uint8], fps: float) -> None:
+    """Write frames (T, 3, H, W) as GIF, WebP or MP4, as the suffix says."""
+    path = Path(path)
+    suffix = path.suffix.lower()
+    if suffix not in WRITTEN:
+        raise DataError(f"{path}: a video is written as {', '.join(WRITTEN)}, not as {suffix!r}")
+    pictures = [np.ascontiguousarray(frame.transpose(1, 2, 0)) for frame in frames]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if suffix == ".mp4":
+        _write_by_pyav(path, pictures, fps)
+        return
+    # GIF knows hundredths of a second, and viewers take less than two of them for a mistake.
+    duration = max(round(1000 / fps), 20)
+    options: dict[str, Any] = {"quality": 85, "method": 2} if suffix == ".webp" else {}
+    first, *rest = map(Image.fromarray, pictures)
+    first.save(path, save_all=True, append_images=rest, duration=duration, loop=0, **options)
+
+
+def _read_folder(folder: Path) -> NDArray[np.uint8]:
+    paths = [path for path in folder.iterdir() if path.suffix.lower() in (*IMAGES, ".webp")]
+    if not paths:
+        raise DataError(f"{folder}: there are no images in it; expected are {', '.join(IMAGES)}")
+    frames = []
+    for path in sorted(paths, key=_natural_order):
+        try:
+            with Image.open(path) as image:
+                frames.append(np.asarray(image.convert("RGB")))
+        except _BROKEN as error:
+            raise DataError(f"{path}: not a readable image ({error}); take it out") from error
+    return _stack(frames, folder)
+
+
+def _natural_order(path: Path) -> list[tuple[int, str]]:
+    """Frame 10 after frame 9, with leading zeros or without."""
+    parts = re.findall(r"\d+|\D+", path.name)
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+
+
+def _read_moving_image(path: Path) -> Video:
+    try:
+        with Image.open(path) as image:
+            frames, durations = [], []
+            for frame in ImageSequence.Iterator(image):
+                frames.append(np.asarray(frame.convert("RGB")))
+                durations.append(frame.info.get("duration", 0))  # milliseconds
+    except _BROKEN as error:
+        raise DataError(f"{path}: it cannot be decoded ({error})") from error
+    total = sum(durations)
+    return Video(_stack(frames, path), 1000 * len(frames) / total if total else None)
+
+
+def _read_array(path: Path) -> NDArray[np.uint8]:
+    try:
+        content = np.load(path, allow_pickle=False)
+        if path.suffix.lower() == ".npz":
+            with content:
+                names = list(content)
+                if len(names) != 1 and "video" not in names:
+                    raise DataError(
+                        f"{path}: it holds {', '.join(names) or 'nothing'}; name the array `video`"
+                    )
+                content = content["video" if "video" in names else names[0]]
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path}: not a readable array ({error})") from error
+    if content.ndim == 4 and content.shape[1] != 3 and content.shape[3] == 3:
+        content = content.transpose(0, 3, 1, 2)
+    if content.ndim != 4 or content.shape[1] != 3 or content.dtype != np.uint8 or not len(content):
+        raise DataError(
+            f"{path}: an array of shape {content.shape} and type {content.dtype}; expected is "
+            "uint8 of shape (frames, height, width, 3) or (frames, 3, height, width)"
+        )
+    return np.ascontiguousarray(content)
+
+
+def _read_by_pyav(path: Path) -> Video:
+    if not has_pyav():
+        raise DataError(
+            f"{path}: to read {path.suffix or 'this file'}, {_EXTRA}. Without it, give a folder of "
+            "images, a GIF or WebP, or a uint8 array (.npy, .npz)"
+        )
+    import av
+
+    try:
+        with av.open(str(path)) as container:
+            if not container.streams.video:
+                raise DataError(f"{path}: there are no pictures in it, only sound or text")
+            stream = container.streams.video[0]
+            stream.thread_type = "AUTO"
+            frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]
+            fps = float(stream.average_rate) if stream.average_rate else None
+    except (av.error.FFmpegError, OSError) as error:
+        raise DataError(f"{path}: it cannot be decoded ({error})") from error
+    return Video(_stack(frames, path), fps)
+
+
+def _write_by_pyav(path: Path, pictures: list[NDArray[np.uint8]], fps: float) -> None:
+    if not has_pyav():
+        raise DataError(f"{path}: to write .mp4, {_EXTRA}. Without it, write .webp or .gif")
+    import av
+
+    height, width = pictures[0].shape[:2]
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("h264", rate=Fraction(fps).limit_denominator(1000))
+        # Browsers play half-resolution colours only, which need even sides.
+        stream.width, stream.height = width + width % 2, height + height % 2
+        stream.pix_fmt = "yuv420p"
+        for picture in pictures:
+            even = np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+            frame = av.VideoFrame.from_ndarray(even, format="rgb24")
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+
+
+def _stack(frames: Iterable[NDArray[np.uint8]], source: Path) -> NDArray[np.uint8]:
+    """Frames (H, W, 3) of one size as (T, 3, H, W)."""
+    frames = list(frames)
+    if not frames:
+        raise DataError(f"{source}: there are no frames in it")
+    sizes = sorted({frame.shape[1::-1] for frame in frames})
+    if len(sizes) > 1:
+        found = ", ".join(f"{width}x{height}" for width, height in sizes)
+        raise DataError(f"{source}: frames of different sizes, {found}")
+    return np.stack([frame.transpose(2, 0, 1) for frame in frames])

@@ -1,0 +1,46 @@
+"""A trained model from its checkpoint: which configuration it has, and its weights in a module.
+
+What the commands share that use a model without training it. Imports torch only when it loads.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from overt.config import Config, load
+from overt.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from overt.engine.weights import LoadReport
+    from overt.recipe import Recipe
+
+
+def configure(checkpoint: Path, overrides: list[str], packages: list[str]) -> Config:
+    """The configuration that the checkpoint carries, or the one of `recipe=NAME`."""
+    if not checkpoint.exists():
+        raise CheckpointError(f"checkpoint={checkpoint}: there is no such file or folder")
+    if any(word.startswith("recipe=") for word in overrides):
+        return load(overrides, packages=packages)
+    stored = checkpoint / "config.yaml"
+    if not stored.is_file():
+        raise ConfigError(f"{checkpoint} holds no configuration; add recipe=NAME")
+    return load(overrides, config_file=str(stored), packages=packages)
+
+
+def load_model(
+    recipe: Recipe, checkpoint: Path, part: str = "auto"
+) -> tuple[nn.Module, LoadReport]:
+    """The recipe's model with the checkpoint's weights, in evaluation mode.
+
+    `auto` takes the average of the weights where there is one.
+    """
+    from overt.engine.weights import load_checkpoint
+
+    if part == "auto":
+        part = "ema" if (checkpoint / "ema.safetensors").is_file() else "model"
+    model = recipe.build_model()
+    report = load_checkpoint(checkpoint, model, part=part)
+    return model.eval(), report

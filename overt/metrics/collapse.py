@@ -1,0 +1,70 @@
+"""How much the features of different inputs differ: what falls when a representation collapses.
+
+Effective rank is the exponential of the entropy of the singular values. These are never computed
+from a wide matrix: the eigenvalues of the smaller square one are their squares.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from overt.distributed import sum_over_processes
+
+TOKEN_NAMES = ("std", "std_min", "norm", "rank")
+
+
+@torch.no_grad()
+def token_statistics(tokens: Tensor) -> Tensor:
+    """Spread of the tokens (n, D) of all processes around their mean, (4,), as in TOKEN_NAMES.
+
+    Mean and least standard deviation of a feature (unbiased), mean length of a token, effective
+    rank of the centred tokens. In float64: the square root magnifies rounding of zero eigenvalues,
+    and that is where it matters.
+    """
+    rows = tokens.double()
+    first = torch.cat([rows.sum(0), rows.norm(dim=1).sum()[None], rows.new_tensor([len(rows)])])
+    first = sum_over_processes(first)
+    count = first[-1]
+    centred = rows - first[:-2] / count
+    covariance = sum_over_processes(centred.T @ centred) / (count - 1).clamp(min=1)
+    deviation = covariance.diagonal().sqrt()
+    size = first[-2] / count
+    rank = rank_of(torch.linalg.eigvalsh(covariance), floor=(1e-12 * size).square())
+    return torch.stack([deviation.mean(), deviation.min(), size, rank])
+
+
+def rank_of(eigenvalues: Tensor, floor: Tensor) -> Tensor:
+    """The effective rank of a matrix with these squared singular values; those below are zero.
+
+    Where all are, the rank is 1.
+    """
+    singular = eigenvalues.where(eigenvalues > floor, 0.0).sqrt()
+    shares = singular / singular.sum().clamp(min=torch.finfo(singular.dtype).tiny)
+    return torch.exp(-(shares * torch.log(shares + 1e-12)).sum())
+
+
+@torch.no_grad()
+def image_statistics(features: Tensor) -> Tensor:
+    """The H-JEPA reference's numbers for features (B, ...), (3,): std, norm and effective rank.
+
+    A row is a whole image; nothing is centred; the rank is that of the first 100 rows.
+    """
+    rows = features.double().flatten(1)
+    some = rows[:100]
+    eigenvalues = torch.linalg.eigvalsh(some @ some.T)
+    singular = eigenvalues.where(eigenvalues > 1e-13 * eigenvalues.max(), 0.0).sqrt()
+    shares = singular / singular.sum()
+    rank = torch.exp(-(shares * torch.log(shares + 1e-8)).sum())
+    return torch.stack([rows.std(), rows.norm(dim=1).mean(), rank])
+
+
+def reference_metrics(context: Tensor, target: Tensor) -> dict[str, float]:
+    """`context_std`, `target_norm`, `target_eff_rank` and so on, as the reference defines them."""
+    return {
+        f"{name}_{kind}": value
+        for name, features in (("context", context), ("target", target))
+        for kind, value in zip(
+            ("std", "norm", "eff_rank"), image_statistics(features).tolist(), strict=True
+        )
+    }

@@ -1,0 +1,170 @@
+"""What frozen features are worth: features of a whole set, each sample once, and k-NN on them.
+
+n samples, D numbers each. Work is dealt out in fixed pieces, so that the number of processes
+changes not a bit of the result.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from overt.distributed import World, gather_objects, sum_over_processes
+from overt.errors import DataError
+
+# Queries compared with the bank at a time; with a fixed number every piece has the same rounding.
+_QUERIES = 1024
+
+
+class Features(NamedTuple):
+    """Features of some samples of a set."""
+
+    ids: Tensor  # (n,) int64 places in the set
+    values: Tensor  # (n, D), or (n, N, D) for the tokens of each sample
+    labels: Tensor  # (n,) int64
+
+
+def gather_features(
+    world: World, count: int, batch_size: int, compute: Callable[[range], Features]
+) -> Features:
+    """Features of samples 0 to `count` - 1, in this order, on every process.
+
+    `compute` is called with batches of indices, this process's share of them, and may leave out
+    samples that cannot be read; `ids` says which are there.
+    """
+    starts = range(world.rank * batch_size, count, world.world_size * batch_size)
+    parts = [compute(range(start, min(start + batch_size, count))) for start in starts]
+    own = Features(*(torch.cat(columns) for columns in zip(*parts, strict=True))) if parts else None
+    found = own if world.world_size == 1 else _gather(own)
+    if found is None or len(found.ids) == 0:
+        raise DataError(f"none of the {count} samples has features; are there images to read?")
+    order = found.ids.argsort()
+    ids = found.ids[order]
+    assert (ids.diff() > 0).all(), "a sample was counted twice"
+    assert ids[-1] < count, "a sample that was not asked for"
+    return Features(ids, found.values[order], found.labels[order])
+
+
+def _gather(own: Features | None) -> Features | None:
+    """The features of all processes, one behind the other."""
+    layouts = gather_objects(own and [(x.shape, x.dtype, x.device.type) for x in own])
+    known = next((layout for layout in layouts if layout is not None), None)
+    if known is None:
+        return None
+    counts = [0 if layout is None else layout[0][0][0] for layout in layouts]
+    columns = []
+    for place, (shape, dtype, device) in enumerate(known):
+        # Equal lengths for the exchange: filled up here, cut off there.
+        filled = torch.zeros((max(counts), *shape[1:]), dtype=dtype, device=device)
+        if own is not None:
+            filled[: len(own[place])] = own[place]
+        received = [torch.empty_like(filled) for _ in counts]
+        dist.all_gather(received, filled)
+        columns.append(torch.cat([part[:n] for part, n in zip(received, counts, strict=True)]))
+    return Features(*columns)
+
+
+def knn_accuracy(
+    train_features: Tensor,  # (n, D)
+    train_labels: Tensor,  # (n,)
+    test_features: Tensor,  # (m, D)
+    test_labels: Tensor,  # (m,)
+    k: int = 20,
+    temperature: float = 0.07,
+    world: World | None = None,
+) -> float:
+    """Share (0 to 1) of the test samples whose class their `k` nearest neighbours vote for."""
+    return knn_accuracies(
+        train_features, train_labels, test_features, test_labels, (k,), temperature, world
+    )[k]
+
+
+def knn_accuracies(
+    train_features: Tensor,  # (n, D)
+    train_labels: Tensor,  # (n,)
+    test_features: Tensor,  # (m, D)
+    test_labels: Tensor,  # (m,)
+    ks: Sequence[int],
+    temperature: float = 0.07,
+    world: World | None = None,
+) -> dict[int, float]:
+    """`knn_accuracy` for several numbers of neighbours at the price of the largest.
+
+    Neighbours are the nearest by cosine and vote with exp(cosine / temperature). With a `world` its
+    processes, all of which must call, share the test samples and get the same answer. Features with
+    NaN or Inf score NaN.
+    """
+    if not 1 <= min(ks) <= max(ks) <= len(train_features):
+        raise DataError(
+            f"k-NN with {', '.join(map(str, ks))} neighbours among {len(train_features)} training "
+            f"features; allowed is 1 to {len(train_features)}. Lower k, or take more samples."
+        )
+    if not (train_features.isfinite().all() and test_features.isfinite().all()):
+        return {k: float("nan") for k in ks}
+    bank = F.normalize(train_features.float(), dim=1)
+    labels = train_labels.to(bank.device)
+    correct = torch.zeros(len(ks), dtype=torch.int64, device=bank.device)
+    rank, processes = (world.rank, world.world_size) if world else (0, 1)
+    for start in range(rank * _QUERIES, len(test_features), processes * _QUERIES):
+        piece = slice(start, start + _QUERIES)
+        queries = F.normalize(test_features[piece].to(bank.device).float(), dim=1)
+        cosine, nearest = (queries @ bank.T).topk(max(ks), dim=1)  # (m, k), nearest first
+        votes = ((cosine - 1) / temperature).exp()
+        truth = test_labels[piece].to(bank.device)
+        for place, k in enumerate(ks):
+            predicted = _vote(labels[nearest[:, :k]], votes[:, :k])
+            correct[place] += (predicted == truth).sum()
+    totals: list[int] = (sum_over_processes(correct) if world else correct).tolist()
+    return {k: total / len(test_features) for k, total in zip(ks, totals, strict=True)}
+
+
+def _vote(labels: Tensor, votes: Tensor) -> Tensor:
+    """The label with the most votes (m,), of labels and votes (m, k); of equals the nearest's."""
+    # Each neighbour adds up those that agree with it: no atomic sums, so always the same bits.
+    agree = (labels[:, :, None] == labels[:, None, :]).to(votes.dtype)  # (m, k, k)
+    sums = (agree @ votes[:, :, None])[..., 0]  # (m, k)
+    return labels.gather(1, sums.argmax(dim=1, keepdim=True))[:, 0]
+
+
+def export_features(
+    path: Path | str, features: Tensor, labels: Tensor, names: Sequence[str]
+) -> None:
+    """Write features (n, ...), labels (n,) and names as one safetensors file, whole or not at all.
+
+    The names are a JSON list in the bytes of the tensor `names`.
+    """
+    path = Path(path)
+    assert len(features) == len(labels) == len(names), "one label and one name for each feature"
+    text = json.dumps(list(names)).encode()
+    tensors = {
+        "features": features.detach().cpu().contiguous(),
+        "labels": labels.detach().cpu().contiguous(),
+        "names": torch.frombuffer(bytearray(text), dtype=torch.uint8),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    save_file(tensors, partial, metadata={"names": "a JSON list, as UTF-8 bytes"})
+    os.replace(partial, path)
+
+
+def load_features(path: Path | str) -> tuple[Tensor, Tensor, list[str]]:
+    """Features, labels and names as `export_features` wrote them."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            features, labels, text = map(file.get_tensor, ("features", "labels", "names"))
+    except (OSError, SafetensorError) as error:
+        raise DataError(
+            f"{path}: no readable file of features ({error}); expected is a safetensors file with "
+            "features, labels and names."
+        ) from error
+    return features, labels, json.loads(text.numpy().tobytes())

@@ -1,0 +1,178 @@
+"""Self-attention over equal sequences, and over sequences of any length packed one after another.
+
+Shapes: S sequences, T tokens in all, L tokens of the longest, H heads, d features of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
+
+FLASH_TYPES = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Where sequences of different length lie among packed tokens (T, ...); made on the host."""
+
+    offsets: Tensor  # (S + 1,) int32, where each begins, and the end
+    places: Tensor  # (T,) int64, where each token stands among S x L padded ones
+    visible: Tensor  # (S, 1, 1, L) bool, which padded places hold a token
+    bound: int  # no sequence of any batch is longer: a constant, so that nothing is recompiled
+    longest: int  # of this batch
+
+    @classmethod
+    def of(cls, lengths: Sequence[int] | np.ndarray, bound: int | None = None) -> Packing:
+        """The packing of sequences of these lengths."""
+        sizes = np.asarray(lengths, dtype=np.int64)
+        longest = int(sizes.max(initial=0))
+        ends = np.cumsum(sizes)
+        begins = ends - sizes
+        inside = np.arange(sizes.sum()) - np.repeat(begins, sizes)
+        places = inside + np.repeat(np.arange(len(sizes)) * longest, sizes)
+        visible = np.arange(longest) < sizes[:, None]
+        return cls(
+            offsets=torch.from_numpy(np.concatenate([[0], ends]).astype(np.int32)),
+            places=torch.from_numpy(places),
+            visible=torch.from_numpy(visible)[:, None, None],
+            bound=longest if bound is None else bound,
+            longest=longest,
+        )
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, packing: Packing | None = None
+) -> Tensor:  # (S, L, H, d), or (T, H, d) with a packing
+    """Scaled dot-product attention within each sequence; the same shape as `query`."""
+    if packing is None:
+        mixed = F.scaled_dot_product_attention(
+            query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+        )
+        return mixed.transpose(1, 2)
+    if query.is_cuda and query.dtype in FLASH_TYPES:
+        offsets, bound = packing.offsets, packing.bound
+        packed = varlen_attn(query, key, value, offsets, offsets, bound, bound)
+        assert isinstance(packed, Tensor)
+        return packed
+    return _attend_padded(query, key, value, packing)
+
+
+def _attend_padded(query: Tensor, key: Tensor, value: Tensor, packing: Packing) -> Tensor:
+    sequences = packing.visible.shape[0]
+
+    def pad(tokens: Tensor) -> Tensor:  # (T, H, d) to (S, H, L, d)
+        empty = tokens.new_zeros(sequences * packing.longest, *tokens.shape[1:])
+        padded = empty.index_copy(0, packing.places, tokens)
+        return padded.unflatten(0, (sequences, packing.longest)).transpose(1, 2)
+
+    mixed = F.scaled_dot_product_attention(
+        pad(query), pad(key), pad(value), attn_mask=packing.visible
+    )
+    return mixed.transpose(1, 2).flatten(0, 1)[packing.places]
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention with timm's names: `qkv` and `proj`."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        assert width % heads == 0, "width is not a multiple of heads"
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+
+    def forward(
+        self, tokens: Tensor, packing: Packing | None = None, rotation: Tensor | None = None
+    ) -> Tensor:
+        projected = self.qkv(tokens).unflatten(-1, (3, self.heads, -1))  # (..., 3, H, d)
+        query, key, value = projected.unbind(-3)
+        if rotation is not None:
+            query, key = rotate(query, rotation), rotate(key, rotation)
+        return self.proj(attend(query, key, value, packing).flatten(-2))  # type: ignore[no-any-return]
+
+
+def rotate(vectors: Tensor, rotation: Tensor) -> Tensor:
+    """Rotate neighbouring pairs of features: (..., H, d) by the angles of (..., 2, d / 2)."""
+    cosine, sine = rotation.to(vectors.dtype).unsqueeze(-3).unbind(-2)  # (..., 1, d / 2)
+    even, odd = vectors[..., 0::2], vectors[..., 1::2]
+    pairs = [even * cosine - odd * sine, even * sine + odd * cosine]
+    return torch.stack(pairs, dim=-1).flatten(-2)
+
+
+class Mlp(nn.Module):
+    """Two layers with an exact GELU between them, with timm's names."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, hidden)
+        self.fc2 = nn.Linear(hidden, width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(tokens)))  # type: ignore[no-any-return]
+
+
+class LayerScale(nn.Module):
+    """One learned factor per feature of a residual branch."""
+
+    def __init__(self, width: int, start: float) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.full((width,), start))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return tokens * self.gamma
+
+
+class DropPath(nn.Module):
+    """In training, leaves out a residual branch for whole sequences, with this probability."""
+
+    def __init__(self, probability: float) -> None:
+        super().__init__()
+        self.probability = probability
+
+    def forward(self, branch: Tensor, packing: Packing | None = None) -> Tensor:
+        if not self.training or self.probability == 0.0:
+            return branch
+        kept = 1.0 - self.probability
+        sequences = len(branch) if packing is None else packing.visible.shape[0]
+        factor = branch.new_empty(sequences).bernoulli_(kept) / kept
+        if packing is None:
+            return branch * factor[:, None, None]
+        return branch * factor[packing.places // packing.longest, None]
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block with timm's names."""
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        mlp_ratio: float = 4.0,
+        norm_eps: float = 1e-6,
+        layer_scale: float | None = None,
+        drop_path: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width, norm_eps)
+        self.attn = Attention(width, heads)
+        self.norm2 = nn.LayerNorm(width, norm_eps)
+        self.mlp = Mlp(width, round(width * mlp_ratio))
+        self.ls1: nn.Module = nn.Identity()
+        self.ls2: nn.Module = nn.Identity()
+        if layer_scale is not None:
+            self.ls1, self.ls2 = LayerScale(width, layer_scale), LayerScale(width, layer_scale)
+        self.drop_path = DropPath(drop_path)
+
+    def forward(
+        self, tokens: Tensor, packing: Packing | None = None, rotation: Tensor | None = None
+    ) -> Tensor:
+        """Tokens (S, L, D), or (T, D) with a packing; the same shape."""
+        mixed = self.ls1(self.attn(self.norm1(tokens), packing, rotation))
+        tokens = tokens + self.drop_path(mixed, packing)
+        return tokens + self.drop_path(self.ls2(self.mlp(self.norm2(tokens))), packing)

@@ -1,0 +1,260 @@
+"""The vision transformer, with timm's key names, for any image, patch and model size.
+
+Shapes: B images, N patches, D features, K visible patches, T packed tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from overt.nn.attention import Block, Packing
+
+Grid = tuple[int, int]  # patches (down, across)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PackedPatches:
+    """The patches of each sequence, packed; made on the host by `pack_patches`."""
+
+    rows: Tensor  # (T,) among all B x N patches; B x N itself is the class token
+    packing: Packing
+    patches: Tensor  # (K,) the place in its image of every token that is a patch
+    tokens: Tensor | None  # (K,) which of the T tokens these are; None: all are
+
+
+def pack_patches(
+    kept: Sequence[np.ndarray], images: Sequence[int], batch: int, patches: int, class_token: bool
+) -> PackedPatches:
+    """Sequences of kept patches, each of the image with this number, one after another."""
+    lengths = np.array([len(places) for places in kept])
+    places = np.concatenate(kept)
+    rows = places + np.repeat(np.asarray(images) * patches, lengths)
+    tokens = None
+    if class_token:
+        tokens = np.arange(len(rows)) + np.repeat(np.arange(len(kept)) + 1, lengths)
+        with_class = np.full(len(rows) + len(kept), batch * patches)
+        with_class[tokens] = rows
+        rows = with_class
+    return PackedPatches(
+        rows=torch.from_numpy(rows),
+        packing=Packing.of(lengths + class_token, bound=patches + class_token),
+        patches=torch.from_numpy(places),
+        tokens=None if tokens is None else torch.from_numpy(tokens),
+    )
+
+
+class PatchEmbed(nn.Module):
+    """Pixels of each patch to one token; the weight is that of timm's convolution."""
+
+    def __init__(self, patch_size: int, channels: int, width: int) -> None:
+        super().__init__()
+        self.patch_size = patch_size
+        self.proj = nn.Conv2d(channels, width, patch_size, patch_size)
+
+    def forward(self, images: Tensor) -> Tensor:  # (B, C, H, W) to (B, N, D)
+        size = self.patch_size
+        blocks = images.unflatten(3, (-1, size)).unflatten(2, (-1, size))  # (B, C, h, p, w, p)
+        pixels = blocks.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # (B, N, C p p)
+        # One matrix product: faster than a convolution whose windows do not overlap.
+        return F.linear(pixels, self.proj.weight.flatten(1), self.proj.bias)
+
+
+class VisionTransformer(nn.Module):
+    """Images to tokens: all of them, with some zeroed, or only those that are kept."""
+
+    def __init__(
+        self,
+        image_size: tuple[int, int],
+        patch_size: int,
+        width: int,
+        depth: int,
+        heads: int,
+        *,
+        mlp_ratio: float = 4.0,
+        channels: int = 3,
+        class_token: bool = True,
+        positions: str = "learned",
+        rope_theta: float | None = None,
+        layer_scale: float | None = None,
+        drop_path_rate: float = 0.0,
+        norm_eps: float = 1e-6,
+    ) -> None:
+        super().__init__()
+        assert positions in ("learned", "sincos"), positions
+        self.grid: Grid = (image_size[0] // patch_size, image_size[1] // patch_size)
+        self.rope_theta, self.head_width = rope_theta, width // heads
+        self.patch_embed = PatchEmbed(patch_size, channels, width)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, width)) if class_token else None
+        table = torch.zeros(1, self.prefix + math.prod(self.grid), width)
+        if positions == "sincos":
+            table[0, self.prefix :] = sincos_table(self.grid, width)
+        self.pos_embed = nn.Parameter(table, requires_grad=positions == "learned")
+        rates = torch.linspace(0, drop_path_rate, depth).tolist()
+        self.blocks = nn.ModuleList(
+            Block(width, heads, mlp_ratio, norm_eps, layer_scale, rate) for rate in rates
+        )
+        self.norm = nn.LayerNorm(width, norm_eps)
+        self.initialize()
+
+    @property
+    def prefix(self) -> int:
+        """Tokens before the patches."""
+        return 0 if self.cls_token is None else 1
+
+    @torch.no_grad()
+    def initialize(self, fan_in: bool = False) -> None:
+        """Fresh weights: normal with deviation 0.02, or that of the inputs' number ** -0.5."""
+        initialize(self, fan_in)
+        if self.cls_token is not None:
+            nn.init.normal_(self.cls_token, std=1e-6)
+        if self.pos_embed.requires_grad:
+            nn.init.trunc_normal_(self.pos_embed, std=0.02)
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Patch tokens with their positions, (B, N, D); the class token is not among them."""
+        size = self.patch_embed.patch_size
+        grid = (images.shape[2] // size, images.shape[3] // size)
+        return self.patch_embed(images) + self.positions(grid)[:, self.prefix :]  # type: ignore[no-any-return]
+
+    def positions(self, grid: Grid) -> Tensor:
+        """The position table for a grid of patches, interpolated where it is not the own one."""
+        if grid == self.grid:
+            return self.pos_embed
+        return resize_positions(self.pos_embed, self.grid, grid, self.prefix)
+
+    def forward(
+        self, images: Tensor, hidden: Tensor | None = None, keep: Tensor | None = None
+    ) -> Tensor:
+        """All tokens, (B, 1 + N, D).
+
+        With `hidden` (B, N) bool these patches are zero; with `keep` (B, K) only these patches
+        enter the blocks, and the result is (B, 1 + K, D). Without a class token there is no 1.
+        """
+        size = self.patch_embed.patch_size
+        grid = (images.shape[2] // size, images.shape[3] // size)
+        tokens = self.embed(images)
+        rotation = self._rotation(grid, tokens.device)
+        if hidden is not None:
+            tokens = tokens * ~hidden[..., None]
+        if keep is not None:
+            tokens = tokens.gather(1, keep[..., None].expand(-1, -1, tokens.shape[-1]))
+            rotation = None if rotation is None else rotation[keep]
+        if self.cls_token is not None:
+            first = (self.cls_token + self.pos_embed[:, :1]).expand(len(tokens), -1, -1)
+            tokens = torch.cat([first.to(tokens.dtype), tokens], dim=1)
+            rotation = _unrotated_first(rotation)
+        for block in self.blocks:
+            tokens = block(tokens, rotation=rotation)
+        return self.norm(tokens)  # type: ignore[no-any-return]
+
+    def forward_packed(self, images: Tensor, visible: PackedPatches) -> Tensor:
+        """Only the visible patches of each sequence, without padding, (T, D)."""
+        size = self.patch_embed.patch_size
+        grid = (images.shape[2] // size, images.shape[3] // size)
+        table = self.embed(images).flatten(0, 1)  # (B N, D)
+        if self.cls_token is not None:
+            first = (self.cls_token + self.pos_embed[:, :1])[0]
+            table = torch.cat([table, first.to(table.dtype)])
+        tokens = table.index_select(0, visible.rows)  # (T, D)
+        rotation = self._rotation(grid, tokens.device)
+        if rotation is not None:
+            if self.cls_token is not None:  # at index N: the class token is not turned
+                rotation = _unrotated_first(rotation).roll(-1, 0)  # type: ignore[union-attr]
+            patches, images_total = math.prod(grid), len(images)
+            is_class = visible.rows == images_total * patches
+            rotation = rotation[torch.where(is_class, patches, visible.rows % patches)]
+        for block in self.blocks:
+            tokens = block(tokens, visible.packing, rotation)
+        return self.norm(tokens)  # type: ignore[no-any-return]
+
+    def _rotation(self, grid: Grid, device: torch.device) -> Tensor | None:
+        if self.rope_theta is None:
+            return None
+        return rope_table(grid, self.head_width, self.rope_theta).to(device)
+
+    def fit(self, tensors: Mapping[str, Tensor], grid: Grid | None = None) -> dict[str, Tensor]:
+        """A state dict of another image or patch size with tables and patch weights resized.
+
+        `grid` is that of the checkpoint; None takes it as square.
+        """
+        fitted = dict(tensors)
+        table = fitted.get("pos_embed")
+        if table is not None and table.shape != self.pos_embed.shape:
+            prefix = self.prefix if table.shape[1] > self.prefix else 0
+            side = math.isqrt(table.shape[1] - prefix)
+            before = grid or (side, side)
+            fitted["pos_embed"] = resize_positions(table, before, self.grid, prefix)
+            log.warning("position table resized from %s to %s patches", before, self.grid)
+        kernel = fitted.get("patch_embed.proj.weight")
+        own = self.patch_embed.proj.weight
+        if kernel is not None and kernel.shape[2:] != own.shape[2:]:
+            size = own.shape[2:]
+            scale = math.prod(kernel.shape[2:]) / math.prod(size)  # a sum over fewer, larger pixels
+            resized = F.interpolate(kernel.float(), size, mode="bicubic", antialias=True)
+            fitted["patch_embed.proj.weight"] = resized * scale
+            log.warning("patch weights resized from %s to %s pixels", kernel.shape[2:], size)
+        return fitted
+
+
+@torch.no_grad()
+def initialize(module: nn.Module, fan_in: bool = False) -> None:
+    """Linear and patch weights from a truncated normal, biases zero, norms one.
+
+    The deviation is 0.02, or with `fan_in` the number of inputs ** -0.5: small models start with
+    features of a useful size.
+    """
+    for part in module.modules():
+        if isinstance(part, nn.Linear | nn.Conv2d):
+            deviation = part.weight[0].numel() ** -0.5 if fan_in else 0.02
+            nn.init.trunc_normal_(part.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
+
+
+def sincos_table(grid: Grid, width: int) -> Tensor:
+    """Fixed positions (N, D): half the features code the column, half the row; I-JEPA's order."""
+    assert width % 4 == 0, "width is not a multiple of 4"
+    quarter = width // 4
+    frequencies = 10000.0 ** -(torch.arange(quarter, dtype=torch.float64) / quarter)
+    down, across = (torch.arange(size, dtype=torch.float64) for size in grid)
+    rows, columns = torch.meshgrid(down, across, indexing="ij")
+    halves = [place.flatten()[:, None] * frequencies for place in (columns, rows)]
+    return torch.cat([part for half in halves for part in (half.sin(), half.cos())], 1).float()
+
+
+def rope_table(grid: Grid, head_width: int, theta: float) -> Tensor:
+    """Cosine and sine (N, 2, d / 2) of each pair's angle: first pairs by row, then by column."""
+    assert head_width % 4 == 0, "the width of a head is not a multiple of 4"
+    quarter = head_width // 4
+    frequencies = theta ** -(2.0 * torch.arange(quarter, dtype=torch.float64) / (head_width / 2))
+    down, across = (torch.arange(size, dtype=torch.float64) for size in grid)
+    rows, columns = torch.meshgrid(down, across, indexing="ij")
+    angles = torch.cat([place.flatten()[:, None] * frequencies for place in (rows, columns)], 1)
+    return torch.stack([angles.cos(), angles.sin()], dim=1).float()
+
+
+def _unrotated_first(rotation: Tensor | None) -> Tensor | None:
+    """The table with one more entry in front that turns nothing."""
+    if rotation is None:
+        return None
+    still = torch.zeros_like(rotation[..., :1, :, :])
+    still[..., 0, :] = 1.0
+    return torch.cat([still, rotation], dim=-3)
+
+
+def resize_positions(table: Tensor, before: Grid, after: Grid, prefix: int) -> Tensor:
+    """A position table (1, prefix + N, D) for another grid, by bicubic interpolation."""
+    first, patches = table[:, :prefix], table[:, prefix:]
+    square = patches.unflatten(1, before).permute(0, 3, 1, 2).float()
+    resized = F.interpolate(square, after, mode="bicubic", antialias=True, align_corners=False)
+    return torch.cat([first, resized.permute(0, 2, 3, 1).flatten(1, 2).to(table.dtype)], dim=1)

@@ -1,0 +1,132 @@
+"""The levels of the hierarchy: how the features of patches become those of larger regions.
+
+On the grid a region of level l is a square of 2^l x 2^l patches; along the sequence, as in the
+reference, 2^l neighbours in the list of hidden patches. Shapes: T tokens, C cells, D features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from overt.recipes.hjepa.masks import Grid
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The cells of one level that hold tokens; made on the host by `grid_cells`."""
+
+    of_token: Tensor  # (T,) the cell of each token
+    size: Tensor  # (C,) float, tokens in the cell
+    parent: Tensor  # (C,) the cell of the next level that holds this one
+    valid: Tensor  # (C,) bool, more than half of the cell's patches are tokens
+
+
+@dataclass(frozen=True)
+class GridPooling:
+    """Averages over squares of the patch grid; tokens are packed, (T, D)."""
+
+    levels: tuple[Cells, ...]
+
+    def pool(self, tokens: Tensor, level: int) -> Tensor:
+        """The mean over each cell, (C, D)."""
+        if level == 0:
+            return tokens
+        cells = self.levels[level]
+        # Sums of many small terms: never in half precision.
+        sums = tokens.new_zeros(len(cells.size), tokens.shape[-1], dtype=torch.float32)
+        sums = sums.index_add(0, cells.of_token, tokens.float())
+        return sums / cells.size[:, None]
+
+    def expand(self, above: Tensor, level: int) -> Tensor:
+        """The features of the level above, given to each cell of this level."""
+        return above.index_select(0, self.levels[level].parent)
+
+    def to(self, device: torch.device) -> GridPooling:
+        """The same on a device."""
+        return GridPooling(
+            tuple(
+                Cells(*(getattr(cells, field.name).to(device) for field in fields(cells)))
+                for cells in self.levels
+            )
+        )
+
+    def valid(self, level: int) -> Tensor:
+        """Which cells count in the loss, (C,)."""
+        return self.levels[level].valid
+
+
+@dataclass(frozen=True)
+class SequencePooling:
+    """Averages over neighbours in the list of tokens, remainder dropped; tokens are (B, M, D)."""
+
+    token_valid: Tensor  # (B, M) bool, false for padding
+
+    def pool(self, tokens: Tensor, level: int) -> Tensor:
+        """The mean over each window, (B, M // 2^level, D)."""
+        if level == 0:
+            return tokens
+        return F.avg_pool1d(tokens.transpose(1, 2), 2**level).transpose(1, 2)
+
+    def expand(self, above: Tensor, level: int) -> Tensor:
+        """The features of the level above, interpolated to the length of this level."""
+        length = self.token_valid.shape[1] // 2**level
+        if above.shape[1] == length:
+            return above
+        wide = F.interpolate(above.transpose(1, 2), length, mode="linear", align_corners=False)
+        return wide.transpose(1, 2)
+
+    def valid(self, level: int) -> Tensor:
+        """Which windows count in the loss: more than half of their tokens are no padding."""
+        share = self.pool(self.token_valid[..., None].float(), level)[..., 0]
+        return share > 0.5
+
+
+Pooling = GridPooling | SequencePooling
+
+
+def grid_cells(places: np.ndarray, sequences: np.ndarray, grid: Grid, levels: int) -> GridPooling:
+    """The cells of every level, for tokens at these places of the grid, sequence by sequence."""
+    rows, columns = np.divmod(places, grid[1])
+    per_level = []
+    for level in range(levels):
+        across = -(-grid[1] // 2**level)
+        down = -(-grid[0] // 2**level)
+        key = (sequences * down + (rows >> level)) * across + (columns >> level)
+        if level == 0:
+            first, of_token = np.arange(len(places)), np.arange(len(places))
+        else:
+            _, first, of_token = np.unique(key, return_index=True, return_inverse=True)
+        per_level.append((first, of_token))
+    made = []
+    for level, (first, of_token) in enumerate(per_level):
+        size = np.bincount(of_token, minlength=len(first)).astype(np.float32)
+        parent_of_token = per_level[level + 1][1] if level + 1 < levels else of_token
+        side = 2**level
+        top, left = rows[first] // side * side, columns[first] // side * side
+        whole = np.minimum(side, grid[0] - top) * np.minimum(side, grid[1] - left)
+        made.append(
+            Cells(
+                of_token=torch.from_numpy(of_token.astype(np.int64)),
+                size=torch.from_numpy(size),
+                parent=torch.from_numpy(parent_of_token[first].astype(np.int64)),
+                valid=torch.from_numpy(size > 0.5 * whole),
+            )
+        )
+    return GridPooling(tuple(made))
+
+
+def dense_cells(batch: int, grid: Grid, levels: int) -> GridPooling:
+    """The cells of whole images."""
+    patches = grid[0] * grid[1]
+    places = np.tile(np.arange(patches), batch)
+    return grid_cells(places, np.repeat(np.arange(batch), patches), grid, levels)
+
+
+def valid_counts(pooling: Pooling, levels: int) -> Tensor:
+    """How many regions of each level count in the loss, (L,)."""
+    return torch.stack([pooling.valid(level).sum() for level in range(levels)])

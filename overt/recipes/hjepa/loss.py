@@ -1,0 +1,145 @@
+"""The losses: distance of prediction and target on every level, and terms against collapse.
+
+Distances are sums over this micro-batch divided by counts of the global batch. The other terms mix
+samples: they are computed from sums over all processes, with gradient, for each micro-batch.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.nn.functional import all_reduce
+from torch.utils.checkpoint import checkpoint
+
+from overt.distributed import get_rank, get_world_size, sum_over_processes
+
+SLICES_AT_ONCE = 64
+
+
+def distance(
+    prediction: Tensor, target: Tensor, kind: str, delta: float = 1.0, normalize: bool = False
+) -> Tensor:
+    """The loss of each token, (...), from (..., D): the mean over its features.
+
+    `kind` is mse, smoothl1 or huber (with `delta`); `normalize` compares directions only.
+    """
+    prediction, target = prediction.float(), target.float()
+    if normalize:
+        prediction = F.normalize(prediction, dim=-1, eps=1e-8)
+        target = F.normalize(target, dim=-1, eps=1e-8)
+    match kind:
+        case "mse":
+            each = F.mse_loss(prediction, target, reduction="none")
+        case "smoothl1":
+            each = F.smooth_l1_loss(prediction, target, reduction="none")
+        case "huber":
+            each = F.huber_loss(prediction, target, reduction="none", delta=delta)
+        case _:
+            raise ValueError(f"kind={kind!r}; allowed are mse, smoothl1 and huber")
+    return each.mean(-1)
+
+
+def level_losses(
+    predictions: list[Tensor],
+    targets: list[Tensor],
+    valid: list[Tensor],
+    counts: Tensor,  # (L,) tokens that count on each level, of the global batch
+    kind: str,
+    delta: float = 1.0,
+    normalize: bool = False,
+) -> list[Tensor]:
+    """The mean distance over the valid tokens of each level, this micro-batch's share of it."""
+    return [
+        (distance(one, other, kind, delta, normalize) * counted).sum() / count.clamp(min=1)
+        for one, other, counted, count in zip(predictions, targets, valid, counts, strict=True)
+    ]
+
+
+# --- terms that mix samples ----------------------------------------------------------------------
+
+
+def sum_everywhere(value: Tensor) -> Tensor:
+    """The sum over all processes; gradients reach the value of each."""
+    return all_reduce(value) if dist.is_initialized() else value  # type: ignore[no-any-return, no-untyped-call]
+
+
+def spread(rows: Tensor, eps: float = 1e-4) -> tuple[Tensor, Tensor]:
+    """VICReg's variance and covariance terms of the rows (n, D) of all processes."""
+    rows = rows.float()
+    count = sum_over_processes(rows.new_tensor(float(len(rows))))
+    centred = rows - sum_everywhere(rows.sum(0)) / count
+    covariance = sum_everywhere(centred.T @ centred) / (count - 1)
+    deviation = (covariance.diagonal() + eps).sqrt()
+    width = rows.shape[1]
+    others = covariance.square().sum() - covariance.diagonal().square().sum()
+    return F.relu(1.0 - deviation).mean(), others / (width * (width - 1))
+
+
+def sigreg(rows: Tensor, slices: Tensor, standardize: bool = False) -> Tensor:
+    """How far the rows (n, D) of all processes are from a standard normal distribution.
+
+    The mean over the directions `slices` (S, D) of the Epps-Pulley distance between characteristic
+    functions. `standardize` takes mean and scale off first, which the reference does and LeJEPA
+    advises against.
+    """
+    rows = rows.float()
+    count = sum_over_processes(rows.new_tensor(float(len(rows))))
+    parts = [
+        checkpoint(_slice_distances, rows, some, count, standardize, use_reentrant=False)
+        for some in slices.to(rows.dtype).split(SLICES_AT_ONCE)
+    ]
+    return torch.cat(parts).mean()
+
+
+def _slice_distances(rows: Tensor, slices: Tensor, count: Tensor, standardize: bool) -> Tensor:
+    values = rows @ slices.T  # (n, S)
+    if standardize:
+        values = values - sum_everywhere(values.sum(0)) / count
+        deviation = (sum_everywhere(values.square().sum(0)) / (count - 1)).sqrt()
+        values = values / (deviation + 1e-6)
+    points = torch.linspace(0.2, 4.0, 32, dtype=rows.dtype, device=rows.device)
+    angles = values[..., None] * points  # (n, S, 32)
+    sums = torch.stack([angles.cos().sum(0), angles.sin().sum(0)])
+    cosine, sine = sum_everywhere(sums) / count  # (S, 32)
+    normal = torch.exp(-points.square() / 2)  # its characteristic function, and the weight
+    error = (cosine - normal).square() + sine.square()
+    return torch.trapezoid(error * normal, points)
+
+
+def random_slices(count: int, width: int, seed: int, device: torch.device) -> Tensor:
+    """Unit vectors (count, width) that follow from the seed: the same on every process."""
+    generator = torch.Generator(device).manual_seed(seed)
+    vectors = torch.randn(count, width, generator=generator, device=device)
+    return F.normalize(vectors, dim=1)
+
+
+def gather_rows(rows: Tensor) -> Tensor:
+    """The rows (n, D) of all processes in rank order; gradients reach their owner."""
+    if not dist.is_initialized():
+        return rows
+    sizes = torch.zeros(get_world_size(), dtype=torch.int64, device=rows.device)
+    sizes[get_rank()] = len(rows)
+    lengths = sum_over_processes(sizes).tolist()  # waits for the device
+    begin = sum(lengths[: get_rank()])
+    padding = (0, 0, begin, sum(lengths) - begin - len(rows))
+    return sum_everywhere(F.pad(rows, padding))
+
+
+def contrastive(one: Tensor, other: Tensor, temperature: float = 0.1) -> dict[str, Tensor]:
+    """NT-Xent between two views (n, D) of the samples of all processes."""
+    views = torch.cat([gather_rows(one.float()), gather_rows(other.float())])
+    views = F.normalize(views, dim=1)
+    count = len(views) // 2
+    logits = views @ views.T / temperature  # (2 n, 2 n)
+    positive = torch.arange(2 * count, device=views.device).roll(count)
+    itself = torch.eye(2 * count, dtype=torch.bool, device=views.device)
+    logits = logits.masked_fill(itself, float("-inf"))
+    right = (logits.argmax(1) == positive).float().mean()
+    similarity = logits.gather(1, positive[:, None]).mean()
+    return {
+        "loss": F.cross_entropy(logits, positive),
+        "accuracy": right,
+        "positive_similarity": similarity.detach(),
+    }

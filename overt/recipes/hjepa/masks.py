@@ -1,0 +1,244 @@
+"""Which patches an encoder sees and which are to be predicted, drawn sample by sample.
+
+A block is (top, left, height, width) in patches. Nothing is cut to the shortest list of a batch:
+every sample keeps what was drawn for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+Grid = tuple[int, int]  # patches (down, across)
+Block = tuple[int, int, int, int]
+Range = tuple[float, float]
+
+CONTEXT_TRIES = 20  # places of the context block before a target may be seen
+
+
+@dataclass(frozen=True)
+class MaskRule:
+    """What is drawn for a sample; the three samplers are values of these."""
+
+    grid: Grid
+    target_scale: Range  # area of a target block over that of the image
+    target_aspect: Range  # width over height
+    context_scale: Range
+    context_aspect: Range
+    num_targets: int = 4
+    num_contexts: int = 1
+    separate_tries: int = 10  # draws of a target block that touches no earlier one; 1: may touch
+    fallback: Grid = (1, 1)  # block where all of these failed
+    context_is_rest: bool = False  # the context is everything but the targets
+    min_keep: int = 1  # patches that the context keeps at least
+    allow_overlap: bool = False  # the context may see the targets
+
+    def draw(self, rng: np.random.Generator) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Contexts and targets of one sample: sorted patch numbers of each."""
+        targets = self.draw_targets(rng)
+        contexts = [self.draw_context(targets, rng) for _ in range(self.num_contexts)]
+        return contexts, [patches_of([block], self.grid) for block in targets]
+
+    def draw_targets(self, rng: np.random.Generator) -> list[Block]:
+        """The target blocks, apart from each other where a few tries find such places."""
+        tries = self.separate_tries
+        count = self.num_targets * tries
+        candidates = draw_blocks(rng, count, self.grid, self.target_scale, self.target_aspect)
+        chosen: list[Block] = []
+        for first in range(0, count, tries):
+            apart = (
+                block
+                for block in candidates[first : first + tries]
+                if tries == 1 or not any(touch(block, other) for other in chosen)
+            )
+            block = next(apart, None)
+            chosen.append(place(self.fallback, self.grid, rng) if block is None else block)
+        return chosen
+
+    def draw_context(self, targets: Sequence[Block], rng: np.random.Generator) -> np.ndarray:
+        """The patches of a context block outside the targets; at least `min_keep` of them."""
+        hidden = [] if self.allow_overlap else list(targets)
+
+        def block() -> Block:
+            if self.context_is_rest:
+                return 0, 0, *self.grid
+            return draw_blocks(rng, 1, self.grid, self.context_scale, self.context_aspect)[0]
+
+        return keep_enough(block, hidden, self.grid, self.min_keep)
+
+
+def keep_enough(
+    draw: Callable[[], Block], hidden: list[Block], grid: Grid, least: int
+) -> np.ndarray:
+    """The patches of a drawn block that are not hidden, drawn anew until these are enough.
+
+    On a small grid there may be no such place: then one hidden block after another is seen.
+    """
+    while True:
+        for _ in range(CONTEXT_TRIES):
+            seen = np.zeros(grid, dtype=bool)
+            seen[span(draw())] = True
+            for block in hidden:
+                seen[span(block)] = False
+            kept = np.flatnonzero(seen)
+            if len(kept) >= least or not hidden:
+                return kept
+        hidden.pop()
+
+
+def multiblock_rule(
+    grid: Grid,
+    target_scale: Range = (0.15, 0.2),
+    aspect: Range = (0.75, 1.5),
+    context_scale: Range = (0.85, 1.0),
+    num_targets: int = 4,
+) -> MaskRule:
+    """H-JEPA's multi-block masks: targets apart where possible, one large context block."""
+    return MaskRule(
+        grid, target_scale, aspect, context_scale, aspect, num_targets, fallback=_shrunk(grid, 4)
+    )
+
+
+def hierarchical_rule(
+    grid: Grid,
+    level: int,
+    num_levels: int,
+    base_scale: Range = (0.05, 0.15),
+    aspect: Range = (0.75, 1.5),
+    num_targets: int = 4,
+    progression: str = "geometric",
+) -> MaskRule:
+    """H-JEPA's hierarchical masks: targets and context grow with the level."""
+    factor = 2**level if progression == "geometric" else 1 + level
+    low, high = (min(0.95, end * factor) for end in base_scale)
+    if level == 0:
+        aspect = (max(aspect[0], 0.85), min(aspect[1], 1.15))
+    share = 0.6 + 0.3 * level / max(1, num_levels - 1)
+    context = (min(0.95, share), min(1.0, share + 0.15))
+    fallback = _shrunk(grid, level + 2)
+    return MaskRule(grid, (low, high), aspect, context, aspect, num_targets, fallback=fallback)
+
+
+def ijepa_rule(
+    grid: Grid,
+    target_scale: Range = (0.15, 0.2),
+    aspect: Range = (0.75, 1.5),
+    context_scale: Range = (0.85, 1.0),
+    num_targets: int = 4,
+) -> MaskRule:
+    """I-JEPA's masks with each size drawn by itself: targets may touch, the context is square."""
+    # I-JEPA's aspect is height over width.
+    wide = (1 / aspect[1], 1 / aspect[0])
+    return MaskRule(
+        grid, target_scale, wide, context_scale, (1.0, 1.0), num_targets, separate_tries=1
+    )
+
+
+def draw_blocks(
+    rng: np.random.Generator, count: int, grid: Grid, scale: Range, aspect: Range
+) -> list[Block]:
+    """Blocks of random area, aspect and place; every place where one fits is as likely."""
+    down, across = grid
+    draws = rng.random((4, count))
+    area = (scale[0] + draws[0] * (scale[1] - scale[0])) * (down * across)
+    ratio = aspect[0] + draws[1] * (aspect[1] - aspect[0])
+    height = np.rint(np.sqrt(area / ratio)).clip(1, down)
+    width = np.rint(height * ratio).clip(1, across)
+    top = (draws[2] * (down - height + 1)).astype(np.int64)
+    left = (draws[3] * (across - width + 1)).astype(np.int64)
+    size = (height.astype(np.int64).tolist(), width.astype(np.int64).tolist())
+    return list(zip(top.tolist(), left.tolist(), *size, strict=True))
+
+
+def place(size: Grid, grid: Grid, rng: np.random.Generator) -> Block:
+    """A block of this size anywhere on the grid."""
+    top, left = (
+        int(rng.integers(whole - part + 1)) for whole, part in zip(grid, size, strict=True)
+    )
+    return top, left, size[0], size[1]
+
+
+def touch(one: Block, other: Block) -> bool:
+    """Whether two blocks share a patch."""
+    return (
+        one[0] < other[0] + other[2]
+        and other[0] < one[0] + one[2]
+        and one[1] < other[1] + other[3]
+        and other[1] < one[1] + one[3]
+    )
+
+
+def span(block: Block) -> tuple[slice, slice]:
+    """The block as an index of the grid."""
+    top, left, height, width = block
+    return slice(top, top + height), slice(left, left + width)
+
+
+def patches_of(blocks: Sequence[Block], grid: Grid) -> np.ndarray:
+    """Sorted numbers of the patches in any of the blocks."""
+    covered = np.zeros(grid, dtype=bool)
+    for block in blocks:
+        covered[span(block)] = True
+    return np.flatnonzero(covered)
+
+
+def union(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Sorted numbers of the patches in any of the lists."""
+    return np.unique(np.concatenate(parts))
+
+
+def _shrunk(grid: Grid, divisor: int) -> Grid:
+    return max(1, grid[0] // divisor), max(1, grid[1] // divisor)
+
+
+@dataclass(frozen=True)
+class OfficialRule:
+    """I-JEPA's own sampler with its habits: one draw for area and aspect, no block in the last
+    row and column. There a batch shares its sizes; here every sample draws the seed of its own.
+    """
+
+    grid: Grid
+    target_scale: Range = (0.15, 0.2)
+    aspect: Range = (0.75, 1.5)  # height over width
+    context_scale: Range = (0.85, 1.0)
+    num_targets: int = 4
+    num_contexts: int = 1
+    min_keep: int = 10  # the context keeps more than these
+    allow_overlap: bool = False
+
+    def draw(self, rng: np.random.Generator) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Contexts and targets of one sample: sorted patch numbers of each."""
+        return self.draw_places(*self.sizes(int(rng.integers(2**31))), rng)
+
+    def sizes(self, seed: int) -> tuple[Grid, Grid]:
+        """(height, width) of target and context blocks for the seed that I-JEPA counts up."""
+        import torch
+
+        generator = torch.Generator().manual_seed(seed)
+        sizes = []
+        for scale, aspect in ((self.target_scale, self.aspect), (self.context_scale, (1.0, 1.0))):
+            draw = torch.rand(1, generator=generator).item()
+            area = int(math.prod(self.grid) * (scale[0] + draw * (scale[1] - scale[0])))
+            ratio = aspect[0] + draw * (aspect[1] - aspect[0])
+            shape = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            sizes.append((min(shape[0], self.grid[0] - 1), min(shape[1], self.grid[1] - 1)))
+        return sizes[0], sizes[1]
+
+    def draw_places(
+        self, target: Grid, context: Grid, rng: np.random.Generator
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Contexts and targets with blocks of these sizes."""
+        inner = (self.grid[0] - 1, self.grid[1] - 1)
+        targets = [place(target, inner, rng) for _ in range(self.num_targets)]
+        contexts = []
+        for _ in range(self.num_contexts):
+            hidden = [] if self.allow_overlap else list(targets)
+            contexts.append(
+                keep_enough(
+                    lambda: place(context, inner, rng), hidden, self.grid, self.min_keep + 1
+                )
+            )
+        return contexts, [patches_of([block], self.grid) for block in targets]

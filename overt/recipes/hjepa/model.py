@@ -1,0 +1,285 @@
+"""H-JEPA: a context encoder, its moving average as target, a predictor, and the levels.
+
+I-JEPA is the same with one level and no projection. Shapes: B images, N patches, D features,
+K visible patches and T hidden ones of the batch, packed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from overt.nn.vit import PackedPatches, VisionTransformer, initialize
+from overt.recipes.hjepa.levels import Pooling, SequencePooling, dense_cells
+from overt.recipes.hjepa.predictor import Prediction, Predictor, ReferencePredictor
+
+# What other projects put before the keys of an encoder.
+PREFIXES = ("context_encoder.vit.", "target_encoder.vit.", "target_encoder.", "encoder.", "")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What is visible, what is predicted from it, and how that is pooled; made on the host."""
+
+    visible: PackedPatches  # the context of each sequence
+    hidden: Tensor | None  # (B, N) bool: zero these and keep all tokens, as the reference does
+    prediction: Prediction
+    pooling: Pooling
+
+
+@dataclass(frozen=True)
+class Output:
+    """Level by level what was predicted and what is true; and the features they came from."""
+
+    predictions: list[Tensor]  # per level (..., D)
+    targets: list[Tensor]
+    valid: list[Tensor]  # per level (...) bool, what counts
+    context: Tensor  # (K, D) features of the visible patches
+    target: Tensor  # (T, D) the target encoder's features of the hidden patches
+    summaries: tuple[Tensor, Tensor] | None  # (B, D) of two views of each image
+
+
+class Encoder(nn.Module):
+    """The transformer under the name that the reference gives it."""
+
+    def __init__(self, vit: VisionTransformer) -> None:
+        super().__init__()
+        self.vit = vit
+
+
+class TokenBatchNorm(nn.Module):
+    """Batch norm over all tokens of this process's micro-batch."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.bn = nn.BatchNorm1d(width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.bn(tokens.flatten(0, -2)).view_as(tokens)  # type: ignore[no-any-return]
+
+
+class HJEPA(nn.Module):
+    """The whole model: one forward from images and their layout to predictions and targets."""
+
+    def __init__(
+        self,
+        encoder: VisionTransformer,
+        predictor: Predictor | ReferencePredictor,
+        *,
+        num_hierarchies: int,
+        pooling: str = "grid",
+        projection: str = "predictions",
+        projection_norm: str = "layernorm",
+        normalize_targets: bool = True,
+        fpn_feature_dim: int | None = None,
+        fpn_fusion_method: str = "add",
+        use_target_encoder: bool = True,
+        fan_in: bool = False,
+    ) -> None:
+        super().__init__()
+        assert pooling in ("grid", "sequence"), pooling
+        assert projection in ("none", "predictions", "shared"), projection
+        width = encoder.norm.weight.numel()
+        self.num_hierarchies, self.pooling, self.projection = num_hierarchies, pooling, projection
+        self.normalize_targets = normalize_targets
+        self.context_encoder = Encoder(encoder)
+        # A copy of the finished context encoder: both start equal.
+        self.target_encoder = (
+            deepcopy(self.context_encoder).requires_grad_(False).eval()
+            if use_target_encoder
+            else None
+        )
+        self.predictor = predictor
+        levels = range(num_hierarchies if projection != "none" else 0)
+        inner = width if fpn_feature_dim is None else fpn_feature_dim
+        self.hierarchy_projections = nn.ModuleList(
+            _normed(inner, width, projection_norm) for _ in levels
+        )
+        self.fusion = None if fpn_feature_dim is None else fpn_fusion_method
+        laterals = levels if self.fusion else range(0)
+        self.fpn_lateral_convs = nn.ModuleList(_normed(width, inner) for _ in laterals)
+        self.fpn_top_down_convs = nn.ModuleList(_normed(inner, inner) for _ in laterals[:-1])
+        self.fpn_fusion_convs = nn.ModuleList(
+            nn.Sequential(*_normed(2 * inner, inner), nn.ReLU())
+            for _ in (laterals[:-1] if self.fusion == "concat" else range(0))
+        )
+        for layers in (
+            self.hierarchy_projections,
+            self.fpn_lateral_convs,
+            self.fpn_top_down_convs,
+            self.fpn_fusion_convs,
+        ):
+            initialize(layers, fan_in)
+
+    def train(self, mode: bool = True) -> HJEPA:
+        """As always, but the target encoder stays in evaluation mode: it drops no path."""
+        super().train(mode)
+        if self.target_encoder is not None:
+            self.target_encoder.eval()
+        return self
+
+    def forward(self, images: Tensor, layout: Layout, second: Tensor | None = None) -> Output:
+        """Predict the hidden patches' features from the visible ones, on every level.
+
+        `second` (B, C, H, W) is another view of each image, for a contrastive term.
+        """
+        tokens, context = self.encode_visible(images, layout)
+        table = self.context_encoder.vit.pos_embed[0, self.context_encoder.vit.prefix :]
+        places, prediction = layout.visible.patches, layout.prediction
+        predicted = self.predictor(context, places, prediction, table)  # (T, D)
+        target = self.encode_targets(images).index_select(0, prediction.targets)  # (T, D)
+        summaries = None
+        if second is not None:
+            first = self.summarize_visible(tokens, layout, len(images))
+            summaries = first, self.summarize(self.context_encoder.vit(second))
+        levels = range(self.num_hierarchies)
+        return Output(
+            self.level_features(self._shaped(predicted, layout.pooling), layout.pooling),
+            self.level_targets(self._shaped(target, layout.pooling), layout.pooling),
+            [layout.pooling.valid(level) for level in levels],
+            context,
+            target,
+            summaries,
+        )
+
+    def encode_visible(self, images: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+        """All tokens of the context encoder, and those of the visible patches, (K, D)."""
+        vit = self.context_encoder.vit
+        if layout.hidden is not None:
+            tokens = vit(images, hidden=layout.hidden)
+            return tokens, tokens[:, vit.prefix :].flatten(0, 1)
+        tokens = vit.forward_packed(images, layout.visible)
+        chosen = layout.visible.tokens
+        return tokens, tokens if chosen is None else tokens.index_select(0, chosen)
+
+    def summarize_visible(self, tokens: Tensor, layout: Layout, batch: int) -> Tensor:
+        """One vector for the first context of each image, (B, D)."""
+        if layout.hidden is not None:
+            return self.summarize(tokens)
+        packing = layout.visible.packing
+        begins = packing.offsets[: batch + 1].long()
+        if self.context_encoder.vit.prefix:
+            return tokens.index_select(0, begins[:-1])
+        sequences = packing.visible.shape[0]
+        sums = tokens.new_zeros(sequences, tokens.shape[-1], dtype=torch.float32)
+        sums = sums.index_add(0, packing.places // packing.longest, tokens.float())
+        return sums[:batch] / (begins[1:] - begins[:-1])[:, None]
+
+    def encode_targets(self, images: Tensor) -> Tensor:
+        """The target encoder's features of all patches, (B N, D)."""
+        if self.target_encoder is None:  # trained end to end: the gradient flows
+            vit = self.context_encoder.vit
+            return vit(images)[:, vit.prefix :].flatten(0, 1)  # type: ignore[no-any-return]
+        vit = self.target_encoder.vit
+        with torch.no_grad():
+            return vit(images)[:, vit.prefix :].flatten(0, 1)  # type: ignore[no-any-return]
+
+    def summarize(self, tokens: Tensor) -> Tensor:
+        """One vector per image, (B, D): the class token, else the mean of all tokens."""
+        return tokens[:, 0] if self.context_encoder.vit.prefix else tokens.mean(1)
+
+    def level_features(self, tokens: Tensor, pooling: Pooling) -> list[Tensor]:
+        """Projected features of every level."""
+        levels = range(self.num_hierarchies)
+        if self.projection == "none":
+            return [pooling.pool(tokens, level) for level in levels]
+        if self.fusion is None:
+            return [
+                pooling.pool(project(tokens), level)
+                for level, project in enumerate(self.hierarchy_projections)
+            ]
+        pyramid = [
+            lateral(pooling.pool(tokens, level))
+            for level, lateral in enumerate(self.fpn_lateral_convs)
+        ]
+        fused = [pyramid[-1]]
+        for level in reversed(levels[:-1]):
+            above = self.fpn_top_down_convs[level](pooling.expand(fused[0], level))
+            if self.fusion == "add":
+                fused.insert(0, pyramid[level] + above)
+            else:
+                both = torch.cat([pyramid[level], above], dim=-1)
+                fused.insert(0, self.fpn_fusion_convs[level](both))
+        return [
+            project(tokens)
+            for project, tokens in zip(self.hierarchy_projections, fused, strict=True)
+        ]
+
+    def level_targets(self, tokens: Tensor, pooling: Pooling) -> list[Tensor]:
+        """What each level is compared with; through the projections only where these are shared."""
+        if self.normalize_targets:
+            tokens = F.layer_norm(tokens, tokens.shape[-1:])
+        if self.projection == "shared":
+            return self.level_features(tokens, pooling)
+        return [pooling.pool(tokens, level) for level in range(self.num_hierarchies)]
+
+    def _shaped(self, tokens: Tensor, pooling: Pooling) -> Tensor:
+        """Packed tokens (T, D), or (B, M, D) where pooling runs along equal sequences."""
+        if isinstance(pooling, SequencePooling):
+            return tokens.unflatten(0, pooling.token_valid.shape)
+        return tokens
+
+    def extract_features(
+        self, images: Tensor, level: int = 0, use_target_encoder: bool = True
+    ) -> Tensor:
+        """Features of whole images on a level, (B, N_l, D).
+
+        They go through the projections only where these are shared by predictions and targets.
+        """
+        use_target = use_target_encoder and self.target_encoder is not None
+        encoder = self.target_encoder if use_target else self.context_encoder
+        assert encoder is not None
+        tokens = encoder.vit(images)[:, encoder.vit.prefix :]
+        pooling: Pooling
+        if self.pooling == "sequence":
+            pooling = SequencePooling(torch.ones(tokens.shape[:2], dtype=torch.bool))
+        else:
+            size = encoder.vit.patch_embed.patch_size
+            grid = (images.shape[2] // size, images.shape[3] // size)
+            pooling = dense_cells(len(tokens), grid, self.num_hierarchies).to(tokens.device)
+            tokens = tokens.flatten(0, 1)
+        if self.projection == "shared":
+            features = self.level_features(tokens, pooling)[level]
+        else:
+            features = pooling.pool(tokens, level)
+        return features if features.ndim == 3 else features.unflatten(0, (len(images), -1))
+
+    def adapt_tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A foreign state dict under this model's keys and in its sizes.
+
+        An encoder alone, of timm or of I-JEPA, fills both encoders; position table and patch
+        weights are resized where they have another size.
+        """
+        vit = self.context_encoder.vit
+        own = set(vit.state_dict())
+        if any(name.startswith("context_encoder.vit.") for name in tensors):
+            return dict(tensors)
+        for prefix in PREFIXES:
+            found = {
+                name.removeprefix(prefix): value
+                for name, value in tensors.items()
+                if name.startswith(prefix) and name.removeprefix(prefix) in own
+            }
+            if "patch_embed.proj.weight" in found:
+                break
+        else:
+            return dict(tensors)
+        fitted = vit.fit(found)
+        encoders = ["context_encoder"] + ["target_encoder"] * (self.target_encoder is not None)
+        adapted = {f"{one}.vit.{name}": value for one in encoders for name, value in fitted.items()}
+        predictor = {k: v for k, v in tensors.items() if k.startswith("predictor.")}
+        return adapted | predictor
+
+
+def _normed(inputs: int, outputs: int, norm: str = "layernorm") -> nn.Sequential:
+    layers: list[nn.Module] = [nn.Linear(inputs, outputs)]
+    if norm == "layernorm":
+        layers.append(nn.LayerNorm(outputs))
+    elif norm == "batchnorm":
+        layers.append(TokenBatchNorm(outputs))
+    return nn.Sequential(*layers)
