@@ -15,7 +15,7 @@ VERBS = {
     "track": ("overt.commands.track", "follow points through a video, and draw them"),
     "config": ("overt.commands.config", "print a configuration, explain its keys"),
     "ckpt": ("overt.commands.ckpt", "look into a checkpoint, or export it"),
-    "data": ("overt.commands.data", "make synthetic data in the real formats"),
+    "data": ("overt.commands.data", "make, pack and prepare data sets"),
     "demo": ("overt.commands.demo", "data, training, scores and a picture in minutes"),
 }
 

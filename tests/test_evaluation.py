@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overt.distributed import World, init_distributed
-from overt.evaluation import mean_of_rows, score_each
+from overt.evaluation import mean_of_rows, score_each, summarize
 
 ALONE = World(0, 1, 0, torch.device("cpu"))
 COUNTS = (0, 1, 2, 5)  # with three processes some have nothing to do
@@ -59,6 +59,18 @@ def test_a_sample_without_a_value_does_not_count() -> None:
     assert math.isnan(means["b"])
     assert means["c"] == 2.0
     assert mean_of_rows([]) == {}
+
+
+def test_named_rows_are_averaged_and_those_without_values_counted() -> None:
+    nan = math.nan
+    rows = [
+        {"name": "one", "a": 1.0, "b": 3.0},
+        {"name": "none", "a": nan, "b": nan},
+        {"name": "two", "a": 2.0, "b": nan},
+    ]
+    assert summarize(rows) == {"a": 1.5, "b": 3.0, "left_out": 1.0}
+    assert summarize(rows[:1]) == {"a": 1.0, "b": 3.0}
+    assert summarize([]) == {}
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.randoms())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -49,7 +50,10 @@ def main(arguments: Sequence[str]) -> int:
 def show(verb: str, words: list[str]) -> None:
     """Print a command as one would type it, and run it."""
     print(f"\n$ overt {verb} {shlex.join(words)}\n", flush=True)
-    result = subprocess.run([sys.executable, "-m", "overt", verb, *words], check=False)
+    # Threads that wait for each other sleep instead of spinning: other programs want the cores too.
+    environment = {"OMP_WAIT_POLICY": "passive", **os.environ}
+    command = [sys.executable, "-m", "overt", verb, *words]
+    result = subprocess.run(command, env=environment, check=False)
     if result.returncode:
         raise OvertError(f"that command ended with exit code {result.returncode}; see above")
 

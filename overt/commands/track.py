@@ -105,7 +105,7 @@ def _configure(options: argparse.Namespace) -> Config:
     if options.recipe is not None:
         # No data set is read here; a recipe that asks where its own is gets an answer.
         overrides = [f"recipe={options.recipe}", "data.root=not_used", *overrides]
-    return configure(options.checkpoint, overrides, options.package)
+    return configure(options.checkpoint, overrides, options.package, remedy="--recipe NAME")
 
 
 def grid_queries(size: int, shape: tuple[int, ...]) -> Queries:

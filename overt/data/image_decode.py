@@ -32,7 +32,6 @@ _BROKEN = (
     IndexError,
     KeyError,
     EOFError,
-    MemoryError,
     struct.error,
     zlib.error,
     Image.DecompressionBombError,

@@ -18,15 +18,20 @@ if TYPE_CHECKING:
     from overt.recipe import Recipe
 
 
-def configure(checkpoint: Path, overrides: list[str], packages: list[str]) -> Config:
-    """The configuration that the checkpoint carries, or the one of `recipe=NAME`."""
+def configure(
+    checkpoint: Path, overrides: list[str], packages: list[str], remedy: str = "recipe=NAME"
+) -> Config:
+    """The configuration of `recipe=NAME` where the overrides say so, or the checkpoint's own.
+
+    `remedy` is what the user must add where neither is there.
+    """
     if not checkpoint.exists():
-        raise CheckpointError(f"checkpoint={checkpoint}: there is no such file or folder")
+        raise CheckpointError(f"checkpoint {checkpoint}: there is no such file or folder")
     if any(word.startswith("recipe=") for word in overrides):
         return load(overrides, packages=packages)
     stored = checkpoint / "config.yaml"
     if not stored.is_file():
-        raise ConfigError(f"{checkpoint} holds no configuration; add recipe=NAME")
+        raise ConfigError(f"{checkpoint} holds no configuration; add {remedy}")
     return load(overrides, config_file=str(stored), packages=packages)
 
 

@@ -23,7 +23,7 @@ from overt.distributed import World, gather_objects, sum_over_processes
 from overt.errors import DataError
 
 # Queries compared with the bank at a time; with a fixed number every piece has the same rounding.
-_QUERIES = 1024
+_QUERIES = 256
 
 
 class Features(NamedTuple):
@@ -43,10 +43,11 @@ def gather_features(
     samples that cannot be read; `ids` says which are there.
     """
     starts = range(world.rank * batch_size, count, world.world_size * batch_size)
-    parts = [compute(range(start, min(start + batch_size, count))) for start in starts]
+    batches = (compute(range(start, min(start + batch_size, count))) for start in starts)
+    parts = [part for part in batches if len(part.ids)]
     own = Features(*(torch.cat(columns) for columns in zip(*parts, strict=True))) if parts else None
     found = own if world.world_size == 1 else _gather(own)
-    if found is None or len(found.ids) == 0:
+    if found is None:
         raise DataError(f"none of the {count} samples has features; are there images to read?")
     order = found.ids.argsort()
     ids = found.ids[order]

@@ -53,7 +53,7 @@ class LinearProbe(nn.Module):
 class AttentiveProbe(nn.Module):
     """One learned query that attends to all tokens (n, N, D), then one linear layer.
 
-    A block of cross attention and MLP as in V-JEPA (arXiv:2404.08471, section 4.1).
+    A block of cross attention and MLP as in V-JEPA (arXiv:2404.08471).
     """
 
     def __init__(

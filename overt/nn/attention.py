@@ -69,7 +69,7 @@ def _attend_padded(query: Tensor, key: Tensor, value: Tensor, packing: Packing) 
     def pad(tokens: Tensor) -> Tensor:  # (T, H, d) to (S, H, L, d)
         empty = tokens.new_zeros(sequences * packing.longest, *tokens.shape[1:])
         padded = empty.index_copy(0, packing.places, tokens)
-        return padded.unflatten(0, (sequences, packing.longest)).transpose(1, 2)
+        return padded.view(sequences, packing.longest, *tokens.shape[1:]).transpose(1, 2)
 
     mixed = F.scaled_dot_product_attention(
         pad(query), pad(key), pad(value), attn_mask=packing.visible
@@ -90,8 +90,8 @@ class Attention(nn.Module):
     def forward(
         self, tokens: Tensor, packing: Packing | None = None, rotation: Tensor | None = None
     ) -> Tensor:
-        projected = self.qkv(tokens).unflatten(-1, (3, self.heads, -1))  # (..., 3, H, d)
-        query, key, value = projected.unbind(-3)
+        projected = self.qkv(tokens).view(*tokens.shape[:-1], 3, self.heads, -1)
+        query, key, value = projected.unbind(-3)  # (..., H, d)
         if rotation is not None:
             query, key = rotate(query, rotation), rotate(key, rotation)
         return self.proj(attend(query, key, value, packing).flatten(-2))  # type: ignore[no-any-return]
@@ -135,7 +135,7 @@ class DropPath(nn.Module):
         super().__init__()
         self.probability = probability
 
-    def forward(self, branch: Tensor, packing: Packing | None = None) -> Tensor:
+    def forward(self, branch: Tensor, packing: Packing | None) -> Tensor:
         if not self.training or self.probability == 0.0:
             return branch
         kept = 1.0 - self.probability
@@ -173,6 +173,8 @@ class Block(nn.Module):
         self, tokens: Tensor, packing: Packing | None = None, rotation: Tensor | None = None
     ) -> Tensor:
         """Tokens (S, L, D), or (T, D) with a packing; the same shape."""
-        mixed = self.ls1(self.attn(self.norm1(tokens), packing, rotation))
+        mixed: Tensor = self.ls1(self.attn(self.norm1(tokens), packing, rotation))
         tokens = tokens + self.drop_path(mixed, packing)
-        return tokens + self.drop_path(self.ls2(self.mlp(self.norm2(tokens))), packing)
+        mixed = self.ls2(self.mlp(self.norm2(tokens)))
+        dropped: Tensor = self.drop_path(mixed, packing)
+        return tokens + dropped

@@ -63,7 +63,9 @@ class PatchEmbed(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:  # (B, C, H, W) to (B, N, D)
         size = self.patch_size
-        blocks = images.unflatten(3, (-1, size)).unflatten(2, (-1, size))  # (B, C, h, p, w, p)
+        batch, channels, height, width = images.shape
+        shape = (batch, channels, height // size, size, width // size, size)
+        blocks = images.reshape(shape)
         pixels = blocks.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # (B, N, C p p)
         # One matrix product: faster than a convolution whose windows do not overlap.
         return F.linear(pixels, self.proj.weight.flatten(1), self.proj.bias)
@@ -255,6 +257,6 @@ def _unrotated_first(rotation: Tensor | None) -> Tensor | None:
 def resize_positions(table: Tensor, before: Grid, after: Grid, prefix: int) -> Tensor:
     """A position table (1, prefix + N, D) for another grid, by bicubic interpolation."""
     first, patches = table[:, :prefix], table[:, prefix:]
-    square = patches.unflatten(1, before).permute(0, 3, 1, 2).float()
+    square = patches.reshape(len(table), *before, -1).permute(0, 3, 1, 2).float()
     resized = F.interpolate(square, after, mode="bicubic", antialias=True, align_corners=False)
     return torch.cat([first, resized.permute(0, 2, 3, 1).flatten(1, 2).to(table.dtype)], dim=1)

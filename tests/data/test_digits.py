@@ -1,8 +1,6 @@
 """The digits on disk, in both forms, are the same images."""
 
-import sys
-from pathlib import Path
-
+import digits
 import pytest
 import torch
 
@@ -11,8 +9,6 @@ from overt.data.image_folder import ImageFolder
 from overt.metrics.features import knn_accuracy
 
 pytest.importorskip("sklearn")
-sys.path.insert(0, str(Path(__file__).parent))
-import digits  # noqa: E402
 
 
 def test_archives_and_folders_hold_the_same_digits(tmp_path):
@@ -22,7 +18,9 @@ def test_archives_and_folders_hold_the_same_digits(tmp_path):
     assert sum(map(len, archives)) == 1797
     for archive, folder in zip(archives, folders, strict=True):
         assert archive.classes == folder.classes == tuple("0123456789")
-        both = [[images.read(index) for index in range(len(images))] for images in (archive, folder)]
+        both = [
+            [images.read(index) for index in range(len(images))] for images in (archive, folder)
+        ]
         seen = [sorted((label, image.numpy().tobytes()) for image, label in one) for one in both]
         assert seen[0] == seen[1]
 

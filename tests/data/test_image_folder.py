@@ -65,7 +65,9 @@ def test_the_next_readable_image_stands_in(root, caplog):
         assert label == sound[index][1]
     # counted and named, each once although met several times
     assert list(images.unreadable) == ["cat/1.png", "cat/2.png", "dog/2.png"]
-    assert [record.getMessage().count(".png: not a readable") for record in caplog.records] == [1] * 3
+    assert [record.getMessage().count(".png: not a readable") for record in caplog.records] == [
+        1
+    ] * 3
     assert "number 3 here" in caplog.records[-1].getMessage()
 
 

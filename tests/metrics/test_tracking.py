@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from overt.metrics.tracking import THRESHOLDS, tapvid_metrics
+from overt.metrics.tracking import COLUMNS, THRESHOLDS, score_table, tapvid_metrics
 
 
 def video(seed: int = 0, points: int = 6, frames: int = 9) -> dict[str, Any]:
@@ -78,3 +78,22 @@ def test_no_visible_evaluated_point_is_nan_without_a_warning(recwarn: Any) -> No
 def test_an_unknown_query_mode_is_refused() -> None:
     with pytest.raises(ValueError, match="'last'; allowed are 'first' and 'strided'"):
         tapvid_metrics(**video(), query_mode="last")  # type: ignore[arg-type]
+
+
+def test_the_table_shows_percent_per_video_and_on_average() -> None:
+    keys = list(COLUMNS.values())
+    rows = [
+        {"name": "dog", **dict(zip(keys, (0.5, 0.625, 0.75), strict=True))},
+        {"name": "nobody", **dict.fromkeys(keys, math.nan)},
+    ]
+    means = dict(zip(keys, (0.5, 0.625, 0.75), strict=True))
+    lines = [line.split() for line in score_table(rows, means).splitlines()]
+    assert ["video", "AJ", "delta_avg", "OA"] in lines
+    assert ["dog", "50.0", "62.5", "75.0"] in lines
+    assert ["nobody", "-", "-", "-"] in lines
+    assert ["mean", "of", "1", "videos", "50.0", "62.5", "75.0"] in lines
+    assert lines[-1][:3] == ["1", "left", "out:"]
+    static = {f"static_{key}": 0.25 for key in keys}
+    assert ["had", "no", "point", "moved", "25.0", "25.0", "25.0"] in [
+        line.split() for line in score_table(rows, means | static).splitlines()
+    ]

@@ -89,7 +89,9 @@ def hierarchy_model(case: Case) -> HJEPA:
     assert options["encoder_type"] == "vit_tiny_patch16_224"
     width, side = options["embed_dim"], options["img_size"]
     encoder = VisionTransformer((side, side), 16, width, 12, 3)
-    predictor = ReferencePredictor(width, options["predictor_depth"], options["predictor_num_heads"])
+    predictor = ReferencePredictor(
+        width, options["predictor_depth"], options["predictor_num_heads"]
+    )
     fpn = options.get("fpn_feature_dim", width) if options.get("use_fpn") else None
     return HJEPA(
         encoder,

@@ -388,7 +388,8 @@ class Tally:
         self.block_patches = np.zeros(samples)
         self.overlap = np.zeros(samples)
         for number in range(samples):
-            (context,), targets = rule.draw(rng)
+            (context,), blocks = rule.draw(rng)
+            targets = [masks.patches_of([block], rule.grid) for block in blocks]
             self.unions[number, np.concatenate(targets)] = True
             self.contexts[number, context] = True
             sizes = sum(map(len, targets))
@@ -483,7 +484,7 @@ def check_official_masks(case: Case, tensors: Tensors) -> None:
         drawn = [rule.draw_places(target, context, rng) for _ in range(stats["batch"])]
         shortest = min(len(contexts[0]) for contexts, _ in drawn)
         kept.append(shortest)
-        targets.append(min(len(block) for _, blocks in drawn for block in blocks))
+        targets.append(min(block[2] * block[3] for _, blocks in drawn for block in blocks))
         for contexts, _ in drawn:
             seen[contexts[0][:shortest]] += 1
     assert np.mean(targets) == pytest.approx(stats["pred_kept_mean"], rel=EXACT)

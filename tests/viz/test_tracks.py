@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from overt.viz.tracks import draw_tracks, save_image
+from overt.viz.tracks import draw_tracks, draw_video, save_image
 
 FRAMES, HEIGHT, WIDTH = 6, 24, 32
 
@@ -138,3 +138,48 @@ def test_save_image(tmp_path):
     save_image(tmp_path / "new" / "picture.png", image)
     stored = np.asarray(Image.open(tmp_path / "new" / "picture.png"))
     np.testing.assert_array_equal(stored, image.permute(1, 2, 0).numpy())
+
+
+@pytest.mark.parametrize("scale", [1, 4])
+def test_video_keeps_its_frames_and_shows_the_points(video, scale):
+    tracks, visible = still((6, 6), (25, 17))
+    drawn = draw_video(video, tracks, visible, scale=scale)
+    assert drawn.dtype == torch.uint8
+    assert drawn.shape == (FRAMES, 3, HEIGHT * scale, WIDTH * scale)
+    for x, y in ((6, 6), (25, 17)):
+        row, column = (round((place + 0.5) * scale - 0.5) for place in (y, x))
+        assert all(coloured(frame)[row, column] for frame in drawn)
+    assert torch.equal(drawn[0], drawn[-1])  # nothing moves
+    untouched = draw_video(video, tracks[:, :0], visible[:, :0], scale=scale)
+    assert not coloured(untouched[0]).any()
+
+
+def test_trail_of_a_video_fades_and_ends(video):
+    tracks, visible = still((2, 6))
+    tracks = tracks.clone()
+    tracks[:, 0, 0] += 5 * torch.arange(FRAMES)
+    scale, trail = 8, 2
+    last = draw_video(video, tracks, visible, scale=scale, trail=trail)[-1]
+    line = last[:, round(6.5 * scale)].int().amax(0)  # brightness along the path, (W * scale,)
+    newest, oldest, beyond = (round((2 + 5 * step + 0.5) * scale) for step in (4.5, 3.5, 2.5))
+    assert line[newest] > line[oldest] > line[beyond]
+    assert (
+        line[beyond]
+        == draw_video(video, tracks, visible, scale=scale, trail=0)[-1].max(0)[0][
+            round(6.5 * scale), beyond
+        ]
+    )
+
+
+def test_more_points_are_drawn_smaller(video):
+    one, visible = still((16, 12))
+    many = one.repeat(1, 400, 1)
+    few_pixels = coloured(draw_video(video, one, visible, scale=8)[0]).sum()
+    many_pixels = coloured(draw_video(video, many, visible.repeat(1, 400), scale=8)[0]).sum()
+    assert many_pixels < few_pixels
+
+
+def test_video_shapes_that_do_not_fit(video):
+    tracks, visible = still((6, 6))
+    with pytest.raises(ValueError, match="visible has shape"):
+        draw_video(video, tracks, visible[1:])

@@ -6,7 +6,8 @@ reference, 2^l neighbours in the list of hidden patches. Shapes: T tokens, C cel
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from overt.recipes.hjepa.masks import Grid
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -45,15 +48,6 @@ class GridPooling:
     def expand(self, above: Tensor, level: int) -> Tensor:
         """The features of the level above, given to each cell of this level."""
         return above.index_select(0, self.levels[level].parent)
-
-    def to(self, device: torch.device) -> GridPooling:
-        """The same on a device."""
-        return GridPooling(
-            tuple(
-                Cells(*(getattr(cells, field.name).to(device) for field in fields(cells)))
-                for cells in self.levels
-            )
-        )
 
     def valid(self, level: int) -> Tensor:
         """Which cells count in the loss, (C,)."""
@@ -130,3 +124,20 @@ def dense_cells(batch: int, grid: Grid, levels: int) -> GridPooling:
 def valid_counts(pooling: Pooling, levels: int) -> Tensor:
     """How many regions of each level count in the loss, (L,)."""
     return torch.stack([pooling.valid(level).sum() for level in range(levels)])
+
+
+def to_device(value: Value, device: torch.device) -> Value:
+    """The same index tensors, in dataclasses and tuples, on a device."""
+
+    def move(item: Any) -> Any:
+        if isinstance(item, Tensor):
+            return item.to(device)
+        if isinstance(item, tuple):
+            return tuple(move(part) for part in item)
+        if is_dataclass(item) and not isinstance(item, type):
+            moved = {field.name: move(getattr(item, field.name)) for field in fields(item)}
+            return replace(item, **moved)
+        return item
+
+    found: Value = move(value)
+    return found

@@ -36,26 +36,24 @@ class MaskRule:
     min_keep: int = 1  # patches that the context keeps at least
     allow_overlap: bool = False  # the context may see the targets
 
-    def draw(self, rng: np.random.Generator) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Contexts and targets of one sample: sorted patch numbers of each."""
+    def draw(self, rng: np.random.Generator) -> tuple[list[np.ndarray], list[Block]]:
+        """Sorted patch numbers of each context of one sample, and its target blocks."""
         targets = self.draw_targets(rng)
-        contexts = [self.draw_context(targets, rng) for _ in range(self.num_contexts)]
-        return contexts, [patches_of([block], self.grid) for block in targets]
+        return [self.draw_context(targets, rng) for _ in range(self.num_contexts)], targets
 
     def draw_targets(self, rng: np.random.Generator) -> list[Block]:
         """The target blocks, apart from each other where a few tries find such places."""
-        tries = self.separate_tries
-        count = self.num_targets * tries
-        candidates = draw_blocks(rng, count, self.grid, self.target_scale, self.target_aspect)
+        # All numbers at once, blocks only as they are needed: both cost more than the rest.
+        draws = rng.random((self.num_targets, self.separate_tries, 4)).tolist()
         chosen: list[Block] = []
-        for first in range(0, count, tries):
-            apart = (
-                block
-                for block in candidates[first : first + tries]
-                if tries == 1 or not any(touch(block, other) for other in chosen)
-            )
-            block = next(apart, None)
-            chosen.append(place(self.fallback, self.grid, rng) if block is None else block)
+        for tries in draws:
+            for draw in tries:
+                block = make_block(draw, self.grid, self.target_scale, self.target_aspect)
+                if len(tries) == 1 or not touches(block, chosen):
+                    break
+            else:
+                block = place(self.fallback, self.grid, rng)
+            chosen.append(block)
         return chosen
 
     def draw_context(self, targets: Sequence[Block], rng: np.random.Generator) -> np.ndarray:
@@ -65,7 +63,8 @@ class MaskRule:
         def block() -> Block:
             if self.context_is_rest:
                 return 0, 0, *self.grid
-            return draw_blocks(rng, 1, self.grid, self.context_scale, self.context_aspect)[0]
+            draw = rng.random(4).tolist()
+            return make_block(draw, self.grid, self.context_scale, self.context_aspect)
 
         return keep_enough(block, hidden, self.grid, self.min_keep)
 
@@ -137,20 +136,17 @@ def ijepa_rule(
     )
 
 
-def draw_blocks(
-    rng: np.random.Generator, count: int, grid: Grid, scale: Range, aspect: Range
-) -> list[Block]:
-    """Blocks of random area, aspect and place; every place where one fits is as likely."""
+def make_block(draw: Sequence[float], grid: Grid, scale: Range, aspect: Range) -> Block:
+    """A block from four numbers in [0, 1): its area, its aspect, and where it lies.
+
+    Every place where it fits is as likely as any other.
+    """
     down, across = grid
-    draws = rng.random((4, count))
-    area = (scale[0] + draws[0] * (scale[1] - scale[0])) * (down * across)
-    ratio = aspect[0] + draws[1] * (aspect[1] - aspect[0])
-    height = np.rint(np.sqrt(area / ratio)).clip(1, down)
-    width = np.rint(height * ratio).clip(1, across)
-    top = (draws[2] * (down - height + 1)).astype(np.int64)
-    left = (draws[3] * (across - width + 1)).astype(np.int64)
-    size = (height.astype(np.int64).tolist(), width.astype(np.int64).tolist())
-    return list(zip(top.tolist(), left.tolist(), *size, strict=True))
+    area = (scale[0] + draw[0] * (scale[1] - scale[0])) * down * across
+    ratio = aspect[0] + draw[1] * (aspect[1] - aspect[0])
+    height = min(max(round(math.sqrt(area / ratio)), 1), down)
+    width = min(max(round(height * ratio), 1), across)
+    return int(draw[2] * (down - height + 1)), int(draw[3] * (across - width + 1)), height, width
 
 
 def place(size: Grid, grid: Grid, rng: np.random.Generator) -> Block:
@@ -161,14 +157,14 @@ def place(size: Grid, grid: Grid, rng: np.random.Generator) -> Block:
     return top, left, size[0], size[1]
 
 
-def touch(one: Block, other: Block) -> bool:
-    """Whether two blocks share a patch."""
-    return (
-        one[0] < other[0] + other[2]
-        and other[0] < one[0] + one[2]
-        and one[1] < other[1] + other[3]
-        and other[1] < one[1] + one[3]
-    )
+def touches(block: Block, others: Sequence[Block]) -> bool:
+    """Whether a block shares a patch with any of the others."""
+    top, left, height, width = block
+    bottom, right = top + height, left + width
+    for above, before, down, across in others:
+        if above < bottom and top < above + down and before < right and left < before + across:
+            return True
+    return False
 
 
 def span(block: Block) -> tuple[slice, slice]:
@@ -183,11 +179,6 @@ def patches_of(blocks: Sequence[Block], grid: Grid) -> np.ndarray:
     for block in blocks:
         covered[span(block)] = True
     return np.flatnonzero(covered)
-
-
-def union(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Sorted numbers of the patches in any of the lists."""
-    return np.unique(np.concatenate(parts))
 
 
 def _shrunk(grid: Grid, divisor: int) -> Grid:
@@ -209,8 +200,8 @@ class OfficialRule:
     min_keep: int = 10  # the context keeps more than these
     allow_overlap: bool = False
 
-    def draw(self, rng: np.random.Generator) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Contexts and targets of one sample: sorted patch numbers of each."""
+    def draw(self, rng: np.random.Generator) -> tuple[list[np.ndarray], list[Block]]:
+        """Sorted patch numbers of each context of one sample, and its target blocks."""
         return self.draw_places(*self.sizes(int(rng.integers(2**31))), rng)
 
     def sizes(self, seed: int) -> tuple[Grid, Grid]:
@@ -229,7 +220,7 @@ class OfficialRule:
 
     def draw_places(
         self, target: Grid, context: Grid, rng: np.random.Generator
-    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    ) -> tuple[list[np.ndarray], list[Block]]:
         """Contexts and targets with blocks of these sizes."""
         inner = (self.grid[0] - 1, self.grid[1] - 1)
         targets = [place(target, inner, rng) for _ in range(self.num_targets)]
@@ -241,4 +232,4 @@ class OfficialRule:
                     lambda: place(context, inner, rng), hidden, self.grid, self.min_keep + 1
                 )
             )
-        return contexts, [patches_of([block], self.grid) for block in targets]
+        return contexts, targets

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from overt.nn.vit import PackedPatches, VisionTransformer, initialize
-from overt.recipes.hjepa.levels import Pooling, SequencePooling, dense_cells
+from overt.recipes.hjepa.levels import Pooling, SequencePooling, dense_cells, to_device
 from overt.recipes.hjepa.predictor import Prediction, Predictor, ReferencePredictor
 
 # What other projects put before the keys of an encoder.
@@ -80,6 +80,7 @@ class HJEPA(nn.Module):
         fpn_fusion_method: str = "add",
         use_target_encoder: bool = True,
         fan_in: bool = False,
+        pixels: nn.Module | None = None,
     ) -> None:
         super().__init__()
         assert pooling in ("grid", "sequence"), pooling
@@ -87,6 +88,7 @@ class HJEPA(nn.Module):
         width = encoder.norm.weight.numel()
         self.num_hierarchies, self.pooling, self.projection = num_hierarchies, pooling, projection
         self.normalize_targets = normalize_targets
+        self.pixels = nn.Identity() if pixels is None else pixels  # bytes to numbers
         self.context_encoder = Encoder(encoder)
         # A copy of the finished context encoder: both start equal.
         self.target_encoder = (
@@ -128,6 +130,7 @@ class HJEPA(nn.Module):
 
         `second` (B, C, H, W) is another view of each image, for a contrastive term.
         """
+        images = self.pixels(images)
         tokens, context = self.encode_visible(images, layout)
         table = self.context_encoder.vit.pos_embed[0, self.context_encoder.vit.prefix :]
         places, prediction = layout.visible.patches, layout.prediction
@@ -136,7 +139,7 @@ class HJEPA(nn.Module):
         summaries = None
         if second is not None:
             first = self.summarize_visible(tokens, layout, len(images))
-            summaries = first, self.summarize(self.context_encoder.vit(second))
+            summaries = first, self.summarize(self.context_encoder.vit(self.pixels(second)))
         levels = range(self.num_hierarchies)
         return Output(
             self.level_features(self._shaped(predicted, layout.pooling), layout.pooling),
@@ -221,7 +224,7 @@ class HJEPA(nn.Module):
     def _shaped(self, tokens: Tensor, pooling: Pooling) -> Tensor:
         """Packed tokens (T, D), or (B, M, D) where pooling runs along equal sequences."""
         if isinstance(pooling, SequencePooling):
-            return tokens.unflatten(0, pooling.token_valid.shape)
+            return tokens.view(*pooling.token_valid.shape, -1)
         return tokens
 
     def extract_features(
@@ -234,20 +237,23 @@ class HJEPA(nn.Module):
         use_target = use_target_encoder and self.target_encoder is not None
         encoder = self.target_encoder if use_target else self.context_encoder
         assert encoder is not None
-        tokens = encoder.vit(images)[:, encoder.vit.prefix :]
+        tokens = encoder.vit(self.pixels(images))[:, encoder.vit.prefix :]
         pooling: Pooling
         if self.pooling == "sequence":
             pooling = SequencePooling(torch.ones(tokens.shape[:2], dtype=torch.bool))
         else:
             size = encoder.vit.patch_embed.patch_size
             grid = (images.shape[2] // size, images.shape[3] // size)
-            pooling = dense_cells(len(tokens), grid, self.num_hierarchies).to(tokens.device)
+            cells = dense_cells(len(tokens), grid, self.num_hierarchies)
+            pooling = to_device(cells, tokens.device)
             tokens = tokens.flatten(0, 1)
         if self.projection == "shared":
             features = self.level_features(tokens, pooling)[level]
         else:
             features = pooling.pool(tokens, level)
-        return features if features.ndim == 3 else features.unflatten(0, (len(images), -1))
+        return (
+            features if features.ndim == 3 else features.view(len(images), -1, features.shape[-1])
+        )
 
     def adapt_tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A foreign state dict under this model's keys and in its sizes.

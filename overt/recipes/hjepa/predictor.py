@@ -58,9 +58,9 @@ def pack_predictions(
     first_hidden = np.repeat(ends - counts, counts)
     at = first_hidden + _inside(counts)
     rows[at] = visible + np.arange(len(places))
-    rows[np.repeat(ends - total, seen) + _inside(seen)] = (
-        np.repeat(np.tile(begins, len(targets)), seen) + _inside(seen)
-    )
+    rows[np.repeat(ends - total, seen) + _inside(seen)] = np.repeat(
+        np.tile(begins, len(targets)), seen
+    ) + _inside(seen)
     return Prediction(
         rows=torch.from_numpy(rows),
         packing=Packing.of(total, bound=2 * patches),
@@ -175,7 +175,7 @@ class _ReferenceAttention(nn.Module):
 
     def forward(self, tokens: Tensor, packing: Packing) -> Tensor:
         projected = nn.functional.linear(tokens, self.in_proj_weight, self.in_proj_bias)
-        query, key, value = projected.unflatten(-1, (3, self.heads, -1)).unbind(-3)
+        query, key, value = projected.view(len(tokens), 3, self.heads, -1).unbind(-3)
         return self.out_proj(attend(query, key, value, packing).flatten(-2))  # type: ignore[no-any-return]
 
 

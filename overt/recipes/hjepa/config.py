@@ -1,0 +1,465 @@
+"""Settings of the H-JEPA recipes: names, types and refusals; the values live in the YAML files.
+
+Names follow the H-JEPA project; I-JEPA (arXiv:2301.08243) is a choice of values. This file does
+not import torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from omegaconf import MISSING
+
+from overt.errors import ConfigError, nearest
+
+CUSTOM = "custom"
+
+
+class EncoderSizes(NamedTuple):
+    width: int
+    depth: int
+    heads: int
+    mlp_ratio: float = 4.0
+
+
+ENCODERS = {
+    "tiny": EncoderSizes(192, 12, 3),
+    "small": EncoderSizes(384, 12, 6),
+    "base": EncoderSizes(768, 12, 12),
+    "large": EncoderSizes(1024, 24, 16),
+    "huge": EncoderSizes(1280, 32, 16),
+    "giant": EncoderSizes(1408, 40, 16, 48 / 11),
+}
+
+# The distance that a type of loss uses (None: jepa_loss_type), and what it adds to it.
+LOSS_TYPES: dict[str, tuple[str | None, str | None]] = {
+    "mse": ("mse", None),
+    "smoothl1": ("smoothl1", None),
+    "huber": ("huber", None),
+    "jepa": (None, None),
+    "hjepa": (None, None),
+    "combined": (None, "vicreg"),
+    "hierarchical_combined": (None, "vicreg"),
+    "vicreg": ("mse", "vicreg"),
+    "hjepa_sigreg": (None, "sigreg"),
+    "sigreg_combined": (None, "sigreg"),
+    "sigreg": ("mse", "sigreg"),
+    "cjepa": (None, "contrastive"),
+    "contrastive_jepa": (None, "contrastive"),
+}
+
+
+@dataclass
+class PredictorSettings:
+    # narrow (I-JEPA's, with a position table of its own) or reference (H-JEPA's, which takes the
+    # encoder's width and table)
+    kind: str = MISSING
+    # features of a token in the narrow predictor; null: those of the encoder
+    width: int | None = MISSING
+    depth: int = MISSING
+    num_heads: int = MISSING
+    mlp_ratio: float = MISSING
+
+
+@dataclass
+class EmaSettings:
+    # share of the target encoder that stays in each update, at the start and at the end of training
+    momentum: float = MISSING
+    momentum_end: float = MISSING
+    # epochs before it begins to rise
+    momentum_warmup_epochs: float = MISSING
+    # above 1 the rise is longer than training and stops short of the end (I-JEPA: ipe_scale)
+    stretch: float = MISSING
+
+    def __post_init__(self) -> None:
+        for key in ("momentum", "momentum_end"):
+            if not 0.0 <= getattr(self, key) <= 1.0:
+                raise ConfigError(f"model.ema.{key}={getattr(self, key)}; allowed is 0 to 1")
+
+
+@dataclass
+class RopeSettings:
+    # turn queries and keys by row and column of their patch, besides the position table
+    use_rope: bool = MISSING
+    theta: float = MISSING
+
+
+@dataclass
+class FpnSettings:
+    # mix the levels from coarse to fine, as a feature pyramid does
+    use_fpn: bool = MISSING
+    # features of a token in the pyramid; null: those of the encoder
+    feature_dim: int | None = MISSING
+    # add or concat: how a level takes in the one above
+    fusion_method: str = MISSING
+
+
+@dataclass
+class LayerScaleSettings:
+    # learned factors of the residual branches
+    use_layerscale: bool = MISSING
+    init_value: float = MISSING
+
+
+@dataclass
+class ModelSettings:
+    # vit_{tiny,small,base,large,huge,giant}_patch{pixels}_{image size}, or custom: then the four
+    # sizes below say what is built
+    encoder_type: str = MISSING
+    # features of a token
+    embed_dim: int = MISSING
+    # blocks, attention heads and pixels of a patch's side; null: as encoder_type says
+    depth: int | None = MISSING
+    num_heads: int | None = MISSING
+    patch_size: int | None = MISSING
+    # a token besides those of the patches
+    class_token: bool = MISSING
+    # positions of the patches: learned, or sincos (fixed)
+    positions: str = MISSING
+    # what becomes of hidden patches: drop (they never enter the encoder) or zero (the reference)
+    hidden_tokens: str = MISSING
+    # weights at the start: normal (deviation 0.02) or fan_in (number of inputs ** -0.5; narrow
+    # models need it)
+    initialization: str = MISSING
+    # probability of leaving out a residual branch in the last block; rises from 0 in the first
+    drop_path_rate: float = MISSING
+    num_hierarchies: int = MISSING
+    # regions of the levels: grid (squares of patches) or sequence (neighbours in the list of hidden
+    # patches, the reference)
+    pooling: str = MISSING
+    # a linear layer per level: none, predictions (targets stay as they are) or shared (the
+    # reference: predictions and targets, which the layer itself can make alike)
+    projection: str = MISSING
+    # after this layer: layernorm, batchnorm (over a process's micro-batch) or none
+    projection_norm: str = MISSING
+    # take mean and scale off each target token (I-JEPA)
+    normalize_targets: bool = MISSING
+    predictor: PredictorSettings = MISSING
+    # false: targets come from the context encoder itself; see loss.detach_targets
+    use_target_encoder: bool = MISSING
+    ema: EmaSettings = MISSING
+    rope: RopeSettings = MISSING
+    fpn: FpnSettings = MISSING
+    layerscale: LayerScaleSettings = MISSING
+    # parameters of two or more dimensions without weight decay, by the last part of their name;
+    # those of one dimension never have it
+    no_decay: list[str] = MISSING
+
+    def __post_init__(self) -> None:
+        one_of("model.predictor.kind", self.predictor.kind, ("narrow", "reference"))
+        one_of("model.positions", self.positions, ("learned", "sincos"))
+        one_of("model.hidden_tokens", self.hidden_tokens, ("drop", "zero"))
+        one_of("model.initialization", self.initialization, ("normal", "fan_in"))
+        one_of("model.pooling", self.pooling, ("grid", "sequence"))
+        one_of("model.projection", self.projection, ("none", "predictions", "shared"))
+        one_of("model.projection_norm", self.projection_norm, ("layernorm", "batchnorm", "none"))
+        one_of("model.fpn.fusion_method", self.fpn.fusion_method, ("add", "concat"))
+        if self.num_hierarchies < 1:
+            raise ConfigError(f"model.num_hierarchies={self.num_hierarchies}; allowed is 1 or more")
+        if self.fpn.use_fpn and self.projection == "none":
+            raise ConfigError(
+                "model.fpn.use_fpn=true ends in the projections, but model.projection=none; set "
+                "model.projection=predictions"
+            )
+        sizes = self.sizes()
+        if self.embed_dim != sizes.width:
+            raise ConfigError(
+                f"model.embed_dim={self.embed_dim}, but {self.encoder_type} has {sizes.width}; set "
+                f"model.embed_dim={sizes.width}, or model.encoder_type=custom with sizes of its own"
+            )
+        self._check_widths(sizes)
+
+    def _check_widths(self, sizes: EncoderSizes) -> None:
+        wide = self.predictor.kind == "reference" or self.predictor.width is None
+        width = self.embed_dim if wide else self.predictor.width
+        assert width is not None
+        for key, whole, part in (
+            ("model.embed_dim", self.embed_dim, sizes.heads),
+            ("model.predictor.width", width, self.predictor.num_heads),
+        ):
+            if whole % part:
+                raise ConfigError(f"{key}={whole} is not a multiple of its {part} attention heads")
+            if whole % 4:
+                raise ConfigError(f"{key}={whole} is not a multiple of 4: positions need that")
+        if self.rope.use_rope and (self.embed_dim // sizes.heads) % 4:
+            raise ConfigError(
+                f"model.rope.use_rope=true needs heads of a multiple of 4 features, not "
+                f"{self.embed_dim // sizes.heads}"
+            )
+        if self.predictor.kind == "reference" and self.predictor.width not in (None, width):
+            raise ConfigError(
+                "model.predictor.width must be null with model.predictor.kind=reference"
+            )
+
+    def sizes(self) -> EncoderSizes:
+        """The sizes of the encoder, from its name or from the settings."""
+        own = (self.depth, self.num_heads, self.patch_size)
+        if self.encoder_type == CUSTOM:
+            if None in own:
+                raise ConfigError(
+                    "model.encoder_type=custom needs model.depth, model.num_heads and "
+                    "model.patch_size"
+                )
+            assert self.depth is not None
+            assert self.num_heads is not None
+            return EncoderSizes(self.embed_dim, self.depth, self.num_heads)
+        if own != (None, None, None):
+            raise ConfigError(
+                f"model.encoder_type={self.encoder_type} fixes the sizes; leave model.depth, "
+                "model.num_heads and model.patch_size null, or set model.encoder_type=custom"
+            )
+        return ENCODERS[self._parts()[0]]
+
+    def patch(self) -> int:
+        """Pixels of a patch's side."""
+        return self.patch_size if self.patch_size is not None else int(self._parts()[1])
+
+    def _parts(self) -> tuple[str, str]:
+        match = re.fullmatch(r"vit_([a-z]+)_patch(\d+)_(\d+)", self.encoder_type)
+        if match is None or match[1] not in ENCODERS:
+            known = [f"vit_{name}_patch16_224" for name in ENCODERS]
+            raise ConfigError(
+                f"model.encoder_type={self.encoder_type}{nearest(self.encoder_type, known)}; "
+                f"allowed are custom, {', '.join(known)} and other patch sizes of these"
+            )
+        return match[1], match[2]
+
+
+@dataclass
+class MaskingSettings:
+    # ijepa (targets may overlap, square context), multiblock (targets apart where possible) or
+    # hierarchical (the reference's training: nearly square targets)
+    kind: str = MISSING
+    # with kind=ijepa: the official sampler's habits too (one draw for area and aspect; the last row
+    # and column never start a block)
+    ijepa_compat: bool = MISSING
+    # target blocks of an image
+    num_masks: int = MISSING
+    # area of a target block over that of the image
+    mask_scale: list[float] = MISSING
+    aspect_ratio: list[float] = MISSING
+    # contexts of an image, each with predictions of its own
+    num_context_masks: int = MISSING
+    # area of the context block, before the targets are taken off; hierarchical has its own
+    context_scale: list[float] = MISSING
+    # block, or rest (all that is no target)
+    context: str = MISSING
+    # patches that a context keeps at least, else a target may be seen
+    min_keep: int = MISSING
+    # the context may see the targets
+    allow_overlap: bool = MISSING
+    # predict each block by itself (blocks, I-JEPA) or all together (union, H-JEPA)
+    predict: str = MISSING
+
+    def __post_init__(self) -> None:
+        one_of("data.masking.kind", self.kind, ("ijepa", "multiblock", "hierarchical"))
+        one_of("data.masking.context", self.context, ("block", "rest"))
+        one_of("data.masking.predict", self.predict, ("blocks", "union"))
+        for key in ("mask_scale", "context_scale", "aspect_ratio"):
+            pair = getattr(self, key)
+            largest = float("inf") if key == "aspect_ratio" else 1.0
+            if len(pair) != 2 or not 0 < pair[0] <= pair[1] <= largest:
+                raise ConfigError(f"data.masking.{key}={list(pair)}; give [lowest, highest]")
+        for key in ("num_masks", "num_context_masks", "min_keep"):
+            if getattr(self, key) < 1:
+                raise ConfigError(f"data.masking.{key}={getattr(self, key)}; it must be at least 1")
+        if self.ijepa_compat and (self.kind != "ijepa" or self.context != "block"):
+            raise ConfigError(
+                "data.masking.ijepa_compat=true goes with kind=ijepa and context=block only"
+            )
+
+
+@dataclass
+class SyntheticSettings:
+    # textured shapes written to root, one folder per class
+    classes: int = MISSING
+    per_class: int = MISSING
+    # pixels of a side
+    size: int = MISSING
+    seed: int = MISSING
+
+
+@dataclass
+class AugmentationSettings:
+    # cut a random part of the image; false: its middle
+    random_crop: bool = MISSING
+    # area of that part over that of the image
+    crop_scale: list[float] = MISSING
+    # bilinear or bicubic
+    interpolation: str = MISSING
+    # mirror every other image
+    horizontal_flip: bool = MISSING
+    # strength of changes of brightness, contrast, saturation and hue; 0: none
+    color_jitter: float = MISSING
+
+    def __post_init__(self) -> None:
+        one_of("data.augmentation.interpolation", self.interpolation, ("bilinear", "bicubic"))
+        pair = self.crop_scale
+        if len(pair) != 2 or not 0 < pair[0] <= pair[1] <= 1:
+            raise ConfigError(
+                f"data.augmentation.crop_scale={list(pair)}; give [lowest, highest] within 0 to 1"
+            )
+
+
+@dataclass
+class DataSettings:
+    # images to train on: a folder, a pack of `overt data pack`, or a .npz archive
+    root: str = MISSING
+    # images to evaluate on, likewise; null: the held-out share of root
+    val_root: str | None = MISSING
+    # with val_root null: share of the images of root that is not trained on
+    held_out: float = MISSING
+    # folders in root are classes, which k-NN and probes need; false: images lie anywhere
+    labelled: bool = MISSING
+    # synthetic images written to root before training; null: the data are there
+    synthetic: SyntheticSettings | None = MISSING
+    # (height, width) in pixels
+    image_size: list[int] = MISSING
+    # mean and deviation of the colours, from 0 to 1, that are taken off
+    mean: list[float] = MISSING
+    std: list[float] = MISSING
+    augmentation: AugmentationSettings = MISSING
+    masking: MaskingSettings = MISSING
+
+    def __post_init__(self) -> None:
+        if len(self.image_size) != 2 or min(self.image_size) < 1:
+            raise ConfigError(
+                f"data.image_size={list(self.image_size)}; it takes [height, width] in pixels"
+            )
+        if not 0 <= self.held_out < 1:
+            raise ConfigError(f"data.held_out={self.held_out}; allowed is from 0 to below 1")
+        for key in ("mean", "std"):
+            if len(getattr(self, key)) != 3:
+                raise ConfigError(f"data.{key} takes three numbers: red, green and blue")
+
+
+@dataclass
+class LossSettings:
+    # distance of prediction and target: mse, smoothl1 or huber; or with a term against collapse:
+    # hjepa, combined (VICReg), hjepa_sigreg, cjepa, which take jepa_loss_type as distance
+    type: str = MISSING
+    jepa_loss_type: str = MISSING
+    # where Huber's loss turns from quadratic to linear
+    huber_delta: float = MISSING
+    # weight of each level, the finest first
+    hierarchy_weights: list[float] = MISSING
+    # compare directions only
+    normalize_embeddings: bool = MISSING
+    # no gradient through the targets; false needs model.use_target_encoder=false
+    detach_targets: bool = MISSING
+    # VICReg on the features of visible patches: its weight, and those of its two terms
+    vicreg_weight: float = MISSING
+    vicreg_variance_weight: float = MISSING
+    vicreg_covariance_weight: float = MISSING
+    vicreg_eps: float = MISSING
+    # SIGReg on the same: its weight, and the number of random directions, new in every step
+    sigreg_weight: float = MISSING
+    sigreg_num_slices: int = MISSING
+    # NT-Xent between two views of each image: its weight and temperature
+    contrastive_weight: float = MISSING
+    contrastive_temperature: float = MISSING
+
+    def __post_init__(self) -> None:
+        one_of("loss.type", self.type, tuple(LOSS_TYPES))
+        one_of("loss.jepa_loss_type", self.jepa_loss_type, ("mse", "smoothl1", "huber"))
+
+    @property
+    def distance(self) -> str:
+        """mse, smoothl1 or huber."""
+        return LOSS_TYPES[self.type][0] or self.jepa_loss_type
+
+    @property
+    def extra(self) -> str | None:
+        """vicreg, sigreg, contrastive or nothing."""
+        return LOSS_TYPES[self.type][1]
+
+
+@dataclass
+class CollapseSettings:
+    # look at the features every so many steps; null: never
+    every_steps: int | None = MISSING
+    # tokens looked at, of each process
+    max_tokens: int = MISSING
+    # alarm where features of context or target vary by less than this share of their size
+    min_std: float = MISSING
+    # alarm where their effective rank is below this share of embed_dim
+    min_rank: float = MISSING
+    # looks in a row with an alarm before the run is stopped; null: it only warns
+    stop_after: int | None = MISSING
+
+    def __post_init__(self) -> None:
+        for key in ("every_steps", "max_tokens", "stop_after"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise ConfigError(f"evaluation.collapse.{key}={value}; it must be at least 1")
+
+
+@dataclass
+class LinearProbeSettings:
+    # train a linear layer on the frozen features in every evaluation
+    enabled: bool = MISSING
+    epochs: int = MISSING
+    batch_size: int = MISSING
+    lr: float = MISSING
+
+
+@dataclass
+class EvaluationSettings:
+    # images of each set that are used at most; null: all
+    max_samples: int | None = MISSING
+    # images encoded at once
+    batch_size: int = MISSING
+    # neighbours that vote
+    k: int = MISSING
+    temperature: float = MISSING
+    linear_probe: LinearProbeSettings = MISSING
+    collapse: CollapseSettings = MISSING
+
+    def __post_init__(self) -> None:
+        for key in ("max_samples", "batch_size", "k"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise ConfigError(f"evaluation.{key}={value}; it must be at least 1")
+
+
+@dataclass
+class Settings:
+    model: ModelSettings = MISSING
+    data: DataSettings = MISSING
+    loss: LossSettings = MISSING
+    evaluation: EvaluationSettings = MISSING
+
+    def __post_init__(self) -> None:
+        """Refuse what no section can see by itself."""
+        model, data, loss = self.model, self.data, self.loss
+        patch = model.patch()
+        for name, side in zip(("height", "width"), data.image_size, strict=True):
+            if side % patch:
+                raise ConfigError(
+                    f"data.image_size={list(data.image_size)}: the {name} {side} is not a "
+                    f"multiple of the patch size {patch}; use {side - side % patch or patch}"
+                )
+        if len(loss.hierarchy_weights) != model.num_hierarchies:
+            raise ConfigError(
+                f"loss.hierarchy_weights has {len(loss.hierarchy_weights)} numbers, "
+                f"model.num_hierarchies={model.num_hierarchies}; give one for each level"
+            )
+        if not loss.detach_targets and model.use_target_encoder:
+            raise ConfigError(
+                "loss.detach_targets=false has no effect with a target encoder, which has no "
+                "gradient; set model.use_target_encoder=false or loss.detach_targets=true"
+            )
+        if model.hidden_tokens == "zero" and data.masking.num_context_masks > 1:
+            raise ConfigError(
+                "model.hidden_tokens=zero takes one context; set data.masking.num_context_masks=1"
+            )
+
+
+def one_of(key: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise ConfigError(
+            f"{key}={value}{nearest(value, allowed)}; allowed are {', '.join(allowed)}"
+        )

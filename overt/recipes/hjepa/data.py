@@ -1,0 +1,255 @@
+"""Images with the masks drawn for them, and how a batch of them is laid out for the model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from overt.data.image_arrays import ImageArrays
+from overt.data.image_folder import ImageFolder, Images, ReadableImages
+from overt.data.image_transforms import ColourJitter, EvaluationTransform, TrainingTransform
+from overt.data.packed_images import PackedImages
+from overt.data.rng import sample_rng
+from overt.data.synthetic_images import write_images
+from overt.distributed import barrier, is_main_process
+from overt.nn.vit import pack_patches
+from overt.recipes.hjepa.config import DataSettings, MaskingSettings, ModelSettings, Settings
+from overt.recipes.hjepa.levels import Pooling, SequencePooling, grid_cells
+from overt.recipes.hjepa.masks import (
+    Grid,
+    MaskRule,
+    OfficialRule,
+    hierarchical_rule,
+    ijepa_rule,
+    multiblock_rule,
+    patches_of,
+)
+from overt.recipes.hjepa.model import Layout
+from overt.recipes.hjepa.predictor import pack_predictions
+
+
+@dataclass(frozen=True)
+class Sample:
+    image: Tensor  # (3, H, W) uint8
+    second: Tensor | None  # another view of it
+    contexts: list[np.ndarray]  # patch numbers of each context
+    targets: list[np.ndarray]  # and of each set that is predicted
+
+
+@dataclass(frozen=True)
+class Batch:
+    images: Tensor  # (B, 3, H, W) uint8
+    second: Tensor | None
+    layout: Layout
+
+
+class MaskedImages:
+    """Training images, transformed, with contexts and targets from the sample's own generator."""
+
+    def __init__(self, images: Images, settings: Settings) -> None:
+        self.images = images
+        self.transform = training_transform(settings.data)
+        self.rule = mask_rule(settings)
+        self.predicts_union = settings.data.masking.predict == "union"
+        self.has_two_views = settings.loss.extra == "contrastive"
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def sample(self, index: int, rng: np.random.Generator) -> Sample:
+        pixels, _ = self.images.read(index)
+        image = self.transform(pixels, rng)
+        second = self.transform(pixels, rng) if self.has_two_views else None
+        return self.masked(image, second, rng)
+
+    def masked(self, image: Tensor, second: Tensor | None, rng: np.random.Generator) -> Sample:
+        """An image with contexts and targets drawn for it."""
+        contexts, blocks = self.rule.draw(rng)
+        sets = [blocks] if self.predicts_union else [[block] for block in blocks]
+        targets = [patches_of(one, self.rule.grid) for one in sets]
+        return Sample(image, second, contexts, targets)
+
+
+class HeldOutImages(MaskedImages):
+    """Images of an evaluation: their middle, and masks that are the same every time."""
+
+    def __init__(self, images: Images, settings: Settings) -> None:
+        super().__init__(images, settings)
+        height, width = settings.data.image_size
+        self.middle = EvaluationTransform((height, width))
+
+    def sample(self, index: int, rng: np.random.Generator | None = None) -> Sample:
+        image, _ = self.read(index)
+        return self.masked(image, None, sample_rng(0, 0, index))
+
+    def read(self, index: int) -> tuple[Tensor, int]:
+        """The pixels (3, H, W) uint8, resized, and the label."""
+        pixels, label = self.images.read(index)
+        return self.middle(pixels), label
+
+
+class Part:
+    """Some images of a set."""
+
+    def __init__(self, images: Images, chosen: np.ndarray) -> None:
+        self.images, self.chosen = images, chosen
+        self.labels, self.classes = images.labels[chosen], images.classes
+
+    @property
+    def names(self) -> Sequence[str]:
+        return [self.images.names[int(index)] for index in self.chosen]
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def read(self, index: int) -> tuple[Tensor, int]:
+        return self.images.read(int(self.chosen[index]))
+
+
+def open_images(root: str, labelled: bool) -> Images:
+    """A folder of images, a pack, or a NumPy archive, whichever lies there."""
+    path = Path(root)
+    if path.suffix == ".npz":
+        return ImageArrays(path, labels="labels" if labelled else None)
+    if (path / "pack.json").is_file():
+        return PackedImages(path)
+    return ImageFolder(path, labelled)
+
+
+def open_sets(settings: DataSettings) -> tuple[Images, Images]:
+    """The images to train on, and those to evaluate on; synthetic ones are made on first use."""
+    if settings.synthetic is not None and is_main_process() and not Path(settings.root).exists():
+        write_images(settings.root, **dataclasses.asdict(settings.synthetic))
+    barrier()
+    images = open_images(settings.root, settings.labelled)
+    if settings.val_root is not None:
+        held_out_images = open_images(settings.val_root, settings.labelled)
+        return ReadableImages(images), ReadableImages(held_out_images)
+    order = np.random.default_rng(0).permutation(len(images))
+    count = round(settings.held_out * len(images))
+    training, held_out = (Part(images, np.sort(part)) for part in (order[count:], order[:count]))
+    return ReadableImages(training), ReadableImages(held_out)
+
+
+def training_transform(settings: DataSettings) -> TrainingTransform:
+    """Crop, flip and colours as the section `augmentation` says."""
+    height, width = settings.image_size
+    chosen = settings.augmentation
+    low, high = chosen.crop_scale
+    whole = {"scale": (1.0, 1.0), "ratio": (width / height, width / height)}
+    crop = {"scale": (low, high)} if chosen.random_crop else whole
+    return TrainingTransform(
+        (height, width),
+        interpolation="bicubic" if chosen.interpolation == "bicubic" else "bilinear",
+        flip=0.5 if chosen.horizontal_flip else 0.0,
+        jitter=ColourJitter.of_strength(chosen.color_jitter),
+        **crop,
+    )
+
+
+def patch_grid(settings: Settings) -> Grid:
+    """Patches of an image (down, across)."""
+    height, width = settings.data.image_size
+    size = settings.model.patch()
+    return height // size, width // size
+
+
+def mask_rule(settings: Settings) -> MaskRule | OfficialRule:
+    """What is drawn for a sample, as the section `masking` says."""
+    masking, grid = settings.data.masking, patch_grid(settings)
+    scale, aspect, context = (
+        (pair[0], pair[1])
+        for pair in (masking.mask_scale, masking.aspect_ratio, masking.context_scale)
+    )
+    count = masking.num_masks
+    if masking.ijepa_compat:
+        return OfficialRule(
+            grid,
+            scale,
+            aspect,
+            context,
+            count,
+            masking.num_context_masks,
+            masking.min_keep,
+            masking.allow_overlap,
+        )
+    match masking.kind:
+        case "ijepa":
+            rule = ijepa_rule(grid, scale, aspect, context, count)
+        case "multiblock":
+            rule = multiblock_rule(grid, scale, aspect, context, count)
+        case _:
+            levels = settings.model.num_hierarchies
+            rule = hierarchical_rule(grid, 0, levels, scale, aspect, count)
+    return _with_context(rule, masking)
+
+
+def _with_context(rule: MaskRule, masking: MaskingSettings) -> MaskRule:
+    return dataclasses.replace(
+        rule,
+        num_contexts=masking.num_context_masks,
+        context_is_rest=masking.context == "rest",
+        min_keep=masking.min_keep,
+        allow_overlap=masking.allow_overlap,
+    )
+
+
+def collate(samples: list[Sample], grid: Grid, model: ModelSettings) -> Batch:
+    """Samples to a batch: images stacked, masks packed."""
+    second = [sample.second for sample in samples if sample.second is not None]
+    return Batch(
+        images=torch.stack([sample.image for sample in samples]),
+        second=torch.stack(second) if second else None,
+        layout=lay_out(
+            [sample.contexts for sample in samples],
+            [sample.targets for sample in samples],
+            grid,
+            model,
+        ),
+    )
+
+
+def lay_out(
+    contexts: list[list[np.ndarray]],  # per image
+    targets: list[list[np.ndarray]],
+    grid: Grid,
+    model: ModelSettings,
+) -> Layout:
+    """Contexts and targets of a batch as index tensors for the model."""
+    batch, patches = len(contexts), grid[0] * grid[1]
+    kept = [image[number] for number in range(len(contexts[0])) for image in contexts]
+    hidden = None
+    if model.hidden_tokens == "zero":
+        hidden = torch.ones(batch, patches, dtype=torch.bool)
+        for number, places in enumerate(kept):
+            hidden[number, torch.from_numpy(places)] = False
+        kept = [np.arange(patches)] * batch  # all tokens stay, so the predictor sees all
+    sets = [[image[number] for image in targets] for number in range(len(targets[0]))]
+    counts = np.array([len(places) for one in sets for places in one])
+    if model.pooling == "sequence":
+        longest = counts.max()
+        sets = [[np.pad(places, (0, longest - len(places))) for places in one] for one in sets]
+    prediction = pack_predictions([len(places) for places in kept], sets, patches)
+    # A set is predicted once from every context.
+    repeats = len(kept) // batch
+    counts = np.repeat(counts.reshape(len(sets), 1, batch), repeats, axis=1).ravel()
+    pooling: Pooling
+    if model.pooling == "sequence":
+        pooling = SequencePooling(torch.from_numpy(np.arange(longest) < counts[:, None]))
+    else:
+        sequences = np.repeat(np.arange(len(counts)), counts)
+        places = prediction.places.numpy()
+        pooling = grid_cells(places, sequences, grid, model.num_hierarchies)
+    images = list(range(batch)) * repeats
+    return Layout(
+        visible=pack_patches(kept, images, batch, patches, model.class_token),
+        hidden=hidden,
+        prediction=prediction,
+        pooling=pooling,
+    )

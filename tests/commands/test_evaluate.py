@@ -1,0 +1,131 @@
+"""overt evaluate: whose configuration, which weights, what is written, what is refused."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from toy_runs import TOY, read_rows, toy_config, train_toy
+
+from overt.cli import main
+from overt.config import load
+
+PACKAGE = ["--package", str(TOY)]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run whose settings differ from those of the recipe, with averaged weights."""
+    folder = tmp_path_factory.mktemp("runs")
+    train_toy(
+        folder, "training.num_steps=4", "evaluation.samples=3", "training.ema_momentum=0.5",
+        "model.width=6",
+    )  # fmt: skip
+    return folder / "toy"
+
+
+def evaluate(*words: str) -> int:
+    return main(["evaluate", *PACKAGE, *words])
+
+
+def scores_in(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "scores.json").read_text())
+
+
+def test_the_checkpoint_brings_its_own_configuration(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = run / "checkpoints" / "latest"
+    assert evaluate(f"checkpoint={checkpoint}") == 0
+    found = scores_in(run / "evaluation")
+    assert found["checkpoint"] == str(checkpoint.resolve())
+    # What the run itself found after its last step, with width 6, three samples and the average.
+    (logged,) = [row for row in read_rows(run) if "evaluation/error" in row]
+    assert found["scores"]["error"] == pytest.approx(logged["evaluation/error"], rel=1e-6)
+    stored = load([], str(run / "evaluation" / "config.yaml"), [str(TOY)])
+    assert stored.settings.evaluation.samples == 3
+    assert not (run / "evaluation" / "rows.json").exists()
+    out = capsys.readouterr().out
+    assert f"  error  {found['scores']['error']:.4f}" in out
+    assert f"written to {run / 'evaluation'}" in out
+
+
+def test_settings_can_be_changed_and_the_output_named(run: Path, tmp_path: Path) -> None:
+    checkpoint = f"checkpoint={run / 'checkpoints' / 'latest'}"
+    three, seven = tmp_path / "three", tmp_path / "below" / "seven"
+    assert evaluate(checkpoint, f"output={three}") == 0
+    assert evaluate(checkpoint, f"output={seven}", "evaluation.samples=7") == 0
+    assert scores_in(three)["scores"] != scores_in(seven)["scores"]
+
+
+def test_average_or_model_as_asked(run: Path, tmp_path: Path) -> None:
+    checkpoint = f"checkpoint={run / 'checkpoints' / 'latest'}"
+    errors = {}
+    for part in ("auto", "ema", "model"):
+        assert evaluate(checkpoint, f"output={tmp_path / part}", "--part", part) == 0
+        errors[part] = scores_in(tmp_path / part)["scores"]["error"]
+    assert errors["auto"] == errors["ema"] != errors["model"]
+
+
+def test_any_file_with_a_recipe(run: Path, tmp_path: Path) -> None:
+    from overt.config import build_recipe
+
+    model = build_recipe(toy_config(tmp_path)).build_model()
+    torch.save({"state_dict": model.state_dict()}, tmp_path / "weights.pth")
+    words = ["recipe=toy", f"output_dir={tmp_path}", "exp_name=mine"]
+    assert evaluate(f"checkpoint={tmp_path / 'weights.pth'}", *words) == 0
+    assert math.isfinite(scores_in(tmp_path / "mine" / "evaluation")["scores"]["error"])
+
+
+def test_rows_table_and_pictures_of_a_recipe_that_has_them(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load(["recipe=toy"], packages=[str(TOY)])  # makes it importable
+    from toy_recipe.recipe import Toy
+
+    rows = [
+        {"name": "one", "error": 1.0},
+        {"name": "none", "error": math.nan},
+        {"name": "two", "error": 2.0},
+    ]
+    picture = torch.full((3, 4, 5), 7, dtype=torch.uint8)
+    monkeypatch.setattr(Toy, "evaluate_rows", lambda *_: rows, raising=False)
+    monkeypatch.setattr(Toy, "visualize", lambda *_: {"drawn": picture}, raising=False)
+
+    def table(self: object, rows: list[dict[str, Any]], scores: dict[str, float]) -> str:
+        return f"<{len(rows)} rows, {scores['error']}>"
+
+    monkeypatch.setattr(Toy, "score_table", table, raising=False)
+    assert evaluate(f"checkpoint={run / 'checkpoints' / 'latest'}", f"output={tmp_path}") == 0
+    assert json.loads((tmp_path / "rows.json").read_text()) == [
+        {"name": "one", "error": 1.0},
+        {"name": "none", "error": None},  # JSON has no NaN
+        {"name": "two", "error": 2.0},
+    ]
+    assert scores_in(tmp_path)["scores"] == {"error": 1.5, "left_out": 1.0}
+    assert "<3 rows, 1.5>" in capsys.readouterr().out
+    with Image.open(tmp_path / "drawn.png") as image:
+        assert image.size == (5, 4)
+
+
+def test_what_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "other.pth"
+    torch.save({"backbone.weight": torch.zeros(3)}, other)
+    latest = run / "checkpoints" / "latest"
+    cases = [
+        ([], "ConfigError: say which weights to score: checkpoint=PATH"),
+        ([f"checkpoint={tmp_path / 'nowhere'}"], "CheckpointError: checkpoint "),
+        ([f"checkpoint={other}"], "holds no configuration; add recipe=NAME"),
+        ([f"checkpoint={other}", "recipe=toy"], "is a checkpoint of another model"),
+        ([f"checkpoint={latest}", "model.width=8"], "have another shape than in the model"),
+        ([f"checkpoint={latest}", "evaluation.sample=2"], "did you mean evaluation.samples?"),
+        ([f"checkpoint={run / 'checkpoints'}", "recipe=toy"], "holds several checkpoints"),
+    ]
+    for words, expected in cases:
+        assert evaluate(*words) == 1, words
+        shown = capsys.readouterr().err
+        assert expected in shown
+        assert "Traceback" not in shown

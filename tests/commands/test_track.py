@@ -1,0 +1,188 @@
+"""overt track: any video in, tracks and a video with trails out, and clear words where it fails."""
+
+import csv
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from toy_runs import TOY, train_toy
+
+from overt.cli import main
+from overt.config import build_recipe, load
+from overt.data.moving_shapes import SceneSettings, make_sequence
+from overt.data.video import read_video, write_video
+from overt.engine.checkpoint import CheckpointManager
+
+FRAMES, HEIGHT, WIDTH = 7, 35, 51  # sides that no stride divides
+SMALL = [
+    "model.latent_dim=16",
+    "model.corr_radius=1",
+    "model.hidden_size=32",
+    "model.corr_hidden=32",
+    "model.eval_iters=2",
+    "evaluation.resolution=[32,48]",
+    "training.device=cpu",
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A video in several formats and the weights of two small models."""
+    folder = tmp_path_factory.mktemp("track")
+    frames, _ = make_sequence(SceneSettings(FRAMES, HEIGHT, WIDTH, 4, seed=0, shapes=3, speed=2), 0)
+    np.save(folder / "shapes.npy", frames)
+    write_video(folder / "shapes.gif", frames.transpose(0, 3, 1, 2), 10)
+    for name in ("cotracker3_tiny", "cotracker3_online_tiny"):
+        recipe = build_recipe(load([f"recipe={name}", *SMALL]))
+        torch.manual_seed(0)
+        torch.save(recipe.build_model().state_dict(), folder / f"{name}.pth")
+    return folder
+
+
+def track(folder: Path, *words: str, recipe: str = "cotracker3_tiny") -> int:
+    weights = ["--checkpoint", str(folder / f"{recipe}.pth"), "--recipe", recipe]
+    return main(["track", *words, *weights, *SMALL])
+
+
+def queries_file(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize("recipe", ["cotracker3_tiny", "cotracker3_online_tiny"])
+@pytest.mark.parametrize("name", ["shapes.npy", "shapes.gif"])
+def test_a_grid_is_followed_and_drawn(
+    name: str, recipe: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--grid", "3", "--output", str(tmp_path / "out"), "--format", "gif"]
+    assert track(folder, str(folder / name), *words, recipe=recipe) == 0
+    assert "9 points in 7 frames" in capsys.readouterr().out
+    with np.load(tmp_path / "out" / "tracks.npz") as found:
+        assert found["tracks_xy"].shape == (FRAMES, 9, 2)
+        assert found["visibility"].shape == found["confidence"].shape == (FRAMES, 9)
+        assert found["visible"].dtype == bool
+        # The grid covers the video, and a point is where it was asked for in that frame.
+        places = found["queries"][:, 1:]
+        assert places.min() >= 0
+        assert (places.max(axis=0) > [0.9 * WIDTH, 0.9 * HEIGHT]).all()
+        np.testing.assert_allclose(found["tracks_xy"][0], places, atol=1e-4)
+        assert (found["visibility"][0] == 1).all()
+        stored = found["tracks_xy"]
+    with (tmp_path / "out" / "tracks.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == FRAMES * 9
+    last = rows[-1]
+    assert (last["point"], last["t"]) == ("8", str(FRAMES - 1))
+    assert float(last["x"]) == pytest.approx(stored[-1, 8, 0], abs=1e-3)
+    drawn = read_video(tmp_path / "out" / "video.gif").frames
+    scale = 384 // WIDTH
+    assert drawn.shape == (FRAMES, 3, HEIGHT * scale, WIDTH * scale)
+
+
+FILES = {
+    "with_heading.csv": "t,x,y\n0, 10.5, 20\n6,40,5\n\n",
+    "bare.csv": "0,10.5,20\n6,40,5",
+    "lists.json": "[[0, 10.5, 20], [6, 40, 5]]",
+    "objects.json": '[{"t": 0, "x": 10.5, "y": 20}, {"t": 6, "x": 40, "y": 5}]',
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_queries_of_a_file_are_followed(name: str, folder: Path, tmp_path: Path) -> None:
+    queries = queries_file(tmp_path / name, FILES[name])
+    words = ["--queries", queries, "--output", str(tmp_path / "out"), "--format", "webp"]
+    assert track(folder, str(folder / "shapes.npy"), *words, "--fps", "4") == 0
+    with np.load(tmp_path / "out" / "tracks.npz") as found:
+        np.testing.assert_array_equal(found["queries"], [[0, 10.5, 20], [6, 40, 5]])
+        np.testing.assert_allclose(found["tracks_xy"][6, 1], [40, 5], atol=1e-4)
+    assert read_video(tmp_path / "out" / "video.webp").fps == pytest.approx(4)
+
+
+def test_online_points_are_followed_back_from_a_late_query(folder: Path, tmp_path: Path) -> None:
+    queries = queries_file(tmp_path / "late.json", "[[6, 25, 17]]")
+    words = ["--queries", queries, "--output", str(tmp_path), "--format", "gif"]
+    recipe = "cotracker3_online_tiny"
+    assert track(folder, str(folder / "shapes.npy"), *words, recipe=recipe) == 0
+    with np.load(tmp_path / "tracks.npz") as found:
+        before = found["tracks_xy"][:6, 0]
+    assert np.isfinite(before).all()
+    assert len(np.unique(before, axis=0)) > 1  # not the place of the query, repeated
+
+
+def test_a_checkpoint_folder_knows_its_recipe_and_names_are_given(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load(["recipe=cotracker3_tiny", *SMALL])
+    model = build_recipe(config).build_model()
+    manager = CheckpointManager(tmp_path / "checkpoints")
+    manager.save_checkpoint(0, model, torch.optim.SGD(model.parameters()), config_yaml=config.text)
+    manager.wait()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "av", None)
+    checkpoint = str(tmp_path / "checkpoints" / "latest")
+    video = str(folder / "shapes.npy")
+    assert main(["track", video, "--checkpoint", checkpoint, "--grid", "2"]) == 0
+    written = sorted(path.name for path in (tmp_path / "shapes_tracks").iterdir())
+    assert written == ["tracks.csv", "tracks.npz", "video.webp"]
+
+
+BAD_QUERIES = [
+    ("outside.csv", "0,10,10\n0,60,10", "1 of 2 queries lie outside the video"),
+    ("late.csv", "7,10,10", "frame 0 to 6"),
+    ("half.csv", "0.5,10,10", "query 0 is ['0.5', '10', '10']"),
+    ("words.csv", "frame,column,row\n0,1,2", "query 0 is ['frame', 'column', 'row']"),
+    ("nan.csv", "0,nan,2", "expected are t, x, y"),
+    ("pairs.json", "[[1, 2]]", "query 0 is [1, 2]"),
+    ("keys.json", '[{"t": 0, "x": 1}]', "query 0 is [0, 1, None]"),
+    ("scalar.json", "3", "expected is a list of [t, x, y]"),
+    ("broken.json", "[[1, 2", "it is no JSON"),
+    ("empty.csv", "\n", "there are no queries in it"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "expected"), BAD_QUERIES)
+def test_bad_queries_are_refused(
+    name: str,
+    text: str,
+    expected: str,
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    queries = queries_file(tmp_path / name, text)
+    words = ["--queries", queries, "--output", str(tmp_path / "out")]
+    assert track(folder, str(folder / "shapes.npy"), *words) == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("DataError: ")
+    assert expected in shown
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_mistakes_are_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    video, weights = str(folder / "shapes.npy"), str(folder / "cotracker3_tiny.pth")
+    (tmp_path / "broken.gif").write_bytes(b"nonsense")
+    cases = [
+        ([str(tmp_path / "broken.gif"), "--recipe", "cotracker3_tiny"], "cannot be decoded"),
+        ([str(tmp_path / "nowhere"), "--recipe", "cotracker3_tiny"], "there is no such file"),
+        ([video], "holds no configuration; add --recipe NAME"),
+        ([video, "--recipe", "cotraker3_tiny"], "did you mean cotracker3_tiny?"),
+        ([video, "--recipe", "cotracker3_offline"], "have another shape than in the model"),
+        ([video, "--recipe", "cotracker3_tiny", "--queries", "nowhere.csv"], "cannot be read"),
+    ]
+    for words, expected in cases:
+        assert main(["track", *words, "--checkpoint", weights]) == 1, words
+        assert expected in capsys.readouterr().err
+
+
+def test_a_recipe_that_does_not_track_says_so(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train_toy(tmp_path, "training.num_steps=1")
+    checkpoint = str(tmp_path / "toy" / "checkpoints" / "latest")
+    words = [str(folder / "shapes.npy"), "--checkpoint", checkpoint, "--package", str(TOY)]
+    assert main(["track", *words]) == 1
+    assert "the recipe toy does not track points" in capsys.readouterr().err

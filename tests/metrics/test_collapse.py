@@ -1,0 +1,35 @@
+"""Numbers that fall when features become alike."""
+
+import pytest
+import torch
+
+from overt.metrics.collapse import image_statistics, token_statistics
+
+
+def test_equal_directions_have_full_rank_and_one_direction_has_rank_one() -> None:
+    rows = torch.cat([torch.eye(6), -torch.eye(6)])
+    std, least, size, rank = token_statistics(rows).tolist()
+    assert rank == pytest.approx(6)
+    assert size == pytest.approx(1)
+    assert std == least == pytest.approx((2 / 11) ** 0.5)
+    line = torch.linspace(-1, 1, 9)[:, None] * torch.ones(6)
+    assert token_statistics(line)[3].item() == pytest.approx(1, abs=1e-5)
+
+
+def test_an_offset_does_not_hide_behind_the_rank_and_scale_shows_in_std_only() -> None:
+    torch.manual_seed(0)
+    rows = torch.randn(200, 5)
+    before, moved, small = (token_statistics(x) for x in (rows, rows + 100, rows * 1e-3))
+    torch.testing.assert_close(before[[0, 1, 3]], moved[[0, 1, 3]], rtol=1e-4, atol=0)
+    assert small[3].item() == pytest.approx(before[3].item(), rel=1e-6)
+    assert small[0].item() == pytest.approx(1e-3 * before[0].item(), rel=1e-5)
+
+
+def test_it_is_the_entropy_of_the_singular_values() -> None:
+    torch.manual_seed(0)
+    rows = torch.randn(50, 4, dtype=torch.float64) @ torch.randn(4, 12, dtype=torch.float64)
+    singular = torch.linalg.svdvals(rows - rows.mean(0))
+    shares = singular[:4] / singular[:4].sum()
+    expected = torch.exp(-(shares * shares.log()).sum())
+    assert token_statistics(rows)[3].item() == pytest.approx(expected.item(), rel=1e-6)
+    assert image_statistics(rows.view(50, 3, 4))[2].item() <= 4.001

@@ -1,0 +1,81 @@
+"""Packed sequences give what each of them gives alone."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from overt.nn.attention import Attention, Block, DropPath, Packing, attend, rotate
+
+LENGTHS = [[3, 1, 5], [4, 4], [1], [2, 7, 1, 1]]
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_a_packed_block_is_a_loop_over_its_sequences_forward_and_backward(
+    lengths: list[int],
+) -> None:
+    torch.manual_seed(0)
+    block = Block(12, heads=3, layer_scale=0.5)
+    tokens = torch.randn(sum(lengths), 12, requires_grad=True)
+    alone = torch.cat([block(part[None])[0] for part in torch.split(tokens, lengths)])
+    packed = block(tokens, Packing.of(lengths))
+    torch.testing.assert_close(packed, alone)
+
+    weights = torch.randn_like(alone)
+    parameters = [tokens, *block.parameters()]
+    expected = torch.autograd.grad((alone * weights).sum(), parameters)
+    found = torch.autograd.grad((packed * weights).sum(), parameters)
+    torch.testing.assert_close(found, expected)
+
+
+def test_what_is_outside_a_sequence_does_not_change_it() -> None:
+    torch.manual_seed(0)
+    attention, packing = Attention(8, heads=2), Packing.of([3, 4])
+    tokens = torch.randn(7, 8)
+    other = tokens.clone()
+    other[3:] = torch.randn(4, 8)
+    before, after = attention(tokens, packing), attention(other, packing)
+    assert torch.equal(before[:3], after[:3])
+    assert not torch.allclose(before[3:], after[3:])
+
+
+def test_the_packing_says_where_every_token_stands() -> None:
+    packing = Packing.of([2, 0, 3], bound=9)
+    assert packing.offsets.tolist() == [0, 2, 2, 5]
+    assert packing.offsets.dtype == torch.int32  # what the kernel takes
+    assert packing.places.tolist() == [0, 1, 6, 7, 8]
+    assert packing.visible[:, 0, 0].tolist() == [[True, True, False], [False] * 3, [True] * 3]
+    assert (packing.longest, packing.bound) == (3, 9)
+
+
+def test_equal_weights_give_the_mean() -> None:
+    values = torch.randn(5, 1, 4)
+    found = attend(torch.zeros(5, 1, 4), torch.randn(5, 1, 4), values, Packing.of([2, 3]))
+    expected = [values[:2].mean(0)] * 2 + [values[2:].mean(0)] * 3
+    torch.testing.assert_close(found, torch.stack(expected))
+
+
+def turned(vector: Tensor, angle: float) -> Tensor:
+    angles = torch.full((1, 2), angle)
+    return rotate(vector, torch.stack([angles.cos(), angles.sin()], dim=1))
+
+
+def test_a_rotation_keeps_lengths_and_shows_only_differences_of_angles() -> None:
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 1, 1, 4)
+    torch.testing.assert_close(turned(query, 0.7).norm(), query.norm())
+    near = (turned(query, 0.7) * turned(key, 0.3)).sum()
+    far = (turned(query, 2.7) * turned(key, 2.3)).sum()
+    torch.testing.assert_close(near, far)
+    assert not torch.isclose(near, (query * key).sum())
+
+
+def test_drop_path_leaves_out_whole_sequences_and_keeps_the_mean() -> None:
+    torch.manual_seed(0)
+    drop, branch = DropPath(0.25), torch.ones(3000, 2)
+    packing = Packing.of([1, 2] * 1000)
+    kept = drop(branch, packing)[:, 0]
+    second = kept.view(1000, 3)[:, 1:]
+    assert torch.equal(second[:, 0], second[:, 1])
+    assert set(kept.tolist()) == {0.0, pytest.approx(1 / 0.75)}
+    assert kept.mean().item() == pytest.approx(1.0, abs=0.06)
+    assert drop.eval()(branch, packing) is branch

@@ -1,0 +1,123 @@
+"""The vision transformer: dropped tokens, packed tokens, other grids, foreign checkpoints."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from overt.nn.vit import (
+    VisionTransformer,
+    pack_patches,
+    resize_positions,
+    rope_table,
+    sincos_table,
+)
+
+KEPT = [np.array([0, 3, 7]), np.array([1, 2, 3, 4, 10]), np.array([11])]
+
+
+def small(**changed: object) -> VisionTransformer:
+    torch.manual_seed(0)
+    options = {"class_token": True, "positions": "learned"} | changed
+    vit = VisionTransformer((12, 16), 4, 16, 2, 2, **options).eval()  # 3 x 4 patches
+    vit.initialize(fan_in=True)
+    return vit
+
+
+@pytest.mark.parametrize("class_token", [True, False])
+@pytest.mark.parametrize("rope_theta", [None, 10.0])
+@pytest.mark.parametrize("positions", ["learned", "sincos"])
+def test_packed_is_a_loop_over_the_images(
+    class_token: bool, rope_theta: float | None, positions: str
+) -> None:
+    vit = small(class_token=class_token, rope_theta=rope_theta, positions=positions)
+    images = torch.randn(3, 3, 12, 16)
+    visible = pack_patches(KEPT, [0, 1, 2], 3, 12, class_token)
+    packed = vit.forward_packed(images, visible)
+    alone = [
+        vit(image[None], keep=torch.from_numpy(kept)[None])[0]
+        for image, kept in zip(images, KEPT, strict=True)
+    ]
+    torch.testing.assert_close(packed, torch.cat(alone))
+    patches = packed if visible.tokens is None else packed[visible.tokens]
+    assert len(patches) == len(visible.patches) == sum(map(len, KEPT))
+
+
+def test_dropped_patches_cannot_be_seen_and_zeroed_ones_can() -> None:
+    vit, keep = small(), torch.tensor([[0, 1, 2]])
+    images = torch.randn(1, 3, 12, 16)
+    other = images.clone()
+    other[:, :, 4:] = torch.randn(1, 3, 8, 16)  # below the first row of patches
+    assert torch.equal(vit(images, keep=keep), vit(other, keep=keep))
+    hidden = torch.ones(1, 12, dtype=torch.bool)
+    hidden[:, :4] = False
+    zeroed = vit(images, hidden=hidden)
+    assert torch.equal(zeroed, vit(other, hidden=hidden))
+    # Yet a zeroed token is a key for the others: not what dropping gives.
+    dropped = vit(images, keep=torch.arange(4)[None])
+    assert not torch.allclose(zeroed[:, :5], dropped, atol=1e-3)
+
+
+def test_keys_are_those_of_timm() -> None:
+    keys = set(small(layer_scale=1e-5).state_dict())
+    block = {
+        f"blocks.0.{name}.{kind}"
+        for name in ("norm1", "norm2", "attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
+        for kind in ("weight", "bias")
+    }
+    top = {"cls_token", "pos_embed", "patch_embed.proj.weight", "norm.weight", "norm.bias"}
+    assert block | top | {"blocks.0.ls1.gamma", "blocks.1.ls2.gamma"} <= keys
+
+
+def test_an_image_of_another_size_gets_interpolated_positions() -> None:
+    vit = small()
+    assert vit.positions((3, 4)) is vit.pos_embed
+    assert vit.positions((6, 4)).shape == (1, 25, 16)
+    assert torch.equal(vit.positions((6, 4))[:, 0], vit.pos_embed[:, 0])
+    assert vit(torch.randn(2, 3, 24, 16)).shape == (2, 25, 16)
+
+
+def test_a_constant_table_stays_constant_when_resized() -> None:
+    table = torch.full((1, 13, 4), 0.3)
+    resized = resize_positions(table, (3, 4), (5, 2), prefix=1)
+    torch.testing.assert_close(resized, torch.full((1, 11, 4), 0.3))
+
+
+def test_a_checkpoint_of_another_patch_and_image_size_is_fitted_and_said_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    square = VisionTransformer((32, 32), 8, 16, 2, 2)  # 4 x 4 patches of 8 pixels
+    square.initialize(fan_in=True)
+    vit = small()
+    with caplog.at_level(logging.WARNING):
+        fitted = vit.fit(square.state_dict())
+    assert "position table resized from (4, 4) to (3, 4)" in caplog.text
+    assert "patch weights resized" in caplog.text
+    vit.load_state_dict(fitted)
+    # A plain patch says the same at either resolution.
+    plain = torch.ones(1, 3, 12, 16)
+    large = square.patch_embed(torch.ones(1, 3, 32, 32))[0, 0]
+    torch.testing.assert_close(vit.patch_embed(plain)[0, 0], large, rtol=0.05, atol=0.02)
+    caplog.clear()
+    vit.fit(vit.state_dict())
+    assert not caplog.text
+
+
+def test_positions_tell_every_patch_from_every_other() -> None:
+    for table in (sincos_table((3, 5), 16), rope_table((3, 5), 16, 100.0).flatten(1)):
+        distances = torch.cdist(table, table) + torch.eye(15)
+        assert distances.min() > 1e-3
+
+
+def test_sincos_is_fixed_and_codes_the_column_first() -> None:
+    vit = small(positions="sincos", class_token=False)
+    assert not vit.pos_embed.requires_grad
+    table = vit.pos_embed[0].view(3, 4, 16)
+    assert torch.equal(table[0, :, :8], table[2, :, :8])  # the same column
+    assert torch.equal(table[:, 0, 8:], table[:, 3, 8:])  # the same row
+
+
+def test_drop_path_rises_over_the_depth() -> None:
+    vit = small(drop_path_rate=0.4)
+    assert [block.drop_path.probability for block in vit.blocks] == pytest.approx([0.0, 0.4])
