@@ -22,6 +22,7 @@ PAGES = [
     *(ROOT / page for page in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted(ROOT.glob("docs/*.md")),
     *sorted(ROOT.glob("examples/*/*.md")),
+    *sorted(ROOT.glob("overt/recipes/*/README.md")),
 ]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)

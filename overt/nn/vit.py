@@ -200,11 +200,10 @@ class VisionTransformer(nn.Module):
         kernel = fitted.get("patch_embed.proj.weight")
         own = self.patch_embed.proj.weight
         if kernel is not None and kernel.shape[2:] != own.shape[2:]:
-            size = own.shape[2:]
-            scale = math.prod(kernel.shape[2:]) / math.prod(size)  # a sum over fewer, larger pixels
-            resized = F.interpolate(kernel.float(), size, mode="bicubic", antialias=True)
-            fitted["patch_embed.proj.weight"] = resized * scale
-            log.warning("patch weights resized from %s to %s pixels", kernel.shape[2:], size)
+            fitted["patch_embed.proj.weight"] = resize_patch_weights(kernel, own.shape[-1])
+            log.warning(
+                "patch weights resized from %d to %d pixels", kernel.shape[-1], own.shape[-1]
+            )
         return fitted
 
 
@@ -260,3 +259,15 @@ def resize_positions(table: Tensor, before: Grid, after: Grid, prefix: int) -> T
     square = patches.reshape(len(table), *before, -1).permute(0, 3, 1, 2).float()
     resized = F.interpolate(square, after, mode="bicubic", antialias=True, align_corners=False)
     return torch.cat([first, resized.permute(0, 2, 3, 1).flatten(1, 2).to(table.dtype)], dim=1)
+
+
+def resize_patch_weights(kernel: Tensor, size: int) -> Tensor:
+    """Weights (D, C, p, p) for patches of another size that answer to a resized patch as before.
+
+    The least-squares solution of that (FlexiViT, arXiv:2212.08013); exact for larger patches.
+    """
+    before = kernel.shape[-1]
+    pixels = torch.eye(before**2, device=kernel.device).view(-1, 1, before, before)
+    resized = F.interpolate(pixels, (size, size), mode="bicubic", antialias=True)
+    solution = kernel.float().flatten(2) @ torch.linalg.pinv(resized.flatten(1)).T
+    return solution.view(*kernel.shape[:2], size, size).to(kernel.dtype)

@@ -122,11 +122,18 @@ def open_images(root: str, labelled: bool) -> Images:
     return ImageFolder(path, labelled)
 
 
-def open_sets(settings: DataSettings) -> tuple[Images, Images]:
-    """The images to train on, and those to evaluate on; synthetic ones are made on first use."""
+def make_missing_data(settings: DataSettings) -> None:
+    """Write the synthetic images that `data.synthetic` describes, unless they are there.
+
+    Every process has to call this.
+    """
     if settings.synthetic is not None and is_main_process() and not Path(settings.root).exists():
         write_images(settings.root, **dataclasses.asdict(settings.synthetic))
     barrier()
+
+
+def open_sets(settings: DataSettings) -> tuple[Images, Images]:
+    """The images to train on, and those to evaluate on."""
     images = open_images(settings.root, settings.labelled)
     if settings.val_root is not None:
         held_out_images = open_images(settings.val_root, settings.labelled)

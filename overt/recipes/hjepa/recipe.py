@@ -26,6 +26,7 @@ from overt.recipes.hjepa.data import (
     MaskedImages,
     Sample,
     collate,
+    make_missing_data,
     open_sets,
     patch_grid,
 )
@@ -109,6 +110,7 @@ class HJEPARecipe:
         )
 
     def build_dataset(self) -> MaskedImages:
+        make_missing_data(self.settings.data)
         return MaskedImages(open_sets(self.settings.data)[0], self.settings)
 
     def collate(self, samples: list[Sample]) -> Batch:
@@ -212,6 +214,7 @@ class HJEPARecipe:
     def evaluate(self, model: HJEPA, world: World) -> dict[str, float]:
         """k-NN (and linear probe) on frozen features, loss on held-out images, and their spread."""
         evaluation = self.settings.evaluation
+        make_missing_data(self.settings.data)
         sets = [HeldOutImages(images, self.settings) for images in open_sets(self.settings.data)]
         training, held_out = sets
         if len(held_out) == 0:

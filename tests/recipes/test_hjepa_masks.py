@@ -1,0 +1,124 @@
+"""Masks: inside the grid, apart, large enough, reachable everywhere, and drawn from the seed."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overt.recipes.hjepa.masks import (
+    MaskRule,
+    OfficialRule,
+    hierarchical_rule,
+    ijepa_rule,
+    multiblock_rule,
+    patches_of,
+    touches,
+)
+
+Rule = MaskRule | OfficialRule
+sides = st.integers(3, 18)
+
+
+def rules(grid: tuple[int, int]) -> list[Rule]:
+    return [
+        ijepa_rule(grid),
+        multiblock_rule(grid),
+        hierarchical_rule(grid, 0, 3, (0.15, 0.2)),
+        hierarchical_rule(grid, 2, 3, (0.15, 0.2), progression="linear"),
+        OfficialRule(grid, min_keep=2),
+    ]
+
+
+@settings(max_examples=40, deadline=None)
+@given(down=sides, across=sides, seed=st.integers(0, 2**31), least=st.integers(1, 3))
+def test_every_draw_is_inside_the_grid_and_leaves_a_context(
+    down: int, across: int, seed: int, least: int
+) -> None:
+    for rule in rules((down, across)):
+        rule = dataclasses.replace(rule, min_keep=least, num_contexts=2)
+        contexts, targets = rule.draw(np.random.default_rng(seed))
+        again, same = rule.draw(np.random.default_rng(seed))
+        assert targets == same
+        assert all(np.array_equal(a, b) for a, b in zip(contexts, again, strict=True))
+        assert len(targets) == 4
+        for top, left, height, width in targets:
+            assert 0 <= top < top + height <= down
+            assert 0 <= left < left + width <= across
+        for context in contexts:
+            assert np.array_equal(context, np.unique(context))
+            assert 0 <= context.min() <= context.max() < down * across
+            assert len(context) >= least
+
+
+def test_on_a_usual_grid_the_context_never_sees_a_target() -> None:
+    rng = np.random.default_rng(0)
+    for rule in rules((14, 14)):
+        for _ in range(50):
+            (context,), targets = rule.draw(rng)
+            hidden = patches_of(targets, rule.grid)
+            assert not np.intersect1d(context, hidden).size or len(context) <= 2
+
+
+def test_the_rest_is_all_but_the_targets_and_overlap_is_allowed_when_asked() -> None:
+    rule = dataclasses.replace(multiblock_rule((8, 10)), context_is_rest=True)
+    (context,), targets = rule.draw(np.random.default_rng(0))
+    both = np.concatenate([context, patches_of(targets, (8, 10))])
+    assert np.array_equal(np.sort(both), np.arange(80))
+    rule = dataclasses.replace(rule, allow_overlap=True)
+    (context,), _ = rule.draw(np.random.default_rng(0))
+    assert len(context) == 80
+
+
+def test_where_targets_leave_no_room_the_context_sees_some() -> None:
+    rule = dataclasses.replace(
+        ijepa_rule((4, 4), target_scale=(0.9, 1.0)), min_keep=6, context_is_rest=True
+    )
+    for seed in range(20):
+        (context,), _ = rule.draw(np.random.default_rng(seed))
+        assert len(context) >= 6
+
+
+def test_every_place_is_as_likely_and_the_last_row_is_reached() -> None:
+    """A block of 2 x 2 on 4 x 5: 3 x 4 places."""
+    rule = MaskRule((4, 5), (0.2, 0.2), (1, 1), (1, 1), (1, 1), num_targets=1)
+    rng = np.random.default_rng(0)
+    draws = 6000
+    corners = np.zeros((3, 4))
+    for _ in range(draws):
+        ((top, left, height, width),) = rule.draw_targets(rng)
+        assert (height, width) == (2, 2)
+        corners[top, left] += 1
+    expected = draws / 12
+    assert np.abs(corners - expected).max() < 5 * np.sqrt(expected)
+
+
+def test_targets_keep_apart_where_there_is_room() -> None:
+    rule = dataclasses.replace(multiblock_rule((20, 30), target_scale=(0.02, 0.03)))
+    rng = np.random.default_rng(0)
+    overlapping = 0
+    for _ in range(100):
+        targets = rule.draw_targets(rng)
+        overlapping += any(touches(block, targets[:n]) for n, block in enumerate(targets))
+    assert overlapping == 0
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"), [((2, 2, 1, 1), False), ((1, 1, 3, 3), True), ((0, 2, 2, 2), False)]
+)
+def test_blocks_touch_where_they_share_a_patch(
+    other: tuple[int, int, int, int], expected: bool
+) -> None:
+    assert touches((0, 0, 2, 2), [other]) is expected
+
+
+def test_a_sample_of_its_own_keeps_all_its_patches() -> None:
+    """No list is cut to the shortest of a batch: rows are seen alike, but for the edge's effect."""
+    rule, rng = ijepa_rule((14, 14)), np.random.default_rng(0)
+    seen = np.zeros(196)
+    for _ in range(1500):
+        seen[rule.draw(rng)[0][0]] += 1
+    rows = seen.reshape(14, 14).mean(1)
+    torn = np.abs(rows - rows[::-1]) / rows
+    assert torn.max() < 0.15  # I-JEPA's last row is seen a tenth as often as its first
