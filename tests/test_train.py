@@ -104,7 +104,7 @@ def test_torchrun(tmp_path: Path) -> None:
     sizes = ["training.batch_size=null", "training.global_batch_size=4"]
     done = torchrun(tmp_path, *sizes)
     assert done.returncode == 0, done.stderr
-    assert "2 per process x 2 processes x 1 accumulated = 4" in done.stdout
+    assert "2 per process x 2 process(es) x 1 accumulated = 4" in done.stdout
     assert done.stdout.count("step 2/2") == 1  # one of the two speaks
     train_toy(tmp_path / "alone", *SHORT, *sizes)
     alone = losses_by_step(tmp_path / "alone/toy")

@@ -124,9 +124,13 @@ class VisionTransformer(nn.Module):
 
     def embed(self, images: Tensor) -> Tensor:
         """Patch tokens with their positions, (B, N, D); the class token is not among them."""
+        table = self.positions(self.grid_of(images))
+        return self.patch_embed(images) + table[:, self.prefix :]  # type: ignore[no-any-return]
+
+    def grid_of(self, images: Tensor) -> Grid:
+        """Patches (down, across) of images (B, C, H, W)."""
         size = self.patch_embed.patch_size
-        grid = (images.shape[2] // size, images.shape[3] // size)
-        return self.patch_embed(images) + self.positions(grid)[:, self.prefix :]  # type: ignore[no-any-return]
+        return images.shape[2] // size, images.shape[3] // size
 
     def positions(self, grid: Grid) -> Tensor:
         """The position table for a grid of patches, interpolated where it is not the own one."""
@@ -142,10 +146,8 @@ class VisionTransformer(nn.Module):
         With `hidden` (B, N) bool these patches are zero; with `keep` (B, K) only these patches
         enter the blocks, and the result is (B, 1 + K, D). Without a class token there is no 1.
         """
-        size = self.patch_embed.patch_size
-        grid = (images.shape[2] // size, images.shape[3] // size)
         tokens = self.embed(images)
-        rotation = self._rotation(grid, tokens.device)
+        rotation = self._rotation(self.grid_of(images), tokens.device)
         if hidden is not None:
             tokens = tokens * ~hidden[..., None]
         if keep is not None:
@@ -154,27 +156,27 @@ class VisionTransformer(nn.Module):
         if self.cls_token is not None:
             first = (self.cls_token + self.pos_embed[:, :1]).expand(len(tokens), -1, -1)
             tokens = torch.cat([first.to(tokens.dtype), tokens], dim=1)
-            rotation = _unrotated_first(rotation)
+            rotation = None if rotation is None else _unrotated_first(rotation)
         for block in self.blocks:
             tokens = block(tokens, rotation=rotation)
         return self.norm(tokens)  # type: ignore[no-any-return]
 
     def forward_packed(self, images: Tensor, visible: PackedPatches) -> Tensor:
         """Only the visible patches of each sequence, without padding, (T, D)."""
-        size = self.patch_embed.patch_size
-        grid = (images.shape[2] // size, images.shape[3] // size)
         table = self.embed(images).flatten(0, 1)  # (B N, D)
+        places = len(table)
         if self.cls_token is not None:
             first = (self.cls_token + self.pos_embed[:, :1])[0]
             table = torch.cat([table, first.to(table.dtype)])
         tokens = table.index_select(0, visible.rows)  # (T, D)
-        rotation = self._rotation(grid, tokens.device)
+        rotation = self._rotation(self.grid_of(images), tokens.device)
         if rotation is not None:
-            if self.cls_token is not None:  # at index N: the class token is not turned
-                rotation = _unrotated_first(rotation).roll(-1, 0)  # type: ignore[union-attr]
-            patches, images_total = math.prod(grid), len(images)
-            is_class = visible.rows == images_total * patches
-            rotation = rotation[torch.where(is_class, patches, visible.rows % patches)]
+            patches = len(rotation)
+            index = visible.rows % patches
+            if self.cls_token is not None:
+                rotation = _unrotated_first(rotation)
+                index = torch.where(visible.rows == places, 0, 1 + index)
+            rotation = rotation[index]
         for block in self.blocks:
             tokens = block(tokens, visible.packing, rotation)
         return self.norm(tokens)  # type: ignore[no-any-return]
@@ -244,10 +246,8 @@ def rope_table(grid: Grid, head_width: int, theta: float) -> Tensor:
     return torch.stack([angles.cos(), angles.sin()], dim=1).float()
 
 
-def _unrotated_first(rotation: Tensor | None) -> Tensor | None:
+def _unrotated_first(rotation: Tensor) -> Tensor:
     """The table with one more entry in front that turns nothing."""
-    if rotation is None:
-        return None
     still = torch.zeros_like(rotation[..., :1, :, :])
     still[..., 0, :] = 1.0
     return torch.cat([still, rotation], dim=-3)
@@ -268,6 +268,7 @@ def resize_patch_weights(kernel: Tensor, size: int) -> Tensor:
     """
     before = kernel.shape[-1]
     pixels = torch.eye(before**2, device=kernel.device).view(-1, 1, before, before)
-    resized = F.interpolate(pixels, (size, size), mode="bicubic", antialias=True)
-    solution = kernel.float().flatten(2) @ torch.linalg.pinv(resized.flatten(1)).T
-    return solution.view(*kernel.shape[:2], size, size).to(kernel.dtype)
+    larger = F.interpolate(pixels, (size, size), mode="bicubic", antialias=True)
+    solution = kernel.float().flatten(2) @ torch.linalg.pinv(larger.flatten(1)).T
+    resized: Tensor = solution.view(*kernel.shape[:2], size, size)
+    return resized.to(kernel.dtype)

@@ -117,9 +117,10 @@ def test_only_the_main_process_carries_restored_totals() -> None:
 
 def test_an_interval_refuses_numbers_that_change_their_names() -> None:
     interval = Interval(CPU)
-    interval.add([output(1.0, 1.0)], torch.tensor(1.0), None)
+    one = torch.tensor(1.0)
+    interval.add([output(1.0, 1.0)], one, one)
     with pytest.raises(ValueError, match="before they were"):
-        interval.add([StepOutput({"other": torch.tensor(1.0)})], torch.tensor(1.0), None)
+        interval.add([StepOutput({"other": one})], one, one)
 
 
 def test_idle_parameters_are_named_and_frozen_ones_are_not() -> None:

@@ -18,8 +18,8 @@ from overt.nn.vit import PackedPatches, VisionTransformer, initialize
 from overt.recipes.hjepa.levels import Pooling, SequencePooling, dense_cells, to_device
 from overt.recipes.hjepa.predictor import Prediction, Predictor, ReferencePredictor
 
-# What other projects put before the keys of an encoder.
-PREFIXES = ("context_encoder.vit.", "target_encoder.vit.", "target_encoder.", "encoder.", "")
+# What other projects put before the keys of an encoder; the average of I-JEPA before its source.
+PREFIXES = ("target_encoder.vit.", "target_encoder.", "encoder.", "")
 
 
 @dataclass(frozen=True)
@@ -242,9 +242,7 @@ class HJEPA(nn.Module):
         if self.pooling == "sequence":
             pooling = SequencePooling(torch.ones(tokens.shape[:2], dtype=torch.bool))
         else:
-            size = encoder.vit.patch_embed.patch_size
-            grid = (images.shape[2] // size, images.shape[3] // size)
-            cells = dense_cells(len(tokens), grid, self.num_hierarchies)
+            cells = dense_cells(len(tokens), encoder.vit.grid_of(images), self.num_hierarchies)
             pooling = to_device(cells, tokens.device)
             tokens = tokens.flatten(0, 1)
         if self.projection == "shared":
@@ -261,25 +259,30 @@ class HJEPA(nn.Module):
         An encoder alone, of timm or of I-JEPA, fills both encoders; position table and patch
         weights are resized where they have another size.
         """
+        encoders = ["context_encoder"] + ["target_encoder"] * (self.target_encoder is not None)
         vit = self.context_encoder.vit
         own = set(vit.state_dict())
-        if any(name.startswith("context_encoder.vit.") for name in tensors):
-            return dict(tensors)
-        for prefix in PREFIXES:
-            found = {
+
+        def part(prefix: str) -> dict[str, Tensor]:
+            rest = {
                 name.removeprefix(prefix): value
                 for name, value in tensors.items()
-                if name.startswith(prefix) and name.removeprefix(prefix) in own
+                if name.startswith(prefix)
             }
-            if "patch_embed.proj.weight" in found:
-                break
-        else:
+            return {name: value for name, value in rest.items() if name in own}
+
+        if part("context_encoder.vit."):  # a whole model: only sizes may differ
+            return dict(tensors) | {
+                f"{one}.vit.{name}": value
+                for one in encoders
+                for name, value in vit.fit(part(f"{one}.vit.")).items()
+            }
+        found = next(filter(None, map(part, PREFIXES)), None)
+        if found is None:
             return dict(tensors)
         fitted = vit.fit(found)
-        encoders = ["context_encoder"] + ["target_encoder"] * (self.target_encoder is not None)
         adapted = {f"{one}.vit.{name}": value for one in encoders for name, value in fitted.items()}
-        predictor = {k: v for k, v in tensors.items() if k.startswith("predictor.")}
-        return adapted | predictor
+        return adapted | {k: v for k, v in tensors.items() if k.startswith("predictor.")}
 
 
 def _normed(inputs: int, outputs: int, norm: str = "layernorm") -> nn.Sequential:
