@@ -198,6 +198,9 @@ def check(values: DictConfig, allowed: Sequence[str]) -> Config:
     parts = {str(name): _to_object(engine[name]) for name in engine}
     # Whatever the schedule refuses, it refuses now: the numbers here only stand in.
     build_schedule(parts["schedule"], base_value=1.0, epochs=1.0, steps_per_epoch=1)
+    decay = parts["optimizer"].weight_decay_schedule
+    if decay is not None:
+        build_schedule(decay, 1.0, 1.0, 1, where="optimizer.weight_decay_schedule")
     text = OmegaConf.to_yaml(checked, resolve=True)
     return Config(**parts, settings=_to_object(settings), text=text)
 

@@ -29,7 +29,11 @@ class CheckpointError(OvertError):
     """A checkpoint that is missing, broken, unsafe, or of another model."""
 
 
-class NonFiniteError(OvertError):
+class StopError(OvertError):
+    """Going on makes no sense. Raised on all processes at the same step, so that they can save."""
+
+
+class NonFiniteError(StopError):
     """Training met NaN or Inf and the configuration says to stop."""
 
 

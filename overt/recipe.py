@@ -89,6 +89,9 @@ class Recipe(Protocol):
 class RecipeExtras(Protocol):
     """What a recipe may have besides; the engine looks whether it is there."""
 
+    def begin(self, total_steps: int, steps_per_epoch: int) -> None:
+        """How long training will be, for schedules of the method's own; called once, early."""
+
     def counts(self, batch: Any) -> dict[str, Tensor]:
         """What the loss terms are divided by, for this micro-batch; the engine adds them up.
 

@@ -112,6 +112,8 @@ class OptimizerSection:
     # learning rate at lr_base_batch; see lr_scaling
     lr: float = MISSING
     weight_decay: float = MISSING
+    # class and arguments of a schedule that starts from weight_decay; null: it stays
+    weight_decay_schedule: Any = MISSING
     # no weight decay for biases, norms and other tensors of fewer than two dimensions
     decay_only_matrices: bool = MISSING
     # how the learning rate follows the global batch: none, linear or sqrt

@@ -11,6 +11,7 @@ from torch import nn
 
 from overt.config import import_target
 from overt.errors import ConfigError, nearest
+from overt.schedule import build_schedule
 from overt.schema import OptimizerSection
 
 
@@ -47,6 +48,8 @@ def build_optimizer(
         optimizer: torch.optim.Optimizer = kind(groups, **arguments)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"{section._target_} refuses its settings: {error}") from error
+    for group in optimizer.param_groups:
+        group["decays"] = group["weight_decay"] > 0
     return optimizer
 
 
@@ -66,3 +69,26 @@ def set_learning_rate(
     for group in optimizer.param_groups:
         group["lr"] = levels[min(group["level"], len(levels) - 1)] * group["lr_scale"]
     return float(optimizer.param_groups[0]["lr"])
+
+
+def weight_decay_schedule(
+    section: OptimizerSection, epochs: float, steps_per_epoch: int
+) -> Callable[[int], Any] | None:
+    """The schedule of `optimizer.weight_decay_schedule`, from `optimizer.weight_decay` on."""
+    chosen = section.weight_decay_schedule
+    if chosen is None:
+        return None
+    where = "optimizer.weight_decay_schedule"
+    return build_schedule(chosen, section.weight_decay, epochs, steps_per_epoch, where)
+
+
+def set_weight_decay(
+    optimizer: torch.optim.Optimizer, schedule: Callable[[int], Any] | None, update: int
+) -> None:
+    """Give its weight decay for this update to each group that decays at all."""
+    if schedule is None:
+        return
+    value = schedule(update)
+    for group in optimizer.param_groups:
+        if group["decays"]:
+            group["weight_decay"] = value

@@ -35,7 +35,12 @@ from overt.engine.loader import (
     global_counts,
     map_tensors,
 )
-from overt.engine.optimizer import build_optimizer, set_learning_rate
+from overt.engine.optimizer import (
+    build_optimizer,
+    set_learning_rate,
+    set_weight_decay,
+    weight_decay_schedule,
+)
 from overt.engine.precision import AUTOCAST, memory_in_use, set_precision
 from overt.engine.watch import (
     FiniteGuard,
@@ -45,7 +50,7 @@ from overt.engine.watch import (
     idle_parameters,
     poison_if_not_finite,
 )
-from overt.errors import ConfigError, DataError, NonFiniteError
+from overt.errors import ConfigError, DataError, NonFiniteError, StopError
 from overt.nn.ema import make_average, update_ema
 from overt.recipe import Recipe, StepOutput
 from overt.schedule import EMAScheduler, build_schedule
@@ -93,6 +98,8 @@ class Trainer:
         )
         steps_per_epoch = self.loader.steps_per_epoch
         self.total_steps = training.num_steps or (training.num_epochs or 0) * steps_per_epoch
+        if hasattr(recipe, "begin"):
+            recipe.begin(self.total_steps, steps_per_epoch)
         self.console = Console(self.total_steps, enabled=world.is_main)
         self.handler = self.console.handler()  # warnings do not tear the progress line
         logging.getLogger("overt").addHandler(self.handler)
@@ -144,6 +151,7 @@ class Trainer:
         self.learning_rate = scaled_learning_rate(config.optimizer, self.plan.global_batch_size)
         epochs = self.total_steps / steps_per_epoch
         self.schedule = build_schedule(config.schedule, self.learning_rate, epochs, steps_per_epoch)
+        self.weight_decay = weight_decay_schedule(config.optimizer, epochs, steps_per_epoch)
         momentum = training.ema_momentum or 0.0
         final = momentum if training.ema_final_momentum is None else training.ema_final_momentum
         self.momentum = EMAScheduler(momentum, final, epochs, steps_per_epoch)
@@ -176,10 +184,10 @@ class Trainer:
                     self.evaluate()
                 if self.is_due(self.config.checkpoint.every_steps):
                     self.save()
-        except (DataError, NonFiniteError) as error:
-            # A non-finite step stops every process at this same step; a broken sample stops one
-            # process, which may save only where it need not wait for others.
-            if isinstance(error, NonFiniteError) or self.world.world_size == 1:
+        except (DataError, StopError) as error:
+            # A run that stops itself does so on every process at this same step; a broken sample
+            # stops one process, which may save only where it need not wait for others.
+            if isinstance(error, StopError) or self.world.world_size == 1:
                 self.save()
             raise
         finally:
@@ -235,6 +243,7 @@ class Trainer:
         grad_norm = clip_grad_norm_(self.parameters, limit)
         applied = self.guard.protect(self.optimizer, grad_norm)  # 0 where it is not finite
         set_learning_rate(self.optimizer, self.schedule, self.state.updates)
+        set_weight_decay(self.optimizer, self.weight_decay, self.state.updates)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)

@@ -8,7 +8,12 @@ import torch
 from torch import nn
 from toy_runs import toy_config
 
-from overt.engine.optimizer import build_optimizer, set_learning_rate
+from overt.engine.optimizer import (
+    build_optimizer,
+    set_learning_rate,
+    set_weight_decay,
+    weight_decay_schedule,
+)
 from overt.errors import ConfigError
 from overt.schedule import ConstantScheduler, HierarchicalScheduler
 from overt.schema import OptimizerSection
@@ -92,3 +97,16 @@ def test_what_torch_would_choke_on_is_refused(changes: dict[str, Any], expected:
 def test_a_model_with_nothing_to_train_is_refused() -> None:
     with pytest.raises(ConfigError, match="no parameter that needs a gradient"):
         build_optimizer(section(), model().requires_grad_(False))
+
+
+def test_weight_decay_follows_its_schedule_where_there_is_any() -> None:
+    schedule = {"_target_": "overt.schedule.LinearScheduler", "final_value": 0.4}
+    chosen = section(weight_decay=0.04, decay_only_matrices=True, weight_decay_schedule=schedule)
+    optimizer = build_optimizer(chosen, model())
+    follow = weight_decay_schedule(chosen, epochs=2.0, steps_per_epoch=5)
+    for update in (0, 5, 10, 99):
+        set_weight_decay(optimizer, follow, update)
+        expected = 0.04 + (0.4 - 0.04) * min(update, 10) / 10
+        assert optimizer.param_groups[0]["weight_decay"] == pytest.approx(expected)
+        assert optimizer.param_groups[1]["weight_decay"] == 0.0
+    assert weight_decay_schedule(section(), 2.0, 5) is None

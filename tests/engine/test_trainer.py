@@ -16,7 +16,7 @@ from toy_runs import losses_by_step, read_rows, same_bits, toy_config, train_toy
 from overt.config import build_recipe
 from overt.distributed import get_rank, get_world_size, init_distributed
 from overt.engine.trainer import Trainer
-from overt.errors import ConfigError, DataError, NonFiniteError
+from overt.errors import ConfigError, DataError, NonFiniteError, StopError
 from overt.recipe import StepOutput
 
 RUNS = Callable[..., list[Any]]
@@ -377,6 +377,28 @@ def test_two_epochs_are_ten_steps(tmp_path: Path) -> None:
     train_toy(tmp_path / "steps", "training.num_steps=10")
     assert same_bits(weights(tmp_path / "epochs/toy", 10), weights(tmp_path / "steps/toy", 10))
     assert losses_by_step(tmp_path / "epochs/toy") == losses_by_step(tmp_path / "steps/toy")
+
+
+class Told(Toy):
+    """Remembers how long training will be, and stops itself at the third step."""
+
+    def begin(self, total_steps: int, steps_per_epoch: int) -> None:
+        self.length = (total_steps, steps_per_epoch)
+
+    def loss(
+        self, model: nn.Module, batch: Any, counts: dict[str, Tensor], step: int
+    ) -> StepOutput:
+        if step == 2:
+            raise StopError("enough")
+        return super().loss(model, batch, counts, step)
+
+
+def test_a_recipe_learns_the_length_and_may_stop_the_run_without_loss(tmp_path: Path) -> None:
+    trainer = make(tmp_path, recipe=Told)
+    assert trainer.recipe.length == (12, 5)
+    with pytest.raises(StopError, match="enough"):
+        trainer.train()
+    assert (tmp_path / "toy/checkpoints/latest").resolve().name == "step_00000002"
 
 
 class SignDescent(Toy):

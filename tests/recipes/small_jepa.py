@@ -65,6 +65,4 @@ def make_trainer(root: Path, *overrides: str, world: World | None = None) -> Tra
     config = small_config(root, *overrides)
     recipe = build_recipe(config)
     assert isinstance(recipe, HJEPARecipe)
-    trainer = Trainer(config, recipe, world or init_distributed("cpu"))
-    recipe.begin(trainer.total_steps, trainer.loader.steps_per_epoch)
-    return trainer
+    return Trainer(config, recipe, world or init_distributed("cpu"))

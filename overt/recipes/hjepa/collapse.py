@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from overt.errors import OvertError
+from overt.errors import StopError
 from overt.metrics.collapse import TOKEN_NAMES, token_statistics
 from overt.recipes.hjepa.config import CollapseSettings
 from overt.recipes.hjepa.model import Output
@@ -22,7 +22,7 @@ ADVICE = (
 )
 
 
-class CollapseError(OvertError):
+class CollapseError(StopError):
     """The representation has collapsed and the configuration says to stop."""
 
 
