@@ -15,17 +15,20 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from overt.config import Config, build_recipe, load
+from overt.data.rng import sample_rng
 from overt.distributed import World, init_distributed
-from overt.engine.loader import Group, MicroBatch
+from overt.engine.loader import Group, MicroBatch, map_tensors
 from overt.engine.trainer import Trainer
 from overt.recipes.cotracker3.data import TrackBatch
+from overt.recipes.hjepa.data import MaskedImages, patch_grid
+from overt.recipes.hjepa.data import collate as collate_images
 
 
 class Published(NamedTuple):
@@ -40,6 +43,8 @@ class Published(NamedTuple):
 PUBLISHED = {
     "cotracker3_offline": Published(0.572, 37.5, 0.11, 12.0),
     "cotracker3_online": Published(1.73, 49.3, 0.20, 15.0),
+    "hjepa": Published(128 / 304, 26.4, 128 / 2500, 10.0),
+    "ijepa_vith14": Published(128 / 294, 50.2, 128 / 650, 35.0),
 }
 
 
@@ -67,7 +72,33 @@ def tracks(config: Config, batch: int, device: torch.device) -> TrackBatch:
     )
 
 
-BATCHES: dict[str, Callable[[Config, int, torch.device], Any]] = {"cotracker3": tracks}
+class Noise:
+    """Images of noise, read like those of a folder."""
+
+    def __init__(self, size: Sequence[int]) -> None:
+        self.pixels = torch.randint(256, (3, *size), dtype=torch.uint8)
+
+    def __len__(self) -> int:
+        return 10**6
+
+    def read(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.pixels, 0
+
+
+def masked_images(config: Config, batch: int, device: torch.device) -> Any:
+    """Images of noise with masks drawn for each."""
+    settings = config.settings
+    source = MaskedImages(Noise(settings.data.image_size), settings)  # type: ignore[arg-type]
+    samples = [source.sample(index, sample_rng(0, 0, index)) for index in range(batch)]
+    made = collate_images(samples, patch_grid(settings), settings.model)
+    return map_tensors(made, lambda tensor: tensor.to(device))
+
+
+BATCHES: dict[str, Callable[[Config, int, torch.device], Any]] = {
+    "cotracker3": tracks,
+    "hjepa": masked_images,
+    "ijepa": masked_images,
+}
 
 
 class OneBatch:
@@ -187,11 +218,11 @@ def main() -> int:
     print(f"  first step {first:.1f} s, {launches} launches and {syncs} host syncs per step")
     if cuda and options.recipe in PUBLISHED:
         other = PUBLISHED[options.recipe]
-        print(f"  published {other.seconds} s, {other.gib} GiB", end=": ")
+        print(f"  published {other.seconds:.3g} s, {other.gib} GiB", end=": ")
         print(
             f"{other.seconds / seconds:.2f} x faster, {peak / other.gib:.2f} x the memory", end=""
         )
-        print(f" (goal {other.goal_seconds} s, {other.goal_gib} GiB)")
+        print(f" (goal {other.goal_seconds:.3g} s, {other.goal_gib} GiB)")
     print(table)
     return 0
 
