@@ -5,13 +5,13 @@ Step 0 is the first update. Past the end every schedule keeps its final value. N
 
 from __future__ import annotations
 
-import difflib
 import math
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields
 from typing import Any
 
-from overt.errors import ConfigError
+from overt.errors import ConfigError, nearest
 
 
 class _WarmedUp:
@@ -65,9 +65,9 @@ class _WarmedUp:
     def _count(self, step: int) -> int:
         return step
 
+    @abstractmethod
     def _after_warmup(self, count: int, span: int) -> float:
         """The value `count` steps after the warm-up, which leaves `span` steps."""
-        raise NotImplementedError
 
     def _turning_steps(self) -> Iterable[int]:
         """Where, besides the two ends, the largest value may lie."""
@@ -135,8 +135,9 @@ class _Annealed(_WarmedUp):
             return self.base_value
         return self.final_value if count >= span else self._anneal(count / span)
 
+    @abstractmethod
     def _anneal(self, progress: float) -> float:
-        raise NotImplementedError
+        """The value after this share, from 0 to 1, of the steps that the warm-up leaves."""
 
 
 @dataclass(frozen=True)
@@ -359,9 +360,7 @@ def _refuse_unknown(options: Iterable[str], known: Iterable[str], where: str) ->
 
 def _allowed(name: object, known: Iterable[str]) -> str:
     known = list(known)
-    near = difflib.get_close_matches(str(name), known, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ";"
-    return f"{hint} Allowed are {', '.join(known)}."
+    return f"{nearest(str(name), known)}; allowed are {', '.join(known)}"
 
 
 def _check_number(where: str, value: object, kind: object) -> None:

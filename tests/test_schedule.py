@@ -297,7 +297,7 @@ COSINE = {"_target_": "overt.schedule.CosineScheduler", "final_value": 0.0}
     ("section", "message"),
     [
         ({}, r"schedule\._target_=None is no schedule"),
-        ({"_target_": "os.system"}, r"'os\.system' is no schedule.* Allowed are overt"),
+        ({"_target_": "os.system"}, r"'os\.system' is no schedule.*; allowed are overt"),
         ({"_target_": "overt.schedule.CosinScheduler"}, r"mean overt\.schedule\.CosineScheduler\?"),
         ({"_target_": "overt.schedule.CosineScheduler"}, r"schedule\.final_value is missing"),
         (COSINE | {"warmup_epoch": 1}, r"schedule\.warmup_epoch is no .*mean warmup_epochs\?"),
@@ -328,7 +328,7 @@ COSINE = {"_target_": "overt.schedule.CosineScheduler", "final_value": 0.0}
         ({"_target_": HIERARCHICAL}, r"schedule\.levels=None; give a"),
         (
             {"_target_": HIERARCHICAL, "levels": [COSINE], "level": 1},
-            r"schedule\.level is no option here; did you mean levels\?",
+            r"schedule\.level is no option here \(did you mean levels\?\)",
         ),
         (
             {"_target_": HIERARCHICAL, "levels": [COSINE, 3]},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 import torch
@@ -32,7 +33,7 @@ PANEL_WIDTH = 200  # pixels to which the frames of small videos are enlarged
 TRACKING_GRID = 6
 
 
-class _CoTracker3Recipe:
+class _CoTracker3Recipe(ABC):
     """All but the choice of the model and the windows in which it is trained."""
 
     model_class: ClassVar[type[CoTracker3]]
@@ -40,13 +41,13 @@ class _CoTracker3Recipe:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
+    @abstractmethod
     def windows(self, frames: int) -> list[slice]:
         """The windows in which the model sees a clip."""
-        raise NotImplementedError
 
+    @abstractmethod
     def supervised(self, batch: TrackBatch) -> Tensor:
         """In which frames the positions are learned, (B, T, N) bool."""
-        raise NotImplementedError
 
     def targets(self, batch: TrackBatch) -> list[Targets]:
         """The truth in each window."""
