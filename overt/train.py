@@ -34,6 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OvertError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("\ninterrupted; the same command goes on from the last checkpoint", file=sys.stderr)
+        return 130
 
 
 def run(arguments: argparse.Namespace) -> int:

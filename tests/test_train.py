@@ -117,3 +117,15 @@ def test_torchrun_with_a_refused_configuration(tmp_path: Path) -> None:
     assert "ConfigError: training.global_batch_size=5 is not a multiple" in done.stderr
     assert "use 4 or 6" in done.stderr
     assert not (tmp_path / "toy/metrics.jsonl").exists()
+
+
+def test_an_interruption_ends_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(trainer: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("overt.engine.trainer.Trainer.train", interrupted)
+    words = ["recipe=toy", f"output_dir={tmp_path}", "--package", str(TOY)]
+    assert main(words) == 130
+    assert "goes on from the last checkpoint" in capsys.readouterr().err

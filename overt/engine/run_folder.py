@@ -11,6 +11,7 @@ runs/NAME/
 from __future__ import annotations
 
 import json
+import logging
 import shlex
 import sys
 import time
@@ -35,6 +36,8 @@ from overt.schedule import describe
 
 if TYPE_CHECKING:
     from overt.engine.trainer import State, Trainer
+
+logger = logging.getLogger(__name__)
 
 # Settings that may change between two sessions of a run without changing what it computes.
 FREE_TO_CHANGE = (
@@ -136,6 +139,18 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
         },
         "wandb_run_id": trainer.logger.wandb_run_id or trainer.state.wandb_run_id,
     }
+
+
+def has_ranking_score(trainer: Trainer) -> bool:
+    """Whether the scores hold what ranks checkpoints; a name that is wrong costs no progress."""
+    name, scores = trainer.config.checkpoint.metric_name, trainer.state.scores
+    if name is not None and scores and name not in scores:
+        logger.warning(
+            "checkpoint.metric_name=%s is not among the scores (%s): no checkpoint is called best",
+            name,
+            ", ".join(scores),
+        )
+    return name is not None and name in scores
 
 
 def restore_state(trainer: Trainer, saved: dict[str, Any]) -> None:

@@ -340,7 +340,7 @@ class Trainer:
                 self.optimizer,
                 scaler=self.scaler,
                 metrics=self.state.scores,
-                is_best=None if self.config.checkpoint.metric_name else False,
+                is_best=None if run_folder.has_ranking_score(self) else False,
                 step=self.state.step,
                 ema=self.average,
                 state=run_folder.state_of(self),

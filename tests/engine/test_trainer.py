@@ -379,6 +379,16 @@ def test_two_epochs_are_ten_steps(tmp_path: Path) -> None:
     assert losses_by_step(tmp_path / "epochs/toy") == losses_by_step(tmp_path / "steps/toy")
 
 
+def test_a_wrong_metric_name_is_said_and_costs_no_progress(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = make(tmp_path, "checkpoint.metric_name=eror", "training.evaluate_every_steps=3")
+    trainer.train()
+    assert "checkpoint.metric_name=eror is not among the scores (error)" in capsys.readouterr().out
+    assert trainer.manager.get_best_checkpoint() is None
+    assert (tmp_path / "toy/checkpoints/latest").resolve().name == "step_00000012"
+
+
 class Told(Toy):
     """Remembers how long training will be, and stops itself at the third step."""
 
