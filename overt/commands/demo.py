@@ -73,8 +73,9 @@ def closing_words(run: Path, scores: dict[str, float], minutes: float) -> str:
         f"checkpoint  {(run / 'checkpoints' / 'best').resolve()}",
         f"time        {minutes:.1f} minutes",
         "",
-        "Next: look into the checkpoint, then train your own on two processes:",
-        f"  overt ckpt inspect {run / 'checkpoints' / 'best'}",
+        "Next: follow a grid of points through a video, then train your own on two processes:",
+        f"  overt track {run.parent / 'data' / '0000' / 'frames'} "
+        f"--checkpoint {run / 'checkpoints' / 'best'} --grid 10",
         f"  torchrun --nproc_per_node=2 -m overt.train recipe={RECIPE} exp_name=mine",
     ]
     return "\n".join(lines)
