@@ -1,0 +1,34 @@
+"""overt/commands/demo.py: trains, scores and draws for real, and says where everything is."""
+
+from pathlib import Path
+
+import pytest
+
+from overt.cli import main
+from overt.commands.demo import closing_words
+
+
+def test_the_demo_runs_to_its_last_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    smaller = ["training.num_steps=1", "data.synthetic.count=3", "data.held_out=1"]
+    assert main(["demo", "--folder", str(tmp_path), *smaller]) == 0
+    printed = capfd.readouterr().out
+    run = tmp_path / "cotracker3_tiny"
+    for word in ("delta_avg", "AJ", "OA", "trained", "static", "overt track"):
+        assert word in printed
+    for path in ("evaluation/tracks.png", "metrics.jsonl", "checkpoints/best/model.safetensors"):
+        assert (run / path).is_file(), path
+
+
+def test_a_command_that_fails_ends_the_demo(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["demo", "--folder", str(tmp_path), "training.num_stps=1"]) == 1
+    assert "did you mean training.num_steps?" in capfd.readouterr().err
+
+
+def test_trained_stands_beside_static(tmp_path: Path) -> None:
+    names = ("average_pts_within_thresh", "average_jaccard", "occlusion_accuracy")
+    scores = {name: 0.625 for name in names} | {f"static_{name}": 0.25 for name in names}
+    text = closing_words(tmp_path / "cotracker3_tiny", scores, minutes=4.56)
+    assert text.count("62.5%") == text.count("25.0%") == 3
+    assert "4.6 minutes" in text
