@@ -28,7 +28,7 @@ def test_a_command_that_fails_ends_the_demo(
 
 def test_trained_stands_beside_static(tmp_path: Path) -> None:
     names = ("average_pts_within_thresh", "average_jaccard", "occlusion_accuracy")
-    scores = {name: 0.625 for name in names} | {f"static_{name}": 0.25 for name in names}
+    scores = dict.fromkeys(names, 0.625) | {f"static_{name}": 0.25 for name in names}
     text = closing_words(tmp_path / "cotracker3_tiny", scores, minutes=4.56)
     assert text.count("62.5%") == text.count("25.0%") == 3
     assert "4.6 minutes" in text
