@@ -166,12 +166,12 @@ def engine_settings(sizes: Sizes, folder: str) -> dict[str, Any]:
     return {str(key): value for key, value in plain.items()}
 
 
-def hand_loop(sizes: Sizes, world: World, *, extras: bool) -> Callable[[int], None]:
+def hand_loop(sizes: Sizes, world: World, *, extras: bool, fused: bool) -> Callable[[int], None]:
     torch.manual_seed(0)
     recipe = Perceptron(Settings(model=sizes))
     model = recipe.build_model()
     wrapped = DistributedDataParallel(model) if world.world_size > 1 else model
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=fused or None)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10**9)
     batches = iter(DataLoader(Endless(recipe.build_dataset()), batch_size=None))
     log = open(os.devnull, "w")  # noqa: SIM115  (lives as long as the loop)
@@ -197,7 +197,7 @@ def hand_loop(sizes: Sizes, world: World, *, extras: bool) -> Callable[[int], No
     return run
 
 
-def measure(sizes: Sizes, rounds: int, steps: int, world: World) -> dict[str, float]:
+def measure(sizes: Sizes, rounds: int, steps: int, world: World, fused: bool) -> dict[str, float]:
     """Median seconds per step of each loop; the loops take turns, so noise hits all alike."""
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -206,8 +206,8 @@ def measure(sizes: Sizes, rounds: int, steps: int, world: World) -> dict[str, fl
     ):
         trainer = build_trainer(sizes, folder, world)
         loops: dict[str, Callable[[int], None]] = {
-            "bare": hand_loop(sizes, world, extras=False),
-            "plain": hand_loop(sizes, world, extras=True),
+            "bare": hand_loop(sizes, world, extras=False, fused=fused),
+            "plain": hand_loop(sizes, world, extras=True, fused=fused),
             "overt": partial(engine_loop, trainer),
         }
         times: dict[str, list[float]] = {name: [] for name in loops}
@@ -242,6 +242,9 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--steps", type=int, default=200, help="per round and loop")
+    parser.add_argument(
+        "--fused", action="store_true", help="the fused AdamW in the hand-written loops too"
+    )
     parser.add_argument("--limit", type=float, default=math.inf, help="fail above this ratio")
     options = parser.parse_args()
     if options.processes > 1 and "RANK" not in os.environ:
@@ -249,7 +252,7 @@ def main() -> int:
     torch.set_num_threads(1)
     world = init_distributed("cpu")
     sizes = Sizes(options.inputs, options.hidden, options.batch)
-    medians = measure(sizes, options.rounds, options.steps, world)
+    medians = measure(sizes, options.rounds, options.steps, world, options.fused)
     if world.is_main:
         print(report(medians, sizes, world.world_size))
     shutdown()
