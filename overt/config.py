@@ -108,6 +108,7 @@ def _read_file(config_file: str, parsed: list[Override]) -> DictConfig:
         raise ConfigError(f"--config {config_file} is not readable YAML: {error}") from error
     if not isinstance(values, DictConfig):
         raise ConfigError(f"--config {config_file} holds no mapping of keys to values")
+    _fill_in(values)
     for item in parsed:
         if item.key_or_group in GROUPS:
             raise ConfigError(
@@ -117,6 +118,18 @@ def _read_file(config_file: str, parsed: list[Override]) -> DictConfig:
         _check_known(item.key_or_group, values)
         OmegaConf.update(values, item.key_or_group, item.value())
     return values
+
+
+def _fill_in(values: DictConfig) -> None:
+    """Give keys of the engine that came after the file was written the engine's own values."""
+    sections = {"training": "train.yaml"}
+    sections |= {name: f"{name}/default.yaml" for name in ("logging", "checkpoint")}
+    for section, name in sections.items():
+        own = OmegaConf.load(CONF / name)
+        if section == "training":
+            own = own.training
+        if isinstance(values.get(section), DictConfig):
+            values[section] = OmegaConf.merge(own, values[section])
 
 
 def _parse(overrides: Sequence[str]) -> list[Override]:

@@ -89,6 +89,10 @@ class Recipe(Protocol):
 class RecipeExtras(Protocol):
     """What a recipe may have besides; the engine looks whether it is there."""
 
+    # True: the loss is the same device work for all batches of one shape, so that a recording of
+    # it can be replayed (`training.cuda_graph`). It looks at no value on the host, nor at `step`.
+    replayable: bool
+
     def begin(self, total_steps: int, steps_per_epoch: int) -> None:
         """How long training will be, for schedules of the method's own; called once, early."""
 

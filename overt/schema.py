@@ -53,6 +53,11 @@ class TrainingSection:
     compile: str = MISSING
     # backend handed to torch.compile
     compile_backend: str = MISSING
+    # share of the activations that compiled code keeps for the backward pass, which computes the
+    # rest again, the cheapest first; 1: what is fastest
+    compile_memory_budget: float = MISSING
+    # replay forward and backward as one CUDA graph; for recipes whose steps have one shape
+    cuda_graph: bool = MISSING
     # recompute the recipe's blocks in the backward pass instead of keeping their activations
     activation_checkpointing: bool = MISSING
     # ask torch for deterministic kernels; slower, and repeatable bit for bit on CUDA too
@@ -95,6 +100,11 @@ class TrainingSection:
             "grad_clip_norm", "evaluate_every_steps", "max_skipped_in_a_row", "timeout_minutes",
         ):  # fmt: skip
             _positive(f"training.{name}", getattr(self, name))
+        if not 0.0 < self.compile_memory_budget <= 1.0:
+            raise ConfigError(
+                f"training.compile_memory_budget={self.compile_memory_budget}; allowed is more than "
+                "0, up to 1"
+            )
         if self.num_workers < 0:
             raise ConfigError(f"training.num_workers={self.num_workers}; allowed is 0 or more")
         for name in ("ema_momentum", "ema_final_momentum"):

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from functools import partial
 
+import torch
+import torch._functorch.config
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -19,9 +21,13 @@ def recompute_in_backward(blocks: list[nn.Module]) -> None:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 
-def compile_in_place(modules: list[nn.Module], backend: str) -> None:
+def compile_in_place(modules: list[nn.Module], backend: str, memory_budget: float) -> None:
     """Compile each module on its own: short compile times, and gradients of a block are ready as
-    the block finishes, so that communication overlaps with computation."""
+    the block finishes, so that communication overlaps with computation.
+
+    With a `memory_budget` below 1 only about that share of the activations is kept; what is
+    cheapest to compute again is, in the backward pass."""
+    torch._functorch.config.activation_memory_budget = memory_budget
     for module in modules:
         module.compile(backend=backend)
 

@@ -27,6 +27,7 @@ from overt.engine import random_state, run_folder
 from overt.engine.batch import plan_batches, scaled_learning_rate
 from overt.engine.blocks import compile_in_place, need_blocks, recompute_in_backward
 from overt.engine.console import Console, Meter
+from overt.engine.graph import GraphedPass, add_over_processes, check_replayable
 from overt.engine.loader import (
     START,
     MicroBatch,
@@ -119,15 +120,16 @@ class Trainer:
         match training.compile:
             case "blocks":
                 need_blocks(blocks, "training.compile=blocks")
-                compile_in_place(blocks, training.compile_backend)
+                compile_in_place(blocks, training.compile_backend, training.compile_memory_budget)
             case "model":
-                compile_in_place([self.model], training.compile_backend)
+                whole = [self.model]
+                compile_in_place(whole, training.compile_backend, training.compile_memory_budget)
 
         # What the recipe's loss is given; the bare model is what is evaluated and saved.
         self.wrapped: nn.Module = self.model
         self.ddp: DistributedDataParallel | None = None
         match training.strategy:
-            case "auto" | "ddp" if world.world_size > 1:
+            case "auto" | "ddp" if world.world_size > 1 and not training.cuda_graph:
                 self.wrapped = self.ddp = DistributedDataParallel(
                     self.model,
                     device_ids=[self.device] if self.device.type == "cuda" else None,
@@ -135,6 +137,8 @@ class Trainer:
                     gradient_as_bucket_view=True,
                     **BUFFERS_STAY,
                 )
+            case "auto" | "ddp" if world.world_size > 1:
+                pass  # DDP's hooks cannot be replayed: gradients are added up after the pass
             case "auto" | "single" if world.world_size == 1:
                 pass
             case strategy:
@@ -148,6 +152,10 @@ class Trainer:
         )
         self.optimizer = build_optimizer(config.optimizer, self.model, groups)
         self.parameters = [value for value in self.model.parameters() if value.requires_grad]
+        self.graphed: GraphedPass | None = None
+        if training.cuda_graph:
+            check_replayable(recipe, self.device)
+            self.graphed = GraphedPass(self.run_pass, self.parameters)
         self.learning_rate = scaled_learning_rate(config.optimizer, self.plan.global_batch_size)
         epochs = self.total_steps / steps_per_epoch
         self.schedule = build_schedule(config.schedule, self.learning_rate, epochs, steps_per_epoch)
@@ -225,15 +233,29 @@ class Trainer:
             # Gradients meet across processes only on the last micro-batch; before, they add up.
             is_last = index == len(micro_batches) - 1
             with nullcontext() if is_last or self.ddp is None else self.ddp.no_sync():
-                with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
-                    output = self.recipe.loss(self.wrapped, batch, counts, self.state.step)
-                outputs.append(output.scaled(0.0) if micro.is_padding else output)
-                # The shares of all processes are to be added up, where DDP takes their mean.
-                loss = poison_if_not_finite(outputs[-1].total) * self.world.world_size
-                self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+                if self.graphed is None or micro.is_padding:
+                    outputs.append(self.run_pass(batch, counts, micro.is_padding))
+                else:
+                    outputs.append(self.graphed(batch, counts))
+        if self.graphed is not None and self.world.world_size > 1:
+            add_over_processes(self.parameters)
         if not self.gradients_checked:
             self.check_gradients()
         return outputs
+
+    def run_pass(
+        self, batch: Any, counts: dict[str, Tensor], is_padding: bool = False
+    ) -> StepOutput:
+        """Forward and backward of one micro-batch."""
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
+            output = self.recipe.loss(self.wrapped, batch, counts, self.state.step)
+        if is_padding:
+            output = output.scaled(0.0)
+        # The shares of all processes are to be added up, where DDP takes their mean.
+        share = 1 if self.ddp is None else self.world.world_size
+        loss = poison_if_not_finite(output.total) * share
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        return output
 
     def update(self) -> tuple[Tensor, Tensor]:
         """One step of the optimizer: the gradient's norm, and 1, or 0 where it was skipped."""

@@ -7,18 +7,25 @@ the Triton twin computes the same on CUDA and keeps nothing but its inputs for t
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 
 from overt.geometry.sample import SquareTaps, mix_taps
 from overt.ops import HAS_TRITON
 
-ALIGNMENT = 64  # the width of the result is filled up to a multiple, for fast matrix products
+ALIGNMENT = 8  # 16-bit numbers that are read and written at once
+
+
+def pitch(radius: int) -> int:
+    """Where the kernels leave P*P numbers: filled up with zeros to a multiple of 8."""
+    return -(-((2 * radius + 1) ** 2) // ALIGNMENT) * ALIGNMENT
 
 
 def padded_width(radius: int) -> int:
-    """Entries of a result row: P^4, filled up with zeros."""
-    return -(-((2 * radius + 1) ** 4) // ALIGNMENT) * ALIGNMENT
+    """Numbers of a result of the kernels: one `pitch` for each of the frame's P*P samples."""
+    return (2 * radius + 1) ** 2 * pitch(radius)
 
 
 def correlate_plain(
@@ -51,16 +58,73 @@ def correlate(
     sizes_xy: Tensor,
     centres_xy: Tensor,
     taps: SquareTaps,
+    shared: SharedGradient | None = None,
 ) -> Tensor:
-    """`correlate_plain`, by the kernels where they can run: then rows are `padded_width` wide.
+    """`correlate_plain`, by the kernels where they can run: then the query's P*P samples are filled
+    up with zeros to a `pitch`, and rows are `padded_width` wide.
 
-    The kernels compute in the type of `cells_used` and add up the gradient of `cells` in float32.
+    The kernels compute in the type of `cells_used` and add up the gradient of `cells` in float32,
+    in the table of `shared` where it is given.
     """
     if not (HAS_TRITON and cells.is_cuda):
         return correlate_plain(cells, support, map_rows, sizes_xy, centres_xy, taps)
-    from overt.ops.correlation_kernels import correlate_fused
+    from overt.ops.correlation_kernels import correlate_fused, correlate_into
 
-    result: Tensor = correlate_fused(
-        cells, cells_used, support, map_rows, sizes_xy, centres_xy, taps.radius
-    )
+    places = (map_rows, sizes_xy, centres_xy, taps.radius)
+    if shared is not None and not torch.compiler.is_compiling():
+        return correlate_into(shared, cells_used, support, *places)
+    result: Tensor = correlate_fused(cells, cells_used, support, *places)
     return result
+
+
+class GradientTable:
+    """The sum of gradients (rows, C); made when the first of them comes."""
+
+    def __init__(self) -> None:
+        self.sums: Tensor | None = None
+
+    def add_to(self, like: Tensor) -> Tensor:
+        """The table to add to, with the shape of `like`, in float32."""
+        if self.sums is None:
+            self.sums = torch.zeros_like(like, dtype=torch.float32)
+        return self.sums
+
+    def take(self) -> Tensor | None:
+        """The sums, which are then the caller's."""
+        sums, self.sums = self.sums, None
+        return sums
+
+
+class SharedGradient(NamedTuple):
+    """One table for the gradients that many correlations with the same cells give these cells.
+
+    Autograd would make a whole table for each and add them up, which takes longer than the
+    correlations themselves. `turn` stands for the cells in autograd's graph, so that their own
+    gradient is asked for only after the last correlation has had its turn. The table knows nothing
+    of `turn`: a circle of references would keep the whole graph alive.
+    """
+
+    turn: Tensor  # (), zero
+    table: GradientTable
+
+    @classmethod
+    def of(cls, cells: Tensor) -> SharedGradient:
+        table = GradientTable()
+        return cls(_Turn.apply(cells, table), table)  # type: ignore[no-untyped-call]
+
+
+def shared_gradient(cells: Tensor) -> SharedGradient | None:
+    """One where the kernels run and a gradient is wanted."""
+    wanted = HAS_TRITON and cells.is_cuda and cells.requires_grad and torch.is_grad_enabled()
+    return SharedGradient.of(cells) if wanted and not torch.compiler.is_compiling() else None
+
+
+class _Turn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, cells: Tensor, table: GradientTable) -> Tensor:
+        ctx.table = table
+        return cells.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, None]:
+        return ctx.table.take(), None

@@ -12,9 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from overt.ops.correlation import padded_width
+from overt.ops.correlation import SharedGradient, padded_width, pitch
 
 FRAMES_PER_PROGRAM = 16
+WARPS = 4
 
 
 @triton.jit
@@ -65,8 +66,8 @@ def _forward(
     points,
     levels,
     frames,
-    width,
     RADIUS: tl.constexpr,
+    PITCH: tl.constexpr,
     CHANNELS: tl.constexpr,
     SAMPLES: tl.constexpr,
     CELLS: tl.constexpr,
@@ -103,8 +104,9 @@ def _forward(
         products = tl.dot(square, tl.trans(near_query), input_precision=PRECISION)
         mix = _weights(fraction_x, fraction_y, RADIUS, SAMPLES, CELLS)
         mixed = tl.dot(mix, products, input_precision=PRECISION)  # (samples, queries)
-        place = result + row * width + sample[:, None] * COUNT + query[None, :]
-        real = (sample[:, None] < COUNT) & (query[None, :] < COUNT)
+        # Beyond the query's samples the products are zero, and so is what fills up the row.
+        place = result + (row * COUNT + sample[:, None]) * PITCH + query[None, :]
+        real = (sample[:, None] < COUNT) & (query[None, :] < PITCH)
         tl.store(place, mixed.to(result.dtype.element_ty), mask=real)
 
 
@@ -121,8 +123,8 @@ def _backward(
     points,
     levels,
     frames,
-    width,
     RADIUS: tl.constexpr,
+    PITCH: tl.constexpr,
     CHANNELS: tl.constexpr,
     SAMPLES: tl.constexpr,
     CELLS: tl.constexpr,
@@ -152,8 +154,8 @@ def _backward(
         )
         places = rows[:, None] * CHANNELS + channel[None, :]
         square = tl.load(cells + places, mask=cell_is_real[:, None], other=0.0)
-        place = gradient + row * width + sample[:, None] * COUNT + query[None, :]
-        real = (sample[:, None] < COUNT) & (query[None, :] < COUNT) & (wanted < frames)
+        place = gradient + (row * COUNT + sample[:, None]) * PITCH + query[None, :]
+        real = (sample[:, None] < COUNT) & (query[None, :] < PITCH) & (wanted < frames)
         incoming = tl.load(place, mask=real, other=0.0).to(tl.float32)  # (samples, queries)
         mix = _weights(fraction_x, fraction_y, RADIUS, SAMPLES, CELLS)
         products = tl.dot(tl.trans(mix), incoming, input_precision=PRECISION)
@@ -169,6 +171,7 @@ def _sizes(support: Tensor, centres_xy: Tensor, radius: int) -> dict[str, int]:
     frames = centres_xy.shape[3]
     return {
         "RADIUS": radius,
+        "PITCH": pitch(radius),
         "CHANNELS": support.shape[-1],
         "SAMPLES": max(triton.next_power_of_2((2 * radius + 1) ** 2), 16),
         "CELLS": max(triton.next_power_of_2((2 * radius + 2) ** 2), 16),
@@ -186,11 +189,9 @@ def correlate_fused(
     centres_xy: Tensor,
     radius: int,
 ) -> Tensor:
-    """See `correlate`; rows of the result are filled up with zeros to `padded_width`."""
+    """See `correlate`; the result is `padded_width` wide."""
     batch, points, levels, frames, _ = centres_xy.shape
-    width = padded_width(radius)
-    result = cells_used.new_empty((batch, points, levels, frames, width))
-    result[..., (2 * radius + 1) ** 4 :] = 0
+    result = cells_used.new_empty((batch, points, levels, frames, padded_width(radius)))
     sizes = _sizes(support, centres_xy, radius)
     grid = (batch * points * levels, triton.cdiv(frames, sizes["FRAMES"]))
     _forward[grid](
@@ -203,7 +204,7 @@ def correlate_fused(
         points,
         levels,
         frames,
-        width,
+        num_warps=WARPS,
         PRECISION="ieee" if cells_used.dtype == torch.float32 else "tf32",
         **sizes,
     )
@@ -233,8 +234,25 @@ def _correlate_backward(
     centres_xy: Tensor,
     radius: int,
 ) -> tuple[Tensor, Tensor]:
-    batch, points, levels, frames, _ = centres_xy.shape
     gradient_cells = torch.zeros_like(cells_used, dtype=torch.float32)
+    gradient_support = _add_gradients(
+        gradient_cells, gradient, cells_used, support, map_rows, sizes_xy, centres_xy, radius
+    )
+    return gradient_cells, gradient_support
+
+
+def _add_gradients(
+    gradient_cells: Tensor,  # (rows, C) float32, added to
+    gradient: Tensor,
+    cells_used: Tensor,
+    support: Tensor,
+    map_rows: Tensor,
+    sizes_xy: Tensor,
+    centres_xy: Tensor,
+    radius: int,
+) -> Tensor:
+    """Add the cells' gradient to a table; the gradient of `support`."""
+    batch, points, levels, frames, _ = centres_xy.shape
     gradient_support = torch.zeros_like(support, dtype=torch.float32)
     sizes = _sizes(support, centres_xy, radius)
     grid = (batch * points * levels, triton.cdiv(frames, sizes["FRAMES"]))
@@ -250,11 +268,11 @@ def _correlate_backward(
         points,
         levels,
         frames,
-        gradient.shape[-1],
+        num_warps=WARPS,
         PRECISION="ieee" if cells_used.dtype == torch.float32 else "tf32",
         **sizes,
     )
-    return gradient_cells, gradient_support.to(support.dtype)
+    return gradient_support.to(support.dtype)
 
 
 @_correlate_backward.register_fake
@@ -281,3 +299,39 @@ def _differentiate(ctx, gradient):
 
 
 correlate_fused.register_autograd(_differentiate, setup_context=_keep)
+
+
+class _CorrelateInto(torch.autograd.Function):
+    """`correlate_fused` whose backward pass adds to a table that many calls share."""
+
+    @staticmethod
+    def forward(ctx, turn, table, cells_used, support, map_rows, sizes_xy, centres_xy, radius):
+        ctx.save_for_backward(turn, cells_used, support, map_rows, sizes_xy, centres_xy)
+        ctx.table, ctx.radius = table, radius
+        return correlate_fused(
+            cells_used, cells_used, support, map_rows, sizes_xy, centres_xy, radius
+        )
+
+    @staticmethod
+    def backward(ctx, gradient):
+        turn, cells_used, *inputs = ctx.saved_tensors
+        sums = ctx.table.add_to(cells_used)
+        gradient_support = _add_gradients(sums, gradient, cells_used, *inputs, ctx.radius)
+        # The value of `turn`, zero, serves as its gradient.
+        return turn, None, None, gradient_support, None, None, None, None
+
+
+def correlate_into(
+    shared: SharedGradient,
+    cells_used: Tensor,
+    support: Tensor,
+    map_rows: Tensor,
+    sizes_xy: Tensor,
+    centres_xy: Tensor,
+    radius: int,
+) -> Tensor:
+    """See `correlate`; the gradient of the cells goes to the shared table."""
+    result: Tensor = _CorrelateInto.apply(
+        shared.turn, shared.table, cells_used, support, map_rows, sizes_xy, centres_xy, radius
+    )
+    return result

@@ -55,7 +55,7 @@ def test_compiling_in_place_keeps_keys_and_results() -> None:
     torch.manual_seed(0)
     plain = nn.Sequential(Block(), Block()).eval()
     compiled = copy.deepcopy(plain)
-    compile_in_place(list(compiled), "eager")
+    compile_in_place(list(compiled), "eager", 1.0)
     assert torch.equal(compiled(torch.ones(1, 4)), plain(torch.ones(1, 4)))
     assert compiled.state_dict().keys() == plain.state_dict().keys()
     assert all(block._compiled_call_impl is not None for block in compiled)
@@ -66,3 +66,29 @@ def test_blocks_that_are_missing_are_asked_for() -> None:
     assert need_blocks(blocks, "training.compile=blocks") is blocks
     with pytest.raises(ConfigError, match=r"training\.compile=blocks works block by block"):
         need_blocks([], "training.compile=blocks")
+
+
+class Chain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(nn.functional.gelu(layer(x)))
+        return x
+
+
+def test_a_memory_budget_keeps_less_for_the_backward_pass() -> None:
+    def kept(budget: float) -> int:
+        torch.compiler.reset()  # or the code compiled before would serve
+        torch.manual_seed(0)
+        model = Chain()
+        compile_in_place([model], "aot_eager_decomp_partition", budget)
+        node = model(torch.randn(64, 32)).grad_fn
+        return sum(tensor.nbytes for tensor in node.saved_tensors)
+
+    try:
+        assert kept(0.3) < kept(1.0)
+    finally:
+        torch._functorch.config.activation_memory_budget = 1.0

@@ -1,5 +1,7 @@
 """overt/ops/correlation.py: the definition against brute force, the kernels against it."""
 
+import gc
+import weakref
 from typing import NamedTuple
 
 import pytest
@@ -8,7 +10,13 @@ from torch import Tensor
 
 from overt.geometry.sample import SquareTaps, bilinear_sample
 from overt.ops import HAS_TRITON
-from overt.ops.correlation import correlate, correlate_plain, padded_width
+from overt.ops.correlation import (
+    SharedGradient,
+    correlate,
+    correlate_plain,
+    padded_width,
+    shared_gradient,
+)
 
 gpu = pytest.mark.gpu
 needs_gpu = pytest.mark.skipif(
@@ -69,13 +77,63 @@ def test_kernels_equal_the_definition(radius: int, channels: int, frames: int) -
     expected = correlate_plain(*case)
     gradient = torch.randn_like(expected)
     wanted = torch.autograd.grad(expected, (cells, support), gradient)
-    width = expected.shape[-1]
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
         result = correlate(cells, cells.detach().to(dtype), *case[1:])
         assert result.dtype == dtype
         assert result.shape[-1] == padded_width(radius)
-        assert not result[..., width:].any()
-        found = torch.autograd.grad(result[..., :width].float(), (cells, support), gradient)
-        for value, target in zip((result[..., :width], *found), (expected, *wanted), strict=True):
+        samples = (2 * radius + 1) ** 2
+        result = result.unflatten(-1, (samples, -1))
+        assert not result[..., samples:].any()
+        result = result[..., :samples].flatten(-2)
+        found = torch.autograd.grad(result.float(), (cells, support), gradient)
+        for value, target in zip((result, *found), (expected, *wanted), strict=True):
             error = (value.float() - target).norm() / target.norm()
             assert error < tolerance, (dtype, float(error))
+
+
+def test_shared_gradients_meet_and_leave_nothing_behind() -> None:
+    class Triple(torch.autograd.Function):
+        """Three times the cells, its gradient left in the shared table."""
+
+        @staticmethod
+        def forward(ctx, turn, table, cells):
+            ctx.table, ctx.cells = table, cells
+            return 3 * cells
+
+        @staticmethod
+        def backward(ctx, gradient):
+            ctx.table.add_to(ctx.cells).add_(3 * gradient)
+            return torch.zeros(()), None, None
+
+    leaf = torch.ones(4, 2, requires_grad=True)
+    cells = leaf * 2
+    shared = SharedGradient.of(cells)
+    first, second = (Triple.apply(*shared, cells.detach()) for _ in range(2))
+    (cells.sum() + first.sum() + 10 * second.sum()).backward()
+    assert torch.equal(leaf.grad, torch.full((4, 2), 2 * (1 + 3 + 30.0)))
+    assert shared.table.sums is None
+    # A circle of references would keep a step's whole graph until the garbage collector comes.
+    turn = weakref.ref(shared.turn.grad_fn)
+    gc.disable()
+    try:
+        del shared, cells, first, second
+        assert turn() is None
+    finally:
+        gc.enable()
+
+
+@gpu
+@needs_gpu
+def test_a_shared_table_gives_the_same_gradients() -> None:
+    case = make_case(3, 128, points=5, frames=7, device="cuda")
+    leaf, support = case.cells.requires_grad_(), case.support.requires_grad_()
+    results = []
+    for is_shared in (False, True):
+        cells = leaf * 1.0
+        shared = shared_gradient(cells) if is_shared else None
+        used = cells.detach()
+        both = [correlate(cells, used, *case[1:], shared).sin().sum() for _ in range(2)]
+        total = both[0] + 2 * both[1] + cells.sum()
+        results.append(torch.autograd.grad(total, (leaf, support)))
+    for one, other in zip(*results, strict=True):  # additions in any order
+        assert (one - other).norm() < 1e-5 * one.norm()

@@ -27,8 +27,15 @@ from overt.recipes.cotracker3.loss import (
     position_loss,
     visibility_loss,
 )
-from overt.recipes.cotracker3.model import CoTracker3, Estimate, build_pyramid
+from overt.recipes.cotracker3.model import CoTracker3, Estimate, Pyramid, index_pyramid
 from overt.recipes.cotracker3.windows import sliding_windows
+
+
+def pyramid_of(model: CoTracker3, features: Tensor) -> Pyramid:
+    """The pyramid of features (B, T, C, H, W) as they are, not scaled to length 1."""
+    batch, frames, _, height, width = features.shape
+    cells = model.table.lay_out(features.flatten(0, 1))
+    return index_pyramid(cells, batch, frames, (height, width), model.corr_levels)
 
 
 @pytest.mark.parametrize("path", find_cases("cotracker3"))
@@ -106,7 +113,7 @@ def check_pieces(case: Case, tensors: Tensors) -> None:
     with torch.no_grad():
         check_correlation(model, tensors)
 
-    encoded = fourier_encoding(tensors["posenc.input"], model.motion_frequencies)
+    encoded = fourier_encoding(tensors["posenc.input"], model.token_parts.frequencies)
     assert_relative(encoded, tensors["posenc.output"])
 
     own = tensors["time_emb.own_length"]
@@ -131,14 +138,14 @@ def check_correlation(model: CoTracker3, tensors: Tensors) -> None:
     # A map that holds its own coordinates shows the order of the samples around a centre.
     side = 2 * len(model.square_taps.offsets)
     y, x = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
-    ruler = build_pyramid(torch.stack([x, y]).float()[None, None], model.corr_levels)
+    ruler = pyramid_of(model, torch.stack([x, y]).float()[None, None])
     centre = torch.full((1, 1, 2), side / 2)
     frame = torch.zeros(1, 1, dtype=torch.long)
     offsets = model.query_features(ruler, frame, centre)[0, 0, 0] - centre[0]  # (P*P, 2)
     assert_within(offsets, tensors["corr.support_points_order"][:, 1:], 1e-5)
     assert not tensors["corr.support_points_order"][:, 0].any()
 
-    pyramid = build_pyramid(fmaps, model.corr_levels)
+    pyramid = pyramid_of(model, fmaps)
     support = model.query_features(pyramid, queries[..., 0].long(), queries[..., 1:])
     expected = tensors["corr.track_support_8ch"]  # (B, P*P, N, 8)
     assert_relative(support[:, :, 0, :, : expected.shape[-1]].transpose(1, 2), expected)

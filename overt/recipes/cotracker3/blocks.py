@@ -35,14 +35,23 @@ class FeatureNetwork(nn.Module):
         size = (frames.shape[-2] // self.stride, frames.shape[-1] // self.stride)
         if frames.is_cuda:  # the layout that tensor cores convolve in
             frames = frames.contiguous(memory_format=torch.channels_last)
-        x = F.relu(F.instance_norm(self.conv1(frames)))
+        x = F.relu(instance_norm(self.conv1(frames)))
         scales = []
         for layer in (self.layer1, self.layer2, self.layer3, self.layer4):
             x = layer(x)
             scales.append(resize_bilinear(x, size))
-        x = F.relu(F.instance_norm(self.conv2(torch.cat(scales, dim=1))))
+        x = F.relu(instance_norm(self.conv2(torch.cat(scales, dim=1))))
         maps: Tensor = self.conv3(x)
         return maps
+
+
+def instance_norm(x: Tensor) -> Tensor:
+    """Each map of (M, C, H, W) with mean 0 and variance 1."""
+    if not x.is_cuda:
+        return F.instance_norm(x)
+    # torch's own asks for another layout than the convolutions on both of its sides.
+    variance, mean = torch.var_mean(x.float(), dim=(2, 3), correction=0, keepdim=True)
+    return ((x - mean) * torch.rsqrt(variance + 1e-5)).to(x.dtype)
 
 
 class ResidualBlock(nn.Module):
@@ -54,14 +63,12 @@ class ResidualBlock(nn.Module):
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1)
         self.downsample = None
         if stride > 1:
-            self.downsample = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride=stride), nn.InstanceNorm2d(outputs)
-            )
+            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride=stride))
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(F.instance_norm(self.conv1(x)))
-        y = F.relu(F.instance_norm(self.conv2(y)))
-        return F.relu((x if self.downsample is None else self.downsample(x)) + y)
+        y = F.relu(instance_norm(self.conv1(x)))
+        y = F.relu(instance_norm(self.conv2(y)))
+        return F.relu((x if self.downsample is None else instance_norm(self.downsample(x))) + y)
 
 
 def _residual_pair(inputs: int, outputs: int, stride: int) -> nn.Sequential:
@@ -69,18 +76,25 @@ def _residual_pair(inputs: int, outputs: int, stride: int) -> nn.Sequential:
 
 
 class Perceptron(nn.Module):
-    """Linear, GELU, linear. `approximate` is "tanh" in the transformer, "none" elsewhere."""
+    """Linear, GELU, linear. `approximate` is "tanh" in the transformer, "none" elsewhere.
 
-    def __init__(self, inputs: int, hidden: int, outputs: int, approximate: str) -> None:
+    The inputs may come in `groups` of equal size, each filled up with zeros.
+    """
+
+    def __init__(
+        self, inputs: int, hidden: int, outputs: int, approximate: str, groups: int = 1
+    ) -> None:
         super().__init__()
         self.approximate = approximate
+        self.groups = groups
         self.fc1 = nn.Linear(inputs, hidden)
         self.fc2 = nn.Linear(hidden, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        # Inputs may come filled up with zeros to a width that matrix units like.
-        spare = x.shape[-1] - self.fc1.in_features
-        weight = F.pad(self.fc1.weight, (0, spare)) if spare else self.fc1.weight
+        weight = self.fc1.weight
+        if x.shape[-1] > self.fc1.in_features:  # zeros meet zeros
+            spare = (x.shape[-1] - self.fc1.in_features) // self.groups
+            weight = F.pad(torch.unflatten(weight, 1, (self.groups, -1)), (0, spare)).flatten(1)
         hidden = F.linear(x, weight, self.fc1.bias)
         output: Tensor = self.fc2(F.gelu(hidden, approximate=self.approximate))
         return output

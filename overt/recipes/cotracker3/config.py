@@ -12,6 +12,7 @@ from omegaconf import MISSING
 from overt.data.augment import AugmentationSettings
 from overt.errors import ConfigError, nearest
 
+RECOMPUTABLE = ("features", "correlation", "update")
 HELD_OUT = "kubric_held_out"
 TAPVID = ("tapvid_davis", "tapvid_kinetics", "tapvid_rgb_stacking", "tapvid_robotap")
 
@@ -54,8 +55,16 @@ class ModelSettings:
     # round video and queries to bfloat16 in training, as the official runs did: queries then lie up
     # to a pixel beside their track
     bf16_inputs: bool = MISSING
+    # what a training step computes again in its backward pass instead of keeping it in memory: any
+    # of features, correlation and update
+    recompute: list[str] = MISSING
 
     def __post_init__(self) -> None:
+        unknown = sorted(set(self.recompute) - set(RECOMPUTABLE))
+        if unknown:
+            raise ConfigError(
+                f"model.recompute={unknown}; allowed are any of {', '.join(RECOMPUTABLE)}"
+            )
         if self.hidden_size % self.num_heads:
             raise ConfigError(
                 f"model.hidden_size={self.hidden_size} is not a multiple of "

@@ -6,22 +6,25 @@ Letters: B batch, T frames, N points, L pyramid levels, C feature channels; P an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from overt.errors import DataError
 from overt.geometry.sample import SquareTaps, mix_taps
 from overt.nn.embedding import fourier_encoding, sine_time_embedding
-from overt.ops.correlation import correlate
+from overt.ops.correlation import SharedGradient, correlate, shared_gradient
 from overt.recipes.cotracker3.blocks import FeatureNetwork, Perceptron, UpdateTransformer
 
 MOTION_DEGREES = 10  # relative motion is encoded at frequencies 2^0 .. 2^9
 MOTION_WIDTH = 4 * (1 + 2 * MOTION_DEGREES)  # two differences in x and y, each with its sines
 FRAMES_PER_CHUNK = 200  # bounds the memory of the feature network on long videos
+FRAMES_RECOMPUTED = 16  # and in a training step that computes the features twice
 
 
 class Estimate(NamedTuple):
@@ -63,6 +66,7 @@ class Pyramid(NamedTuple):
 
     cells: Tensor  # (rows, C) float32; rows are ordered level, sample, frame, y, x
     cells_used: Tensor  # the same without gradient, in the type that products are computed in
+    shared: SharedGradient | None  # where the correlations of a training step leave theirs
     sizes_xy: Tensor  # (L, 2) width and height of a map
     map_rows: Tensor  # (B, L, T) row of the first cell of each map
 
@@ -78,29 +82,82 @@ class Pyramid(NamedTuple):
         """These frames, then those of `later`."""
         rows = torch.cat([self.map_rows, later.map_rows + len(self.cells)], dim=2)
         cells, used = (torch.cat(pair) for pair in zip(self[:2], later[:2], strict=True))
-        return Pyramid(cells, used, self.sizes_xy, rows)
+        return Pyramid(cells, used, None, self.sizes_xy, rows)
 
 
-def build_pyramid(features: Tensor, levels: int) -> Pyramid:
-    """Halve the maps (B, T, C, H, W) level by level and lay out all cells channels-last."""
-    batch, frames, channels, height, width = features.shape
-    maps = features.flatten(0, 1)
-    tables = []
-    for level in range(levels):
-        if level > 0:
-            maps = F.avg_pool2d(maps, 2)
-        tables.append(maps.permute(0, 2, 3, 1).reshape(-1, channels))
+class FeatureTable(nn.Module):
+    """Maps (M, C, H, W) of length 1 in each cell, halved level by level, as a table of cells."""
+
+    def __init__(self, levels: int) -> None:
+        super().__init__()
+        self.levels = levels
+
+    def forward(self, maps: Tensor) -> Tensor:
+        maps = maps.float()
+        return self.lay_out(maps / maps.square().sum(1, keepdim=True).clamp(min=1e-12).sqrt())
+
+    def lay_out(self, maps: Tensor) -> Tensor:
+        """The cells (rows, C) of all levels, channels-last."""
+        tables = []
+        for level in range(self.levels):
+            if level > 0:
+                maps = F.avg_pool2d(maps, 2)
+            tables.append(maps.permute(0, 2, 3, 1).flatten(0, 2))
+        return torch.cat(tables)
+
+
+def index_pyramid(
+    cells: Tensor, batch: int, frames: int, size: tuple[int, int], levels: int
+) -> Pyramid:
+    """The table of `FeatureTable` with the places of its maps, (height, width) the finest's."""
+    height, width = size
+    device = cells.device
     # Computed on the device from its own numbers: copying them over would make the host wait.
-    size = torch.stack([torch.full((levels,), n, device=maps.device) for n in (width, height)], -1)
-    sizes_xy = size >> torch.arange(levels, device=maps.device)[:, None]
+    finest = torch.stack([torch.full((levels,), n, device=device) for n in (width, height)], -1)
+    sizes_xy = finest >> torch.arange(levels, device=device)[:, None]
     area = sizes_xy.prod(-1)  # (L,)
     first = (area.cumsum(0) - area) * (batch * frames)
-    order = torch.arange(batch * frames, device=maps.device).view(batch, 1, frames)
-    cells = torch.cat(tables)
-    device = cells.device.type
-    used = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else cells.dtype
+    order = torch.arange(batch * frames, device=device).view(batch, 1, frames)
     map_rows = first[:, None] + order * area[:, None]
-    return Pyramid(cells, cells.detach().to(used), sizes_xy, map_rows)
+    used = cells.detach().to(compute_type(cells))
+    return Pyramid(cells, used, shared_gradient(cells), sizes_xy, map_rows)
+
+
+def compute_type(like: Tensor) -> torch.dtype:
+    """The type of matrix products: autocast's where that is on, or the tensor's own."""
+    device = like.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else like.dtype
+
+
+class TokenParts(nn.Module):
+    """What is known of each point in each frame, side by side in one token."""
+
+    frequencies: Tensor  # (MOTION_DEGREES,)
+    motion_scale: Tensor  # (4,) cells per unit of encoded motion
+
+    def __init__(self, motion_scale: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("motion_scale", motion_scale, persistent=False)
+        frequencies = 2.0 ** torch.arange(MOTION_DEGREES)
+        self.register_buffer("frequencies", frequencies, persistent=False)
+
+    def forward(
+        self,
+        cells_xy: Tensor,  # (B, N, T, 2)
+        visibility: Tensor,  # (B, N, T) logits
+        confidence: Tensor,  # (B, N, T) logits
+        correlation: Tensor,  # (B, N, L, T, corr_out)
+        time_embedding: Tensor,  # (1, T, token width)
+    ) -> Tensor:
+        motion = relative_motion(cells_xy) / self.motion_scale
+        parts = [
+            visibility.unsqueeze(-1),
+            confidence.unsqueeze(-1),
+            correlation.transpose(2, 3).flatten(-2),  # (B, N, T, L * corr_out)
+            fourier_encoding(motion, self.frequencies),
+        ]
+        # Already in the type of the linear layer that reads them.
+        return (torch.cat(parts, dim=-1) + time_embedding).to(compute_type(cells_xy))
 
 
 class CoTracker3(nn.Module):
@@ -110,8 +167,6 @@ class CoTracker3(nn.Module):
     """
 
     time_emb: Tensor  # (1, window_len, token width)
-    motion_scale: Tensor  # (4,) cells per unit of encoded motion
-    motion_frequencies: Tensor  # (MOTION_DEGREES,)
     level_scale: Tensor  # (L,) cells of the finest level per cell
 
     def __init__(
@@ -131,9 +186,11 @@ class CoTracker3(nn.Module):
         mlp_ratio: float = 4.0,
         corr_hidden: int = 384,
         corr_out: int = 256,
+        recompute: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.stride = stride
+        self.recompute = recompute  # what is computed again in the backward pass, not kept
         self.corr_levels = corr_levels
         token_width = 2 + corr_levels * corr_out + MOTION_WIDTH
         self.register_buffer("time_emb", sine_time_embedding(window_len, token_width)[None])
@@ -141,9 +198,8 @@ class CoTracker3(nn.Module):
 
         height, width = model_resolution
         scale = torch.tensor([width, height, width, height]) / stride
-        self.register_buffer("motion_scale", scale, persistent=False)
-        frequencies = 2.0 ** torch.arange(MOTION_DEGREES)
-        self.register_buffer("motion_frequencies", frequencies, persistent=False)
+        self.token_parts = TokenParts(scale)
+        self.table = FeatureTable(corr_levels)
         self.register_buffer("level_scale", 2.0 ** torch.arange(corr_levels), persistent=False)
 
         self.fnet = FeatureNetwork(latent_dim, stride)
@@ -158,8 +214,9 @@ class CoTracker3(nn.Module):
             linear_layer_for_vis_conf,
         )
         self.square_taps = SquareTaps(corr_radius)
+        samples = (2 * corr_radius + 1) ** 2
         self.corr_mlp = Perceptron(
-            (2 * corr_radius + 1) ** 4, corr_hidden, corr_out, approximate="none"
+            samples**2, corr_hidden, corr_out, approximate="none", groups=samples
         )
 
     def encode(self, video: Tensor) -> Pyramid:
@@ -172,11 +229,22 @@ class CoTracker3(nn.Module):
                 f"model.stride={self.stride} and at least {smallest}, so that "
                 f"model.corr_levels={self.corr_levels} levels fit; resize or crop the video"
             )
-        chunks = torch.split(video.flatten(0, 1), FRAMES_PER_CHUNK)
-        maps = torch.cat([self.fnet(2 * (chunk.float() / 255) - 1) for chunk in chunks])
-        maps = maps.float()  # (B * T, C, H / stride, W / stride)
-        maps = maps / maps.square().sum(1, keepdim=True).clamp(min=1e-12).sqrt()
-        return build_pyramid(torch.unflatten(maps, 0, (batch, frames)), self.corr_levels)
+        images = video.flatten(0, 1)
+        recomputed = "features" in self.recompute and torch.is_grad_enabled()
+        count = -(-len(images) // (FRAMES_RECOMPUTED if recomputed else FRAMES_PER_CHUNK))
+        encode = self.recomputed(self.fnet, "features")
+        maps = [encode(2 * (chunk.float() / 255) - 1) for chunk in images.chunk(count)]
+        # (B * T, C, H / stride, W / stride)
+        cells = self.table(torch.cat(maps) if len(maps) > 1 else maps[0])
+        size = (height // self.stride, width // self.stride)
+        return index_pyramid(cells, batch, frames, size, self.corr_levels)
+
+    def recomputed(self, function: Callable[..., Tensor], name: str) -> Callable[..., Tensor]:
+        """The function; in training, if `recompute` names it, one that keeps its inputs only."""
+        if name not in self.recompute or not torch.is_grad_enabled():
+            return function
+        # Nothing in the model draws random numbers.
+        return partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
 
     def look_up(
         self, pyramid: Pyramid, map_rows: Tensor, cells_xy: Tensor
@@ -207,8 +275,8 @@ class CoTracker3(nn.Module):
     def correlate(self, pyramid: Pyramid, support: Tensor, cells_xy: Tensor) -> Tensor:
         """Compare the squares around positions (B, N, T, 2) with the query's, all with all.
 
-        The result, (B, N, L, T, P*P * P*P), has the frame's samples before the query's; on CUDA
-        its rows are filled up with zeros.
+        The result, (B, N, L, T, P*P * P*P), has the frame's samples before the query's, which on
+        CUDA are filled up with zeros.
         """
         centres = cells_xy.unsqueeze(2) / self.level_scale[:, None, None]  # (B, N, L, T, 2)
         return correlate(
@@ -219,7 +287,13 @@ class CoTracker3(nn.Module):
             pyramid.sizes_xy,
             centres,
             self.square_taps,
+            pyramid.shared,
         )
+
+    def compare(self, pyramid: Pyramid, support: Tensor, cells_xy: Tensor) -> Tensor:
+        """What the correlation says about each position, (B, N, L, T, corr_out)."""
+        encoded: Tensor = self.corr_mlp(self.correlate(pyramid, support, cells_xy))
+        return encoded
 
     def time_embedding(self, frames: int) -> Tensor:
         """The embedding of time, stretched to the number of frames, (1, frames, token width)."""
@@ -238,22 +312,15 @@ class CoTracker3(nn.Module):
     ) -> list[Estimate]:
         """Move a first guess `iters` times; the estimate after each."""
         time_embedding = self.time_embedding(cells_xy.shape[2])
+        compare = self.recomputed(self.compare, "correlation")
+        propose = self.recomputed(self.updateformer, "update")
         estimates = []
         for _ in range(iters):
             cells_xy = cells_xy.detach()
-            correlation = self.corr_mlp(self.correlate(pyramid, support, cells_xy))
-            motion = relative_motion(cells_xy) / self.motion_scale
-            tokens = torch.cat(
-                [
-                    visibility.unsqueeze(-1),
-                    confidence.unsqueeze(-1),
-                    correlation.transpose(2, 3).flatten(-2),  # (B, N, T, L * corr_out)
-                    fourier_encoding(motion, self.motion_frequencies),
-                ],
-                dim=-1,
-            )
+            correlation = compare(pyramid, support, cells_xy)
+            tokens = self.token_parts(cells_xy, visibility, confidence, correlation, time_embedding)
             # Under autocast the update has few digits; the sums stay float32.
-            update = self.updateformer(tokens + time_embedding)
+            update = propose(tokens)
             cells_xy = cells_xy + update[..., :2]
             visibility = visibility + update[..., 2]
             confidence = confidence + update[..., 3]

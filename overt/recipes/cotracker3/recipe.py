@@ -37,6 +37,7 @@ class _CoTracker3Recipe(ABC):
     """All but the choice of the model and the windows in which it is trained."""
 
     model_class: ClassVar[type[CoTracker3]]
+    replayable = True
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -71,7 +72,7 @@ class _CoTracker3Recipe(ABC):
 
     def blocks(self, model: CoTracker3) -> list[nn.Module]:
         # Few and large: the transformer runs in every iteration, as one unit.
-        return [model.fnet, model.corr_mlp, model.updateformer]
+        return [model.fnet, model.table, model.corr_mlp, model.token_parts, model.updateformer]
 
     def counts(self, batch: TrackBatch) -> dict[str, Tensor]:
         windows = tracking_loss.counts(self.targets(batch))
