@@ -7,6 +7,7 @@ Nothing here imports torch at run time, so that a configuration is checked befor
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from overt.errors import ConfigError
@@ -39,7 +40,7 @@ class StepOutput:
     losses: dict[str, Tensor]
     metrics: dict[str, Tensor] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def total(self) -> Tensor:
         """The sum of the terms: what is differentiated."""
         terms = list(self.losses.values())

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from overt.errors import CheckpointError
+from overt.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,13 +38,30 @@ def main(arguments: list[str]) -> int:
     inspecting.add_argument("--keys", action="store_true", help="list every tensor")
     exporting = verbs.add_parser("export", help="write the weights, with clean keys, to one file")
     exporting.add_argument("file", type=Path, help="checkpoint folder, safetensors or torch file")
-    exporting.add_argument("--to", required=True, choices=("safetensors", "torch"))
+    exporting.add_argument("--to", required=True, choices=("safetensors", "torch", "onnx"))
     exporting.add_argument("--output", required=True, type=Path, help="the file to write")
     exporting.add_argument("--part", default="model", choices=("model", "ema"))
     exporting.add_argument("--force", action="store_true", help="replace an existing file")
+    exporting.add_argument("--half", action="store_true", help="weights in 16 bits, half the size")
+    exporting.add_argument("--prefix", default="", help="put before every key: model.module.")
+    exporting.add_argument("--recipe", help="onnx: recipe of the weights; a folder knows it")
+    exporting.add_argument("--package", action="append", default=[], help="of your own recipe")
+    exporting.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="onnx: a setting"
+    )
     options = parser.parse_args(arguments)
+    if options.verb == "export" and options.to == "onnx":
+        return export_onnx(options)
     if options.verb == "export":
-        return export(options.file, options.to, options.output, options.part, options.force)
+        return export(
+            options.file,
+            options.to,
+            options.output,
+            options.part,
+            options.force,
+            options.prefix,
+            options.half,
+        )
     return inspect(options.file, options.keys)
 
 
@@ -68,21 +85,27 @@ def inspect(path: Path, keys: bool = False) -> int:
     return 0
 
 
-def export(path: Path, to: str, output: Path, part: str = "model", force: bool = False) -> int:
+def export(
+    path: Path,
+    to: str,
+    output: Path,
+    part: str = "model",
+    force: bool = False,
+    prefix: str = "",
+    half: bool = False,
+) -> int:
     """Write the weights of a checkpoint as one file with the keys of the bare model."""
-    if output.is_dir():
-        raise CheckpointError(f"{output} is a folder; name the file to write with --output")
-    if output.exists() and not force:
-        raise CheckpointError(f"{output} exists; choose another --output, or replace it by --force")
-    if not output.parent.is_dir():
-        raise CheckpointError(f"the folder {output.parent} of --output does not exist; make it")
+    _check_output(output, force)
     from overt.engine import storage
     from overt.engine.tensorfile import TensorFile, write_file
     from overt.engine.weights import clean_keys, read_tensors
 
     found, _ = read_tensors(path, part)
     names = clean_keys(found, str(path))
-    tensors = {names[key]: _alone(tensor.detach()) for key, tensor in found.items()}
+    tensors = {
+        prefix + names[key]: _alone(_halved(key, tensor) if half else tensor.detach())
+        for key, tensor in found.items()
+    }
     file = TensorFile(tensors, {"format": "pt"})
     if to == "safetensors":
         storage.write_whole_file(output, lambda hidden: write_file(hidden, file), file.size)
@@ -92,6 +115,68 @@ def export(path: Path, to: str, output: Path, part: str = "model", force: bool =
         f"{len(tensors)} tensors written to {output} ({storage.megabytes(output.stat().st_size)})"
     )
     return 0
+
+
+def export_onnx(options: argparse.Namespace) -> int:
+    """Write what the recipe does for one frame or sample, with weights, for other runtimes."""
+    from overt.config import build_recipe
+    from overt.engine.trained import configure, load_model
+
+    _check_output(options.output, options.force)
+    overrides = list(options.set)
+    if options.recipe is not None:
+        # No data set is read here; a recipe that asks where its own is gets an answer.
+        overrides = [f"recipe={options.recipe}", "data.root=not_used", *overrides]
+    config = configure(options.file, overrides, options.package, remedy="--recipe NAME")
+    recipe = build_recipe(config)
+    if not hasattr(recipe, "export_step"):
+        raise ConfigError(f"the recipe {config.recipe.name} cannot be written as ONNX")
+    from overt.engine import storage
+    from overt.nn.onnx_file import write_onnx
+
+    model, report = load_model(recipe, options.file, options.part)
+    print(report)
+    step = recipe.export_step(model)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
+    storage.write_whole_file(
+        options.output,
+        lambda hidden: write_onnx(
+            hidden,
+            step.module,
+            step.example,
+            step.input_names,
+            step.output_names,
+            step.points_axis,
+            "points",
+        ),
+        size,
+    )
+    print(
+        f"{options.output} ({storage.megabytes(options.output.stat().st_size)}): {step.note}\n"
+        f"  inputs   {', '.join(step.input_names)}\n  outputs  {', '.join(step.output_names)}"
+    )
+    return 0
+
+
+def _halved(key: str, tensor: Tensor) -> Tensor:
+    """The tensor in float16 if it is one of floats, none of which may get lost."""
+    if not tensor.is_floating_point():
+        return tensor.detach()
+    result = tensor.detach().half()
+    if bool((result.isinf() & tensor.isfinite()).any()):
+        raise CheckpointError(
+            f"{key} holds {float(tensor.abs().max()):.3g}, more than float16 can; leave out --half"
+        )
+    return result
+
+
+def _check_output(output: Path, force: bool) -> None:
+    if output.is_dir():
+        raise CheckpointError(f"{output} is a folder; name the file to write with --output")
+    if output.exists() and not force:
+        raise CheckpointError(f"{output} exists; choose another --output, or replace it by --force")
+    if not output.parent.is_dir():
+        raise CheckpointError(f"the folder {output.parent} of --output does not exist; make it")
 
 
 def _alone(tensor: Tensor) -> Tensor:

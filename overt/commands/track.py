@@ -1,7 +1,9 @@
-"""`overt track VIDEO --checkpoint FILE`: follow points through a video, and draw them.
+"""`overt track VIDEO [--checkpoint FILE]`: follow points through a video, and draw them.
 
 VIDEO is a folder of frames, a GIF or WebP, a uint8 array (.npy, .npz) or, with overt[video], any
-video file. A checkpoint folder of overt knows its recipe; for any other file name it by --recipe.
+video file. With --online frames are followed as they arrive, and VIDEO may be the number of a
+camera; --frames or Ctrl-C ends it. A checkpoint folder of overt knows its recipe; for any other
+file name it by --recipe. Without --checkpoint a small tracker that comes with overt is used.
 Writes a video with coloured trails and the tracks themselves, as tracks.npz and tracks.csv.
 """
 
@@ -20,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overt.config import Config, build_recipe
-from overt.engine.trained import configure, load_model
+from overt.engine.trained import configure, load_model, shipped_weights
 from overt.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 SMALL = 384  # pixels: shorter videos than this are drawn enlarged
 USUAL_FPS = 12.0
+SHIPPED = "cotracker3_tiny"
 
 Queries = NDArray[np.float32]  # (N, 3): frame, x, y in pixels
 
@@ -38,7 +41,9 @@ def main(arguments: Sequence[str]) -> int:
     from overt.data.video import has_pyav, read_video, write_video
 
     config = _configure(options)
-    video, fps = read_video(options.video)
+    fps = None
+    if not options.online:
+        video, fps = read_video(options.video)
     asked = None if options.queries is None else read_queries(options.queries)
 
     import torch
@@ -47,18 +52,24 @@ def main(arguments: Sequence[str]) -> int:
     from overt.viz.tracks import draw_video
 
     world = init_distributed(config.training.device)
-    recipe = build_recipe(config)
-    if not hasattr(recipe, "track_points"):
+    recipe: Any = build_recipe(config)
+    needed = "online_tracker" if options.online else "track_points"
+    if not hasattr(recipe, needed):
         raise ConfigError(
-            f"the recipe {config.recipe.name} does not track points: it has no track_points "
-            "(docs/add_a_recipe.md)"
+            f"the recipe {config.recipe.name} does not track points"
+            f"{' online' if options.online else ''}: it has no {needed} (docs/add_a_recipe.md)"
         )
     model, report = load_model(recipe, options.checkpoint, options.part)
     print(report)
-    queries = grid_queries(options.grid, video.shape) if asked is None else asked
-    frames = torch.from_numpy(video)
-    with torch.inference_mode():
-        found = recipe.track_points(model.to(world.device), frames, torch.from_numpy(queries))
+    model.to(world.device)
+    if options.online:
+        video, queries, found = follow(recipe, model, options, asked)
+        frames = torch.from_numpy(video)
+    else:
+        queries = grid_queries(options.grid, video.shape) if asked is None else asked
+        frames = torch.from_numpy(video)
+        with torch.inference_mode():
+            found = recipe.track_points(model, frames, torch.from_numpy(queries))
 
     folder = options.output or Path(f"{options.video.stem}_tracks")
     format = options.format or ("mp4" if has_pyav() else "webp")
@@ -80,8 +91,14 @@ def make_parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("video", type=Path, metavar="VIDEO")
-    parser.add_argument("--checkpoint", type=Path, required=True, help="weights, file or folder")
+    parser.add_argument("video", type=Path, metavar="VIDEO", help="file, folder, or camera number")
+    parser.add_argument("--online", action="store_true", help="frame by frame, as they arrive")
+    parser.add_argument(
+        "--frames", type=_grid_size, metavar="N", help="--online: stop after so many"
+    )
+    parser.add_argument(
+        "--checkpoint", type=Path, help=f"weights, file or folder; default: the small {SHIPPED}"
+    )
     parser.add_argument("--recipe", help="recipe of the weights; a checkpoint folder knows it")
     parser.add_argument(
         "--grid", type=_grid_size, default=20, metavar="N", help="N x N points of the first frame"
@@ -100,8 +117,69 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def follow(
+    recipe: Any, model: Any, options: argparse.Namespace, asked: Queries | None
+) -> tuple[NDArray[np.uint8], Queries, PointTracks]:
+    """The frames seen (T, 3, H, W), the queries, and their tracks, found as the frames arrived."""
+    import time
+
+    import torch
+
+    from overt.data.video_stream import stream_frames
+    from overt.recipe import PointTracks
+
+    name = str(options.video)
+    source = int(name) if name.isdecimal() and not options.video.exists() else options.video
+    seen: list[NDArray[np.uint8]] = []
+    rows: list[tuple[Any, ...]] = []  # of each frame: numbers, places, visible, two probabilities
+    tracker, given, queries = None, np.zeros(0, np.intp), asked
+    began = time.perf_counter()
+    try:
+        for frame in stream_frames(source):
+            if tracker is None or queries is None:
+                if queries is None:
+                    queries = grid_queries(options.grid, (1, *frame.shape))
+                tracker = recipe.online_tracker(model, frame.shape[1:], len(queries))
+                began = time.perf_counter()
+            tracker.observe(torch.from_numpy(frame))
+            new = np.flatnonzero(queries[:, 0] == len(seen))
+            if len(new):
+                tracker.add(torch.from_numpy(queries[new, 1:]))
+                given = np.concatenate([given, new])
+            state = tracker.advance()
+            parts = (state.points_xy, state.visible, state.visibility, 1 - state.rho)
+            rows.append((given, *(part.cpu() for part in parts)))
+            seen.append(frame)
+            if options.frames is not None and len(seen) == options.frames:
+                break
+    except KeyboardInterrupt:
+        print()
+    if queries is None or not seen:
+        raise DataError(f"{options.video}: not one frame arrived")
+    late = np.flatnonzero(queries[:, 0] >= len(seen))
+    if len(late):
+        raise DataError(
+            f"query {late[0]} begins in frame {queries[late[0], 0]:g}, but {len(seen)} frames came"
+        )
+    print(f"{len(seen) / (time.perf_counter() - began):.1f} frames per second, reading included")
+    # Before it is given, a point rests at its query, invisible.
+    places = torch.from_numpy(queries[:, 1:]).repeat(len(seen), 1, 1)
+    visible = torch.zeros(places.shape[:2], dtype=torch.bool)
+    sure, right = torch.zeros(places.shape[:2]), torch.zeros(places.shape[:2])
+    for time_step, (numbers, *found) in enumerate(rows):
+        for whole, part in zip((places, visible, sure, right), found, strict=True):
+            whole[time_step, torch.from_numpy(numbers)] = part
+    return np.stack(seen), queries, PointTracks(places, visible, sure, right)
+
+
 def _configure(options: argparse.Namespace) -> Config:
     overrides = list(options.overrides)
+    if options.checkpoint is None:
+        if options.recipe not in (None, SHIPPED) or options.online:
+            asked = "--online" if options.online else f"--recipe {options.recipe}"
+            raise ConfigError(f"{asked} needs --checkpoint FILE: only {SHIPPED} comes with overt")
+        options.recipe = SHIPPED
+        options.checkpoint = shipped_weights(SHIPPED)
     if options.recipe is not None:
         # No data set is read here; a recipe that asks where its own is gets an answer.
         overrides = [f"recipe={options.recipe}", "data.root=not_used", *overrides]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
+import torch._dynamo.config
 import torch._functorch.config
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -28,6 +29,10 @@ def compile_in_place(modules: list[nn.Module], backend: str, memory_budget: floa
     With a `memory_budget` below 1 only about that share of the activations is kept; what is
     cheapest to compute again is, in the backward pass."""
     torch._functorch.config.activation_memory_budget = memory_budget
+    # Norms and activation functions are cheap enough to be computed again for the backward pass.
+    torch._functorch.config.ban_recompute_materialized_backward = False
+    # Training, evaluation and short last batches are variants of their own.
+    torch._dynamo.config.recompile_limit = 64
     for module in modules:
         module.compile(backend=backend)
 

@@ -11,6 +11,7 @@ import multiprocessing
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,7 +90,7 @@ def global_counts(recipe: Recipe, group: Group, device: torch.device) -> dict[st
     `samples` is always there and needs no communication; further counts are added up over
     micro-batches and processes in one reduction.
     """
-    samples = torch.full((), float(group.samples), device=device)
+    samples = _number(group.samples, device)
     if not hasattr(recipe, "counts"):
         return {"samples": samples}
     totals: dict[str, Tensor] = {}
@@ -104,6 +105,12 @@ def global_counts(recipe: Recipe, group: Group, device: torch.device) -> dict[st
     parts = torch.split(sums, [count.numel() for count in totals.values()])
     counts = {name: part.view(totals[name].shape) for name, part in zip(totals, parts, strict=True)}
     return {"samples": samples} | counts
+
+
+@lru_cache(maxsize=8)
+def _number(value: int, device: torch.device) -> Tensor:
+    """A count on the device; nearly all steps have the same."""
+    return torch.full((), float(value), device=device)
 
 
 def epoch_order(seed: int, epoch: int, length: int) -> np.ndarray:

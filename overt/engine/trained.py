@@ -35,6 +35,11 @@ def configure(
     return load(overrides, config_file=str(stored), packages=packages)
 
 
+def shipped_weights(recipe: str) -> Path:
+    """The file of trained weights that comes with the package."""
+    return Path(__file__).parents[1] / "weights" / f"{recipe}.safetensors"
+
+
 def load_model(
     recipe: Recipe, checkpoint: Path, part: str = "auto"
 ) -> tuple[nn.Module, LoadReport]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -217,8 +217,8 @@ class Trainer:
         if hasattr(self.recipe, "after_step"):
             self.recipe.after_step(self.model, self.state.updates, applied)
         # Nothing below waits for the device.
-        own_loss = self.interval.add(outputs, applied, grad_norm)
-        self.guard.remember(self.state.step, group, counts, applied, own_loss)
+        self.interval.add(outputs, applied, grad_norm)
+        self.guard.remember(self.state.step, group, counts, applied, outputs)
         self.state.position = self.loader.position
         self.state.scores = {}
         self.meter.step(group.samples, group.wait_seconds)
@@ -247,7 +247,7 @@ class Trainer:
         self, batch: Any, counts: dict[str, Tensor], is_padding: bool = False
     ) -> StepOutput:
         """Forward and backward of one micro-batch."""
-        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
+        with self.autocast():
             output = self.recipe.loss(self.wrapped, batch, counts, self.state.step)
         if is_padding:
             output = output.scaled(0.0)
@@ -298,7 +298,7 @@ class Trainer:
         losses = []
         for micro in verdict.group.micro_batches:
             batch = self.to_device(micro.batch)
-            with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
+            with self.autocast():
                 output = self.recipe.loss(self.model, batch, verdict.counts, verdict.step)
             losses.append(output.total)
         return torch.stack(losses).sum()
@@ -334,7 +334,7 @@ class Trainer:
                 self.meter.pause(),
                 random_state.undisturbed(),
                 torch.inference_mode(),
-                torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None),
+                self.autocast(),
             ):
                 scores = self.recipe.evaluate(model, self.world)
                 if self.world.is_main and hasattr(self.recipe, "visualize"):
@@ -397,6 +397,10 @@ class Trainer:
         """Every so many steps, and after the last."""
         step = self.state.step
         return step == self.total_steps or (every is not None and step % every == 0)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """16-bit matrix products where `training.precision` asks for them."""
+        return torch.autocast(self.device.type, self.dtype) if self.dtype else nullcontext()
 
     def to_device(self, batch: Any) -> Any:
         """The batch on this process's device, without waiting for the copy."""

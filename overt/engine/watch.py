@@ -7,6 +7,7 @@ it one step later, when the answer has long arrived.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +56,7 @@ class FiniteGuard:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.pending: Verdict | None = None
+        self.one, self.zero = torch.ones(()), torch.zeros(())
 
     def protect(self, optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> Tensor:
         """Make the coming `optimizer.step()` do nothing unless `grad_norm` is finite.
@@ -62,19 +64,32 @@ class FiniteGuard:
         Returns 1 or 0, a scalar on the device. Fused optimizers take the flag into their kernel;
         for others on CUDA the host has to read it, which costs a wait.
         """
+        if self.device.type == "cpu":  # there reading costs nothing
+            if math.isfinite(grad_norm):
+                return self.one
+            # Without gradients an optimizer changes neither weights nor momenta.
+            optimizer.zero_grad(set_to_none=True)
+            return self.zero
         applied = (grad_norm - grad_norm == 0).to(torch.float32)  # finite, and not NaN
-        if getattr(optimizer, "_step_supports_amp_scaling", False) and self.device.type == "cuda":
+        if getattr(optimizer, "_step_supports_amp_scaling", False):
             optimizer.grad_scale = None  # type: ignore[attr-defined]
             optimizer.found_inf = 1.0 - applied  # type: ignore[attr-defined]
-        elif not applied:  # on the CPU, reading costs nothing
-            # Without gradients an optimizer changes neither weights nor momenta.
+        elif not applied:
             optimizer.zero_grad(set_to_none=True)
         return applied
 
     def remember(
-        self, step: int, group: Group, counts: dict[str, Tensor], applied: Tensor, own_loss: Tensor
+        self,
+        step: int,
+        group: Group,
+        counts: dict[str, Tensor],
+        applied: Tensor,
+        outputs: list[StepOutput],
     ) -> None:
         """Send the outcome on its way to the host."""
+        own_loss = outputs[0].total.detach()
+        for output in outputs[1:]:
+            own_loss = own_loss + output.total.detach()
         arrived = None
         if self.device.type == "cuda":
             pair = torch.stack([applied, own_loss.to(torch.float32)])
@@ -91,52 +106,70 @@ class FiniteGuard:
 
 
 class Interval:
-    """Sums of the steps since the last log line: on the device, reduced and read only there."""
+    """Sums of the steps since the last log line: kept on the device, added up and read only there.
+
+    A step leaves its numbers as they are, since every operation on the device costs the host time.
+    """
+
+    LONGEST = 1024  # steps whose numbers are kept one by one
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.names: list[str] = []
-        self.sums = torch.zeros(0, dtype=torch.float64, device=device)
-        self.steps = torch.zeros((), dtype=torch.float64, device=device)
-        self.zero = torch.zeros((), device=device)
-        self.counts_norm = is_main_process()
+        self.rows: list[list[Tensor]] = []  # of a step: applied, norm, numbers of each micro-batch
+        self.sums: list[float] = []
+        self.steps = 0.0
 
-    def add(self, outputs: list[StepOutput], applied: Tensor, grad_norm: Tensor) -> Tensor:
-        """Add this process's share of one step; a skipped step does not count. Its loss."""
+    def add(self, outputs: list[StepOutput], applied: Tensor, grad_norm: Tensor) -> None:
+        """Take this process's share of one step; a skipped step does not count."""
         names = ["loss", *outputs[0].losses, *outputs[0].metrics, "grad_norm"]
         if names != self.names:
             if self.names:
                 raise ValueError(f"the step's numbers are {names}, before they were {self.names}")
-            self.names = names
-            self.sums = torch.zeros(len(names), dtype=torch.float64, device=self.device)
-        # The norm is the same on every process and for all micro-batches: it counts once.
-        norm = grad_norm if self.counts_norm else self.zero
-        total = torch.stack([*_numbers(outputs[0]), norm]).detach()
-        for output in outputs[1:]:
-            total += torch.stack([*_numbers(output), self.zero]).detach()
-        self.sums += torch.where(applied > 0, total, 0.0)
-        self.steps += applied
-        return total[0]
+            self.names, self.sums = names, [0.0] * len(names)
+        row = [applied, grad_norm]
+        for output in outputs:
+            row += [output.total.detach()]
+            row += [term.detach() for term in output.losses.values()]
+            row += [value.detach() for value in output.metrics.values()]
+        self.rows.append(row)
+        if len(self.rows) >= self.LONGEST:
+            self._settle()
 
     def totals(self) -> tuple[dict[str, float], float]:
         """Sums over all processes, and the number of steps. Every process must call this."""
-        sums = dict(zip(self.names, sum_over_processes(self.sums.clone()).tolist(), strict=True))
-        return sums, float(self.steps)
+        self._settle()
+        own = torch.tensor(self.sums, dtype=torch.float64, device=self.device)
+        sums = dict(zip(self.names, sum_over_processes(own).tolist(), strict=True))
+        return sums, self.steps
 
     def restore(self, sums: dict[str, float], steps: float, world: World) -> None:
         """Go on with the totals of an earlier session; the main process carries them."""
         self.names = list(sums)
-        values = list(sums.values()) if world.is_main else [0.0] * len(sums)
-        self.sums = torch.tensor(values, dtype=torch.float64, device=self.device)
-        self.steps = torch.tensor(steps, dtype=torch.float64, device=self.device)
+        self.sums = list(sums.values()) if world.is_main else [0.0] * len(sums)
+        self.steps = steps
 
     def reset(self) -> None:
-        self.sums.zero_()
-        self.steps.zero_()
+        self.rows = []
+        self.sums, self.steps = [0.0] * len(self.names), 0.0
 
-
-def _numbers(output: StepOutput) -> list[Tensor]:
-    return [output.total, *output.losses.values(), *output.metrics.values()]
+    def _settle(self) -> None:
+        """Read what is still on the device, in one go, and add it up in the order of the steps."""
+        if not self.rows:
+            return
+        numbers = torch.stack([number for row in self.rows for number in row]).tolist()
+        width, begin = len(self.names) - 1, 0
+        for row in self.rows:
+            applied, norm, *shares = numbers[begin : begin + len(row)]
+            begin += len(row)
+            if not applied:
+                continue
+            self.steps += 1.0
+            for place, share in enumerate(shares):
+                self.sums[place % width] += share
+            # The same on every process and for all micro-batches: it counts once.
+            self.sums[-1] += norm if is_main_process() else 0.0
+        self.rows = []
 
 
 def idle_parameters(model: nn.Module) -> str | None:

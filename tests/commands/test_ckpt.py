@@ -134,6 +134,21 @@ def test_export_of_foreign_files_and_shared_memory(tmp_path):
         assert output.stat().st_size < 10_000
 
 
+def test_export_in_half_precision_loses_nothing_in_silence(tmp_path):
+    torch.save(
+        {"weight": torch.tensor([1.5, -2.0]), "count": torch.tensor([70000])}, tmp_path / "a"
+    )
+    command = ["export", str(tmp_path / "a"), "--to", "safetensors", "--half", "--output"]
+    main([*command, str(tmp_path / "half")])
+    written = load_file(tmp_path / "half")
+    assert written["weight"].dtype == torch.float16
+    assert written["weight"].tolist() == [1.5, -2.0]
+    assert written["count"].tolist() == [70000]
+    torch.save({"weight": torch.tensor([1e6])}, tmp_path / "a")
+    with pytest.raises(CheckpointError, match="more than float16 can"):
+        main([*command, str(tmp_path / "other")])
+
+
 def test_export_never_overwrites_unasked(run, tmp_path):
     output = tmp_path / "out"
     output.write_text("precious")

@@ -51,6 +51,30 @@ def queries_file(path: Path, text: str) -> str:
     return str(path)
 
 
+def test_the_tracker_that_comes_with_overt_follows_what_moves(tmp_path: Path) -> None:
+    frames, tracks = make_sequence(SceneSettings(8, 64, 64, 200, seed=99, shapes=8, speed=3.5), 0)
+    np.save(tmp_path / "video.npy", frames)
+    here = np.flatnonzero(tracks.visible[:, 0])[:40]
+    coords = tracks.coords_xy[here]  # (N, T, 2)
+    lines = [f"0,{x},{y}" for x, y in coords[:, 0]]
+    queries = queries_file(tmp_path / "queries.csv", "\n".join(["t,x,y", *lines]))
+    words = [str(tmp_path / "video.npy"), "--queries", queries, "--output", str(tmp_path / "out")]
+    assert main(["track", *words, "--format", "gif", "training.device=cpu"]) == 0
+    with np.load(tmp_path / "out" / "tracks.npz") as found:
+        error = np.linalg.norm(found["tracks_xy"].transpose(1, 0, 2) - coords, axis=-1)
+    still = np.linalg.norm(coords[:, :1] - coords, axis=-1)
+    seen = tracks.visible[here]
+    assert np.median(error[seen]) < 0.35 * np.median(still[seen])
+
+
+def test_other_trackers_need_their_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in (["--recipe", "cotracker3_online"], ["--online"]):
+        assert main(["track", str(tmp_path), *words]) == 1
+        assert "only cotracker3_tiny comes with overt" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("recipe", ["cotracker3_tiny", "cotracker3_online_tiny"])
 @pytest.mark.parametrize("name", ["shapes.npy", "shapes.gif"])
 def test_a_grid_is_followed_and_drawn(

@@ -79,7 +79,8 @@ def test_poison_reaches_a_gradient_that_would_have_been_finite() -> None:
 def test_a_verdict_is_taken_once() -> None:
     guard = FiniteGuard(CPU)
     assert guard.take() is None
-    guard.remember(4, Group([], 0, 0.0), {}, torch.tensor(0.0), torch.tensor(7.0))
+    outputs = [StepOutput({"fit": torch.tensor(3.0)}), StepOutput({"fit": torch.tensor(4.0)})]
+    guard.remember(4, Group([], 0, 0.0), {}, torch.tensor(0.0), outputs)
     verdict = guard.take()
     assert verdict is not None
     assert (verdict.step, verdict.was_applied(), float(verdict.own_loss)) == (4, False, 7.0)
@@ -95,8 +96,7 @@ def output(fit: float, size: float) -> StepOutput:
 def test_an_interval_adds_micro_batches_and_leaves_out_skipped_steps() -> None:
     interval = Interval(CPU)
     yes, no = torch.tensor(1.0), torch.tensor(0.0)
-    own = interval.add([output(2.0, 5.0), output(3.0, 6.0)], yes, torch.tensor(0.5))
-    assert float(own) == 7.0
+    interval.add([output(2.0, 5.0), output(3.0, 6.0)], yes, torch.tensor(0.5))
     interval.add([output(float("nan"), 1.0)], no, torch.tensor(float("nan")))
     interval.add([output(1.0, 1.0)], yes, torch.tensor(1.5))
     sums, steps = interval.totals()
@@ -107,6 +107,16 @@ def test_an_interval_adds_micro_batches_and_leaves_out_skipped_steps() -> None:
     assert other.totals() == (sums, steps)
     interval.reset()
     assert interval.totals() == (dict.fromkeys(sums, 0.0), 0.0)
+
+
+def test_a_long_interval_is_read_in_parts_with_the_same_sums() -> None:
+    whole, parts = Interval(CPU), Interval(CPU)
+    parts.LONGEST = 3  # type: ignore[misc]
+    for step in range(8):
+        for interval in (whole, parts):
+            interval.add([output(0.1 * step, 1 / 3)], torch.ones(()), torch.tensor(0.7))
+    assert len(parts.rows) == 2
+    assert whole.totals() == parts.totals()
 
 
 def test_only_the_main_process_carries_restored_totals() -> None:
