@@ -81,20 +81,27 @@ class ReadableImages:
     def __len__(self) -> int:
         return len(self.images)
 
+    def try_read(self, index: int) -> tuple[Tensor, int] | None:
+        """The pixels and the label of this very image, or nothing where it cannot be read."""
+        name = self.names[index]
+        if name in self.unreadable:
+            return None
+        try:
+            return self.images.read(index)
+        except DataError as error:
+            self.unreadable[name] = str(error)
+            logger.warning(
+                "skipped an unreadable image, number %d here: %s", len(self.unreadable), error
+            )
+            return None
+
     def read(self, index: int) -> tuple[Tensor, int]:
         """The pixels (3, H, W) uint8 and the label of the first readable image from `index` on."""
         tries = min(TRIES, len(self))
         for place in range(index, index + tries):
-            name = self.names[place % len(self)]
-            if name in self.unreadable:
-                continue
-            try:
-                return self.images.read(place % len(self))
-            except DataError as error:
-                self.unreadable[name] = str(error)
-                logger.warning(
-                    "skipped an unreadable image, number %d here: %s", len(self.unreadable), error
-                )
+            found = self.try_read(place % len(self))
+            if found is not None:
+                return found
         raise DataError(
             f"{tries} images in a row cannot be read, the first of them {self.names[index]} "
             f"({self.unreadable[self.names[index]]}). Is the disk there, and is the set complete?"

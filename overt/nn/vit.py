@@ -146,6 +146,16 @@ class VisionTransformer(nn.Module):
         With `hidden` (B, N) bool these patches are zero; with `keep` (B, K) only these patches
         enter the blocks, and the result is (B, 1 + K, D). Without a class token there is no 1.
         """
+        return self.last_tokens(images, 1, hidden, keep)[0]
+
+    def last_tokens(
+        self,
+        images: Tensor,
+        layers: int,
+        hidden: Tensor | None = None,
+        keep: Tensor | None = None,
+    ) -> list[Tensor]:
+        """As `forward`, after each of the last blocks, all of them through the final norm."""
         tokens = self.embed(images)
         rotation = self._rotation(self.grid_of(images), tokens.device)
         if hidden is not None:
@@ -157,9 +167,12 @@ class VisionTransformer(nn.Module):
             first = (self.cls_token + self.pos_embed[:, :1]).expand(len(tokens), -1, -1)
             tokens = torch.cat([first.to(tokens.dtype), tokens], dim=1)
             rotation = None if rotation is None else _unrotated_first(rotation)
-        for block in self.blocks:
+        last = []
+        for number, block in enumerate(self.blocks):
             tokens = block(tokens, rotation=rotation)
-        return self.norm(tokens)  # type: ignore[no-any-return]
+            if number >= len(self.blocks) - layers:
+                last.append(self.norm(tokens))
+        return last
 
     def forward_packed(self, images: Tensor, visible: PackedPatches) -> Tensor:
         """Only the visible patches of each sequence, without padding, (T, D)."""

@@ -94,3 +94,17 @@ def test_listing_needs_no_torch(root):
         f"ImageFolder({str(root)!r}); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_an_evaluation_can_ask_for_this_very_image(root, caplog):
+    images = ReadableImages(ImageFolder(root))
+    broken = images.names[0]
+    (root / broken).write_bytes(b"")
+    with caplog.at_level(logging.WARNING):
+        assert images.try_read(0) is None
+        assert images.try_read(0) is None  # known by now: one warning
+    assert list(images.unreadable) == [broken]
+    assert caplog.text.count(broken) == 1
+    pixels, label = images.try_read(1)
+    assert pixels.shape[0] == 3
+    assert label == images.labels[1]

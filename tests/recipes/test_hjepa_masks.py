@@ -122,3 +122,20 @@ def test_a_sample_of_its_own_keeps_all_its_patches() -> None:
     rows = seen.reshape(14, 14).mean(1)
     torn = np.abs(rows - rows[::-1]) / rows
     assert torn.max() < 0.15  # I-JEPA's last row is seen a tenth as often as its first
+
+
+@pytest.mark.parametrize("make", [ijepa_rule, OfficialRule])
+def test_a_context_that_is_too_large_is_cut_at_random(make: type[Rule]) -> None:
+    whole = make((14, 14))
+    rule, seen = dataclasses.replace(whole, max_keep=50), np.zeros((2, 196))
+    for seed in range(800):
+        (context,), targets = rule.draw(np.random.default_rng(seed))
+        (everything,), same = whole.draw(np.random.default_rng(seed))
+        assert targets == same
+        assert np.array_equal(context, np.unique(context))
+        assert len(context) == min(len(everything), 50)
+        assert np.isin(context, everything).all()
+        seen[0, context] += 1 / len(context)
+        seen[1, everything] += 1 / len(everything)
+    rows = seen.reshape(2, 14, 14).sum(2)[:, :13]
+    assert (np.abs(rows[0] - rows[1]) < 0.15 * rows[1]).all()  # first-k would lose the last rows

@@ -161,8 +161,9 @@ def test_an_encoder_of_others_fills_both_encoders(prefix: str, root: Path) -> No
     for encoder in (model.context_encoder, model.target_encoder):
         assert torch.equal(encoder.vit.blocks[1].mlp.fc1.weight, other.blocks[1].mlp.fc1.weight)
         assert encoder.vit.pos_embed.shape == (1, 17, 32)  # from 8 x 8 patches to 4 x 4
-    own = model.state_dict()
-    assert model.adapt_tensors(own).keys() == own.keys()
+    # What a monitor saw in another run stays there.
+    own = {key for key in model.state_dict() if not key.startswith("monitor.")}
+    assert model.adapt_tensors(model.state_dict()).keys() == own
 
 
 @pytest.mark.parametrize("overrides", [[], REFERENCE])

@@ -1,6 +1,5 @@
-"""The H-JEPA recipes through the engine: they compose, learn, split, resume, and see a collapse."""
+"""The H-JEPA recipes through the engine: they compose, learn, split, resume and are scored."""
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,15 +7,21 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
-from small_jepa import first_batch, make_trainer, small_config, small_recipe
-from toy_runs import losses_by_step, read_rows, same_bits, weights
+from small_jepa import (
+    SPLIT,
+    curve,
+    first_batch,
+    make_trainer,
+    small_config,
+    small_recipe,
+    train,
+)
+from toy_runs import read_rows, same_bits, weights
 
 from overt.config import load
 from overt.data.image_folder import ImageFolder
 from overt.data.packed_images import pack_images
-from overt.distributed import init_distributed
 from overt.errors import ConfigError
-from overt.recipes.hjepa.collapse import CollapseError
 from overt.recipes.hjepa.config import LOSS_TYPES
 from overt.recipes.hjepa.data import open_sets
 
@@ -28,15 +33,22 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("name", "width", "depth"),
-    [("hjepa", 768, 12), ("hjepa_small", 384, 12), ("ijepa_vith14", 1280, 32)],
+    [
+        ("hjepa", 768, 12),
+        ("hjepa_small", 384, 12),
+        ("ijepa_vith14", 1280, 32),
+        ("ijepa_vitb16", 768, 12),
+    ],
 )
 def test_the_large_recipes_compose(name: str, width: int, depth: int) -> None:
     config = load([f"recipe={name}", "data.root=somewhere"])
-    sizes = config.settings.model.sizes()
+    sizes, is_ijepa = config.settings.model.sizes(), name.startswith("ijepa")
     assert (sizes.width, sizes.depth) == (width, depth)
     assert config.settings.model.patch() == (14 if name == "ijepa_vith14" else 16)
-    assert config.training.grad_clip_norm == (None if name == "ijepa_vith14" else 3.0)
-    assert config.settings.data.masking.predict == ("blocks" if name == "ijepa_vith14" else "union")
+    assert config.training.grad_clip_norm == (None if is_ijepa else 3.0)
+    masking = config.settings.data.masking
+    assert masking.predict == ("blocks" if is_ijepa else "union")
+    assert (masking.max_keep is not None) == is_ijepa
 
 
 REFUSED = {
@@ -50,7 +62,10 @@ REFUSED = {
     "loss.detach_targets=false": "use_target_encoder",
     "data.masking.mask_scale=[0.3,0.2]": "mask_scale",
     "data.masking.min_keep=0": "min_keep",
+    "data.masking.max_keep=1": "max_keep",
     "data.augmentation.crop_scale=[0.0,1.0]": "crop_scale",
+    "evaluation.layers=3": "2 blocks",
+    "loss.sigreg_test=points": "did you mean reference_points",
     "evaluation.collapse.every_steps=0": "every_steps",
     "model.ema.momentum=1.1": "0 to 1",
     "model.predictor.num_heads=3": "multiple",
@@ -108,23 +123,6 @@ def test_the_target_moves_once_per_update_and_only_when_it_was_made(root: Path) 
     torch.testing.assert_close(target, 0.95 * before + 0.05 * context)
 
 
-SPLIT = [
-    "training.global_batch_size=8",
-    "training.num_steps=6",
-    "training.drop_last=false",
-    "training.evaluate_every_steps=null",
-    "evaluation.collapse.every_steps=null",
-]
-
-
-def curve(run: Path) -> list[float]:
-    return [loss for _, loss in sorted(losses_by_step(run).items())]
-
-
-def train(root: Path, *overrides: str) -> None:
-    make_trainer(root, *overrides).train()
-
-
 def test_accumulated_micro_batches_and_processes_give_one_curve(
     run_processes: Callable[..., list[None]], root: Path
 ) -> None:
@@ -169,60 +167,6 @@ def test_it_learns_and_is_scored(root: Path) -> None:
     picture = trainer.recipe.visualize(trainer.model)["masks_and_features"]
     assert picture.shape == (3, 4 * 16, 4 * 16)
     assert picture.dtype == torch.uint8
-
-
-def scores_here(root: Path) -> dict[str, float]:
-    recipe = small_recipe(root, "evaluation.batch_size=5")
-    world = init_distributed("cpu")
-    torch.manual_seed(0)
-    with torch.inference_mode():
-        return recipe.evaluate(recipe.build_model().eval(), world)
-
-
-def test_scores_do_not_depend_on_the_number_of_processes(
-    run_processes: Callable[..., list[dict[str, float]]], root: Path
-) -> None:
-    first, second = run_processes(scores_here, 2, root)
-    assert first == second
-    assert first == pytest.approx(scores_here(root), rel=1e-9)
-
-
-# Without target encoder and without a term against it, equal features are the best solution.
-COLLAPSING = [
-    "model.use_target_encoder=false",
-    "loss.detach_targets=false",
-    "model.normalize_targets=false",
-    "model.initialization=normal",
-    "optimizer.lr=0.005",
-    "training.num_steps=60",
-    "training.evaluate_every_steps=null",
-    "evaluation.collapse.every_steps=10",
-    "data.held_out=0.0",
-]
-
-
-def test_a_collapsing_run_warns_and_then_stops(
-    root: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    trainer = make_trainer(
-        root, *COLLAPSING, "exp_name=collapses", "evaluation.collapse.stop_after=2"
-    )
-    with caplog.at_level(logging.WARNING), pytest.raises(CollapseError, match="2 times in a row"):
-        trainer.train()
-    assert "evaluation.collapse.min_std=0.1" in caplog.text
-    rows = read_rows(root / "runs" / "collapses")
-    # The loss is at its best; the scale-free rank sees nothing: it is the deviation that tells.
-    first, last = rows[0], rows[-1]
-    assert last["train/loss"] < 0.3 * first["train/loss"]
-    assert last["train/target_token_std"] < 0.3 * first["train/target_token_std"]
-    assert last["train/target_token_rank"] > 0.7 * first["train/target_token_rank"]
-
-
-def test_a_run_that_learns_raises_no_alarm(root: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, logger="overt"):
-        train(root, *SPLIT, "exp_name=healthy", "training.num_steps=40",
-              "evaluation.collapse.every_steps=10")  # fmt: skip
-    assert "collapse" not in caplog.text
 
 
 def test_images_come_from_folders_archives_and_packs(root: Path, tmp_path: Path) -> None:

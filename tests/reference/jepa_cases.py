@@ -8,6 +8,7 @@ from fill_rule import values
 from torch import Tensor, nn
 
 from overt.nn.vit import VisionTransformer, pack_patches
+from overt.recipes.hjepa.config import ENCODERS
 from overt.recipes.hjepa.levels import SequencePooling, grid_cells
 from overt.recipes.hjepa.model import HJEPA, Layout
 from overt.recipes.hjepa.predictor import Predictor, ReferencePredictor, pack_predictions
@@ -86,11 +87,18 @@ def ijepa_layout(model: HJEPA, contexts: list[Tensor], targets: list[Tensor]) ->
 def hierarchy_model(case: Case) -> HJEPA:
     """The whole model of a hierarchy case, filled."""
     options = case["model_kwargs"]
-    assert options["encoder_type"] == "vit_tiny_patch16_224"
+    _, name, patch, _ = options["encoder_type"].split("_")
+    sizes = ENCODERS[name]
     width, side = options["embed_dim"], options["img_size"]
-    encoder = VisionTransformer((side, side), 16, width, 12, 3)
+    assert width == sizes.width
+    encoder = VisionTransformer(
+        (side, side), int(patch.removeprefix("patch")), width, sizes.depth, sizes.heads
+    )
     predictor = ReferencePredictor(
-        width, options["predictor_depth"], options["predictor_num_heads"]
+        width,
+        options["predictor_depth"],
+        options["predictor_num_heads"],
+        options.get("predictor_mlp_ratio", 4.0),
     )
     fpn = options.get("fpn_feature_dim", width) if options.get("use_fpn") else None
     return HJEPA(
@@ -99,6 +107,7 @@ def hierarchy_model(case: Case) -> HJEPA:
         num_hierarchies=options["num_hierarchies"],
         pooling="sequence",
         projection="shared",
+        projection_norm=options.get("projection_norm", "layernorm"),
         normalize_targets=False,
         fpn_feature_dim=fpn,
         fpn_fusion_method=options.get("fpn_fusion_method", "add"),

@@ -6,7 +6,7 @@ import logging
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from overt.errors import StopError
 from overt.metrics.collapse import TOKEN_NAMES, token_statistics
@@ -26,41 +26,48 @@ class CollapseError(StopError):
     """The representation has collapsed and the configuration says to stop."""
 
 
-class CollapseMonitor:
+class CollapseMonitor(nn.Module):
     """Statistics of context, target and predictions, renewed every so many steps.
 
     Between two looks the last numbers stand, so that a step costs nothing. A look adds up over all
-    processes, so that all of them decide alike.
+    processes, so that all of them decide alike. It is a part of the model because a checkpoint must
+    hold it: numbers and alarms are buffers, and a resumed run goes on counting.
     """
 
-    def __init__(self, settings: CollapseSettings) -> None:
-        self.settings = settings
-        self.alarms = 0  # looks in a row
-        self.numbers: dict[str, Tensor] = {}
+    alarms: Tensor  # () int64, looks in a row
+    numbers: Tensor  # (P, 4) of each part, as in TOKEN_NAMES; NaN before the first look
 
-    def look(self, output: Output, step: int) -> dict[str, Tensor]:
-        """The numbers of the last look; at a step that is due, of a new one."""
+    def __init__(self, settings: CollapseSettings, levels: int) -> None:
+        super().__init__()
+        self.settings = settings
+        pairs = [f"{kind}_h{level}" for level in range(levels) for kind in ("prediction", "target")]
+        self.parts = ["context", "target", *pairs]
+        self.names = [f"{part}_token_{name}" for part in self.parts for name in TOKEN_NAMES]
+        self.register_buffer("alarms", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("numbers", torch.full((len(self.parts), len(TOKEN_NAMES)), math.nan))
+        self.seen: int | None = None  # the step of the last look
+
+    def look(self, output: Output, step: int, share: Tensor | float = 1.0) -> dict[str, Tensor]:
+        """The numbers of the last look times `share`; at a step that is due, of a new one.
+
+        `context_token_std`, `target_token_rank`, `prediction_h0_token_norm` and so on. Of several
+        micro-batches of a step the first is looked at.
+        """
         every = self.settings.every_steps
         if every is None:
             return {}
-        if not self.numbers or step % every == 0:
-            self.numbers = self.measure(output)
+        if step % every == 0 and step != self.seen:
+            self.seen = step
+            self.numbers.copy_(self.measure(output))
             self.judge(output.context.shape[-1], step)
-        return self.numbers
+        return dict(zip(self.names, (self.numbers * share).flatten().unbind(), strict=True))
 
     @torch.no_grad()
-    def measure(self, output: Output) -> dict[str, Tensor]:
-        """`context_std`, `target_rank`, `prediction_h0_norm` and so on."""
-        parts = {"context": output.context, "target": output.target}
-        for level, (one, other) in enumerate(zip(output.predictions, output.targets, strict=True)):
-            parts |= {f"prediction_h{level}": one, f"target_h{level}": other}
-        return {
-            f"{part}_token_{name}": value
-            for part, tokens in parts.items()
-            for name, value in zip(
-                TOKEN_NAMES, token_statistics(self.some(tokens)).float(), strict=True
-            )
-        }
+    def measure(self, output: Output) -> Tensor:
+        """The statistics of every part, (P, 4)."""
+        pairs = zip(output.predictions, output.targets, strict=True)
+        tokens = [output.context, output.target, *(one for pair in pairs for one in pair)]
+        return torch.stack([token_statistics(self.some(one)) for one in tokens])
 
     def some(self, tokens: Tensor) -> Tensor:
         """Tokens spread evenly over all of them, (n, D)."""
@@ -70,11 +77,10 @@ class CollapseMonitor:
     def judge(self, width: int, step: int) -> None:
         """Warn where features have become alike; stop after several looks like this."""
         found = []
+        # The one place where the host waits for the device: once per look, for all numbers.
+        rows = dict(zip(self.parts, self.numbers.tolist(), strict=True))
         for part in ("context", "target"):
-            # The look has waited for the device already: reading costs nothing more.
-            std, size, rank = (
-                float(self.numbers[f"{part}_token_{name}"]) for name in ("std", "norm", "rank")
-            )
+            std, _, size, rank = rows[part]
             share = std / max(size / math.sqrt(width), 1e-30)
             if not share >= self.settings.min_std:
                 found.append(
@@ -86,11 +92,12 @@ class CollapseMonitor:
                     f"{part} features have effective rank {rank:.1f} of {width} (evaluation."
                     f"collapse.min_rank={self.settings.min_rank})"
                 )
-        self.alarms = self.alarms + 1 if found else 0
         if not found:
+            self.alarms.zero_()
             return
+        self.alarms += 1
         message = f"collapse at step {step}: {'; '.join(found)}. {ADVICE}"
-        limit = self.settings.stop_after
-        if limit is not None and self.alarms >= limit:
-            raise CollapseError(f"{message} Seen {self.alarms} times in a row.")
+        alarms, limit = int(self.alarms), self.settings.stop_after
+        if limit is not None and alarms >= limit:
+            raise CollapseError(f"{message} Seen {alarms} times in a row.")
         log.warning("%s", message)

@@ -249,6 +249,8 @@ class MaskingSettings:
     context: str = MISSING
     # patches that a context keeps at least, else a target may be seen
     min_keep: int = MISSING
+    # patches that a context keeps at most, chosen at random; null: all
+    max_keep: int | None = MISSING
     # the context may see the targets
     allow_overlap: bool = MISSING
     # predict each block by itself (blocks, I-JEPA) or all together (union, H-JEPA)
@@ -266,6 +268,11 @@ class MaskingSettings:
         for key in ("num_masks", "num_context_masks", "min_keep"):
             if getattr(self, key) < 1:
                 raise ConfigError(f"data.masking.{key}={getattr(self, key)}; it must be at least 1")
+        if self.max_keep is not None and self.max_keep < self.min_keep:
+            raise ConfigError(
+                f"data.masking.max_keep={self.max_keep} is below min_keep={self.min_keep}; raise "
+                "it, or set it to null"
+            )
         if self.ijepa_compat and (self.kind != "ijepa" or self.context != "block"):
             raise ConfigError(
                 "data.masking.ijepa_compat=true goes with kind=ijepa and context=block only"
@@ -358,6 +365,11 @@ class LossSettings:
     # SIGReg on the same: its weight, and the number of random directions, new in every step
     sigreg_weight: float = MISSING
     sigreg_num_slices: int = MISSING
+    # how each direction is compared with a normal distribution: char_function, or reference_points
+    # (the original's other test: its memory grows with the square of the tokens)
+    sigreg_test: str = MISSING
+    # take mean and scale off each direction first, as the original does; then the term sees neither
+    sigreg_standardize: bool = MISSING
     # NT-Xent between two views of each image: its weight and temperature
     contrastive_weight: float = MISSING
     contrastive_temperature: float = MISSING
@@ -365,6 +377,7 @@ class LossSettings:
     def __post_init__(self) -> None:
         one_of("loss.type", self.type, tuple(LOSS_TYPES))
         one_of("loss.jepa_loss_type", self.jepa_loss_type, ("mse", "smoothl1", "huber"))
+        one_of("loss.sigreg_test", self.sigreg_test, ("char_function", "reference_points"))
 
     @property
     def distance(self) -> str:
@@ -407,6 +420,16 @@ class LinearProbeSettings:
 
 
 @dataclass
+class AttentiveProbeSettings:
+    # train a block of cross attention on all frozen patch features in every evaluation; these are
+    # kept in memory: two bytes x samples x patches x embed_dim
+    enabled: bool = MISSING
+    epochs: int = MISSING
+    batch_size: int = MISSING
+    lr: float = MISSING
+
+
+@dataclass
 class EvaluationSettings:
     # images of each set that are used at most; null: all
     max_samples: int | None = MISSING
@@ -415,11 +438,16 @@ class EvaluationSettings:
     # neighbours that vote
     k: int = MISSING
     temperature: float = MISSING
+    # features are those of so many last blocks of the target encoder, one behind the other
+    layers: int = MISSING
     linear_probe: LinearProbeSettings = MISSING
+    attentive_probe: AttentiveProbeSettings = MISSING
+    # folder to write the features to, as training.safetensors and held_out.safetensors; null: none
+    export: str | None = MISSING
     collapse: CollapseSettings = MISSING
 
     def __post_init__(self) -> None:
-        for key in ("max_samples", "batch_size", "k"):
+        for key in ("max_samples", "batch_size", "k", "layers"):
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise ConfigError(f"evaluation.{key}={value}; it must be at least 1")
@@ -442,6 +470,11 @@ class Settings:
                     f"data.image_size={list(data.image_size)}: the {name} {side} is not a "
                     f"multiple of the patch size {patch}; use {side - side % patch or patch}"
                 )
+        if self.evaluation.layers > model.sizes().depth:
+            raise ConfigError(
+                f"evaluation.layers={self.evaluation.layers}, but the encoder has "
+                f"{model.sizes().depth} blocks"
+            )
         if len(loss.hierarchy_weights) != model.num_hierarchies:
             raise ConfigError(
                 f"loss.hierarchy_weights has {len(loss.hierarchy_weights)} numbers, "

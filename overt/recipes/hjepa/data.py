@@ -30,6 +30,7 @@ from overt.recipes.hjepa.masks import (
     multiblock_rule,
     patches_of,
 )
+from overt.recipes.hjepa.mixing import Pull
 from overt.recipes.hjepa.model import Layout
 from overt.recipes.hjepa.predictor import pack_predictions
 
@@ -47,6 +48,8 @@ class Batch:
     images: Tensor  # (B, 3, H, W) uint8
     second: Tensor | None
     layout: Layout
+    is_padding: bool = False  # only keeps the processes in step
+    pull: Pull | None = None  # of a term that mixes all micro-batches
 
 
 class MaskedImages:
@@ -79,19 +82,22 @@ class MaskedImages:
 class HeldOutImages(MaskedImages):
     """Images of an evaluation: their middle, and masks that are the same every time."""
 
-    def __init__(self, images: Images, settings: Settings) -> None:
+    images: ReadableImages
+
+    def __init__(self, images: ReadableImages, settings: Settings) -> None:
         super().__init__(images, settings)
         height, width = settings.data.image_size
         self.middle = EvaluationTransform((height, width))
 
-    def sample(self, index: int, rng: np.random.Generator | None = None) -> Sample:
-        image, _ = self.read(index)
-        return self.masked(image, None, sample_rng(0, 0, index))
+    def try_sample(self, index: int) -> Sample | None:
+        """The image with its masks, or nothing where it cannot be read."""
+        found = self.try_read(index)
+        return None if found is None else self.masked(found[0], None, sample_rng(0, 0, index))
 
-    def read(self, index: int) -> tuple[Tensor, int]:
-        """The pixels (3, H, W) uint8, resized, and the label."""
-        pixels, label = self.images.read(index)
-        return self.middle(pixels), label
+    def try_read(self, index: int) -> tuple[Tensor, int] | None:
+        """The pixels (3, H, W) uint8, resized, and the label; or nothing."""
+        found = self.images.try_read(index)
+        return None if found is None else (self.middle(found[0]), found[1])
 
 
 class Part:
@@ -132,7 +138,7 @@ def make_missing_data(settings: DataSettings) -> None:
     barrier()
 
 
-def open_sets(settings: DataSettings) -> tuple[Images, Images]:
+def open_sets(settings: DataSettings) -> tuple[ReadableImages, ReadableImages]:
     """The images to train on, and those to evaluate on."""
     images = open_images(settings.root, settings.labelled)
     if settings.val_root is not None:
@@ -185,6 +191,7 @@ def mask_rule(settings: Settings) -> MaskRule | OfficialRule:
             masking.num_context_masks,
             masking.min_keep,
             masking.allow_overlap,
+            masking.max_keep,
         )
     match masking.kind:
         case "ijepa":
@@ -203,6 +210,7 @@ def _with_context(rule: MaskRule, masking: MaskingSettings) -> MaskRule:
         num_contexts=masking.num_context_masks,
         context_is_rest=masking.context == "rest",
         min_keep=masking.min_keep,
+        max_keep=masking.max_keep,
         allow_overlap=masking.allow_overlap,
     )
 

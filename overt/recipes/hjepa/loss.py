@@ -108,6 +108,29 @@ def _slice_distances(rows: Tensor, slices: Tensor, count: Tensor, standardize: b
     return torch.trapezoid(error * normal, points)
 
 
+def sigreg_by_points(rows: Tensor, slices: Tensor, standardize: bool = False) -> Tensor:
+    """The same question by kernels: rows among themselves, with 17 points of a normal, and these.
+
+    The reference's other test, to compare with: it takes rows x rows numbers for each direction.
+    """
+    rows = gather_rows(rows.float())
+    levels = torch.linspace(0.01, 0.99, 17, device=rows.device)
+    points = torch.special.ndtri(levels)[None]  # (1, 17)
+    within = _kernel_mean(points, points)
+    distances = []
+    for direction in slices.to(rows.dtype):
+        values = (rows @ direction)[None]  # (1, n)
+        if standardize:
+            values = (values - values.mean()) / (values.std() + 1e-6)
+        distances.append(_kernel_mean(values, values) - 2 * _kernel_mean(values, points) + within)
+    return torch.stack(distances).mean()
+
+
+def _kernel_mean(one: Tensor, other: Tensor) -> Tensor:
+    """The mean of exp(-(x - y)^2 / 2) over all pairs."""
+    return torch.exp(-(one.T - other).square() / 2).mean()
+
+
 def random_slices(count: int, width: int, seed: int, device: torch.device) -> Tensor:
     """Unit vectors (count, width) that follow from the seed: the same on every process."""
     generator = torch.Generator(device).manual_seed(seed)

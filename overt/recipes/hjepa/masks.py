@@ -34,6 +34,7 @@ class MaskRule:
     fallback: Grid = (1, 1)  # block where all of these failed
     context_is_rest: bool = False  # the context is everything but the targets
     min_keep: int = 1  # patches that the context keeps at least
+    max_keep: int | None = None  # and at most: a choice at random
     allow_overlap: bool = False  # the context may see the targets
 
     def draw(self, rng: np.random.Generator) -> tuple[list[np.ndarray], list[Block]]:
@@ -66,7 +67,7 @@ class MaskRule:
             draw = rng.random(4).tolist()
             return make_block(draw, self.grid, self.context_scale, self.context_aspect)
 
-        return keep_enough(block, hidden, self.grid, self.min_keep)
+        return some_of(keep_enough(block, hidden, self.grid, self.min_keep), self.max_keep, rng)
 
 
 def keep_enough(
@@ -86,6 +87,13 @@ def keep_enough(
             if len(kept) >= least or not hidden:
                 return kept
         hidden.pop()
+
+
+def some_of(places: np.ndarray, most: int | None, rng: np.random.Generator) -> np.ndarray:
+    """So many of the patches at most, sorted; all are as likely to be left out."""
+    if most is None or len(places) <= most:
+        return places
+    return np.sort(rng.choice(places, most, replace=False, shuffle=False))
 
 
 def multiblock_rule(
@@ -199,6 +207,7 @@ class OfficialRule:
     num_contexts: int = 1
     min_keep: int = 10  # the context keeps more than these
     allow_overlap: bool = False
+    max_keep: int | None = None
 
     def draw(self, rng: np.random.Generator) -> tuple[list[np.ndarray], list[Block]]:
         """Sorted patch numbers of each context of one sample, and its target blocks."""
@@ -227,9 +236,8 @@ class OfficialRule:
         contexts = []
         for _ in range(self.num_contexts):
             hidden = [] if self.allow_overlap else list(targets)
-            contexts.append(
-                keep_enough(
-                    lambda: place(context, inner, rng), hidden, self.grid, self.min_keep + 1
-                )
+            kept = keep_enough(
+                lambda: place(context, inner, rng), hidden, self.grid, self.min_keep + 1
             )
+            contexts.append(some_of(kept, self.max_keep, rng))
         return contexts, targets

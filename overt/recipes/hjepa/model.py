@@ -81,6 +81,7 @@ class HJEPA(nn.Module):
         use_target_encoder: bool = True,
         fan_in: bool = False,
         pixels: nn.Module | None = None,
+        monitor: nn.Module | None = None,
     ) -> None:
         super().__init__()
         assert pooling in ("grid", "sequence"), pooling
@@ -97,6 +98,7 @@ class HJEPA(nn.Module):
             else None
         )
         self.predictor = predictor
+        self.monitor = monitor  # not used here: what it remembers belongs into the checkpoint
         levels = range(num_hierarchies if projection != "none" else 0)
         inner = width if fpn_feature_dim is None else fpn_feature_dim
         self.hierarchy_projections = nn.ModuleList(
@@ -131,15 +133,11 @@ class HJEPA(nn.Module):
         `second` (B, C, H, W) is another view of each image, for a contrastive term.
         """
         images = self.pixels(images)
-        tokens, context = self.encode_visible(images, layout)
+        context, summaries = self.see_pixels(images, layout, second)
         table = self.context_encoder.vit.pos_embed[0, self.context_encoder.vit.prefix :]
         places, prediction = layout.visible.patches, layout.prediction
         predicted = self.predictor(context, places, prediction, table)  # (T, D)
         target = self.encode_targets(images).index_select(0, prediction.targets)  # (T, D)
-        summaries = None
-        if second is not None:
-            first = self.summarize_visible(tokens, layout, len(images))
-            summaries = first, self.summarize(self.context_encoder.vit(self.pixels(second)))
         levels = range(self.num_hierarchies)
         return Output(
             self.level_features(self._shaped(predicted, layout.pooling), layout.pooling),
@@ -149,6 +147,22 @@ class HJEPA(nn.Module):
             target,
             summaries,
         )
+
+    def see(
+        self, images: Tensor, layout: Layout, second: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """Features of the visible patches (K, D), and (B, D) of two views where there are two."""
+        return self.see_pixels(self.pixels(images), layout, second)
+
+    def see_pixels(
+        self, images: Tensor, layout: Layout, second: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """`see` for images that are numbers already; `second` are bytes."""
+        tokens, context = self.encode_visible(images, layout)
+        if second is None:
+            return context, None
+        first = self.summarize_visible(tokens, layout, len(images))
+        return context, (first, self.summarize(self.context_encoder.vit(self.pixels(second))))
 
     def encode_visible(self, images: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         """All tokens of the context encoder, and those of the visible patches, (K, D)."""
@@ -253,12 +267,20 @@ class HJEPA(nn.Module):
             features if features.ndim == 3 else features.view(len(images), -1, features.shape[-1])
         )
 
+    def last_features(self, images: Tensor, layers: int = 1) -> list[Tensor]:
+        """Patch features (B, N, D) after each of the last blocks of the target encoder, normed."""
+        encoder = self.context_encoder if self.target_encoder is None else self.target_encoder
+        tokens = encoder.vit.last_tokens(self.pixels(images), layers)
+        return [one[:, encoder.vit.prefix :] for one in tokens]
+
     def adapt_tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A foreign state dict under this model's keys and in its sizes.
 
         An encoder alone, of timm or of I-JEPA, fills both encoders; position table and patch
-        weights are resized where they have another size.
+        weights are resized where they have another size. What a monitor saw in another run stays
+        there.
         """
+        tensors = {key: value for key, value in tensors.items() if not key.startswith("monitor.")}
         encoders = ["context_encoder"] + ["target_encoder"] * (self.target_encoder is not None)
         vit = self.context_encoder.vit
         own = set(vit.state_dict())

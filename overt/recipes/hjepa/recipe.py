@@ -10,13 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from overt.data.image_transforms import Normalize
-from overt.distributed import World, get_world_size, sum_over_processes
-from overt.metrics.collapse import reference_metrics
-from overt.metrics.features import Features, gather_features, knn_accuracy
-from overt.metrics.probes import ProbeSettings, linear_probe_accuracy
+from overt.distributed import World
 from overt.nn.ema import update_ema
 from overt.nn.vit import VisionTransformer
 from overt.recipe import StepOutput
+from overt.recipes.hjepa import evaluation, mixing
 from overt.recipes.hjepa import loss as jepa_loss
 from overt.recipes.hjepa.collapse import CollapseMonitor
 from overt.recipes.hjepa.config import Settings
@@ -30,7 +28,7 @@ from overt.recipes.hjepa.data import (
     open_sets,
     patch_grid,
 )
-from overt.recipes.hjepa.levels import to_device, valid_counts
+from overt.recipes.hjepa.levels import valid_counts
 from overt.recipes.hjepa.model import HJEPA, Output
 from overt.recipes.hjepa.predictor import Predictor, ReferencePredictor
 from overt.schedule import EMAScheduler
@@ -42,10 +40,12 @@ IMAGES_DRAWN = 4
 class HJEPARecipe:
     """H-JEPA, and with other values I-JEPA."""
 
+    model_class: type[HJEPA] = HJEPA  # a recipe of your own may build another
+
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.grid = patch_grid(settings)
-        self.monitor = CollapseMonitor(settings.evaluation.collapse)
+        self.monitor: CollapseMonitor | None = None  # made with the model, which holds it
         self.momentum: EMAScheduler | None = None
 
     def begin(self, total_steps: int, steps_per_epoch: int) -> None:
@@ -94,7 +94,8 @@ class HJEPARecipe:
                 chosen.mlp_ratio,
                 fan_in=fan_in,
             )
-        return HJEPA(
+        self.monitor = CollapseMonitor(self.settings.evaluation.collapse, model.num_hierarchies)
+        return self.model_class(
             encoder,
             predictor,
             num_hierarchies=model.num_hierarchies,
@@ -107,6 +108,7 @@ class HJEPARecipe:
             use_target_encoder=model.use_target_encoder,
             fan_in=fan_in,
             pixels=Normalize(data.mean, data.std),
+            monitor=self.monitor,
         )
 
     def build_dataset(self) -> MaskedImages:
@@ -146,9 +148,9 @@ class HJEPARecipe:
             metrics = {f"loss_h{level}": loss.detach() for level, loss in enumerate(levels)}
             metrics["loss_unweighted"] = torch.stack(levels).detach().mean()
             share = len(batch.images) / counts["samples"]
-            extra, more = self.extra_losses(output, batch, counts, step)
-            looks = self.monitor.look(output, step)
-            metrics |= more | {name: value * share for name, value in looks.items()}
+            extra, more = self.extra_losses(output, batch, share, step)
+            assert self.monitor is not None, "build_model() makes it"
+            metrics |= more | self.monitor.look(output, step, share)
         return StepOutput(losses | extra, metrics)
 
     def level_losses(self, output: Output, counts: Tensor) -> list[Tensor]:
@@ -168,40 +170,30 @@ class HJEPARecipe:
         )
 
     def extra_losses(
-        self, output: Output, batch: Batch, counts: dict[str, Tensor], step: int
+        self, output: Output, batch: Batch, share: Tensor, step: int
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The weighted term that mixes samples, if any, and what is shown besides.
 
-        It is that of all processes' micro-batches together, so each process owns a part of it.
+        It is that of the whole global batch, of which this micro-batch owns a share.
         """
-        settings = self.settings.loss
-        if settings.extra is None:
+        extra = self.settings.loss.extra
+        if extra is None:
             return {}, {}
-        together = sum_over_processes(torch.full_like(counts["samples"], len(batch.images)))
-        share = together / counts["samples"] / get_world_size()
-        rows = output.context.flatten(0, -2)
-        match settings.extra:
-            case "vicreg":
-                variance, covariance = jepa_loss.spread(rows, settings.vicreg_eps)
-                shown = {"vicreg_variance": variance, "vicreg_covariance": covariance}
-                term = settings.vicreg_weight * (
-                    settings.vicreg_variance_weight * variance
-                    + settings.vicreg_covariance_weight * covariance
-                )
-            case "sigreg":
-                slices = jepa_loss.random_slices(
-                    settings.sigreg_num_slices, rows.shape[1], step, rows.device
-                )
-                distance = jepa_loss.sigreg(rows, slices)
-                shown = {"sigreg_distance": distance}
-                term = settings.sigreg_weight * distance
-            case _:
-                assert output.summaries is not None
-                found = jepa_loss.contrastive(*output.summaries, settings.contrastive_temperature)
-                term = settings.contrastive_weight * found.pop("loss")
-                shown = {f"contrastive_{name}": value for name, value in found.items()}
-        metrics = {name: value.detach() * share for name, value in shown.items()}
-        return {settings.extra: term * share}, metrics
+        features = mixing.choose(output.context, output.summaries, batch.is_padding)
+        if batch.pull is None:
+            term, shown = mixing.mixed(features, self.settings.loss, step)
+            term = term * share
+        else:
+            term, shown = batch.pull.on(features, share), batch.pull.shown
+        return {extra: term}, {name: value * share for name, value in shown.items()}
+
+    def custom_step(
+        self, trainer: Any, micro_batches: list[Any], counts: dict[str, Tensor]
+    ) -> tuple[list[StepOutput], Tensor, Tensor]:
+        """The engine's own step; a term that mixes samples sees all micro-batches before it."""
+        if self.settings.loss.extra is not None:
+            micro_batches = mixing.pull_together(trainer, micro_batches, self.settings.loss)
+        return trainer.add_gradients(micro_batches, counts), *trainer.update()
 
     def after_step(self, model: HJEPA, step: int, applied: Tensor) -> None:
         """Move the target encoder; where the update was skipped it stays."""
@@ -212,84 +204,29 @@ class HJEPARecipe:
     # --- evaluation ------------------------------------------------------------------------------
 
     def evaluate(self, model: HJEPA, world: World) -> dict[str, float]:
-        """k-NN (and linear probe) on frozen features, loss on held-out images, and their spread."""
-        evaluation = self.settings.evaluation
+        """k-NN (and probes) on frozen features, loss on held-out images, and their spread."""
         make_missing_data(self.settings.data)
-        sets = [HeldOutImages(images, self.settings) for images in open_sets(self.settings.data)]
-        training, held_out = sets
+        training, held_out = (
+            HeldOutImages(images, self.settings) for images in open_sets(self.settings.data)
+        )
         if len(held_out) == 0:
             return {}
-        scores = self.held_out_loss(model, held_out, world)
-        scores |= self.spread(model, held_out)
-        if training.images.classes and held_out.images.classes:
-            bank, test = (self.features(model, images, world) for images in sets)
-            pairs = (bank.values, bank.labels, test.values, test.labels)
-            neighbours = min(evaluation.k, len(bank.values))
-            scores["knn_top1"] = knn_accuracy(
-                *pairs, k=neighbours, temperature=evaluation.temperature, world=world
-            )
-            probe = evaluation.linear_probe
-            if probe.enabled:
-                chosen = ProbeSettings(
-                    lr=probe.lr, epochs=probe.epochs, batch_size=probe.batch_size
-                )
-                found = linear_probe_accuracy(*pairs, settings=chosen)
-                scores |= {f"linear_{name}": value for name, value in found.items()}
-        return scores
-
-    def features(self, model: HJEPA, images: HeldOutImages, world: World) -> Features:
-        """Mean features (n, D) of the target encoder, of all processes' images."""
-        device = next(model.parameters()).device
-
-        def compute(indices: range) -> Features:
-            pixels, labels = zip(*(images.read(index) for index in indices), strict=True)
-            tokens = model.extract_features(torch.stack(pixels).to(device))
-            return Features(
-                torch.tensor(list(indices)), tokens.float().mean(1).cpu(), torch.tensor(labels)
-            )
-
-        return gather_features(
-            world, self.count(images), self.settings.evaluation.batch_size, compute
+        scores = evaluation.held_out_loss(
+            model, held_out, self.settings, world, self.collate, self.level_losses
         )
-
-    def count(self, images: HeldOutImages) -> int:
-        """Images of a set that are used."""
-        return min(len(images), self.settings.evaluation.max_samples or len(images))
-
-    def held_out_loss(self, model: HJEPA, images: HeldOutImages, world: World) -> dict[str, float]:
-        """The loss with masks that are the same every time; each image once."""
-        device = next(model.parameters()).device
-        size, levels = self.settings.evaluation.batch_size, self.settings.model.num_hierarchies
-        sums = torch.zeros(2, levels, dtype=torch.float64, device=device)
-        ones = torch.ones(levels, device=device)
-        for start in range(world.rank * size, self.count(images), world.world_size * size):
-            chosen = range(start, min(start + size, self.count(images)))
-            batch = self.collate([images.sample(index) for index in chosen])
-            layout = to_device(batch.layout, device)
-            output = model(batch.images.to(device), layout)
-            sums[0] += torch.stack(self.level_losses(output, ones)).double()
-            sums[1] += valid_counts(layout.pooling, levels)
-        totals, counts = sum_over_processes(sums).tolist()
-        means = [total / max(count, 1) for total, count in zip(totals, counts, strict=True)]
-        weights = self.settings.loss.hierarchy_weights
-        weighted = sum(mean * weight for mean, weight in zip(means, weights, strict=True))
-        return {"val_loss": weighted} | {f"val_loss_h{n}": mean for n, mean in enumerate(means)}
-
-    def spread(self, model: HJEPA, images: HeldOutImages) -> dict[str, float]:
-        """The reference's collapse metrics, on the first held-out images in full."""
-        device = next(model.parameters()).device
-        count = min(self.count(images), self.settings.evaluation.batch_size)
-        pixels = torch.stack([images.read(index)[0] for index in range(count)]).to(device)
-        context, target = (model.extract_features(pixels, 0, use) for use in (False, True))
-        return reference_metrics(context, target)
+        scores |= evaluation.spread_of_features(
+            model, held_out, self.settings.evaluation, world.device
+        )
+        return scores | evaluation.score_features(model, training, held_out, self.settings, world)
 
     def visualize(self, model: HJEPA) -> dict[str, Tensor]:
         """Held-out images, what the encoder sees, what is predicted, and features as colours."""
         images = HeldOutImages(open_sets(self.settings.data)[1], self.settings)
-        if len(images) == 0:
-            return {}
         device = next(model.parameters()).device
-        samples = [images.sample(index) for index in range(min(IMAGES_DRAWN, len(images)))]
+        drawn = map(images.try_sample, range(min(IMAGES_DRAWN, len(images))))
+        samples = [sample for sample in drawn if sample is not None]
+        if not samples:
+            return {}
         pixels = torch.stack([sample.image for sample in samples])  # (B, 3, H, W)
         patch = self.settings.model.patch()
         features = model.extract_features(pixels.to(device)).float()

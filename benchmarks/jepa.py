@@ -1,0 +1,93 @@
+"""What an H-JEPA step does not need for its gradient: drawing masks, and watching for collapse.
+
+    python benchmarks/jepa.py hjepa                        on CUDA, at the recipe's size
+    python benchmarks/jepa.py hjepa_tiny --device cpu      anywhere, to try the script
+
+Printed are the host's time for the masks of an image, that of a step without the monitor, with it
+between two looks, and of a look, and what the monitor costs at its cadence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+
+import torch
+from step import build, one_step
+
+from overt.data.rng import sample_rng
+from overt.distributed import World
+from overt.engine.trainer import Trainer
+from overt.recipes.hjepa.config import Settings
+from overt.recipes.hjepa.data import mask_rule
+from overt.recipes.hjepa.masks import patches_of
+
+
+def mask_milliseconds(settings: Settings, images: int = 2000) -> float:
+    """Contexts and targets of one image, drawn on one core; the median of five rounds."""
+    rule, union = mask_rule(settings), settings.data.masking.predict == "union"
+    rounds = []
+    for number in range(5):
+        generators = [sample_rng(0, number, index) for index in range(images)]
+        began = time.process_time()
+        for rng in generators:
+            _, blocks = rule.draw(rng)
+            for some in [blocks] if union else [[block] for block in blocks]:
+                patches_of(some, rule.grid)
+        rounds.append((time.process_time() - began) / images * 1e3)
+    return statistics.median(rounds)
+
+
+def step_milliseconds(trainer: Trainer, world: World, steps: int, every: int | None) -> float:
+    """A training step with a look every so many steps, or with the monitor switched off."""
+    settings = trainer.config.settings
+    settings.evaluation.collapse.every_steps = every
+    trainer.interval.names = []  # the numbers of a step change with the monitor
+    for _ in range(2):
+        one_step(trainer)
+    times = []
+    for _ in range(steps):
+        # A look falls on every step, or on none of these.
+        trainer.state.step += 1 if every is not None and every > 1 else 0
+        _wait(world)
+        began = time.perf_counter()
+        one_step(trainer)
+        _wait(world)
+        times.append((time.perf_counter() - began) * 1e3)
+    return statistics.median(times)
+
+
+def _wait(world: World) -> None:
+    if world.device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("recipe")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--steps", type=int, default=10)
+    options = parser.parse_intermixed_args()
+    with tempfile.TemporaryDirectory() as folder:
+        trainer, world = build(options.recipe, options.overrides, folder, options.device)
+        settings = trainer.config.settings
+        cadence = settings.evaluation.collapse.every_steps
+        masks = mask_milliseconds(settings)
+        without = step_milliseconds(trainer, world, options.steps, None)
+        between = step_milliseconds(trainer, world, options.steps, 10**9)
+        looking = step_milliseconds(trainer, world, options.steps, 1)
+        trainer.close()
+    cost = (between - without) + (looking - between) / cadence
+    print(f"{options.recipe} {' '.join(options.overrides)} on {world.device}")
+    print(f"  masks {masks:.3f} ms per image and core (goal 0.1)")
+    print(f"  step without monitor {without:.2f} ms, between looks {between:.2f} ms")
+    print(f"  a look {looking - between:.2f} ms, one in {cadence} steps")
+    print(f"  monitor {cost:.3f} ms per step, {cost / without:.2%} of it (goal 1%)")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,45 @@
+"""scikit-learn's 1,797 real digits as a small image set: 8 x 8 grey, scaled up, a third held out.
+
+scikit-learn carries them inside, so that nothing is downloaded. This file does not import torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from overt.errors import DataError
+
+
+def load_digits(size: int = 32) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Images (1797, size, size) and labels (1797,)."""
+    try:
+        from sklearn.datasets import load_digits as load
+    except ImportError as error:
+        raise DataError(
+            "the digits are inside scikit-learn, which is not installed: `pip install scikit-learn`"
+        ) from error
+    bunch = load()
+    grey = [Image.fromarray(image.astype(np.float32) / 16 * 255) for image in bunch.images]
+    scaled = [np.asarray(image.resize((size, size), Image.Resampling.BILINEAR)) for image in grey]
+    return np.stack(scaled).round().astype(np.uint8), bunch.target.astype(np.int64)
+
+
+def split_thirds(count: int, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Indices of two thirds to train on and of one third held out, shuffled once."""
+    order = np.random.default_rng(seed).permutation(count)
+    return np.sort(order[count // 3 :]), np.sort(order[: count // 3])
+
+
+def write_digits(root: Path | str, size: int = 32) -> tuple[Path, Path]:
+    """Write ROOT/train.npz and ROOT/test.npz for `ImageArrays`; returns the two paths."""
+    images, labels = load_digits(size)
+    root = Path(root)
+    root.mkdir(parents=True, exist_ok=True)
+    paths = root / "train.npz", root / "test.npz"
+    for path, part in zip(paths, split_thirds(len(images)), strict=True):
+        np.savez(path, images=images[part], labels=labels[part])
+    return paths

@@ -1,0 +1,152 @@
+"""What a frozen encoder is worth: held-out loss, spread of features, k-NN, probes, exports.
+
+Every process takes its share of the images, each image counts once, and images that cannot be read
+are left out, counted and named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from overt.distributed import World, sum_over_processes
+from overt.metrics.collapse import reference_metrics
+from overt.metrics.features import Features, export_features, gather_features, knn_accuracy
+from overt.metrics.probes import ProbeSettings, attentive_probe_accuracy, linear_probe_accuracy
+from overt.recipes.hjepa.config import EvaluationSettings, Settings
+from overt.recipes.hjepa.data import Batch, HeldOutImages, Sample
+from overt.recipes.hjepa.levels import to_device, valid_counts
+from overt.recipes.hjepa.model import HJEPA, Output
+
+Collate = Callable[[list[Sample]], Batch]
+LevelLosses = Callable[[Output, Tensor], list[Tensor]]
+
+
+def count_used(images: HeldOutImages, settings: EvaluationSettings) -> int:
+    """Images of a set that are used."""
+    return min(len(images), settings.max_samples or len(images))
+
+
+def collect_features(
+    compute: Callable[[Tensor], Tensor],
+    images: HeldOutImages,
+    settings: EvaluationSettings,
+    world: World,
+) -> Features:
+    """`compute` of uint8 images (B, 3, H, W), of all processes' images together."""
+
+    def batch(indices: range) -> Features:
+        read = [(index, images.try_read(index)) for index in indices]
+        found = [(index, one[0], one[1]) for index, one in read if one is not None]
+        if not found:
+            return Features(torch.empty(0), torch.empty(0), torch.empty(0))
+        ids, pixels, labels = zip(*found, strict=True)
+        values = compute(torch.stack(pixels).to(world.device)).cpu()
+        return Features(torch.tensor(ids), values, torch.tensor(labels))
+
+    return gather_features(world, count_used(images, settings), settings.batch_size, batch)
+
+
+def pooled_features(model: HJEPA, layers: int, images: Tensor) -> Tensor:
+    """Mean features of each image, (B, layers D): of the last blocks, one behind the other."""
+    return torch.cat([one.float().mean(1) for one in model.last_features(images, layers)], dim=1)
+
+
+def token_features(model: HJEPA, images: Tensor) -> Tensor:
+    """The features of all patches, (B, N, D) half precision."""
+    return model.extract_features(images).half()
+
+
+def score_features(
+    model: HJEPA, training: HeldOutImages, held_out: HeldOutImages, settings: Settings, world: World
+) -> dict[str, float]:
+    """k-NN and probes on frozen features; written to files where the settings say so."""
+    evaluation = settings.evaluation
+    pooled = partial(pooled_features, model, evaluation.layers)
+    labelled = bool(training.images.classes and held_out.images.classes)
+    if not labelled and evaluation.export is None:
+        return {}
+    bank, test = (
+        collect_features(pooled, images, evaluation, world) for images in (training, held_out)
+    )
+    if evaluation.export is not None and world.is_main:
+        for name, images, found in (("training", training, bank), ("held_out", held_out, test)):
+            names = [images.images.names[index] for index in found.ids.tolist()]
+            path = Path(evaluation.export) / f"{name}.safetensors"
+            export_features(path, found.values, found.labels, names)
+    if not labelled:
+        return {}
+    pairs = (bank.values, bank.labels, test.values, test.labels)
+    neighbours = min(evaluation.k, len(bank.values))
+    scores = {
+        "knn_top1": knn_accuracy(
+            *pairs, k=neighbours, temperature=evaluation.temperature, world=world
+        )
+    }
+    linear, attentive = evaluation.linear_probe, evaluation.attentive_probe
+    if linear.enabled:
+        chosen = ProbeSettings(lr=linear.lr, epochs=linear.epochs, batch_size=linear.batch_size)
+        accuracy = linear_probe_accuracy(*pairs, settings=chosen)
+        scores |= {f"linear_{name}": value for name, value in accuracy.items()}
+    if attentive.enabled:
+        chosen = ProbeSettings("adamw", attentive.lr, 0.01, attentive.epochs, attentive.batch_size)
+        tokens = partial(token_features, model)
+        bank, test = (
+            collect_features(tokens, images, evaluation, world) for images in (training, held_out)
+        )
+        accuracy = attentive_probe_accuracy(
+            bank.values, bank.labels, test.values, test.labels, settings.model.sizes().heads, chosen
+        )
+        scores |= {f"attentive_{name}": value for name, value in accuracy.items()}
+    return scores
+
+
+def held_out_loss(
+    model: HJEPA,
+    images: HeldOutImages,
+    settings: Settings,
+    world: World,
+    collate: Collate,
+    level_losses: LevelLosses,
+) -> dict[str, float]:
+    """The loss with masks that are the same every time, and how many images could not be read."""
+    device, levels = world.device, settings.model.num_hierarchies
+    size, count = settings.evaluation.batch_size, count_used(images, settings.evaluation)
+    sums = torch.zeros(2, levels, dtype=torch.float64, device=device)
+    skipped = torch.zeros((), dtype=torch.float64, device=device)
+    ones = torch.ones(levels, device=device)
+    for start in range(world.rank * size, count, world.world_size * size):
+        chosen = range(start, min(start + size, count))
+        samples = [one for one in map(images.try_sample, chosen) if one is not None]
+        skipped += len(chosen) - len(samples)
+        if not samples:
+            continue
+        batch = collate(samples)
+        layout = to_device(batch.layout, device)
+        output = model(batch.images.to(device), layout)
+        sums[0] += torch.stack(level_losses(output, ones)).double()
+        sums[1] += valid_counts(layout.pooling, levels)
+    totals, counts = sum_over_processes(sums).tolist()
+    means = [total / max(valid, 1) for total, valid in zip(totals, counts, strict=True)]
+    weights = settings.loss.hierarchy_weights
+    weighted = sum(mean * weight for mean, weight in zip(means, weights, strict=True))
+    by_level = {f"val_loss_h{level}": mean for level, mean in enumerate(means)}
+    unreadable = float(sum_over_processes(skipped))
+    return {"val_loss": weighted} | by_level | {"unreadable_images": unreadable}
+
+
+def spread_of_features(
+    model: HJEPA, images: HeldOutImages, settings: EvaluationSettings, device: torch.device
+) -> dict[str, float]:
+    """The reference's collapse metrics, on the first held-out images in full."""
+    first = range(min(count_used(images, settings), settings.batch_size))
+    found = [one[0] for one in map(images.try_read, first) if one is not None]
+    if not found:
+        return {}
+    pixels = torch.stack(found).to(device)
+    context, target = (model.extract_features(pixels, 0, use) for use in (False, True))
+    return reference_metrics(context, target)

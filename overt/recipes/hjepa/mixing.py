@@ -1,0 +1,126 @@
+"""Loss terms that mix samples, exact for the global batch however it is split.
+
+Processes mix by sums with gradient (loss.py). Micro-batches of one step cannot: the first is gone
+when the second is computed. So features of all are computed once without gradient, the term is
+differentiated by them, and each micro-batch is then pulled along its part of that gradient.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from overt.recipes.hjepa import loss as jepa_loss
+from overt.recipes.hjepa.config import LossSettings
+
+if TYPE_CHECKING:
+    from overt.recipes.hjepa.model import HJEPA
+
+Features = tuple[Tensor, ...]  # (n, D) each: rows, or two views of each sample
+
+
+@dataclass(frozen=True)
+class Pull:
+    """What the term of the whole global batch asks of one micro-batch."""
+
+    gradients: Features  # of the term by this micro-batch's features
+    term: Tensor  # () the value of all micro-batches and processes
+    shown: dict[str, Tensor]
+
+    def on(self, features: Features, share: Tensor) -> Tensor:
+        """A number with this share of the term's value and, by the features, its whole gradient."""
+        along = torch.stack(
+            [
+                (one.float() * gradient).sum()
+                for one, gradient in zip(features, self.gradients, strict=True)
+            ]
+        ).sum()
+        return self.term * share + along - along.detach()
+
+
+def mixed(
+    features: Features, settings: LossSettings, step: int
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The weighted term of the features of all processes, and what is shown of it."""
+    match settings.extra:
+        case "vicreg":
+            variance, covariance = jepa_loss.spread(features[0], settings.vicreg_eps)
+            shown = {"vicreg_variance": variance, "vicreg_covariance": covariance}
+            term = settings.vicreg_weight * (
+                settings.vicreg_variance_weight * variance
+                + settings.vicreg_covariance_weight * covariance
+            )
+        case "sigreg":
+            rows = features[0]
+            slices = jepa_loss.random_slices(
+                settings.sigreg_num_slices, rows.shape[1], step, rows.device
+            )
+            by_points = settings.sigreg_test == "reference_points"
+            test = jepa_loss.sigreg_by_points if by_points else jepa_loss.sigreg
+            distance = test(rows, slices, settings.sigreg_standardize)
+            shown = {"sigreg_distance": distance}
+            term = settings.sigreg_weight * distance
+        case _:
+            one, other = features
+            found = jepa_loss.contrastive(one, other, settings.contrastive_temperature)
+            term = settings.contrastive_weight * found.pop("loss")
+            shown = {f"contrastive_{name}": value for name, value in found.items()}
+    return term, {name: value.detach() for name, value in shown.items()}
+
+
+def pull_together(trainer: Any, micro_batches: list[Any], settings: LossSettings) -> list[Any]:
+    """The micro-batches, each with its pull where there are several; padding mixes with nothing.
+
+    Every process has as many micro-batches, so all of them come to the same collectives.
+    """
+    marked = [
+        dataclasses.replace(
+            micro, batch=dataclasses.replace(micro.batch, is_padding=micro.is_padding)
+        )
+        for micro in micro_batches
+    ]
+    if len(marked) == 1:
+        return marked
+    seen = _features_of_all(trainer, marked)
+    lengths = [len(features[0]) for features in seen]
+    # (n, D) of all micro-batches of this process
+    together = tuple(torch.cat(parts).requires_grad_() for parts in zip(*seen, strict=True))
+    with torch.enable_grad(), torch.autocast(trainer.device.type, enabled=False):
+        term, shown = mixed(together, settings, trainer.state.step)
+        # Every process has the same term; each counts it as much, so that it counts once.
+        gradients = torch.autograd.grad(term / trainer.world.world_size, together)
+    parts = zip(*(torch.split(gradient, lengths) for gradient in gradients), strict=True)
+    return [
+        dataclasses.replace(
+            micro,
+            batch=dataclasses.replace(micro.batch, pull=Pull(part, term.detach(), shown)),
+        )
+        for micro, part in zip(marked, parts, strict=True)
+    ]
+
+
+@torch.no_grad()
+def _features_of_all(trainer: Any, micro_batches: list[Any]) -> list[Features]:
+    """The features that will be mixed, of each micro-batch of this process, in float32."""
+    model: HJEPA = trainer.model
+    device, dtype = trainer.device, trainer.dtype
+    found = []
+    # The true pass draws the same dropped paths again: this one leaves no trace.
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        for micro in micro_batches:
+            batch = trainer.to_device(micro.batch)
+            with torch.autocast(device.type, dtype, enabled=dtype is not None):
+                context, summaries = model.see(batch.images, batch.layout, batch.second)
+            chosen = choose(context, summaries, batch.is_padding)
+            found.append(tuple(one.float() for one in chosen))
+    return found
+
+
+def choose(context: Tensor, summaries: tuple[Tensor, Tensor] | None, is_padding: bool) -> Features:
+    """What is mixed: two views where there are any, else the rows of visible patches."""
+    features: Features = (context.flatten(0, -2),) if summaries is None else summaries
+    return tuple(one[:0] for one in features) if is_padding else features

@@ -1,0 +1,74 @@
+"""Images and checkpoints as one finds them: broken, grey, transparent, tiny, of other sizes."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from small_jepa import make_trainer
+from toy_runs import read_rows
+
+from overt.errors import DataError
+
+QUICK = ["training.num_steps=3", "training.batch_size=4", "data.synthetic=null", "evaluation.k=2"]
+
+
+@pytest.fixture
+def odd_images(tmp_path: Path) -> Path:
+    """Two classes of six images each: all kinds, and one in each class that cannot be read."""
+    rng = np.random.default_rng(0)
+    for number, kind in enumerate(("cats", "dogs")):
+        folder = tmp_path / "odd" / kind
+        folder.mkdir(parents=True)
+        pixels = rng.integers(0, 256, (20, 24, 4), dtype=np.uint8)
+        Image.fromarray(pixels[..., :3]).save(folder / "colour.jpg")
+        Image.fromarray(pixels[..., 0]).save(folder / "grey.png")
+        Image.fromarray(pixels).save(folder / "transparent.png")
+        Image.fromarray(pixels[:1, :1, :3]).save(folder / "one_pixel.png")
+        Image.fromarray(pixels[:2, :, :3]).save(folder / "flat.webp", lossless=True)
+        whole = (folder / "colour.jpg").read_bytes()
+        (folder / "broken.jpg").write_bytes(whole[:60] if number else b"no image")
+    return tmp_path / "odd"
+
+
+def test_odd_images_are_trained_on_and_broken_ones_skipped_counted_and_named(
+    odd_images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = [f"data.root={odd_images}", f"data.val_root={odd_images}", "exp_name=odd"]
+    with caplog.at_level(logging.WARNING, logger="overt"):
+        scores = make_trainer(tmp_path, *QUICK, *own).train()
+    for name in ("cats/broken.jpg", "dogs/broken.jpg"):
+        assert name in caplog.text
+    assert "number 2 here" in caplog.text
+    assert scores["unreadable_images"] == 2
+    assert 0 <= scores["knn_top1"] <= 1
+    losses = [row["train/loss"] for row in read_rows(tmp_path / "runs/odd") if "train/loss" in row]
+    assert len(losses) == 3
+    assert np.isfinite(losses).all()
+
+
+def test_an_empty_class_folder_is_named(odd_images: Path, tmp_path: Path) -> None:
+    (odd_images / "birds").mkdir()
+    with pytest.raises(DataError, match=r"1 class folder \(birds\) without an image"):
+        make_trainer(tmp_path, *QUICK, f"data.root={odd_images}")
+
+
+def test_a_checkpoint_of_another_patch_size_is_resized_and_the_log_says_so(
+    odd_images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = [*QUICK, f"data.root={odd_images}", f"data.val_root={odd_images}"]
+    own += ["model.positions=learned", "model.class_token=true"]
+    make_trainer(tmp_path, *own, "exp_name=four").train()
+    start = f"checkpoint.init_from={tmp_path / 'runs/four/checkpoints/latest'}"
+    with caplog.at_level(logging.WARNING, logger="overt"):
+        trainer = make_trainer(
+            tmp_path, *own, "exp_name=eight", start, "model.patch_size=8", "data.image_size=[32,32]"
+        )
+        assert "patch weights resized from 4 to 8 pixels" in caplog.text
+        assert "position table" not in caplog.text  # 4 x 4 patches as before
+        caplog.clear()
+        trainer.close()
+        trainer = make_trainer(tmp_path, *own, "exp_name=two", start, "data.image_size=[16,32]")
+    assert "position table resized from (4, 4) to (4, 8) patches" in caplog.text
+    trainer.close()
