@@ -1,0 +1,160 @@
+"""From a binary volume to points on its surface: marching cubes, then evenly spread samples.
+
+Coordinates are in voxels. Never imports torch.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overt.errors import DataError
+from overt.geometry.voxels import bounding_box
+
+CANDIDATES = 5  # points thrown for each point wanted
+FILL = 0.42  # of the area: the squares of the radius, all points together
+
+Triangles = NDArray[np.float64]  # (triangles, 3 corners, 3)
+Points = NDArray[np.float64]  # (points, 3)
+
+# Corner c of a cube has the bits x, y, z; an edge joins two corners that differ in one bit.
+_CORNERS = np.array([[c & 1, c >> 1 & 1, c >> 2 & 1] for c in range(8)])
+_EDGES = [(a, a | bit) for a in range(8) for bit in (1, 2, 4) if not a & bit]
+
+
+@cache
+def _cases() -> list[list[tuple[int, int, int]]]:
+    """For each of the 256 cubes the triangles between its cut edges."""
+    return [_triangles(inside) for inside in range(256)]
+
+
+def _triangles(inside: int) -> list[tuple[int, int, int]]:
+    links: dict[int, list[int]] = {}
+    for axis in range(3):
+        for side in (0, 1):
+            face = [c for c in range(8) if (c >> axis & 1) == side]
+            cut = [
+                number
+                for number, (a, b) in enumerate(_EDGES)
+                if a in face and b in face and (inside >> a & 1) != (inside >> b & 1)
+            ]
+            # Two edges make a line. Of four, those at the same inner corner belong together:
+            # inner corners are kept apart, on both sides of the face alike.
+            lines = [cut]
+            if len(cut) == 4:
+                inner = [c for c in face if inside >> c & 1]
+                lines = [[edge for edge in cut if corner in _EDGES[edge]] for corner in inner]
+            for first, second in filter(None, lines):
+                links.setdefault(first, []).append(second)
+                links.setdefault(second, []).append(first)
+    triangles = []
+    while links:
+        # Each cut edge has two lines, one on each of its faces: they close to loops.
+        loop = [next(iter(links))]
+        while links.get(loop[-1]):
+            following = links[loop[-1]].pop()
+            links[following].remove(loop[-1])
+            loop.append(following)
+        for edge in set(loop):
+            if not links[edge]:
+                del links[edge]
+        triangles += [(loop[0], loop[k], loop[k + 1]) for k in range(1, len(loop) - 2)]
+    return triangles
+
+
+def surface_triangles(mask: NDArray[np.bool_]) -> Triangles:
+    """Marching cubes of a binary volume at the value 0: corners lie on voxels just outside.
+
+    A mask at the face of the volume is open there.
+    """
+    if not mask.any():
+        return np.zeros((0, 3, 3))
+    box = bounding_box(mask, (1, 1, 1))  # most of a volume is empty
+    first = [part.start for part in box]
+    mask = mask[box]
+    codes = np.zeros(tuple(size - 1 for size in mask.shape), dtype=np.uint8)
+    for corner, (x, y, z) in enumerate(_CORNERS):
+        part = mask[x : mask.shape[0] - 1 + x, y : mask.shape[1] - 1 + y, z : mask.shape[2] - 1 + z]
+        codes |= part.astype(np.uint8) << np.uint8(corner)
+    cubes = np.argwhere((codes != 0) & (codes != 255))
+    kinds = codes[tuple(cubes.T)]
+    cubes += first
+    found = []
+    for kind in np.unique(kinds):
+        triangles = _cases()[kind]
+        if not triangles:
+            continue
+        outer = [a if not kind >> a & 1 else b for a, b in _EDGES]
+        corners = _CORNERS[[[outer[edge] for edge in triangle] for triangle in triangles]]
+        places = cubes[kinds == kind]
+        found.append((places[:, None, None] + corners).reshape(-1, 3, 3))
+    return np.concatenate(found).astype(np.float64) if found else np.zeros((0, 3, 3))
+
+
+def sample_surface(triangles: Triangles, count: int, rng: np.random.Generator) -> Points:
+    """`count` points on the triangles, none too near another (Poisson discs), (count, 3)."""
+    sides = triangles[:, 1:] - triangles[:, :1]
+    areas = np.linalg.norm(np.cross(sides[:, 0], sides[:, 1]), axis=1) / 2
+    total = float(areas.sum())
+    if total <= 0:
+        raise DataError("a surface without area cannot be sampled")
+    chosen = rng.choice(len(areas), CANDIDATES * count, p=areas / total)
+    u, v = rng.random((2, len(chosen), 1))
+    folded = u + v > 1
+    u, v = np.where(folded, 1 - u, u), np.where(folded, 1 - v, v)
+    candidates = triangles[chosen, 0] + u * sides[chosen, 0] + v * sides[chosen, 1]
+    radius = float(np.sqrt(FILL * total / count))
+    while True:
+        kept = candidates[thin_out(candidates, radius)]
+        if len(kept) >= count:
+            chosen = rng.permutation(len(kept))[:count]
+            return np.asarray(kept[chosen], dtype=np.float64)
+        radius *= 0.95
+
+
+def thin_out(points: Points, radius: float) -> NDArray[np.bool_]:
+    """Keep the first point, and each later one that has no kept point within the radius."""
+    first, second = close_pairs(points, radius)
+    kept = np.zeros(len(points), dtype=bool)
+    open_ = np.ones(len(points), dtype=bool)
+    while len(first):
+        # A point is safe where no earlier open point is near it; the near later ones then go.
+        hindered = np.zeros(len(points), dtype=bool)
+        hindered[second] = True
+        kept |= open_ & ~hindered
+        open_ &= hindered
+        open_[second[kept[first]]] = False
+        alive = open_[first] & open_[second]
+        first, second = first[alive], second[alive]
+    return kept | open_
+
+
+def close_pairs(points: Points, radius: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """All pairs nearer than the radius, the earlier point first."""
+    cells = np.floor((points - points.min(axis=0)) / radius).astype(np.int64) + 1
+    sizes = cells.max(axis=0) + 2
+    steps = np.array([sizes[1] * sizes[2], sizes[2], 1])
+    keys = cells @ steps
+    order = np.argsort(keys, kind="stable")
+    occupied, starts, counts = np.unique(keys[order], return_index=True, return_counts=True)
+    pairs = []
+    for offset in np.ndindex(3, 3, 3):
+        shift = int((np.array(offset) - 1) @ steps)
+        if shift < 0:
+            continue  # the other of two cells sees the pair
+        place = np.searchsorted(occupied, occupied + shift)
+        place = np.minimum(place, len(occupied) - 1)
+        here = np.flatnonzero(occupied[place] == occupied + shift)
+        there = place[here]
+        lengths = counts[here] * counts[there]
+        rank = np.arange(lengths.sum()) - np.repeat(lengths.cumsum() - lengths, lengths)
+        width = np.repeat(counts[there], lengths)
+        one = order[np.repeat(starts[here], lengths) + rank // width]
+        other = order[np.repeat(starts[there], lengths) + rank % width]
+        near = ((points[one] - points[other]) ** 2).sum(axis=1) < radius**2
+        near &= one < other if shift == 0 else True
+        pairs.append(np.sort(np.stack([one[near], other[near]]), axis=0))
+    first, second = np.concatenate(pairs, axis=1)
+    return first, second

@@ -1,0 +1,220 @@
+"""SkullBreak and SkullFix as point clouds: lists of skulls, files, and what a sample is made of.
+
+    ROOT/complete_skull/NNN.nrrd                 one row of a list stands for one complete skull
+    ROOT/defective_skull/[DEFECT/]NNN_surf.npy   (points, 3), in voxels; SkullFix has no DEFECT
+    ROOT/implant/[DEFECT/]NNN_surf.npy
+
+`overt data prepare` makes the clouds from the volumes beside them. Never imports torch.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overt.errors import DataError
+
+DEFECTS = {
+    "skullbreak": ("bilateral", "frontoorbital", "parietotemporal", "random_1", "random_2"),
+    "skullfix": ("",),
+}
+DATASETS = tuple(DEFECTS)
+SUFFIX = "_surf"
+HALF_EXTENT = 3.0  # the longest axis of a normalised cloud spans -3 to 3
+
+Points = NDArray[np.floating[Any]]  # (points, 3)
+
+
+class Cloud(NamedTuple):
+    """A normalised cloud; `points * scale + shift` are the coordinates it had."""
+
+    points: NDArray[np.float32]  # (N, 3)
+    shift: Points  # (1, 3)
+    scale: Points  # (1, 1)
+
+
+def normalized_cloud(points: Points, box: Points | None = None) -> Cloud:
+    """The middle of the bounding box at 0, its longest side from -3 to 3."""
+    box = points if box is None else box
+    low, high = box.min(axis=0), box.max(axis=0)
+    shift = ((low + high) / 2).reshape(1, 3)
+    scale = ((high - low).max() / 2 / HALF_EXTENT).reshape(1, 1)
+    if scale <= 0:
+        raise DataError("all points of a cloud are at one place; it cannot be normalised")
+    return Cloud(((points - shift) / scale).astype(np.float32), shift, scale)
+
+
+def rotation_matrix(angles: Sequence[float] | Points) -> NDArray[np.float64]:
+    """Rx(a) Ry(b) Rz(c) of three angles in radians, right-handed."""
+    rotation = np.eye(3)
+    for axis, angle in enumerate(angles):
+        # The plane of the other two axes, in cyclic order.
+        first, second = (axis + 1) % 3, (axis + 2) % 3
+        turn = np.eye(3)
+        turn[first, first] = turn[second, second] = np.cos(angle)
+        turn[second, first] = np.sin(angle)
+        turn[first, second] = -np.sin(angle)
+        rotation = rotation @ turn
+    return rotation
+
+
+def training_cloud(
+    known: Points,
+    implant: Points,
+    rotation: NDArray[np.float64] | None = None,
+    known_box: bool = False,
+) -> Cloud:
+    """Known points, then the implant's, turned about their mean and normalised.
+
+    The box is that of all points, as published, or of the known ones, as it is when an implant is
+    looked for.
+    """
+    points = np.concatenate([known, implant])
+    if rotation is not None:
+        mean = points.mean(axis=0)
+        points = ((points - mean) @ rotation.T + mean).astype(points.dtype)
+    return normalized_cloud(points, points[: len(known)] if known_box else None)
+
+
+def known_cloud(known: Points) -> Cloud:
+    """A skull whose implant is looked for."""
+    return normalized_cloud(known)
+
+
+@dataclass(frozen=True)
+class SkullItem:
+    """A defective skull and its implant."""
+
+    name: str  # such as bilateral000_surf
+    skull: Path
+    implant: Path
+
+    def volume(self, part: str) -> Path:
+        """The volume beside a cloud: `skull` or `implant`."""
+        cloud: Path = getattr(self, part)
+        return cloud.with_name(cloud.name.removesuffix(f"{SUFFIX}.npy") + ".nrrd")
+
+
+class SkullList:
+    """The items of a list, SkullBreak five for each row, in the order of the rows."""
+
+    def __init__(self, path: Path | str, dataset: str) -> None:
+        self.path = Path(path)
+        self.dataset = dataset
+        self.items = [
+            item_of(root, dataset, defect, number)
+            for root, number in read_list(self.path)
+            for defect in DEFECTS[dataset]
+        ]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def check(self, skull_points: int, implant_points: int) -> None:
+        """Refuse files that are missing, and clouds of the wrong shape or size, all at once."""
+        missing = [
+            path for item in self.items for path in (item.skull, item.implant) if not path.is_file()
+        ]
+        if missing:
+            raise DataError(
+                f"{self.path}: {len(missing)} of {2 * len(self)} clouds are missing:\n  "
+                + "\n  ".join(map(str, missing))
+                + "\nMake clouds of the volumes by `overt data prepare ROOT`, or take the rows out "
+                "of the list."
+            )
+        wrong = [
+            problem
+            for item in self.items
+            for path, asked in ((item.skull, skull_points), (item.implant, implant_points))
+            if (problem := cloud_problem(path, asked)) is not None
+        ]
+        if wrong:
+            raise DataError(
+                f"{self.path}: {len(wrong)} clouds cannot be used:\n  "
+                + "\n  ".join(wrong)
+                + "\nMake them again by `overt data prepare ROOT --force`, or ask for fewer points "
+                "(data.num_points, data.num_implant_points)."
+            )
+
+
+def read_list(path: Path) -> list[tuple[Path, str]]:
+    """Folder of the data set and number of the skull, for every row of a CSV list.
+
+    A row is the path of `complete_skull/NNN.nrrd` or `complete_skull/NNN_surf.npy`, absolute or
+    relative to the list.
+    """
+    try:
+        with path.open(newline="") as file:
+            rows = [row[0].strip() for row in csv.reader(file) if row and row[0].strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"the list of skulls {path} cannot be read ({error}); `overt data prepare ROOT` writes "
+            "train.csv and test.csv, or name yours by data.train_list and data.test_list"
+        ) from error
+    if not rows:
+        raise DataError(f"the list of skulls {path} is empty; expected is a path in each row")
+    found = []
+    for number, row in enumerate(rows):
+        skull = path.parent / row  # an absolute row stays as it is
+        name = skull.name.removesuffix(".nrrd").removesuffix(f"{SUFFIX}.npy")
+        if name == skull.name or skull.parent.name != "complete_skull":
+            raise DataError(
+                f"{path}, row {number + 1}: {row!r}; expected is complete_skull/NNN.nrrd or "
+                f"complete_skull/NNN{SUFFIX}.npy, with or without the folder before it"
+            )
+        found.append((skull.parent.parent, name))
+    return found
+
+
+def item_of(root: Path, dataset: str, defect: str, number: str) -> SkullItem:
+    """The files of one defect of one skull."""
+    file = f"{number}{SUFFIX}.npy"
+    return SkullItem(
+        f"{defect}{number}{SUFFIX}",
+        root / "defective_skull" / defect / file,
+        root / "implant" / defect / file,
+    )
+
+
+def cloud_problem(path: Path, asked: int) -> str | None:
+    """What is wrong with a cloud's file, by its header alone."""
+    try:
+        cloud = np.load(path, mmap_mode="r")
+    except (OSError, ValueError) as error:
+        return f"{path}: no readable array ({error})"
+    if cloud.ndim != 2 or cloud.shape[1] != 3 or not np.issubdtype(cloud.dtype, np.floating):
+        return f"{path}: {cloud.dtype} {cloud.shape}; expected are floats of shape (points, 3)"
+    if len(cloud) < asked:
+        return f"{path}: {len(cloud)} points; asked for are {asked}"
+    return None
+
+
+def load_cloud(path: Path, asked: int = 1) -> Points:
+    """A cloud, mapped into memory: only what is used is read."""
+    problem = cloud_problem(path, asked)
+    if problem is not None:
+        raise DataError(problem)
+    cloud: Points = np.load(path, mmap_mode="r")
+    return cloud
+
+
+def draw_points(cloud: Points, count: int, rng: np.random.Generator, path: Path | str) -> Points:
+    """`count` points, drawn with replacement; refused where one is not finite."""
+    # In the order of the file: a mapped file is then read from front to back.
+    chosen = rng.integers(0, len(cloud), count)
+    order = np.argsort(chosen, kind="stable")
+    drawn = np.empty((count, 3), dtype=cloud.dtype)
+    drawn[order] = cloud[chosen[order]]
+    if not np.isfinite(drawn).all():
+        bad = int(chosen[np.flatnonzero(~np.isfinite(drawn).all(axis=1))[0]])
+        raise DataError(
+            f"{path}: point {bad} is not finite ({cloud[bad].tolist()}); make the cloud again by "
+            "`overt data prepare ROOT --force`"
+        )
+    return drawn

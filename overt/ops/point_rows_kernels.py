@@ -1,0 +1,199 @@
+"""Triton kernels of `overt/ops/point_rows.py`: each is the backward pass of the other.
+
+A program serves a block of results and all their channels, which lie side by side in memory.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+TILE = 1024  # numbers of a block: results times channels
+
+
+@triton.jit
+def _mix(
+    rows,
+    index,
+    weight,
+    result,
+    results,
+    channels,
+    TERMS: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    RESULTS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    place = tl.program_id(0).to(tl.int64) * RESULTS + tl.arange(0, RESULTS)
+    channel = tl.arange(0, CHANNELS)
+    real = place < results
+    inside = real[:, None] & (channel < channels)[None, :]
+    total = tl.zeros((RESULTS, CHANNELS), dtype=tl.float32)
+    for term in tl.static_range(TERMS):
+        row = tl.load(index + place * TERMS + term, mask=real, other=0).to(tl.int64)
+        values = tl.load(rows + row[:, None] * channels + channel[None, :], mask=inside, other=0.0)
+        if WEIGHTED:
+            share = tl.load(weight + place * TERMS + term, mask=real, other=0.0)
+            total += values.to(tl.float32) * share[:, None]
+        else:
+            total += values.to(tl.float32)
+    target = result + place[:, None] * channels + channel[None, :]
+    tl.store(target, total.to(result.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _spread(
+    rows,
+    index,
+    weight,
+    result,
+    results,
+    channels,
+    TERMS: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    RESULTS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    place = tl.program_id(0).to(tl.int64) * RESULTS + tl.arange(0, RESULTS)
+    channel = tl.arange(0, CHANNELS)
+    real = place < results
+    inside = real[:, None] & (channel < channels)[None, :]
+    values = tl.load(rows + place[:, None] * channels + channel[None, :], mask=inside, other=0.0)
+    values = values.to(tl.float32)
+    for term in tl.static_range(TERMS):
+        row = tl.load(index + place * TERMS + term, mask=real, other=0).to(tl.int64)
+        share = values
+        adds = inside
+        if WEIGHTED:
+            part = tl.load(weight + place * TERMS + term, mask=real, other=0.0)
+            share = values * part[:, None]
+            adds = inside & (part != 0)[:, None]
+        target = result + row[:, None] * channels + channel[None, :]
+        tl.atomic_add(target, share, mask=adds, sem="relaxed")
+
+
+def _launch(kernel, rows: Tensor, index: Tensor, weight: Tensor | None, result: Tensor) -> None:
+    (results, terms), channels = index.shape, rows.shape[1]
+    if results == 0 or channels == 0:
+        return
+    width = triton.next_power_of_2(channels)
+    height = max(TILE // width, 1)
+    kernel[(triton.cdiv(results, height),)](
+        rows.contiguous(),
+        index.contiguous(),
+        index if weight is None else weight.contiguous(),
+        result,
+        results,
+        channels,
+        TERMS=terms,
+        WEIGHTED=weight is not None,
+        RESULTS=height,
+        CHANNELS=width,
+    )
+
+
+@torch.library.custom_op("overt::mix_rows", mutates_args=())
+def mix_rows_fused(rows: Tensor, index: Tensor, weight: Tensor | None) -> Tensor:
+    """See `mix_rows`."""
+    result = rows.new_empty((index.shape[0], rows.shape[1]))
+    _launch(_mix, rows, index, weight, result)
+    return result
+
+
+@mix_rows_fused.register_fake
+def _(rows: Tensor, index: Tensor, weight: Tensor | None) -> Tensor:
+    return rows.new_empty((index.shape[0], rows.shape[1]))
+
+
+@torch.library.custom_op("overt::spread_rows", mutates_args=())
+def spread_rows_fused(rows: Tensor, index: Tensor, weight: Tensor | None, count: int) -> Tensor:
+    """See `spread_rows`."""
+    result = torch.zeros((count, rows.shape[1]), dtype=torch.float32, device=rows.device)
+    _launch(_spread, rows, index, weight, result)
+    return result.to(rows.dtype, copy=False)
+
+
+@spread_rows_fused.register_fake
+def _(rows: Tensor, index: Tensor, weight: Tensor | None, count: int) -> Tensor:
+    return rows.new_empty((count, rows.shape[1]))
+
+
+def _keep(ctx, inputs, output):
+    rows, index, weight, *_ = inputs
+    ctx.count = rows.shape[0]
+    ctx.save_for_backward(index, weight)
+
+
+def _differentiate_mix(ctx, gradient):
+    return spread_rows_fused(gradient, *ctx.saved_tensors, ctx.count), None, None
+
+
+def _differentiate_spread(ctx, gradient):
+    return mix_rows_fused(gradient, *ctx.saved_tensors), None, None, None
+
+
+mix_rows_fused.register_autograd(_differentiate_mix, setup_context=_keep)
+spread_rows_fused.register_autograd(_differentiate_spread, setup_context=_keep)
+
+
+@triton.jit
+def _pack(
+    index,
+    hits,
+    starts,
+    neighbours,
+    owners,
+    weights,
+    count,
+    points,
+    size,
+    SLOTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    center = tl.program_id(0)
+    cloud = center // count
+    slot = tl.arange(0, WIDTH)
+    found = tl.maximum(tl.load(hits + center), 1)
+    place = tl.load(starts + center) + slot
+    real = (slot < found) & (place < size)
+    row = center.to(tl.int64) * SLOTS + slot
+    neighbour = tl.load(index + row, mask=real, other=0) + cloud * points
+    tl.store(neighbours + place, neighbour, mask=real)
+    tl.store(owners + place, center, mask=real)
+    tl.store(weights + place, tl.where(slot == 0, SLOTS - found + 1, 1).to(tl.float32), mask=real)
+
+
+@torch.library.custom_op("overt::pack_pairs", mutates_args=())
+def pack_pairs_fused(
+    index: Tensor, hits: Tensor, starts: Tensor, points: int, size: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `overt/ops/point_pairs.py`."""
+    batch, count, slots = index.shape
+    neighbours = torch.zeros(size, dtype=torch.int32, device=index.device)
+    owners = torch.full((size,), batch * count, dtype=torch.int32, device=index.device)
+    weights = torch.zeros(size, dtype=torch.float32, device=index.device)
+    _pack[(batch * count,)](
+        index.contiguous(),
+        hits.contiguous(),
+        starts,
+        neighbours,
+        owners,
+        weights,
+        count,
+        points,
+        size,
+        SLOTS=slots,
+        WIDTH=triton.next_power_of_2(slots),
+        num_warps=1,
+    )
+    return neighbours, owners, weights
+
+
+@pack_pairs_fused.register_fake
+def _(
+    index: Tensor, hits: Tensor, starts: Tensor, points: int, size: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    whole = index.new_empty(size)
+    return whole, torch.empty_like(whole), torch.empty_like(whole, dtype=torch.float32)

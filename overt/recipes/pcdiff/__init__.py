@@ -1,0 +1,1 @@
+"""PCDiff: point-cloud diffusion that completes a skull with an implant."""

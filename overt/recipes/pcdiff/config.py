@@ -1,0 +1,281 @@
+"""Settings of the PCDiff recipe: names, types and refusals; the values live in the YAML files.
+
+Sizes are those of Friedrich et al., arXiv:2303.08061. This file does not import torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import MISSING
+
+from overt.errors import ConfigError, nearest
+
+DATASETS = ("skullbreak", "skullfix")
+SCHEDULES = ("linear", "warm0.1", "warm0.2", "warm0.5", "cosine")
+VARIANCES = ("fixedsmall", "fixedlarge")
+LOSSES = ("mse", "mse_minsnr", "kl")
+SAMPLERS = ("ddpm", "ddim")
+
+
+@dataclass
+class ConvolutionSettings:
+    # width of the point-voxel convolutions
+    channels: int = MISSING
+    # how many; on the way down the levels after the first build one whatever is said here
+    count: int = MISSING
+    # voxels along a side of the grid
+    resolution: int = MISSING
+
+
+@dataclass
+class DownSettings:
+    # point-voxel convolutions of the level; null: none
+    convolutions: ConvolutionSettings | None = MISSING
+    # furthest points that the next level is made of
+    centers: int = MISSING
+    # of the ball around a centre; the longest axis of a cloud measures 6
+    radius: float = MISSING
+    # slots of a neighbourhood; those without a point repeat the first
+    neighbours: int = MISSING
+    # of the small network that is applied to every neighbour
+    widths: list[int] = MISSING
+    # on CUDA: how many neighbours a centre has room for, on average over the batch; null: as many
+    # as there are, for which the host waits in every step
+    pairs_per_center: int | None = MISSING
+
+
+@dataclass
+class UpSettings:
+    # of the layers after the interpolation
+    widths: list[int] = MISSING
+    convolutions: ConvolutionSettings = MISSING
+
+
+@dataclass
+class DiffusionSettings:
+    # linear, warm0.1, warm0.2, warm0.5 or cosine
+    schedule: str = MISSING
+    # first and last variance; the cosine schedule has its own
+    beta_start: float = MISSING
+    beta_end: float = MISSING
+    # number of steps T
+    steps: int = MISSING
+    # of the reverse step: fixedsmall (the posterior's) or fixedlarge (beta)
+    variance: str = MISSING
+
+    def __post_init__(self) -> None:
+        _one_of("model.diffusion.schedule", self.schedule, SCHEDULES)
+        _one_of("model.diffusion.variance", self.variance, VARIANCES)
+        if not 0 < self.beta_start < self.beta_end < 1:
+            raise ConfigError(
+                f"model.diffusion.beta_start={self.beta_start} and beta_end={self.beta_end}; "
+                "allowed is 0 < beta_start < beta_end < 1"
+            )
+        _at_least("model.diffusion.steps", self.steps, 2)
+
+
+@dataclass
+class ModelSettings:
+    # levels on the way down, from the finest
+    down: list[DownSettings] = MISSING
+    # levels on the way up, from the coarsest; as many
+    up: list[UpSettings] = MISSING
+    # width of the embedding of the time step
+    embed_dim: int = MISSING
+    # attention over the coarsest centres and in the voxels of odd levels
+    attention: bool = MISSING
+    # in the voxels, after the first convolution; null: no such layer, which renumbers the keys
+    dropout: float | None = MISSING
+    # factors of all widths and of all voxel resolutions; the results are cut to whole numbers
+    width_multiplier: float = MISSING
+    resolution_multiplier: float = MISSING
+    diffusion: DiffusionSettings = MISSING
+
+    def __post_init__(self) -> None:
+        if not self.down or len(self.down) != len(self.up):
+            raise ConfigError(
+                f"model.down has {len(self.down)} levels and model.up {len(self.up)}; there is one "
+                "on the way up for each on the way down"
+            )
+        _at_least("model.embed_dim", self.embed_dim, 4)
+        self._check_width("the last layer's 128", 128)
+        if self.dropout is not None and not 0 <= self.dropout < 1:
+            raise ConfigError(f"model.dropout={self.dropout}; allowed is 0 to below 1, or null")
+        for number, level in enumerate(self.down):
+            self._check_widths(f"model.down[{number}]", level)
+        for number, step in enumerate(self.up):
+            self._check_widths(f"model.up[{number}]", step)
+        for number, level in enumerate(self.down):
+            for key in ("centers", "radius", "neighbours", "pairs_per_center"):
+                value = getattr(level, key)
+                if value is not None and value <= 0:
+                    raise ConfigError(
+                        f"model.down[{number}].{key}={value}; allowed is a number above 0"
+                    )
+
+    def _check_widths(self, where: str, level: DownSettings | UpSettings) -> None:
+        block = level.convolutions
+        widths = {f"{where}.widths": list(level.widths)}
+        if block is not None:
+            widths[f"{where}.convolutions.channels"] = [block.channels]
+            _at_least(
+                f"{where}.convolutions.resolution x model.resolution_multiplier",
+                int(block.resolution * self.resolution_multiplier),
+                1,
+            )
+            _at_least(f"{where}.convolutions.count", block.count, 1)
+        for key, values in widths.items():
+            for value in values:
+                self._check_width(f"{key}={value}", value)
+
+    def _check_width(self, what: str, value: int) -> None:
+        width = int(value * self.width_multiplier)
+        if width < 8 or width % 8:
+            raise ConfigError(
+                f"{what} times model.width_multiplier={self.width_multiplier} is {width}; it is "
+                "normalised in 8 groups and must be a multiple of 8"
+            )
+
+
+@dataclass
+class SyntheticSettings:
+    # how many skulls, each with five defects
+    count: int = MISSING
+    # voxels along a side of the volumes
+    side: int = MISSING
+    # points of a cloud on disk
+    points: int = MISSING
+    seed: int = MISSING
+
+
+@dataclass
+class DataSettings:
+    # skullbreak (five defects for each skull) or skullfix (one)
+    dataset: str = MISSING
+    # folder with complete_skull, defective_skull and implant, prepared by `overt data prepare`
+    root: str | None = MISSING
+    # CSV lists of skulls; a relative path is below root
+    train_list: str = MISSING
+    test_list: str = MISSING
+    # points of a cloud in all, and how many of them are the implant's
+    num_points: int = MISSING
+    num_implant_points: int = MISSING
+    # turn training clouds by up to rotation_degrees about each axis
+    augment: bool = MISSING
+    rotation_degrees: float = MISSING
+    # normalise training clouds by the box of the known points alone, as it is in sampling; false:
+    # of all points, as published
+    known_box: bool = MISSING
+    # at t = 0 an item always gets the same noise, as published
+    fixed_noise_at_t0: bool = MISSING
+    # synthetic skulls to be written to root, unless they are there; null: none
+    synthetic: SyntheticSettings | None = MISSING
+
+    def __post_init__(self) -> None:
+        _one_of("data.dataset", self.dataset, DATASETS)
+        _at_least("data.num_implant_points", self.num_implant_points, 1)
+        if self.num_points <= self.num_implant_points:
+            raise ConfigError(
+                f"data.num_points={self.num_points} counts the {self.num_implant_points} of "
+                "data.num_implant_points; it must be larger"
+            )
+        if self.rotation_degrees < 0:
+            raise ConfigError(f"data.rotation_degrees={self.rotation_degrees}; allowed is 0 and up")
+        if self.synthetic is not None and self.dataset != "skullbreak":
+            raise ConfigError("data.synthetic writes the layout of skullbreak; set data.dataset so")
+
+    @property
+    def num_known_points(self) -> int:
+        return self.num_points - self.num_implant_points
+
+
+@dataclass
+class LossSettings:
+    # mse; mse_minsnr (weighted by min(SNR, gamma) / SNR); kl (of the reverse steps, in bits)
+    type: str = MISSING
+    # gamma of mse_minsnr
+    min_snr_gamma: float = MISSING
+
+    def __post_init__(self) -> None:
+        _one_of("loss.type", self.type, LOSSES)
+        if self.min_snr_gamma <= 0:
+            raise ConfigError(f"loss.min_snr_gamma={self.min_snr_gamma}; allowed is above 0")
+
+
+@dataclass
+class EvaluationSettings:
+    # ddpm (all T steps) or ddim
+    sampler: str = MISSING
+    # steps of ddim
+    steps: int = MISSING
+    # randomness of ddim: 0 none, 1 as much as ddpm
+    eta: float = MISSING
+    # implants sampled for each skull; scores are those of their mean, a volume their majority
+    ensemble: int = MISSING
+    # skulls scored, spread over the test list; null: all
+    cases: int | None = MISSING
+    # skulls of which implants are sampled at a time
+    batch_size: int = MISSING
+    # of the noise that sampling starts from and of the points drawn from the skulls
+    seed: int = MISSING
+    # time steps, evenly spread, of the loss on held-out skulls; 0: leave it out
+    loss_times: int = MISSING
+    # also score volumes: the sampled implant as a solid against the one on disk
+    volumes: bool = MISSING
+    # by how much the points are grown together to a solid, in mm: half the thickness of the wall,
+    # and more than the distance between points
+    solid_mm: float = MISSING
+    # distance to the skull within which border Dice looks, in mm
+    border_mm: float = MISSING
+    # points nearer than this, in mm, count as found in the F-score
+    found_mm: float = MISSING
+    # on CUDA: record one reverse step and play it back
+    cuda_graph: bool = MISSING
+
+    def __post_init__(self) -> None:
+        _one_of("evaluation.sampler", self.sampler, SAMPLERS)
+        _at_least("evaluation.ensemble", self.ensemble, 1)
+        _at_least("evaluation.batch_size", self.batch_size, 1)
+        _at_least("evaluation.loss_times", self.loss_times, 0)
+        if self.cases is not None:
+            _at_least("evaluation.cases", self.cases, 1)
+        if not 0 <= self.eta <= 1:
+            raise ConfigError(f"evaluation.eta={self.eta}; allowed is 0 to 1")
+        for name in ("border_mm", "found_mm", "solid_mm"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(
+                    f"evaluation.{name}={getattr(self, name)}; allowed is a number above 0"
+                )
+
+
+@dataclass
+class Settings:
+    model: ModelSettings = MISSING
+    data: DataSettings = MISSING
+    loss: LossSettings = MISSING
+    evaluation: EvaluationSettings = MISSING
+
+    def __post_init__(self) -> None:
+        steps, total = self.evaluation.steps, self.model.diffusion.steps
+        if not 2 <= steps <= total:
+            raise ConfigError(
+                f"evaluation.steps={steps}; allowed are 2 to model.diffusion.steps={total}"
+            )
+        if self.evaluation.loss_times > total:
+            raise ConfigError(
+                f"evaluation.loss_times={self.evaluation.loss_times}; there are only {total} steps"
+            )
+
+
+def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(
+            f"{key}={value}{nearest(value, allowed)}; allowed are {', '.join(allowed)}"
+        )
+
+
+def _at_least(key: str, value: Any, least: int) -> None:
+    if value < least:
+        raise ConfigError(f"{key}={value}; allowed is {least} or more")

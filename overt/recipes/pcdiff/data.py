@@ -1,0 +1,180 @@
+"""Clouds for training and for evaluation; every draw of a sample comes from its own generator.
+
+Letters: B clouds, S known points, K implant points.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from overt.data.rng import sample_rng
+from overt.data.skull_volumes import SKULLFIX_SPACING, read_nrrd
+from overt.data.skulls import (
+    Cloud,
+    Points,
+    SkullItem,
+    SkullList,
+    draw_points,
+    known_cloud,
+    load_cloud,
+    rotation_matrix,
+    training_cloud,
+)
+from overt.data.synthetic_skulls import write_skulls
+from overt.distributed import barrier, is_main_process
+from overt.errors import ConfigError
+from overt.recipes.pcdiff.config import DataSettings, EvaluationSettings
+
+FIXED_NOISE_SEED = 570
+SKULLBREAK_SPACING = 0.4  # mm, where there is no volume to tell
+
+
+@dataclass(frozen=True)
+class CloudSample:
+    known: Tensor  # (S, 3)
+    implant: Tensor  # (K, 3) without noise
+    noise: Tensor  # (K, 3)
+    time: int
+    name: str
+
+
+@dataclass(frozen=True)
+class CloudBatch:
+    known: Tensor  # (B, S, 3)
+    implant: Tensor  # (B, K, 3)
+    noise: Tensor  # (B, K, 3)
+    times: Tensor  # (B,) int64
+    names: tuple[str, ...]
+
+
+def collate(samples: list[CloudSample]) -> CloudBatch:
+    return CloudBatch(
+        torch.stack([sample.known for sample in samples]),
+        torch.stack([sample.implant for sample in samples]),
+        torch.stack([sample.noise for sample in samples]),
+        torch.tensor([sample.time for sample in samples]),
+        tuple(sample.name for sample in samples),
+    )
+
+
+def make_missing_data(settings: DataSettings) -> None:
+    """Write the synthetic skulls that `data.synthetic` describes, unless they are there."""
+    if settings.synthetic is not None and is_main_process():
+        write_skulls(given_root(settings), **dataclasses.asdict(settings.synthetic))
+    barrier()
+
+
+def given_root(settings: DataSettings) -> Path:
+    if settings.root is None:
+        raise ConfigError(
+            "data.root is not given: the folder with complete_skull, defective_skull and implant. "
+            "SkullBreak and SkullFix are published with doi:10.1016/j.dib.2021.106902; `overt data "
+            "prepare` makes them ready, `overt data skulls` writes synthetic ones"
+        )
+    return Path(settings.root)
+
+
+def open_list(settings: DataSettings, file: str) -> SkullList:
+    """A list of skulls whose clouds are all there and large enough."""
+    skulls = SkullList(given_root(settings) / file, settings.dataset)
+    skulls.check(settings.num_known_points, settings.num_implant_points)
+    return skulls
+
+
+class TrainingClouds:
+    """The items of the training list, with points, time step and noise drawn anew each time."""
+
+    def __init__(self, settings: DataSettings, steps: int) -> None:
+        self.settings = settings
+        self.steps = steps
+        self.items = open_list(settings, settings.train_list).items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def sample(self, index: int, rng: np.random.Generator) -> CloudSample:
+        settings, item = self.settings, self.items[index]
+        known = draw(item.skull, settings.num_known_points, rng)
+        implant = draw(item.implant, settings.num_implant_points, rng)
+        rotation = None
+        if settings.augment:
+            limit = np.deg2rad(settings.rotation_degrees)
+            rotation = rotation_matrix(rng.uniform(-limit, limit, 3))
+        cloud = training_cloud(known, implant, rotation, settings.known_box)
+        time = int(rng.integers(self.steps))
+        if time == 0 and settings.fixed_noise_at_t0:
+            rng = sample_rng(FIXED_NOISE_SEED, 0, index)
+        noise = rng.standard_normal((len(implant), 3), dtype=np.float32)
+        points = torch.from_numpy(cloud.points)
+        return CloudSample(
+            points[: len(known)], points[len(known) :], torch.from_numpy(noise), time, item.name
+        )
+
+
+def draw(path: Path, count: int, rng: np.random.Generator) -> Points:
+    return draw_points(load_cloud(path, count), count, rng, path)
+
+
+@dataclass(frozen=True)
+class HeldOutCase:
+    """A defective skull, normalised by itself, and what is known about its implant."""
+
+    item: SkullItem
+    cloud: Cloud  # (S, 3) known points
+    implant: Tensor  # (K, 3) true points in the coordinates of the cloud
+    voxel_mm: float
+
+    @property
+    def unit_mm(self) -> float:
+        """mm of one unit of the normalised coordinates."""
+        return float(self.cloud.scale.item()) * self.voxel_mm
+
+    def to_voxels(self, points: Tensor) -> Points:
+        """Normalised points (..., 3) in voxels of the volumes."""
+        voxels: Points = points.numpy() * self.cloud.scale + self.cloud.shift
+        return voxels
+
+
+class HeldOutCases:
+    """The test list, or some of it, evenly spread; a case always has the same points."""
+
+    def __init__(self, data: DataSettings, evaluation: EvaluationSettings) -> None:
+        self.data = data
+        self.seed = evaluation.seed
+        items = open_list(data, data.test_list).items
+        count = min(evaluation.cases or len(items), len(items))
+        self.places = [round(place) for place in np.linspace(0, len(items) - 1, count)]
+        self.items = [items[place] for place in self.places]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def case(self, index: int) -> HeldOutCase:
+        item, rng = self.items[index], sample_rng(self.seed, 0, self.places[index])
+        cloud = known_cloud(draw(item.skull, self.data.num_known_points, rng))
+        implant = draw(item.implant, self.data.num_implant_points, rng)
+        return HeldOutCase(
+            item,
+            cloud,
+            torch.from_numpy(((implant - cloud.shift) / cloud.scale).astype(np.float32)),
+            voxel_size(item, self.data.dataset),
+        )
+
+    def noise(self, index: int, shape: tuple[int, ...]) -> Tensor:
+        """Noise of a case that is always the same."""
+        rng = sample_rng(self.seed, 1, self.places[index])
+        return torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
+
+
+def voxel_size(item: SkullItem, dataset: str) -> float:
+    """mm of a voxel: the clouds of SkullFix are resampled, those of SkullBreak are not."""
+    if dataset == "skullfix":
+        return SKULLFIX_SPACING
+    volume = item.volume("skull")
+    return read_nrrd(volume).spacing[0] if volume.is_file() else SKULLBREAK_SPACING

@@ -1,0 +1,191 @@
+"""Gaussian diffusion of the implant's points: schedules, the forward process, one reverse step.
+
+Letters: T steps, B clouds, K implant points. Arrays are made in float64 where their rounding shows
+and float32 after that, in the order of the published code: checkpoints are trained with them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+WARM = {"warm0.1": 0.1, "warm0.2": 0.2, "warm0.5": 0.5}
+SCHEDULES = ("linear", *WARM, "cosine")
+
+
+def make_betas(schedule: str, start: float, end: float, steps: int) -> NDArray[np.float64]:
+    """The variances that the steps add, in float64."""
+    if schedule == "linear":
+        return np.linspace(start, end, steps)
+    if schedule in WARM:
+        betas = np.full(steps, end)
+        warm = int(steps * WARM[schedule])
+        betas[:warm] = np.linspace(start, end, warm)
+        return betas
+    assert schedule == "cosine", "the settings have refused others"
+    points = np.arange(steps + 1) / steps
+    kept = np.cos((points + 0.008) / 1.008 * np.pi / 2) ** 2
+    kept = kept / kept[0]
+    return np.asarray(np.clip(1 - kept[1:] / kept[:-1], 1e-6, 0.999), dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Everything about a step t, (T,) float32 each, by the names of the published code."""
+
+    betas: Tensor
+    alphas_cumprod: Tensor
+    alphas_cumprod_prev: Tensor
+    sqrt_alphas_cumprod: Tensor
+    sqrt_one_minus_alphas_cumprod: Tensor
+    log_one_minus_alphas_cumprod: Tensor
+    sqrt_recip_alphas_cumprod: Tensor
+    sqrt_recipm1_alphas_cumprod: Tensor
+    posterior_variance: Tensor
+    posterior_log_variance_clipped: Tensor
+    posterior_mean_coef1: Tensor
+    posterior_mean_coef2: Tensor
+
+    def to(self, device: torch.device) -> Arrays:
+        return Arrays(*(getattr(self, field.name).to(device) for field in fields(self)))
+
+
+def make_arrays(betas: NDArray[np.float64]) -> Arrays:
+    """The arrays of a sequence of variances."""
+    alphas = 1.0 - betas
+    beta, alpha, kept = (
+        torch.from_numpy(values.astype(np.float32)) for values in (betas, alphas, alphas.cumprod())
+    )
+    before = torch.cat([torch.ones(1), kept[:-1]])
+    variance = beta * (1.0 - before) / (1.0 - kept)
+    return Arrays(
+        betas=beta,
+        alphas_cumprod=kept,
+        alphas_cumprod_prev=before,
+        sqrt_alphas_cumprod=kept.sqrt(),
+        sqrt_one_minus_alphas_cumprod=(1.0 - kept).sqrt(),
+        log_one_minus_alphas_cumprod=(1.0 - kept).log(),
+        sqrt_recip_alphas_cumprod=(1.0 / kept).sqrt(),
+        sqrt_recipm1_alphas_cumprod=(1.0 / kept - 1.0).sqrt(),
+        posterior_variance=variance,
+        posterior_log_variance_clipped=variance.clamp(min=1e-20).log(),
+        posterior_mean_coef1=beta * before.sqrt() / (1.0 - kept),
+        posterior_mean_coef2=(1.0 - before) * alpha.sqrt() / (1.0 - kept),
+    )
+
+
+class Respaced(NamedTuple):
+    """Arrays for fewer steps, still indexed by the original t."""
+
+    arrays: Arrays
+    timesteps: list[int]  # in the order of sampling, from the noisiest down
+
+
+def respace(arrays: Arrays, steps: int) -> Respaced:
+    """Keep `steps` of the T steps, evenly spread, first and last among them (DDIM)."""
+    total = len(arrays.betas)
+    # numpy rounds halves to even, as the published code does.
+    kept = np.unique(np.round(np.linspace(0, total - 1, steps)).astype(int))
+    cumulative = arrays.alphas_cumprod.numpy()
+    betas = np.zeros(total, dtype=np.float32)
+    before = np.float32(1.0)
+    for step in kept:
+        betas[step] = np.float32(1.0) - cumulative[step] / before
+        before = cumulative[step]
+    return Respaced(make_arrays(betas.astype(np.float64)), kept[::-1].tolist())
+
+
+def at(values: Tensor, times: Tensor) -> Tensor:
+    """Values at times (B,) as (B, 1, 1), to multiply clouds with."""
+    return values.index_select(0, times)[:, None, None]
+
+
+def add_noise(arrays: Arrays, clouds: Tensor, times: Tensor, noise: Tensor) -> Tensor:
+    """x_t of clouds (B, K, 3) or (B, 3, K)."""
+    signal, strength = arrays.sqrt_alphas_cumprod, arrays.sqrt_one_minus_alphas_cumprod
+    return at(signal, times) * clouds + at(strength, times) * noise
+
+
+def predict_start(arrays: Arrays, x: Tensor, times: Tensor, noise: Tensor) -> Tensor:
+    """x_0 from x_t and the noise in it; never clipped."""
+    up, down = arrays.sqrt_recip_alphas_cumprod, arrays.sqrt_recipm1_alphas_cumprod
+    return at(up, times) * x - at(down, times) * noise
+
+
+def posterior_mean(arrays: Arrays, start: Tensor, x: Tensor, times: Tensor) -> Tensor:
+    """The mean of x_{t-1} given x_t and x_0."""
+    first, second = arrays.posterior_mean_coef1, arrays.posterior_mean_coef2
+    return at(first, times) * start + at(second, times) * x
+
+
+def log_variance(arrays: Arrays, kind: str) -> Tensor:
+    """Of the reverse step, (T,): `fixedsmall` the posterior's, `fixedlarge` beta."""
+    if kind == "fixedsmall":
+        return arrays.posterior_log_variance_clipped
+    assert kind == "fixedlarge", "the settings have refused others"
+    return torch.cat([arrays.posterior_variance[1:2], arrays.betas[1:]]).log()
+
+
+def ddpm_step(
+    arrays: Arrays,
+    x: Tensor,  # (B, 3, K) at times
+    times: Tensor,  # (B,)
+    predicted: Tensor,  # (B, 3, K) noise in x
+    noise: Tensor,  # (B, 3, K) standard normal
+    log_variances: Tensor,  # (T,)
+) -> Tensor:
+    """One step of the ancestral sampler, to t - 1; no noise is added at t = 0."""
+    mean = posterior_mean(arrays, predict_start(arrays, x, times, predicted), x, times)
+    moves = (times > 0).to(x.dtype)[:, None, None]
+    return mean + moves * (0.5 * at(log_variances, times)).exp() * noise
+
+
+def ddim_step(
+    arrays: Arrays,  # respaced
+    x: Tensor,  # (B, 3, K) at times
+    times: Tensor,  # (B,)
+    predicted: Tensor,  # (B, 3, K) noise in x
+    noise: Tensor,  # (B, 3, K) standard normal; unused with eta 0
+    eta: float,
+) -> Tensor:
+    """One step of DDIM, to the kept step before."""
+    start = predict_start(arrays, x, times, predicted)
+    kept, before = at(arrays.alphas_cumprod, times), at(arrays.alphas_cumprod_prev, times)
+    deviation = eta * ((1 - before) / (1 - kept)).sqrt() * (1 - kept / before).sqrt()
+    direction = (1 - before - deviation**2).clamp(min=0).sqrt() * predicted
+    return before.sqrt() * start + direction + deviation * noise
+
+
+def squared_error(noise: Tensor, predicted: Tensor) -> Tensor:
+    """The mean squared error of each cloud, (B,)."""
+    return (noise - predicted).square().flatten(1).mean(1)
+
+
+def min_snr_weight(arrays: Arrays, times: Tensor, gamma: float) -> Tensor:
+    """min(SNR, gamma) / SNR at times (B,)."""
+    kept = arrays.alphas_cumprod.index_select(0, times)
+    ratio = kept / (1 - kept)
+    return ratio.clamp(max=gamma) / ratio
+
+
+def posterior_divergence(
+    arrays: Arrays, start: Tensor, x: Tensor, times: Tensor, predicted: Tensor, kind: str
+) -> Tensor:
+    """The divergence in bits of the true reverse step from the predicted one, (B,).
+
+    It is the mean over all coordinates. At t = 0 the true step has no width worth the name; both
+    then take the clipped variance, as the published code does.
+    """
+    true_mean = posterior_mean(arrays, start, x, times)
+    mean = posterior_mean(arrays, predict_start(arrays, x, times, predicted), x, times)
+    true_log = at(arrays.posterior_log_variance_clipped, times)
+    log = at(log_variance(arrays, kind), times)
+    divergence = 0.5 * (
+        log - true_log - 1.0 + (true_log - log).exp() + (true_mean - mean).square() * (-log).exp()
+    )
+    return divergence.flatten(1).mean(1) / float(np.log(2.0))

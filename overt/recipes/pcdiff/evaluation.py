@@ -1,0 +1,115 @@
+"""Scores of sampled implants: distances between clouds, overlap of volumes, held-out loss."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from overt.data.skull_prepare import load_masks
+from overt.evaluation import Row
+from overt.geometry.voxels import solid_of_votes
+from overt.metrics.implants import implant_scores
+from overt.metrics.point_clouds import cloud_scores
+from overt.recipes.pcdiff.config import EvaluationSettings
+from overt.recipes.pcdiff.data import HeldOutCase, HeldOutCases
+from overt.recipes.pcdiff.denoiser import Denoiser
+from overt.recipes.pcdiff.diffusion import Arrays, add_noise, squared_error
+from overt.recipes.pcdiff.sampling import Plan, sample_implants
+
+
+def score_batch(
+    model: Denoiser,
+    cases: HeldOutCases,
+    indices: range,
+    settings: EvaluationSettings,
+    plan: Plan,
+    arrays: Arrays,
+) -> list[Row]:
+    """The scores of some cases, whose implants are sampled together."""
+    device = next(model.parameters()).device
+    batch = [cases.case(index) for index in indices]
+    count = cases.data.num_implant_points
+    known = torch.stack([torch.from_numpy(case.cloud.points) for case in batch]).to(device)
+    implants = sample_batch(model, known, count, settings, plan, [cases.places[i] for i in indices])
+    noise = torch.stack([cases.noise(index, (count, 3)) for index in indices])
+    rows = [
+        score_case(case, found, start, settings, cases.data.dataset)
+        for case, found, start in zip(batch, implants, noise, strict=True)
+    ]
+    if settings.loss_times:
+        truth = torch.stack([case.implant for case in batch])
+        losses = held_out_losses(
+            model, known, truth.to(device), noise.to(device), arrays, settings.loss_times
+        )
+        for row, loss in zip(rows, losses.tolist(), strict=True):
+            row["val_loss"] = loss
+    return rows
+
+
+def sample_batch(
+    model: Denoiser,
+    known: Tensor,  # (B, S, 3)
+    count: int,
+    settings: EvaluationSettings,
+    plan: Plan,
+    numbers: list[int],
+) -> Tensor:
+    """`settings.ensemble` implants for each cloud, on the CPU: (B, n, K, 3).
+
+    The noise of an implant follows from the seed, the number of its skull and its own alone.
+    """
+    device, samples = known.device, settings.ensemble
+    generators = []
+    for number in numbers:
+        for member in range(samples):
+            words = np.random.SeedSequence(settings.seed, spawn_key=(2, number, member))
+            seed = int(words.generate_state(1, np.uint64)[0] >> np.uint64(1))
+            generators.append(torch.Generator(device).manual_seed(seed))
+    implants = sample_implants(
+        model, known.repeat_interleave(samples, 0), count, plan, generators, settings.cuda_graph
+    )
+    return torch.unflatten(implants, 0, (-1, samples)).float().cpu()
+
+
+def score_case(
+    case: HeldOutCase, implants: Tensor, noise: Tensor, settings: EvaluationSettings, dataset: str
+) -> Row:
+    """Mean distances of an ensemble (n, K, 3), beside those of noise; overlap of its majority."""
+    unit = case.unit_mm
+    threshold = settings.found_mm / unit
+    each = [cloud_scores(implant, case.implant, threshold) for implant in implants]
+    row = {
+        "chamfer_mm": float(np.mean([scores["chamfer"] for scores in each])) * unit,
+        "f_score": float(np.mean([scores["f_score"] for scores in each])),
+        "noise_chamfer_mm": cloud_scores(noise, case.implant, threshold)["chamfer"] * unit,
+    }
+    if settings.volumes:
+        skull, truth = load_masks(case.item, dataset)
+        predicted = solid_of_votes(
+            case.to_voxels(implants), skull, settings.solid_mm / case.voxel_mm
+        )
+        spacing = (case.voxel_mm,) * 3
+        row |= implant_scores(predicted, truth, skull, spacing, settings.border_mm)
+    return row
+
+
+def held_out_losses(
+    model: Denoiser,
+    known: Tensor,  # (B, S, 3)
+    implants: Tensor,  # (B, K, 3)
+    noise: Tensor,  # (B, K, 3)
+    arrays: Arrays,
+    count: int,
+) -> Tensor:
+    """The error of the predicted noise at `count` steps, evenly spread, of each cloud: (B,)."""
+    steps = len(arrays.betas)
+    total = torch.zeros(len(known), device=known.device)
+    for number in range(count):
+        time = (2 * number + 1) * steps // (2 * count)
+        times = torch.full((len(known),), time, device=known.device)
+        noisy = add_noise(arrays, implants, times, noise)
+        cloud = torch.cat([known, noisy], dim=1).transpose(1, 2)
+        predicted = model(cloud, times)[:, :, known.shape[1] :].transpose(1, 2)
+        total += squared_error(noise, predicted)
+    return total / count

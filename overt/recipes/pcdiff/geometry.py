@@ -1,0 +1,109 @@
+"""Everything of a forward pass that depends on coordinates alone: computed once, then only read.
+
+Letters: B clouds, N points; level l has the coordinates of level l - 1's centres, level 0 those of
+the input. Level l of the way down and level l of the way up see the same points, and so share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from overt.ops.point_pairs import Pairs, find_pairs
+from overt.ops.point_search import furthest_point_sample, three_nearest
+from overt.ops.point_voxels import VoxelGrid, grid_coordinates, make_grid
+
+
+class LevelPlan(NamedTuple):
+    """What a level needs to know about its points."""
+
+    centers: int
+    radius: float
+    neighbours: int
+    resolutions: tuple[int, ...]  # of the voxel grids that its layers use
+    pairs_per_center: int | None  # slots of the packed neighbourhoods, on average; None: as found
+
+
+class Nearest(NamedTuple):
+    """The three nearest centres of every point, for interpolation."""
+
+    rows: Tensor  # (B * N, 3) int32: of the centres, among those of the batch
+    weights: Tensor  # (B * N, 3)
+
+
+class Level(NamedTuple):
+    coords: Tensor  # (B, N, 3)
+    grids: dict[int, VoxelGrid]  # by resolution
+    centers: Tensor  # (B, M, 3)
+    pairs: Pairs
+    relative: Tensor  # (P, 3) from the centre to the neighbour
+    nearest: Nearest
+
+
+class Geometry(NamedTuple):
+    levels: list[Level]
+
+    def fullest(self) -> Tensor:
+        """The largest share of a level's slots for pairs that was asked for; above 1: too few."""
+        shares = [level.pairs.wanted / max(level.pairs.points.shape[0], 1) for level in self.levels]
+        return torch.stack(shares).amax()
+
+
+@torch.no_grad()
+def find_geometry(coords: Tensor, plans: Sequence[LevelPlan]) -> Geometry:
+    """The geometry of clouds (B, N, 3), level by level."""
+    with torch.autocast(coords.device.type, enabled=False):
+        coords = coords.detach().float().contiguous()
+        centers = furthest_centers(coords, plans[0].centers)
+        levels = []
+        for number, plan in enumerate(plans):
+            if number > 0:
+                # The furthest points of a list in picking order are its first ones.
+                centers = first_centers(coords, plan.centers)
+            levels.append(find_level(coords, centers, plan))
+            coords = centers
+        return Geometry(levels)
+
+
+def furthest_centers(coords: Tensor, count: int) -> Tensor:
+    """The coordinates (B, count, 3) of furthest points."""
+    picks = furthest_point_sample(coords, count).long()
+    return coords.gather(1, picks[..., None].expand(-1, -1, 3))
+
+
+def first_centers(coords: Tensor, count: int) -> Tensor:
+    """The first points; where there are too few, point 0 again and again, as furthest points do."""
+    missing = count - coords.shape[1]
+    if missing <= 0:
+        return coords[:, :count].contiguous()
+    return torch.cat([coords, coords[:, :1].expand(-1, missing, -1)], dim=1)
+
+
+def find_level(coords: Tensor, centers: Tensor, plan: LevelPlan) -> Level:
+    """Grids, neighbourhoods and nearest centres of one level."""
+    batch = len(coords)
+    slots = plan.pairs_per_center
+    # On the CPU the number of pairs is known at once.
+    capacity = (
+        None if slots is None or coords.device.type == "cpu" else slots * plan.centers * batch
+    )
+    pairs = find_pairs(centers, coords, plan.radius, plan.neighbours, capacity)
+    last = batch * plan.centers - 1
+    to = coords.view(-1, 3).index_select(0, pairs.points)
+    since = centers.view(-1, 3).index_select(0, pairs.centers.clamp(max=last))
+    index, weight = three_nearest(coords, centers)
+    first = torch.arange(batch, device=coords.device, dtype=torch.int32) * plan.centers
+    return Level(
+        coords,
+        {
+            resolution: make_grid(grid_coordinates(coords, resolution), resolution)
+            for resolution in plan.resolutions
+        },
+        centers,
+        pairs,
+        to - since,
+        Nearest((index + first[:, None, None]).view(-1, 3), weight.view(-1, 3)),
+    )

@@ -1,0 +1,265 @@
+"""The blocks of the point-voxel network, with the parameter names of the published checkpoints.
+
+Letters: B clouds, N points, M centres, P pairs, V voxels, C channels. Features are rows, (B, N, C).
+Parameters lie in the convolutions that the checkpoints know; a convolution of size 1 is computed as
+the matrix product that it is. `time`, (B, D), is the same at every point: it is never spread out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from overt.ops.point_norm import norm_swish, norm_swish_max, norm_swish_pairs
+from overt.ops.point_pairs import Pairs
+from overt.ops.point_rows import mix_rows
+from overt.ops.point_voxels import VoxelGrid, average_voxels, read_voxels
+from overt.recipes.pcdiff.geometry import Nearest
+
+GROUPS = 8  # of every group normalisation
+SE_REDUCTION = 8
+
+
+class Swish(nn.Module):
+    """Holds a place in a checkpoint's numbering; it is computed with the norm before it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.silu(x)
+
+
+def normalized(rows: Tensor, norm: nn.GroupNorm) -> Tensor:
+    """swish(norm(rows)) of rows (B, R, C)."""
+    return norm_swish(rows, norm.weight, norm.bias, norm.num_groups)
+
+
+def matrix(conv: nn.Module) -> Tensor:
+    """The weights (out, in) of a convolution of size 1."""
+    weight = cast(Tensor, conv.weight)
+    return weight.flatten(1)
+
+
+def with_time(
+    convolution: nn.Conv1d | nn.Conv2d, features: Tensor, time: Tensor | None, start: int = 0
+) -> Tensor:
+    """A convolution of size 1 of features, its channels from `start` on, and of `time` after."""
+    weight, stop = matrix(convolution), start + features.shape[2]
+    rows = F.linear(features, weight[:, start:stop], convolution.bias)
+    return rows if time is None else rows + F.linear(time, weight[:, stop:]).unsqueeze(1)
+
+
+class SharedMLP(nn.Module):
+    """Layers of convolution of size 1, group norm and swish: `layers.{3i}`, `layers.{3i + 1}`."""
+
+    def __init__(self, width: int, widths: Sequence[int], dimensions: int = 1) -> None:
+        super().__init__()
+        convolution = nn.Conv1d if dimensions == 1 else nn.Conv2d
+        layers: list[nn.Module] = []
+        for out in widths:
+            layers += [convolution(width, out, 1), nn.GroupNorm(GROUPS, out), Swish()]
+            width = out
+        self.layers = nn.Sequential(*layers)
+
+    def steps(self) -> list[tuple[nn.Conv1d | nn.Conv2d, nn.GroupNorm]]:
+        """Convolution and norm of each layer."""
+        layers = list(self.layers)
+        return [
+            (cast(nn.Conv1d, convolution), cast(nn.GroupNorm, norm))
+            for convolution, norm in zip(layers[::3], layers[1::3], strict=True)
+        ]
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Rows (B, N, C) to (B, N, C')."""
+        for convolution, norm in self.steps():
+            rows = normalized(F.linear(rows, matrix(convolution), convolution.bias), norm)
+        return rows
+
+
+class SqueezeExcite(nn.Module):
+    """A gate between 0 and 1 for every channel, from the means of all channels."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.fc = nn.Sequential(
+            nn.Linear(channels, channels // SE_REDUCTION, bias=False),
+            nn.ReLU(),
+            nn.Linear(channels // SE_REDUCTION, channels, bias=False),
+            nn.Sigmoid(),
+        )
+
+    def gate(self, rows: Tensor) -> Tensor:
+        """Of rows (B, V, C): (B, 1, C)."""
+        gate: Tensor = self.fc(rows.mean(1, keepdim=True, dtype=torch.float32))
+        return gate
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return rows * self.gate(rows)
+
+
+class Attention(nn.Module):
+    """swish(norm(x + attention(x))): one head over all channels, logits without a scale."""
+
+    def __init__(self, channels: int, dimensions: int) -> None:
+        super().__init__()
+        convolution = nn.Conv1d if dimensions == 1 else nn.Conv3d
+        self.q = convolution(channels, channels, 1)
+        self.k = convolution(channels, channels, 1)
+        self.v = convolution(channels, channels, 1)
+        self.out = convolution(channels, channels, 1)
+        self.norm = nn.GroupNorm(GROUPS, channels)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Rows (B, R, C) to (B, R, C)."""
+        query, key, value = (
+            F.linear(rows, matrix(part), part.bias).unsqueeze(1)
+            for part in (self.q, self.k, self.v)
+        )  # (B, 1, R, C)
+        mixed = F.scaled_dot_product_attention(query, key, value, scale=1.0).squeeze(1)
+        return normalized(rows + F.linear(mixed, matrix(self.out), self.out.bias), self.norm)
+
+
+class PVConv(nn.Module):
+    """Convolutions of the voxel averages, read at the points, plus a layer on the points."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        resolution: int,
+        *,
+        dropout: float | None,
+        attention: bool = False,
+        squeeze_excite: bool = True,
+    ) -> None:
+        super().__init__()
+        self.resolution = resolution
+        layers: list[nn.Module] = [
+            nn.Conv3d(in_channels, out_channels, 3, padding=1),
+            nn.GroupNorm(GROUPS, out_channels),
+            Swish(),
+        ]
+        if dropout is not None:  # 0 keeps its place in the numbering
+            layers.append(nn.Dropout(dropout))
+        layers += [
+            nn.Conv3d(out_channels, out_channels, 3, padding=1),
+            nn.GroupNorm(GROUPS, out_channels),
+            Attention(out_channels, dimensions=3) if attention else Swish(),
+        ]
+        if squeeze_excite:
+            layers.append(SqueezeExcite(out_channels))
+        self.voxel_layers = nn.Sequential(*layers)
+        self.point_features = SharedMLP(in_channels, [out_channels])
+
+    def forward(self, features: Tensor, grid: VoxelGrid, time: Tensor | None = None) -> Tensor:
+        """Features (B, N, C) to (B, N, C'); `time` is appended to the features of every point."""
+        ((layer, norm),) = self.point_features.steps()
+        own = normalized(with_time(layer, features, time), norm)
+        voxels = average_voxels(features, grid)
+        if time is not None:
+            # The mean of a constant is the constant where there is a point, and 0 elsewhere.
+            spread = (grid.occupied * time[:, None]).to(voxels.dtype)
+            voxels = torch.cat([voxels, spread], dim=2)
+        values, gate = self.convolve(voxels)
+        at_points = read_voxels(values, grid)
+        # Reading is linear: the gate of a channel may as well follow it.
+        if gate is not None:
+            at_points = at_points * gate.to(at_points.dtype)
+        return at_points + own
+
+    def convolve(self, voxels: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Voxels (B, V, C) to (B, V, C'), and the gate (B, 1, C') that belongs to them."""
+        layers = list(self.voxel_layers)
+        voxels = self.convolution(voxels, cast(nn.Conv3d, layers[0]))
+        voxels = normalized(voxels, cast(nn.GroupNorm, layers[1]))
+        rest = layers[3:]
+        if isinstance(rest[0], nn.Dropout):
+            voxels = rest.pop(0)(voxels)
+        convolution, norm, activation, *gates = rest
+        voxels = self.convolution(voxels, cast(nn.Conv3d, convolution))
+        if isinstance(activation, Attention):
+            group = cast(nn.GroupNorm, norm)
+            voxels = F.group_norm(
+                voxels.transpose(1, 2), group.num_groups, group.weight, group.bias, group.eps
+            ).transpose(1, 2)
+            voxels = activation(voxels)
+        else:
+            voxels = normalized(voxels, cast(nn.GroupNorm, norm))
+        return voxels, cast(SqueezeExcite, gates[0]).gate(voxels) if gates else None
+
+    def convolution(self, voxels: Tensor, layer: nn.Conv3d) -> Tensor:
+        """A convolution of rows (B, V, C): seen as a grid with channels last, without a copy."""
+        side = self.resolution
+        grid = torch.unflatten(voxels, 1, (side, side, side)).permute(0, 4, 1, 2, 3)
+        result: Tensor = layer(grid)
+        return result.permute(0, 2, 3, 4, 1).flatten(1, 3)
+
+
+class SetAbstraction(nn.Module):
+    """Features of centres: the largest of what a small network makes of their neighbours.
+
+    The first layer is a sum: one part of the neighbour's own features, computed once for each
+    point, one of its place relative to the centre.
+    """
+
+    def __init__(self, in_channels: int, widths: Sequence[int]) -> None:
+        super().__init__()
+        self.mlps = nn.ModuleList([SharedMLP(in_channels + 3, widths, dimensions=2)])
+
+    def forward(
+        self,
+        features: Tensor,  # (B, N, C)
+        pairs: Pairs,
+        relative: Tensor,  # (P, 3)
+        time: Tensor | None = None,  # (B, D), appended to the features of every point
+    ) -> Tensor:
+        """Features of the centres, (B, M, C')."""
+        (first, norm), *rest = cast(SharedMLP, self.mlps[0]).steps()
+        own = with_time(first, features, time, start=3)
+        rows = mix_rows(own.flatten(0, 1), pairs.points[:, None])
+        rows = torch.addmm(rows, relative.to(rows.dtype), matrix(first)[:, :3].to(rows.dtype).T)
+        for layer, following in rest:
+            rows = norm_swish_pairs(rows, norm.weight, norm.bias, GROUPS, pairs)
+            rows, norm = F.linear(rows, matrix(layer), layer.bias), following
+        values = norm_swish_max(rows, norm.weight, norm.bias, GROUPS, pairs)
+        return torch.unflatten(values, 0, (pairs.batch, -1))
+
+
+class FeaturePropagation(nn.Module):
+    """Features of points from those of the three nearest centres and their own.
+
+    The first layer is applied to the centres, of which there are fewer, and its result
+    interpolated: both are linear.
+    """
+
+    def __init__(self, in_channels: int, widths: Sequence[int]) -> None:
+        super().__init__()
+        self.mlp = SharedMLP(in_channels, widths)
+
+    def forward(
+        self,
+        features: Tensor,  # (B, M, C)
+        nearest: Nearest,
+        skip: Tensor,  # (B, N, C'') features that the points have already; may have no channels
+        time: Tensor | None = None,  # (B, D), appended to the features of every centre
+    ) -> Tensor:
+        """Features of the points, (B, N, C')."""
+        (first, norm), *rest = self.mlp.steps()
+        weight, channels = matrix(first), features.shape[2]
+        own = F.linear(features, weight[:, :channels])
+        rows = mix_rows(own.flatten(0, 1), nearest.rows, nearest.weights)
+        rows = torch.unflatten(rows, 0, (len(features), -1))
+        constant = cast(Tensor, first.bias)
+        if time is not None:
+            width = channels + time.shape[1]
+            constant = F.linear(time, weight[:, channels:width], first.bias).unsqueeze(1)
+            channels = width
+        rows = rows + constant.to(rows.dtype)
+        if skip.shape[2] > 0:
+            rows = rows + F.linear(skip, weight[:, channels:])
+        rows = normalized(rows, norm)
+        for layer, following in rest:
+            rows = normalized(F.linear(rows, matrix(layer), layer.bias), following)
+        return rows

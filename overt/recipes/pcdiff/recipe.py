@@ -1,0 +1,207 @@
+"""PCDiff as a recipe: what the engine needs to train and score it, and nothing else."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from overt.data.rng import sample_rng
+from overt.data.skulls import Cloud, Points, draw_points, known_cloud
+from overt.distributed import World, gather_objects
+from overt.evaluation import NamedRow, Row, summarize
+from overt.recipe import StepOutput
+from overt.recipes.pcdiff.config import ConvolutionSettings, ModelSettings, Settings
+from overt.recipes.pcdiff.data import (
+    CloudBatch,
+    CloudSample,
+    HeldOutCases,
+    TrainingClouds,
+    collate,
+    make_missing_data,
+)
+from overt.recipes.pcdiff.denoiser import Convolutions, Denoiser, Down, Up, make_plans
+from overt.recipes.pcdiff.diffusion import (
+    Arrays,
+    add_noise,
+    min_snr_weight,
+    posterior_divergence,
+    squared_error,
+)
+from overt.recipes.pcdiff.evaluation import sample_batch, score_batch
+from overt.recipes.pcdiff.geometry import find_geometry
+from overt.recipes.pcdiff.layers import FeaturePropagation, PVConv, SetAbstraction
+from overt.recipes.pcdiff.sampling import base_arrays, make_plan
+from overt.viz.points import Shown, draw_clouds
+
+CASES_DRAWN = 2
+
+
+class Completion(NamedTuple):
+    """Implants for one skull, in its normalised coordinates; on the CPU."""
+
+    known: Cloud  # (S, 3)
+    implants: Tensor  # (n, K, 3)
+
+
+class PCDiffRecipe:
+    """Point-cloud diffusion that completes a defective skull with an implant."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.down, self.up = levels(settings.model)
+        self.plans = make_plans(self.down, self.up, settings.model.resolution_multiplier)
+        # With room set aside for neighbours, the host asks the device for nothing.
+        self.replayable = all(plan.pairs_per_center is not None for plan in self.plans)
+        self.arrays: dict[torch.device, Arrays] = {}
+
+    def arrays_on(self, device: torch.device) -> Arrays:
+        if device not in self.arrays:
+            self.arrays[device] = base_arrays(self.settings.model.diffusion).to(device)
+        return self.arrays[device]
+
+    def build_model(self) -> Denoiser:
+        model = self.settings.model
+        return Denoiser(
+            self.down,
+            self.up,
+            embed_dim=model.embed_dim,
+            attention=model.attention,
+            dropout=model.dropout,
+            width_multiplier=model.width_multiplier,
+            resolution_multiplier=model.resolution_multiplier,
+        )
+
+    def build_dataset(self) -> TrainingClouds:
+        make_missing_data(self.settings.data)
+        return TrainingClouds(self.settings.data, self.settings.model.diffusion.steps)
+
+    def collate(self, samples: list[CloudSample]) -> CloudBatch:
+        return collate(samples)
+
+    def blocks(self, model: Denoiser) -> list[nn.Module]:
+        kinds = (PVConv, SetAbstraction, FeaturePropagation)
+        inner: list[nn.Module] = [part for part in model.modules() if isinstance(part, kinds)]
+        return inner if model.global_att is None else [*inner, model.global_att]
+
+    def loss(
+        self, model: nn.Module, batch: CloudBatch, counts: dict[str, Tensor], step: int
+    ) -> StepOutput:
+        settings, arrays = self.settings, self.arrays_on(batch.known.device)
+        noise, start = batch.noise.transpose(1, 2), batch.implant.transpose(1, 2)  # (B, 3, K)
+        noisy = add_noise(arrays, start, batch.times, noise)
+        cloud = torch.cat([batch.known.transpose(1, 2), noisy], dim=2)  # (B, 3, N)
+        geometry = find_geometry(cloud.transpose(1, 2), self.plans)
+        predicted = model(cloud, batch.times, geometry)[:, :, batch.known.shape[1] :]
+        # The losses are float32 whatever the model computes in.
+        with torch.autocast(cloud.device.type, enabled=False):
+            errors = squared_error(noise, predicted)  # (B,)
+            match settings.loss.type:
+                case "mse_minsnr":
+                    gamma = settings.loss.min_snr_gamma
+                    losses = errors * min_snr_weight(arrays, batch.times, gamma)
+                case "kl":
+                    kind = settings.model.diffusion.variance
+                    losses = posterior_divergence(
+                        arrays, start, noisy, batch.times, predicted, kind
+                    )
+                case _:
+                    losses = errors
+            fullest = geometry.fullest()
+            # Neighbours that found no room would be a silent error: the step is to be skipped.
+            losses = losses + torch.where(fullest > 1, torch.nan, 0.0)
+            share = len(errors) / counts["samples"]
+        return StepOutput(
+            {settings.loss.type: losses.sum() / counts["samples"]},
+            {
+                "noise_error": errors.detach().sum() / counts["samples"],
+                "pair_room_used": fullest * share,
+            },
+        )
+
+    def evaluate(self, model: nn.Module, world: World) -> dict[str, float]:
+        """Scores of implants sampled for held-out skulls."""
+        return summarize(self.evaluate_rows(model, world))
+
+    def evaluate_rows(self, model: nn.Module, world: World) -> list[NamedRow]:
+        """The same for each skull. Batches do not depend on the number of processes."""
+        settings = self.settings.evaluation
+        cases = HeldOutCases(self.settings.data, settings)
+        plan = make_plan(self.settings.model.diffusion, settings)
+        arrays = self.arrays_on(next(model.parameters()).device)
+        size = settings.batch_size
+        batches = [
+            range(first, min(first + size, len(cases))) for first in range(0, len(cases), size)
+        ]
+        own: dict[int, Row] = {}
+        for indices in batches[world.rank :: world.world_size]:
+            scores = score_batch(cast(Denoiser, model), cases, indices, settings, plan, arrays)
+            own |= dict(zip(indices, scores, strict=True))
+        rows: dict[int, Row] = {}
+        for part in gather_objects(own):
+            rows |= part
+        return [{"name": cases.items[index].name, **rows[index]} for index in range(len(cases))]
+
+    def visualize(self, model: nn.Module) -> dict[str, Tensor]:
+        """The first held-out skulls with sampled and true implants, from several sides."""
+        settings = self.settings
+        cases = HeldOutCases(settings.data, settings.evaluation)
+        device = next(model.parameters()).device
+        plan = make_plan(settings.model.diffusion, settings.evaluation)
+        batch = [cases.case(index) for index in range(min(CASES_DRAWN, len(cases)))]
+        known = torch.stack([torch.from_numpy(case.cloud.points) for case in batch])
+        implants = sample_batch(
+            cast(Denoiser, model),
+            known.to(device),
+            settings.data.num_implant_points,
+            settings.evaluation,
+            plan,
+            cases.places[: len(batch)],
+        )
+        rows = []
+        for case, skull, found in zip(batch, known, implants, strict=True):
+            rows.append(Shown(f"{case.item.name}: sampled", skull, found[0]))
+            rows.append(Shown(f"{case.item.name}: true", skull, case.implant))
+        return {"implants": draw_clouds(rows)}
+
+    def complete(self, model: nn.Module, skull: Points, where: str) -> Completion:
+        """Implants for the cloud (points, 3) of a defective skull, for `overt complete`.
+
+        `where` names the cloud in errors.
+        """
+        settings = self.settings
+        rng = sample_rng(settings.evaluation.seed, 0, 0)
+        count = settings.data.num_known_points
+        cloud = known_cloud(draw_points(skull, count, rng, where))
+        device = next(model.parameters()).device
+        implants = sample_batch(
+            cast(Denoiser, model),
+            torch.from_numpy(cloud.points)[None].to(device),
+            settings.data.num_implant_points,
+            settings.evaluation,
+            make_plan(settings.model.diffusion, settings.evaluation),
+            [0],
+        )
+        return Completion(cloud, implants[0])
+
+
+def levels(settings: ModelSettings) -> tuple[list[Down], list[Up]]:
+    """The levels of the network, from its settings."""
+
+    def convolutions(block: ConvolutionSettings) -> Convolutions:
+        return Convolutions(block.channels, block.count, block.resolution)
+
+    down = [
+        Down(
+            None if level.convolutions is None else convolutions(level.convolutions),
+            level.centers,
+            level.radius,
+            level.neighbours,
+            list(level.widths),
+            level.pairs_per_center,
+        )
+        for level in settings.down
+    ]
+    up = [Up(list(level.widths), convolutions(level.convolutions)) for level in settings.up]
+    return down, up

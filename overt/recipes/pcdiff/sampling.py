@@ -1,0 +1,148 @@
+"""Implants for skulls: the reverse process from noise, all of it on the device.
+
+Letters: B clouds, S known points, K implant points. A reverse step has fixed shapes and waits for
+nothing, so on CUDA it is recorded once as a graph and played back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from overt.errors import ConfigError
+from overt.recipes.pcdiff.config import DiffusionSettings, EvaluationSettings
+from overt.recipes.pcdiff.denoiser import Denoiser
+from overt.recipes.pcdiff.diffusion import (
+    Arrays,
+    ddim_step,
+    ddpm_step,
+    log_variance,
+    make_arrays,
+    make_betas,
+    respace,
+)
+
+
+class Plan(NamedTuple):
+    """Which steps are taken, from the noisiest down, and how."""
+
+    arrays: Arrays
+    timesteps: list[int]
+    variance: str | None  # of DDPM; None: DDIM
+    eta: float
+
+    @property
+    def is_random(self) -> bool:
+        return self.variance is not None or self.eta > 0
+
+
+def base_arrays(settings: DiffusionSettings) -> Arrays:
+    """The arrays of training."""
+    return make_arrays(
+        make_betas(settings.schedule, settings.beta_start, settings.beta_end, settings.steps)
+    )
+
+
+def make_plan(diffusion: DiffusionSettings, evaluation: EvaluationSettings) -> Plan:
+    """The steps that the settings ask for."""
+    arrays = base_arrays(diffusion)
+    if evaluation.sampler == "ddpm":
+        return Plan(arrays, list(range(diffusion.steps - 1, -1, -1)), diffusion.variance, 0.0)
+    spaced = respace(arrays, evaluation.steps)
+    return Plan(spaced.arrays, spaced.timesteps, None, evaluation.eta)
+
+
+class ReverseStep:
+    """One step of the reverse process in place: `x`, at `times`, with `noise`."""
+
+    def __init__(self, model: Denoiser, known: Tensor, count: int, plan: Plan) -> None:
+        device, batch = known.device, len(known)
+        self.model, self.plan = model, plan
+        self.arrays = plan.arrays.to(device)
+        self.log_variances = (
+            None if plan.variance is None else log_variance(self.arrays, plan.variance)
+        )
+        self.known = known.transpose(1, 2).contiguous()  # (B, 3, S)
+        self.x = torch.zeros((batch, 3, count), device=device)
+        self.noise = torch.zeros_like(self.x)
+        self.times = torch.zeros(batch, dtype=torch.int64, device=device)
+        # How full the room for neighbours was at most; above 1 some were left out.
+        self.fullest = torch.zeros((), device=device)
+
+    def __call__(self) -> None:
+        cloud = torch.cat([self.known, self.x], dim=2)
+        geometry = self.model.geometry(cloud.transpose(1, 2))
+        self.fullest.copy_(torch.maximum(self.fullest, geometry.fullest()))
+        predicted = self.model(cloud, self.times, geometry)[:, :, self.known.shape[2] :]
+        if self.log_variances is None:
+            after = ddim_step(self.arrays, self.x, self.times, predicted, self.noise, self.plan.eta)
+        else:
+            after = ddpm_step(
+                self.arrays, self.x, self.times, predicted, self.noise, self.log_variances
+            )
+        self.x.copy_(after)
+
+
+@torch.no_grad()
+def sample_implants(
+    model: Denoiser,
+    known: Tensor,  # (B, S, 3)
+    count: int,
+    plan: Plan,
+    generators: Sequence[torch.Generator],  # one for each cloud, on its device
+    cuda_graph: bool = False,
+) -> Tensor:
+    """Points (B, K, 3) that complete the clouds; each cloud has noise of its own."""
+    step = ReverseStep(model, known, count, plan)
+    run: Callable[[], None] = step
+    fixed = all(level.pairs_per_center is not None for level in model.plans)
+    if cuda_graph and known.is_cuda and fixed:
+        run = record(step)
+        step.fullest.zero_()
+
+    def draw(target: Tensor) -> None:
+        for cloud, generator in zip(target, generators, strict=True):
+            cloud.normal_(generator=generator)
+
+    draw(step.x)
+    timesteps = torch.tensor(plan.timesteps, device=known.device)
+    for time in timesteps:
+        step.times.copy_(time.expand_as(step.times))
+        if plan.is_random:
+            draw(step.noise)
+        run()
+    refuse_overflow(float(step.fullest))
+    return step.x.transpose(1, 2).contiguous()
+
+
+def record(step: Callable[[], None]) -> Callable[[], None]:
+    """A CUDA graph of the step; recording runs it a few times."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    # A cast weight that autocast keeps would belong to the graph's memory.
+    with torch.autocast(
+        "cuda",
+        torch.get_autocast_dtype("cuda"),
+        enabled=torch.is_autocast_enabled("cuda"),
+        cache_enabled=False,
+    ):
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                step()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+    return graph.replay
+
+
+def refuse_overflow(fullest: float) -> None:
+    """Neighbours that found no room are no result."""
+    if fullest > 1:
+        raise ConfigError(
+            f"a level has {fullest:.2f} times as many neighbours as its pairs_per_center (in "
+            "model.down) has room for; raise it by as much, or set it to null"
+        )

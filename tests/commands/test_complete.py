@@ -1,0 +1,125 @@
+"""overt complete and overt evaluate: a trained PCDiff in, implants, volumes and scores out."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from toy_runs import TOY, train_toy
+
+from overt.cli import main
+from overt.config import build_recipe, load
+from overt.data.skull_volumes import read_nrrd
+
+SMALL = [
+    "data.synthetic.count=2",
+    "data.synthetic.side=24",
+    "data.synthetic.points=400",
+    "data.num_points=160",
+    "data.num_implant_points=32",
+    "model.width_multiplier=0.5",
+    "model.resolution_multiplier=0.5",
+    "model.embed_dim=16",
+    "evaluation.steps=3",
+    "evaluation.loss_times=1",
+    "evaluation.cases=2",
+    "training.device=cpu",
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Skulls, and the weights of a small model as the published code names them."""
+    folder = tmp_path_factory.mktemp("complete")
+    recipe = build_recipe(load(["recipe=pcdiff_tiny", *SMALL, f"data.root={folder / 'skulls'}"]))
+    recipe.build_dataset()
+    torch.manual_seed(0)
+    state = {f"model.module.{key}": v for key, v in recipe.build_model().state_dict().items()}
+    torch.save({"epoch": 0, "model_state": state}, folder / "epoch_0.pth")
+    return folder
+
+
+def complete(folder: Path, skull: str, *words: str) -> int:
+    weights = ["--checkpoint", str(folder / "epoch_0.pth"), "--recipe", "pcdiff_tiny"]
+    return main(["complete", str(folder / "skulls" / skull), *weights, *words, *SMALL])
+
+
+def test_a_volume_gets_an_implant_of_its_own_shape(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    skull = "defective_skull/bilateral/000.nrrd"
+    assert complete(folder, skull, "--samples", "2", "--output", str(out)) == 0
+    assert "2 implant(s) of 32 points" in capsys.readouterr().out
+    # As the published code writes them.
+    assert np.load(out / "input.npy").shape == (1, 128, 3)
+    sample = np.load(out / "sample.npy")
+    assert sample.shape == (2, 160, 3)
+    np.testing.assert_array_equal(sample[0, :128], np.load(out / "input.npy")[0])
+    shift, scale = np.load(out / "shift.npy"), np.load(out / "scale.npy")
+    assert (shift.shape, scale.shape) == ((1, 1, 3), (1, 1, 1))
+    lines = (out / "implant_1.ply").read_bytes().split(b"end_header\n")
+    stored = np.frombuffer(lines[1], "<f4").reshape(32, 3)
+    np.testing.assert_allclose(stored, (sample[1, 128:] * scale + shift)[0], rtol=1e-5)
+    volume, implant = read_nrrd(folder / "skulls" / skull), read_nrrd(out / "implant.nrrd")
+    assert implant.values.shape == volume.values.shape
+    assert implant.spacing == volume.spacing
+    assert not (implant.mask & volume.mask).any()
+    with Image.open(out / "picture.png") as picture:
+        assert picture.size == (4 * 220, 18 + 2 * 220)
+
+
+def test_a_cloud_gets_implants_and_no_volume(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    skull = "defective_skull/random_1/001_surf.npy"
+    assert complete(folder, skull, "--output", str(out)) == 0
+    assert (out / "implant_0.ply").is_file()
+    assert not (out / "implant.nrrd").exists()
+
+
+@pytest.mark.parametrize(
+    ("skull", "message"),
+    [
+        ("absent.npy", "there is no skull"),
+        ("absent.nrrd", "cannot be read"),
+        ("train.csv", "a skull is a volume"),
+    ],
+)
+def test_other_files_are_refused(
+    skull: str, message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert complete(folder, skull) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_too_few_and_broken_points_are_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(folder / "skulls" / "few.npy", np.zeros((9, 3)))
+    assert complete(folder, "few.npy") == 1
+    assert "9 points; asked for are 128" in capsys.readouterr().err
+    np.save(folder / "skulls" / "broken.npy", np.full((300, 3), np.nan))
+    assert complete(folder, "broken.npy") == 1
+    assert "is not finite" in capsys.readouterr().err
+
+
+def test_other_recipes_complete_nothing(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train_toy(tmp_path, "training.num_steps=1", "exp_name=toy")
+    skull = str(folder / "skulls/implant/bilateral/000_surf.npy")
+    checkpoint = str(tmp_path / "toy/checkpoints/latest")
+    assert main(["complete", skull, "--checkpoint", checkpoint, "--package", str(TOY)]) == 1
+    assert "completes no skulls" in capsys.readouterr().err
+
+
+def test_a_checkpoint_is_scored_case_by_case(folder: Path, tmp_path: Path) -> None:
+    words = ["recipe=pcdiff_tiny", f"checkpoint={folder / 'epoch_0.pth'}", f"output={tmp_path}"]
+    assert main(["evaluate", *words, f"data.root={folder / 'skulls'}", *SMALL]) == 0
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [row["name"][:-8] for row in rows] == ["bilateral", "random_2"]
+    scores = json.loads((tmp_path / "scores.json").read_text())["scores"]
+    assert {"dsc", "bdsc", "hd95", "chamfer_mm", "f_score", "val_loss"} <= set(scores)
+    assert (tmp_path / "implants.png").is_file()

@@ -1,0 +1,87 @@
+"""overt/ops/point_rows.py: sums by index, their transpose, and the kernels."""
+
+import pytest
+import torch
+from kernel_tests import DEVICE, ON_GPU, assert_same_results, kernel_test
+
+from overt.ops.point_rows import mix_rows, mix_rows_plain, spread_rows, spread_rows_plain
+
+
+def make_case(terms: int, channels: int = 5) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(terms)
+    rows = torch.randn(9, channels, generator=generator)
+    index = torch.randint(9, (14, terms), generator=generator, dtype=torch.int32)
+    return rows, index, torch.rand(14, terms, generator=generator)
+
+
+def as_matrix(index: torch.Tensor, weight: torch.Tensor, rows: int) -> torch.Tensor:
+    matrix = torch.zeros(len(index), rows)
+    for result, (numbers, shares) in enumerate(zip(index, weight, strict=True)):
+        for number, share in zip(numbers.tolist(), shares, strict=True):
+            matrix[result, number] += share
+    return matrix
+
+
+@pytest.mark.parametrize("terms", [1, 3, 8])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_both_are_products_with_one_sparse_matrix(terms: int, weighted: bool) -> None:
+    rows, index, weight = make_case(terms)
+    given = weight if weighted else None
+    matrix = as_matrix(index, weight if weighted else torch.ones_like(weight), 9)
+    torch.testing.assert_close(mix_rows(rows, index, given), matrix @ rows)
+    back = torch.randn(14, 5)
+    torch.testing.assert_close(spread_rows(back, index, given, count=9), matrix.T @ back)
+
+
+def test_the_result_has_the_type_of_the_rows_and_float32_sums() -> None:
+    rows, index, weight = make_case(8)
+    low = rows.bfloat16()
+    mixed = mix_rows(low, index, weight)
+    assert mixed.dtype == torch.bfloat16
+    torch.testing.assert_close(mixed, mix_rows(low.float(), index, weight).bfloat16())
+    spread = spread_rows(mixed, index, weight, count=9)
+    exact = spread_rows(mixed.float(), index, weight, count=9)
+    torch.testing.assert_close(spread, exact.bfloat16())
+
+
+@kernel_test
+@pytest.mark.parametrize(("terms", "channels"), [(1, 5), (3, 64), (8, 24)])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_the_kernels_equal_the_definitions(terms: int, channels: int, weighted: bool) -> None:
+    from overt.ops.point_rows_kernels import mix_rows_fused, spread_rows_fused
+
+    count = 3000 if ON_GPU else 40
+    generator = torch.Generator().manual_seed(0)
+    index = torch.randint(50, (count, terms), generator=generator, dtype=torch.int32).to(DEVICE)
+    weight = torch.rand(count, terms, generator=generator).to(DEVICE) if weighted else None
+    rows = torch.randn(50, channels, generator=generator).to(DEVICE)
+    assert_same_results(
+        lambda x: mix_rows_fused(x, index, weight),
+        lambda x: mix_rows_plain(x, index, weight),
+        [rows],
+    )
+    back = torch.randn(count, channels, generator=generator).to(DEVICE)
+    assert_same_results(
+        lambda x: spread_rows_fused(x, index, weight, 50),
+        lambda x: spread_rows_plain(x, index, weight, count=50),
+        [back],
+    )
+
+
+@kernel_test
+def test_no_rows_are_no_error() -> None:
+    from overt.ops.point_rows_kernels import mix_rows_fused
+
+    index = torch.zeros(0, 1, dtype=torch.int32, device=DEVICE)
+    assert mix_rows_fused(torch.ones(3, 4, device=DEVICE), index, None).shape == (0, 4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_offsets_beyond_32_bits() -> None:
+    """More than 2^31 numbers: sample 26 of the published code's grouping, and beyond."""
+    rows, channels = 34_000_000, 64
+    values = torch.zeros(rows, channels, dtype=torch.bfloat16, device="cuda")
+    values[-1] = 3.0
+    index = torch.tensor([[rows - 1], [0]], dtype=torch.int32, device="cuda")
+    assert mix_rows(values, index)[:, 0].tolist() == [3.0, 0.0]

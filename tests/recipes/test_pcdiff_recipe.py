@@ -1,0 +1,267 @@
+"""The PCDiff recipes through the engine: they compose, learn, split, resume and are scored."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from small_pcdiff import (
+    SPLIT,
+    curve,
+    first_batch,
+    make_trainer,
+    small_config,
+    small_recipe,
+    train_without_dropout,
+)
+from toy_runs import read_rows, same_bits, weights
+
+from overt.config import Config, load
+from overt.data.rng import sample_rng
+from overt.distributed import init_distributed
+from overt.engine.batch import advice, plan_batches, scaled_learning_rate
+from overt.errors import ConfigError, DataError
+from overt.recipes.pcdiff.data import HeldOutCases
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("pcdiff")
+    small_recipe(root).build_dataset()  # writes the skulls
+    return root
+
+
+@cache
+def official() -> Config:
+    return load(["recipe=pcdiff", "data.root=somewhere"])
+
+
+def test_the_official_recipe_has_the_numbers_of_the_paper() -> None:
+    config = official()
+    assert config.training.num_epochs == 15000
+    assert config.training.global_batch_size == 8
+    assert config.optimizer.lr == 2e-4
+    assert config.optimizer.arguments["betas"] == [0.5, 0.999]
+    data = config.settings.data
+    assert (data.num_points, data.num_implant_points) == (30720, 3072)
+    assert [level.centers for level in config.settings.model.down] == [10240, 2560, 640, 160]
+
+
+@pytest.mark.parametrize(
+    ("batch", "processes", "each", "linear", "sqrt"),
+    [(8, 1, 8, 2e-4, 2e-4), (16, 2, 8, 4e-4, 2.83e-4), (64, 8, 8, 1.6e-3, 5.66e-4),
+     (128, 16, 8, 3.2e-3, 8e-4), (8, 8, 1, 2e-4, 2e-4)],
+)  # fmt: skip
+def test_the_table_of_the_scaling_guide(
+    batch: int, processes: int, each: int, linear: float, sqrt: float
+) -> None:
+    training = replace(official().training, global_batch_size=batch)
+    plan = plan_batches(training, processes)
+    assert plan.batch_size == each
+    for rule, expected in (("none", 2e-4), ("linear", linear), ("sqrt", sqrt)):
+        optimizer = replace(official().optimizer, lr_scaling=rule)
+        rate = scaled_learning_rate(optimizer, plan.global_batch_size)
+        assert rate == pytest.approx(expected, rel=2e-3)
+        hint = advice(training, optimizer, plan)
+        assert (hint is not None) == (each < 8)
+
+
+REFUSED = {
+    "model.diffusion.schedule=lineer": "did you mean linear",
+    "model.diffusion.beta_end=1.5": "beta_start < beta_end < 1",
+    "model.dropout=1.0": "0 to below 1",
+    "model.width_multiplier=0.3": "multiple of 8",
+    "model.up=[]": "one on the way up for each",
+    "data.dataset=skullbrake": "did you mean skullbreak",
+    "data.num_points=20": "it must be larger",
+    "loss.type=mae": "did you mean mse",
+    "evaluation.sampler=dpm": "did you mean ddpm",
+    "evaluation.steps=1": "2 to model.diffusion.steps",
+    "evaluation.ensemble=0": "1 or more",
+    "evaluation.found_mm=0": "above 0",
+}
+
+
+@pytest.mark.parametrize("override", REFUSED)
+def test_impossible_settings_are_refused(override: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=REFUSED[override]):
+        small_config(tmp_path, override)
+
+
+def test_a_missing_root_says_where_to_get_the_data(tmp_path: Path) -> None:
+    recipe = small_recipe(tmp_path, "data.synthetic=null", "data.root=null")
+    with pytest.raises(ConfigError, match="overt data prepare"):
+        recipe.build_dataset()
+
+
+def test_data_problems_show_before_training(root: Path, tmp_path: Path) -> None:
+    recipe = small_recipe(root, "data.num_points=1000", "data.num_implant_points=500")
+    with pytest.raises(DataError, match="400 points; asked for are 500"):
+        recipe.build_dataset()
+    (tmp_path / "train.csv").write_text("complete_skull/000.nrrd\n")
+    recipe = small_recipe(root, f"data.root={tmp_path}", "data.synthetic=null")
+    with pytest.raises(DataError, match="10 of 10 clouds are missing"):
+        recipe.build_dataset()
+
+
+def test_a_sample_is_a_function_of_its_generator(root: Path) -> None:
+    dataset = small_recipe(root, "data.augment=true").build_dataset()
+    one, other = (dataset.sample(3, sample_rng(0, 1, 3)) for _ in range(2))
+    assert one.time == other.time
+    for name in ("known", "implant", "noise"):
+        assert torch.equal(getattr(one, name), getattr(other, name))
+    assert one.known.shape == (128, 3)
+    assert one.implant.shape == one.noise.shape == (32, 3)
+    later = dataset.sample(3, sample_rng(0, 2, 3))
+    assert not torch.equal(one.noise, later.noise)
+
+
+def test_at_time_0_an_item_always_has_the_same_noise(root: Path) -> None:
+    dataset = small_recipe(root).build_dataset()
+    dataset.steps = 1  # every time step is 0
+    one, other = (dataset.sample(2, sample_rng(0, epoch, 2)) for epoch in range(2))
+    assert torch.equal(one.noise, other.noise)
+    assert not torch.equal(one.known, other.known)
+    assert not torch.equal(one.noise, dataset.sample(1, sample_rng(0, 0, 1)).noise)
+    free = small_recipe(root, "data.fixed_noise_at_t0=false").build_dataset()
+    free.steps = 1
+    one, other = (free.sample(2, sample_rng(0, epoch, 2)) for epoch in range(2))
+    assert not torch.equal(one.noise, other.noise)
+
+
+@pytest.mark.parametrize("kind", ["mse", "mse_minsnr", "kl"])
+def test_the_loss_is_a_share_of_the_global_batch(kind: str, root: Path) -> None:
+    recipe = small_recipe(root, f"loss.type={kind}")
+    torch.manual_seed(0)
+    model = recipe.build_model().eval()
+    whole = first_batch(recipe, 4)
+    counts = {"samples": torch.tensor(4)}
+    total = recipe.loss(model, whole, counts, 0)
+    assert torch.isfinite(total.total)
+    parts = []
+    for first in (0, 2):
+        names = ("known", "implant", "noise", "times")
+        fields = {name: getattr(whole, name)[first : first + 2] for name in names}
+        part = type(whole)(**fields, names=whole.names[first : first + 2])
+        parts.append(recipe.loss(model, part, counts, 0))
+    added = sum(part.total for part in parts)
+    torch.testing.assert_close(added, total.total, atol=1e-5, rtol=1e-4)
+    assert float(sum(part.metrics["pair_room_used"] for part in parts)) == pytest.approx(1.0)
+
+
+def test_low_precision_changes_the_loss_little(root: Path) -> None:
+    recipe = small_recipe(root)
+    torch.manual_seed(0)
+    model = recipe.build_model().eval()
+    batch, counts = first_batch(recipe, 3), {"samples": torch.tensor(3)}
+    exact = recipe.loss(model, batch, counts, 0).total
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = recipe.loss(model, batch, counts, 0).total
+    assert rough.dtype == torch.float32
+    assert float(rough.detach()) == pytest.approx(float(exact.detach()), rel=0.02)
+    rough.backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+def test_a_step_without_room_for_all_neighbours_has_no_loss(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = small_recipe(root)
+    batch = first_batch(recipe, 2)
+    geometry = "overt.recipes.pcdiff.geometry.Geometry.fullest"
+    monkeypatch.setattr(geometry, lambda self: torch.tensor(1.2))
+    output = recipe.loss(recipe.build_model(), batch, {"samples": torch.tensor(2)}, 0)
+    assert output.total.isnan()
+
+
+def test_accumulated_micro_batches_and_processes_give_one_curve(
+    run_processes: Callable[..., list[None]], root: Path
+) -> None:
+    train_without_dropout(root, *SPLIT, "exp_name=whole", "training.batch_size=4")
+    train_without_dropout(root, *SPLIT, "exp_name=parts", "training.batch_size=1")
+    run_processes(train_without_dropout, 2, root, *SPLIT, "exp_name=two", "training.batch_size=1")
+    whole = curve(root / "runs" / "whole")
+    assert len(whole) == 4
+    assert curve(root / "runs" / "parts") == pytest.approx(whole, rel=1e-4)
+    assert curve(root / "runs" / "two") == pytest.approx(whole, rel=1e-4)
+
+
+def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(root: Path) -> None:
+    steps = ["training.evaluate_every_steps=null", "checkpoint.every_steps=2"]
+    steps += ["training.num_steps=4", "checkpoint.metric_name=null"]
+    make_trainer(root, *steps, "exp_name=straight").train()
+    trainer = make_trainer(root, *steps, "exp_name=stopped")
+    trainer.total_steps = 2
+    trainer.train()
+    make_trainer(root, *steps, "exp_name=stopped").train()
+    runs = root / "runs"
+    for part in ("model", "ema"):
+        straight, stopped = (weights(runs / name, 4, part) for name in ("straight", "stopped"))
+        assert same_bits(straight, stopped)
+    assert curve(runs / "straight") == curve(runs / "stopped")
+
+
+def test_it_learns_and_is_scored(root: Path) -> None:
+    trainer = make_trainer(root, "exp_name=learns", "training.num_steps=40")
+    scores = trainer.train()
+    losses = curve(root / "runs" / "learns")
+    assert np.mean(losses[-8:]) < 0.75 * np.mean(losses[:4])
+    assert {"chamfer_mm", "f_score", "noise_chamfer_mm", "val_loss", "dsc", "bdsc"} <= set(scores)
+    assert scores["noise_chamfer_mm"] > 0
+    rows = read_rows(root / "runs" / "learns")
+    assert any("train/noise_error" in row for row in rows)
+    with torch.inference_mode():
+        picture = trainer.recipe.visualize(trainer.model)["implants"]
+    assert picture.shape == (3, 18 + 4 * 220, 4 * 220)
+
+
+def scores_here(root: Path) -> dict[str, float]:
+    recipe = small_recipe(root, "evaluation.volumes=false")
+    world = init_distributed("cpu")
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        return recipe.evaluate(recipe.build_model().eval(), world)
+
+
+def test_scores_do_not_depend_on_the_number_of_processes(
+    run_processes: Callable[..., list[dict[str, float]]], root: Path
+) -> None:
+    first, second = run_processes(scores_here, 2, root)
+    assert first == second == scores_here(root)
+
+
+def test_held_out_cases_are_spread_over_the_list_and_always_the_same(root: Path) -> None:
+    settings = small_recipe(root, "evaluation.cases=3").settings
+    cases = HeldOutCases(settings.data, settings.evaluation)
+    assert cases.places == [0, 2, 4]
+    one, other = (cases.case(1) for _ in range(2))
+    np.testing.assert_array_equal(one.cloud.points, other.cloud.points)
+    assert torch.equal(one.implant, other.implant)
+    assert np.abs(one.cloud.points).max() == pytest.approx(3.0)
+    assert one.voxel_mm == pytest.approx(200 / 24)
+    # The true implant in voxels is within the volume, as its file has it.
+    voxels = one.to_voxels(one.implant)
+    stored = np.load(one.item.implant)
+    assert (voxels >= stored.min(axis=0) - 1e-3).all()
+    assert (voxels <= stored.max(axis=0) + 1e-3).all()
+
+
+def test_an_ensemble_has_members_of_its_own(root: Path) -> None:
+    recipe = small_recipe(root, "evaluation.ensemble=3")
+    torch.manual_seed(0)
+    model = recipe.build_model().eval()
+    skull = np.random.default_rng(0).normal(size=(300, 3)) * 40
+    with torch.inference_mode():
+        found = recipe.complete(model, skull, "skull.npy")
+    assert found.implants.shape == (3, 32, 3)
+    assert not torch.allclose(found.implants[0], found.implants[1])
+    assert found.known.points.shape == (128, 3)
+
+
+def test_the_tiny_recipe_is_complete_and_small() -> None:
+    config = load(["recipe=pcdiff_tiny"])
+    assert config.training.num_steps <= 2500
+    assert config.settings.data.synthetic is not None
