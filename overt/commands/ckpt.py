@@ -53,6 +53,9 @@ def main(arguments: list[str]) -> int:
     if options.verb == "export" and options.to == "onnx":
         return export_onnx(options)
     if options.verb == "export":
+        for name in ("recipe", "package", "set"):
+            if getattr(options, name):
+                raise ConfigError(f"--{name} is for --to onnx; leave it out for {options.to}")
         return export(
             options.file,
             options.to,

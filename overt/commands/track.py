@@ -40,6 +40,8 @@ def main(arguments: Sequence[str]) -> int:
     # What the user gave is read before torch is: a mistake in it shows at once.
     from overt.data.video import has_pyav, read_video, write_video
 
+    if options.frames is not None and not options.online:
+        raise ConfigError("--frames ends a stream; add --online, or leave it out")
     config = _configure(options)
     fps = None
     if not options.online:

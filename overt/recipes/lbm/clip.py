@@ -1,0 +1,68 @@
+"""A whole clip through the online tracker, as evaluation and `overt track` do it.
+
+T frames, N queries (t, x, y); positions are in pixels of the video.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from overt.recipes.lbm.model import LBM
+from overt.recipes.lbm.online import OnlineTracker
+
+
+class ClipTracks(NamedTuple):
+    """The tracks of a whole clip, on the CPU."""
+
+    points_xy: Tensor  # (T, N, 2) pixels of the video
+    visible: Tensor  # (T, N) bool
+    visibility: Tensor  # (T, N) probabilities
+    rho: Tensor  # (T, N) probabilities
+
+
+def track_clip(
+    model: LBM,
+    video: Tensor,  # (T, 3, H, W) uint8
+    queries: Tensor,  # (N, 3): frame, x, y in pixels; the frame is floored
+    memory_size: int | None = None,
+    threshold: float | None = None,
+) -> ClipTracks:
+    """Follow queries through a clip by the online tracker: no look ahead, none back.
+
+    Before its query's frame a point rests at its query, invisible.
+    """
+    frames, count = len(video), len(queries)
+    device = next(model.parameters()).device
+    tracker = OnlineTracker(
+        model,
+        (video.shape[-2], video.shape[-1]),
+        max(count, 1),
+        memory_size,
+        threshold,
+        use_graphs=False,
+    )
+    begin = queries[:, 0].floor().long().cpu()
+    numbers = torch.zeros(count, dtype=torch.long)  # which query a point of the tracker is
+    added = 0
+    points_xy = queries[:, 1:].to(device, torch.float32).repeat(frames, 1, 1)
+    rest = torch.zeros((frames, count), device=device)
+    visibility, rho, visible = rest, torch.ones_like(rest), torch.zeros_like(rest, dtype=torch.bool)
+    for time, frame in enumerate(video):
+        tracker.observe(frame)
+        new = (begin == time).nonzero().squeeze(1)
+        if len(new):
+            tracker.add(queries[new, 1:].cpu())
+            numbers[added : added + len(new)] = new
+            added += len(new)
+        if added == 0:
+            continue
+        found = tracker.advance()
+        rows = numbers[:added].to(device)
+        points_xy[time, rows] = found.points_xy
+        visibility[time, rows] = found.visibility
+        rho[time, rows] = found.rho
+        visible[time, rows] = found.visible
+    return ClipTracks(*(part.cpu() for part in (points_xy, visible, visibility, rho)))

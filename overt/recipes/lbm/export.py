@@ -1,0 +1,81 @@
+"""The work of one frame as a function without state of its own, for ONNX.
+
+Letters: N points (any number), M entries of a memory, C channels, H x W pixels of the model.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from overt.recipes.lbm.model import LBM
+from overt.recipes.lbm.online import State, advance, empty_state
+
+INPUTS = ("frame", "new_points", "is_new", "query", "collision", "stream", "ignore")
+OUTPUTS = (
+    "points", "visibility", "rho", "query_after", "collision_after", "stream_after", "ignore_after",
+)  # fmt: skip
+# Where each has its axis of points, which may be of any length.
+POINTS_AXIS = dict.fromkeys((*INPUTS[1:], OUTPUTS[0], *OUTPUTS[3:]), 1)
+POINTS_AXIS |= dict.fromkeys(OUTPUTS[1:3], 0)
+
+
+class FrameStep(nn.Module):
+    """Frame and state in, points and state out; a point that is new is read from this frame."""
+
+    def __init__(self, model: LBM, threshold: float) -> None:
+        super().__init__()
+        self.model = model
+        self.threshold = threshold
+
+    def forward(
+        self,
+        frame: Tensor,  # (1, 3, H, W) float32 in 0..255
+        new_points: Tensor,  # (1, N, 2) where new points are, pixels of the model
+        is_new: Tensor,  # (1, N) bool
+        query: Tensor,  # (1, N, C)
+        collision: Tensor,  # (1, N, M, C)
+        stream: Tensor,  # (1, N, M, C)
+        ignore: Tensor,  # (1, N, M) bool
+    ) -> tuple[Tensor, ...]:
+        features = self.model.backbone(frame)
+        first = torch.zeros_like(is_new, dtype=torch.long)
+        read = self.model.read_queries(features, first, new_points)
+        query = torch.where(is_new.unsqueeze(-1), read, query)
+        state = State(query, collision, stream, ignore | is_new.unsqueeze(-1))
+        maps = self.model.transformer.frame_maps(features)
+        estimate, after = advance(self.model, state, maps, self.threshold)
+        visibility, rho = torch.sigmoid(estimate.visibility[0]), torch.sigmoid(estimate.rho[0])
+        return estimate.points_xy, visibility, rho, *after
+
+
+class ExportedStep(NamedTuple):
+    """What torch.onnx needs to write the step."""
+
+    module: nn.Module
+    example: tuple[Tensor, ...]
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    points_axis: dict[str, int]  # of the inputs and outputs that have one
+    note: str
+
+
+def make_step(model: LBM, memory_size: int, threshold: float, points: int = 3) -> ExportedStep:
+    """The step of a model on the CPU, with inputs of the right shapes."""
+    height, width = model.input_size
+    state = empty_state(model, points, memory_size, torch.zeros(()))
+    example = (
+        torch.zeros(1, 3, height, width),
+        torch.full((1, points, 2), 8.0),
+        torch.ones(1, points, dtype=torch.bool),
+        *state,
+    )
+    note = (
+        f"frame (1, 3, {height}, {width}) in 0..255; any number of points; a memory of "
+        f"{memory_size} frames, visible from {threshold:g} on"
+    )
+    return ExportedStep(
+        FrameStep(model.eval(), threshold), example, INPUTS, OUTPUTS, POINTS_AXIS, note
+    )

@@ -1,0 +1,122 @@
+"""The training losses of LBM, as shares of the loss of the global batch.
+
+Letters: B clips, T frames, N points, L layers, K candidates, P cells. Positions are in pixels of
+the model.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from overt.recipes.lbm.backbone import STRIDE
+
+if TYPE_CHECKING:
+    from overt.recipes.lbm.config import LossSettings
+    from overt.recipes.lbm.model import Prediction
+
+LIMIT = 2.0 * STRIDE  # pixels: larger errors count as so much, and as wrong
+
+
+class Targets(NamedTuple):
+    """The truth, and where it counts."""
+
+    tracks_xy: Tensor  # (B, T, N, 2)
+    visible: Tensor  # (B, T, N) bool
+    supervised: Tensor  # (B, T, N) bool: visibility and uncertainty are learned
+
+    @property
+    def located(self) -> Tensor:
+        """Where positions are learned too, (B, T, N) bool."""
+        return self.supervised & self.visible
+
+
+def counts(targets: Targets) -> dict[str, Tensor]:
+    """What the losses are divided by; those of parts of a batch add up."""
+    return {"supervised": targets.supervised.sum(), "located": targets.located.sum()}
+
+
+def losses(
+    prediction: Prediction, targets: Targets, counts: dict[str, Tensor], settings: LossSettings
+) -> dict[str, Tensor]:
+    """The weighted terms: sums over this batch divided by counts of the global batch."""
+    assert prediction.entropy is not None, "the true cells were not given"
+    # A batch in which nothing is supervised has no loss, where a division would make NaN of it.
+    located, supervised = counts["located"].clamp(min=1), counts["supervised"].clamp(min=1)
+    # Squared: the published loss applies the weight twice, which no one notices where it is one.
+    uncertain = settings.uncertainty_weight**2
+    candidates = settings.uncertainty_weight * settings.candidates_weight
+    return {
+        "classification": settings.classification_weight
+        * classification(prediction.entropy, targets)
+        / located,
+        "visibility": settings.visibility_weight
+        * visibility(prediction.visibility, targets)
+        / supervised,
+        "regression": settings.regression_weight
+        * regression(prediction.points_xy, targets)
+        / located,
+        "uncertainty": uncertain
+        * uncertainty(prediction.points_xy, prediction.rho, targets)
+        / supervised,
+        "uncertainty_topk": candidates
+        * uncertainty_of_candidates(
+            prediction.candidates_xy[:-1], prediction.candidates_rho[:-1], targets
+        )
+        / supervised,
+    }
+
+
+def true_cells(tracks_xy: Tensor, input_size: tuple[int, int]) -> Tensor:
+    """The number of the cell (...) that holds each position (..., 2); 0 outside the image."""
+    height, width = input_size
+    x, y = tracks_xy.unbind(-1)
+    inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
+    column, row = (x / STRIDE).floor().long(), (y / STRIDE).floor().long()
+    return torch.where(inside, row * (width // STRIDE) + column, 0)
+
+
+def cell_entropy(correlation: Tensor, cells: Tensor, temperature: float) -> Tensor:
+    """Cross-entropy (...) of correlations (..., P) against the true cells (...)."""
+    logits = correlation.float().flatten(0, -2) / temperature
+    entropy = F.cross_entropy(logits, cells.flatten(), reduction="none")
+    return entropy.view(cells.shape)
+
+
+def classification(entropy: Tensor, targets: Targets) -> Tensor:
+    """The sum of the entropies (L, B, T, N) where positions are learned, the mean of the layers."""
+    return (entropy * targets.located).sum() / len(entropy)
+
+
+def visibility(logits: Tensor, targets: Targets) -> Tensor:
+    """The sum of the binary cross-entropies of visibility."""
+    truth = targets.visible.float()
+    error = F.binary_cross_entropy_with_logits(logits.float(), truth, reduction="none")
+    return (error * targets.supervised).sum()
+
+
+def regression(points_xy: Tensor, targets: Targets) -> Tensor:
+    """The sum of the absolute errors |x| + |y|; beyond the limit an error has no gradient."""
+    error = (points_xy - targets.tracks_xy).abs().sum(-1) * targets.located
+    return error.clamp(0, LIMIT).sum()
+
+
+def uncertainty(points_xy: Tensor, logits: Tensor, targets: Targets) -> Tensor:
+    """The sum of the binary cross-entropies of "wrong by more than the limit, or invisible"."""
+    distance = (points_xy.detach() - targets.tracks_xy).norm(dim=-1)
+    wrong = ((distance > LIMIT) | ~targets.visible).float()
+    error = F.binary_cross_entropy_with_logits(logits.float(), wrong, reduction="none")
+    return (error * targets.supervised).sum()
+
+
+def uncertainty_of_candidates(
+    candidates_xy: tuple[Tensor, ...], logits: tuple[Tensor, ...], targets: Targets
+) -> Tensor:
+    """The same for every candidate of all layers but the last: the mean over the candidates."""
+    places = torch.cat(candidates_xy, dim=3)  # (B, T, N, sum of K, 2)
+    answers = torch.cat(logits, dim=3)
+    each = Targets(*(part.unsqueeze(3) for part in targets))
+    return uncertainty(places, answers, each) / answers.shape[3]

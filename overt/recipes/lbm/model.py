@@ -1,0 +1,203 @@
+"""LBM: frames one after the other, each point on its own, history only in two short memories.
+
+Letters: B clips, T frames, N points, M entries of a memory, C channels, P cells, L layers.
+Points are (x, y) in pixels, queries (t, x, y). arXiv:2509.16527.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from overt.recipes.lbm.backbone import STRIDE, Backbone
+from overt.recipes.lbm.layer import Memory
+from overt.recipes.lbm.loss import cell_entropy
+from overt.recipes.lbm.pyramid import read_points
+from overt.recipes.lbm.transformer import Entry, Estimate, FrameMaps, Transformer
+
+
+class Prediction(NamedTuple):
+    """The estimates of all frames of a clip; positions in pixels of the model."""
+
+    points_xy: Tensor  # (B, T, N, 2)
+    visibility: Tensor  # (B, T, N) logits
+    rho: Tensor  # (B, T, N) logits
+    candidates_xy: tuple[Tensor, ...]  # of each layer, (B, T, N, K, 2)
+    candidates_rho: tuple[Tensor, ...]  # of each layer, (B, T, N, K) logits
+    entropy: Tensor | None  # (L, B, T, N) of the true cell among all, where that was given
+
+
+class LBM(nn.Module):
+    """The tracker; `forward` follows points through a clip as training does."""
+
+    def __init__(
+        self,
+        input_size: tuple[int, int] = (384, 512),
+        embed_dim: int = 256,
+        backbone_width: int = 64,
+        num_heads: int = 4,
+        num_levels: int = 4,
+        num_neighbors: int = 9,
+        top_k_regions: int = 9,
+        num_layers: int = 3,
+        memory_size: int = 12,
+        dropout: float = 0.1,
+        random_memory_mask_drop: float = 0.1,
+        visible_threshold: float = 0.8,
+        temperature: float = 0.05,
+        recompute: bool = False,
+    ) -> None:
+        super().__init__()
+        self.input_size = input_size
+        self.memory_size = memory_size
+        self.visible_threshold = visible_threshold
+        self.temperature = temperature
+        # Keep only what passes between frames and make the rest again in the backward pass.
+        self.recompute = recompute
+        self.backbone = Backbone(input_size, embed_dim, backbone_width, recompute)
+        self.transformer = Transformer(
+            input_size,
+            embed_dim,
+            num_heads,
+            num_levels,
+            num_neighbors,
+            top_k_regions,
+            num_layers,
+            memory_size,
+            dropout,
+            random_memory_mask_drop,
+        )
+
+    def forward(
+        self,
+        video: Tensor,  # (B, T, 3, H, W) in 0..255, uint8 or float
+        queries: Tensor,  # (B, N, 3): frame, x, y in pixels of the video; the frame is floored
+        cells: Tensor | None = None,  # (B, T, N) the true cell of each point, for its entropy
+    ) -> Prediction:
+        batch, frames, _, height, width = video.shape
+        features = self.backbone(video.flatten(0, 1))  # (B * T, h, w, C)
+        query_frames = queries[..., 0].floor().long()  # (B, N)
+        places_xy = self.to_model_pixels(queries[..., 1:], (height, width))
+        clips = torch.arange(batch, device=video.device).unsqueeze(1)
+        query = self.read_queries(features, clips * frames + query_frames, places_xy)
+
+        clip = torch.unflatten(features, 0, (batch, frames))
+        entries = [self._no_entry(query)] * self.memory_size
+        maps: list[FrameMaps] = []
+        if not (self.recompute and torch.is_grad_enabled()):
+            maps = self._maps_of_clip(features, batch)  # once, for all frames together
+        seeds: tuple[Tensor | None, ...] = (None,) * frames
+        if self.training:
+            # One for each frame, drawn on the device: what a frame drops can be found again.
+            seeds = torch.randint(2**62, (frames,), device=video.device).unbind(0)
+        estimates, entropies = [], []
+        for time, frame in enumerate(clip.unbind(1)):
+            arguments = (
+                query,
+                entries[-self.memory_size :],
+                maps[time] if maps else frame,
+                query_frames <= time,
+                cells[:, time] if cells is not None else None,
+                seeds[time],
+            )
+            if self.recompute and torch.is_grad_enabled():
+                outcome = checkpoint(
+                    self.track_frame, *arguments, use_reentrant=False, preserve_rng_state=False
+                )
+            else:
+                outcome = self.track_frame(*arguments)
+            estimate, entry, entropy = outcome
+            estimates.append(estimate)
+            entropies.append(entropy)
+            entries.append(entry)
+        return _over_time(estimates, entropies if cells is not None else None)
+
+    def track_frame(
+        self,
+        query: Tensor,  # (B, N, C)
+        entries: list[Entry],  # M, the oldest first
+        frame: Tensor | FrameMaps,  # features (B, h, w, C), or what is made of them
+        seen: Tensor,  # (B, N) bool: the query's frame has come
+        cells: Tensor | None,  # (B, N)
+        seed: Tensor | None,  # () int64, of what is dropped in training
+    ) -> tuple[Estimate, Entry, Tensor | None]:
+        """One frame: the estimate, what is remembered of it, the entropies (L, B, N)."""
+        memory = Memory(*(torch.stack(parts, dim=2) for parts in zip(*entries, strict=True)))
+        estimate, collision, stream = self.transformer(query, memory, frame, seed)
+        entry = Entry(
+            collision.to(query.dtype),
+            stream.to(query.dtype),
+            ~seen | ~self.is_visible(estimate.visibility),
+        )
+        entropy = None
+        if cells is not None:
+            entropy = torch.stack(
+                [
+                    cell_entropy(layer.correlation, cells, self.temperature)
+                    for layer in estimate.layers
+                ]
+            )
+        # The correlations have served; nothing of their size leaves the frame.
+        layers = tuple(
+            layer._replace(correlation=layer.correlation.new_empty(0)) for layer in estimate.layers
+        )
+        return estimate._replace(layers=layers), entry, entropy
+
+    def is_visible(self, logits: Tensor) -> Tensor:
+        """Where a point is sure enough to be seen."""
+        return torch.sigmoid(logits.float()) >= self.visible_threshold
+
+    def read_queries(self, features: Tensor, frames: Tensor, places_xy: Tensor) -> Tensor:
+        """Features (..., C) at places (..., 2) in pixels of the model, of the maps `frames`."""
+        return read_points(features, frames, places_xy / STRIDE - 0.5)
+
+    def to_model_pixels(self, points_xy: Tensor, size: tuple[int, int]) -> Tensor:
+        """Positions (..., 2) in a video of (height, width), in pixels of the model.
+
+        Divided first: a point on the right edge then lies exactly on the model's, outside its grid.
+        """
+        x, y = points_xy.unbind(-1)
+        height, width = self.input_size
+        return torch.stack([x / size[1] * width, y / size[0] * height], dim=-1)
+
+    def to_video_pixels(self, points_xy: Tensor, size: tuple[int, int]) -> Tensor:
+        """Positions (..., 2) in pixels of the model, in those of a video of (height, width)."""
+        x, y = points_xy.unbind(-1)
+        height, width = self.input_size
+        return torch.stack([x / width * size[1], y / height * size[0]], dim=-1)
+
+    def _no_entry(self, query: Tensor) -> Entry:
+        # Zeros of the type of later entries and, like them, part of the graph: to a compiler the
+        # first frame is then like all others.
+        nothing = query * 0
+        ignored = torch.ones(query.shape[:2], dtype=torch.bool, device=query.device)
+        return Entry(nothing, nothing, ignored)
+
+    def _maps_of_clip(self, features: Tensor, batch: int) -> list[FrameMaps]:
+        """Values and guides of all frames in one go, then frame by frame."""
+        maps = self.transformer.frame_maps(features)
+
+        def by_frame(part: Tensor) -> tuple[Tensor, ...]:
+            return torch.unflatten(part, 0, (batch, -1)).unbind(1)
+
+        values = zip(*map(by_frame, maps.values), strict=True)
+        guides = zip(*map(by_frame, maps.guides), strict=True)
+        return [FrameMaps(*pair) for pair in zip(values, guides, strict=True)]
+
+
+def _over_time(estimates: list[Estimate], entropies: list[Tensor] | None) -> Prediction:
+    def stack(parts: list[Tensor]) -> Tensor:
+        return torch.stack(parts, dim=1)
+
+    layers = range(len(estimates[0].layers))
+    return Prediction(
+        stack([one.points_xy for one in estimates]),
+        stack([one.visibility for one in estimates]),
+        stack([one.rho for one in estimates]),
+        tuple(stack([one.layers[number].points_xy for one in estimates]) for number in layers),
+        tuple(stack([one.layers[number].rho for one in estimates]) for number in layers),
+        torch.stack(entropies, dim=2) if entropies is not None else None,
+    )

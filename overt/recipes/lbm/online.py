@@ -1,0 +1,261 @@
+"""LBM on a stream: one frame after the other, points come and go, every shape stays the same.
+
+Letters: n slots for points, M entries of a memory, C channels. Positions are (x, y) in pixels of
+the frames.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from overt.errors import DataError
+from overt.recipes.lbm.layer import Memory
+from overt.recipes.lbm.model import LBM
+from overt.recipes.lbm.transformer import Estimate, FrameMaps
+
+
+class State(NamedTuple):
+    """All that is kept of the points between two frames."""
+
+    query: Tensor  # (1, n, C) how each looked where it was given
+    collision: Tensor  # (1, n, M, C)
+    stream: Tensor  # (1, n, M, C)
+    ignore: Tensor  # (1, n, M) bool
+
+
+class OnlineFrame(NamedTuple):
+    """Where the points are in the newest frame, in the order in which they were added."""
+
+    numbers: tuple[int, ...]  # what `add` called them
+    points_xy: Tensor  # (N, 2) pixels of the frame
+    visible: Tensor  # (N,) bool
+    visibility: Tensor  # (N,) probabilities
+    rho: Tensor  # (N,) probabilities of being wrong or invisible
+
+
+def empty_state(model: LBM, slots: int, memory_size: int, like: Tensor) -> State:
+    """No point, nothing remembered; of the type and on the device of `like`."""
+    channels = model.transformer.channels
+    entries = like.new_zeros((1, slots, memory_size, channels))
+    ignore = torch.ones((1, slots, memory_size), dtype=torch.bool, device=like.device)
+    return State(like.new_zeros((1, slots, channels)), entries, entries.clone(), ignore)
+
+
+def advance(model: LBM, state: State, maps: FrameMaps, threshold: float) -> tuple[Estimate, State]:
+    """The estimate in a frame, and the state after it: memories move up by one entry."""
+    estimate, collision, stream = model.transformer(state.query, Memory(*state[1:]), maps)
+    unsure = torch.sigmoid(estimate.visibility.float()) < threshold
+
+    def append(entries: Tensor, entry: Tensor) -> Tensor:
+        return torch.cat([entries[:, :, 1:], entry.unsqueeze(2).to(entries.dtype)], dim=2)
+
+    after = State(
+        state.query,
+        append(state.collision, collision),
+        append(state.stream, stream),
+        append(state.ignore, unsure),
+    )
+    return estimate, after
+
+
+class OnlineTracker:
+    """Follows points through frames that arrive one by one.
+
+    `step` takes a frame, `add` gives points in the newest frame, `remove` lets go of some. Where a
+    point should be followed in the very frame in which it is given, call `observe`, `add` and
+    `advance`. On CUDA the work of a frame is two recorded graphs; they are recorded anew only where
+    points outgrow the slots.
+    """
+
+    def __init__(
+        self,
+        model: LBM,
+        frame_size: tuple[int, int],  # (height, width)
+        slots: int = 16,
+        memory_size: int | None = None,  # left out: as trained
+        threshold: float | None = None,  # left out: as trained
+        dtype: torch.dtype | None = None,  # left out: the model as it is, in its own type
+        use_graphs: bool | None = None,  # left out: on CUDA
+    ) -> None:
+        device = next(model.parameters()).device
+        self.model = model if dtype is None else fast_copy(model, dtype)
+        self.frame_size = frame_size
+        self.memory_size = memory_size or model.memory_size
+        self.threshold = model.visible_threshold if threshold is None else threshold
+        self.use_graphs = device.type == "cuda" if use_graphs is None else use_graphs
+        self.frame = torch.zeros((1, 3, *frame_size), dtype=torch.uint8, device=device)
+        self.slot_of: dict[int, int] = {}  # of each point, in the order of addition
+        self.next_number = 0
+        self.observed = False
+        self._slots_used = torch.zeros(0, dtype=torch.long, device=device)
+        self._observe = _Recorded(self._encode, (), self.use_graphs)
+        self.state = self._empty(max(slots, 1))
+        self._advance = _Recorded(self._follow, self.state[1:], self.use_graphs)
+
+    @property
+    def slots(self) -> int:
+        """Points that fit without a change of shapes."""
+        return self.state.query.shape[1]
+
+    @property
+    def query(self) -> Tensor:
+        """How the points looked where they were given, (N, C)."""
+        return self.state.query[0, self._slots_used]
+
+    @property
+    def memory(self) -> Memory:
+        """The memories of the points, (1, N, M, C), the oldest entry first."""
+        return Memory(*(part[:, self._slots_used] for part in self.state[1:]))
+
+    def step(self, frame: Tensor) -> OnlineFrame:
+        """Where the points are in this frame, (3, H, W) uint8."""
+        self.observe(frame)
+        return self.advance()
+
+    @torch.no_grad()
+    def observe(self, frame: Tensor) -> None:
+        """Take the newest frame, (3, H, W) uint8, without following the points yet."""
+        if frame.shape != self.frame.shape[1:] or frame.dtype != torch.uint8:
+            raise DataError(
+                f"a frame of shape {tuple(frame.shape)} and type {frame.dtype}; this tracker "
+                f"follows points in uint8 frames of shape {tuple(self.frame.shape[1:])}"
+            )
+        self.frame[0].copy_(frame, non_blocking=True)
+        self.features, self.maps = self._observe()
+        self.observed = True
+
+    @torch.no_grad()
+    def add(self, points_xy: Tensor) -> list[int]:
+        """Follow these points (N, 2) of the newest frame too; a number for each."""
+        height, width = self.frame_size
+        points_xy = torch.as_tensor(points_xy, dtype=torch.float32)
+        if points_xy.ndim != 2 or points_xy.shape[1] != 2:
+            raise DataError(f"points of shape {tuple(points_xy.shape)}; expected is (points, 2)")
+        if not self.observed:
+            raise DataError("points were added before the first frame; show a frame first")
+        inside = (points_xy >= -1) & (points_xy <= torch.tensor([width, height]).to(points_xy))
+        if not inside.all():
+            number = int((~inside.all(-1)).nonzero()[0])
+            x, y = points_xy[number].tolist()
+            raise DataError(
+                f"point {number} at ({x:g}, {y:g}) lies outside the frame of {width} x {height} "
+                "pixels; leave it out"
+            )
+        used = set(self.slot_of.values())
+        wanted = len(used) + len(points_xy)
+        if wanted > self.slots:
+            self._grow(max(wanted, 2 * self.slots))
+        free = [slot for slot in range(self.slots) if slot not in used][: len(points_xy)]
+        numbers = list(range(self.next_number, self.next_number + len(points_xy)))
+        self.next_number += len(points_xy)
+        self.slot_of.update(zip(numbers, free, strict=True))
+        self._note_slots()
+        device = self.frame.device
+        places = self.model.to_model_pixels(points_xy.to(device), self.frame_size)
+        read = self.model.read_queries(
+            self.features, torch.zeros(len(free), dtype=torch.long, device=device), places
+        )
+        slots = torch.tensor(free, dtype=torch.long, device=device)
+        self.state.query[0].index_copy_(0, slots, read.to(self.state.query.dtype))
+        self.state.ignore[0].index_fill_(0, slots, True)
+        return numbers
+
+    def remove(self, numbers: Sequence[int]) -> None:
+        """Let go of points by the numbers that `add` gave them; their slots become free."""
+        for number in numbers:
+            if number not in self.slot_of:
+                known = ", ".join(map(str, self.slot_of)) or "none"
+                raise DataError(f"there is no point {number} to remove; there are: {known}")
+            del self.slot_of[number]
+        self._note_slots()
+
+    @torch.no_grad()
+    def advance(self) -> OnlineFrame:
+        """Follow the points into the newest frame."""
+        if not self.observed:
+            raise DataError("there is no frame to follow points into; show a frame first")
+        points_xy, visibility, rho = (part[self._slots_used] for part in self._advance())
+        return OnlineFrame(
+            tuple(self.slot_of), points_xy, visibility > self.threshold, visibility, rho
+        )
+
+    def _encode(self) -> tuple[Tensor, FrameMaps]:
+        features = self.model.backbone(self.frame)
+        return features, self.model.transformer.frame_maps(features)
+
+    def _follow(self) -> tuple[Tensor, Tensor, Tensor]:
+        estimate, after = advance(self.model, self.state, self.maps, self.threshold)
+        for old, new in zip(self.state[1:], after[1:], strict=True):
+            old.copy_(new)
+        return (
+            self.model.to_video_pixels(estimate.points_xy[0], self.frame_size),
+            torch.sigmoid(estimate.visibility[0].float()),
+            torch.sigmoid(estimate.rho[0].float()),
+        )
+
+    def _empty(self, count: int) -> State:
+        like = self.model.backbone.proj1.weight.detach()
+        return empty_state(self.model, count, self.memory_size, like)
+
+    def _grow(self, count: int) -> None:
+        """Room for `count` points; those that are there keep their slots."""
+        state = self._empty(count)
+        for new, old in zip(state, self.state, strict=True):
+            new[:, : old.shape[1]] = old
+        self.state = state
+        self._advance = _Recorded(self._follow, state[1:], self.use_graphs)
+
+    def _note_slots(self) -> None:
+        slots = list(self.slot_of.values())
+        self._slots_used = torch.tensor(slots, dtype=torch.long, device=self.frame.device)
+
+
+class _Recorded:
+    """A function of fixed tensors: recorded as a CUDA graph on its first call, then replayed."""
+
+    def __init__(
+        self,
+        function: Callable[[], Any],
+        changes: Sequence[Tensor],  # what it writes to: recording must leave them as they were
+        use_graph: bool,
+    ) -> None:
+        self.function, self.changes, self.use_graph = function, changes, use_graph
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.result: Any = None
+
+    def __call__(self) -> Any:
+        if not self.use_graph:
+            return self.function()
+        if self.graph is None:
+            self._record()
+        assert self.graph is not None
+        self.graph.replay()
+        return self.result
+
+    def _record(self) -> None:
+        before = [tensor.clone() for tensor in self.changes]
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):  # libraries choose their kernels and allocate what they keep
+                self.function()
+        torch.cuda.current_stream().wait_stream(stream)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.result = self.function()
+        for tensor, value in zip(self.changes, before, strict=True):
+            tensor.copy_(value)
+
+
+def fast_copy(model: LBM, dtype: torch.dtype) -> LBM:
+    """A copy for inference in another type, the norms of the encoder folded into convolutions."""
+    fast = copy.deepcopy(model).eval().requires_grad_(False)
+    fast.backbone.fold_norms()
+    fast.backbone.change_type(dtype)
+    fast.transformer.to(dtype)
+    return fast

@@ -1,0 +1,86 @@
+"""The feature pyramid of a frame: its levels as one list of tokens, resizing, reading points.
+
+Letters: F frames, h x w cells of the finest level, C channels, S tokens of all levels.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+def level_sizes(cells: tuple[int, int], levels: int) -> tuple[tuple[int, int], ...]:
+    """(height, width) of every level, each half as large as the one before."""
+    return tuple((cells[0] >> level, cells[1] >> level) for level in range(levels))
+
+
+def make_tokens(features: Tensor, levels: int) -> Tensor:
+    """Tokens (F, S, C) of features (F, h, w, C): means of 1, 2 x 2, 4 x 4, ... cells."""
+    images = features.permute(0, 3, 1, 2)
+    maps = [images] + [F.avg_pool2d(images, 2**level) for level in range(1, levels)]
+    return torch.cat([image.permute(0, 2, 3, 1).flatten(1, 2) for image in maps], dim=1)
+
+
+def normalize(vectors: Tensor) -> Tensor:
+    """Vectors (..., C) of length one; the length is found in float32."""
+    length = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True, dtype=torch.float32)
+    unit: Tensor = vectors / length.clamp(min=1e-12).to(vectors.dtype)
+    return unit
+
+
+class Resize(nn.Module):
+    """Images at another size, bilinearly, as torch's interpolation with `align_corners=False`.
+
+    As two matrix products along the axes, whose gradient is two more: torch's interpolation adds
+    its gradient up cell by cell.
+    """
+
+    rows: Tensor  # (new height, height)
+    columns: Tensor  # (new width, width)
+
+    def __init__(self, size: tuple[int, int], new_size: tuple[int, int]) -> None:
+        super().__init__()
+        self.register_buffer("rows", interpolation(size[0], new_size[0]), persistent=False)
+        self.register_buffer("columns", interpolation(size[1], new_size[1]), persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(F, h, w, C) to (F, new h, new w, C)."""
+        images = self.columns.to(images.dtype) @ images
+        images = self.rows.to(images.dtype) @ images.flatten(2)
+        return torch.unflatten(images, 2, (len(self.columns), -1))
+
+
+def interpolation(length: int, new_length: int) -> Tensor:
+    """(new_length, length): what each new pixel takes of each old one."""
+    places = (torch.arange(new_length) + 0.5) * (length / new_length) - 0.5
+    places = places.clamp(0, length - 1)
+    return (1 - (places[:, None] - torch.arange(length)).abs()).clamp(min=0)
+
+
+def read_points(features: Tensor, frames: Tensor, cells_xy: Tensor) -> Tensor:
+    """Features (..., C) of the maps (F, h, w, C) at places (..., 2) in cells of maps (...).
+
+    A cell's centre has whole coordinates; beyond the outermost centres the border is repeated.
+    Four cells are gathered for each place, and nothing of the size of a map is made.
+    """
+    height, width = features.shape[1:3]
+    x = cells_xy[..., 0].float().clamp(0, width - 1)
+    y = cells_xy[..., 1].float().clamp(0, height - 1)
+    left, top = x.floor(), y.floor()
+    share_x, share_y = x - left, y - top
+    column, row = left.long(), top.long()
+    right, below = (column + 1).clamp(max=width - 1), (row + 1).clamp(max=height - 1)
+    first = frames * (height * width)
+    cells = features.flatten(0, 2)
+
+    def gather(row: Tensor, column: Tensor, share: Tensor) -> Tensor:
+        numbers = first + row * width + column
+        read = cells.index_select(0, numbers.flatten()).view(*numbers.shape, -1)
+        return read * share.unsqueeze(-1).to(read.dtype)
+
+    upper = gather(row, column, (1 - share_x) * (1 - share_y)) + gather(
+        row, right, share_x * (1 - share_y)
+    )
+    lower = gather(below, column, (1 - share_x) * share_y) + gather(below, right, share_x * share_y)
+    return upper + lower

@@ -1,0 +1,169 @@
+"""LBM as a recipe: what the engine needs to train and score it, and nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor, nn
+
+from overt.data.synthetic_kubric import write_sequences
+from overt.distributed import World, barrier, is_main_process
+from overt.evaluation import NamedRow, Row, score_each, summarize
+from overt.metrics.tracking import score_table
+from overt.recipe import PointTracks, SampleSource, StepOutput
+from overt.recipes.lbm import loss as tracking_loss
+from overt.recipes.lbm.clip import track_clip
+from overt.recipes.lbm.config import DataSettings, Settings, given_root
+from overt.recipes.lbm.data import KubricClips, TrackBatch, TrackSample, collate
+from overt.recipes.lbm.evaluation import evaluation_clips, score_clip
+from overt.recipes.lbm.export import ExportedStep, make_step
+from overt.recipes.lbm.loss import Targets, true_cells
+from overt.recipes.lbm.model import LBM
+from overt.recipes.lbm.online import OnlineTracker
+from overt.recipes.lbm.resnet_weights import load_resnet
+from overt.viz.tracks import draw_tracks
+
+POINTS_DRAWN = 24
+PANEL_WIDTH = 200  # pixels to which the frames of small videos are enlarged
+
+
+class LBMRecipe:
+    """An online point tracker, trained on clips of 24 frames."""
+
+    replayable = True
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def build_model(self) -> LBM:
+        sizes = dataclasses.asdict(self.settings.model)
+        weights = sizes.pop("backbone_weights")
+        height, width = sizes.pop("input_size")
+        model = LBM((height, width), **sizes)
+        if weights is not None:
+            load_resnet(model.backbone, weights)
+        return model
+
+    def build_dataset(self) -> SampleSource:
+        make_missing_data(self.settings.data)
+        return KubricClips(self.settings.data)
+
+    def collate(self, samples: list[TrackSample]) -> TrackBatch:
+        return collate(samples)
+
+    def blocks(self, model: LBM) -> list[nn.Module]:
+        # Runs in every frame, as one unit. The encoder is not among them: its batch statistics
+        # must not be noted twice, and model.recompute sees to that.
+        return [model.transformer]
+
+    def targets(self, batch: TrackBatch) -> Targets:
+        """The truth in pixels of the model, and where it is learned."""
+        frames = torch.arange(batch.tracks.shape[1], device=batch.tracks.device)[:, None]
+        supervised = batch.valid.unsqueeze(1).expand_as(batch.visibility)
+        if self.settings.loss.after_query:
+            supervised = supervised & (frames > batch.queries[:, None, :, 0].floor())
+        height, width = batch.video.shape[-2:]
+        model_height, model_width = self.settings.model.input_size
+        x, y = batch.tracks.unbind(-1)
+        tracks = torch.stack([x / width * model_width, y / height * model_height], dim=-1)
+        return Targets(tracks, batch.visibility, supervised)
+
+    def counts(self, batch: TrackBatch) -> dict[str, Tensor]:
+        return tracking_loss.counts(self.targets(batch))
+
+    def loss(
+        self, model: nn.Module, batch: TrackBatch, counts: dict[str, Tensor], step: int
+    ) -> StepOutput:
+        targets = self.targets(batch)
+        height, width = self.settings.model.input_size
+        prediction = model(
+            batch.video, batch.queries, true_cells(targets.tracks_xy, (height, width))
+        )
+        # The losses are float32 whatever the model computes in.
+        with torch.autocast(batch.video.device.type, enabled=False):
+            terms = tracking_loss.losses(prediction, targets, counts, self.settings.loss)
+            pixels = (prediction.points_xy.detach() - targets.tracks_xy).norm(dim=-1)
+            located = counts["located"].clamp(min=1)
+            error = (pixels * targets.located).sum() / located
+        return StepOutput(terms, {"visible_error_px": error})
+
+    def evaluate(self, model: nn.Module, world: World) -> dict[str, float]:
+        """TAP-Vid scores on `evaluation.dataset`, beside those of points that never move."""
+        return summarize(self.evaluate_rows(model, world))
+
+    def evaluate_rows(self, model: nn.Module, world: World) -> list[NamedRow]:
+        """The same for each sequence or video."""
+        clips = evaluation_clips(self.settings)
+
+        def score(index: int) -> Row:
+            clip = clips.sample(index)
+            return score_clip(clip, lambda clip: self.track(model, clip), clips.query_mode)
+
+        rows = score_each(world, len(clips), score)
+        return [{"name": name, **row} for name, row in zip(clips.names, rows, strict=True)]
+
+    def score_table(self, rows: list[NamedRow], scores: dict[str, float]) -> str:
+        return score_table(rows, scores)
+
+    def visualize(self, model: nn.Module) -> dict[str, Tensor]:
+        """Predicted beside true tracks of the first clip that is evaluated."""
+        clip = evaluation_clips(self.settings).sample(0)
+        count = len(clip.queries)
+        if count == 0:
+            return {}
+        tracks, visible = self.track(model, clip)
+        few = torch.linspace(0, count - 1, min(POINTS_DRAWN, count)).round().long()
+        picture = draw_tracks(
+            clip.video,
+            tracks[:, few],
+            visible[:, few],
+            truth=clip.tracks[:, few],
+            truth_visible=clip.visibility[:, few],
+            scale=max(1, PANEL_WIDTH // clip.video.shape[-1]),
+        )
+        return {"tracks": picture}
+
+    def track(self, model: nn.Module, clip: TrackSample) -> tuple[Tensor, Tensor]:
+        """Positions (T, N, 2) and visibility (T, N) of a clip's queries, on the CPU."""
+        found = self.track_points(model, clip.video, clip.queries)
+        return found.tracks_xy, found.visible
+
+    def track_points(self, model: nn.Module, video: Tensor, queries: Tensor) -> PointTracks:
+        """Follow points through a video from their query on, frame by frame, in float32."""
+        assert isinstance(model, LBM)
+        settings = self.settings.evaluation
+        with torch.autocast(next(model.parameters()).device.type, enabled=False):
+            found = track_clip(
+                model, video, queries, settings.memory_size, settings.visible_threshold
+            )
+        return PointTracks(found.points_xy, found.visible, found.visibility, 1 - found.rho)
+
+    def online_tracker(
+        self, model: nn.Module, frame_size: tuple[int, int], points: int
+    ) -> OnlineTracker:
+        """A tracker for frames that arrive one by one, for `overt track --online`."""
+        assert isinstance(model, LBM)
+        settings = self.settings.evaluation
+        on_cuda = next(model.parameters()).is_cuda
+        return OnlineTracker(
+            model,
+            frame_size,
+            points,
+            settings.memory_size,
+            settings.visible_threshold,
+            torch.float16 if on_cuda else torch.float32,
+        )
+
+    def export_step(self, model: nn.Module) -> ExportedStep:
+        """The work of one frame with its state as inputs and outputs, for ONNX."""
+        assert isinstance(model, LBM)
+        settings = self.settings.evaluation
+        return make_step(model, settings.memory_size, settings.visible_threshold)
+
+
+def make_missing_data(settings: DataSettings) -> None:
+    """Write the synthetic sequences that `data.synthetic` describes, unless they are there."""
+    if settings.synthetic is not None and is_main_process():
+        write_sequences(given_root(settings), **dataclasses.asdict(settings.synthetic))
+    barrier()

@@ -1,0 +1,66 @@
+"""The encoder's start: the first stages of a ResNet-18 trained on ImageNet, torchvision's file."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from overt.errors import CheckpointError
+from overt.recipes.lbm.backbone import Backbone
+
+# Where the file's stages are in the encoder; its last stage and its classifier are not used.
+PREFIXES = {
+    "conv1.": "layer1.0.",
+    "bn1.": "layer1.1.",
+    "layer1.": "layer1.4.",
+    "layer2.": "layer2.",
+    "layer3.": "layer3.",
+}
+UNUSED = ("layer4.", "fc.")
+
+
+def load_resnet(backbone: Backbone, path: Path | str) -> None:
+    """Fill the stages of the encoder from `model.backbone_weights`; every one of them, or none."""
+    found = _read(Path(path))
+    own = backbone.state_dict()
+    stages = {name for name in own if name.startswith(("layer1.", "layer2.", "layer3."))}
+    taken: dict[str, Tensor] = {}
+    for name, tensor in found.items():
+        old = next((prefix for prefix in PREFIXES if name.startswith(prefix)), None)
+        if old is not None:
+            taken[PREFIXES[old] + name.removeprefix(old)] = tensor
+        elif not name.startswith(UNUSED):
+            raise CheckpointError(f"model.backbone_weights={path}: {name} is no key of a ResNet-18")
+    missing = sorted(name for name in stages - set(taken) if "num_batches_tracked" not in name)
+    extra = sorted(set(taken) - stages)
+    wrong = [name for name in stages & set(taken) if taken[name].shape != own[name].shape]
+    if missing or extra or wrong:
+        raise CheckpointError(
+            f"model.backbone_weights={path} does not fit: {len(missing)} keys missing, "
+            f"{len(extra)} too many, {len(wrong)} of another shape, such as "
+            f"{(missing + extra + sorted(wrong))[0]}. Expected is torchvision's ResNet-18, and "
+            "model.backbone_width=64."
+        )
+    backbone.load_state_dict(taken, strict=False)
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise CheckpointError(
+            f"model.backbone_weights={path}: there is no such file. It is torchvision's "
+            "resnet18-f37072fd.pth; null starts from random weights."
+        )
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return dict(load_file(path))
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+        raise CheckpointError(f"model.backbone_weights={path} is not readable: {error}") from error
+    if not isinstance(found, dict) or not all(isinstance(one, Tensor) for one in found.values()):
+        raise CheckpointError(f"model.backbone_weights={path}: expected is a plain state dict")
+    return found

@@ -1,0 +1,37 @@
+"""The benchmarks of LBM run at tiny sizes and print what the documentation quotes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def run(script: str, *words: str) -> str:
+    command = [sys.executable, str(BENCHMARKS / script), *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def test_the_step_of_a_small_lbm_is_measured() -> None:
+    printed = run("step.py", "lbm_tiny", "--device", "cpu", "--steps", "1", "--rows", "3")
+    assert "s/step" in printed
+
+
+def test_online_frames_are_measured() -> None:
+    words = ["--tiny", "--device", "cpu", "--points", "3", "--frames", "2", "--warm-up", "1"]
+    printed = run("online.py", "frames", *words)
+    assert "3 points, 64x64" in printed
+    assert "frames/s" in printed
+
+
+def test_the_attention_is_measured() -> None:
+    words = ["--tiny", "--device", "cpu", "--frames", "2", "--warm-up", "1"]
+    printed = run("online.py", "attention", *words)
+    assert "forward and backward" in printed
+
+
+def test_packed_sequences_are_compared_with_folders() -> None:
+    words = ["--count", "2", "--frames", "3", "--size", "32", "40", "--points", "8"]
+    printed = run("loader.py", "sequences", *words, "--rounds", "1")
+    assert "folder of PNGs" in printed
+    assert "packed, raw" in printed

@@ -1,0 +1,264 @@
+"""overt/recipes/lbm: keys, shapes, and what the saving of work and memory must not change."""
+
+import math
+
+import pytest
+import torch
+from small_lbm import small_model
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from overt.recipes.lbm.blocks import EntryAttention
+from overt.recipes.lbm.loss import true_cells
+from overt.recipes.lbm.model import LBM, Prediction
+from overt.recipes.lbm.pyramid import Resize, make_tokens, normalize, read_points
+from overt.recipes.lbm.transformer import FrameMaps
+
+
+def clip(batch: int = 2, frames: int = 4, points: int = 5) -> tuple[Tensor, Tensor, Tensor]:
+    """A video, queries in various frames, and true cells."""
+    generator = torch.Generator().manual_seed(3)
+    video = torch.randint(256, (batch, frames, 3, 32, 32), generator=generator).to(torch.uint8)
+    queries = torch.rand(batch, points, 3, generator=generator) * 32
+    queries[..., 0] = torch.randint(frames, (batch, points), generator=generator)
+    cells = torch.randint(64, (batch, frames, points), generator=generator)
+    return video, queries, cells
+
+
+def total(prediction: Prediction) -> Tensor:
+    parts = [prediction.points_xy, prediction.visibility, prediction.rho, prediction.entropy]
+    return torch.stack([part.sum() for part in (*parts, *prediction.candidates_rho[:-1])]).sum()
+
+
+def test_the_official_size_has_the_official_keys() -> None:
+    with torch.device("meta"):
+        model = LBM()
+    state = model.state_dict()
+    assert len(state) == 336
+    assert sum(value.numel() for value in model.parameters()) == 17_822_022
+    assert sum(value.numel() for value in model.backbone.parameters()) == 6_007_296
+    assert state["transformer.layers.1.lattice_attention.sampling_offsets.weight"].shape == (
+        288,
+        256,
+    )
+    assert state["transformer.collision_mem_layer.attention_weights.bias"].shape == (64,)
+    assert state["transformer.layers.2.collision_time_emb"].shape == (1, 13, 256)
+    assert [layer.candidates for layer in model.transformer.layers] == [9, 4, 1]
+
+
+def test_integer_buffers_describe_the_pyramid() -> None:
+    transformer = small_model(input_size=(64, 96)).transformer
+    assert transformer.spatial_shapes.tolist() == [[16, 24], [8, 12], [4, 6]]
+    assert transformer.start_levels.tolist() == [0, 384, 480]
+
+
+@pytest.mark.parametrize("entries", [1, 5])
+def test_attention_over_raw_entries_equals_torchs(entries: int) -> None:
+    """Moving the projections to the query's side changes nothing but rounding."""
+    ours = EntryAttention(16, 4, dropout=0.0)
+    theirs = nn.MultiheadAttention(16, 4, batch_first=True)
+    nn.init.normal_(ours.in_proj_bias)
+    theirs.load_state_dict(ours.state_dict())
+    query, memory = torch.randn(6, 16), torch.randn(6, entries, 16)
+    embedding, ignore = torch.randn(entries, 16), torch.rand(6, entries) < 0.4
+    ignore[:, -1] = False
+    expected, _ = theirs(query[:, None], memory + embedding, memory, key_padding_mask=ignore)
+    found = ours(query, memory, embedding, ignore)
+    torch.testing.assert_close(found, expected[:, 0], atol=1e-5, rtol=1e-5)
+
+
+def test_a_point_without_usable_memory_stays_as_it_is() -> None:
+    layer = small_model().transformer.layers[0]
+    from overt.recipes.lbm.layer import Memory
+
+    query = torch.randn(1, 3, 16)
+    entries = torch.randn(1, 3, 3, 16)
+    ignore = torch.tensor([[[True] * 3, [True, True, False], [False] * 3]])
+    recalled = layer.recall(query, Memory(entries, entries, ignore), None)
+    assert torch.equal(recalled[:, 0], query[:, 0])
+    assert (recalled[:, 1:] != query[:, 1:]).any()
+    changed = entries.clone()
+    changed[:, 1, :2] = 1e3  # ignored entries reach nothing
+    again = layer.recall(query, Memory(changed, changed, ignore), None)
+    torch.testing.assert_close(again, recalled)
+
+
+def test_the_folded_correlation_is_that_of_every_level_resized() -> None:
+    transformer = small_model(input_size=(32, 64)).transformer
+    features, query = torch.randn(2, 8, 16, 16), torch.randn(2, 5, 16)
+    guide = transformer.frame_maps(features).guides[0]
+    conv = transformer.layers[0].corr_conv
+    maps = []
+    for level, (height, width) in enumerate(transformer.sizes):
+        tokens = F.avg_pool2d(features.permute(0, 3, 1, 2), 2**level)
+        unit = F.normalize(tokens, dim=1)
+        product = torch.einsum("bnc,bchw->bnhw", F.normalize(query, dim=-1), unit)
+        assert product.shape[2:] == (height, width)
+        maps.append(F.interpolate(product, (8, 16), mode="bilinear", align_corners=False))
+    stacked = torch.stack(maps, dim=2).flatten(0, 1)  # (B * N, L, h, w)
+    wanted = (conv(stacked)[:, 0] + stacked[:, 0]).view(2, 5, -1)
+    found = normalize(query) @ guide.mT + conv.bias
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("size", [(8, 12), (16, 6), (24, 36)])
+def test_resizing_is_torchs(size: tuple[int, int]) -> None:
+    images = torch.randn(2, 8, 6, 3)
+    wanted = F.interpolate(images.permute(0, 3, 1, 2), size, mode="bilinear", align_corners=False)
+    found = Resize((8, 6), size)(images).permute(0, 3, 1, 2)
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_reading_points_is_grid_sampling_with_a_repeated_border() -> None:
+    features = torch.randn(3, 6, 8, 4)
+    frames = torch.tensor([[0, 2, 1, 1]])
+    cells = torch.tensor([[[3.3, 2.7], [-0.4, 5.4], [9.0, -3.0], [7.0, 5.0]]])
+    found = read_points(features, frames, cells)
+    for number in range(4):
+        image = features[frames[0, number]].permute(2, 0, 1)[None]
+        x, y = cells[0, number]
+        grid = torch.stack([(2 * x + 1) / 8 - 1, (2 * y + 1) / 6 - 1]).view(1, 1, 1, 2)
+        wanted = F.grid_sample(image, grid, padding_mode="border", align_corners=False)
+        torch.testing.assert_close(found[0, number], wanted[0, :, 0, 0])
+
+
+def test_tokens_are_means_of_cells() -> None:
+    features = torch.arange(64.0).view(1, 8, 8, 1)
+    tokens = make_tokens(features, 3)[0, :, 0]
+    assert len(tokens) == 64 + 16 + 4
+    assert tokens[64] == pytest.approx((0 + 1 + 8 + 9) / 4)
+    assert tokens[80] == pytest.approx(features[0, :4, :4].mean())
+
+
+def test_recomputing_changes_neither_gradients_nor_statistics() -> None:
+    """Also with dropout and forgotten entries, which must fall on the same places again."""
+    video, queries, cells = clip()
+    results = []
+    for recompute in (False, True):
+        model = small_model(recompute=recompute, dropout=0.2, random_memory_mask_drop=0.3)
+        torch.manual_seed(5)
+        value = total(model(video, queries, cells))
+        value.backward()
+        results.append((value, dict(model.named_parameters()), dict(model.named_buffers())))
+    (value, parameters, buffers), (again, parameters_again, buffers_again) = results
+    torch.testing.assert_close(again, value)
+    for name, parameter in parameters.items():
+        torch.testing.assert_close(parameters_again[name].grad, parameter.grad, msg=name)
+    for name, buffer in buffers.items():
+        torch.testing.assert_close(buffers_again[name], buffer, msg=name)
+
+
+def test_every_trained_parameter_gets_a_gradient() -> None:
+    model = small_model(dropout=0.1)
+    video, queries, cells = clip()
+    total(model(video, queries, cells)).backward()
+    idle = [name for name, value in model.named_parameters() if value.grad is None]
+    frozen = [name for name, value in model.named_parameters() if not value.requires_grad]
+    assert (
+        idle
+        == frozen
+        == [f"transformer.layers.2.reference_rho.{part}" for part in ("weight", "bias")]
+    )
+
+
+def test_points_do_not_know_of_each_other() -> None:
+    model = small_model().eval()
+    video, queries, _ = clip()
+    with torch.no_grad():
+        together = model(video, queries).points_xy
+        alone = model(video, queries[:, 1:2]).points_xy
+    torch.testing.assert_close(alone[:, :, 0], together[:, :, 1], atol=1e-4, rtol=1e-4)
+
+
+def test_frames_before_a_query_do_not_matter_after_it() -> None:
+    model = small_model(memory_size=4).eval()
+    video, queries, _ = clip(batch=1)
+    queries[..., 0] = 2
+    other = video.clone()
+    other[:, :2] = 255 - other[:, :2]
+    with torch.no_grad():
+        found, again = (model(one, queries).points_xy[:, 2:] for one in (video, other))
+    torch.testing.assert_close(again, found)
+
+
+def test_only_entries_of_seen_and_visible_frames_are_recalled() -> None:
+    video, queries, _ = clip(batch=1)
+    queries[..., 0] = 0
+    never, always = (small_model(visible_threshold=value).eval() for value in (0.999999, 1e-6))
+    with torch.no_grad():
+        forgotten = never(video, queries).points_xy
+        remembered = always(video, queries).points_xy
+        first_only = never(video[:, 3:], queries).points_xy
+    assert not torch.equal(forgotten[:, 3], remembered[:, 3])
+    assert first_only.shape[1] == 1
+
+
+class CountSyncs(TorchDispatchMode):
+    """Counts the operations that make the host wait for a device, or shapes depend on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), named=None):  # type: ignore[no-untyped-def]
+        name = str(function)
+        if any(
+            word in name for word in ("_local_scalar_dense", "nonzero", "masked_select", "unique")
+        ):
+            self.found.append(name)
+        return function(*arguments, **(named or {}))
+
+
+def test_nothing_in_the_step_waits_for_the_device() -> None:
+    model = small_model(dropout=0.1, random_memory_mask_drop=0.1, recompute=True)
+    video, queries, cells = clip()
+    with CountSyncs() as counter:
+        total(model(video, queries, cells)).backward()
+    assert counter.found == []
+
+
+def test_the_cells_are_numbered_row_by_row_and_the_outside_is_zero() -> None:
+    places = torch.tensor(
+        [[0.0, 0.0], [31.9, 0.0], [32.0, 5.0], [5.0, 9.0], [-0.1, 3.0], [4.0, 63.9]]
+    )
+    assert true_cells(places, (64, 32)).tolist() == [0, 7, 0, 17, 0, 121]
+
+
+def test_the_first_guess_is_a_uniform_one() -> None:
+    """The entropy of the true cell among P cells begins near log P, at a high temperature."""
+    model = small_model(temperature=1e3)
+    video, queries, cells = clip()
+    entropy = model(video, queries, cells).entropy
+    assert entropy.shape == (3, 2, 4, 5)
+    assert entropy.mean().item() == pytest.approx(math.log(64), rel=1e-3)
+
+
+def test_maps_of_a_clip_are_those_of_its_frames() -> None:
+    model = small_model().eval()
+    features = torch.randn(6, 8, 8, 16)
+    whole = model._maps_of_clip(features, batch=2)
+    assert len(whole) == 3
+    single = model.transformer.frame_maps(features.view(2, 3, 8, 8, 16)[:, 1])
+    assert isinstance(whole[1], FrameMaps)
+    for one, other in zip(
+        whole[1].values + whole[1].guides, single.values + single.guides, strict=True
+    ):
+        torch.testing.assert_close(one, other)
+
+
+def test_all_frames_share_one_compiled_graph() -> None:
+    """The first frame, whose memory is empty, must not look different to the compiler."""
+    from torch._dynamo.testing import CompileCounter
+
+    video, queries, cells = clip(batch=1, frames=2, points=3)
+    counter = CompileCounter()
+    results = []
+    for backend in (None, counter):
+        model = small_model(num_layers=2, num_levels=2, dropout=0.1, recompute=True)
+        if backend is not None:
+            model.transformer.compile(backend=backend, fullgraph=True)
+        torch.manual_seed(5)
+        results.append(total(model(video, queries, cells)).item())
+    assert results[1] == pytest.approx(results[0], rel=1e-5)
+    assert counter.frame_count == 1
