@@ -121,6 +121,15 @@ class RecipeExtras(Protocol):
     def track_points(self, model: nn.Module, video: Tensor, queries: Tensor) -> PointTracks:
         """Follow queries (N, 3) through a video (T, 3, H, W) uint8, for `overt track`."""
 
+    def online_tracker(self, model: nn.Module, frame_size: tuple[int, int], points: int) -> Any:
+        """What follows points frame by frame, for `overt track --online`."""
+
+    def export_step(self, model: nn.Module) -> Any:
+        """One frame or sample as a module with example inputs, for `overt ckpt export --to onnx`."""
+
+    def complete(self, model: nn.Module, skull: Any, where: str) -> Any:
+        """Implants for a defective skull, for `overt complete`."""
+
     def visualize(self, model: nn.Module) -> dict[str, Tensor]:
         """Named pictures, (3, H, W) uint8, logged after each evaluation; main process only."""
 

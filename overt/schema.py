@@ -102,8 +102,8 @@ class TrainingSection:
             _positive(f"training.{name}", getattr(self, name))
         if not 0.0 < self.compile_memory_budget <= 1.0:
             raise ConfigError(
-                f"training.compile_memory_budget={self.compile_memory_budget}; allowed is more than "
-                "0, up to 1"
+                f"training.compile_memory_budget={self.compile_memory_budget}; allowed is above 0, "
+                "up to 1"
             )
         if self.num_workers < 0:
             raise ConfigError(f"training.num_workers={self.num_workers}; allowed is 0 or more")

@@ -1,7 +1,7 @@
 """`overt demo`: a real training run in minutes, each command shown before it runs.
 
-Synthetic videos are made, a small CoTracker3 is trained on them, its best checkpoint is scored on
-videos it has not seen, and its tracks are drawn beside the true ones.
+Synthetic videos are made, a small CoTracker3 is trained on them by two processes, its best
+checkpoint is scored on videos it has not seen, and its tracks are drawn beside the true ones.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from overt.errors import OvertError
 
 RECIPE = "cotracker3_tiny"
+PROCESSES = 2
 ROWS = (
     ("delta_avg", "average_pts_within_thresh", "points within 1, 2, 4, 8, 16 px of the truth"),
     ("AJ", "average_jaccard", "position and occlusion together"),
@@ -39,20 +40,22 @@ def main(arguments: Sequence[str]) -> int:
     run = folder / RECIPE
     began = time.perf_counter()
     words = [f"recipe={RECIPE}", f"output_dir={folder}", f"data.root={folder / 'data'}"]
-    show("train", [*words, *options.overrides])
-    show("evaluate", [f"checkpoint={run / 'checkpoints' / 'best'}"])
+    torchrun = ["torchrun", "--standalone", f"--nproc_per_node={PROCESSES}", "-m", "overt.train"]
+    show([*torchrun, *words, *options.overrides])
+    show(["overt", "evaluate", f"checkpoint={run / 'checkpoints' / 'best'}"])
     minutes = (time.perf_counter() - began) / 60
     scores = json.loads((run / "evaluation" / "scores.json").read_text())["scores"]
     print(closing_words(run, scores, minutes))
     return 0
 
 
-def show(verb: str, words: list[str]) -> None:
-    """Print a command as one would type it, and run it."""
-    print(f"\n$ overt {verb} {shlex.join(words)}\n", flush=True)
-    # Threads that wait for each other sleep instead of spinning: other programs want the cores too.
-    environment = {"OMP_WAIT_POLICY": "passive", **os.environ}
-    command = [sys.executable, "-m", "overt", verb, *words]
+def show(words: list[str]) -> None:
+    """Print a command as one would type it, and run it with this Python."""
+    print(f"\n$ {shlex.join(words)}\n", flush=True)
+    module = {"torchrun": "torch.distributed.run"}.get(words[0], words[0])
+    # One thread for each process: the cores are shared out by processes.
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    command = [sys.executable, "-m", module, *words[1:]]
     result = subprocess.run(command, env=environment, check=False)
     if result.returncode:
         raise OvertError(f"that command ended with exit code {result.returncode}; see above")
@@ -73,9 +76,9 @@ def closing_words(run: Path, scores: dict[str, float], minutes: float) -> str:
         f"checkpoint  {(run / 'checkpoints' / 'best').resolve()}",
         f"time        {minutes:.1f} minutes",
         "",
-        "Next: follow a grid of points through a video, then train your own on two processes:",
+        "Next: follow a grid of points through a video, then train on a data set of your own:",
         f"  overt track {run.parent / 'data' / '0000' / 'frames'} "
         f"--checkpoint {run / 'checkpoints' / 'best'} --grid 10",
-        f"  torchrun --nproc_per_node=2 -m overt.train recipe={RECIPE} exp_name=mine",
+        "  overt train recipe=cotracker3_offline data.root=FOLDER_OF_KUBRIC_SEQUENCES",
     ]
     return "\n".join(lines)

@@ -38,16 +38,19 @@ def correlate_plain(
 ) -> Tensor:
     """Products of every sample around the centre with every sample around the query.
 
-    The result, (B, N, L, T, P*P * P*P), has the frame's samples before the query's. Interpolating
-    the products, not the features, keeps P*P features per point and frame from being written.
+    The result, (B, N, L, T, P*P * P*P), has the frame's samples before the query's. What is
+    interpolated are features or their products, whichever are fewer numbers.
     """
     numbers, weights = taps(centres_xy, sizes_xy.unsqueeze(1))
     rows = map_rows.unsqueeze(1).unsqueeze(-1) + numbers  # (B, N, L, T, S*S)
     squares = cells.index_select(0, rows.flatten()).view(*rows.shape, -1)
+    mix_features = squares.shape[-1] < support.shape[3]
+    if mix_features:
+        squares = mix_taps(weights, squares)  # (B, N, L, T, P*P, C)
     # One large product per point serves all its frames.
-    products = squares.flatten(3, 4) @ support.mT  # (B, N, L, T * S*S, P*P)
+    products = squares.flatten(3, 4) @ support.mT  # (B, N, L, T * P*P or S*S, P*P)
     products = torch.unflatten(products, 3, (rows.shape[3], -1))
-    return mix_taps(weights, products).flatten(-2)
+    return (products if mix_features else mix_taps(weights, products)).flatten(-2)
 
 
 def correlate(

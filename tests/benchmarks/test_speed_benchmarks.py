@@ -26,3 +26,24 @@ def test_step_measures_a_recipe_on_the_cpu() -> None:
     printed = run("step.py", "cotracker3_tiny", "--device", "cpu", "--steps", "1", "--rows", "3")
     assert "s/step" in printed
     assert "launches and 0 host syncs per step" in printed
+
+
+def test_jepa_tells_what_masks_and_monitor_cost() -> None:
+    small = ["training.batch_size=4", "model.depth=1", "model.predictor.depth=1"]
+    printed = run("jepa.py", "hjepa_tiny", *small, "--device", "cpu", "--steps", "1")
+    for word in ("ms per image and core", "step without monitor", "one in 50 steps", "goal 1%"):
+        assert word in printed
+
+
+def test_tracking_compares_one_encoding_with_many() -> None:
+    words = ["cotracker3_tiny", "--device", "cpu", "--frames", "2", "--queries", "2"]
+    printed = run("tracking.py", *words, "--rounds", "1")
+    for word in ("encoded for each", "encoded once", "queries/s"):
+        assert word in printed
+
+
+def test_loader_compares_the_frames_that_are_used_with_all() -> None:
+    sizes = ["--count", "1", "--frames", "8", "--size", "32", "32", "--points", "60"]
+    printed = run("loader.py", "clips", *sizes, "--rounds", "1")
+    assert "all frames, then the cut" in printed
+    assert "clips/s" in printed

@@ -51,9 +51,9 @@ def make_case(radius: int, channels: int, points: int, frames: int, device: str)
     return Case(*(tensor.to(device) for tensor in tensors), SquareTaps(radius).to(device))
 
 
-@pytest.mark.parametrize("radius", [1, 3])
-def test_definition_equals_sampling_then_products(radius: int) -> None:
-    case = make_case(radius, channels=8, points=3, frames=2, device="cpu")
+@pytest.mark.parametrize(("radius", "channels"), [(1, 8), (1, 16), (3, 8), (3, 64)])
+def test_definition_equals_sampling_then_products(radius: int, channels: int) -> None:
+    case = make_case(radius, channels, points=3, frames=2, device="cpu")
     result = correlate_plain(*case)
     offsets = torch.arange(-radius, radius + 1.0)
     square = torch.stack(torch.meshgrid(offsets, offsets, indexing="ij"), -1).flatten(0, 1)

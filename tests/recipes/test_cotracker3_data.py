@@ -164,7 +164,7 @@ def test_sample_agrees_with_the_file(make_settings, seed, index):
 def test_lengths_rates_and_starts_cover_their_range(make_settings):
     config = make_settings(sequence_len=7, random_sequence_len=3)
     rng = np.random.default_rng(0)
-    drawn = [data._frame_indices(FRAMES, config, rng, None) for _ in range(2000)]
+    drawn = [data.frame_indices(FRAMES, config, rng, None) for _ in range(2000)]
     assert {len(indices) for indices in drawn} == {3, 4, 5, 6}
     rates = {len(i): set() for i in drawn}
     for indices in drawn:

@@ -194,7 +194,7 @@ class HeldOutClips:
 def draw_clip(sequence: Path, settings: DataSettings, rng: np.random.Generator) -> Clip:
     """A random run of frames of a sequence, at the size and with the tracks to train on."""
     tracks = read_tracks(sequence)
-    indices = _frame_indices(tracks.coords_xy.shape[1], settings, rng, sequence)
+    indices = frame_indices(tracks.coords_xy.shape[1], settings, rng, sequence)
     clip = read_clip(sequence, tracks, indices)
     if settings.augment:
         clip = augmented(clip, settings, rng)
@@ -203,7 +203,7 @@ def draw_clip(sequence: Path, settings: DataSettings, rng: np.random.Generator) 
     return _drop_far(clip)
 
 
-def _frame_indices(
+def frame_indices(
     length: int, settings: DataSettings, rng: np.random.Generator, sequence: Path
 ) -> NDArray[np.intp]:
     """How long the clip is, how fast it plays and where it starts."""

@@ -1,0 +1,79 @@
+"""How fast queries are followed one at a time, as the tables of CoTracker3 are made.
+
+    python benchmarks/tracking.py                                   full size, on CUDA
+    python benchmarks/tracking.py cotracker3_tiny --device cpu      anywhere, to try the script
+
+The predictor encodes a video once and runs the queries in batches; against it the same queries one
+after the other, the video encoded anew for each, as one writes it first. Both take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+
+import torch
+
+from overt.config import build_recipe, load
+from overt.recipes.cotracker3.model import CoTracker3Offline
+from overt.recipes.cotracker3.predictor import Predictor
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("recipe", nargs="?", default="cotracker3_offline")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--frames", type=int, default=48)
+    parser.add_argument("--queries", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args(arguments)
+    config = load([f"recipe={options.recipe}", "data.root=none"])
+    settings = config.settings.evaluation
+    height, width = settings.resolution
+    torch.manual_seed(0)
+    model = build_recipe(config).build_model().eval().to(options.device)
+    assert isinstance(model, CoTracker3Offline)
+    predict = Predictor(
+        model,
+        resolution=(height, width),
+        iters=config.settings.model.eval_iters,
+        single_point=True,
+        queries_per_batch=settings.queries_per_batch,
+    )
+    video = torch.randint(256, (1, options.frames, 3, height, width), dtype=torch.uint8)
+    video = video.to(options.device)
+    places = torch.rand(1, options.queries, 2) * torch.tensor([width - 1.0, height - 1.0])
+    queries = torch.cat([torch.zeros(1, options.queries, 1), places], dim=-1).to(options.device)
+
+    def together() -> None:
+        predict(video, queries)
+
+    def anew() -> None:
+        for number in range(options.queries):
+            predict(video, queries[:, number : number + 1])
+
+    times: dict[str, list[float]] = {"encoded once": [], "encoded for each": []}
+    for turn in range(options.rounds + 1):
+        for name, work in zip(times, (together, anew), strict=True):
+            began = time.perf_counter()
+            with torch.autocast(options.device, torch.bfloat16, options.device == "cuda"):
+                work()
+            if options.device == "cuda":
+                torch.cuda.synchronize()
+            if turn:  # the first round warms up
+                times[name].append(time.perf_counter() - began)
+    once, each = (statistics.median(values) for values in times.values())
+    kind = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
+    print(
+        f"{options.recipe} on {kind}: {options.queries} queries one at a time, {options.frames} "
+        f"frames of {height}x{width}\n"
+        f"  encoded for each  {options.queries / each:8.2f} queries/s\n"
+        f"  encoded once      {options.queries / once:8.2f} queries/s  {each / once:.1f} x"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
