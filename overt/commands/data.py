@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from overt.errors import ConfigError
+
 
 def main(arguments: list[str]) -> int:
     """Run `overt data` with these arguments; returns the exit status."""
@@ -17,6 +19,11 @@ def main(arguments: list[str]) -> int:
     _add_tapvid(verbs)
     _add_images(verbs)
     _add_pack(verbs)
+    _add_digits(verbs)
+    _add_kubric_lbm(verbs)
+    _add_skulls(verbs)
+    _add_prepare(verbs)
+    _add_people(verbs)
     options = parser.parse_args(arguments)
     status: int = options.run(options)
     return status
@@ -77,12 +84,13 @@ def _add_images(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 def _add_pack(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = verbs.add_parser(
         "pack",
-        help="an image folder into one file, for speed",
+        help="an image folder into one file, or each sequence into one, for speed",
         description="Write the images of ROOT/CLASS/... into the pack OUT: one large file and an "
         "index, with check sums. Files go in as they are unless --side or --raw says otherwise; "
-        "unreadable ones are left out and named.",
+        "unreadable ones are left out and named. Where ROOT holds sequences with tracks in "
+        "Kubric's layout, each becomes one file OUT/SEQ.npz.",
     )
-    parser.add_argument("root", type=Path, metavar="ROOT", help="folder of images")
+    parser.add_argument("root", type=Path, metavar="ROOT", help="folder of images or sequences")
     parser.add_argument("out", type=Path, metavar="OUT", help="the pack to write, a new folder")
     parser.add_argument(
         "--side",
@@ -98,7 +106,108 @@ def _add_pack(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     parser.add_argument(
         "--workers", type=_not_negative, default=0, help="processes that help; default: none"
     )
+    parser.add_argument(
+        "--storage",
+        choices=("raw", "files", "jpeg"),
+        help="frames of sequences: raw pixels (default, fastest), the files as they are, or JPEG",
+    )
     parser.set_defaults(run=_pack)
+
+
+def _add_kubric_lbm(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = verbs.add_parser(
+        "kubric_lbm",
+        help="sequences of 24 frames for LBM, cut from Kubric in CoTracker's layout",
+        description="Cut the sequences of SOURCE into runs of equal length and write each as a "
+        "sequence of OUT. Images are linked where the file system allows it. What is too short or "
+        "shows no track is left out and named; what is there already is kept.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("source", type=Path, metavar="SOURCE", help="folder of sequences")
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder of the new data set")
+    parser.add_argument("--frames", type=_positive, default=24, help="frames of each")
+    parser.add_argument("--tracks", type=_positive, default=2048, help="most tracks of each")
+    parser.add_argument("--runs", type=_positive, help="of each sequence; default: all that fit")
+    parser.set_defaults(run=_kubric_lbm)
+
+
+def _add_digits(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = verbs.add_parser(
+        "digits",
+        help="scikit-learn's real digits as NumPy archives",
+        description="Write the 1,797 real digits that scikit-learn carries inside as "
+        "ROOT/train.npz and, a third of them, ROOT/test.npz. Nothing is downloaded.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("root", type=Path, metavar="ROOT", help="folder of the two archives")
+    parser.add_argument("--size", type=_side, default=32, help="height and width in pixels")
+    parser.set_defaults(run=_digits)
+
+
+def _add_skulls(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = verbs.add_parser(
+        "skulls",
+        help="synthetic skulls with defects and implants, in SkullBreak's layout",
+        description="Write synthetic skulls, shells with five defects each: volumes, point clouds "
+        "and the lists train.csv and test.csv. Skulls that are there already are kept.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("root", type=Path, metavar="ROOT", help="folder of the data set")
+    parser.add_argument("--skulls", type=_positive, default=20, help="how many skulls")
+    parser.add_argument("--side", type=_side, default=64, help="voxels along a side")
+    parser.add_argument("--points", type=_positive, default=8000, help="points of a cloud")
+    parser.add_argument("--seed", type=_not_negative, default=0, help="another seed, other data")
+    parser.set_defaults(run=_skulls)
+
+
+def _add_prepare(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = verbs.add_parser(
+        "prepare",
+        help="SkullBreak or SkullFix volumes into point clouds and lists",
+        description="Make a point cloud of the surface beside every volume of ROOT/complete_skull, "
+        "ROOT/defective_skull and ROOT/implant, and write train.csv and test.csv where they are "
+        "missing. Clouds that are there and whole are kept.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("root", type=Path, metavar="ROOT", help="folder of the data set")
+    parser.add_argument(
+        "--dataset", choices=("skullbreak", "skullfix"), default="skullbreak", help="its layout"
+    )
+    parser.add_argument("--points", type=_positive, default=400_000, help="points of a cloud")
+    parser.add_argument("--seed", type=_not_negative, default=42, help="of points and lists")
+    parser.add_argument(
+        "--workers", type=_not_negative, default=0, help="processes that help; 0: none"
+    )
+    parser.add_argument("--force", action="store_true", help="make clouds anew")
+    parser.set_defaults(run=_prepare)
+
+
+def _add_people(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = verbs.add_parser(
+        "people",
+        help="synthetic people at close range, in HumanData's layout",
+        description="Render people of capsules with every label known: pictures and masks below "
+        "ROOT/datasets/NAME, annotations in ROOT/preprocessed_datasets/NAME.npz. Another seed "
+        "makes other people. Framing camera: anywhere in the picture, any pose; portrait: the "
+        "whole person, calm, in the middle.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("root", type=Path, metavar="ROOT", help="folder of the data sets")
+    parser.add_argument("--name", default="people_train", help="of the data set")
+    parser.add_argument("--count", type=_positive, default=1000, help="how many people")
+    parser.add_argument("--size", type=_side, default=256, help="height and width in pixels")
+    parser.add_argument("--seed", type=_not_negative, default=0, help="another seed, other data")
+    parser.add_argument("--framing", choices=("camera", "portrait"), default="camera")
+    parser.add_argument(
+        "--subset",
+        choices=("all", "p3", "p5", "far"),
+        default="all",
+        help="by distortion: above 1.8 (p3), above 3 (p5), below 1.2 (far)",
+    )
+    parser.add_argument("--orthographic", action="store_true", help="parallel rays: a control")
+    parser.add_argument("--fixed-colours", action="store_true", help="the same in all pictures")
+    parser.add_argument("--depth-maps", action="store_true", help="also the depth of each pixel")
+    parser.set_defaults(run=_people)
 
 
 def _add_scene(parser: argparse.ArgumentParser, points: int) -> None:
@@ -174,7 +283,46 @@ def _images(options: argparse.Namespace) -> int:
     return 0
 
 
+def _kubric_lbm(options: argparse.Namespace) -> int:
+    from overt.data.kubric_lbm import convert
+
+    result = convert(options.source, options.out, options.frames, options.tracks, options.runs)
+    print(
+        f"{options.out}: {len(result.written)} sequences of {options.frames} frames written, "
+        f"{result.kept} were there, {len(result.left_out)} left out"
+    )
+    for name, reason in result.left_out.items():
+        print(f"  left out: {name}: {reason}")
+    return 0
+
+
+def _pack_sequences(options: argparse.Namespace) -> int:
+    from overt.data.packed_sequences import pack_sequences
+
+    for name in ("side", "raw", "unlabelled", "workers"):
+        if getattr(options, name):
+            raise ConfigError(
+                f"--{name} is for images, but {options.root} holds sequences; leave it out"
+            )
+    packed = pack_sequences(options.root, options.out, options.storage or "raw")
+    print(
+        f"{options.out}: {len(packed.written)} sequences packed, {packed.kept} were there, "
+        f"{len(packed.left_out)} left out"
+    )
+    for reason in packed.left_out.values():
+        print(f"  left out: {reason}")
+    return 0
+
+
 def _pack(options: argparse.Namespace) -> int:
+    from overt.data.packed_sequences import is_sequence_root
+
+    if is_sequence_root(options.root):
+        return _pack_sequences(options)
+    if options.storage is not None:
+        raise ConfigError(
+            f"--storage is for sequences, but {options.root} holds none; leave it out"
+        )
     from overt.data.image_folder import ImageFolder
     from overt.data.packed_images import pack_images
 
@@ -193,6 +341,65 @@ def _pack(options: argparse.Namespace) -> int:
     )
     for reason in packed.left_out.values():
         print(f"  left out: {reason}")
+    return 0
+
+
+def _digits(options: argparse.Namespace) -> int:
+    from overt.data.digits import write_digits
+
+    paths = write_digits(options.root, options.size)
+    print(f"{', '.join(map(str, paths))}: digits of {options.size}x{options.size} pixels")
+    return 0
+
+
+def _skulls(options: argparse.Namespace) -> int:
+    from overt.data.synthetic_skulls import write_skulls
+
+    written = write_skulls(
+        options.root,
+        options.skulls,
+        options.side,
+        options.points,
+        options.seed,
+        report=_counter("skull", options.skulls),
+    )
+    print(
+        f"{options.root}: {options.skulls} skulls with 5 defects each, {options.side}^3 voxels, "
+        f"{options.points} points a cloud; {written} written, {options.skulls - written} were there"
+    )
+    return 0
+
+
+def _prepare(options: argparse.Namespace) -> int:
+    from overt.data.skull_prepare import prepare
+
+    skulls = len(list((options.root / "complete_skull").glob("*.nrrd")))
+    done = prepare(
+        options.root,
+        options.dataset,
+        options.points,
+        options.seed,
+        options.workers,
+        options.force,
+        report=_counter("skull", skulls),
+    )
+    print(
+        f"{options.root}: {done.written} clouds of {options.points} points written, {done.kept} "
+        f"were there, {len(done.problems)} could not be made"
+    )
+    for problem in done.problems:
+        print(f"  {problem}")
+    return 1 if done.problems else 0
+
+
+def _people(options: argparse.Namespace) -> int:
+    from overt.data.synthetic_people import PeopleOptions, write_people
+
+    names = ("size", "seed", "framing", "subset", "orthographic", "fixed_colours", "depth_maps")
+    chosen = PeopleOptions(**{name: getattr(options, name) for name in names})
+    report = _counter("person", options.count)
+    path = write_people(options.root, options.name, options.count, chosen, report)
+    print(f"{path}: {options.count} people, {options.size}x{options.size}, {options.framing}")
     return 0
 
 

@@ -1,0 +1,125 @@
+"""Augmentation of pictures of people: how a crop is drawn, and what becomes of its labels.
+
+All draws come from the sample's generator, in the order in which the functions are listed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overt.errors import DataError
+from overt.geometry.crop import Affine, Picture, crop_affine, warp
+
+BOX_GROWTH = 1.25  # of a box about keypoints
+# Left and right among the twelve limb joints: shoulders, elbows, wrists, hips, knees, ankles.
+LIMB_MIRROR = (1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10)
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Strengths; all zero changes nothing."""
+
+    # factors 1 - x to 1 + x of each colour channel
+    noise: float = 0.0
+    # probability of a mirror image
+    mirror: float = 0.0
+    # deviation of the angle in degrees, and the probability that there is one
+    rotation: float = 0.0
+    rotation_probability: float = 0.0
+    # deviation of the side's factor, and what is always added to it
+    scale: float = 0.0
+    scale_added: float = 0.0
+    # deviation of the centre in sides, and the probability that it moves
+    shift: float = 0.0
+    shift_probability: float = 0.0
+
+
+class Crop(NamedTuple):
+    """A square of a picture: where, and how it was changed."""
+
+    centre: tuple[float, float]
+    side: float
+    degrees: float = 0.0
+    mirrored: bool = False
+    gains: tuple[float, float, float] = (1.0, 1.0, 1.0)
+
+
+def draw_crop(
+    centre: tuple[float, float],
+    side: float,
+    image_size: tuple[int, int],
+    options: Augmentation,
+    rng: np.random.Generator,
+) -> Crop:
+    """A crop about a box with the changes that `options` allow."""
+    gains = (1.0, 1.0, 1.0)
+    if options.noise > 0:
+        red, green, blue = rng.uniform(1 - options.noise, 1 + options.noise, size=3)
+        gains = (float(red), float(green), float(blue))
+    mirrored = options.mirror > 0 and bool(rng.random() < options.mirror)
+    degrees = 0.0
+    if options.scale > 0 or options.scale_added > 0:
+        factor = 1 + options.scale_added + options.scale * rng.standard_normal()
+        side *= float(np.clip(factor, 1 - options.scale, 1 + options.scale + options.scale_added))
+    if options.rotation > 0 and rng.random() < options.rotation_probability:
+        drawn = options.rotation * rng.standard_normal()
+        degrees = float(np.clip(drawn, -2 * options.rotation, 2 * options.rotation))
+    x, y = centre
+    if mirrored:  # the centre is mirrored with the picture
+        x = image_size[1] - 1 - x
+    if options.shift > 0 and rng.random() < options.shift_probability:
+        move = np.clip(rng.standard_normal(2), -1, 1) * options.shift * side
+        x, y = x + float(move[0]), y + float(move[1])
+    return Crop((x, y), side, degrees, mirrored, gains)
+
+
+def cut(picture: Picture, crop: Crop, output: int) -> tuple[Picture, Affine]:
+    """The crop in `output` pixels, and the map from the (mirrored) picture to it."""
+    affine = crop_affine(crop.centre, crop.side, crop.degrees, output)
+    source = np.ascontiguousarray(picture[:, ::-1]) if crop.mirrored else picture
+    cropped = warp(source, affine, output)
+    if crop.gains != (1.0, 1.0, 1.0):
+        cropped = np.clip(cropped * np.array(crop.gains), 0, 255).astype(np.uint8)
+    return cropped, affine
+
+
+def box_square(box: NDArray[np.floating]) -> tuple[tuple[float, float], float]:
+    """Centre and side of the square about a box (x, y, w, h, ...)."""
+    x, y, width, height = (float(value) for value in box[:4])
+    if not (width > 0 and height > 0):
+        raise DataError(f"a box of {width:g} x {height:g} pixels has no size")
+    return (x + width / 2, y + height / 2), max(width, height)
+
+
+def keypoint_square(keypoints: NDArray[np.floating]) -> tuple[tuple[float, float], float]:
+    """Centre and side of the square about visible keypoints (J, 3), enlarged."""
+    seen = keypoints[keypoints[:, 2] > 0, :2]
+    if len(seen) == 0:
+        raise DataError("there is neither a box nor a visible keypoint")
+    low, high = seen.min(0), seen.max(0)
+    centre = (low + high) / 2
+    return (float(centre[0]), float(centre[1])), BOX_GROWTH * float((high - low).max())
+
+
+def centred_side(keypoints: NDArray[np.floating] | None, image_size: tuple[int, int]) -> float:
+    """Side of the square about the image's centre that reaches all visible keypoints (J, 3)."""
+    height, width = image_size
+    shorter = float(min(height, width))
+    seen = None if keypoints is None else keypoints[keypoints[:, 2] > 0, :2]
+    if seen is None or len(seen) == 0:
+        return shorter
+    reach = 2 * float(np.abs(seen - (width / 2, height / 2)).max())
+    return min(shorter, reach)
+
+
+def mirror_keypoints(
+    keypoints: NDArray[np.floating], width: int
+) -> NDArray[np.floating]:  # (12, 3)
+    """The twelve limb joints in the mirrored picture."""
+    mirrored = keypoints[list(LIMB_MIRROR)].copy()
+    mirrored[:, 0] = width - 1 - mirrored[:, 0]
+    return mirrored

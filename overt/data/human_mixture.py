@@ -1,0 +1,40 @@
+"""Several data sets of people in given proportions: the set is drawn first, then the row."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from overt.data.mixture import Source
+from overt.errors import DataError
+
+
+class DrawnMixture:
+    """Draws a source by its share, then one of its rows, in constant time whatever their sizes.
+
+    An epoch has as many samples as the largest source. All draws come from the sample's own
+    generator, so that no two processes draw the same rows.
+    """
+
+    def __init__(self, sources: Sequence[Source], shares: Sequence[float]) -> None:
+        if not sources or len(sources) != len(shares):
+            raise DataError(f"{len(sources)} data sets with {len(shares)} shares; each needs one")
+        if any(not 0 < share < math.inf for share in shares):
+            raise DataError(f"the shares are {list(shares)}; each must be a number above 0")
+        self.sources = list(sources)
+        self.ends = [end / sum(shares) for end in accumulate(shares)]
+        self.ends[-1] = 1.0  # whatever rounding did
+
+    def __len__(self) -> int:
+        return max(len(source) for source in self.sources)
+
+    def sample(self, index: int, rng: np.random.Generator) -> Any:
+        if len(self.sources) == 1:  # an epoch visits each row once
+            return self.sources[0].sample(index, rng)
+        source = self.sources[bisect_right(self.ends, rng.random())]
+        return source.sample(int(rng.integers(len(source))), rng)

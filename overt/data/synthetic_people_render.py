@@ -1,0 +1,141 @@
+"""Colours, light and background of synthetic people, and the pictures of a batch of them."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from overt.geometry.body import BodyModel
+from overt.geometry.body_capsule import PARTS
+from overt.geometry.silhouette import Raster, part_masks, rasterize
+
+Array = NDArray[np.float64]
+
+SUPERSAMPLING = 2
+NOISE = 0.02
+_FIXED = np.random.default_rng(24).uniform(0.15, 0.95, size=(PARTS + 1, 3))
+
+
+class Look(NamedTuple):
+    """The chance of one picture."""
+
+    colours: Array  # (25, 3) of the parts, 0 to 1; number 0 is not used
+    stripes: Array  # (2,) waves per metre and strength
+    light: Array  # (3,) direction towards it
+    ambient: float
+    background: Array  # (4, 3) colours of the corners
+    kind: int  # of background: 0 gradient, 1 noise, 2 rectangles
+
+
+def draw_look(rng: np.random.Generator, fixed_colours: bool) -> Look:
+    """Colours, stripes, light and background of one picture."""
+    if fixed_colours:
+        colours = np.clip(_FIXED + rng.uniform(-0.05, 0.05, size=_FIXED.shape), 0, 1)
+        kind = 0
+    else:
+        colours = rng.uniform(0.1, 1.0, size=_FIXED.shape)
+        kind = int(rng.integers(3))
+    stripes = np.array([rng.uniform(8, 16), rng.uniform(0.1, 0.25)])
+    light = rng.standard_normal(3) + np.array([0, -0.5, -1.5])
+    return Look(
+        colours,
+        stripes,
+        light / np.linalg.norm(light),
+        rng.uniform(0.3, 0.6),
+        rng.uniform(0, 1, size=(4, 3)),
+        kind,
+    )
+
+
+class Painted(NamedTuple):
+    """Pictures of a batch."""
+
+    pictures: NDArray[np.uint8]  # (B, size, size, 3)
+    parts: NDArray[np.uint8]  # (B, size, size), 0 is background
+    depth_m: NDArray[np.float32]  # (B, size, size), infinite where there is nothing
+
+
+def paint(
+    pixels: Tensor,  # (B, V, 2)
+    depth: Tensor,  # (B, V)
+    vertices: Tensor,  # (B, V, 3) in the camera frame, for the light
+    model: BodyModel,
+    looks: list[Look],
+    size: int,
+    generators: list[np.random.Generator],
+    perspective: bool = True,
+) -> Painted:
+    """Shaded, striped people before their backgrounds, drawn finer and averaged."""
+    batch, side = len(looks), SUPERSAMPLING * size
+    # Every second of the finer pixels has its middle where a coarser one has: labels come from
+    # these, colours from the three by three about them.
+    raster = rasterize(pixels * SUPERSAMPLING, depth, model.faces, (side, side), perspective)
+    back = [background(look, side, rng) for look, rng in zip(looks, generators, strict=True)]
+    picture = torch.stack(back).flatten(0, 2)  # (B side side, 3)
+    covered = raster.mask.flatten().nonzero().squeeze(1)  # (N,)
+    picture[covered] = _shade(raster, covered, vertices, model, looks)
+    picture = picture.view(batch, side, side, 3).permute(0, 3, 1, 2)
+    picture = F.avg_pool2d(picture, 3, SUPERSAMPLING, 1, count_include_pad=False)
+    noise = np.stack([rng.standard_normal((3, size, size), np.float32) for rng in generators])
+    picture = picture + NOISE * torch.from_numpy(noise)
+    levels = (255 * picture.clamp(0, 1)).round().to(torch.uint8).permute(0, 2, 3, 1)
+    every = slice(None, None, SUPERSAMPLING)
+    parts = part_masks(raster, model.faces, model.part)[:, every, every]
+    return Painted(levels.numpy(), parts.numpy(), raster.depth[:, every, every].numpy())
+
+
+def _shade(
+    raster: Raster, covered: Tensor, vertices: Tensor, model: BodyModel, looks: list[Look]
+) -> Tensor:
+    """Colours (N, 3) of the covered pixels: part, stripes along the body, one light."""
+    which = covered // raster.face[0].numel()  # (N,) picture
+    corners = model.faces[raster.face.flatten()[covered]]  # (N, 3)
+    weights = raster.weights.flatten(0, 2)[covered][..., None]  # (N, 3, 1)
+    part = model.part[corners[:, 0]].long()
+    place = (weights * model.template[corners]).sum(1)  # (N, 3) on the body at rest
+    normal = (weights * vertex_normals(vertices, model.faces)[which[:, None], corners]).sum(1)
+    numbers = {
+        name: torch.tensor(np.stack([np.asarray(getattr(look, name)) for look in looks])).float()
+        for name in ("colours", "stripes", "light", "ambient")
+    }
+    towards = (F.normalize(normal, dim=-1) * numbers["light"][which]).sum(-1).clamp_min(0.0)
+    ambient = numbers["ambient"][which]
+    waves, strength = numbers["stripes"][which].unbind(1)
+    stripe = 1 + strength * torch.sin(2 * math.pi * waves * (place[:, 0] + place[:, 1]))
+    bright = (ambient + (1 - ambient) * towards) * stripe
+    return numbers["colours"][which, part] * bright[:, None]
+
+
+def vertex_normals(vertices: Tensor, faces: Tensor) -> Tensor:
+    """Unit normals (B, V, 3): means of those of the faces about, by area."""
+    first, second, third = (vertices[:, faces[:, corner]] for corner in range(3))
+    normal = torch.linalg.cross(second - first, third - first)  # (B, F, 3)
+    total = torch.zeros_like(vertices)
+    for corner in range(3):
+        total.index_add_(1, faces[:, corner], normal)
+    return F.normalize(total, dim=-1)
+
+
+def background(look: Look, side: int, rng: np.random.Generator) -> Tensor:
+    """(side, side, 3): a gradient between four corners, coarse noise, or rectangles on it."""
+    corners = torch.tensor(look.background, dtype=torch.float32).view(1, 2, 2, 3)
+    back = F.interpolate(
+        corners.permute(0, 3, 1, 2), (side, side), mode="bilinear", align_corners=True
+    )
+    if look.kind == 1:
+        coarse = torch.tensor(rng.uniform(0, 1, size=(1, 3, 16, 16)), dtype=torch.float32)
+        back = 0.5 * back + 0.5 * F.interpolate(coarse, (side, side), mode="bilinear")
+    picture = back[0].permute(1, 2, 0).clone()
+    if look.kind == 2:
+        for _ in range(int(rng.integers(2, 7))):
+            top, left = rng.integers(0, side, size=2)
+            height, width = rng.integers(side // 16, side // 2, size=2)
+            colour = torch.tensor(rng.uniform(0, 1, size=3), dtype=torch.float32)
+            picture[top : top + height, left : left + width] = colour
+    return picture

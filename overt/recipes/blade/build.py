@@ -1,0 +1,112 @@
+"""Models from their settings, with the weights that these name."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from overt.geometry.body import BodyModel
+from overt.geometry.body_files import load_body
+from overt.nn.dinov2 import DinoVisionTransformer
+from overt.nn.pretrained import read_weights
+from overt.recipes.blade.config import (
+    CONV,
+    BodySettings,
+    BranchSettings,
+    DepthSettings,
+    PoseModelSettings,
+)
+from overt.recipes.blade.depthnet import (
+    ConvBackbone,
+    DepthDecoder,
+    DepthHead,
+    DepthNet,
+    make_interface,
+)
+from overt.recipes.blade.dpt import DepthAnything
+from overt.recipes.blade.posenet import PoseBranch, PoseHeads, PoseNet
+from overt.recipes.blade.resnet import ResNet
+
+CONV_STRIDE = 16
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def build_backbone(settings: DepthSettings, size: int) -> DepthAnything | ConvBackbone:
+    """The depth backbone for crops of `size` pixels."""
+    if settings.encoder == CONV:
+        channels = tuple(settings.channels // 2**step for step in (3, 2, 1, 0))
+        return ConvBackbone(channels)
+    sizes = settings.backbone()
+    encoder = DinoVisionTransformer((size, size), sizes.width, sizes.depth, sizes.heads)
+    return DepthAnything(encoder, sizes.taps, sizes.channels, sizes.features)
+
+
+def build_depthnet(settings: DepthSettings, size: int) -> DepthNet:
+    """DepthNet for crops of `size` pixels, its backbone filled where a file is named."""
+    backbone = build_backbone(settings, size)
+    is_conv = isinstance(backbone, ConvBackbone)
+    channels = settings.channels
+    interface = nn.Identity() if is_conv else make_interface(backbone.features, channels)
+    map_side = size // CONV_STRIDE if is_conv else settings.map_size // 4
+    head = settings.head
+    decoder = DepthDecoder(
+        channels,
+        head.num_heads,
+        head.hidden,
+        head.layers,
+        head.dropout,
+        head.max_depth,
+        places=map_side**2 if head.places else None,
+        start_bias=head.start_bias,
+    )
+    model = DepthNet(
+        backbone,
+        interface,
+        DepthHead(decoder),
+        map_size=settings.map_size,
+        freeze_backbone=settings.freeze_backbone,
+        save_frozen=settings.save_frozen,
+        backbone_dtype=DTYPES[settings.backbone_precision],
+        chunk=settings.backbone_batch,
+    )
+    if settings.backbone_checkpoint is not None:
+        source = settings.backbone_checkpoint
+        model.load_backbone(read_weights(source, "model.depth.backbone_checkpoint"), source)
+    return model
+
+
+def build_branch(settings: BranchSettings) -> PoseBranch:
+    """A branch of PoseNet, its ResNet filled where a file is named."""
+    resnet = ResNet(settings.width, settings.blocks, settings.stem, settings.norm)
+    if settings.backbone_checkpoint is not None:
+        source = settings.backbone_checkpoint
+        tensors = read_weights(source, "model.branch.backbone_checkpoint")
+        own = resnet.state_dict()
+        resnet.load_state_dict({name: tensors[name] for name in own if name in tensors})
+    return PoseBranch(resnet, settings.features, settings.num_heads, settings.layers)
+
+
+def build_posenet(settings: PoseModelSettings, depth_size: int) -> PoseNet:
+    """PoseNet with what stage 1 made, and on a base where one is named."""
+    depthnet = build_depthnet(settings.depth, depth_size) if settings.tz_conditioning else None
+    model = PoseNet(
+        build_branch(settings.branch),
+        PoseHeads(settings.branch.features, settings.keypoint_head),
+        depthnet=depthnet,
+        with_base=settings.base_checkpoint is not None,
+        control_output=settings.control_output,
+        save_frozen=settings.depth.save_frozen,
+    )
+    if depthnet is not None and settings.depthnet_checkpoint is not None:
+        source = settings.depthnet_checkpoint
+        depthnet.load_depthnet(read_weights(source, "model.depthnet_checkpoint"), source)
+        model.has_depthnet = True
+    if settings.base_checkpoint is not None:
+        source = settings.base_checkpoint
+        model.load_base(read_weights(source, "model.base_checkpoint"), source)
+    return model
+
+
+def build_body(settings: BodySettings) -> BodyModel:
+    """The body model that the settings name."""
+    return BodyModel(load_body(settings.model, "model.body.model", settings.joint_regressor))

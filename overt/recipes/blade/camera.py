@@ -1,0 +1,240 @@
+"""The camera of a picture: focal length and place of the person, from silhouette and keypoints.
+
+The mesh and its depth are given; a closed-form start is refined by gradient descent through a soft
+silhouette. Section 3.4 of arXiv:2412.08640. Letters: B people, V vertices, J keypoints.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from overt.geometry.body import BodyModel
+from overt.geometry.camera import fit_camera
+from overt.geometry.rotation import axis_angle_to_matrix
+from overt.geometry.silhouette import soft_silhouette
+
+# Joints of the body that are the twelve limb keypoints: shoulders, elbows, wrists, hips, knees,
+# ankles, left first.
+LIMB_JOINTS = (16, 17, 18, 19, 20, 21, 1, 2, 4, 5, 7, 8)
+FOCAL_LIMITS = (10.0, 1e4)
+DEPTH_LIMITS_M = (0.3, 50.0)
+MOMENTUM = 0.9
+# Step sizes; that of the focal length is in longer sides of the picture.
+STEPS = {"place": 0.002, "focal": 0.01, "depth": 0.05, "pose": 0.01}
+PRIOR_WEIGHTS = {"place": 0.1, "depth": 0.1, "pose": 2.0, "root": 1.0}
+# Blur of the first and of the second half: taps, deviation, size.
+COARSE, FINE = (17, 8.0, 0.25), (5, 3.0, 1.0)
+ROOM = 1.5  # of the list of face-pixel pairs, over what the start needs
+
+
+class Observation(NamedTuple):
+    """What is seen of each person, in pixels of the picture in which cameras are solved."""
+
+    mask: Tensor | None  # (B, H, W) 0 to 1
+    keypoints: Tensor  # (B, 12, 2)
+    good: Tensor  # (B, 12) bool
+    size: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class SolveOptions:
+    iterations: int = 100
+    keypoint_weight: float = 12.0
+    optimize_depth: bool = False
+    optimize_pose: bool = False
+
+
+class Solution(NamedTuple):
+    """Cameras and people in them."""
+
+    focal: Tensor  # (B,) pixels
+    translation: Tensor  # (B, 3) metres, of the pelvis
+    vertices: Tensor  # (B, V, 3) relative to the pelvis
+    joints: Tensor  # (B, J, 3) relative to the pelvis
+    rotations: Tensor  # (B, 22, 3, 3)
+    soft_iou: Tensor  # (B,) of the silhouettes at their last blur; NaN without a mask
+
+
+def start_camera(joints: Tensor, depth: Tensor, seen: Observation) -> tuple[Tensor, Tensor]:
+    """Focal length (B,) and place of the pelvis (B, 3) in closed form from keypoints."""
+    start = fit_camera(joints[:, LIMB_JOINTS, :], depth, seen.keypoints, seen.good, seen.size)
+    return start.focal.clamp(*FOCAL_LIMITS), start.translation
+
+
+def pelvis_relative(model: BodyModel, shape: Tensor, rotations: Tensor) -> tuple[Tensor, Tensor]:
+    """Vertices and joints with the pelvis at zero."""
+    body = model(shape, rotations)
+    pelvis = body.joints[:, :1]
+    return body.vertices - pelvis, body.joints - pelvis
+
+
+@torch.inference_mode(False)
+@torch.enable_grad()
+def solve_camera(
+    model: BodyModel,
+    shape: Tensor,  # (B, 10)
+    rotations: Tensor,  # (B, 22, 3, 3)
+    depth: Tensor,  # (B,) metres
+    seen: Observation,
+    options: SolveOptions,
+) -> Solution:
+    """The camera of each person; what `options` free, is moved too. Keeps the best iterate."""
+    # Copies: what was made in inference mode cannot take part in a gradient.
+    shape, rotations, depth = (part.detach().clone() for part in (shape, rotations, depth))
+    seen = Observation(
+        None if seen.mask is None else seen.mask.clone(), seen.keypoints.clone(),
+        seen.good.clone(), seen.size,
+    )  # fmt: skip
+    vertices, joints = pelvis_relative(model, shape, rotations)
+    focal, translation = start_camera(joints, depth, seen)
+    nothing = torch.full_like(focal, torch.nan)
+    start = Solution(focal, translation, vertices, joints, rotations, nothing)
+    if options.iterations == 0 or seen.mask is None:
+        return start
+    capacity: int | None = None
+    if focal.device.type == "cuda":
+        with torch.no_grad():
+            capacity = int(ROOM * int(_silhouette(model, start, seen.size, None)[1]))
+    while True:
+        solution, needed = _descend(model, shape, start, depth, seen, options, capacity)
+        # The one look at the device's counter: a list that was too short is made longer.
+        if capacity is None or int(needed) <= capacity:
+            return solution
+        capacity = int(ROOM * int(needed))
+
+
+def _descend(
+    model: BodyModel,
+    shape: Tensor,
+    start: Solution,
+    depth: Tensor,
+    seen: Observation,
+    options: SolveOptions,
+    capacity: int | None,
+) -> tuple[Solution, Tensor]:
+    """Gradient descent with momentum, without a wait for the device."""
+    longer = float(max(seen.size))
+    # The variables are in units of their steps' own scale, so that one rate serves all.
+    place = start.translation[:, :2].clone().requires_grad_()
+    focal = (start.focal / longer).clone().requires_grad_()
+    distance = depth.clone().requires_grad_(options.optimize_depth)
+    turns = torch.zeros(len(depth), 22, 3, device=depth.device)
+    turns.requires_grad_(options.optimize_pose)
+    groups = [
+        {"params": [place], "lr": STEPS["place"]},
+        {"params": [focal], "lr": STEPS["focal"]},
+        *([{"params": [distance], "lr": STEPS["depth"]}] if options.optimize_depth else []),
+        *([{"params": [turns], "lr": STEPS["pose"]}] if options.optimize_pose else []),
+    ]
+    optimizer = torch.optim.SGD(groups, lr=STEPS["place"], momentum=MOMENTUM, foreach=True)
+    blurs = [Blur(*kind, seen.mask) for kind in (COARSE, FINE)]
+    needed = torch.zeros((), dtype=torch.int64, device=depth.device)
+    best, best_iou = start, torch.full_like(depth, -1.0)
+
+    def now() -> Solution:
+        if options.optimize_pose:
+            rotations = axis_angle_to_matrix(turns) @ start.rotations
+            vertices, joints = pelvis_relative(model, shape, rotations)
+        else:
+            rotations, vertices, joints = start.rotations, start.vertices, start.joints
+        translation = torch.cat([place, distance[:, None]], dim=1)
+        nothing = torch.zeros_like(distance)
+        return Solution(longer * focal, translation, vertices, joints, rotations, nothing)
+
+    for step in range(options.iterations + 1):
+        fine = step >= options.iterations // 2
+        if step == options.iterations // 2:
+            best_iou = torch.full_like(depth, -1.0)  # overlaps of other blurs do not compare
+        state = now()
+        alpha, count = _silhouette(model, state, seen.size, capacity)
+        needed = torch.maximum(needed, count)
+        iou = blurs[fine].soft_iou(alpha)
+        with torch.no_grad():
+            best = _keep_better(best, state, iou > best_iou, iou)
+            best_iou = torch.maximum(best_iou, iou)
+        if step == options.iterations:
+            break
+        energy = 1.0 - iou + PRIOR_WEIGHTS["place"] * place.abs().mean(1)
+        energy = energy + PRIOR_WEIGHTS["depth"] * (distance - depth).abs()
+        energy = energy + options.keypoint_weight * keypoint_energy(state, seen)
+        if options.optimize_pose:
+            energy = energy + PRIOR_WEIGHTS["pose"] * turns[:, 1:].square().mean((1, 2))
+            energy = energy + PRIOR_WEIGHTS["root"] * turns[:, 0].square().mean(1)
+        optimizer.zero_grad()
+        energy.sum().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        with torch.no_grad():
+            focal.clamp_(FOCAL_LIMITS[0] / longer, FOCAL_LIMITS[1] / longer)
+            distance.clamp_(*DEPTH_LIMITS_M)
+    return best, needed
+
+
+def _silhouette(
+    model: BodyModel, state: Solution, size: tuple[int, int], capacity: int | None
+) -> tuple[Tensor, Tensor]:
+    pixels, depth = look(state.vertices, state.translation, state.focal, size)
+    return soft_silhouette(pixels, depth, model.faces, size, capacity=capacity)
+
+
+def look(
+    points: Tensor, translation: Tensor, focal: Tensor, size: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
+    """Pixels (B, N, 2) and depths (B, N) of points (B, N, 3); principal point in the middle."""
+    moved = points + translation[:, None]
+    depth = moved[..., 2]
+    scale = focal[:, None] / depth
+    height, width = size
+    x, y = moved[..., 0] * scale + width / 2, moved[..., 1] * scale + height / 2
+    return torch.stack([x, y], dim=-1), depth
+
+
+def keypoint_energy(state: Solution, seen: Observation) -> Tensor:
+    """Mean distance (B,) of projected joints from keypoints, over the keypoints' extent."""
+    joints = state.joints[:, LIMB_JOINTS, :]
+    pixels, _ = look(joints, state.translation, state.focal, seen.size)
+    good = seen.good[..., None]
+    low = torch.where(good, seen.keypoints, torch.inf).amin(1)
+    high = torch.where(good, seen.keypoints, -torch.inf).amax(1)
+    extent = (high - low).amax(1).clamp_min(1.0)
+    extent = torch.where(seen.good.any(1), extent, 1.0)
+    distance = torch.where(good, (pixels - seen.keypoints).abs(), 0.0).sum((1, 2))
+    return distance / extent / (2 * seen.good.sum(1)).clamp_min(1)
+
+
+class Blur:
+    """Compares silhouettes with the mask, both blurred alike."""
+
+    def __init__(self, taps: int, deviation: float, size: float, mask: Tensor | None) -> None:
+        assert mask is not None
+        places = torch.arange(taps, device=mask.device, dtype=torch.float32) - (taps - 1) / 2
+        kernel = torch.exp(-0.5 * (places / deviation).square())
+        self.kernel, self.size = kernel / kernel.sum(), size
+        self.mask = self.apply(mask.to(torch.float32))
+
+    def apply(self, maps: Tensor) -> Tensor:  # (B, H, W)
+        margin = len(self.kernel) // 2
+        maps = F.conv2d(maps[:, None], self.kernel.view(1, 1, -1, 1), padding=(margin, 0))
+        maps = F.conv2d(maps, self.kernel.view(1, 1, 1, -1), padding=(0, margin))
+        if self.size != 1.0:
+            maps = F.interpolate(maps, scale_factor=self.size, mode="bilinear", antialias=False)
+        return maps[:, 0]
+
+    def soft_iou(self, alpha: Tensor) -> Tensor:  # (B,)
+        blurred = self.apply(alpha)
+        both = blurred * self.mask
+        return both.sum((1, 2)) / (blurred + self.mask - both).sum((1, 2)).clamp_min(1e-6)
+
+
+def _keep_better(best: Solution, state: Solution, better: Tensor, iou: Tensor) -> Solution:
+    state = state._replace(soft_iou=iou)
+    return Solution(
+        *(
+            torch.where(better.view(-1, *[1] * (new.ndim - 1)), new.detach(), old)
+            for old, new in zip(best, state, strict=True)
+        )
+    )

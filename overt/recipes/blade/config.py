@@ -1,0 +1,363 @@
+"""Settings of BLADE's recipes: names, types and refusals; the values live in the YAML files.
+
+Stage 1 is DepthNet, stage 2 PoseNet; the pretext trains a depth backbone where no weights are at
+hand. This file does not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from omegaconf import MISSING
+
+from overt.errors import ConfigError, nearest
+
+CUSTOM, CONV = "custom", "conv"
+
+
+class Backbone(NamedTuple):
+    """Sizes of a depth backbone: encoder, taps, and what the DPT head makes of them."""
+
+    width: int
+    depth: int
+    heads: int
+    taps: tuple[int, ...]
+    features: int
+    channels: tuple[int, ...]
+
+
+ENCODERS = {
+    "vits": Backbone(384, 12, 6, (2, 5, 8, 11), 64, (48, 96, 192, 384)),
+    "vitb": Backbone(768, 12, 12, (2, 5, 8, 11), 128, (96, 192, 384, 768)),
+    "vitl": Backbone(1024, 24, 16, (4, 11, 17, 23), 256, (256, 512, 1024, 1024)),
+}
+
+
+class Protocol(NamedTuple):
+    """A test set: its annotations and pictures below the data root."""
+
+    annotations: str
+    images: str
+    layout: str = "humandata"
+
+
+PROTOCOLS = {
+    "spec_mtp_p3": Protocol("preprocessed_datasets/spec_mtp_p3.npz", "datasets/spec_mtp"),
+    "pdhuman_p5": Protocol("preprocessed_datasets/pdhuman_test_p5.npz", "datasets/pdhuman"),
+    "humman_p3": Protocol("preprocessed_datasets/humman_test_p3.npz", "datasets/humman"),
+    "bedlamcc_eval": Protocol(
+        "preprocessed_datasets/bedlamcc_eval.npz", "datasets/bedlamcc", "bedlamcc"
+    ),
+} | {
+    name: Protocol(f"preprocessed_datasets/{name}.npz", f"datasets/{name}")
+    for name in ("people_test", "people_p3", "people_p5", "people_far")
+}
+
+
+def one_of(key: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise ConfigError(
+            f"{key}={value}{nearest(value, list(allowed))}; allowed are {', '.join(allowed)}"
+        )
+
+
+# --- model ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class EncoderSettings:
+    # sizes of a vision transformer of your own: with encoder=custom
+    width: int = MISSING
+    depth: int = MISSING
+    num_heads: int = MISSING
+    # blocks whose features the DPT head takes, four of them
+    taps: list[int] = MISSING
+    # channels of the DPT head: of its map, and of its four inputs
+    features: int = MISSING
+    channels: list[int] = MISSING
+
+
+@dataclass
+class HeadSettings:
+    num_heads: int = MISSING
+    # features within the feed-forward layers
+    hidden: int = MISSING
+    layers: int = MISSING
+    dropout: float = MISSING
+    # the largest depth that can be predicted, in metres
+    max_depth: float = MISSING
+    # a learned vector for every place of the map; the published head has none
+    places: bool = MISSING
+    # bias of the last layer at the start; null: as torch draws it
+    start_bias: float | None = MISSING
+
+
+@dataclass
+class DepthSettings:
+    # vits, vitb or vitl (Depth-Anything-V2), custom (the same of other sizes), or conv (a small
+    # convolutional one for small pictures)
+    encoder: str = MISSING
+    custom: EncoderSettings = MISSING
+    # weights of Depth-Anything-V2 (metric), of DINOv2, or of a pretext run; null: fresh ones
+    backbone_checkpoint: str | None = MISSING
+    # keep the backbone as it is; false trains it too
+    freeze_backbone: bool = MISSING
+    # fp32 or bf16: what a frozen backbone computes in
+    backbone_precision: str = MISSING
+    # crops that go through a frozen backbone at a time: bounds the memory; null: all
+    backbone_batch: int | None = MISSING
+    # side of the feature map that the interface takes; conv: its own
+    map_size: int = MISSING
+    # channels of the interface and of the head; conv: those of its last layer
+    channels: int = MISSING
+    head: HeadSettings = MISSING
+    # put frozen parts into checkpoints too: these are then complete in themselves
+    save_frozen: bool = MISSING
+
+    def __post_init__(self) -> None:
+        one_of("model.depth.encoder", self.encoder, (*ENCODERS, CUSTOM, CONV))
+        one_of("model.depth.backbone_precision", self.backbone_precision, ("fp32", "bf16"))
+        if self.channels % self.head.num_heads:
+            raise ConfigError(
+                f"model.depth.channels={self.channels} is not a multiple of "
+                f"model.depth.head.num_heads={self.head.num_heads}"
+            )
+        if self.backbone_batch is not None and self.backbone_batch < 1:
+            raise ConfigError(
+                f"model.depth.backbone_batch={self.backbone_batch}; 1 or more, or null"
+            )
+        if self.encoder == CUSTOM and (
+            len(self.custom.taps) != 4 or len(self.custom.channels) != 4
+        ):
+            raise ConfigError("model.depth.custom needs four taps and four channels")
+
+    def backbone(self) -> Backbone:
+        """The sizes of the vision transformer and its DPT head."""
+        if self.encoder in ENCODERS:
+            return ENCODERS[self.encoder]
+        own = self.custom
+        return Backbone(
+            own.width, own.depth, own.num_heads, tuple(own.taps), own.features, tuple(own.channels)
+        )
+
+
+@dataclass
+class BodySettings:
+    # capsule (the project's own), or a licensed file such as body_models/smplx/SMPLX_NEUTRAL.npz
+    model: str = MISSING
+    # the 17 Human3.6M joints from the body's vertices, J_regressor_h36m.npy; null: as the body has
+    joint_regressor: str | None = MISSING
+    # for labels of SMPL: its neutral body model, and J_regressor_extra.npy
+    smpl: str | None = MISSING
+    smpl_regressor: str | None = MISSING
+    # .npy (6890, V): vertices of SMPL from those of the body; needed to score labels of SMPL
+    transfer: str | None = MISSING
+
+
+@dataclass
+class DepthModelSettings:
+    depth: DepthSettings = MISSING
+    # whose root joint is the pelvis
+    body: BodySettings = MISSING
+
+
+@dataclass
+class BranchSettings:
+    # ResNet: channels of its first stage over 4, blocks of its four stages
+    width: int = MISSING
+    blocks: list[int] = MISSING
+    # conv7 (stride 4 with a pool, as in ResNet) or conv3 (stride 2, for small pictures)
+    stem: str = MISSING
+    # group, or frozen (batch norm with the statistics of backbone_checkpoint)
+    norm: str = MISSING
+    # ImageNet weights with torchvision's keys; null: fresh ones
+    backbone_checkpoint: str | None = MISSING
+    # features of a token, heads and layers of the decoder
+    features: int = MISSING
+    num_heads: int = MISSING
+    layers: int = MISSING
+
+    def __post_init__(self) -> None:
+        one_of("model.branch.stem", self.stem, ("conv7", "conv3"))
+        one_of("model.branch.norm", self.norm, ("group", "frozen"))
+        if self.features % (4 * self.num_heads):
+            raise ConfigError(
+                f"model.branch.features={self.features} is not a multiple of 4 x num_heads"
+            )
+        if len(self.blocks) != 4:
+            raise ConfigError(f"model.branch.blocks={self.blocks}; four numbers are needed")
+
+
+@dataclass
+class PoseModelSettings:
+    depth: DepthSettings = MISSING
+    # the checkpoint of stage 1: runs/blade_depthnet/checkpoints/best, or the published file
+    depthnet_checkpoint: str | None = MISSING
+    # tell PoseNet the predicted depth; false trains the base estimator, which needs no stage 1
+    tz_conditioning: bool = MISSING
+    # a base estimator (a run with tz_conditioning=false) that stays frozen beside a trained copy;
+    # null: the conditioned branch is trained alone
+    base_checkpoint: str | None = MISSING
+    # how the copy's tokens are added to those of the base: zero (through a layer that starts at
+    # zero) or sum (the published way)
+    control_output: str = MISSING
+    branch: BranchSettings = MISSING
+    body: BodySettings = MISSING
+    # also find the twelve limb joints in the picture; `overt estimate` starts from them
+    keypoint_head: bool = MISSING
+
+    def __post_init__(self) -> None:
+        one_of("model.control_output", self.control_output, ("zero", "sum"))
+        if self.base_checkpoint is not None and not self.tz_conditioning:
+            raise ConfigError(
+                "model.base_checkpoint is for model.tz_conditioning=true: the base itself is "
+                "trained without a base"
+            )
+
+
+# --- data ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class SourceSettings:
+    name: str = MISSING
+    # annotation file and folder of the pictures, below data.root or absolute
+    annotations: str = MISSING
+    images: str = MISSING
+    # share of the samples
+    weight: float = MISSING
+    # humandata (.npz of MMHuman3D) or bedlamcc
+    layout: str = "humandata"
+    # take the whole picture for the person's box
+    whole_image: bool = False
+
+    def __post_init__(self) -> None:
+        one_of(f"layout of data.sources {self.name}", self.layout, ("humandata", "bedlamcc"))
+
+
+@dataclass
+class SyntheticSettings:
+    # pictures to train on, and others to evaluate on
+    train: int = MISSING
+    test: int = MISSING
+    # pixels of a picture's side
+    size: int = MISSING
+    seed: int = MISSING
+    # camera or portrait; see `overt data people --help`
+    framing: str = MISSING
+    # parallel rays: a control, since nothing in the picture then tells the depth
+    orthographic: bool = MISSING
+    fixed_colours: bool = MISSING
+    # also the depth of every pixel, for the pretext
+    depth_maps: bool = MISSING
+
+
+@dataclass
+class AugmentationSettings:
+    noise: float = MISSING
+    mirror: float = MISSING
+    rotation: float = MISSING
+    rotation_probability: float = MISSING
+    scale: float = MISSING
+    scale_added: float = MISSING
+    shift: float = MISSING
+    shift_probability: float = MISSING
+
+
+@dataclass
+class DataSettings:
+    # folder with datasets/NAME (pictures) and preprocessed_datasets (annotations); may be a link
+    root: str = MISSING
+    sources: list[SourceSettings] = MISSING
+    # people to render on first use; null: none
+    synthetic: SyntheticSettings | None = MISSING
+    # read pickled parts of annotations as Python does, which runs what they contain
+    allow_pickle: bool = MISSING
+    # keep columns of annotations as .npy files beside them, shared by all workers
+    cache_annotations: bool = MISSING
+    # leave out rows with boxes without size and people behind the camera, instead of refusing
+    drop_bad_rows: bool = MISSING
+    # pixels of DepthNet's crop
+    depth_size: int = MISSING
+    depth_augmentation: AugmentationSettings = MISSING
+    # pixels of PoseNet's crop, about the image's centre; and the sides to which a step resizes it
+    pose_size: int = MISSING
+    pose_step_sizes: list[int] = MISSING
+    # its side: least factor, and how much is added at most
+    pose_side: list[float] = MISSING
+    pose_augmentation: AugmentationSettings = MISSING
+    # columns of keypoints2d that are shoulders, elbows, wrists, hips, knees, ankles, left first
+    limb_keypoints: list[int] = MISSING
+
+    def __post_init__(self) -> None:
+        if len(self.limb_keypoints) != 12:
+            raise ConfigError(f"data.limb_keypoints={self.limb_keypoints}; twelve are needed")
+        if not self.sources:
+            raise ConfigError("data.sources is empty; name at least one data set")
+
+
+@dataclass
+class CameraSettings:
+    # steps of the silhouette refinement; 0: the closed-form camera
+    iterations: int = MISSING
+    # pixels of the picture's longer side in which silhouettes are compared
+    size: int = MISSING
+    # weight of the keypoints beside the silhouette
+    keypoint_weight: float = MISSING
+    # also move the depth, and the pose
+    optimize_depth: bool = MISSING
+    optimize_pose: bool = MISSING
+    # deviation in pixels of noise on the true keypoints that stand in for a detector
+    keypoint_noise: float = MISSING
+
+
+@dataclass
+class EvaluationSettings:
+    # spec_mtp_p3, pdhuman_p5, humman_p3, bedlamcc_eval; people_test, _p3, _p5, _far (synthetic)
+    dataset: str = MISSING
+    # folder with datasets and preprocessed_datasets; null: data.root
+    dataset_root: str | None = MISSING
+    batch_size: int = MISSING
+    # score only so many of the first rows; null: all
+    max_samples: int | None = MISSING
+    camera: CameraSettings = MISSING
+    # people in the picture drawn after an evaluation
+    drawn: int = MISSING
+
+    def __post_init__(self) -> None:
+        one_of("evaluation.dataset", self.dataset, tuple(PROTOCOLS))
+
+
+@dataclass
+class DepthLossSettings:
+    # factor of the relative depth error
+    weight: float = MISSING
+
+
+@dataclass
+class PoseLossSettings:
+    root_weight: float = MISSING
+    body_pose_weight: float = MISSING
+    shape_weight: float = MISSING
+    body_joint_weight: float = MISSING
+    vert_weight: float = MISSING
+    # of the limb joints in the picture; with model.keypoint_head
+    keypoint_weight: float = MISSING
+
+
+@dataclass
+class DepthNetSettings:
+    model: DepthModelSettings = MISSING
+    data: DataSettings = MISSING
+    loss: DepthLossSettings = MISSING
+    evaluation: EvaluationSettings = MISSING
+
+
+@dataclass
+class PoseNetSettings:
+    model: PoseModelSettings = MISSING
+    data: DataSettings = MISSING
+    loss: PoseLossSettings = MISSING
+    evaluation: EvaluationSettings = MISSING

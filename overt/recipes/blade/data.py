@@ -1,0 +1,222 @@
+"""Training samples of both stages, and the people that are evaluated.
+
+Everything random comes from the sample's generator. Letters: B samples, S pixels of a side.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from overt.data.human_crops import (
+    Augmentation,
+    Crop,
+    centred_side,
+    cut,
+    draw_crop,
+    mirror_keypoints,
+)
+from overt.data.human_mixture import DrawnMixture
+from overt.data.image_decode import as_tensor
+from overt.data.synthetic_people import PeopleOptions, write_people
+from overt.distributed import barrier, is_main_process
+from overt.geometry.crop import Picture, transform_points
+from overt.geometry.pose import mirror_pose, rotate_in_plane
+from overt.geometry.rotation import axis_angle_to_matrix, matrix_to_axis_angle
+from overt.recipes.blade.config import (
+    PROTOCOLS,
+    BodySettings,
+    DataSettings,
+    EvaluationSettings,
+    SourceSettings,
+)
+from overt.recipes.blade.people import People
+
+TEST_SEED_OFFSET = 1
+
+
+class DepthSample(NamedTuple):
+    image: Tensor  # (3, S, S) uint8
+    depth: float  # metres, of the pelvis
+
+
+@dataclass(frozen=True)
+class DepthBatch:
+    images: Tensor  # (B, 3, S, S) uint8
+    depth: Tensor  # (B,) metres
+    known: Tensor  # (B,) bool
+
+
+def collate_depth(samples: list[DepthSample]) -> DepthBatch:
+    depth = torch.tensor([sample.depth for sample in samples])
+    images = torch.stack([sample.image for sample in samples])
+    return DepthBatch(images, depth, torch.isfinite(depth))
+
+
+class PoseSample(NamedTuple):
+    depth_image: Tensor  # (3, S, S) uint8
+    pose_image: Tensor  # (3, S', S') uint8
+    pose: Tensor  # (52, 3) root, body and hands, as they are in the second crop
+    shape: Tensor  # (10,)
+    depth: float
+    keypoints: Tensor  # (12, 3) limb joints, 0 to 1 across the second crop, and whether known
+
+
+@dataclass(frozen=True)
+class PoseBatch:
+    depth_images: Tensor  # (B, 3, S, S) uint8
+    pose_images: Tensor  # (B, 3, S', S') uint8
+    pose: Tensor  # (B, 52, 3)
+    shape: Tensor  # (B, 10)
+    depth: Tensor  # (B,)
+    keypoints: Tensor  # (B, 12, 3)
+
+
+def collate_pose(samples: list[PoseSample]) -> PoseBatch:
+    return PoseBatch(
+        torch.stack([sample.depth_image for sample in samples]),
+        torch.stack([sample.pose_image for sample in samples]),
+        torch.stack([sample.pose for sample in samples]),
+        torch.stack([sample.shape for sample in samples]),
+        torch.tensor([sample.depth for sample in samples]),
+        torch.stack([sample.keypoints for sample in samples]),
+    )
+
+
+class DepthSource:
+    """Crops of one data set's people, and how far these are."""
+
+    def __init__(self, people: People, settings: DataSettings) -> None:
+        self.people, self.size = people, settings.depth_size
+        self.augmentation = Augmentation(**dataclasses.asdict(settings.depth_augmentation))
+
+    def __len__(self) -> int:
+        return len(self.people)
+
+    def sample(self, index: int, rng: np.random.Generator) -> DepthSample:
+        picture = self.people.picture(index)
+        image_size = picture.shape[:2]
+        centre, side = self.people.square(index, image_size)
+        crop = draw_crop(centre, side, image_size, self.augmentation, rng)
+        pixels, _ = cut(picture, crop, self.size)
+        return DepthSample(as_tensor(pixels), float(self.people.pelvis(index)[2]))
+
+
+class PoseSource:
+    """Two crops of each picture, and pose and shape as they appear in the second."""
+
+    def __init__(self, people: People, settings: DataSettings) -> None:
+        self.people, self.settings = people, settings
+        self.augmentation = Augmentation(**dataclasses.asdict(settings.pose_augmentation))
+
+    def __len__(self) -> int:
+        return len(self.people)
+
+    def sample(self, index: int, rng: np.random.Generator) -> PoseSample:
+        settings, people = self.settings, self.people
+        picture = people.picture(index)
+        height, width = image_size = picture.shape[:2]
+        keypoints = people.limb_keypoints(index)
+        least, added = settings.pose_side
+        side = centred_side(keypoints, image_size) * (least + added * rng.random())
+        crop = draw_crop((width / 2, height / 2), side, image_size, self.augmentation, rng)
+        pixels, affine = cut(picture, crop, settings.pose_size)
+        label = people.label(index)
+        parts = [torch.from_numpy(np.array(part, np.float32)) for part in label[:4]]
+        root, body, left, right = parts
+        if crop.mirrored:
+            root, body, left, right = mirror_pose(root, body, left, right)
+        if crop.degrees:
+            turned = rotate_in_plane(axis_angle_to_matrix(root)[None], torch.tensor([crop.degrees]))
+            root = matrix_to_axis_angle(turned)[0]
+        places = np.zeros((12, 3), np.float32)
+        if keypoints is not None:
+            seen = mirror_keypoints(keypoints, width) if crop.mirrored else keypoints
+            places[:, :2] = transform_points(affine, seen[:, :2]) / settings.pose_size
+            inside = ((places[:, :2] > 0) & (places[:, :2] < 1)).all(1)
+            places[:, 2] = (seen[:, 2] > 0) & inside
+        return PoseSample(
+            depth_crop(people, index, picture, settings.depth_size),
+            as_tensor(pixels),
+            torch.cat([root[None], body, left, right]),
+            torch.from_numpy(np.array(label.shape, np.float32)),
+            float(people.pelvis(index)[2]),
+            torch.from_numpy(places),
+        )
+
+
+def depth_crop(people: People, row: int, picture: Picture, size: int) -> Tensor:
+    """DepthNet's crop (3, S, S) as the annotation says, unchanged."""
+    centre, side = people.square(row, picture.shape[:2])
+    return as_tensor(cut(picture, Crop(centre, side), size)[0])
+
+
+def whole_crop(image_size: tuple[int, int]) -> Crop:
+    """The square about the whole picture: what PoseNet sees at test time."""
+    height, width = image_size
+    return Crop((width / 2, height / 2), float(max(height, width)))
+
+
+# --- opening -------------------------------------------------------------------------------------
+
+
+def make_missing_data(settings: DataSettings) -> None:
+    """Render the people that `data.synthetic` describes, unless they are there.
+
+    Every process has to call this: one renders, the others wait.
+    """
+    made = settings.synthetic
+    root = Path(settings.root)
+    if made is not None and is_main_process():
+        for name, count, seed in (
+            ("people_train", made.train, made.seed),
+            ("people_test", made.test, made.seed + TEST_SEED_OFFSET),
+        ):
+            if not (root / "preprocessed_datasets" / f"{name}.npz").exists():
+                options = PeopleOptions(
+                    size=made.size,
+                    seed=seed,
+                    framing=made.framing,
+                    orthographic=made.orthographic,
+                    fixed_colours=made.fixed_colours,
+                    depth_maps=made.depth_maps,
+                )
+                write_people(root, name, count, options)
+    barrier()
+
+
+def make_evaluation_data(settings: DataSettings, evaluation: EvaluationSettings) -> None:
+    """Render the people to score where they are the recipe's own; every process has to call it."""
+    if evaluation.dataset_root is None:
+        make_missing_data(settings)
+
+
+def open_training(
+    settings: DataSettings, body: BodySettings, source: type[DepthSource] | type[PoseSource]
+) -> DrawnMixture:
+    """All data sets of `data.sources` in their proportions."""
+    make_missing_data(settings)
+    root, needs_pose = Path(settings.root), source is PoseSource
+    sets = [
+        source(People(one, settings, body, root, needs_pose), settings) for one in settings.sources
+    ]
+    return DrawnMixture(sets, [one.weight for one in settings.sources])
+
+
+def open_evaluation(
+    settings: DataSettings, evaluation: EvaluationSettings, body: BodySettings, needs_pose: bool
+) -> People:
+    """The people of `evaluation.dataset`; synthetic ones must have been made."""
+    root = Path(evaluation.dataset_root or settings.root)
+    protocol = PROTOCOLS[evaluation.dataset]
+    whole = settings.synthetic is not None and settings.synthetic.framing == "portrait"
+    source = SourceSettings(
+        evaluation.dataset, protocol.annotations, protocol.images, 1.0, protocol.layout, whole
+    )
+    return People(source, settings, body, root, needs_pose)

@@ -1,0 +1,133 @@
+"""Stage 1 as a recipe: DepthNet, trained on the relative error of the pelvis's depth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from overt.data.human_mixture import DrawnMixture
+from overt.distributed import World
+from overt.errors import ConfigError
+from overt.evaluation import Row, summarize
+from overt.recipe import StepOutput
+from overt.recipes.blade.build import build_depthnet
+from overt.recipes.blade.config import CONV, DepthNetSettings
+from overt.recipes.blade.data import (
+    DepthBatch,
+    DepthSample,
+    DepthSource,
+    collate_depth,
+    depth_crop,
+    make_evaluation_data,
+    open_evaluation,
+    open_training,
+)
+from overt.recipes.blade.depthnet import DepthNet
+from overt.recipes.blade.dpt import DepthAnything
+from overt.recipes.blade.evaluation import depth_row, score_batches, table
+from overt.recipes.blade.loss import depth_errors
+from overt.viz.mesh import write_on
+
+HEAD_RATE = 2.0  # the head learns twice as fast as the interface
+
+
+class DepthNetRecipe:
+    """How far a person is, from a crop."""
+
+    replayable = True
+
+    def __init__(self, settings: DepthNetSettings) -> None:
+        self.settings = settings
+
+    def build_model(self) -> DepthNet:
+        return build_depthnet(self.settings.model.depth, self.settings.data.depth_size)
+
+    def build_dataset(self) -> DrawnMixture:
+        depth = self.settings.model.depth
+        if depth.freeze_backbone and depth.backbone_checkpoint is None:
+            raise ConfigError(
+                "model.depth.freeze_backbone=true needs model.depth.backbone_checkpoint: weights "
+                "of Depth-Anything-V2 (metric, Hypersim; huggingface.co/depth-anything) or of a "
+                "run of recipe=blade_pretext. Without any, set model.depth.freeze_backbone=false"
+            )
+        return open_training(self.settings.data, self.settings.model.body, DepthSource)
+
+    def collate(self, samples: list[DepthSample]) -> DepthBatch:
+        return collate_depth(samples)
+
+    def parameter_groups(self, model: DepthNet) -> list[dict[str, Any]]:
+        """The head at twice the rate of the interface and of a backbone that is trained."""
+        groups: dict[bool, list[tuple[str, nn.Parameter]]] = {False: [], True: []}
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                groups[name.startswith("depth_head.")].append((name, parameter))
+        rate = 1.0 if self.settings.model.depth.encoder == CONV else HEAD_RATE
+        parts: list[dict[str, Any]] = [
+            {"params": groups[False]},
+            {"params": groups[True], "lr_scale": rate},
+        ]
+        return [part for part in parts if part["params"]]
+
+    def blocks(self, model: DepthNet) -> list[nn.Module]:
+        backbone = model.depth_backbone
+        return list(backbone.pretrained.blocks) if isinstance(backbone, DepthAnything) else []
+
+    def loss(
+        self, model: nn.Module, batch: DepthBatch, counts: dict[str, Tensor], step: int
+    ) -> StepOutput:
+        predicted: Tensor = model(batch.images)[:, 0]
+        # The mean runs over all samples, those without a known depth included.
+        errors = depth_errors(predicted, batch.depth, batch.known).sum() / counts["samples"]
+        metres = torch.where(batch.known, (predicted - batch.depth).abs(), 0.0).sum()
+        return StepOutput(
+            {"z_loss": self.settings.loss.weight * errors},
+            {"z_error": metres.detach() / counts["samples"]},
+        )
+
+    def evaluate(self, model: DepthNet, world: World) -> dict[str, float]:
+        return summarize(self.evaluate_rows(model, world))
+
+    def evaluate_rows(self, model: DepthNet, world: World) -> list[dict[str, Any]]:
+        """Depth errors of each person."""
+        model.require_weights("Set model.depth.backbone_checkpoint.")
+        settings = self.settings
+        make_evaluation_data(settings.data, settings.evaluation)
+        people = open_evaluation(settings.data, settings.evaluation, settings.model.body, False)
+        device = next(model.parameters()).device
+        count = min(len(people), settings.evaluation.max_samples or len(people))
+
+        def score(chosen: range) -> list[Row]:
+            crops = [
+                depth_crop(people, row, people.picture(row), settings.data.depth_size)
+                for row in chosen
+            ]
+            found = model(torch.stack(crops).to(device))[:, 0].float().cpu().tolist()
+            return [
+                depth_row(depth, float(people.pelvis(row)[2]))
+                for row, depth in zip(chosen, found, strict=True)
+            ]
+
+        rows = score_batches(world, count, settings.evaluation.batch_size, score)
+        names = [str(people.data.columns["image_path"][row]) for row in range(count)]
+        return [{"name": name, **row} for name, row in zip(names, rows, strict=True)]
+
+    def score_table(self, rows: list[dict[str, Any]], scores: dict[str, float]) -> str:
+        return table(self.settings.evaluation.dataset, rows, scores)
+
+    def visualize(self, model: DepthNet) -> dict[str, Tensor]:
+        """Crops with the predicted and the true depth written on them."""
+        settings = self.settings
+        people = open_evaluation(settings.data, settings.evaluation, settings.model.body, False)
+        device = next(model.parameters()).device
+        rows = range(min(settings.evaluation.drawn, len(people)))
+        crops = torch.stack(
+            [depth_crop(people, row, people.picture(row), settings.data.depth_size) for row in rows]
+        )
+        found = model(crops.to(device))[:, 0].float().cpu().tolist()
+        pictures = [
+            write_on(crop, f"{depth:.2f} m ({people.pelvis(row)[2]:.2f})")
+            for crop, depth, row in zip(crops, found, rows, strict=True)
+        ]
+        return {"depths": torch.cat(pictures, dim=2)}

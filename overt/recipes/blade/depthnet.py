@@ -1,0 +1,295 @@
+"""DepthNet: how far the pelvis is from the camera, in metres, from a square crop of a person.
+
+Features of a depth model, two strided convolutions, one query that looks at all places. The keys
+are the published ones. Section 3.2 of arXiv:2412.08640. Letters: B crops, C channels.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from overt.data.image_transforms import Normalize
+from overt.errors import CheckpointError
+from overt.recipes.blade.dpt import DepthAnything
+from overt.recipes.blade.norm import SharedBatchNorm2d
+
+BACKBONE = "depth_backbone."
+# In the published files; a layer that nothing uses.
+DEAD = ("depth_head.dec_z.conv.weight", "depth_head.dec_z.conv.bias")
+
+
+class DepthDecoder(nn.Module):
+    """One learned query attends to all places of a map; what it found becomes a depth."""
+
+    places: Tensor | None
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        hidden: int,
+        layers: int,
+        dropout: float,
+        max_depth_m: float,
+        places: int | None = None,
+        start_bias: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.max_depth_m = max_depth_m
+        self.query = nn.Embedding(1, width)
+        layer = nn.TransformerDecoderLayer(width, heads, hidden, dropout, batch_first=True)
+        self.decoder = nn.TransformerDecoder(layer, layers)
+        self.z_out = nn.Linear(width, 1)
+        # The published head knows no places; a small map of its own backbone profits from them.
+        table = None if places is None else nn.Parameter(0.02 * torch.randn(places, width))
+        self.register_parameter("places", table)
+        if start_bias is not None:
+            nn.init.constant_(self.z_out.bias, start_bias)
+
+    def forward(self, maps: Tensor) -> Tensor:  # (B, C, H, W) to (B, 1) metres
+        memory = maps.flatten(2).transpose(1, 2)  # (B, H W, C)
+        if self.places is not None:
+            memory = memory + self.places
+        query = self.query.weight.expand(len(maps), 1, -1).to(memory.dtype)
+        found = self.z_out(self.decoder(query, memory))[:, 0]
+        return self.max_depth_m * torch.sigmoid(found.float())
+
+
+class DepthHead(nn.Module):
+    """The decoder under the name that the published files use."""
+
+    def __init__(self, decoder: DepthDecoder) -> None:
+        super().__init__()
+        self.dec_z = decoder
+
+    def forward(self, maps: Tensor) -> Tensor:
+        return self.dec_z(maps)  # type: ignore[no-any-return]
+
+
+def make_interface(inputs: int, channels: int) -> nn.Sequential:
+    """Two convolutions that halve a map each."""
+    layers: list[nn.Module] = []
+    for count in (inputs, channels):
+        layers += [
+            nn.Conv2d(count, channels, 3, 2, 1),
+            SharedBatchNorm2d(channels),
+            nn.ReLU(inplace=True),
+        ]
+    return nn.Sequential(*layers)
+
+
+class ConvBackbone(nn.Module):
+    """A small convolutional encoder for small pictures: maps of 1/16 of their size."""
+
+    def __init__(self, channels: tuple[int, ...] = (16, 32, 64, 128)) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        before = 3
+        for number, count in enumerate(channels):
+            kernel = 5 if number == 0 else 3
+            layers += [
+                nn.Conv2d(before, count, kernel, 2, kernel // 2, bias=False),
+                SharedBatchNorm2d(count),
+                nn.ReLU(inplace=True),
+            ]
+            if number > 0:
+                layers.append(ResidualBlock(count))
+            before = count
+        self.layers = nn.Sequential(*layers)
+        self.features = before
+
+    def forward(self, images: Tensor, output: int) -> Tensor:
+        """Features of 1/16 of the pictures' size; `output` is for backbones with a fixed one."""
+        return self.layers(images)  # type: ignore[no-any-return]
+
+
+class ResidualBlock(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
+        self.norm1 = SharedBatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
+        self.norm2 = SharedBatchNorm2d(channels)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        inner = self.norm1(self.conv1(maps)).relu()
+        return (maps + self.norm2(self.conv2(inner))).relu()  # type: ignore[no-any-return]
+
+
+class DepthNet(nn.Module):
+    """Crops (B, 3, H, W) in bytes to depths (B, 1) in metres.
+
+    A frozen backbone never trains, runs `chunk` crops at a time in its own precision, and stays
+    out of checkpoints unless `save_frozen`: a mark of its weights is kept instead, so that the
+    head is never used on top of another.
+    """
+
+    backbone_mark: Tensor
+
+    def __init__(
+        self,
+        backbone: DepthAnything | ConvBackbone,
+        interface: nn.Module,
+        head: DepthHead,
+        *,
+        map_size: int = 224,
+        freeze_backbone: bool = True,
+        save_frozen: bool = False,
+        backbone_dtype: torch.dtype = torch.float32,
+        chunk: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.pixels = Normalize()
+        self.depth_backbone = backbone
+        self.depth_interface = interface
+        self.depth_head = head
+        self.map_size, self.chunk = map_size, chunk
+        self.freeze_backbone = freeze_backbone
+        self.backbone_dtype = backbone_dtype
+        self.has_backbone_weights = not freeze_backbone
+        self.register_buffer("backbone_mark", torch.zeros(1, dtype=torch.int64))
+        if isinstance(backbone, DepthAnything):
+            # Their output is not asked for: the depth map's own layers and the class token.
+            backbone.depth_head.scratch.output_conv1.requires_grad_(False)
+            backbone.depth_head.scratch.output_conv2.requires_grad_(False)
+            backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if freeze_backbone:
+            backbone.requires_grad_(False).eval().to(backbone_dtype)
+            if not save_frozen:
+                self.register_state_dict_post_hook(_drop_backbone)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_note_backbone)  # type: ignore[no-untyped-call]
+
+    def train(self, mode: bool = True) -> DepthNet:
+        """As always, but a frozen backbone stays in evaluation mode."""
+        super().train(mode)
+        if self.freeze_backbone:
+            self.depth_backbone.eval()
+        return self
+
+    def features(self, images: Tensor) -> Tensor:
+        """What the backbone sees in crops of bytes (B, 3, H, W)."""
+        if not self.freeze_backbone:
+            return self.depth_backbone(self.pixels(images), self.map_size)  # type: ignore[no-any-return]
+        parts = []
+        with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
+            for part in torch.split(images, self.chunk or len(images)):
+                pixels = self.pixels(part).to(self.backbone_dtype)
+                parts.append(self.depth_backbone(pixels, self.map_size))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def from_features(self, features: Tensor) -> Tensor:
+        """Depths (B, 1) from the backbone's features."""
+        if not torch.is_autocast_enabled(features.device.type):
+            features = features.float()
+        return self.depth_head(self.depth_interface(features))  # type: ignore[no-any-return]
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.from_features(self.features(images))
+
+    def require_weights(self, remedy: str) -> None:
+        """Refuse to go on with a frozen backbone that no file has filled."""
+        if not self.has_backbone_weights:
+            raise CheckpointError(
+                "the frozen depth backbone has no weights: neither is there a file of them, nor "
+                f"does the checkpoint hold any (it was saved without frozen parts). {remedy}"
+            )
+
+    def load_backbone(self, tensors: Mapping[str, Tensor], source: str) -> None:
+        """Weights of the backbone: of DepthNet, of Depth-Anything-V2, or of DINOv2 alone."""
+        own = self.depth_backbone.state_dict()
+        for prefix, inner in ((BACKBONE, ""), ("", ""), ("", "pretrained.")):
+            part = {
+                inner + name.removeprefix(prefix): value
+                for name, value in tensors.items()
+                if name.startswith(prefix)
+            }
+            if any(name in own for name in part):
+                break
+        else:
+            part = {}
+        part = {name: value for name, value in part.items() if name in own}
+        missing = [name for name in own if name not in part]
+        if inner:  # an encoder alone: what comes after it starts fresh
+            missing = [name for name in missing if name.startswith(inner)]
+        _refuse_misfit(source, part, own, missing, "the depth backbone")
+        self.depth_backbone.load_state_dict(part, strict=False)
+        self.has_backbone_weights = True
+        self.backbone_mark.fill_(fingerprint(part))
+
+    def load_depthnet(self, tensors: Mapping[str, Tensor], source: str) -> None:
+        """A stage-1 checkpoint, ours or the published one; every part of it must fit."""
+        mark = tensors.get("backbone_mark")
+        if any(name.startswith(BACKBONE) for name in tensors):
+            self.load_backbone(tensors, source)
+        elif self.freeze_backbone:
+            self.require_weights(
+                f"{source} holds only what stage 1 trained; set model.depth.backbone_checkpoint to "
+                "the file that stage 1 was given."
+            )
+            if mark is not None and int(mark) != int(self.backbone_mark):
+                raise CheckpointError(
+                    f"{source} was trained on top of another depth backbone than the one that is "
+                    "loaded; set model.depth.backbone_checkpoint (and model.depth.encoder) to "
+                    "those of stage 1, which its config.yaml names."
+                )
+        own = {
+            name: value
+            for name, value in self.state_dict().items()
+            if name.startswith(("depth_interface.", "depth_head."))
+        }
+        part = {name: value for name, value in tensors.items() if name in own}
+        missing = [name for name in own if name not in part]
+        _refuse_misfit(source, part, own, missing, "DepthNet")
+        self.load_state_dict(part, strict=False)
+
+    def adapt_tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The published checkpoint under this model's keys: without the layer that is not used."""
+        return {name: value for name, value in tensors.items() if name not in DEAD}
+
+
+def fingerprint(tensors: Mapping[str, Tensor]) -> int:
+    """A number that other weights do not have."""
+    mark = 0
+    for name in sorted(tensors):
+        value = tensors[name].detach().cpu().contiguous().flatten()
+        mark = zlib.crc32(value.view(torch.uint8).numpy().data, mark)
+    return mark
+
+
+def _refuse_misfit(
+    source: str,
+    part: Mapping[str, Tensor],
+    own: Mapping[str, Tensor],
+    missing: list[str],
+    what: str,
+) -> None:
+    if missing:
+        raise CheckpointError(
+            f"{source} does not fit {what}: it lacks {len(missing)} tensors, such as {missing[0]}. "
+            "Check that it is a checkpoint of this model and of the same model.depth.encoder."
+        )
+    wrong = [name for name, value in part.items() if value.shape != own[name].shape]
+    if wrong:
+        name = wrong[0]
+        raise CheckpointError(
+            f"{source} is of another backbone than model.depth says: {name} is "
+            f"{tuple(part[name].shape)} in the file and {tuple(own[name].shape)} here, and so "
+            f"for {len(wrong)} tensors. Set model.depth.encoder to that of the file (vits, vitb or "
+            "vitl), or give a checkpoint of this one."
+        )
+
+
+def _drop_backbone(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    for name in [name for name in state if name.startswith(prefix + BACKBONE)]:
+        del state[name]
+
+
+def _note_backbone(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    if any(name.startswith(prefix + BACKBONE) for name in state):
+        assert isinstance(module, DepthNet)
+        module.has_backbone_weights = True

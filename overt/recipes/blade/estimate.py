@@ -1,0 +1,169 @@
+"""One picture of a person to mesh and camera, without labels: what `overt estimate` runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from overt.data.human_crops import Crop, cut, keypoint_square
+from overt.data.image_decode import as_tensor
+from overt.errors import DataError
+from overt.geometry.body import BodyModel
+from overt.geometry.crop import Picture, crop_squares, mask_squares
+from overt.geometry.rotation import matrix_to_axis_angle
+from overt.recipes.blade.camera import Observation, SolveOptions, look, solve_camera
+from overt.recipes.blade.config import PoseNetSettings
+from overt.recipes.blade.data import whole_crop
+from overt.recipes.blade.posenet import LIMBS, PoseNet, PoseOutput
+from overt.viz.mesh import draw_mesh
+
+Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class PersonEstimate:
+    """A person and the camera that saw them; metres in the camera frame, pixels of the picture."""
+
+    vertices: Array  # (V, 3)
+    faces: NDArray[np.int64]  # (F, 3)
+    joints: Array  # (55, 3)
+    focal: float
+    centre: tuple[float, float]  # principal point
+    image_size: tuple[int, int]  # (height, width)
+    pelvis: Array  # (3,)
+    translation: Array  # (3,): `transl` of SMPL-X
+    global_orient: Array  # (3,) axis-angle
+    body_pose: Array  # (21, 3) axis-angle
+    betas: Array  # (10,)
+    keypoints: Array  # (12, 2) limb joints that the camera was fitted to
+    overlay: NDArray[np.uint8]  # (H, W, 3)
+
+    def camera(self) -> dict[str, Any]:
+        """Everything but the mesh, as plain numbers for JSON."""
+        x, y = self.centre
+        return {
+            "focal_length": self.focal,
+            "K": [[self.focal, 0.0, x], [0.0, self.focal, y], [0.0, 0.0, 1.0]],
+            "image_height_width": list(self.image_size),
+            "pelvis": self.pelvis.tolist(),
+            "smplx": {
+                "transl": self.translation.tolist(),
+                "global_orient": self.global_orient.tolist(),
+                "body_pose": self.body_pose.tolist(),
+                "betas": self.betas.tolist(),
+            },
+            "keypoints2d": self.keypoints.tolist(),
+        }
+
+
+@torch.no_grad()
+def estimate_person(
+    model: PoseNet,
+    body: BodyModel,
+    settings: PoseNetSettings,
+    picture: Picture,  # (H, W, 3)
+    mask: NDArray[Any] | None = None,  # (H, W), true where the person is
+    keypoints: Array | None = None,  # (12, 2) or (12, 3) with confidence, pixels
+) -> PersonEstimate:
+    """Mesh and camera of the person in a picture; a mask sharpens the camera."""
+    height, width = picture.shape[:2]
+    if model.depthnet is None:
+        raise DataError("a model with model.tz_conditioning=false knows no depth, hence no camera")
+    if mask is not None and (mask.shape != (height, width) or not np.any(mask)):
+        raise DataError(
+            f"the mask is {mask.shape} with {np.count_nonzero(mask)} pixels set; it must be "
+            f"{(height, width)} as the picture is, and show the person"
+        )
+    device = body.template.device
+    crop = whole_crop((height, width))
+    whole = as_tensor(cut(picture, crop, settings.data.pose_size)[0])[None].to(device)
+    near = _near_crop(picture, mask, keypoints, settings.data.depth_size).to(device)
+    output: PoseOutput = model(near, whole)
+    rotations, shape, depth = (part.float() for part in output[:3] if part is not None)
+    places, good = _places(output, crop, keypoints, device)
+    scale = min(1.0, settings.evaluation.camera.size / max(height, width))
+    size = (round(height * scale), round(width * scale))
+    seen_mask = None if mask is None else _shrunk(mask, size).to(device)
+    seen = Observation(seen_mask, places * scale, good, size)
+    chosen = settings.evaluation.camera
+    options = SolveOptions(
+        chosen.iterations, chosen.keypoint_weight, chosen.optimize_depth, chosen.optimize_pose
+    )
+    solved = solve_camera(body, shape, rotations, depth, seen, options)
+    pelvis = solved.translation[0]
+    pixels, _ = look(solved.vertices, solved.translation, solved.focal, size)
+    vertices = solved.vertices[0] + pelvis
+    picture_tensor = as_tensor(picture).to(device)
+    over = draw_mesh(picture_tensor, vertices, body.faces, pixels[0] / scale)
+    rest = body.joints(shape, torch.eye(3, device=device).expand(1, 22, 3, 3))[0, 0]
+    turns = matrix_to_axis_angle(solved.rotations[0])
+    return PersonEstimate(
+        vertices=vertices.cpu().numpy(),
+        faces=body.faces.cpu().numpy(),
+        joints=(solved.joints[0] + pelvis).cpu().numpy(),
+        focal=float(solved.focal[0]) / scale,
+        centre=(width / 2, height / 2),
+        image_size=(height, width),
+        pelvis=pelvis.cpu().numpy(),
+        translation=(pelvis - rest).cpu().numpy(),
+        global_orient=turns[0].cpu().numpy(),
+        body_pose=turns[1:].cpu().numpy(),
+        betas=shape[0].cpu().numpy(),
+        keypoints=places[0].cpu().numpy(),
+        overlay=over.permute(1, 2, 0).cpu().numpy(),
+    )
+
+
+def _near_crop(
+    picture: Picture, mask: NDArray[Any] | None, keypoints: Array | None, size: int
+) -> Tensor:
+    """DepthNet's crop (1, 3, S, S): about the mask, else the keypoints, else the whole picture."""
+    if mask is not None:
+        image = as_tensor(picture)[None].float()
+        corner, side = mask_squares(torch.from_numpy(np.array(mask) > 0)[None])
+        return crop_squares(image, corner, side, size).round().to(torch.uint8)
+    crop = whole_crop(picture.shape[:2])
+    if keypoints is not None:
+        crop = Crop(*keypoint_square(_with_confidence(keypoints)))
+    return as_tensor(cut(picture, crop, size)[0])[None]
+
+
+def _places(
+    output: PoseOutput, crop: Crop, keypoints: Array | None, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Limb joints (1, 12, 2) in pixels and whether they count: those given, or those found."""
+    if keypoints is not None:
+        known = torch.from_numpy(_with_confidence(keypoints)).to(device)[None]
+        return known[..., :2], known[..., 2] > 0
+    if output.keypoints is None:
+        raise DataError(
+            "this model finds no keypoints (model.keypoint_head=false): give those of a detector "
+            "by --keypoints FILE, twelve rows of x, y and confidence"
+        )
+    corner = torch.tensor(crop.centre, device=device) - crop.side / 2
+    places = corner + crop.side * output.keypoints.float()
+    return places, torch.ones(1, LIMBS, dtype=torch.bool, device=device)
+
+
+def _with_confidence(keypoints: Array) -> Array:
+    found = np.asarray(keypoints, np.float32)
+    if found.shape == (LIMBS, 2):
+        found = np.concatenate([found, np.ones((LIMBS, 1), np.float32)], axis=1)
+    if found.shape != (LIMBS, 3) or not np.isfinite(found).all():
+        raise DataError(
+            f"keypoints of shape {found.shape}; needed are 12 rows of x, y and confidence: left "
+            "and right shoulder, elbow, wrist, hip, knee, ankle"
+        )
+    return found
+
+
+def _shrunk(mask: NDArray[Any], size: tuple[int, int]) -> Tensor:
+    whole = torch.from_numpy((np.array(mask) > 0).astype(np.float32))[None, None]
+    if tuple(mask.shape) == size:
+        return whole[0]
+    return torch.nn.functional.interpolate(whole, size, mode="area")[0]

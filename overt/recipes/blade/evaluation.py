@@ -1,0 +1,69 @@
+"""Scores of people by the protocols: each person once, on any number of processes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from overt.distributed import World, gather_objects
+from overt.evaluation import Row
+
+# Name in the scores, heading of the table, digits.
+COLUMNS = (
+    ("Tz_m", "Tz m", 3),
+    ("inverse_Tz", "1/Tz", 3),
+    ("relative_Tz", "Tz rel", 3),
+    ("Txy_m", "Txy m", 3),
+    ("focal_percent", "f %", 1),
+    ("pa_mpjpe_mm", "PA-MPJPE", 1),
+    ("mpjpe_mm", "MPJPE", 1),
+    ("pve_mm", "PVE", 1),
+    ("pa_pve_mm", "PA-PVE", 1),
+    ("miou_percent", "mIoU", 1),
+    ("pmiou_percent", "P-mIoU", 1),
+    ("miou_raw_percent", "mIoU raw", 1),
+    ("pmiou_raw_percent", "P-mIoU raw", 1),
+)
+
+
+def score_batches(
+    world: World, count: int, size: int, score: Callable[[range], list[Row]]
+) -> list[Row]:
+    """Score samples 0 to `count` - 1 in batches of `size`, this process its share; all rows.
+
+    The batches are the same for any number of processes, and so are the numbers.
+    """
+    own: dict[int, Row] = {}
+    for start in range(world.rank * size, count, world.world_size * size):
+        chosen = range(start, min(start + size, count))
+        own.update(zip(chosen, score(chosen), strict=True))
+    rows: dict[int, Row] = {}
+    for part in gather_objects(own):
+        rows.update(part)
+    assert sorted(rows) == list(range(count)), "a sample was scored twice or not at all"
+    return [rows[index] for index in range(count)]
+
+
+def depth_row(predicted: float, true: float) -> Row:
+    """Errors of one depth: metres, inverse metres, relative."""
+    return {
+        "Tz_m": abs(predicted - true),
+        "inverse_Tz": abs(1 / predicted - 1 / true),
+        "relative_Tz": abs(predicted - true) / true,
+    }
+
+
+def table(dataset: str, rows: list[dict[str, Any]], scores: dict[str, float]) -> str:
+    """One line of the scores that there are, with their headings."""
+    shown = [
+        (title, f"{scores[name]:.{digits}f}")
+        for name, title, digits in COLUMNS
+        if not math.isnan(scores.get(name, math.nan))
+    ]
+    widths = [max(len(title), len(text)) for title, text in shown]
+    lines = [
+        "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+        for cells in zip(*shown, strict=True)
+    ]
+    return "\n".join([f"{dataset}: {len(rows)} people", *lines])

@@ -1,0 +1,244 @@
+"""The people of a data set: pictures and labels row by row, whatever they were labelled with."""
+
+from __future__ import annotations
+
+import logging
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from overt.data.human_bedlam import read_bedlam
+from overt.data.human_crops import box_square, keypoint_square
+from overt.data.human_data import SMPLX_SHAPES, HumanData, bad_boxes
+from overt.data.image_decode import decode_image, read_file
+from overt.errors import DataError
+from overt.geometry.body import BODY_JOINTS, SMPL_JOINTS, BodyFile, BodyModel
+from overt.geometry.body_files import CAPSULE, load_body
+from overt.geometry.crop import Picture
+from overt.geometry.rotation import axis_angle_to_matrix
+from overt.recipes.blade.config import BodySettings, DataSettings, SourceSettings
+
+logger = logging.getLogger(__name__)
+
+Array = NDArray[np.float32]
+HIP_ROWS = (0, 1)  # of J_regressor_extra.npy
+
+
+class SmplxLabel(NamedTuple):
+    """Pose and shape of a person."""
+
+    root: Array  # (3,)
+    body: Array  # (21, 3)
+    left_hand: Array  # (15, 3)
+    right_hand: Array  # (15, 3)
+    shape: Array  # (10,)
+    translation: Array  # (3,)
+
+
+class People:
+    """Rows of one data set, checked when it is opened."""
+
+    def __init__(
+        self,
+        source: SourceSettings,
+        settings: DataSettings,
+        body: BodySettings,
+        root: Path,
+        needs_pose: bool,
+    ) -> None:
+        self.name, self.whole_image = source.name, source.whole_image
+        self.images = root / source.images
+        self.body = body
+        self.limbs = list(settings.limb_keypoints)
+        path = root / source.annotations
+        if source.layout == "bedlamcc":
+            data = read_bedlam(path)
+        else:
+            data = HumanData.load(
+                path, allow_pickle=settings.allow_pickle, cache=settings.cache_annotations
+            )
+        if needs_pose:
+            data.require([f"smplx/{name}" for name in ("global_orient", "body_pose", "betas")])
+        if not (data.has("smplx") or data.has("smpl") or "pelvis" in data):
+            data.require(("smplx/body_pose", "smplx/transl"))
+        self.data = self._usable(data, settings.drop_bad_rows)
+        first = self.picture_path(0)
+        if not first.is_file():
+            raise DataError(
+                f"{path} lists {first}, which is absent; check data.root and the source's images "
+                f"({self.images}), or link the data set there"
+            )
+
+    def _usable(self, data: HumanData, drop: bool) -> HumanData:
+        """All rows, or those that can be used; refused where the user did not say to drop."""
+        bad: dict[int, str] = {}
+        if "bbox_xywh" in data and not self.whole_image:
+            boxes = data.columns["bbox_xywh"]
+            for row in bad_boxes(data).tolist():
+                bad[row] = f"has a box without size ({boxes[row, 2]:g} x {boxes[row, 3]:g})"
+        depth = pelvis_depths(data, self.body)
+        for row in np.nonzero(~(depth > 0))[0].tolist():
+            bad.setdefault(row, f"is behind the camera (pelvis at {depth[row]:.3g} m)")
+        if not bad:
+            return data
+        row = min(bad)
+        message = (
+            f"{data.path}: {len(bad)} of {len(data)} rows cannot be used; row {row} "
+            f"({data.columns['image_path'][row]}) {bad[row]}"
+        )
+        if not drop:
+            raise DataError(
+                f"{message}. Mend the annotations, or leave such rows out with "
+                "data.drop_bad_rows=true"
+            )
+        logger.warning("%s; all these are left out", message)
+        rows = np.array([row for row in range(len(data)) if row not in bad])
+        if len(rows) == 0:
+            raise DataError(f"{message}; none is left")
+        return data.chosen(rows)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def picture_path(self, row: int) -> Path:
+        name = str(self.data.columns["image_path"][row]).replace("/images/", "/").lstrip("/")
+        return self.images / name
+
+    def picture(self, row: int) -> Picture:
+        """The pixels (H, W, 3) of a row."""
+        path = self.picture_path(row)
+        if not path.is_file():
+            raise DataError(
+                f"{path}: listed in {self.data.path} (row {row}) but absent; get the pictures "
+                "again, or take the row out"
+            )
+        return decode_image(read_file(path), str(path))
+
+    def square(self, row: int, image_size: tuple[int, int]) -> tuple[tuple[float, float], float]:
+        """Centre and side of the square about the person."""
+        height, width = image_size
+        if self.whole_image:
+            return (width / 2, height / 2), float(max(height, width))
+        if "bbox_xywh" in self.data:
+            return box_square(self.data.columns["bbox_xywh"][row])
+        self.data.require(("keypoints2d",))
+        return keypoint_square(self.data.columns["keypoints2d"][row])
+
+    def limb_keypoints(self, row: int) -> Array | None:
+        """Twelve limb joints (12, 3) in pixels with their confidence."""
+        if "keypoints2d" not in self.data:
+            return None
+        return np.asarray(self.data.columns["keypoints2d"][row, self.limbs], dtype=np.float32)
+
+    def label(self, row: int) -> SmplxLabel:
+        """Pose and shape in the parameters of SMPL-X; hands rest where they are not labelled."""
+        values = []
+        for name in ("global_orient", "body_pose", "left_hand_pose", "right_hand_pose", "betas"):
+            column = self.data.columns.get(f"smplx/{name}")
+            empty = np.zeros(SMPLX_SHAPES[name], np.float32)
+            values.append(empty if column is None else np.asarray(column[row], np.float32))
+        column = self.data.columns.get("smplx/transl")
+        values.append(np.zeros(3, np.float32) if column is None else np.asarray(column[row]))
+        return SmplxLabel(*values)
+
+    def pelvis(self, row: int) -> Array:
+        """Where the pelvis is in the camera frame, (3,) metres."""
+        columns = self.data.columns
+        if "pelvis" in self.data:
+            return np.asarray(columns["pelvis"][row], np.float32)
+        if self.data.has("smplx") and "smplx/transl" in columns:
+            rest = self.root(columns["smplx/betas"][row][None])[0]
+            return np.asarray(rest + columns["smplx/transl"][row], np.float32)
+        return self.hips.pelvis(self.data, row)
+
+    @cached_property
+    def root(self) -> RootJoint:
+        return RootJoint(load_body(self.body.model, "model.body.model"))
+
+    @cached_property
+    def hips(self) -> SmplHips:
+        return SmplHips(self.body)
+
+
+class RootJoint:
+    """The first joint of bodies at rest, which no pose moves: a linear function of the shape."""
+
+    def __init__(self, file: BodyFile) -> None:
+        row = file.J_regressor[0]
+        self.place = row @ file.v_template  # (3,)
+        self.directions = np.einsum("v,vcs->sc", row, file.shapedirs)  # (S, 3)
+
+    def __call__(self, shape: Array) -> Array:  # (N, S') to (N, 3)
+        count = min(shape.shape[1], len(self.directions))
+        return np.asarray(self.place + shape[:, :count] @ self.directions[:count])
+
+
+def pelvis_depths(data: HumanData, body: BodySettings) -> NDArray[np.floating]:
+    """How far each pelvis is in front of the camera (N,); of SMPL's labels, about."""
+    columns = data.columns
+    if "pelvis" in data:
+        return np.asarray(columns["pelvis"][:, 2])
+    for group in ("smplx", "smpl"):
+        if data.has(group) and f"{group}/transl" in columns:
+            depth = np.asarray(columns[f"{group}/transl"][:, 2])
+            if group == "smplx":
+                file = load_body(body.model, "model.body.model")
+                depth = depth + RootJoint(file)(np.asarray(columns["smplx/betas"]))[:, 2]
+            return depth
+    raise DataError(
+        f"{data.path}: there is no pelvis and no transl, so the depth is not known; found are "
+        f"{', '.join(sorted(columns))}"
+    )
+
+
+class SmplHips:
+    """The pelvis of people labelled with SMPL: the middle of two hips regressed from its mesh."""
+
+    def __init__(self, body: BodySettings) -> None:
+        if body.smpl is None:
+            raise DataError(
+                "these people are labelled with SMPL; set model.body.smpl to SMPL_NEUTRAL.pkl (or "
+                ".npz) and model.body.smpl_regressor to J_regressor_extra.npy, or capsule for both"
+            )
+        file = load_body(body.smpl, "model.body.smpl")
+        if body.smpl == CAPSULE:
+            # The stand-in has SMPL's 22 body joints as its first ones, and hips among them.
+            hips = file.J_regressor[[1, 2]]
+        elif body.smpl_regressor is None or not Path(body.smpl_regressor).is_file():
+            raise DataError(
+                f"model.body.smpl_regressor={body.smpl_regressor}: the hips of SMPL's labels need "
+                "J_regressor_extra.npy"
+            )
+        else:
+            hips = np.load(body.smpl_regressor, allow_pickle=False)[list(HIP_ROWS)]
+        row = hips.mean(0).astype(np.float32)  # (V,)
+        used = np.nonzero(row)[0]
+        self.row = torch.from_numpy(row[used])
+        self.model = BodyModel(file)
+        # Only the vertices that count are ever made.
+        count = len(file.v_template)
+        keep = torch.from_numpy(used)
+        self.model.template = self.model.template[keep]
+        self.model.skin_weights = self.model.skin_weights[keep]
+        for name in ("directions", "pose_directions"):
+            value = getattr(self.model, name)
+            if value is not None:
+                wide = value.view(len(value), count, 3)[:, keep]
+                setattr(self.model, name, wide.reshape(len(value), -1))
+
+    def pelvis(self, data: HumanData, row: int) -> Array:
+        columns = data.columns
+        pose = np.concatenate(
+            [columns["smpl/global_orient"][row][None], columns["smpl/body_pose"][row]]
+        )
+        rotations = axis_angle_to_matrix(torch.from_numpy(pose.astype(np.float32)))[None]
+        if len(self.model.parents) > SMPL_JOINTS:  # the stand-in: its hands are joints of fingers
+            rotations = rotations[:, :BODY_JOINTS]
+        shape = torch.from_numpy(np.asarray(columns["smpl/betas"][row], np.float32))[None]
+        vertices = self.model(shape, rotations).vertices[0]
+        middle = (self.row @ vertices).numpy()
+        return np.asarray(middle + columns["smpl/transl"][row], np.float32)

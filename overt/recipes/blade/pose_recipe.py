@@ -1,0 +1,173 @@
+"""Stage 2 as a recipe: PoseNet on top of a frozen DepthNet, and the scores of the protocols."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from overt.data.human_mixture import DrawnMixture
+from overt.distributed import World
+from overt.errors import ConfigError
+from overt.evaluation import summarize
+from overt.geometry.body import BODY_JOINTS, HAND_JOINTS, BodyModel
+from overt.geometry.rotation import axis_angle_to_matrix
+from overt.recipe import StepOutput
+from overt.recipes.blade.build import build_body, build_posenet
+from overt.recipes.blade.config import PoseNetSettings
+from overt.recipes.blade.data import (
+    PoseBatch,
+    PoseSample,
+    PoseSource,
+    collate_pose,
+    make_evaluation_data,
+    open_evaluation,
+    open_training,
+)
+from overt.recipes.blade.depthnet import DepthNet
+from overt.recipes.blade.dpt import DepthAnything
+from overt.recipes.blade.estimate import PersonEstimate, estimate_person
+from overt.recipes.blade.evaluation import table
+from overt.recipes.blade.loss import Bodies, Weights, pose_distances, pose_losses
+from overt.recipes.blade.pose_scores import Scorer, draw_people
+from overt.recipes.blade.posenet import PoseNet, PoseOutput
+
+
+class PoseNetRecipe:
+    """Pose and shape of a person, from a picture and the predicted depth."""
+
+    def __init__(self, settings: PoseNetSettings) -> None:
+        self.settings = settings
+        self.bodies: dict[torch.device, BodyModel] = {}
+
+    def build_model(self) -> PoseNet:
+        return build_posenet(self.settings.model, self.settings.data.depth_size)
+
+    def build_dataset(self) -> DrawnMixture:
+        model = self.settings.model
+        if model.tz_conditioning and model.depthnet_checkpoint is None:
+            raise ConfigError(
+                "PoseNet is trained on top of stage 1: set model.depthnet_checkpoint to a "
+                "checkpoint of DepthNet (runs/blade_depthnet/checkpoints/best), or run both by "
+                "`overt stages`. model.tz_conditioning=false trains the base without a depth"
+            )
+        return open_training(self.settings.data, model.body, PoseSource)
+
+    def collate(self, samples: list[PoseSample]) -> PoseBatch:
+        return collate_pose(samples)
+
+    def counts(self, batch: PoseBatch) -> dict[str, Tensor]:
+        return {"keypoints": batch.keypoints[..., 2].sum()}
+
+    def blocks(self, model: PoseNet) -> list[nn.Module]:
+        depthnet = model.depthnet
+        if isinstance(depthnet, DepthNet) and isinstance(depthnet.depth_backbone, DepthAnything):
+            return [*depthnet.depth_backbone.pretrained.blocks, *model.branch.layers]
+        return list(model.branch.layers)
+
+    @torch.inference_mode(False)
+    def body(self, device: torch.device) -> BodyModel:
+        """The body model on a device, made once: for gradients too, wherever it is asked for."""
+        if device not in self.bodies:
+            self.bodies[device] = build_body(self.settings.model.body).to(device)
+        return self.bodies[device]
+
+    def loss(
+        self, model: nn.Module, batch: PoseBatch, counts: dict[str, Tensor], step: int
+    ) -> StepOutput:
+        images = resize_for_step(batch.pose_images, self.settings.data.pose_step_sizes, step)
+        output: PoseOutput = model(batch.depth_images, images)
+        samples = counts["samples"]
+        settings = self.settings.loss
+        weights = Weights(
+            settings.root_weight,
+            settings.body_pose_weight,
+            settings.shape_weight,
+            settings.body_joint_weight,
+            settings.vert_weight,
+        )
+        # Rotations and metres are float32 whatever the model computes in.
+        with torch.autocast(images.device.type, enabled=False):
+            body = self.body(images.device)
+            predicted = bodies_of(body, output.rotations, output.shape)
+            with torch.no_grad():
+                true = bodies_of(body, true_rotations(batch.pose), batch.shape)
+            terms = pose_losses(predicted, true, weights)
+            losses = {name: term / samples for name, term in terms.items()}
+            shown = pose_distances(predicted, true)
+            metrics = {name: value / samples for name, value in shown.items()}
+            if output.keypoints is not None and output.keypoints.requires_grad:
+                distance = (output.keypoints - batch.keypoints[..., :2]).abs().sum(-1)
+                seen = (distance * batch.keypoints[..., 2]).sum()
+                total = counts["keypoints"].clamp_min(1.0)
+                losses["keypoint_loss"] = settings.keypoint_weight * seen / total
+            if output.depth is not None:
+                errors = (output.depth - batch.depth).abs().sum()
+                metrics["Tz_error"] = errors.detach() / samples
+        return StepOutput(losses, metrics)
+
+    # --- evaluation ------------------------------------------------------------------------------
+
+    def evaluate(self, model: PoseNet, world: World) -> dict[str, float]:
+        return summarize(self.evaluate_rows(model, world))
+
+    def evaluate_rows(self, model: PoseNet, world: World) -> list[dict[str, Any]]:
+        """Errors of joints, vertices, depth and camera, and overlaps, of each person."""
+        make_evaluation_data(self.settings.data, self.settings.evaluation)
+        return self.scorer(model).rows(world)
+
+    def scorer(self, model: PoseNet) -> Scorer:
+        model.require_weights()
+        settings = self.settings
+        people = open_evaluation(
+            settings.data, settings.evaluation, settings.model.body, needs_pose=False
+        )
+        device = next(model.parameters()).device
+        return Scorer(model, self.body(device), people, settings)
+
+    def score_table(self, rows: list[dict[str, Any]], scores: dict[str, float]) -> str:
+        return table(self.settings.evaluation.dataset, rows, scores)
+
+    def visualize(self, model: PoseNet) -> dict[str, Tensor]:
+        """Pictures with the estimated mesh over them."""
+        if model.depthnet is None:
+            return {}
+        return {"meshes": draw_people(self.scorer(model), self.settings.evaluation.drawn)}
+
+    def estimate(
+        self,
+        model: PoseNet,
+        picture: np.ndarray,
+        mask: np.ndarray | None = None,
+        keypoints: np.ndarray | None = None,
+    ) -> PersonEstimate:
+        """Mesh and camera of the person in a picture (H, W, 3) uint8, for `overt estimate`."""
+        model.require_weights()
+        device = next(model.parameters()).device
+        return estimate_person(model, self.body(device), self.settings, picture, mask, keypoints)
+
+
+def bodies_of(body: BodyModel, rotations: Tensor, shape: Tensor) -> Bodies:
+    """Bodies relative to their pelvis."""
+    made = body(shape, rotations)
+    pelvis = made.joints[:, :1]
+    return Bodies(rotations[:, :BODY_JOINTS], shape, made.joints - pelvis, made.vertices - pelvis)
+
+
+def true_rotations(pose: Tensor) -> Tensor:
+    """Labels (B, 52, 3) as rotations of all 55 joints: jaw and eyes rest."""
+    matrices = axis_angle_to_matrix(pose)
+    rest = torch.eye(3, device=pose.device).expand(len(pose), 3, 3, 3)
+    hands = matrices[:, BODY_JOINTS : BODY_JOINTS + 2 * HAND_JOINTS]
+    return torch.cat([matrices[:, :BODY_JOINTS], rest, hands], dim=1)
+
+
+def resize_for_step(images: Tensor, sizes: list[int], step: int) -> Tensor:
+    """All pictures of a step to one of the sizes: the same on every process."""
+    side = sizes[int(np.random.default_rng(step).integers(len(sizes)))]
+    if side == images.shape[-1]:
+        return images
+    return F.interpolate(images.float(), (side, side), mode="bilinear", align_corners=True)

@@ -1,0 +1,294 @@
+"""PoseNet by the protocols: joints, vertices, depth, camera and overlap of every person."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from overt.data.human_crops import cut
+from overt.data.image_decode import as_tensor
+from overt.distributed import World
+from overt.errors import DataError
+from overt.evaluation import Row
+from overt.geometry.body import BodyModel
+from overt.geometry.body_files import load_body
+from overt.geometry.crop import Picture
+from overt.geometry.rotation import axis_angle_to_matrix
+from overt.geometry.silhouette import part_masks, rasterize
+from overt.metrics import human
+from overt.recipes.blade.camera import (
+    LIMB_JOINTS,
+    Observation,
+    Solution,
+    SolveOptions,
+    look,
+    pelvis_relative,
+    solve_camera,
+)
+from overt.recipes.blade.config import BodySettings, PoseNetSettings
+from overt.recipes.blade.data import depth_crop, whole_crop
+from overt.recipes.blade.evaluation import depth_row, score_batches
+from overt.recipes.blade.people import People
+from overt.recipes.blade.posenet import PoseNet, PoseOutput
+from overt.viz.mesh import draw_mesh, write_on
+
+MILLIMETRES = 1000.0
+
+
+class Truth(NamedTuple):
+    """What is known of one person."""
+
+    vertices: Tensor  # (V, 3) relative to the pelvis, in the camera's orientation
+    joints: Tensor  # (J, 3) likewise
+    pelvis: Tensor  # (3,) metres
+    focal: float  # pixels of the whole picture
+    centre: tuple[float, float]
+
+
+class MetricMesh:
+    """The mesh on which joints and vertices are compared: the body's own, or SMPL's."""
+
+    def __init__(self, body: BodyModel, settings: BodySettings, labelled_with_smplx: bool) -> None:
+        self.body, self.transfer, self.smpl = body, None, None
+        if labelled_with_smplx:
+            return
+        if settings.smpl is None or settings.transfer is None:
+            raise DataError(
+                "these people are labelled with SMPL: to score them set model.body.smpl, "
+                "model.body.transfer (SMPL's vertices from SMPL-X's, .npy) and "
+                "model.body.joint_regressor (J_regressor_h36m.npy)"
+            )
+        file = load_body(settings.smpl, "model.body.smpl", settings.joint_regressor)
+        self.smpl = BodyModel(file).to(body.template.device)
+        matrix = np.load(Path(settings.transfer), allow_pickle=False)
+        self.transfer = torch.from_numpy(matrix.astype(np.float32)).to(body.template.device)
+
+    def of_prediction(self, vertices: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Vertices and 17 joints, in metres."""
+        mesh = vertices if self.transfer is None else self.transfer @ vertices
+        return _numbers(mesh), _numbers((self.smpl or self.body).joints_of_metrics(mesh))
+
+    def of_truth(self, vertices: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        return _numbers(vertices), _numbers((self.smpl or self.body).joints_of_metrics(vertices))
+
+
+class Scorer:
+    """Scores people in batches."""
+
+    def __init__(
+        self, model: PoseNet, body: BodyModel, people: People, settings: PoseNetSettings
+    ) -> None:
+        self.model, self.body, self.people, self.settings = model, body, people, settings
+        self.device = body.template.device
+        self.mesh = MetricMesh(body, settings.model.body, people.data.has("smplx"))
+        chosen = settings.evaluation.camera
+        self.options = SolveOptions(
+            chosen.iterations, chosen.keypoint_weight, chosen.optimize_depth, chosen.optimize_pose
+        )
+
+    def rows(self, world: World) -> list[dict[str, Any]]:
+        """A row for each person, its picture's name first."""
+        evaluation = self.settings.evaluation
+        count = min(len(self.people), evaluation.max_samples or len(self.people))
+        rows = score_batches(world, count, evaluation.batch_size, self.score)
+        names = [str(self.people.data.columns["image_path"][row]) for row in range(count)]
+        return [{"name": name, **row} for name, row in zip(names, rows, strict=True)]
+
+    def score(self, chosen: Sequence[int]) -> list[Row]:
+        """The numbers of some people."""
+        pictures = [self.people.picture(row) for row in chosen]
+        output = self.predict(chosen, pictures)
+        # Millimetres are lost in bf16, whatever the networks compute in.
+        with torch.autocast(self.device.type, enabled=False):
+            return self.compare(chosen, pictures, output)
+
+    def compare(
+        self, chosen: Sequence[int], pictures: Sequence[Picture], output: PoseOutput
+    ) -> list[Row]:
+        """What was found of some people against what is known of them."""
+        truths = [self.truth(row, picture) for row, picture in zip(chosen, pictures, strict=True)]
+        vertices, _ = pelvis_relative(self.body, output.shape, output.rotations)
+        rows = [self.pose_row(vertices[n], truth) for n, truth in enumerate(truths)]
+        if output.depth is None:
+            return rows
+        for number, truth in enumerate(truths):
+            rows[number] |= depth_row(float(output.depth[number]), float(truth.pelvis[2]))
+            seen, scale = self.observe(chosen[number], pictures[number], truth)
+            one = slice(number, number + 1)
+            arguments = (self.body, output.shape[one], output.rotations[one], output.depth[one])
+            start = solve_camera(*arguments, seen, SolveOptions(iterations=0))
+            rows[number] |= self.overlap_row(start, truth, seen, scale, "_raw")
+            solved = start
+            if self.options.iterations:
+                solved = solve_camera(*arguments, seen, self.options)
+                rows[number] |= self.overlap_row(solved, truth, seen, scale, "")
+            rows[number] |= camera_row(solved, truth, scale)
+        return rows
+
+    def predict(self, chosen: Sequence[int], pictures: Sequence[Picture]) -> PoseOutput:
+        """Poses from DepthNet's crop and from the whole picture."""
+        data = self.settings.data
+        near = [
+            depth_crop(self.people, row, picture, data.depth_size)
+            for row, picture in zip(chosen, pictures, strict=True)
+        ]
+        whole = [
+            as_tensor(cut(picture, whole_crop(picture.shape[:2]), data.pose_size)[0])
+            for picture in pictures
+        ]
+        output: PoseOutput = self.model(
+            torch.stack(near).to(self.device), torch.stack(whole).to(self.device)
+        )
+        return output
+
+    def truth(self, row: int, picture: Picture) -> Truth:
+        """The labelled person."""
+        data = self.people.data
+        if data.has("smplx"):
+            label = self.people.label(row)
+            rest = np.zeros((3, 3), np.float32)
+            pose = np.concatenate(
+                [label.root[None], label.body, rest, label.left_hand, label.right_hand]
+            )
+            model, shape = self.body, label.shape
+        else:
+            assert self.mesh.smpl is not None
+            model = self.mesh.smpl
+            parts = ("smpl/global_orient", "smpl/body_pose", "smpl/betas")
+            root, body, shape = (np.asarray(data.columns[name][row]) for name in parts)
+            pose = np.concatenate([root[None], body])[: len(model.parents)]
+        rotations = axis_angle_to_matrix(torch.tensor(pose, dtype=torch.float32))[None]
+        betas = torch.tensor(shape, dtype=torch.float32)[None]
+        vertices, joints = pelvis_relative(model, betas.to(self.device), rotations.to(self.device))
+        focal, centre = data.focal(row, picture.shape[:2])
+        pelvis = torch.from_numpy(np.array(self.people.pelvis(row))).to(self.device)
+        return Truth(vertices[0], joints[0], pelvis, focal, centre)
+
+    def pose_row(self, vertices: Tensor, truth: Truth) -> Row:
+        """Errors of joints and vertices in millimetres."""
+        mesh, joints = self.mesh.of_prediction(vertices)
+        true_mesh, true_joints = self.mesh.of_truth(truth.vertices)
+        found = human.pelvis_centred(joints[None]) * MILLIMETRES
+        expected = human.pelvis_centred(true_joints[None]) * MILLIMETRES
+        # Each mesh about the middle of its hips.
+        hips = [1, 4]
+        mesh = (mesh - joints[hips].mean(0))[None] * MILLIMETRES
+        true_mesh = (true_mesh - true_joints[hips].mean(0))[None] * MILLIMETRES
+        return {
+            "mpjpe_mm": human.masked_mean(human.distances(found, expected)),
+            "pa_mpjpe_mm": human.masked_mean(human.aligned_distances(found, expected)),
+            "pve_mm": human.masked_mean(human.distances(mesh, true_mesh)),
+            "pa_pve_mm": human.masked_mean(human.aligned_distances(mesh, true_mesh)),
+        }
+
+    def observe(self, row: int, picture: Picture, truth: Truth) -> tuple[Observation, float]:
+        """What a detector would see: the mask of a file or of the true mesh, and keypoints.
+
+        In pixels of a smaller picture; also returned is its scale.
+        """
+        chosen = self.settings.evaluation.camera
+        height, width = picture.shape[:2]
+        scale = min(1.0, chosen.size / max(height, width))
+        size = (round(height * scale), round(width * scale))
+        pixels = self.project_truth(truth.joints[list(LIMB_JOINTS)], truth) * scale
+        noise = np.random.default_rng(row).standard_normal((12, 2)) * chosen.keypoint_noise
+        pixels = pixels + torch.tensor(noise, dtype=torch.float32, device=self.device)
+        inside = (pixels >= 0) & (pixels <= pixels.new_tensor([size[1] - 1, size[0] - 1]))
+        mask = self.mask_file(row, size)
+        if mask is None:
+            mask = self.parts_of_truth(truth, size, scale) > 0
+        return Observation(mask.float()[None], pixels[None], inside.all(-1)[None], size), scale
+
+    def mask_file(self, row: int, size: tuple[int, int]) -> Tensor | None:
+        """The mask beside the picture, masks/NAME.png, where there is one."""
+        picture = self.people.picture_path(row)
+        path = picture.parent.parent / "masks" / f"{picture.stem}.png"
+        if not path.is_file():
+            return None
+        with Image.open(path) as image:
+            whole = np.asarray(image) > 0
+        if whole.shape != size:
+            resized = Image.fromarray(whole).resize((size[1], size[0]), Image.Resampling.NEAREST)
+            whole = np.asarray(resized)
+        return torch.from_numpy(np.array(whole)).to(self.device)
+
+    def project_truth(self, points: Tensor, truth: Truth) -> Tensor:
+        """Pixels of points relative to the pelvis, through the true camera."""
+        moved = points + truth.pelvis
+        centre = moved.new_tensor(truth.centre)
+        return truth.focal * moved[:, :2] / moved[:, 2:] + centre
+
+    def parts_of_truth(self, truth: Truth, size: tuple[int, int], scale: float) -> Tensor:
+        model = self.mesh.smpl or self.body
+        pixels = self.project_truth(truth.vertices, truth) * scale
+        depth = (truth.vertices + truth.pelvis)[:, 2]
+        raster = rasterize(pixels[None], depth[None], model.faces, size)
+        return part_masks(raster, model.faces, model.part)[0]
+
+    def overlap_row(
+        self, solved: Solution, truth: Truth, seen: Observation, scale: float, suffix: str
+    ) -> Row:
+        """Overlap of the estimated with the true mesh's mask, whole and by parts."""
+        true = self.parts_of_truth(truth, seen.size, scale)[None].cpu().numpy()
+        pixels, depth = look(solved.vertices, solved.translation, solved.focal, seen.size)
+        raster = rasterize(pixels, depth, self.body.faces, seen.size)
+        parts = part_masks(raster, self.body.faces, self.body.part).cpu().numpy()
+        return {
+            f"miou{suffix}_percent": float(human.mask_iou(parts, true)[0]),
+            f"pmiou{suffix}_percent": float(human.part_iou(parts, true)[0]),
+        }
+
+
+def camera_row(solved: Solution, truth: Truth, scale: float) -> Row:
+    """Errors of the focal length and of the pelvis across the line of sight."""
+    focal = float(solved.focal[0]) / scale
+    across = (solved.translation[0, :2] - truth.pelvis[:2]).norm()
+    return {
+        "focal_percent": 100 * abs(focal - truth.focal) / truth.focal,
+        "Txy_m": float(across),
+    }
+
+
+def draw_people(scorer: Scorer, count: int) -> Tensor:
+    """The first people, each with the estimated mesh over the picture, side by side."""
+    chosen = range(min(count, len(scorer.people)))
+    pictures = [scorer.people.picture(row) for row in chosen]
+    output = scorer.predict(chosen, pictures)
+    with torch.autocast(scorer.device.type, enabled=False):
+        return _draw(scorer, chosen, pictures, output)
+
+
+def _draw(
+    scorer: Scorer, chosen: Sequence[int], pictures: Sequence[Picture], output: PoseOutput
+) -> Tensor:
+    assert output.depth is not None
+    drawn = []
+    for row, picture in zip(chosen, pictures, strict=True):
+        truth = scorer.truth(row, picture)
+        seen, scale = scorer.observe(row, picture, truth)
+        one = slice(row, row + 1)
+        solved = solve_camera(
+            scorer.body, output.shape[one], output.rotations[one], output.depth[one], seen,
+            SolveOptions(iterations=0),
+        )  # fmt: skip
+        vertices = solved.vertices[0] + solved.translation[0]
+        pixels, _ = look(solved.vertices, solved.translation, solved.focal, seen.size)
+        image = as_tensor(picture).to(scorer.device)
+        over = draw_mesh(image, vertices, scorer.body.faces, pixels[0] / scale)
+        text = f"{float(output.depth[row]):.2f} m ({float(truth.pelvis[2]):.2f})"
+        both = torch.cat([image, over], dim=1).cpu()
+        drawn.append(write_on(both, text))
+    height = max(one.shape[1] for one in drawn)
+    padded = [torch.nn.functional.pad(one, (0, 0, 0, height - one.shape[1])) for one in drawn]
+    return torch.cat(padded, dim=2)
+
+
+def _numbers(tensor: Tensor) -> NDArray[np.float64]:
+    return tensor.double().cpu().numpy()

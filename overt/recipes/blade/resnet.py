@@ -1,0 +1,80 @@
+"""ResNet with bottlenecks and torchvision's keys: the maps of its last three stages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from overt.recipes.blade.norm import FrozenBatchNorm2d
+
+EXPANSION = 4
+
+
+def make_norm(kind: str, channels: int) -> nn.Module:
+    """Group norm, which mixes no samples; or batch norm that stays as loaded."""
+    if kind == "frozen":
+        return FrozenBatchNorm2d(channels)
+    return nn.GroupNorm(math.gcd(32, channels // 4) or 1, channels)
+
+
+class Bottleneck(nn.Module):
+    def __init__(self, inputs: int, width: int, stride: int, norm: str) -> None:
+        super().__init__()
+        outputs = EXPANSION * width
+        self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
+        self.bn1 = make_norm(norm, width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
+        self.bn2 = make_norm(norm, width)
+        self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
+        self.bn3 = make_norm(norm, outputs)
+        self.downsample: nn.Module | None = None
+        if stride != 1 or inputs != outputs:
+            self.downsample = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), make_norm(norm, outputs)
+            )
+
+    def forward(self, maps: Tensor) -> Tensor:
+        skipped = maps if self.downsample is None else self.downsample(maps)
+        inner = F.relu(self.bn1(self.conv1(maps)))
+        inner = F.relu(self.bn2(self.conv2(inner)))
+        return F.relu(self.bn3(self.conv3(inner)) + skipped)
+
+
+class ResNet(nn.Module):
+    """Pictures (B, 3, H, W) to maps of 1/8, 1/16 and 1/32 of their size; conv3: twice as large."""
+
+    def __init__(self, width: int, blocks: Sequence[int], stem: str, norm: str) -> None:
+        super().__init__()
+        small = stem == "conv3"
+        self.pool = not small
+        kernel = 3 if small else 7
+        self.conv1 = nn.Conv2d(3, width, kernel, 2, kernel // 2, bias=False)
+        self.bn1 = make_norm(norm, width)
+        inputs = width
+        self.channels: list[int] = []
+        for number, count in enumerate(blocks):
+            inner = width * 2**number
+            layers = []
+            for block in range(count):
+                stride = 2 if number > 0 and block == 0 else 1
+                layers.append(Bottleneck(inputs, inner, stride, norm))
+                inputs = EXPANSION * inner
+            self.add_module(f"layer{number + 1}", nn.Sequential(*layers))
+            self.channels.append(inputs)
+        self.channels = self.channels[1:]
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        maps = F.relu(self.bn1(self.conv1(images)))
+        if self.pool:
+            maps = F.max_pool2d(maps, 3, 2, 1)
+        found = []
+        for number in range(1, 5):
+            maps = self.get_submodule(f"layer{number}")(maps)
+            found.append(maps)
+        return found[1:]

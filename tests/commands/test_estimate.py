@@ -1,0 +1,85 @@
+"""`overt estimate`: from a picture to mesh, camera and overlay, by command and by call."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from small_blade import stage_one, train
+
+from overt.commands.estimate import estimate, main, read_keypoints, read_picture
+from overt.data.human_data import HumanData
+from overt.errors import ConfigError, DataError
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("blade")
+    train(folder, "posenet", f"model.depthnet_checkpoint={stage_one(folder)}")
+    return folder
+
+
+def checkpoint(root: Path) -> Path:
+    return root / "runs" / "posenet" / "checkpoints" / "best"
+
+
+def picture(root: Path) -> Path:
+    return root / "people" / "datasets" / "people_test" / "imgs" / "000000.jpg"
+
+
+def limbs(root: Path) -> np.ndarray:
+    data = HumanData.load(root / "people" / "preprocessed_datasets" / "people_test.npz")
+    return data.columns["keypoints2d"][0, 5:17]
+
+
+@pytest.mark.parametrize("kind", ["obj", "ply"])
+def test_the_command_writes_mesh_camera_and_picture(
+    root: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(picture(root)), "--checkpoint", str(checkpoint(root)), "--format", kind]
+    assert main([*words, "--output", str(tmp_path)]) == 0
+    assert "focal length" in capsys.readouterr().out
+    camera = json.loads((tmp_path / "camera.json").read_text())
+    assert camera["image_height_width"] == [32, 32]
+    assert 0 < camera["pelvis"][2] < 10
+    assert np.shape(camera["smplx"]["body_pose"]) == (21, 3)
+    assert (tmp_path / f"mesh.{kind}").stat().st_size > 10_000
+    assert Image.open(tmp_path / "overlay.png").size == (32, 32)
+
+
+def test_the_call_finds_a_camera_that_shows_the_keypoints(root: Path) -> None:
+    """With the true mask and keypoints the mesh lies over the person."""
+    mask = root / "people" / "datasets" / "people_test" / "masks" / "000000.png"
+    found = estimate(
+        read_picture(picture(root)), checkpoint(root), mask=mask, keypoints=limbs(root),
+        overrides=["evaluation.camera.iterations=5"],
+    )  # fmt: skip
+    x, y = found.centre
+    pixels = found.focal * found.vertices[:, :2] / found.vertices[:, 2:] + (x, y)
+    person = np.argwhere(np.asarray(Image.open(mask)) > 0)[:, ::-1]
+    assert np.abs(pixels.mean(0) - person.mean(0)).max() < 6
+    assert (found.overlay != read_picture(picture(root))).any()
+    np.testing.assert_allclose(found.joints[0], found.pelvis, atol=1e-5)
+
+
+def test_wrong_inputs_are_explained(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"the mask is \(8, 8\) with 64 pixels set; it must be"):
+        estimate(picture(root), checkpoint(root), mask=np.ones((8, 8)))
+    with pytest.raises(DataError, match="with 0 pixels set"):
+        estimate(picture(root), checkpoint(root), mask=np.zeros((32, 32)))
+    with pytest.raises(DataError, match="12 rows of x, y and confidence"):
+        estimate(picture(root), checkpoint(root), keypoints=np.ones((3, 2)))
+    with pytest.raises(DataError, match="cannot be read"):
+        estimate(tmp_path / "none.jpg", checkpoint(root))
+    with pytest.raises(DataError, match=r"\(H, W, 3\) uint8"):
+        read_picture(np.zeros((4, 4)))
+    (tmp_path / "bad.json").write_text("{")
+    with pytest.raises(DataError, match="no JSON list"):
+        read_keypoints(tmp_path / "bad.json")
+
+
+def test_a_recipe_without_people_is_refused(root: Path) -> None:
+    depth = root / "runs" / "depthnet" / "checkpoints" / "best"
+    with pytest.raises(ConfigError, match=r"does not estimate people.*blade_posenet has"):
+        estimate(picture(root), depth)

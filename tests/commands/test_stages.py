@@ -1,0 +1,198 @@
+"""Chains of trainings: fed by the best checkpoint, skipped when done, going on in the middle."""
+
+import json
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+from toy_runs import TOY, read_rows, train_toy
+
+from overt.commands import stages
+from overt.commands.stages import (
+    Stage,
+    check_needs,
+    local_command,
+    main,
+    plan,
+    progress_of,
+    read_stages,
+)
+from overt.config import load
+from overt.errors import CheckpointError, ConfigError, LaunchError, OvertError
+
+
+def write(folder: Path, **changes: object) -> Path:
+    """A chain of two toy trainings; the second starts from the first's weights."""
+    content = {
+        "output_dir": str(folder / "runs"),
+        "overrides": {"training.num_steps": 6},
+        "stages": [
+            {"name": "first", "recipe": "toy", "packages": [str(TOY)]},
+            {
+                "name": "second",
+                "recipe": "toy",
+                "packages": [str(TOY)],
+                "overrides": ["seed=7"],
+                "checkpoints": {"checkpoint.init_from": "first"},
+            },
+        ],
+    } | changes
+    path = folder / "stages.yaml"
+    path.write_text(OmegaConf.to_yaml(OmegaConf.create(content)))
+    return path
+
+
+def inside(stage: Stage, command: list[str]) -> None:
+    """In place of a process of its own: train here."""
+    words = [word for word in stage.overrides if not word.startswith(("recipe=", "output_dir="))]
+    train_toy(stage.run_dir.parent, *words)
+
+
+@pytest.fixture
+def _here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "run", inside)
+
+
+@pytest.mark.usefixtures("_here")
+def test_a_chain_runs_and_hands_over_its_best_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path)
+    assert main([str(path)]) == 0
+    runs = tmp_path / "runs"
+    config = OmegaConf.load(runs / "second" / "config.yaml")
+    best = runs / "first" / "checkpoints" / "best"
+    assert Path(config.checkpoint.init_from) == best
+    assert config.seed == 7
+    assert (best.resolve().parent / f"{best.resolve().name}.keep").exists()
+    capsys.readouterr()
+    assert main([str(path)]) == 0
+    assert capsys.readouterr().out.splitlines() == ["[1/2] first: done", "[2/2] second: done"]
+
+
+@pytest.mark.usefixtures("_here")
+def test_a_stage_that_was_interrupted_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    stage = read_stages(path)[1]
+
+    def die(stage: Stage, command: list[str]) -> None:
+        if stage.name == "second":
+            raise OvertError("killed")
+        inside(stage, command)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stages, "run", die)
+        with pytest.raises(OvertError, match="killed"):
+            main([str(path)])
+    # As a process that was killed after its first checkpoint leaves it.
+    words = [word for word in stage.overrides if not word.startswith(("recipe=", "output_dir="))]
+    settings = "checkpoint.accept_changes=[training.num_steps]"
+    train_toy(tmp_path / "runs", *words, "training.num_steps=3")
+    before = read_rows(tmp_path / "runs" / "first")
+    config = load(stage.overrides, packages=stage.packages)
+    assert str(progress_of(stage, config)) == "at step 3 of 6"
+    assert main([str(path), settings]) == 0
+    assert read_rows(tmp_path / "runs" / "first") == before  # not run again
+    events = (tmp_path / "runs" / "second" / "metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line)["step"] for line in events if "train/loss" in line]
+    assert steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_dry_run_shows_the_commands_and_runs_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(write(tmp_path)), "--dry-run", "--processes", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert "[1/2] first: not begun" in shown
+    assert "--nproc_per_node=2 -m overt.train recipe=toy exp_name=first" in shown
+    assert f"checkpoint.init_from={tmp_path}/runs/first/checkpoints/best" in shown
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_launcher_gets_commands_with_dependencies(tmp_path: Path) -> None:
+    first, second = plan(read_stages(write(tmp_path), ["logging.every_steps=2"]))
+    assert (first.after, second.after) == ([], ["first"])
+    assert first.words[:2] == ["recipe=toy", "exp_name=first"]
+    assert "logging.every_steps=2" in second.words
+    assert second.words[-2:] == ["--package", str(TOY)]
+
+
+@pytest.mark.usefixtures("_here")
+def test_a_finished_stage_with_other_settings_is_not_taken_for_done(tmp_path: Path) -> None:
+    main([str(write(tmp_path))])
+    with pytest.raises(ConfigError, match=r"(?s)first is done.*optimizer\.lr: 0\.01 -> 0\.5"):
+        main([str(write(tmp_path)), "optimizer.lr=0.5"])
+
+
+@pytest.mark.usefixtures("_here")
+def test_without_a_best_checkpoint_the_next_stage_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, overrides=["training.num_steps=3", "checkpoint.metric_name=null"])
+    with pytest.raises(CheckpointError, match=r"best, which is not there.*`first latest`"):
+        main([str(path)])
+
+
+def test_the_last_checkpoint_can_be_taken_instead(tmp_path: Path) -> None:
+    entries = OmegaConf.to_container(OmegaConf.load(write(tmp_path)))["stages"]
+    entries[1]["checkpoints"] = {"checkpoint.init_from": "first latest"}
+    chain = read_stages(write(tmp_path, stages=entries))
+    assert chain[1].needs == (("first", "latest"),)
+    with pytest.raises(CheckpointError, match="latest, which is not there"):
+        check_needs(chain[1], chain)
+
+
+def test_a_stage_of_several_nodes_is_for_a_cluster(tmp_path: Path) -> None:
+    stage = Stage("big", tmp_path / "big", ("recipe=toy",), nodes=8, gpus=8)
+    with pytest.raises(LaunchError, match=r"wants 8 nodes.*--processes N"):
+        local_command(stage)
+    assert "--nproc_per_node=2" in local_command(stage, processes=2)
+    one_host = Stage("small", tmp_path / "small", ("recipe=toy",), gpus=4)
+    assert "--nproc_per_node=4" in local_command(one_host)
+    assert "torch.distributed.run" not in local_command(one_host, processes=1)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ([], "at least one stage"),
+        ([{"recipe": "toy"}], "needs a name"),
+        ([{"name": "a"}], "needs `recipe: NAME`"),
+        ([{"name": "a", "recipe": "toy", "gpu": 2}], r"no key gpu \(did you mean gpus"),
+        ([{"name": "a", "recipe": "toy", "nodes": 0}], "nodes=0"),
+        ([{"name": "a", "recipe": "toy"}] * 2, "two stages are called a"),
+        (
+            [{"name": "a", "recipe": "toy", "checkpoints": {"checkpoint.init_from": "b"}}],
+            "b, which is no earlier stage",
+        ),
+        ([{"name": "a", "recipe": "toy", "overrides": 3}], "a mapping, or a list"),
+    ],
+)
+def test_what_makes_no_chain_is_refused(
+    tmp_path: Path, entries: list[object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_stages(write(tmp_path, stages=entries))
+
+
+def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file of stages"):
+        read_stages(tmp_path / "none.yaml")
+    (tmp_path / "bad.yaml").write_text("a: [")
+    with pytest.raises(ConfigError, match="not readable YAML"):
+        read_stages(tmp_path / "bad.yaml")
+
+
+def test_folders_and_names_are_the_chains_own(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"exp_name=x: recipe, exp_name, output_dir follow from"):
+        read_stages(write(tmp_path), ["exp_name=x"])
+    elsewhere = read_stages(write(tmp_path), output_dir=tmp_path / "other")
+    assert elsewhere[1].run_dir == tmp_path / "other" / "second"
+    assert f"checkpoint.init_from={tmp_path}/other/first/checkpoints/best" in elsewhere[1].words
+
+
+def test_values_keep_their_type_and_their_spaces(tmp_path: Path) -> None:
+    overrides = {"a": None, "b": True, "c": 1e-4, "d": [1, 2], "e": "two words", "f": "x/y-1.z"}
+    (tmp_path / "s.yaml").write_text(
+        OmegaConf.to_yaml({"stages": [{"name": "a", "recipe": "toy", "overrides": overrides}]})
+    )
+    words = read_stages(tmp_path / "s.yaml")[0].overrides[3:]
+    assert words == ("a=null", "b=true", "c=0.0001", "d=[1, 2]", "e='two words'", "f=x/y-1.z")

@@ -1,0 +1,62 @@
+"""Rotations: every form leads to the same matrix, and gradients are finite where forms meet."""
+
+import math
+
+import pytest
+import torch
+
+from overt.geometry.rotation import (
+    axis_angle_to_matrix,
+    matrix_to_axis_angle,
+    matrix_to_quaternion,
+    matrix_to_six,
+    relative_angle,
+    rotation_about_z,
+    six_to_matrix,
+    skew,
+)
+
+
+def vectors(count: int = 200) -> torch.Tensor:
+    """Directions with angles from 0 to a little over a half turn."""
+    directions = torch.nn.functional.normalize(torch.randn(count, 3, dtype=torch.float64), dim=-1)
+    return directions * torch.linspace(0, 3.3, count, dtype=torch.float64)[:, None]
+
+
+def test_matrices_are_rotations_and_come_back() -> None:
+    matrices = axis_angle_to_matrix(vectors())
+    eye = torch.eye(3, dtype=torch.float64).expand_as(matrices)
+    torch.testing.assert_close(matrices @ matrices.transpose(1, 2), eye)
+    torch.testing.assert_close(torch.linalg.det(matrices), torch.ones(200, dtype=torch.float64))
+    found = matrix_to_axis_angle(matrices)
+    assert found.norm(dim=-1).max() <= math.pi + 1e-9
+    torch.testing.assert_close(axis_angle_to_matrix(found), matrices)
+    torch.testing.assert_close(six_to_matrix(matrix_to_six(matrices)), matrices)
+
+
+def test_small_angles_are_the_matrix_exponential() -> None:
+    small = vectors(50) * 1e-2
+    expected = torch.linalg.matrix_exp(skew(small))
+    torch.testing.assert_close(axis_angle_to_matrix(small), expected, atol=1e-12, rtol=0)
+
+
+def test_quaternions_have_a_positive_real_part_and_length_one() -> None:
+    quaternions = matrix_to_quaternion(axis_angle_to_matrix(vectors()))
+    assert (quaternions[:, 0] >= 0).all()
+    torch.testing.assert_close(quaternions.norm(dim=-1), torch.ones(200, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("angle", [0.0, 1e-9, 1e-4, 1.0, math.pi])
+def test_gradients_are_finite(angle: float) -> None:
+    vector = torch.tensor([angle, 0.0, 0.0], requires_grad=True)
+    matrix = axis_angle_to_matrix(vector)
+    (matrix_to_axis_angle(matrix).sum() + relative_angle(matrix, torch.eye(3))).backward()
+    assert vector.grad is not None
+    assert torch.isfinite(vector.grad).all()
+
+
+def test_the_relative_angle_is_the_angle_but_near_its_ends() -> None:
+    about = rotation_about_z(torch.tensor([0.5, 1.0, 2.0]))
+    found = relative_angle(about, torch.eye(3).expand(3, 3, 3))
+    torch.testing.assert_close(found, torch.tensor([0.5, 1.0, 2.0]))
+    assert relative_angle(torch.eye(3), torch.eye(3)).item() == pytest.approx(0.00707, abs=1e-5)

@@ -1,0 +1,199 @@
+"""DepthNet: frozen parts stay frozen and out of checkpoints; foreign weights fit or are refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_blade import VIT, first_batch, small_recipe
+from torch import nn
+
+from overt.distributed import init_distributed
+from overt.errors import CheckpointError, ConfigError
+from overt.recipes.blade.depthnet import DEAD, DepthNet, fingerprint
+from overt.recipes.blade.dpt import DepthAnything, double_and_resize, resize
+from overt.recipes.blade.norm import FrozenBatchNorm2d, SharedBatchNorm2d
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("blade")
+
+
+def vit_depthnet(root: Path, *overrides: str) -> DepthNet:
+    model = small_recipe(root, "depthnet", *VIT, *overrides).build_model()
+    assert isinstance(model, DepthNet)
+    return model
+
+
+def backbone_file(root: Path, prefix: str = "", only: str = "") -> Path:
+    """Weights of the backbone as they are published, under any of the three namings."""
+    torch.manual_seed(1)
+    model = vit_depthnet(root, "model.depth.freeze_backbone=false")
+    state = model.depth_backbone.state_dict()
+    chosen = {
+        prefix + name.removeprefix(only): value
+        for name, value in state.items()
+        if name.startswith(only)
+    }
+    path = root / f"backbone_{prefix}{only}.pth"
+    torch.save(chosen, path)
+    return path
+
+
+def test_the_short_way_to_the_map_is_the_long_way() -> None:
+    maps = torch.randn(2, 3, 12, 20)
+    long = resize(resize(maps, (24, 40)), (9, 9))
+    torch.testing.assert_close(double_and_resize(maps, 9), long, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "only"), [("", ""), ("depth_backbone.", ""), ("", "pretrained.")]
+)
+def test_a_backbone_loads_under_its_published_names(root: Path, prefix: str, only: str) -> None:
+    path = backbone_file(root, prefix, only)
+    model = vit_depthnet(root, f"model.depth.backbone_checkpoint={path}")
+    stored = torch.load(path, weights_only=True)
+    own = model.depth_backbone.state_dict()
+    name = "pretrained.blocks.0.attn.qkv.weight"
+    assert torch.equal(own[name], stored[prefix + name.removeprefix(only)])
+    assert model.has_backbone_weights
+
+
+def test_a_frozen_backbone_does_not_move_nor_train(root: Path) -> None:
+    path = backbone_file(root)
+    recipe = small_recipe(
+        root, "depthnet", *VIT, f"model.depth.backbone_checkpoint={path}",
+        "model.depth.backbone_batch=3",
+    )  # fmt: skip
+    model = recipe.build_model().train()
+    assert not model.depth_backbone.training
+    before = fingerprint(model.depth_backbone.state_dict())
+    batch = first_batch(recipe)
+    groups = recipe.parameter_groups(model)
+    names = [name for group in groups for name, _ in group["params"]]
+    assert all(name.startswith(("depth_interface.", "depth_head.")) for name in names)
+    assert [group.get("lr_scale", 1.0) for group in groups] == [1.0, 2.0]
+    optimizer = torch.optim.SGD([value for value in model.parameters() if value.requires_grad], 0.1)
+    recipe.loss(model, batch, {"samples": torch.tensor(4.0)}, 0).total.backward()
+    optimizer.step()
+    assert fingerprint(model.depth_backbone.state_dict()) == before
+    assert all(value.grad is not None for value in model.parameters() if value.requires_grad)
+
+
+def test_chunks_and_precision_of_the_frozen_part_change_little(root: Path) -> None:
+    path = backbone_file(root)
+    named = f"model.depth.backbone_checkpoint={path}"
+    images = torch.randint(256, (5, 3, 70, 70), dtype=torch.uint8)
+    whole, parts, half = (
+        vit_depthnet(root, named, f"model.depth.{option}").eval().features(images)
+        for option in ("backbone_batch=null", "backbone_batch=2", "backbone_precision=bf16")
+    )
+    torch.testing.assert_close(parts, whole, atol=1e-5, rtol=1e-4)
+    assert half.dtype == torch.bfloat16
+    assert (half.float() - whole).norm() < 0.05 * whole.norm()
+
+
+def test_every_part_of_an_unfrozen_backbone_is_trained(root: Path) -> None:
+    recipe = small_recipe(root, "depthnet", *VIT, "model.depth.freeze_backbone=false")
+    model = recipe.build_model()
+    recipe.loss(model, first_batch(recipe), {"samples": torch.tensor(4.0)}, 0).total.backward()
+    idle = [
+        n for n, value in model.named_parameters() if value.requires_grad and value.grad is None
+    ]
+    assert not idle
+
+
+def test_frozen_parts_stay_out_of_checkpoints_unless_asked_for(root: Path) -> None:
+    named = f"model.depth.backbone_checkpoint={backbone_file(root)}"
+    lean = vit_depthnet(root, named)
+    assert not any(name.startswith("depth_backbone.") for name in lean.state_dict())
+    whole = vit_depthnet(root, named, "model.depth.save_frozen=true")
+    assert any(name.startswith("depth_backbone.") for name in whole.state_dict())
+    assert int(lean.state_dict()["backbone_mark"]) == int(whole.backbone_mark) != 0
+
+
+def test_without_weights_the_frozen_backbone_is_refused(root: Path) -> None:
+    model = vit_depthnet(root)
+    with pytest.raises(CheckpointError, match="frozen depth backbone has no weights"):
+        model.require_weights("")
+    complete = vit_depthnet(
+        root, f"model.depth.backbone_checkpoint={backbone_file(root)}",
+        "model.depth.save_frozen=true",
+    )  # fmt: skip
+    loaded = vit_depthnet(root, "model.depth.save_frozen=true")
+    loaded.load_state_dict(complete.state_dict())
+    loaded.require_weights("")
+    with pytest.raises(ConfigError, match=r"freeze_backbone=true needs.*backbone_checkpoint"):
+        small_recipe(root, "depthnet", *VIT).build_dataset()
+
+
+def test_a_published_stage_one_file_loads_strictly(root: Path) -> None:
+    torch.manual_seed(2)
+    source = vit_depthnet(root, "model.depth.freeze_backbone=false")
+    tensors = {name: value for name, value in source.state_dict().items() if "mark" not in name}
+    tensors |= {name: torch.zeros(1) for name in DEAD}
+    model = vit_depthnet(root)
+    model.load_depthnet(tensors, "epoch_4.pth")
+    images = torch.randint(256, (2, 3, 70, 70), dtype=torch.uint8)
+    torch.testing.assert_close(model.eval()(images), source.eval()(images), atol=1e-5, rtol=1e-4)
+    del tensors["depth_head.dec_z.z_out.bias"]
+    with pytest.raises(CheckpointError, match=r"lacks 1 tensors, such as depth_head.dec_z.z_out"):
+        model.load_depthnet(tensors, "epoch_4.pth")
+
+
+def test_a_stage_one_checkpoint_of_another_backbone_is_refused(root: Path) -> None:
+    named = f"model.depth.backbone_checkpoint={backbone_file(root)}"
+    wide = vit_depthnet(
+        root, "model.depth.freeze_backbone=false", "model.depth.custom.width=48",
+        "model.depth.save_frozen=true",
+    )  # fmt: skip
+    with pytest.raises(CheckpointError, match=r"another backbone.*Set model\.depth\.encoder"):
+        vit_depthnet(root).load_depthnet(wide.state_dict(), "other")
+    # Of the same sizes, but other weights: the head alone could not tell.
+    tensors = dict(vit_depthnet(root, named).state_dict())
+    tensors["backbone_mark"] = tensors["backbone_mark"] + 1
+    with pytest.raises(CheckpointError, match="on top of another depth backbone"):
+        vit_depthnet(root, named).load_depthnet(tensors, "other")
+
+
+def test_frozen_batch_norm_never_moves() -> None:
+    norm = FrozenBatchNorm2d(3).train()
+    maps = torch.randn(4, 3, 5, 5) + 2
+    norm(maps)
+    assert not norm.training
+    assert torch.equal(norm.running_mean, torch.zeros(3))
+
+
+def shared_norm(count: int) -> tuple[list[float], list[float]]:
+    """Gradient and running statistics of batch norm over the processes' parts of one batch."""
+    world = init_distributed("cpu")
+    torch.manual_seed(0)
+    maps = torch.randn(4, 3, 5, 5) + torch.arange(4.0)[:, None, None, None]
+    share = 4 // count
+    own = maps[world.rank * share : (world.rank + 1) * share].clone().requires_grad_()
+    norm = SharedBatchNorm2d(3).train()
+    out = norm(own)
+    (out.square() * torch.arange(75.0).view(3, 5, 5)).sum().backward()
+    assert own.grad is not None
+    assert norm.running_mean is not None
+    return own.grad.flatten().tolist(), [*norm.running_mean.tolist(), *norm.running_var.tolist()]
+
+
+def test_batch_norm_is_that_of_all_processes_samples(
+    run_processes: Callable[..., list[Any]],
+) -> None:
+    gradient, statistics = shared_norm(1)
+    parts = run_processes(shared_norm, 2, 2)
+    assert parts[0][0] + parts[1][0] == pytest.approx(gradient, abs=1e-4)
+    for _, found in parts:
+        assert found == pytest.approx(statistics, abs=1e-5)
+
+
+def test_the_depth_stays_within_its_limits(root: Path) -> None:
+    model = vit_depthnet(root, "model.depth.freeze_backbone=false").eval()
+    nn.init.constant_(model.depth_head.dec_z.z_out.bias, 100.0)
+    depth = model(torch.zeros(1, 3, 70, 70, dtype=torch.uint8))
+    assert depth.item() == pytest.approx(10.0)
+    assert isinstance(model.depth_backbone, DepthAnything)

@@ -1,0 +1,163 @@
+"""PoseNet: starts at the base, is told the depth, and trains only what it may."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from small_blade import first_batch, small_recipe, stage_one
+
+from overt.errors import CheckpointError, ConfigError
+from overt.geometry.rotation import axis_angle_to_matrix
+from overt.recipes.blade.pose_recipe import resize_for_step, true_rotations
+from overt.recipes.blade.posenet import PoseNet, sine_positions
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("blade")
+    stage_one(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def base(root: Path) -> Path:
+    """A base estimator whose heads say something."""
+    torch.manual_seed(3)
+    model = small_recipe(root, "posenet", "model.tz_conditioning=false").build_model()
+    torch.nn.init.normal_(model.heads.pose6d[-1].weight, std=0.1)
+    path = root / "base.pth"
+    torch.save(model.state_dict(), path)
+    return path
+
+
+def build(root: Path, *overrides: str) -> PoseNet:
+    named = f"model.depthnet_checkpoint={stage_one(root)}"
+    model = small_recipe(root, "posenet", named, *overrides).build_model()
+    assert isinstance(model, PoseNet)
+    return model
+
+
+def images(count: int = 3) -> torch.Tensor:
+    return torch.randint(256, (count, 3, 32, 32), dtype=torch.uint8)
+
+
+def test_it_starts_as_the_mean_person_upright(root: Path) -> None:
+    output = build(root).eval()(images(), images())
+    expected = torch.eye(3).repeat(3, 22, 1, 1)
+    expected[:, 0] = axis_angle_to_matrix(torch.tensor([torch.pi, 0.0, 0.0]))
+    torch.testing.assert_close(output.rotations, expected, atol=1e-6, rtol=0)
+    assert output.shape.abs().max() == 0
+    assert output.keypoints.shape == (3, 12, 2)
+    assert output.depth.shape == (3,)
+
+
+def test_the_depth_has_no_effect_at_the_start_and_a_gradient(root: Path, base: Path) -> None:
+    model = build(root, f"model.base_checkpoint={base}", "model.control_output=sum").eval()
+    near, far = (model.from_depth(torch.full((3,), depth), images()) for depth in (0.5, 5.0))
+    same = images()
+    near, far = (model.from_depth(torch.full((3,), depth), same) for depth in (0.5, 5.0))
+    torch.testing.assert_close(near.rotations, far.rotations)
+    near.rotations.square().sum().backward()
+    assert all(value.grad is not None for value in model.branch.tz.parameters())
+
+
+def test_the_control_path_starts_at_the_base(root: Path, base: Path) -> None:
+    controlled = build(root, f"model.base_checkpoint={base}").eval()
+    alone = small_recipe(root, "posenet", "model.tz_conditioning=false").build_model().eval()
+    alone.load_state_dict(torch.load(base, weights_only=True))
+    near, whole = images(), images()
+    torch.testing.assert_close(
+        controlled(near, whole).rotations, alone(near, whole).rotations, atol=1e-5, rtol=1e-4
+    )
+    doubled = build(root, f"model.base_checkpoint={base}", "model.control_output=sum").eval()
+    difference = doubled(near, whole).rotations - alone(near, whole).rotations
+    assert difference.abs().max() > 1e-3  # the published way sees doubled tokens
+
+
+def test_only_the_copy_trains_beside_a_base(root: Path, base: Path) -> None:
+    named = f"model.depthnet_checkpoint={stage_one(root)}"
+    recipe = small_recipe(root, "posenet", named, f"model.base_checkpoint={base}")
+    model = recipe.build_model().train()
+    for frozen in (model.depthnet, model.base, model.heads):
+        assert not frozen.training
+        assert not any(value.requires_grad for value in frozen.parameters())
+    batch = first_batch(recipe)
+    counts = {"samples": torch.tensor(4.0)} | recipe.counts(batch)
+    output = recipe.loss(model, batch, counts, 0)
+    assert "keypoint_loss" not in output.losses
+    output.total.backward()
+    idle = [
+        n for n, value in model.named_parameters() if value.requires_grad and value.grad is None
+    ]
+    assert not idle
+
+
+@pytest.mark.parametrize("conditioned", [True, False])
+def test_everything_that_trains_gets_a_gradient(root: Path, conditioned: bool) -> None:
+    named = f"model.depthnet_checkpoint={stage_one(root)}"
+    flag = f"model.tz_conditioning={str(conditioned).lower()}"
+    recipe = small_recipe(root, "posenet", named, flag)
+    model = recipe.build_model().train()
+    assert (model.depthnet is not None) == conditioned
+    batch = first_batch(recipe)
+    counts = {"samples": torch.tensor(4.0)} | recipe.counts(batch)
+    recipe.loss(model, batch, counts, 0).total.backward()
+    idle = [
+        n for n, value in model.named_parameters() if value.requires_grad and value.grad is None
+    ]
+    assert not idle
+
+
+def test_stage_one_is_needed_and_asked_for(root: Path) -> None:
+    recipe = small_recipe(root, "posenet")
+    with pytest.raises(ConfigError, match=r"set model\.depthnet_checkpoint.*overt stages"):
+        recipe.build_dataset()
+    with pytest.raises(
+        CheckpointError, match=r"DepthNet has no weights.*model\.depthnet_checkpoint"
+    ):
+        recipe.build_model().require_weights()
+
+
+def test_a_stage_one_checkpoint_of_another_size_is_refused(root: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"another backbone than model\.depth says"):
+        build(root, "model.depth.channels=64")
+
+
+def test_a_base_that_does_not_fit_is_refused(root: Path, base: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"model\.base_checkpoint=.*does not fit"):
+        build(root, f"model.base_checkpoint={base}", "model.branch.features=32")
+    with pytest.raises(ConfigError, match="the base itself is trained without a base"):
+        build(root, f"model.base_checkpoint={base}", "model.tz_conditioning=false")
+
+
+def test_frozen_parts_stay_out_of_lean_checkpoints(root: Path, base: Path) -> None:
+    named = f"model.base_checkpoint={base}"
+    lean = build(root, named, "model.depth.save_frozen=false").state_dict()
+    whole = build(root, named).state_dict()
+    assert not any(name.startswith(("depthnet.", "base.", "heads.")) for name in lean)
+    assert {name.partition(".")[0] for name in whole} >= {"depthnet", "base", "heads", "branch"}
+    again = small_recipe(root, "posenet").build_model()
+    again.load_state_dict(build(root).state_dict())
+    again.require_weights()  # a whole checkpoint is complete in itself
+
+
+def test_positions_differ_everywhere() -> None:
+    table = sine_positions((4, 6), 16, torch.device("cpu"))
+    assert table.shape == (24, 16)
+    assert torch.cdist(table, table).add(torch.eye(24) * 9).min() > 0.05
+
+
+def test_labels_become_rotations_of_all_joints() -> None:
+    pose = 0.3 * torch.randn(2, 52, 3)
+    rotations = true_rotations(pose)
+    assert rotations.shape == (2, 55, 3, 3)
+    torch.testing.assert_close(rotations[:, 22:25], torch.eye(3).repeat(2, 3, 1, 1))
+    torch.testing.assert_close(rotations[:, 25:], axis_angle_to_matrix(pose[:, 22:]))
+
+
+def test_a_step_has_one_size_of_its_own() -> None:
+    pictures = images()
+    sizes = {resize_for_step(pictures, [24, 32], step).shape[-1] for step in range(20)}
+    assert sizes == {24, 32}
+    twice = [resize_for_step(pictures, [24, 32], 5).shape for _ in range(2)]
+    assert twice[0] == twice[1]

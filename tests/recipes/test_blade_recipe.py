@@ -1,0 +1,227 @@
+"""BLADE's recipes through the engine: they compose, learn, split, resume and are scored."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_blade import VIT, curve, first_batch, small_config, small_recipe, stage_one, train
+from toy_runs import same_bits, weights
+
+from overt.config import load
+from overt.distributed import World, init_distributed
+from overt.errors import ConfigError
+from overt.evaluation import summarize
+from overt.recipes.blade.evaluation import score_batches
+from overt.recipes.blade.loss import depth_errors
+
+STAGES = ("depthnet", "posenet", "pretext")
+ALONE = World(0, 1, 0, torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("blade")
+    stage_one(folder)
+    return folder
+
+
+def named(root: Path, stage: str) -> list[str]:
+    return [f"model.depthnet_checkpoint={stage_one(root)}"] if stage == "posenet" else []
+
+
+def test_the_large_recipes_have_the_published_numbers() -> None:
+    depth = load(["recipe=blade_depthnet", "data.root=somewhere"])
+    assert depth.settings.model.depth.backbone().width == 1024
+    assert depth.settings.model.depth.freeze_backbone
+    assert depth.settings.data.depth_size == 518
+    shares = {one.name: one.weight for one in depth.settings.data.sources}
+    assert shares == {"pdhuman": 0.145, "humman": 0.14, "h36m": 0.215, "bedlamcc": 0.5}
+    assert (depth.optimizer.lr, depth.optimizer.weight_decay) == (1e-4, 0.0)
+    pose = load(["recipe=blade_posenet", "data.root=somewhere"])
+    assert pose.optimizer.lr == 2e-4
+    assert [one.weight for one in pose.settings.data.sources] == [0.435, 0.436, 0.129]
+    assert pose.settings.loss.vert_weight == 5.0
+    assert load(["recipe=blade_pretext"]).settings.data.synthetic.depth_maps
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.depth.encoder=vitx", r"model\.depth\.encoder=vitx.*did you mean vit"),
+        ("evaluation.dataset=pdhuman_p6", r"did you mean pdhuman_p5"),
+        ("model.depth.channels=30", "not a multiple of"),
+        ("data.limb_keypoints=[1,2]", "twelve are needed"),
+    ],
+)
+def test_impossible_settings_are_refused(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(["recipe=blade_depthnet", "data.root=x", override])
+
+
+@pytest.mark.parametrize("stage", STAGES[:2])
+def test_the_loss_falls_on_one_batch(root: Path, stage: str) -> None:
+    recipe = small_recipe(root, stage, *named(root, stage))
+    model = recipe.build_model().train()
+    batch = first_batch(recipe)
+    counts = {"samples": torch.tensor(4.0)}
+    counts |= recipe.counts(batch) if hasattr(recipe, "counts") else {}
+    optimizer = torch.optim.Adam([v for v in model.parameters() if v.requires_grad], 3e-3)
+    losses = []
+    for step in range(25):
+        optimizer.zero_grad()
+        total = recipe.loss(model, batch, counts, step).total
+        total.backward()
+        optimizer.step()
+        losses.append(total.item())
+    assert losses[-1] < 0.7 * losses[0]
+
+
+@pytest.mark.parametrize("stage", STAGES[:2])
+def test_shares_of_parts_add_up_to_the_whole(root: Path, stage: str) -> None:
+    recipe = small_recipe(root, stage, *named(root, stage))
+    model = recipe.build_model().eval()  # batch norm as a fixed map
+    batches = [first_batch(recipe, count, start) for count, start in ((8, 0), (3, 0), (5, 3))]
+    counts = {"samples": torch.tensor(8.0)}
+    counts |= recipe.counts(batches[0]) if hasattr(recipe, "counts") else {}
+    whole, first, second = (recipe.loss(model, batch, counts, 0) for batch in batches)
+    for name, term in whole.losses.items():
+        torch.testing.assert_close(first.losses[name] + second.losses[name], term)
+    for name, value in whole.metrics.items():
+        torch.testing.assert_close(first.metrics[name] + second.metrics[name], value)
+
+
+def test_an_unknown_depth_costs_nothing_and_has_no_gradient() -> None:
+    predicted = torch.tensor([1.0, 2.0], requires_grad=True)
+    errors = depth_errors(predicted, torch.tensor([2.0, 0.0]), torch.tensor([True, False]))
+    assert errors.tolist() == [0.5, 0.0]
+    errors.sum().backward()
+    assert predicted.grad.tolist() == [-0.5, 0.0]
+
+
+@pytest.mark.parametrize("stage", STAGES[:2])
+def test_a_resumed_run_is_the_uninterrupted_one(root: Path, tmp_path: Path, stage: str) -> None:
+    own = [*named(root, stage), f"data.root={root / 'people'}"]
+    whole = train(tmp_path / "whole", stage, *own)
+    halves = tmp_path / "halves"
+    train(halves, stage, *own, "training.num_steps=2", "schedule.extra_steps=2")
+    run = train(halves, stage, *own, "checkpoint.accept_changes=[training,schedule]")
+    assert curve(run)[-1] == pytest.approx(curve(whole)[-1])
+    assert same_bits(weights(run, 4), weights(whole, 4))
+
+
+@pytest.mark.parametrize("stage", STAGES[:2])
+def test_two_processes_train_as_one(
+    root: Path, tmp_path: Path, stage: str, run_processes: Callable[..., list[Any]]
+) -> None:
+    own = [*named(root, stage), f"data.root={root / 'people'}", "training.num_steps=3"]
+    one = train(tmp_path / "one", stage, *own, "training.batch_size=4")
+    two = run_processes(train, 2, tmp_path / "two", stage, *own, "training.batch_size=2")
+    assert curve(two[0]) == pytest.approx(curve(one), rel=2e-3)
+
+
+def rows(root: Path, stage: str, *overrides: str) -> list[dict[str, Any]]:
+    world = init_distributed("cpu")
+    torch.manual_seed(0)
+    recipe = small_recipe(root, stage, *named(root, stage), *overrides)
+    with torch.inference_mode():
+        return recipe.evaluate_rows(recipe.build_model().eval(), world)
+
+
+@pytest.mark.parametrize("stage", STAGES[:2])
+def test_scores_do_not_depend_on_the_number_of_processes(
+    root: Path, stage: str, run_processes: Callable[..., list[Any]]
+) -> None:
+    alone = rows(root, stage)
+    assert len(alone) == 5
+    assert alone[0]["name"] == "imgs/000000.jpg"
+    for part in run_processes(rows, 2, root, stage):
+        for found, expected in zip(part, alone, strict=True):
+            assert found.pop("name") == expected["name"]
+            numbers = {name: value for name, value in expected.items() if name != "name"}
+            assert found == pytest.approx(numbers, rel=1e-5, nan_ok=True)
+
+
+def test_posenet_is_scored_by_every_number_of_the_protocol(root: Path) -> None:
+    found = rows(
+        root, "posenet", "evaluation.camera.iterations=3", "evaluation.max_samples=2",
+        "evaluation.camera.keypoint_noise=0.5",
+    )  # fmt: skip
+    assert len(found) == 2
+    scores = summarize(found)
+    assert all(math.isfinite(value) for value in scores.values())
+    recipe = small_recipe(root, "posenet")
+    table = recipe.score_table(found, scores)
+    assert table.startswith("people_test: 2 people")
+    for title in ("Tz m", "1/Tz", "f %", "PA-MPJPE", "PVE", "mIoU", "P-mIoU"):
+        assert title in table
+
+
+def test_a_perfect_person_has_no_error(root: Path) -> None:
+    """The labels themselves as predictions: every error of pose is zero."""
+    recipe = small_recipe(root, "posenet", *named(root, "posenet"))
+    scorer = recipe.scorer(recipe.build_model().eval())
+    picture = scorer.people.picture(1)
+    truth = scorer.truth(1, picture)
+    row = scorer.pose_row(truth.vertices, truth)
+    assert max(row.values()) < 1e-2
+    seen, scale = scorer.observe(1, picture, truth)
+    assert scale == 1.0
+    parts = scorer.parts_of_truth(truth, seen.size, scale)
+    both, either = (
+        ((parts > 0) & (seen.mask[0] > 0)).sum(),
+        ((parts > 0) | (seen.mask[0] > 0)).sum(),
+    )
+    assert both > 0.95 * either
+
+
+@pytest.mark.parametrize("stage", STAGES[:2])
+def test_pictures_are_drawn(root: Path, stage: str) -> None:
+    recipe = small_recipe(root, stage, *named(root, stage))
+    with torch.inference_mode():
+        pictures = recipe.visualize(recipe.build_model().eval())
+    (picture,) = pictures.values()
+    assert picture.dtype == torch.uint8
+    assert picture.shape[0] == 3
+
+
+def test_a_pretext_backbone_serves_depthnet(tmp_path: Path) -> None:
+    small = [
+        "model.depth.custom.width=24",
+        "model.depth.custom.depth=4",
+        "model.depth.custom.features=16",
+        "model.depth.custom.channels=[8,8,16,16]",
+        "data.depth_size=70",
+        "data.synthetic.depth_maps=true",
+        "schedule.warmup_fraction=0",
+    ]
+    run = train(tmp_path, "pretext", *small)
+    assert all(math.isfinite(value) for value in curve(run))
+    checkpoint = run / "checkpoints" / "best"
+    recipe = small_recipe(
+        tmp_path, "depthnet", *VIT, f"model.depth.backbone_checkpoint={checkpoint}"
+    )
+    model = recipe.build_model()
+    model.require_weights("")
+    stored = weights(run, 4)["depth_backbone.pretrained.cls_token"]
+    assert torch.equal(model.depth_backbone.pretrained.cls_token, stored)
+
+
+def test_batches_are_scored_once_each() -> None:
+    seen: list[range] = []
+
+    def score(chosen: range) -> list[dict[str, float]]:
+        seen.append(chosen)
+        return [{"index": float(index)} for index in chosen]
+
+    found = score_batches(ALONE, 7, 3, score)
+    assert [row["index"] for row in found] == list(range(7))
+    assert seen == [range(3), range(3, 6), range(6, 7)]
+
+
+def test_every_recipe_says_what_it_runs_on(root: Path) -> None:
+    config = small_config(root, "depthnet")
+    assert config.recipe.name == "blade_depthnet_tiny"
+    assert config.settings.evaluation.dataset == "people_test"

@@ -1,0 +1,25 @@
+"""The chains of examples/blade are what the documentation says."""
+
+from toy_runs import HERE
+
+from overt.commands.stages import plan, read_stages
+from overt.config import load
+
+EXAMPLE = HERE.parent / "examples" / "blade"
+
+
+def test_the_tiny_chain_hands_depthnet_to_posenet() -> None:
+    depth, pose = plan(read_stages(EXAMPLE / "stages_tiny.yaml"))
+    assert (depth.name, depth.after, depth.gpus) == ("depth", [], None)
+    assert pose.after == ["depth"]
+    assert "model.depthnet_checkpoint=runs/blade_tiny/depth/checkpoints/best" in pose.words
+    for one in (depth, pose):
+        assert load(one.words).settings.data.synthetic is not None
+
+
+def test_the_full_chain_has_the_published_sizes() -> None:
+    depth, pose = plan(read_stages(EXAMPLE / "stages.yaml"))
+    assert [(one.nodes, one.gpus) for one in (depth, pose)] == [(8, 8), (6, 8)]
+    batches = [load(one.words).training.batch_size for one in (depth, pose)]
+    assert batches == [2, 7]
+    assert load(pose.words).settings.model.depthnet_checkpoint.endswith("depth/checkpoints/best")
