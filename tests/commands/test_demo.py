@@ -13,7 +13,7 @@ def test_the_demo_runs_to_its_last_line(tmp_path: Path, capfd: pytest.CaptureFix
     assert main(["demo", "--folder", str(tmp_path), *smaller]) == 0
     printed = capfd.readouterr().out
     run = tmp_path / "cotracker3_tiny"
-    for word in ("delta_avg", "AJ", "OA", "trained", "static", "overt track"):
+    for word in ("delta_avg", "AJ", "OA", "trained", "before", "static", "overt track"):
         assert word in printed
     for path in ("evaluation/tracks.png", "metrics.jsonl", "checkpoints/best/model.safetensors"):
         assert (run / path).is_file(), path
@@ -29,6 +29,7 @@ def test_a_command_that_fails_ends_the_demo(
 def test_trained_stands_beside_static(tmp_path: Path) -> None:
     names = ("average_pts_within_thresh", "average_jaccard", "occlusion_accuracy")
     scores = dict.fromkeys(names, 0.625) | {f"static_{name}": 0.25 for name in names}
-    text = closing_words(tmp_path / "cotracker3_tiny", scores, minutes=4.56)
-    assert text.count("62.5%") == text.count("25.0%") == 3
+    before = dict.fromkeys(names, 0.5)
+    text = closing_words(tmp_path / "cotracker3_tiny", before, scores, minutes=4.56)
+    assert text.count("62.5%") == text.count("50.0%") == text.count("25.0%") == 3
     assert "4.6 minutes" in text
