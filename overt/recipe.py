@@ -125,7 +125,7 @@ class RecipeExtras(Protocol):
         """What follows points frame by frame, for `overt track --online`."""
 
     def export_step(self, model: nn.Module) -> Any:
-        """One frame or sample as a module with example inputs, for `overt ckpt export --to onnx`."""
+        """One frame or sample as a module with example inputs, for `overt ckpt export`."""
 
     def complete(self, model: nn.Module, skull: Any, where: str) -> Any:
         """Implants for a defective skull, for `overt complete`."""
