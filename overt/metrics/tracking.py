@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 THRESHOLDS = (1, 2, 4, 8, 16)  # pixels of a 256 x 256 image
 COLUMNS = {
@@ -90,3 +93,49 @@ def score_table(rows: Sequence[Mapping[str, Any]], means: Mapping[str, float]) -
     if scored < len(rows):
         lines.append(f"{len(rows) - scored} left out: no visible point to score")
     return "\n".join(lines)
+
+
+class TrackedClip(Protocol):
+    """What is known of a clip that is scored: T frames, N points; positions in its own pixels."""
+
+    @property
+    def video(self) -> Tensor: ...  # (T, 3, H, W)
+    @property
+    def tracks(self) -> Tensor: ...  # (T, N, 2)
+    @property
+    def visibility(self) -> Tensor: ...  # (T, N) bool
+    @property
+    def queries(self) -> Tensor: ...  # (N, 3) (t, x, y)
+
+
+ClipT = TypeVar("ClipT", bound=TrackedClip)
+
+
+def score_clip(
+    clip: ClipT,
+    track: Callable[[ClipT], tuple[Tensor, Tensor]],  # positions (T, N, 2), visible (T, N)
+    query_mode: str,
+    scale_xy: Tensor,  # (2,) from pixels of the clip to those of a 256 x 256 image
+) -> dict[str, float]:
+    """The scores of a tracker beside those of points that never move nor vanish.
+
+    A clip without a visible point to score has no score at all, and is not tracked.
+    """
+
+    def scores(tracks: Tensor, visible: Tensor) -> dict[str, float]:
+        return tapvid_metrics(
+            clip.queries.numpy(),
+            ~clip.visibility.T.numpy(),
+            (clip.tracks * scale_xy).transpose(0, 1).numpy(),
+            ~visible.T.numpy(),
+            (tracks * scale_xy).transpose(0, 1).numpy(),
+            query_mode,
+        )
+
+    static = scores(
+        clip.queries[:, 1:].expand_as(clip.tracks), clip.visibility.new_ones(clip.visibility.shape)
+    )
+    shown = {f"static_{name}": static[name] for name in COLUMNS.values()}
+    if math.isnan(static["average_pts_within_thresh"]):
+        return dict.fromkeys(static | shown, math.nan)
+    return scores(*track(clip)) | shown

@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+POINTS_DRAWN = 24
+PANEL_WIDTH = 200  # pixels to which the frames of small videos are enlarged
+
 _SUPERSAMPLE = 3  # drawn larger and shrunk: smooth lines and circles
 _GAP = 6
 _PAPER = (250, 250, 250)
@@ -244,3 +247,23 @@ def _write_upwards(
     label = Image.new("RGB", (height, 20), _PAPER)
     ImageDraw.Draw(label).text((height / 2, 10), text, fill=_INK, font=font, anchor="mm")
     sheet.paste(label.rotate(90, expand=True), (_GAP, top))
+
+
+def draw_beside_truth(
+    video: Tensor,  # (T, 3, H, W) uint8
+    tracks: Tensor,  # (T, N, 2)
+    visible: Tensor,  # (T, N)
+    true_tracks: Tensor,
+    true_visible: Tensor,
+) -> Tensor:
+    """Some of the tracks above the true ones, small videos enlarged, (3, H', W')."""
+    count = tracks.shape[1]
+    few = torch.linspace(0, count - 1, min(POINTS_DRAWN, count)).round().long()
+    return draw_tracks(
+        video,
+        tracks[:, few],
+        visible[:, few],
+        truth=true_tracks[:, few],
+        truth_visible=true_visible[:, few],
+        scale=max(1, PANEL_WIDTH // video.shape[-1]),
+    )

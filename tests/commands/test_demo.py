@@ -1,5 +1,6 @@
 """overt/commands/demo.py: trains, scores and draws for real, and says where everything is."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,9 @@ def test_the_demo_runs_to_its_last_line(tmp_path: Path, capfd: pytest.CaptureFix
         assert word in printed
     for path in ("evaluation/tracks.png", "metrics.jsonl", "checkpoints/best/model.safetensors"):
         assert (run / path).is_file(), path
+    scores = json.loads((run / "evaluation" / "scores.json").read_text())["scores"]
+    for name in ("average_pts_within_thresh", "average_jaccard", "occlusion_accuracy"):
+        assert scores[name] > scores[f"static_{name}"], name
 
 
 def test_a_command_that_fails_ends_the_demo(

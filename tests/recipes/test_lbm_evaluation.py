@@ -13,7 +13,8 @@ from overt.cli import main
 from overt.data.synthetic_tapvid import write_videos
 from overt.data.tapvid import TapVid
 from overt.distributed import init_distributed
-from overt.recipes.lbm.evaluation import TapVidClips, clip_scores, score_clip
+from overt.metrics.tracking import score_clip
+from overt.recipes.lbm.evaluation import TapVidClips, to_tapvid_pixels
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +39,11 @@ def test_positions_are_parts_of_the_image_times_its_size(videos: Path) -> None:
 
 def test_the_truth_scores_full_marks_and_an_offset_costs(videos: Path) -> None:
     clip = TapVidClips(small_config("x", *davis(videos)).settings.evaluation).sample(0)
-    best = clip_scores(clip, clip.tracks, clip.visibility, "first")
+    scale_xy = to_tapvid_pixels(clip)
+    best = score_clip(clip, lambda clip: (clip.tracks, clip.visibility), "first", scale_xy)
     assert best["average_jaccard"] == best["occlusion_accuracy"] == 1
-    off = clip_scores(clip, clip.tracks + torch.tensor([3.0, 0.0]), clip.visibility, "first")
+    beside = clip.tracks + torch.tensor([3.0, 0.0])
+    off = score_clip(clip, lambda clip: (beside, clip.visibility), "first", scale_xy)
     assert off["pts_within_2"] == 0
     assert off["pts_within_4"] == 1
 
@@ -52,7 +55,7 @@ def test_a_clip_without_a_visible_point_is_not_tracked(videos: Path) -> None:
     def track(clip: object) -> tuple[torch.Tensor, torch.Tensor]:
         raise AssertionError("there is nothing to score")
 
-    assert all(map(math.isnan, score_clip(clip, track, "first").values()))
+    assert all(map(math.isnan, score_clip(clip, track, "first", to_tapvid_pixels(clip)).values()))
 
 
 def test_rows_have_the_names_of_the_videos(videos: Path) -> None:

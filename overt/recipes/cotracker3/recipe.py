@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -13,21 +14,18 @@ from overt.data.synthetic_kubric import write_sequences
 from overt.distributed import World, barrier, is_main_process
 from overt.errors import ConfigError
 from overt.evaluation import NamedRow, Row, score_each, summarize
-from overt.metrics.tracking import score_table
+from overt.metrics.tracking import score_clip, score_table
 from overt.recipe import PointTracks, SampleSource, StepOutput
 from overt.recipes.cotracker3 import loss as tracking_loss
 from overt.recipes.cotracker3.config import HELD_OUT, DataSettings, Settings, given_root
 from overt.recipes.cotracker3.data import TrackBatch, TrackSample, collate, training_clips
-from overt.recipes.cotracker3.evaluation import evaluation_clips, score_clip
+from overt.recipes.cotracker3.evaluation import evaluation_clips, to_tapvid_pixels
 from overt.recipes.cotracker3.loss import Targets
 from overt.recipes.cotracker3.model import CoTracker3, CoTracker3Offline
 from overt.recipes.cotracker3.online import CoTracker3Online
 from overt.recipes.cotracker3.predictor import Prediction, Predictor
 from overt.recipes.cotracker3.windows import since_query, sliding_windows
-from overt.viz.tracks import draw_tracks
-
-POINTS_DRAWN = 24
-PANEL_WIDTH = 200  # pixels to which the frames of small videos are enlarged
+from overt.viz.tracks import draw_beside_truth
 
 # Side of the grid of support points for `overt track`, as in the published demo.
 TRACKING_GRID = 6
@@ -106,7 +104,8 @@ class _CoTracker3Recipe(ABC):
 
         def score(index: int) -> Row:
             clip = clips.sample(index)
-            return score_clip(clip, lambda clip: self.track(model, clip), clips.query_mode)
+            scale_xy = to_tapvid_pixels(clip)
+            return score_clip(clip, partial(self.track, model), clips.query_mode, scale_xy)
 
         rows = score_each(world, len(clips), score)
         return [{"name": name, **row} for name, row in zip(clips.names, rows, strict=True)]
@@ -121,16 +120,8 @@ class _CoTracker3Recipe(ABC):
         if count == 0:
             return {}
         tracks, visible = self.track(model, clip)
-        few = torch.linspace(0, count - 1, min(POINTS_DRAWN, count)).round().long()
-        picture = draw_tracks(
-            clip.video,
-            tracks[:, few],
-            visible[:, few],
-            truth=clip.tracks[:, few],
-            truth_visible=clip.visibility[:, few],
-            scale=max(1, PANEL_WIDTH // clip.video.shape[-1]),
-        )
-        return {"tracks": picture}
+        truth = (clip.tracks, clip.visibility)
+        return {"tracks": draw_beside_truth(clip.video, tracks, visible, *truth)}
 
     def track(self, model: nn.Module, clip: TrackSample) -> tuple[Tensor, Tensor]:
         """Positions (T, N, 2) and visibility (T, N) of a clip's queries, on the CPU."""

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from overt.data.tapvid import TapVid
-from overt.evaluation import Row
-from overt.metrics.tracking import COLUMNS, tapvid_metrics
 from overt.recipes.lbm.config import TAPVID, EvaluationSettings, Settings
 from overt.recipes.lbm.data import HeldOutClips, TrackSample
 
@@ -63,30 +58,7 @@ def evaluation_clips(settings: Settings) -> HeldOutClips | TapVidClips:
     return HeldOutClips(settings.data, settings.evaluation)
 
 
-def clip_scores(clip: TrackSample, tracks: Tensor, visible: Tensor, query_mode: str) -> Row:
-    """TAP-Vid metrics of tracks (T, N, 2), their pixels scaled to those of a 256 x 256 image."""
+def to_tapvid_pixels(clip: TrackSample) -> Tensor:
+    """(2,): what turns x and y of the clip into pixels of a 256 x 256 image."""
     height, width = clip.video.shape[-2:]
-    scale = torch.tensor([SIDE / width, SIDE / height])
-    return tapvid_metrics(
-        clip.queries.numpy(),
-        ~clip.visibility.T.numpy(),
-        (clip.tracks * scale).transpose(0, 1).numpy(),
-        ~visible.T.numpy(),
-        (tracks * scale).transpose(0, 1).numpy(),
-        query_mode,
-    )
-
-
-def score_clip(
-    clip: TrackSample, track: Callable[[TrackSample], tuple[Tensor, Tensor]], query_mode: str
-) -> Row:
-    """The scores of a tracker beside those of points that never move nor vanish.
-
-    A clip without a visible point to score has no score at all, and is not tracked.
-    """
-    still = clip.queries[:, 1:].expand_as(clip.tracks)
-    static = clip_scores(clip, still, torch.ones_like(clip.visibility), query_mode)
-    shown = {f"static_{name}": static[name] for name in COLUMNS.values()}
-    if math.isnan(static["average_pts_within_thresh"]):
-        return dict.fromkeys(static | shown, math.nan)
-    return clip_scores(clip, *track(clip), query_mode) | shown
+    return torch.tensor([SIDE / width, SIDE / height])

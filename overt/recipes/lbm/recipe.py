@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -10,22 +11,19 @@ from torch import Tensor, nn
 from overt.data.synthetic_kubric import write_sequences
 from overt.distributed import World, barrier, is_main_process
 from overt.evaluation import NamedRow, Row, score_each, summarize
-from overt.metrics.tracking import score_table
+from overt.metrics.tracking import score_clip, score_table
 from overt.recipe import PointTracks, SampleSource, StepOutput
 from overt.recipes.lbm import loss as tracking_loss
 from overt.recipes.lbm.clip import track_clip
 from overt.recipes.lbm.config import DataSettings, Settings, given_root
 from overt.recipes.lbm.data import KubricClips, TrackBatch, TrackSample, collate
-from overt.recipes.lbm.evaluation import evaluation_clips, score_clip
+from overt.recipes.lbm.evaluation import evaluation_clips, to_tapvid_pixels
 from overt.recipes.lbm.export import ExportedStep, make_step
 from overt.recipes.lbm.loss import Targets, true_cells
 from overt.recipes.lbm.model import LBM
 from overt.recipes.lbm.online import OnlineTracker
 from overt.recipes.lbm.resnet_weights import load_resnet
-from overt.viz.tracks import draw_tracks
-
-POINTS_DRAWN = 24
-PANEL_WIDTH = 200  # pixels to which the frames of small videos are enlarged
+from overt.viz.tracks import draw_beside_truth
 
 
 class LBMRecipe:
@@ -98,7 +96,8 @@ class LBMRecipe:
 
         def score(index: int) -> Row:
             clip = clips.sample(index)
-            return score_clip(clip, lambda clip: self.track(model, clip), clips.query_mode)
+            scale_xy = to_tapvid_pixels(clip)
+            return score_clip(clip, partial(self.track, model), clips.query_mode, scale_xy)
 
         rows = score_each(world, len(clips), score)
         return [{"name": name, **row} for name, row in zip(clips.names, rows, strict=True)]
@@ -113,16 +112,8 @@ class LBMRecipe:
         if count == 0:
             return {}
         tracks, visible = self.track(model, clip)
-        few = torch.linspace(0, count - 1, min(POINTS_DRAWN, count)).round().long()
-        picture = draw_tracks(
-            clip.video,
-            tracks[:, few],
-            visible[:, few],
-            truth=clip.tracks[:, few],
-            truth_visible=clip.visibility[:, few],
-            scale=max(1, PANEL_WIDTH // clip.video.shape[-1]),
-        )
-        return {"tracks": picture}
+        truth = (clip.tracks, clip.visibility)
+        return {"tracks": draw_beside_truth(clip.video, tracks, visible, *truth)}
 
     def track(self, model: nn.Module, clip: TrackSample) -> tuple[Tensor, Tensor]:
         """Positions (T, N, 2) and visibility (T, N) of a clip's queries, on the CPU."""
