@@ -9,6 +9,10 @@ import difflib
 from collections.abc import Sequence
 
 
+# What a run exits with when it was asked to stop and saved: a batch script requeues it.
+PREEMPTED_EXIT_CODE = 85
+
+
 class OvertError(Exception):
     """Something the user can mend; the message says how."""
 
@@ -35,6 +39,10 @@ class StopError(OvertError):
 
 class NonFiniteError(StopError):
     """Training met NaN or Inf and the configuration says to stop."""
+
+
+class Preempted(StopError):
+    """The run was asked to stop by a signal: everything is saved, the same command goes on."""
 
 
 def nearest(word: str, words: Sequence[str]) -> str:
