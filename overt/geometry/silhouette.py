@@ -71,7 +71,8 @@ def pair_up(
 
 def face_corners(points: Tensor, faces: Tensor) -> Tensor:
     """Values (B, V, C) at the corners of the faces (F, 3), as (B, F, 3, C)."""
-    return torch.unflatten(points[:, faces.flatten()], 1, (-1, 3))
+    # The gradient of index_select adds up in place, where that of brackets sorts first.
+    return torch.unflatten(points.index_select(1, faces.flatten()), 1, (-1, 3))
 
 
 def soft_silhouette(
@@ -94,8 +95,9 @@ def soft_silhouette(
     drawn = face_corners(depth[..., None], faces).amin((2, 3)) > NEAR_M
     drawn = drawn & looks_at_camera(corners)
     pairs = pair_up(corners, drawn, size, growth, capacity)
-    own = corners.flatten(0, 1)[pairs.face]  # (P, 3, 2)
-    distance = signed_distance(own, pairs.place)
+    table = corners.permute(3, 2, 0, 1).flatten(0, 1).flatten(1)  # (2 * 3, B F)
+    x, y = table.index_select(1, pairs.face).chunk(2)  # (3, P) each
+    distance = signed_distance(x, y, pairs.place)
     uncovered = -torch.nn.functional.softplus(-distance / softness)  # log(1 - sigmoid(-d / s))
     if pairs.is_real is not None:
         uncovered = torch.where(pairs.is_real, uncovered, 0.0)
@@ -109,16 +111,21 @@ def looks_at_camera(corners: Tensor) -> Tensor:
     return (first[..., 0] * second[..., 1] - first[..., 1] * second[..., 0]) < 0
 
 
-def signed_distance(corners: Tensor, places: Tensor) -> Tensor:
-    """Distance (P,) of places (P, 2) from triangles (P, 3, 2): negative inside."""
-    edges = corners.roll(-1, 1) - corners  # (P, 3, 2)
-    offsets = places[:, None] - corners
-    squared = edges.square().sum(-1).clamp_min(1e-12)
-    along = ((offsets * edges).sum(-1) / squared).clamp(0.0, 1.0)
-    nearest = offsets - along[..., None] * edges
-    distance = (nearest.square().sum(-1).amin(1) + 1e-8).sqrt()
-    sides = edges[..., 0] * offsets[..., 1] - edges[..., 1] * offsets[..., 0]
-    is_inside = (sides.detach() >= 0).all(1) | (sides.detach() <= 0).all(1)
+def signed_distance(x: Tensor, y: Tensor, places: Tensor) -> Tensor:
+    """Distance (P,) of places (P, 2) from triangles with corners x and y (3, P): negative inside.
+
+    Coordinates lie apart, so that all is computed along the long axis.
+    """
+    edge_x, edge_y = x.roll(-1, 0) - x, y.roll(-1, 0) - y  # (3, P)
+    place_x, place_y = places.unbind(1)
+    offset_x, offset_y = place_x - x, place_y - y
+    squared = (edge_x.square() + edge_y.square()).clamp_min(1e-12)
+    along = ((offset_x * edge_x + offset_y * edge_y) / squared).clamp(0.0, 1.0)
+    beside_x, beside_y = offset_x - along * edge_x, offset_y - along * edge_y
+    first, second, third = (beside_x.square() + beside_y.square()).unbind(0)
+    distance = (torch.minimum(torch.minimum(first, second), third) + 1e-8).sqrt()
+    sides = (edge_x * offset_y - edge_y * offset_x).detach()
+    is_inside = (sides >= 0).all(0) | (sides <= 0).all(0)
     return torch.where(is_inside, -distance, distance)
 
 

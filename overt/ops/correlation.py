@@ -28,6 +28,15 @@ def padded_width(radius: int) -> int:
     return (2 * radius + 1) ** 2 * pitch(radius)
 
 
+def result_width(cells: Tensor, radius: int) -> int:
+    """Numbers that `correlate` gives for each centre in these cells."""
+    return padded_width(radius) if _by_kernels(cells) else (2 * radius + 1) ** 4
+
+
+def _by_kernels(cells: Tensor) -> bool:
+    return HAS_TRITON and cells.is_cuda
+
+
 def correlate_plain(
     cells: Tensor,  # (rows, C) feature maps of all levels and frames, cell by cell
     support: Tensor,  # (B, N, L, P*P, C) samples around each query
@@ -69,7 +78,7 @@ def correlate(
     The kernels compute in the type of `cells_used` and add up the gradient of `cells` in float32,
     in the table of `shared` where it is given.
     """
-    if not (HAS_TRITON and cells.is_cuda):
+    if not _by_kernels(cells):
         return correlate_plain(cells, support, map_rows, sizes_xy, centres_xy, taps)
     from overt.ops.correlation_kernels import correlate_fused, correlate_into
 
@@ -118,7 +127,7 @@ class SharedGradient(NamedTuple):
 
 def shared_gradient(cells: Tensor) -> SharedGradient | None:
     """One where the kernels run and a gradient is wanted."""
-    wanted = HAS_TRITON and cells.is_cuda and cells.requires_grad and torch.is_grad_enabled()
+    wanted = _by_kernels(cells) and cells.requires_grad and torch.is_grad_enabled()
     return SharedGradient.of(cells) if wanted and not torch.compiler.is_compiling() else None
 
 

@@ -6,22 +6,10 @@ and writes D numbers. Neither locations nor weights nor samples are ever written
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-
-@lru_cache(maxsize=64)
-def _level_table(sizes: tuple[int, ...], device: torch.device) -> Tensor:
-    """(L, 3): height, width and first cell of every level; copied to the device once."""
-    rows, first = [], 0
-    for height, width in zip(sizes[::2], sizes[1::2], strict=True):
-        rows.append((height, width, first))
-        first += height * width
-    return torch.tensor(rows, dtype=torch.int32, device=device)
 
 
 @triton.jit
@@ -55,12 +43,12 @@ def _forward(
     reference,
     offsets,
     logits,
-    table,
     result,
     queries,
     stride_batch,
     stride_cell,
     stride_head,
+    SIZES: tl.constexpr,  # height, width and first cell of every level in turn
     HEADS: tl.constexpr,
     LEVELS: tl.constexpr,
     PLACES: tl.constexpr,
@@ -81,9 +69,9 @@ def _forward(
     channel_is_real = channel[None, :] < CHANNELS
     sums = tl.zeros((BLOCK_PLACES, BLOCK_CHANNELS), dtype=tl.float32)
     for level in tl.static_range(LEVELS):
-        height = tl.load(table + level * 3)
-        width = tl.load(table + level * 3 + 1)
-        first = tl.load(table + level * 3 + 2)
+        height = SIZES[level * 3]
+        width = SIZES[level * 3 + 1]
+        first = SIZES[level * 3 + 2]
         places = level * PLACES + place
         logit = tl.load(own_logits + places, mask=real, other=float("-inf")).to(tl.float32)
         weight = tl.exp(logit - largest) / total
@@ -125,7 +113,6 @@ def _backward(
     reference,
     offsets,
     logits,
-    table,
     result,
     gradient,
     gradient_values,
@@ -136,6 +123,7 @@ def _backward(
     stride_batch,
     stride_cell,
     stride_head,
+    SIZES: tl.constexpr,  # height, width and first cell of every level in turn
     HEADS: tl.constexpr,
     LEVELS: tl.constexpr,
     PLACES: tl.constexpr,
@@ -161,9 +149,9 @@ def _backward(
     # What the softmax takes off every weight's gradient: their mean is that of the result.
     mean = tl.sum(incoming * made, axis=0)
     for level in tl.static_range(LEVELS):
-        height = tl.load(table + level * 3)
-        width = tl.load(table + level * 3 + 1)
-        first = tl.load(table + level * 3 + 2)
+        height = SIZES[level * 3]
+        width = SIZES[level * 3 + 1]
+        first = SIZES[level * 3 + 2]
         places = level * PLACES + place
         logit = tl.load(own_logits + places, mask=real, other=float("-inf")).to(tl.float32)
         weight = tl.exp(logit - largest) / total
@@ -215,11 +203,18 @@ def _backward(
         )
 
 
-def _launch(values: Tensor, offsets: Tensor) -> tuple[tuple[int], dict[str, int]]:
+def _launch(
+    values: Tensor, offsets: Tensor, sizes: list[int]
+) -> tuple[tuple[int], dict[str, int | tuple[int, ...]]]:
     """The grid, and the sizes that both kernels are made for."""
     batch, queries, heads, levels, places, _ = offsets.shape
     channels = values.shape[-1]
+    table, first = [], 0
+    for height, width in zip(sizes[::2], sizes[1::2], strict=True):
+        table += [height, width, first]
+        first += height * width
     return (batch * queries * heads,), {
+        "SIZES": tuple(table),
         "HEADS": heads,
         "LEVELS": levels,
         "PLACES": places,
@@ -241,14 +236,13 @@ def deformable_fused(
 ) -> Tensor:
     """See `deformable`; `sizes` are the heights and widths of the levels in turn."""
     values = _dense_channels(values)
-    grid, shape = _launch(values, offsets)
+    grid, shape = _launch(values, offsets, sizes)
     result = values.new_empty((*offsets.shape[:3], values.shape[-1]))
     _forward[grid](
         values,
         reference_xy.float().contiguous(),
         offsets.contiguous(),
         logits.contiguous(),
-        _level_table(tuple(sizes), values.device),
         result,
         offsets.shape[1],
         *values.stride()[:3],
@@ -275,7 +269,7 @@ def _deformable_backward(
     sizes: list[int],
 ) -> tuple[Tensor, Tensor, Tensor]:
     values = _dense_channels(values)
-    grid, shape = _launch(values, offsets)
+    grid, shape = _launch(values, offsets, sizes)
     gradient_values = torch.zeros(values.shape, dtype=torch.float32, device=values.device)
     gradient_offsets = torch.empty(offsets.shape, dtype=offsets.dtype, device=offsets.device)
     gradient_logits = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
@@ -284,7 +278,6 @@ def _deformable_backward(
         reference_xy.float().contiguous(),
         offsets.contiguous(),
         logits.contiguous(),
-        _level_table(tuple(sizes), values.device),
         result,
         gradient.contiguous(),
         gradient_values,
@@ -328,10 +321,13 @@ def _differentiate(ctx, gradient):
     to_reference = None
     if ctx.needs_input_grad[1]:
         # A place moves by a cell where its reference moves by one part in width or height.
-        table = _level_table(tuple(ctx.sizes), values.device)
-        size_xy = table[:, :2].flip(1).float()  # (L, 2)
-        to_reference = to_offsets.float().sum(dim=(2, 4)) * size_xy
-        to_reference = to_reference.to(reference_xy.dtype)
+        moved = to_offsets.float().sum(dim=(2, 4)).unbind(2)  # of every level, (B, Q, 2)
+        sizes = zip(ctx.sizes[1::2], ctx.sizes[::2], strict=True)
+        scaled = [
+            torch.stack([one[..., 0] * width, one[..., 1] * height], dim=-1)
+            for one, (width, height) in zip(moved, sizes, strict=True)
+        ]
+        to_reference = torch.stack(scaled, dim=2).to(reference_xy.dtype)
     return to_values, to_reference, to_offsets, to_logits, None
 
 

@@ -46,8 +46,8 @@ def dropout_plain(x: Tensor, seed: Tensor, site: int, rate: float) -> Tensor:
 
 
 def dropout(x: Tensor, seed: Tensor, site: int, rate: float) -> Tensor:
-    """`dropout_plain`, by the kernel where it can run."""
-    if not (HAS_TRITON and x.is_cuda):
+    """`dropout_plain`, by the kernel where it can run; a compiler fuses the definition itself."""
+    if torch.compiler.is_compiling() or not (HAS_TRITON and x.is_cuda):
         return dropout_plain(x, seed, site, rate)
     from overt.ops.dropout_kernels import dropout_fused
 

@@ -55,7 +55,8 @@ def test_signed_distance() -> None:
     triangle = torch.tensor([[[0.0, 0.0], [8.0, 0.0], [0.0, 8.0]]]).expand(4, 3, 2)
     places = torch.tensor([[2.0, 1.0], [-3.0, 4.0], [-3.0, -4.0], [8.0, 8.0]])
     expected = torch.tensor([-1.0, 3.0, 5.0, 8.0 * 0.5**0.5])
-    torch.testing.assert_close(signed_distance(triangle, places), expected, atol=1e-3, rtol=0)
+    found = signed_distance(*triangle.permute(2, 1, 0), places)
+    torch.testing.assert_close(found, expected, atol=1e-3, rtol=0)
 
 
 @pytest.fixture(scope="module")

@@ -62,3 +62,15 @@ def test_the_average_is_a_frozen_float32_copy_in_evaluation_mode() -> None:
     average[0].weight.data.fill_(0.0)
     update_ema(average, source, 0.9999)
     assert torch.allclose(average[0].weight, torch.tensor(1e-4), rtol=1e-3)
+
+
+def test_large_tensors_move_like_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = network()
+    averages = [make_average(source), make_average(source)]
+    for parameter in source.parameters():
+        parameter.data += 1.0
+    for average, limit in zip(averages, (1, 10**9), strict=True):
+        monkeypatch.setattr("overt.nn.ema.LARGE", limit)
+        update_ema(average, source, 0.9, torch.tensor(1.0))
+    for one, other in zip(*(average.parameters() for average in averages), strict=True):
+        torch.testing.assert_close(one, other)

@@ -189,6 +189,17 @@ def test_accumulated_micro_batches_and_processes_give_one_curve(
     assert curve(root / "runs" / "two") == pytest.approx(whole, rel=1e-4)
 
 
+def test_fifty_steps_in_bf16_follow_those_in_float32(root: Path) -> None:
+    for precision in ("fp32", "bf16"):
+        words = [*SPLIT, "training.num_steps=50", "training.batch_size=4"]
+        words += [f"exp_name={precision}", f"training.precision={precision}"]
+        train_without_dropout(root, *words)
+    exact, fast = (np.array(curve(root / "runs" / name)) for name in ("fp32", "bf16"))
+    noise = exact.std()  # of the loss from batch to batch
+    assert np.abs(fast - exact).mean() < 0.1 * noise
+    assert abs(fast[-10:].mean() - exact[-10:].mean()) < 0.1 * noise
+
+
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(root: Path) -> None:
     steps = ["training.evaluate_every_steps=null", "checkpoint.every_steps=2"]
     steps += ["training.num_steps=4", "checkpoint.metric_name=null"]

@@ -13,7 +13,7 @@ from torch import Tensor
 from overt.nn.deformable import DeformableAttention
 from overt.ops import HAS_TRITON
 from overt.ops.deformable import deformable, sampling_locations
-from overt.recipes.lbm.config import LossSettings
+from overt.recipes.lbm.config import RECOMPUTE, LossSettings
 from overt.recipes.lbm.layer import Found
 from overt.recipes.lbm.loss import (
     Targets,
@@ -177,11 +177,11 @@ def check_losses(case: Case, tensors: Tensors) -> None:
 
 
 def check_training(case: Case, tensors: Tensors) -> None:
-    for recompute in (False, True):
+    for recompute in RECOMPUTE:
         check_unrolled(case, tensors, recompute)
 
 
-def check_unrolled(case: Case, tensors: Tensors, recompute: bool) -> None:
+def check_unrolled(case: Case, tensors: Tensors, recompute: str) -> None:
     model = build_model(case, recompute=recompute)
     trains = case["mode"].startswith("train")
     model.train(trains)
@@ -254,7 +254,7 @@ class Watch:
         self.steps: list[Any] = []
         self.queries: list[Tensor] = []
         self.features: list[Tensor] = []
-        self.temperature = model.temperature
+        self.temperature = model.transformer.temperature
         for number, layer in enumerate(model.transformer.layers):
             layer.register_forward_hook(lambda _, x, y, n=number: self.layers[n].append(y))
         model.transformer.register_forward_hook(self.note_step)
@@ -274,7 +274,7 @@ class Watch:
         steps = self.steps[:frames]
         offset = torch.stack([step[0].offset for step in steps], dim=1)
         assert_relative(offset.detach(), tensors["offset"])
-        _, collision, stream = steps[-1]
+        _, collision, stream, _ = steps[-1]
         assert_relative(collision.detach(), tensors["memory_collision_last"])
         assert_relative(stream.detach(), tensors["memory_stream_last"])
         for number in range(layers):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from overt.geometry.sample import resize_bilinear
 
@@ -78,24 +79,45 @@ def _residual_pair(inputs: int, outputs: int, stride: int) -> nn.Sequential:
 class Perceptron(nn.Module):
     """Linear, GELU, linear. `approximate` is "tanh" in the transformer, "none" elsewhere.
 
-    The inputs may come in `groups` of equal size, each filled up with zeros.
+    The inputs may come in `groups` of equal size, each filled up with zeros. With `recompute` the
+    hidden numbers are computed again in the backward pass.
     """
 
     def __init__(
-        self, inputs: int, hidden: int, outputs: int, approximate: str, groups: int = 1
+        self,
+        inputs: int,
+        hidden: int,
+        outputs: int,
+        approximate: str,
+        groups: int = 1,
+        recompute: bool = False,
     ) -> None:
         super().__init__()
         self.approximate = approximate
         self.groups = groups
+        self.recompute = recompute
         self.fc1 = nn.Linear(inputs, hidden)
         self.fc2 = nn.Linear(hidden, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
+        if not (self.recompute and torch.is_grad_enabled()):
+            return self.run(x)
+        result: Tensor = checkpoint(self.run, x, use_reentrant=False, preserve_rng_state=False)
+        return result
+
+    def run(self, x: Tensor) -> Tensor:
+        return self.finish(F.linear(x, self.first_weight(x.shape[-1]), self.fc1.bias))
+
+    def first_weight(self, inputs: int) -> Tensor:
+        """The first layer's weight for so many inputs, those that fill up the groups included."""
         weight = self.fc1.weight
-        if x.shape[-1] > self.fc1.in_features:  # zeros meet zeros
-            spare = (x.shape[-1] - self.fc1.in_features) // self.groups
-            weight = F.pad(torch.unflatten(weight, 1, (self.groups, -1)), (0, spare)).flatten(1)
-        hidden = F.linear(x, weight, self.fc1.bias)
+        if inputs == self.fc1.in_features:
+            return weight
+        spare = (inputs - self.fc1.in_features) // self.groups  # zeros meet zeros
+        return F.pad(torch.unflatten(weight, 1, (self.groups, -1)), (0, spare)).flatten(1)
+
+    def finish(self, hidden: Tensor) -> Tensor:
+        """All behind the first layer."""
         output: Tensor = self.fc2(F.gelu(hidden, approximate=self.approximate))
         return output
 
@@ -124,11 +146,12 @@ class Attention(nn.Module):
 class SelfBlock(nn.Module):
     """Pre-norm transformer block, (B, L, D) to the same."""
 
-    def __init__(self, width: int, heads: int, mlp_ratio: float) -> None:
+    def __init__(self, width: int, heads: int, mlp_ratio: float, recompute: bool) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
         self.attn = Attention(width, heads)
-        self.mlp = Perceptron(width, int(width * mlp_ratio), width, approximate="tanh")
+        hidden = int(width * mlp_ratio)
+        self.mlp = Perceptron(width, hidden, width, approximate="tanh", recompute=recompute)
 
     def forward(self, x: Tensor) -> Tensor:
         normed = self.norm(x)
@@ -140,12 +163,13 @@ class SelfBlock(nn.Module):
 class CrossBlock(nn.Module):
     """Pre-norm block whose attention reads from a context, (B, L, D) to the same."""
 
-    def __init__(self, width: int, heads: int, mlp_ratio: float) -> None:
+    def __init__(self, width: int, heads: int, mlp_ratio: float, recompute: bool) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
         self.norm_context = nn.LayerNorm(width, eps=1e-5)
         self.cross_attn = Attention(width, heads)
-        self.mlp = Perceptron(width, int(width * mlp_ratio), width, approximate="tanh")
+        hidden = int(width * mlp_ratio)
+        self.mlp = Perceptron(width, hidden, width, approximate="tanh", recompute=recompute)
 
     def forward(self, x: Tensor, context: Tensor) -> Tensor:
         x = x + self.cross_attn(self.norm(x), self.norm_context(context))
@@ -170,6 +194,7 @@ class UpdateTransformer(nn.Module):
         mlp_ratio: float = 4.0,
         num_virtual_tracks: int = 64,
         linear_layer_for_vis_conf: bool = True,
+        recompute_hidden: bool = False,
     ) -> None:
         super().__init__()
         self.space_every = time_depth // space_depth
@@ -177,7 +202,7 @@ class UpdateTransformer(nn.Module):
         self.input_transform = nn.Linear(token_width, hidden_size)
         self.flow_head = nn.Linear(hidden_size, 2 if linear_layer_for_vis_conf else 4)
         self.vis_conf_head = nn.Linear(hidden_size, 2) if linear_layer_for_vis_conf else None
-        sizes = (hidden_size, num_heads, mlp_ratio)
+        sizes = (hidden_size, num_heads, mlp_ratio, recompute_hidden)
         self.time_blocks = nn.ModuleList(SelfBlock(*sizes) for _ in range(time_depth))
         self.space_virtual_blocks = nn.ModuleList(SelfBlock(*sizes) for _ in range(space_depth))
         self.space_point2virtual_blocks = nn.ModuleList(

@@ -18,7 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from overt.errors import DataError
 from overt.geometry.sample import SquareTaps, mix_taps
 from overt.nn.embedding import fourier_encoding, sine_time_embedding
-from overt.ops.correlation import SharedGradient, correlate, shared_gradient
+from overt.nn.reuse import reused
+from overt.ops.correlation import SharedGradient, correlate, result_width, shared_gradient
 from overt.recipes.cotracker3.blocks import FeatureNetwork, Perceptron, UpdateTransformer
 
 MOTION_DEGREES = 10  # relative motion is encoded at frequencies 2^0 .. 2^9
@@ -83,6 +84,15 @@ class Pyramid(NamedTuple):
         rows = torch.cat([self.map_rows, later.map_rows + len(self.cells)], dim=2)
         cells, used = (torch.cat(pair) for pair in zip(self[:2], later[:2], strict=True))
         return Pyramid(cells, used, None, self.sizes_xy, rows)
+
+
+class Repeated(NamedTuple):
+    """What runs in every iteration and window of one forward pass."""
+
+    # A pyramid, the support and positions (B, N, T, 2) to (B, N, L, T, corr_out): what the
+    # correlation says about each position.
+    compare: Callable[[Pyramid, Tensor, Tensor], Tensor]
+    propose: Callable[[Tensor], Tensor]  # tokens to updates
 
 
 class FeatureTable(nn.Module):
@@ -212,6 +222,7 @@ class CoTracker3(nn.Module):
             mlp_ratio,
             num_virtual_tracks,
             linear_layer_for_vis_conf,
+            recompute_hidden="hidden" in recompute,
         )
         self.square_taps = SquareTaps(corr_radius)
         samples = (2 * corr_radius + 1) ** 2
@@ -290,10 +301,24 @@ class CoTracker3(nn.Module):
             pyramid.shared,
         )
 
-    def compare(self, pyramid: Pyramid, support: Tensor, cells_xy: Tensor) -> Tensor:
-        """What the correlation says about each position, (B, N, L, T, corr_out)."""
-        encoded: Tensor = self.corr_mlp(self.correlate(pyramid, support, cells_xy))
-        return encoded
+    def repeated(self, pyramid: Pyramid) -> Repeated:
+        """What runs in every iteration and window of one forward pass."""
+        if "update" in self.recompute:
+            propose = self.recomputed(self.updateformer, "update")
+        else:
+            propose = reused(self.updateformer)
+        mlp = self.corr_mlp
+        if "correlation" not in self.recompute or not torch.is_grad_enabled():
+            return Repeated(lambda *inputs: mlp(self.correlate(*inputs)), propose)
+        weight = mlp.first_weight(result_width(pyramid.cells, self.square_taps.radius))
+        weight = weight.to(compute_type(weight))
+
+        def first(*inputs: Any) -> Tensor:
+            return F.linear(self.correlate(*inputs), weight, mlp.fc1.bias)
+
+        # The products are many, and the first layer's few numbers are all that is needed of them.
+        first = self.recomputed(first, "correlation")
+        return Repeated(lambda *inputs: mlp.finish(first(*inputs)), propose)
 
     def time_embedding(self, frames: int) -> Tensor:
         """The embedding of time, stretched to the number of frames, (1, frames, token width)."""
@@ -309,18 +334,17 @@ class CoTracker3(nn.Module):
         visibility: Tensor,  # (B, N, T) logits, float32
         confidence: Tensor,  # (B, N, T) logits, float32
         iters: int,
+        repeated: Repeated,
     ) -> list[Estimate]:
         """Move a first guess `iters` times; the estimate after each."""
         time_embedding = self.time_embedding(cells_xy.shape[2])
-        compare = self.recomputed(self.compare, "correlation")
-        propose = self.recomputed(self.updateformer, "update")
         estimates = []
         for _ in range(iters):
             cells_xy = cells_xy.detach()
-            correlation = compare(pyramid, support, cells_xy)
+            correlation = repeated.compare(pyramid, support, cells_xy)
             tokens = self.token_parts(cells_xy, visibility, confidence, correlation, time_embedding)
             # Under autocast the update has few digits; the sums stay float32.
-            update = propose(tokens)
+            update = repeated.propose(tokens)
             cells_xy = cells_xy + update[..., :2]
             visibility = visibility + update[..., 2]
             confidence = confidence + update[..., 3]
@@ -355,7 +379,9 @@ class CoTracker3Offline(CoTracker3):
         support = self.query_features(pyramid, queries[..., 0].long(), query_xy)
         cells_xy = query_xy.unsqueeze(2).expand(-1, -1, pyramid.map_rows.shape[2], -1)
         logits = torch.zeros_like(cells_xy[..., 0])
-        estimates = self.refine(pyramid, support, cells_xy, logits, logits, iters)
+        estimates = self.refine(
+            pyramid, support, cells_xy, logits, logits, iters, self.repeated(pyramid)
+        )
         last = estimates[-1]
         train_data = None
         if is_train:

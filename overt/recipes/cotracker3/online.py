@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 
 from overt.errors import ConfigError, DataError
-from overt.recipes.cotracker3.model import CoTracker3, Estimate, Pyramid, Tracks, TrainData
+from overt.recipes.cotracker3.model import (
+    CoTracker3,
+    Estimate,
+    Pyramid,
+    Repeated,
+    Tracks,
+    TrainData,
+)
 from overt.recipes.cotracker3.windows import since_query, sliding_windows
 
 
@@ -68,9 +75,11 @@ class CoTracker3Online(CoTracker3):
         support = self.query_features(pyramid, query_frames, query_xy)
         windows: list[list[Estimate]] = []
         before = None
+        repeated = self.repeated(pyramid)
         for span in sliding_windows(frames, self.window_len):
+            own_frames = query_frames - span.start
             estimates = self.window(
-                pyramid, span.start, support, query_frames - span.start, query_xy, before, iters
+                pyramid, span.start, support, own_frames, query_xy, before, iters, repeated
             )
             before = estimates[-1]
             length = span.stop - span.start
@@ -105,7 +114,9 @@ class CoTracker3Online(CoTracker3):
         if stream.support is not None:
             support = support + stream.support
         before = stream.windows[-1] if stream.windows else None
-        estimate = self.window(pyramid, 0, support, query_frames, query_xy, before, iters)[-1]
+        estimate = self.window(
+            pyramid, 0, support, query_frames, query_xy, before, iters, self.repeated(pyramid)
+        )[-1]
         stream.support = support
         stream.windows.append(estimate.frames(0, chunk.shape[1]))
         return Tracks.from_estimate(stitch(stream.windows, self.step), None)
@@ -119,6 +130,7 @@ class CoTracker3Online(CoTracker3):
         query_xy: Tensor,  # (B, N, 2) cells
         before: Estimate | None,  # of the window half a window earlier
         iters: int,
+        repeated: Repeated,
     ) -> list[Estimate]:
         """Refine one window of S frames; beyond the end of the video its last frame repeats."""
         last_frame = pyramid.map_rows.shape[2] - 1
@@ -134,7 +146,7 @@ class CoTracker3Online(CoTracker3):
             tracks_xy, *logits = (self._hold(part).transpose(1, 2) for part in before)
             cells_xy = torch.where(carried.unsqueeze(-1), tracks_xy / self.stride, cells_xy)
             visibility, confidence = (torch.where(carried, part, visibility) for part in logits)
-        return self.refine(pyramid, support, cells_xy, visibility, confidence, iters)
+        return self.refine(pyramid, support, cells_xy, visibility, confidence, iters, repeated)
 
     def _hold(self, part: Tensor) -> Tensor:
         """The second half of a window, (B, S, N, ...), then its last frame half a window long."""

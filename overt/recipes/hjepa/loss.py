@@ -68,7 +68,7 @@ def sum_everywhere(value: Tensor) -> Tensor:
 def spread(rows: Tensor, eps: float = 1e-4) -> tuple[Tensor, Tensor]:
     """VICReg's variance and covariance terms of the rows (n, D) of all processes."""
     rows = rows.float()
-    count = sum_over_processes(rows.new_tensor(float(len(rows))))
+    count = sum_over_processes(rows.new_full((), float(len(rows))))
     centred = rows - sum_everywhere(rows.sum(0)) / count
     covariance = sum_everywhere(centred.T @ centred) / (count - 1)
     deviation = (covariance.diagonal() + eps).sqrt()
@@ -85,9 +85,14 @@ def sigreg(rows: Tensor, slices: Tensor, standardize: bool = False) -> Tensor:
     advises against.
     """
     rows = rows.float()
-    count = sum_over_processes(rows.new_tensor(float(len(rows))))
+    count = sum_over_processes(rows.new_full((), float(len(rows))))
     parts = [
-        checkpoint(_slice_distances, rows, some, count, standardize, use_reentrant=False)
+        checkpoint(
+            _slice_distances,
+            *(rows, some, count, standardize),
+            use_reentrant=False,
+            preserve_rng_state=False,  # nothing is drawn; to ask for the state is to wait
+        )
         for some in torch.split(slices.to(rows.dtype), SLICES_AT_ONCE)
     ]
     return torch.cat(parts).mean()

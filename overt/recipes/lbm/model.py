@@ -6,15 +6,16 @@ Points are (x, y) in pixels, queries (t, x, y). arXiv:2509.16527.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from overt.nn.reuse import reused
 from overt.recipes.lbm.backbone import STRIDE, Backbone
 from overt.recipes.lbm.layer import Memory
-from overt.recipes.lbm.loss import cell_entropy
 from overt.recipes.lbm.pyramid import read_points
 from overt.recipes.lbm.transformer import Entry, Estimate, FrameMaps, Transformer
 
@@ -48,16 +49,16 @@ class LBM(nn.Module):
         random_memory_mask_drop: float = 0.1,
         visible_threshold: float = 0.8,
         temperature: float = 0.05,
-        recompute: bool = False,
+        recompute: str = "none",
     ) -> None:
         super().__init__()
         self.input_size = input_size
         self.memory_size = memory_size
         self.visible_threshold = visible_threshold
-        self.temperature = temperature
-        # Keep only what passes between frames and make the rest again in the backward pass.
+        # What is made again in the backward pass, not kept: nothing; what the points read of each
+        # frame, by a compiled transformer; or all but what passes between frames.
         self.recompute = recompute
-        self.backbone = Backbone(input_size, embed_dim, backbone_width, recompute)
+        self.backbone = Backbone(input_size, embed_dim, backbone_width, recompute != "none")
         self.transformer = Transformer(
             input_size,
             embed_dim,
@@ -69,6 +70,7 @@ class LBM(nn.Module):
             memory_size,
             dropout,
             random_memory_mask_drop,
+            temperature,
         )
 
     def forward(
@@ -87,8 +89,9 @@ class LBM(nn.Module):
         clip = torch.unflatten(features, 0, (batch, frames))
         entries = [self._no_entry(query)] * self.memory_size
         maps: list[FrameMaps] = []
-        if not (self.recompute and torch.is_grad_enabled()):
+        if self.recompute == "none" or not torch.is_grad_enabled():
             maps = self._maps_of_clip(features, batch)  # once, for all frames together
+        transformer = self.transformer if self.recompute == "frames" else reused(self.transformer)
         seeds: tuple[Tensor | None, ...] = (None,) * frames
         if self.training:
             # One for each frame, drawn on the device: what a frame drops can be found again.
@@ -96,6 +99,7 @@ class LBM(nn.Module):
         estimates, entropies = [], []
         for time, frame in enumerate(clip.unbind(1)):
             arguments = (
+                transformer,
                 query,
                 entries[-self.memory_size :],
                 maps[time] if maps else frame,
@@ -103,7 +107,7 @@ class LBM(nn.Module):
                 cells[:, time] if cells is not None else None,
                 seeds[time],
             )
-            if self.recompute and torch.is_grad_enabled():
+            if self.recompute == "frames" and torch.is_grad_enabled():
                 outcome = checkpoint(
                     self.track_frame, *arguments, use_reentrant=False, preserve_rng_state=False
                 )
@@ -117,6 +121,7 @@ class LBM(nn.Module):
 
     def track_frame(
         self,
+        transformer: Callable[..., Any],  # the model's
         query: Tensor,  # (B, N, C)
         entries: list[Entry],  # M, the oldest first
         frame: Tensor | FrameMaps,  # features (B, h, w, C), or what is made of them
@@ -126,20 +131,12 @@ class LBM(nn.Module):
     ) -> tuple[Estimate, Entry, Tensor | None]:
         """One frame: the estimate, what is remembered of it, the entropies (L, B, N)."""
         memory = Memory(*(torch.stack(parts, dim=2) for parts in zip(*entries, strict=True)))
-        estimate, collision, stream = self.transformer(query, memory, frame, seed)
+        estimate, collision, stream, entropy = transformer(query, memory, frame, seed, cells)
         entry = Entry(
             collision.to(query.dtype),
             stream.to(query.dtype),
             ~seen | ~self.is_visible(estimate.visibility),
         )
-        entropy = None
-        if cells is not None:
-            entropy = torch.stack(
-                [
-                    cell_entropy(layer.correlation, cells, self.temperature)
-                    for layer in estimate.layers
-                ]
-            )
         # The correlations have served; nothing of their size leaves the frame.
         layers = tuple(
             layer._replace(correlation=layer.correlation.new_empty(0)) for layer in estimate.layers

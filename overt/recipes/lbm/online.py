@@ -48,7 +48,7 @@ def empty_state(model: LBM, slots: int, memory_size: int, like: Tensor) -> State
 
 def advance(model: LBM, state: State, maps: FrameMaps, threshold: float) -> tuple[Estimate, State]:
     """The estimate in a frame, and the state after it: memories move up by one entry."""
-    estimate, collision, stream = model.transformer(state.query, Memory(*state[1:]), maps)
+    estimate, collision, stream, _ = model.transformer(state.query, Memory(*state[1:]), maps)
     unsure = torch.sigmoid(estimate.visibility.float()) < threshold
 
     def append(entries: Tensor, entry: Tensor) -> Tensor:

@@ -10,12 +10,14 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from overt.nn.deformable import DeformableAttention
 from overt.nn.dropout import number_sites
 from overt.recipes.lbm.backbone import STRIDE
 from overt.recipes.lbm.blocks import Head, PostNorm
 from overt.recipes.lbm.layer import Found, Layer, Memory
+from overt.recipes.lbm.loss import cell_entropy
 from overt.recipes.lbm.pyramid import Resize, level_sizes, make_tokens, normalize
 
 # Candidates of a middle layer; the first layer's are a setting, the last has one.
@@ -66,9 +68,11 @@ class Transformer(PostNorm):
         memory_size: int,
         dropout: float,
         mask_drop: float,
+        temperature: float,
     ) -> None:
         super().__init__(channels, dropout)
         self.input_size = input_size
+        self.temperature = temperature
         cells = (input_size[0] // STRIDE, input_size[1] // STRIDE)
         self.sizes = level_sizes(cells, levels)
         shapes = torch.tensor(self.sizes)
@@ -123,9 +127,17 @@ class Transformer(PostNorm):
         memory: Memory,
         frame: Tensor | FrameMaps,  # features (B, h, w, C), or what was made of them before
         seed: Tensor | None = None,  # () int64, of what is dropped in training
-    ) -> tuple[Estimate, Tensor, Tensor]:
-        """The estimate, and what the collision and the stream memory gain, (B, N, C) each."""
-        maps = self.frame_maps(frame) if isinstance(frame, Tensor) else frame
+        cells: Tensor | None = None,  # (B, N) the true cell of each point
+    ) -> tuple[Estimate, Tensor, Tensor, Tensor | None]:
+        """The estimate, what the collision and the stream memory gain, (B, N, C) each, and the
+        layers' entropies (L, B, N) of the true cells among all, where those are given."""
+        if not isinstance(frame, Tensor):
+            maps = frame
+        elif torch.compiler.is_compiling():
+            # A compiled graph makes them again in its backward pass and keeps only the features.
+            maps = checkpoint(self.frame_maps, frame, use_reentrant=False)
+        else:
+            maps = self.frame_maps(frame)
         found: list[Found] = []
         for layer, values, guide in zip(
             self.layers, maps.values[: len(self.layers)], maps.guides, strict=True
@@ -146,7 +158,11 @@ class Transformer(PostNorm):
             "collision_mem", last.query, collision_values, _parts(points_xy, size_xy), seed
         )
         estimate = Estimate(points_xy, offset, visibility, rho, tuple(found))
-        return estimate, collision, last.query
+        entropy = None
+        if cells is not None:
+            each = [cell_entropy(layer.correlation, cells, self.temperature) for layer in found]
+            entropy = torch.stack(each)
+        return estimate, collision, last.query, entropy
 
     def _look(
         self, name: str, query: Tensor, values: Tensor, parts_xy: Tensor, seed: Tensor | None

@@ -61,7 +61,7 @@ def make_arrays(betas: NDArray[np.float64]) -> Arrays:
     beta, alpha, kept = (
         torch.from_numpy(values.astype(np.float32)) for values in (betas, alphas, alphas.cumprod())
     )
-    before = torch.cat([torch.ones(1), kept[:-1]])
+    before = torch.cat([kept.new_ones(1), kept[:-1]])
     variance = beta * (1.0 - before) / (1.0 - kept)
     return Arrays(
         betas=beta,

@@ -1,0 +1,163 @@
+"""A module that runs many times in a step: weights are cast once, their gradients added at once.
+
+Under autocast a compiled module casts every weight in every run, and autograd adds the gradient of
+every weight of every run to the sum so far: hundreds of small launches for each run. Here weights
+are cast once for all runs, and the gradients of a run are added in a single launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+Run = Callable[..., Any]
+
+
+def reused(module: nn.Module) -> Run:
+    """The module's call, for all of its runs in one forward pass.
+
+    Where there is nothing to save (no gradient wanted, not on CUDA, weights sharded over processes)
+    it is the module itself.
+    """
+    weights = [weight for weight in module.parameters() if weight.requires_grad]
+    plain = all(type(weight) is nn.Parameter and weight.is_cuda for weight in weights)
+    return together(module) if weights and plain and torch.is_grad_enabled() else module
+
+
+def together(module: nn.Module) -> Run:
+    """The same wherever the module is."""
+    named = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
+    sums = _Sums()
+    # Stands for the weights in autograd's graph: their gradients are asked for after the last run.
+    turn = _HandOver.apply(sums, *named.values())  # type: ignore[no-untyped-call]
+    used = _cast(module, named)
+
+    def call(*arguments: Any) -> Any:
+        given, shape = tree_flatten(arguments)
+        made: list[Any] = []  # the structure of the result, known after the run
+
+        def run(*leaves: Any) -> tuple[Tensor, ...]:
+            arguments = tree_unflatten(list(leaves), shape)
+            result, structure = tree_flatten(functional_call(module, used, arguments))
+            made.append(structure)
+            return tuple(result)
+
+        results = _Run.apply(run, sums, used, turn, *given)  # type: ignore[no-untyped-call]
+        return tree_unflatten(list(results), made[0])
+
+    return call
+
+
+def _cast(module: nn.Module, named: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+    """Leaves to use in place of the weights; those of linear layers as autocast would have them."""
+    device = next(iter(named.values())).device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    linear = {
+        f"{path}.{name}" if path else name
+        for path, part in module.named_modules()
+        if isinstance(part, nn.Linear)
+        for name in ("weight", "bias")
+    }
+    return {
+        name: weight.detach().to(dtype if name in linear else None).requires_grad_()
+        for name, weight in named.items()
+    }
+
+
+class _Sums:
+    """The gradients so far; it knows nothing of the graph, which a circle would keep alive."""
+
+    def __init__(self) -> None:
+        self.values: dict[int, Tensor] = {}  # by the number of the weight
+
+    def add(self, gradients: list[Tensor | None]) -> None:
+        given = {number: one for number, one in enumerate(gradients) if one is not None}
+        more = [number for number in given if number in self.values]
+        first = [number for number in given if number not in self.values]
+        if more:
+            torch._foreach_add_([self.values[one] for one in more], [given[one] for one in more])
+        if first:
+            # Copies: two weights may have been handed one and the same tensor.
+            copies = torch._foreach_mul([given[one] for one in first], 1.0)
+            self.values |= dict(zip(first, copies, strict=True))
+
+    def take(self) -> dict[int, Tensor]:
+        """The sums, which are then the caller's."""
+        values, self.values = self.values, {}
+        return values
+
+
+class _HandOver(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, sums: _Sums, *weights: Tensor) -> Tensor:
+        ctx.sums, ctx.types = sums, [weight.dtype for weight in weights]
+        return weights[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        sums = ctx.sums.take()
+        return None, *(
+            sums[number].to(dtype) if number in sums else None
+            for number, dtype in enumerate(ctx.types)
+        )
+
+
+class _Run(torch.autograd.Function):
+    """One run with a graph of its own, whose ends are the run's inputs and the weights."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, run: Run, sums: _Sums, weights: dict[str, Tensor], turn: Tensor, *given: Any
+    ) -> tuple[Tensor, ...]:
+        inputs = [
+            leaf.detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
+            for leaf in given
+        ]
+        with torch.enable_grad():
+            results: tuple[Tensor, ...] = run(*inputs)
+        ctx.sums, ctx.weights = sums, list(weights.values())
+        ctx.inputs, ctx.results = inputs, results
+        ctx.set_materialize_grads(False)
+        outputs = tuple(
+            result.detach() if isinstance(result, Tensor) else result for result in results
+        )
+        ctx.mark_non_differentiable(
+            *(
+                out
+                for out, own in zip(outputs, results, strict=True)
+                if isinstance(own, Tensor) and not own.requires_grad
+            )
+        )
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+        ends = [own for own in ctx.inputs if isinstance(own, Tensor) and own.requires_grad]
+        pairs = [
+            (own, gradient)
+            for own, gradient in zip(ctx.results, gradients, strict=True)
+            if gradient is not None
+        ]
+        found = list(
+            torch.autograd.grad(
+                [own for own, _ in pairs],
+                [*ends, *ctx.weights],
+                [gradient for _, gradient in pairs],
+                allow_unused=True,
+            )
+        )
+        ctx.sums.add(found[len(ends) :])
+        to_inputs = iter(found[: len(ends)])
+        back = [
+            next(to_inputs) if isinstance(own, Tensor) and own.requires_grad else None
+            for own in ctx.inputs
+        ]
+        # A zero, so that autograd knows when every run has had its turn.
+        nothing = ctx.weights[0].new_zeros((), dtype=torch.float32)
+        ctx.inputs = ctx.results = ctx.weights = None
+        return None, None, None, nothing, *back
