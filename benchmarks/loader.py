@@ -31,7 +31,8 @@ from overt.data.packed_sequences import (
 )
 from overt.data.rng import sample_rng
 from overt.data.synthetic_kubric import write_sequences
-from overt.recipes.cotracker3.data import Clip, draw_clip, frame_indices, random_crop, read_clip
+from overt.data.tracking_clips import Clip, read_clip
+from overt.recipes.cotracker3.data import draw_clip, frame_indices, random_crop
 
 CLIPS = 12
 

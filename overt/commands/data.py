@@ -6,9 +6,12 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from overt.errors import ConfigError
+
+if TYPE_CHECKING:
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def main(arguments: list[str]) -> int:
@@ -29,30 +32,53 @@ def main(arguments: list[str]) -> int:
     return status
 
 
-def _add_kubric(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = verbs.add_parser(
+def _add_verb(
+    verbs: Verbs,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    *,
+    help: str,
+    description: str,
+    show_defaults: bool = True,
+    **folders: str,  # positional arguments, and what each is
+) -> argparse.ArgumentParser:
+    shown = argparse.ArgumentDefaultsHelpFormatter if show_defaults else argparse.HelpFormatter
+    parser = verbs.add_parser(name, help=help, description=description, formatter_class=shown)
+    for folder, meaning in folders.items():
+        parser.add_argument(folder, type=Path, metavar=folder.upper(), help=meaning)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_seed(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seed", type=_not_negative, default=0, help="another seed, other data")
+
+
+def _add_kubric(verbs: Verbs) -> None:
+    parser = _add_verb(
+        verbs,
         "kubric",
+        _kubric,
         help="synthetic sequences in Kubric's format, with exact tracks",
         description="Write synthetic sequences in Kubric's on-disk format: textured shapes that "
         "move over a moving background, with exact tracks and occlusions. Sequences that are there "
         "already are kept, so that an interrupted or larger set goes on where it stopped.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        root="folder of the data set",
     )
-    parser.add_argument("root", type=Path, metavar="ROOT", help="folder of the data set")
     parser.add_argument("--sequences", type=_positive, default=64, help="how many sequences")
     _add_scene(parser, points=256)
-    parser.set_defaults(run=_kubric)
 
 
-def _add_tapvid(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = verbs.add_parser(
+def _add_tapvid(verbs: Verbs) -> None:
+    parser = _add_verb(
+        verbs,
         "tapvid",
+        _tapvid,
         help="synthetic videos in the file formats of TAP-Vid, with exact tracks",
         description="Write a few synthetic videos into ROOT/tapvid_..., in the format in which the "
         "data set is published, to try out or test an evaluation without a download.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        root="folder of the data sets",
     )
-    parser.add_argument("root", type=Path, metavar="ROOT", help="folder of the data sets")
     parser.add_argument(
         "--dataset",
         choices=("davis", "kinetics", "rgb_stacking", "robotap"),
@@ -61,37 +87,39 @@ def _add_tapvid(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     parser.add_argument("--videos", type=_positive, default=4, help="how many videos")
     _add_scene(parser, points=32)
-    parser.set_defaults(run=_tapvid)
 
 
-def _add_images(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = verbs.add_parser(
+def _add_images(verbs: Verbs) -> None:
+    parser = _add_verb(
+        verbs,
         "images",
+        _images,
         help="synthetic textured shapes in folders of classes",
         description="Write synthetic images as ROOT/CLASS/NUMBER.png. A class is a shape with a "
         "texture, such as disc_stripes; place, size, turn and colours are chance. Another seed "
         "makes a test set of the same classes.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        root="a new folder",
     )
-    parser.add_argument("root", type=Path, metavar="ROOT", help="a new folder")
     parser.add_argument("--classes", type=_positive, default=6, help="how many classes, up to 36")
     parser.add_argument("--per-class", type=_positive, default=50, help="images of each class")
     parser.add_argument("--size", type=_side, default=64, help="height and width in pixels")
-    parser.add_argument("--seed", type=_not_negative, default=0, help="another seed, other data")
-    parser.set_defaults(run=_images)
+    _add_seed(parser)
 
 
-def _add_pack(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = verbs.add_parser(
+def _add_pack(verbs: Verbs) -> None:
+    parser = _add_verb(
+        verbs,
         "pack",
+        _pack,
         help="an image folder into one file, or each sequence into one, for speed",
         description="Write the images of ROOT/CLASS/... into the pack OUT: one large file and an "
         "index, with check sums. Files go in as they are unless --side or --raw says otherwise; "
         "unreadable ones are left out and named. Where ROOT holds sequences with tracks in "
         "Kubric's layout, each becomes one file OUT/SEQ.npz.",
+        root="folder of images or sequences",
+        out="the pack to write, a new folder",
+        show_defaults=False,
     )
-    parser.add_argument("root", type=Path, metavar="ROOT", help="folder of images or sequences")
-    parser.add_argument("out", type=Path, metavar="OUT", help="the pack to write, a new folder")
     parser.add_argument(
         "--side",
         type=_positive,
@@ -111,65 +139,65 @@ def _add_pack(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         choices=("raw", "files", "jpeg"),
         help="frames of sequences: raw pixels (default, fastest), the files as they are, or JPEG",
     )
-    parser.set_defaults(run=_pack)
 
 
-def _add_kubric_lbm(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = verbs.add_parser(
+def _add_kubric_lbm(verbs: Verbs) -> None:
+    parser = _add_verb(
+        verbs,
         "kubric_lbm",
+        _kubric_lbm,
         help="sequences of 24 frames for LBM, cut from Kubric in CoTracker's layout",
         description="Cut the sequences of SOURCE into runs of equal length and write each as a "
         "sequence of OUT. Images are linked where the file system allows it. What is too short or "
         "shows no track is left out and named; what is there already is kept.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        source="folder of sequences",
+        out="folder of the new data set",
     )
-    parser.add_argument("source", type=Path, metavar="SOURCE", help="folder of sequences")
-    parser.add_argument("out", type=Path, metavar="OUT", help="folder of the new data set")
     parser.add_argument("--frames", type=_positive, default=24, help="frames of each")
     parser.add_argument("--tracks", type=_positive, default=2048, help="most tracks of each")
     parser.add_argument("--runs", type=_positive, help="of each sequence; default: all that fit")
-    parser.set_defaults(run=_kubric_lbm)
 
 
-def _add_digits(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = verbs.add_parser(
+def _add_digits(verbs: Verbs) -> None:
+    parser = _add_verb(
+        verbs,
         "digits",
+        _digits,
         help="scikit-learn's real digits as NumPy archives",
         description="Write the 1,797 real digits that scikit-learn carries inside as "
         "ROOT/train.npz and, a third of them, ROOT/test.npz. Nothing is downloaded.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        root="folder of the two archives",
     )
-    parser.add_argument("root", type=Path, metavar="ROOT", help="folder of the two archives")
     parser.add_argument("--size", type=_side, default=32, help="height and width in pixels")
-    parser.set_defaults(run=_digits)
 
 
-def _add_skulls(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = verbs.add_parser(
+def _add_skulls(verbs: Verbs) -> None:
+    parser = _add_verb(
+        verbs,
         "skulls",
+        _skulls,
         help="synthetic skulls with defects and implants, in SkullBreak's layout",
         description="Write synthetic skulls, shells with five defects each: volumes, point clouds "
         "and the lists train.csv and test.csv. Skulls that are there already are kept.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        root="folder of the data set",
     )
-    parser.add_argument("root", type=Path, metavar="ROOT", help="folder of the data set")
     parser.add_argument("--skulls", type=_positive, default=20, help="how many skulls")
     parser.add_argument("--side", type=_side, default=64, help="voxels along a side")
     parser.add_argument("--points", type=_positive, default=8000, help="points of a cloud")
-    parser.add_argument("--seed", type=_not_negative, default=0, help="another seed, other data")
-    parser.set_defaults(run=_skulls)
+    _add_seed(parser)
 
 
-def _add_prepare(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = verbs.add_parser(
+def _add_prepare(verbs: Verbs) -> None:
+    parser = _add_verb(
+        verbs,
         "prepare",
+        _prepare,
         help="SkullBreak or SkullFix volumes into point clouds and lists",
         description="Make a point cloud of the surface beside every volume of ROOT/complete_skull, "
         "ROOT/defective_skull and ROOT/implant, and write train.csv and test.csv where they are "
         "missing. Clouds that are there and whole are kept.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        root="folder of the data set",
     )
-    parser.add_argument("root", type=Path, metavar="ROOT", help="folder of the data set")
     parser.add_argument(
         "--dataset", choices=("skullbreak", "skullfix"), default="skullbreak", help="its layout"
     )
@@ -179,24 +207,24 @@ def _add_prepare(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "--workers", type=_not_negative, default=0, help="processes that help; 0: none"
     )
     parser.add_argument("--force", action="store_true", help="make clouds anew")
-    parser.set_defaults(run=_prepare)
 
 
-def _add_people(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = verbs.add_parser(
+def _add_people(verbs: Verbs) -> None:
+    parser = _add_verb(
+        verbs,
         "people",
+        _people,
         help="synthetic people at close range, in HumanData's layout",
         description="Render people of capsules with every label known: pictures and masks below "
         "ROOT/datasets/NAME, annotations in ROOT/preprocessed_datasets/NAME.npz. Another seed "
         "makes other people. Framing camera: anywhere in the picture, any pose; portrait: the "
         "whole person, calm, in the middle.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        root="folder of the data sets",
     )
-    parser.add_argument("root", type=Path, metavar="ROOT", help="folder of the data sets")
     parser.add_argument("--name", default="people_train", help="of the data set")
     parser.add_argument("--count", type=_positive, default=1000, help="how many people")
     parser.add_argument("--size", type=_side, default=256, help="height and width in pixels")
-    parser.add_argument("--seed", type=_not_negative, default=0, help="another seed, other data")
+    _add_seed(parser)
     parser.add_argument("--framing", choices=("camera", "portrait"), default="camera")
     parser.add_argument(
         "--subset",
@@ -207,7 +235,6 @@ def _add_people(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument("--orthographic", action="store_true", help="parallel rays: a control")
     parser.add_argument("--fixed-colours", action="store_true", help="the same in all pictures")
     parser.add_argument("--depth-maps", action="store_true", help="also the depth of each pixel")
-    parser.set_defaults(run=_people)
 
 
 def _add_scene(parser: argparse.ArgumentParser, points: int) -> None:
@@ -221,7 +248,7 @@ def _add_scene(parser: argparse.ArgumentParser, points: int) -> None:
         help="pixels of a frame",
     )
     parser.add_argument("--points", type=_positive, default=points, help="tracks of each")
-    parser.add_argument("--seed", type=_not_negative, default=0, help="another seed, other data")
+    _add_seed(parser)
     parser.add_argument(
         "--shapes", type=_not_negative, default=6, help="moving shapes in front of the background"
     )

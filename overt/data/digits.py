@@ -20,7 +20,7 @@ def load_digits(size: int = 32) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         from sklearn.datasets import load_digits as load
     except ImportError as error:
         raise DataError(
-            "the digits are inside scikit-learn, which is not installed: `pip install scikit-learn`"
+            "the digits are inside scikit-learn, which is missing: pip install 'overt[digits]'"
         ) from error
     bunch = load()
     grey = [Image.fromarray(image.astype(np.float32) / 16 * 255) for image in bunch.images]

@@ -79,7 +79,18 @@ class HumanData:
                 f"{file}: there is no such annotation file; set data.root to the folder that holds "
                 "the data sets, or the source's annotations to the file"
             )
-        columns = _cached(file, allow_pickle) if cache else read_columns(file, allow_pickle)
+        try:
+            columns = _cached(file, allow_pickle) if cache else read_columns(file, allow_pickle)
+        except DataError:
+            raise
+        except Exception as error:  # a damaged file stops zipfile and numpy with almost any
+            raise DataError(
+                f"{file}: not readable as annotations ({type(error).__name__}: {error}). The file "
+                "is damaged or of another kind; get it again."
+            ) from error
+        single = [name for name, column in columns.items() if column.ndim == 0]
+        if single:
+            raise DataError(f"{file}: {', '.join(single)} has one value, not one for each person")
         data = cls(file, columns)
         data.require(required)
         counts = {name: len(column) for name, column in columns.items()}

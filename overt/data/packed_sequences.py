@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -27,6 +28,7 @@ from overt.errors import ConfigError, DataError, nearest
 SUFFIX = ".npz"
 STORAGES = ("raw", "files", "jpeg")
 
+_FRAME = re.compile(r"frame_[0-9]{1,9}")
 _MEND = "Copy or pack the sequence again."
 
 
@@ -66,6 +68,8 @@ def read_frames(sequence: Path, indices: Iterable[int]) -> NDArray[np.uint8]:
     with _open(sequence) as archive:
         names = _frame_names(archive)
         for index in indices:
+            if index >= len(names):
+                raise DataError(f"{sequence}: it has {len(names)} frames, not {index + 1}. {_MEND}")
             frame = _array(archive, names[index], sequence)
             if frame.ndim == 1:  # an image file
                 frame = decode_image(frame.tobytes(), f"{sequence}, {names[index]}")
@@ -169,7 +173,7 @@ def _open(sequence: Path) -> zipfile.ZipFile:
 def _frame_names(archive: zipfile.ZipFile) -> list[str]:
     names = (name.removesuffix(".npy") for name in archive.namelist())
     return sorted(
-        (name for name in names if name.startswith("frame_")),
+        (name for name in names if _FRAME.fullmatch(name)),
         key=lambda name: int(name.removeprefix("frame_")),
     )
 
@@ -180,5 +184,6 @@ def _array(archive: zipfile.ZipFile, name: str, sequence: Path) -> NDArray[Any]:
         stream = io.BytesIO(archive.read(f"{name}.npy"))
         array: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
         return array
-    except (KeyError, OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{sequence}: {name} is not readable ({error}). {_MEND}") from error
+    # A damaged archive or header stops zipfile and numpy with almost any: SyntaxError, zlib.error.
+    except Exception as error:
+        raise DataError(f"{sequence}: {name} is not readable ({error!r}). {_MEND}") from error

@@ -186,8 +186,8 @@ def cloud_problem(path: Path, asked: int) -> str | None:
     """What is wrong with a cloud's file, by its header alone."""
     try:
         cloud = np.load(path, mmap_mode="r")
-    except (OSError, ValueError) as error:
-        return f"{path}: no readable array ({error})"
+    except Exception as error:  # a damaged header stops numpy with almost any: SyntaxError, ...
+        return f"{path}: no readable array ({type(error).__name__}: {error})"
     if cloud.ndim != 2 or cloud.shape[1] != 3 or not np.issubdtype(cloud.dtype, np.floating):
         return f"{path}: {cloud.dtype} {cloud.shape}; expected are floats of shape (points, 3)"
     if len(cloud) < asked:

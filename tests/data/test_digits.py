@@ -17,7 +17,7 @@ def test_without_scikit_learn_the_error_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "sklearn.datasets", None)
-    with pytest.raises(DataError, match="pip install scikit-learn"):
+    with pytest.raises(DataError, match=r"pip install 'overt\[digits\]'"):
         load_digits()
 
 

@@ -30,6 +30,22 @@ def test_folders_and_safetensors(tmp_path: Path) -> None:
     assert read_weights(tmp_path, "model.x").keys() == {"b"}  # the average, where there is one
 
 
+def test_only_whole_parts_of_a_name_are_wrappers(tmp_path: Path) -> None:
+    torch.save({"module.submodule.weight": torch.ones(1)}, tmp_path / "file.pth")
+    assert read_weights(tmp_path / "file.pth", "model.x").keys() == {"submodule.weight"}
+    torch.save({"module.a": torch.ones(1), "a": torch.zeros(1)}, tmp_path / "two.pth")
+    with pytest.raises(CheckpointError, match=r"model\.x=.*two\.pth: the keys .* both become a "):
+        read_weights(tmp_path / "two.pth", "model.x")
+
+
+def test_of_several_containers_the_published_one_is_read(tmp_path: Path) -> None:
+    one, other = {"a": torch.ones(1)}, {"b": torch.ones(1)}
+    torch.save({"model": other, "state_dict": one}, tmp_path / "file.pth")
+    assert read_weights(tmp_path / "file.pth", "model.x").keys() == {"a"}
+    torch.save({"teacher": other, "epoch": 3}, tmp_path / "file.pth")
+    assert read_weights(tmp_path / "file.pth", "model.x").keys() == {"b"}
+
+
 def test_what_cannot_be_read_is_explained(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"model\.x=.*no such checkpoint"):
         read_weights(tmp_path / "none.pth", "model.x")
@@ -37,7 +53,7 @@ def test_what_cannot_be_read_is_explained(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no tensors"):
         read_weights(tmp_path / "empty.pth", "model.x")
     torch.save(Path("x").touch, tmp_path / "code.pth")
-    with pytest.raises(CheckpointError, match="Nothing of it was run"):
+    with pytest.raises(CheckpointError, match=r"model\.x=.*code\.pth.*Nothing of it was run"):
         read_weights(tmp_path / "code.pth", "model.x")
     (tmp_path / "bad.safetensors").write_bytes(b"no")
     with pytest.raises(CheckpointError, match="not a whole safetensors file"):

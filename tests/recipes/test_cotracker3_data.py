@@ -18,9 +18,10 @@ from overt.data.kubric import frame_paths, list_sequences, read_frames, read_tra
 from overt.data.rng import sample_rng
 from overt.data.synthetic_kubric import write_sequences
 from overt.errors import ConfigError, DataError
+from overt.metrics import scored_clips
 from overt.recipes.cotracker3 import data
 from overt.recipes.cotracker3.config import DataSettings, EvaluationSettings, SourceSettings
-from overt.recipes.cotracker3.data import HeldOutClips, KubricClips, collate, training_clips
+from overt.recipes.cotracker3.data import POSITIONS, KubricClips, collate, training_clips
 
 SEQUENCES, FRAMES, HEIGHT, WIDTH, POINTS = 5, 14, 40, 56, 80
 CONF = Path(overt.__file__).parent / "conf"
@@ -62,6 +63,10 @@ def make_settings(root):
         return DataSettings(**{**values, **changes})
 
     return make
+
+
+def held_out_clips(config, evaluation):
+    return scored_clips.HeldOutClips(config, evaluation, POSITIONS, list_sequences)
 
 
 def identical(one, other):
@@ -109,7 +114,8 @@ def test_what_holds_of_every_sample(make_settings, seed, index, sampling, augmen
     assert sample.video.dtype == torch.uint8
     assert sample.tracks.shape == (frames, 24, 2)
     assert sample.tracks.dtype == torch.float32
-    assert sample.visibility.shape == sample.valid.shape == (frames, 24)
+    assert sample.visibility.shape == (frames, 24)
+    assert sample.valid.shape == (24,)
     assert sample.visibility.dtype == sample.valid.dtype == torch.bool
     assert sample.valid.all()
     assert sample.queries.shape == (24, 3)
@@ -222,14 +228,14 @@ def test_far_tracks_are_dropped():
 def test_crop_hides_what_lies_beyond_the_last_pixel_centre():
     coords = np.array([[[5, 4]], [[4.9, 4]], [[9, 7]], [[9.1, 7]], [[9, 7.1]]], np.float32)
     clip = data.Clip(np.zeros((1, 3, 20, 20), np.uint8), coords, np.ones((5, 1), bool))
-    cut = data.crop(clip, top=4, left=5, size=[4, 5])
+    cut = data.crop(clip, 4, 5, [4, 5], POSITIONS)
     assert cut.visible[:, 0].tolist() == [True, False, True, False, False]
     np.testing.assert_allclose(cut.coords_xy[2, 0], (4, 3))
 
 
 def test_an_epoch_repeats_the_training_sequences_only(make_settings, root):
     config = make_settings()
-    training, held_out = KubricClips(config), HeldOutClips(config, EVALUATION)
+    training, held_out = KubricClips(config), held_out_clips(config, EVALUATION)
     assert len(training) == 2 * (SEQUENCES - 2)
     assert len(held_out) == 2
     trained = {training.sample(i, sample_rng(0, 0, i)).name for i in range(len(training))}
@@ -275,7 +281,7 @@ def test_crop_larger_than_the_frame(make_settings, size):
     with pytest.raises(DataError, match=r"40x56 .* less than data\.crop_size"):
         KubricClips(config).sample(0, np.random.default_rng(0))
     with pytest.raises(DataError, match=r"40x56 .* less than data\.crop_size"):
-        HeldOutClips(config, EVALUATION).sample(0)
+        held_out_clips(config, EVALUATION).sample(0)
 
 
 def test_augmentation_reaches_the_sample(make_settings):
@@ -309,8 +315,8 @@ def test_augmentation_may_enlarge_small_frames(make_settings):
 
 
 def test_held_out_clips_are_never_augmented(make_settings):
-    plain = HeldOutClips(make_settings(), EVALUATION).sample(0)
-    assert identical(plain, HeldOutClips(make_settings(augment=True), EVALUATION).sample(0))
+    plain = held_out_clips(make_settings(), EVALUATION).sample(0)
+    assert identical(plain, held_out_clips(make_settings(augment=True), EVALUATION).sample(0))
 
 
 @pytest.mark.parametrize("augment", [False, True])
@@ -390,7 +396,7 @@ def test_nothing_left_to_train_on(make_settings):
 
 def test_nothing_to_evaluate_on(make_settings):
     with pytest.raises(DataError, match=r"data\.held_out=0"):
-        HeldOutClips(make_settings(held_out=0), EVALUATION)
+        held_out_clips(make_settings(held_out=0), EVALUATION)
 
 
 def test_collate_stacks(make_settings):
@@ -426,7 +432,7 @@ def test_collate_refuses_different_numbers_of_tracks(make_settings):
 
 
 def test_held_out_clip_is_the_centre_of_the_first_frames(make_settings, root):
-    sample = HeldOutClips(make_settings(), EVALUATION).sample(1)
+    sample = held_out_clips(make_settings(), EVALUATION).sample(1)
     video = read_frames(frame_paths(root / "0001"), range(8))
     np.testing.assert_array_equal(sample.video, video[:, :, 4:36, 8:48])
     assert sample.tracks.shape == (8, 16, 2)
@@ -446,15 +452,15 @@ def test_held_out_clip_is_the_centre_of_the_first_frames(make_settings, root):
 
 def test_held_out_clip_takes_what_there_is(make_settings):
     many = dataclasses.replace(EVALUATION, points_per_sequence=10 * POINTS)
-    sample = HeldOutClips(make_settings(), many).sample(0)
+    sample = held_out_clips(make_settings(), many).sample(0)
     assert 16 < sample.tracks.shape[1] <= POINTS
-    assert identical(sample, HeldOutClips(make_settings(), many).sample(0))
+    assert identical(sample, held_out_clips(make_settings(), many).sample(0))
 
 
 def test_held_out_sequence_too_short(make_settings):
     long = dataclasses.replace(EVALUATION, frames=FRAMES + 1)
     with pytest.raises(DataError, match=r"Lower evaluation\.frames"):
-        HeldOutClips(make_settings(), long).sample(0)
+        held_out_clips(make_settings(), long).sample(0)
 
 
 def test_held_out_sequence_without_visible_tracks(make_settings, monkeypatch):
@@ -462,9 +468,9 @@ def test_held_out_sequence_without_visible_tracks(make_settings, monkeypatch):
         tracks = read_tracks(sequence)
         return tracks._replace(visible=np.zeros_like(tracks.visible))
 
-    monkeypatch.setattr(data, "read_tracks", all_occluded)
+    monkeypatch.setattr(scored_clips, "read_tracks", all_occluded)
     with pytest.raises(DataError, match="no track is visible in the first 8 frames"):
-        HeldOutClips(make_settings(), EVALUATION).sample(0)
+        held_out_clips(make_settings(), EVALUATION).sample(0)
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,12 @@ from torch import Tensor
 from overt.cli import main
 from overt.config import Config, build_recipe, load
 from overt.data.synthetic_tapvid import write_videos
+from overt.data.tracking_clips import TrackSample
 from overt.distributed import World, init_distributed
 from overt.errors import ConfigError
 from overt.evaluation import summarize
 from overt.metrics.tracking import COLUMNS
-from overt.recipes.cotracker3.data import TrackSample
-from overt.recipes.cotracker3.evaluation import evaluation_clips
+from overt.recipes.cotracker3.data import evaluation_clips
 from overt.recipes.cotracker3.predictor import Predictor
 from overt.recipes.cotracker3.recipe import CoTracker3OfflineRecipe, CoTracker3OnlineRecipe
 

@@ -2,28 +2,16 @@
 
 import pytest
 import torch
+from small_tracker import SIZES, inputs
 from torch import Tensor
 
 from overt.errors import DataError
+from overt.nn.reuse import together
 from overt.recipes.cotracker3.config import LossSettings
 from overt.recipes.cotracker3.loss import Targets, counts, losses
 from overt.recipes.cotracker3.model import CoTracker3Offline, relative_motion
 
-TINY = {
-    "window_len": 6,
-    "corr_radius": 1,
-    "corr_levels": 2,
-    "num_virtual_tracks": 4,
-    "model_resolution": (32, 40),
-    "latent_dim": 16,
-    "hidden_size": 32,
-    "num_heads": 4,
-    "time_depth": 2,
-    "space_depth": 1,
-    "mlp_ratio": 2.0,
-    "corr_hidden": 24,
-    "corr_out": 16,
-}
+TINY = SIZES | {"model_resolution": (32, 40)}
 
 
 def tiny(**changed: object) -> CoTracker3Offline:
@@ -33,15 +21,6 @@ def tiny(**changed: object) -> CoTracker3Offline:
     with torch.no_grad():
         model.updateformer.flow_head.weight.mul_(100)
     return model
-
-
-def inputs(batch: int = 2, frames: int = 6, points: int = 5) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    video = torch.randint(0, 256, (batch, frames, 3, 32, 40), generator=generator)
-    queries = torch.rand(batch, points, 3, generator=generator)
-    queries *= torch.tensor([frames, 39.0, 31.0])
-    queries[..., 0].floor_()
-    return video.to(torch.uint8), queries
 
 
 # --- names, sizes and first weights --------------------------------------------------------------
@@ -154,6 +133,23 @@ def test_the_order_of_the_points_does_not_matter() -> None:
 def test_uint8_and_float_videos_are_the_same() -> None:
     model, (video, queries) = tiny(), inputs()
     assert torch.equal(model(video, queries)[0], model(video.float(), queries)[0])
+
+
+@pytest.mark.parametrize("recompute", ["features", "correlation", "hidden", "update", "together"])
+def test_what_is_computed_again_changes_no_gradient(
+    recompute: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does adding up the gradients of all iterations together, as it is done on CUDA."""
+    results = []
+    for name in (None, recompute):
+        model, (video, queries) = tiny(recompute=() if name is None else (name,)), inputs()
+        if name == "together":
+            monkeypatch.setattr("overt.recipes.cotracker3.model.reused", together)
+        model(video, queries, iters=2).tracks_xy.square().mean().backward()
+        results.append({name: one.grad for name, one in model.named_parameters()})
+    plain, again = results
+    for name, expected in plain.items():
+        torch.testing.assert_close(again[name], expected, rtol=1e-4, atol=1e-5, msg=name)
 
 
 def test_many_frames_are_encoded_in_chunks_with_the_same_result(monkeypatch) -> None:

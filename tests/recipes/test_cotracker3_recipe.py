@@ -12,10 +12,10 @@ from toy_runs import losses_by_step, same_bits, weights
 
 from overt.config import Config, build_recipe, load
 from overt.data.rng import sample_rng
+from overt.data.tracking_clips import TrackBatch
 from overt.distributed import init_distributed
 from overt.engine.trainer import Trainer
 from overt.errors import ConfigError
-from overt.recipes.cotracker3.data import TrackBatch
 from overt.recipes.cotracker3.model import CoTracker3Offline
 from overt.recipes.cotracker3.online import CoTracker3Online
 from overt.recipes.cotracker3.recipe import CoTracker3OfflineRecipe, CoTracker3OnlineRecipe

@@ -12,16 +12,10 @@ from overt.data.kubric import read_tracks
 from overt.data.packed_sequences import pack_sequences
 from overt.data.rng import sample_rng
 from overt.data.synthetic_kubric import write_sequences
+from overt.data.tracking_clips import TrackSample, stack_samples
 from overt.errors import DataError
 from overt.recipes.lbm.config import DataSettings
-from overt.recipes.lbm.data import (
-    HeldOutClips,
-    KubricClips,
-    TrackSample,
-    collate,
-    draw_query_frames,
-    inside,
-)
+from overt.recipes.lbm.data import KubricClips, draw_query_frames, evaluation_clips
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +78,7 @@ def test_missing_tracks_are_filled_up_and_count_for_nothing(root: Path) -> None:
     assert found.valid[:count].all()
     assert not found.visibility[:, count:].any()
     assert not found.tracks[:, count:].any()
-    batch = collate([found, sample(root, "data.points=500", index=1)])
+    batch = stack_samples([found, sample(root, "data.points=500", index=1)])
     assert batch.valid.shape == (2, 500)  # neither clip was cut to the other's number
 
 
@@ -144,7 +138,7 @@ def test_other_faults_are_refused(root: Path) -> None:
 
 def test_held_out_clips_are_always_the_same(root: Path) -> None:
     config = small_config(root, "evaluation.points_per_sequence=7").settings
-    clips = HeldOutClips(config.data, config.evaluation)
+    clips = evaluation_clips(config)
     assert clips.names == ["0000"]
     found = clips.sample(0)
     assert same(found, clips.sample(0))
@@ -152,16 +146,9 @@ def test_held_out_clips_are_always_the_same(root: Path) -> None:
     first = found.visibility.float().argmax(0)
     assert torch.equal(found.queries[:, 0].long(), first)
     with pytest.raises(DataError, match=r"evaluation\.frames=9 asks for more"):
-        HeldOutClips(
-            config.data, small_config(root, "evaluation.frames=9").settings.evaluation
-        ).sample(0)
+        evaluation_clips(small_config(root, "evaluation.frames=9").settings).sample(0)
     with pytest.raises(DataError, match=r"data\.held_out=0 leaves no sequence"):
-        HeldOutClips(settings(root, "data.held_out=0"), config.evaluation)
-
-
-def test_the_far_edge_of_the_image_counts_as_inside() -> None:
-    points = np.array([[32.0, 5.0], [32.01, 5.0], [0.0, 24.0], [-0.01, 3.0]], np.float32)
-    assert inside(points, [24, 32]).tolist() == [True, False, True, False]
+        evaluation_clips(small_config(root, "data.held_out=0").settings)
 
 
 def test_a_quarter_of_the_queries_may_be_in_any_visible_frame() -> None:

@@ -13,8 +13,9 @@ from overt.cli import main
 from overt.data.synthetic_tapvid import write_videos
 from overt.data.tapvid import TapVid
 from overt.distributed import init_distributed
+from overt.metrics.scored_clips import EvaluationClips, to_tapvid_pixels
 from overt.metrics.tracking import score_clip
-from overt.recipes.lbm.evaluation import TapVidClips, to_tapvid_pixels
+from overt.recipes.lbm.data import POSITIONS, evaluation_clips
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +29,12 @@ def davis(root: Path) -> list[str]:
     return ["evaluation.dataset=tapvid_davis", f"evaluation.dataset_root={root}"]
 
 
+def davis_clips(root: Path) -> EvaluationClips:
+    return evaluation_clips(small_config("x", *davis(root)).settings)
+
+
 def test_positions_are_parts_of_the_image_times_its_size(videos: Path) -> None:
-    clips = TapVidClips(small_config("x", *davis(videos)).settings.evaluation)
-    clip = clips.sample(0)
+    clip = davis_clips(videos).sample(0)
     stored = TapVid(videos, "davis", size=None).video(0)
     parts = stored.tracks_xy / np.array([39, 29], np.float32)
     np.testing.assert_allclose(clip.tracks.numpy(), 256 * parts.transpose(1, 0, 2), rtol=1e-4)
@@ -38,8 +42,8 @@ def test_positions_are_parts_of_the_image_times_its_size(videos: Path) -> None:
 
 
 def test_the_truth_scores_full_marks_and_an_offset_costs(videos: Path) -> None:
-    clip = TapVidClips(small_config("x", *davis(videos)).settings.evaluation).sample(0)
-    scale_xy = to_tapvid_pixels(clip)
+    clip = davis_clips(videos).sample(0)
+    scale_xy = to_tapvid_pixels(clip, POSITIONS)
     best = score_clip(clip, lambda clip: (clip.tracks, clip.visibility), "first", scale_xy)
     assert best["average_jaccard"] == best["occlusion_accuracy"] == 1
     beside = clip.tracks + torch.tensor([3.0, 0.0])
@@ -49,13 +53,17 @@ def test_the_truth_scores_full_marks_and_an_offset_costs(videos: Path) -> None:
 
 
 def test_a_clip_without_a_visible_point_is_not_tracked(videos: Path) -> None:
-    clip = TapVidClips(small_config("x", *davis(videos)).settings.evaluation).sample(0)
+    clip = davis_clips(videos).sample(0)
     clip.visibility[1:] = False
 
     def track(clip: object) -> tuple[torch.Tensor, torch.Tensor]:
         raise AssertionError("there is nothing to score")
 
-    assert all(map(math.isnan, score_clip(clip, track, "first", to_tapvid_pixels(clip)).values()))
+    assert all(
+        map(
+            math.isnan, score_clip(clip, track, "first", to_tapvid_pixels(clip, POSITIONS)).values()
+        )
+    )
 
 
 def test_rows_have_the_names_of_the_videos(videos: Path) -> None:

@@ -9,10 +9,10 @@ from small_lbm import first_batch, small_config, small_recipe
 from toy_runs import losses_by_step, same_bits, weights
 
 from overt.config import build_recipe, load
+from overt.data.tracking_clips import TrackBatch
 from overt.distributed import init_distributed
 from overt.engine.trainer import Trainer
 from overt.errors import CheckpointError, ConfigError, DataError
-from overt.recipes.lbm.data import TrackBatch
 from overt.recipes.lbm.recipe import LBMRecipe
 from overt.schedule import build_schedule
 
@@ -34,7 +34,7 @@ def test_the_official_recipe_composes_with_the_official_numbers() -> None:
     assert (list(model.input_size), model.embed_dim, model.memory_size) == ([384, 512], 256, 12)
     assert (model.num_heads, model.num_levels, model.num_neighbors) == (4, 4, 9)
     assert (model.dropout, model.random_memory_mask_drop) == (0.1, 0.1)
-    assert (model.visible_threshold, model.temperature) == (0.8, 0.05)
+    assert (model.visible_threshold, model.transformer.temperature) == (0.8, 0.05)
     assert (data.frames, data.points, list(data.crop_size)) == (24, 256, [384, 512])
     assert data.augmentation.replace_probability == data.augmentation.erase_probability == 0.5
     assert (loss.classification_weight, loss.after_query) == (3.0, True)
@@ -255,7 +255,8 @@ def test_a_recorded_step_trains_like_a_plain_one(
 ) -> None:
     """Recomputing, seeded dropout and kernels within a CUDA graph."""
     words = ["training.device=cuda", f"training.precision={precision}", "training.num_steps=6"]
-    words += ["model.recompute=true", "training.batch_size=1", "training.evaluate_every_steps=null"]
+    words += ["model.recompute=frames", "training.batch_size=1"]
+    words += ["training.evaluate_every_steps=null"]
     words += ["logging.use_tensorboard=false", "logging.every_steps=1", "optimizer.lr=1e-4"]
     histories = []
     for graph in ("false", "true"):

@@ -9,12 +9,10 @@ from dataclasses import dataclass
 
 from omegaconf import MISSING
 
-from overt.data.augment import AugmentationSettings
-from overt.errors import ConfigError, nearest
+from overt.data.tracking_settings import HELD_OUT, KubricSettings, ScoringSettings, refuse_below
+from overt.errors import ConfigError
 
-RECOMPUTABLE = ("features", "correlation", "update")
-HELD_OUT = "kubric_held_out"
-TAPVID = ("tapvid_davis", "tapvid_kinetics", "tapvid_rgb_stacking", "tapvid_robotap")
+RECOMPUTABLE = ("features", "correlation", "hidden", "update")
 
 
 @dataclass
@@ -56,7 +54,8 @@ class ModelSettings:
     # to a pixel beside their track
     bf16_inputs: bool = MISSING
     # what a training step computes again in its backward pass instead of keeping it in memory: any
-    # of features, correlation and update
+    # of features, correlation, hidden (layers of the transformer's perceptrons) and update (the
+    # whole transformer)
     recompute: list[str] = MISSING
 
     def __post_init__(self) -> None:
@@ -80,21 +79,6 @@ class ModelSettings:
 
 
 @dataclass
-class SyntheticSettings:
-    # sequences of textured shapes over a moving background, in Kubric's layout
-    count: int = MISSING
-    frames: int = MISSING
-    height: int = MISSING
-    width: int = MISSING
-    # tracked points per sequence
-    points: int = MISSING
-    seed: int = MISSING
-    # moving shapes per sequence, and how fast they move, in pixels per frame
-    shapes: int = MISSING
-    speed: float = MISSING
-
-
-@dataclass
 class SourceSettings:
     # folder of sequences, like data.root
     root: str = MISSING
@@ -103,16 +87,9 @@ class SourceSettings:
 
 
 @dataclass
-class DataSettings:
-    # folder with one sub-folder per sequence: SEQ/frames/*.png and SEQ/SEQ.npy; null where neither
-    # training nor evaluation reads it
-    root: str | None = MISSING
+class DataSettings(KubricSettings):
     # folders to train on, a list of {root, weight}; null: root alone. Evaluation stays with root
     sources: list[SourceSettings] | None = MISSING
-    # synthetic sequences written to root before training; null: the data are there
-    synthetic: SyntheticSettings | None = MISSING
-    # (height, width) cut from every frame
-    crop_size: list[int] = MISSING
     # frames of a clip; with random_sequence_len the upper bound, exclusive
     sequence_len: int = MISSING
     # lower bound of the clip length; null: always sequence_len
@@ -127,25 +104,14 @@ class DataSettings:
     query_sampling: str = MISSING
     # passes over the sequence list that make an epoch
     repeat: int = MISSING
-    # sequences at the start of the sorted list kept out of training, used for evaluation
-    held_out: int = MISSING
-    # change colours, zoom, crop and mirror training clips as `augmentation` says; false: only crop
-    augment: bool = MISSING
-    augmentation: AugmentationSettings = MISSING
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.query_sampling not in ("random", "first"):
             raise ConfigError(
                 f"data.query_sampling={self.query_sampling}; allowed are random and first"
             )
-        if len(self.crop_size) != 2 or min(self.crop_size) < 1:
-            raise ConfigError(
-                f"data.crop_size={list(self.crop_size)}; it takes [height, width] in pixels"
-            )
-        least = {"sequence_len": 1, "traj_per_sample": 1, "repeat": 1, "held_out": 0}
-        for key, bound in least.items():
-            if getattr(self, key) < bound:
-                raise ConfigError(f"data.{key}={getattr(self, key)}; it must be at least {bound}")
+        refuse_below("data", self, {"sequence_len": 1, "traj_per_sample": 1, "repeat": 1})
         if self.sources is not None and not self.sources:
             raise ConfigError(
                 "data.sources=[] leaves nothing to train on; null trains on data.root, or give a "
@@ -185,23 +151,9 @@ class LossSettings:
 
 
 @dataclass
-class EvaluationSettings:
-    # what is scored: kubric_held_out, the first data.held_out sequences of data.root; or the videos
-    # of tapvid_davis, tapvid_kinetics, tapvid_rgb_stacking or tapvid_robotap
-    dataset: str = MISSING
-    # folder that holds the files of TAP-Vid as their publisher packs them; null: kubric_held_out
-    dataset_root: str | None = MISSING
+class EvaluationSettings(ScoringSettings):
     # a point counts as visible where visibility x confidence is above this
     visible_threshold: float = MISSING
-    # kubric_held_out: points of each sequence that are tracked and scored
-    points_per_sequence: int = MISSING
-    # kubric_held_out: frames of each sequence, from its first
-    frames: int = MISSING
-    # TAP-Vid: a query for each track where it is first visible (first), or in every fifth frame
-    # that shows it (strided)
-    query_mode: str = MISSING
-    # TAP-Vid: a fixed 50 of the videos of Kinetics and RoboTAP, none of over 300 frames
-    fast: bool = MISSING
     # TAP-Vid and `overt track`: (height, width) to which videos are resized for the model
     resolution: list[int] = MISSING
     # TAP-Vid, offline model: each query with support points of its own, as in the paper's tables;
@@ -217,28 +169,9 @@ class EvaluationSettings:
     queries_per_batch: int = MISSING
 
     def __post_init__(self) -> None:
-        choices = {"dataset": (HELD_OUT, *TAPVID), "query_mode": ("first", "strided")}
-        for key, allowed in choices.items():
-            value = getattr(self, key)
-            if value not in allowed:
-                raise ConfigError(
-                    f"evaluation.{key}={value}{nearest(value, allowed)}; allowed are "
-                    f"{', '.join(allowed)}"
-                )
-        if self.dataset in TAPVID and self.dataset_root is None:
-            raise ConfigError(
-                f"evaluation.dataset={self.dataset} needs evaluation.dataset_root=FOLDER: the one "
-                f"that holds the folder {self.dataset}"
-            )
-        least = {
-            "points_per_sequence": 1, "frames": 1, "queries_per_batch": 1,
-            "grid_size": 0, "local_grid_size": 0, "random_points": 0,
-        }  # fmt: skip
-        for key, bound in least.items():
-            if getattr(self, key) < bound:
-                raise ConfigError(
-                    f"evaluation.{key}={getattr(self, key)}; it must be at least {bound}"
-                )
+        super().__post_init__()
+        grids = {"grid_size": 0, "local_grid_size": 0, "random_points": 0}
+        refuse_below("evaluation", self, {"queries_per_batch": 1, **grids})
         if len(self.resolution) != 2 or min(self.resolution) < 2:
             raise ConfigError(
                 f"evaluation.resolution={list(self.resolution)}; it takes [height, width] in pixels"
@@ -254,14 +187,4 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.evaluation.dataset == HELD_OUT:
-            given_root(self.data)
-
-
-def given_root(data: DataSettings) -> str:
-    """The folder of sequences, refused where none is given."""
-    if data.root is None:
-        raise ConfigError(
-            "these keys have no value yet: data.root; add data.root=FOLDER, where FOLDER has one "
-            "sub-folder per sequence"
-        )
-    return data.root
+            self.data.given_root()

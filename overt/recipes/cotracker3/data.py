@@ -1,4 +1,4 @@
-"""Training and evaluation clips of CoTracker3, cut from Kubric sequences.
+"""Training and evaluation clips of CoTracker3.
 
 B clips, T frames, N tracks, H x W pixels; positions are (x, y) with 0 at the centre of the first
 pixel, queries are (t, x, y) with t counted from the first frame of the clip.
@@ -7,52 +7,37 @@ pixel, queries are (t, x, y) with t counted from the first frame of the clip.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from overt.data.augment import draw_plan
-from overt.data.augment_apply import move_points, render
-from overt.data.kubric import Tracks, frame_paths, list_sequences, read_frames, read_tracks
+from overt.data.kubric import list_sequences, read_tracks
 from overt.data.mixture import Mixture
+from overt.data.tracking_clips import (
+    TRIES,
+    Clip,
+    Positions,
+    TrackSample,
+    augmented,
+    crop,
+    margins,
+    read_clip,
+    sequences_to_try,
+    stack_samples,
+    to_sample,
+    training_sequences,
+)
+from overt.data.tracking_clips import TrackBatch as TrackBatch  # the batch of this recipe
 from overt.errors import DataError
-from overt.recipes.cotracker3.config import DataSettings, EvaluationSettings, given_root
+from overt.metrics import scored_clips
+from overt.recipes.cotracker3.config import DataSettings, Settings
+
+POSITIONS = Positions.CENTRES
 
 # Tracks that stray this far from the middle of the crop, in pixels, are left out: such points lie
 # on objects that were flung away or behind the camera.
 FAR = 1000.0
-
-# Draws before a sample is given up, the first of them from the sequence that was asked for.
-TRIES, OWN_TRIES = 12, 4
-
-
-@dataclass(frozen=True)
-class TrackSample:
-    """One clip with the tracks to follow."""
-
-    video: Tensor  # (T, 3, H, W) uint8
-    tracks: Tensor  # (T, N, 2) float32 pixels
-    visibility: Tensor  # (T, N) bool
-    valid: Tensor  # (T, N) bool
-    queries: Tensor  # (N, 3) float32 (t, x, y)
-    name: str
-
-
-@dataclass(frozen=True)
-class TrackBatch:
-    """Clips of one length with equally many tracks."""
-
-    video: Tensor  # (B, T, 3, H, W) uint8
-    tracks: Tensor  # (B, T, N, 2) float32 pixels
-    visibility: Tensor  # (B, T, N) bool
-    valid: Tensor  # (B, T, N) bool
-    queries: Tensor  # (B, N, 3) float32 (t, x, y)
-    names: tuple[str, ...]
 
 
 def collate(samples: list[TrackSample]) -> TrackBatch:
@@ -70,37 +55,18 @@ def collate(samples: list[TrackSample]) -> TrackBatch:
             f"clips with {', '.join(map(str, counts))} tracks in one micro-batch; set the batch "
             "size to 1, or ask for fewer points (evaluation.points_per_sequence)."
         )
-    return TrackBatch(
-        video=torch.stack([sample.video for sample in samples]),
-        tracks=torch.stack([sample.tracks for sample in samples]),
-        visibility=torch.stack([sample.visibility for sample in samples]),
-        valid=torch.stack([sample.valid for sample in samples]),
-        queries=torch.stack([sample.queries for sample in samples]),
-        names=tuple(sample.name for sample in samples),
-    )
-
-
-class Clip(NamedTuple):
-    """Some frames of a sequence with all its tracks, before tracks are chosen."""
-
-    frames: NDArray[np.uint8]  # (T, 3, H, W)
-    coords_xy: NDArray[np.float32]  # (N, T, 2)
-    visible: NDArray[np.bool_]  # (N, T)
+    batch = stack_samples(samples)
+    # The reader refuses NaN and a query is visible, hence in the frame: no frame is left out.
+    valid = batch.valid.unsqueeze(1).expand_as(batch.visibility).contiguous()
+    return dataclasses.replace(batch, valid=valid)
 
 
 class KubricClips:
     """Training samples: random clips of the sequences that are not held out."""
 
     def __init__(self, settings: DataSettings) -> None:
-        sequences = list_sequences(given_root(settings))
-        if len(sequences) <= settings.held_out:
-            raise DataError(
-                f"data.root={settings.root} has {len(sequences)} sequences and data.held_out="
-                f"{settings.held_out} of them are kept for evaluation, so none is left to train "
-                "on. Lower data.held_out or add sequences."
-            )
         self.settings = settings
-        self.sequences = sequences[settings.held_out :]
+        self.sequences = training_sequences(list_sequences(settings.given_root()), settings)
 
     def __len__(self) -> int:
         return len(self.sequences) * self.settings.repeat
@@ -111,18 +77,15 @@ class KubricClips:
         A clip with too few candidate tracks is drawn again, at last from other sequences.
         """
         wanted = self.settings.traj_per_sample
-        sequence = self.sequences[index % len(self.sequences)]
         found = []
-        for attempt in range(TRIES):
-            if attempt >= OWN_TRIES:
-                sequence = self.sequences[rng.integers(len(self.sequences))]
+        for sequence in sequences_to_try(self.sequences, index % len(self.sequences), rng):
             clip = draw_clip(sequence, self.settings, rng)
             candidates = _candidates(clip, self.settings.sample_vis_last_frame)
             if len(candidates) >= wanted:
                 chosen = rng.permutation(candidates)[:wanted]
                 visible = clip.visible[chosen]
                 frames = _query_frames(visible, self.settings.query_sampling, rng)
-                return _to_sample(clip, chosen, frames, sequence.name)
+                return to_sample(clip, chosen, frames, wanted, sequence.name)
             found.append(len(candidates))
         raise DataError(
             f"data.traj_per_sample={wanted}, but {TRIES} clips drawn for sample {index} had only "
@@ -149,46 +112,11 @@ def training_clips(settings: DataSettings) -> KubricClips | Mixture:
     return Mixture(clips, [source.weight for source in settings.sources])
 
 
-class HeldOutClips:
-    """Evaluation samples: the start of every held-out sequence, always the same."""
-
-    def __init__(self, data: DataSettings, evaluation: EvaluationSettings) -> None:
-        if data.held_out < 1:
-            raise DataError(
-                "data.held_out=0 leaves no sequence to evaluate on; set it to the number of "
-                "sequences to keep out of training."
-            )
-        self.crop_size = data.crop_size
-        self.settings = evaluation
-        self.query_mode = "first"
-        self.sequences = list_sequences(given_root(data))[: data.held_out]
-        self.names = [sequence.name for sequence in self.sequences]
-
-    def __len__(self) -> int:
-        return len(self.sequences)
-
-    def sample(self, index: int) -> TrackSample:
-        """The centre of the first frames, points spread evenly, queried where first seen."""
-        sequence = self.sequences[index]
-        tracks = read_tracks(sequence)
-        length = tracks.coords_xy.shape[1]
-        if length < self.settings.frames:
-            raise DataError(
-                f"{sequence} has {length} frames, evaluation.frames asks for "
-                f"{self.settings.frames}. Lower evaluation.frames."
-            )
-        clip = read_clip(sequence, tracks, np.arange(self.settings.frames))
-        top, left = _margins(clip, self.crop_size, sequence)
-        clip = crop(clip, top // 2, left // 2, self.crop_size)
-        seen = np.flatnonzero(clip.visible.any(axis=1))
-        if len(seen) == 0:
-            raise DataError(
-                f"{sequence}: no track is visible in the first {self.settings.frames} frames. "
-                "Raise evaluation.frames or data.crop_size, or take its folder out of the data set."
-            )
-        count = min(self.settings.points_per_sequence, len(seen))
-        chosen = seen[np.linspace(0, len(seen) - 1, count).round().astype(np.intp)]
-        return _to_sample(clip, chosen, clip.visible[chosen].argmax(axis=1), sequence.name)
+def evaluation_clips(settings: Settings) -> scored_clips.EvaluationClips:
+    """The clips that `evaluation.dataset` names."""
+    return scored_clips.evaluation_clips(
+        settings.data, settings.evaluation, POSITIONS, list_sequences
+    )
 
 
 def draw_clip(sequence: Path, settings: DataSettings, rng: np.random.Generator) -> Clip:
@@ -197,7 +125,7 @@ def draw_clip(sequence: Path, settings: DataSettings, rng: np.random.Generator) 
     indices = frame_indices(tracks.coords_xy.shape[1], settings, rng, sequence)
     clip = read_clip(sequence, tracks, indices)
     if settings.augment:
-        clip = augmented(clip, settings, rng)
+        clip = augmented(clip, settings, POSITIONS, rng)
     else:
         clip = random_crop(clip, settings.crop_size, rng, sequence)
     return _drop_far(clip)
@@ -221,54 +149,11 @@ def frame_indices(
     return start + rate * np.arange(clip_length)
 
 
-def read_clip(sequence: Path, tracks: Tracks, indices: NDArray[np.intp]) -> Clip:
-    """Decode these frames of a sequence and cut its tracks to them."""
-    frames = read_frames(frame_paths(sequence), indices)
-    return Clip(frames, tracks.coords_xy[:, indices], tracks.visible[:, indices])
-
-
-def augmented(clip: Clip, settings: DataSettings, rng: np.random.Generator) -> Clip:
-    """The clip with other colours, zoomed, cut to size and mirrored as the draws have it."""
-    height, width = clip.frames.shape[2:]
-    crop_height, crop_width = settings.crop_size
-    plan = draw_plan(
-        len(clip.frames), (height, width), (crop_height, crop_width), settings.augmentation, rng
-    )
-    coords, visible, corners = move_points(plan, clip.coords_xy, clip.visible)
-    frames = render(plan, corners, torch.from_numpy(clip.frames)).numpy()
-    return Clip(frames, coords, visible & _inside(coords, settings.crop_size))
-
-
 def random_crop(clip: Clip, size: list[int], rng: np.random.Generator, sequence: Path) -> Clip:
     """Cut to (height, width): rows from the middle, columns anywhere."""
-    spare_rows, spare_columns = _margins(clip, size, sequence)
+    spare_rows, spare_columns = margins(clip, size, sequence)
     left = int(rng.integers(spare_columns)) if spare_columns > 0 else 0
-    return crop(clip, spare_rows // 2, left, size)
-
-
-def crop(clip: Clip, top: int, left: int, size: list[int]) -> Clip:
-    """Cut a window from every frame; a point outside it is not visible."""
-    height, width = size
-    coords = clip.coords_xy - np.array([left, top], dtype=np.float32)
-    frames = clip.frames[:, :, top : top + height, left : left + width]
-    return Clip(frames, coords, clip.visible & _inside(coords, size))
-
-
-def _inside(coords_xy: NDArray[np.float32], size: list[int]) -> NDArray[np.bool_]:
-    """Which points (..., 2) lie within the centres of the outermost pixels of (height, width)."""
-    x, y = coords_xy[..., 0], coords_xy[..., 1]
-    return (x >= 0) & (x <= size[1] - 1) & (y >= 0) & (y <= size[0] - 1)
-
-
-def _margins(clip: Clip, size: list[int], sequence: Path) -> tuple[int, int]:
-    """Rows and columns of the frames beyond the crop."""
-    height, width = clip.frames.shape[2:]
-    if height < size[0] or width < size[1]:
-        raise DataError(
-            f"{sequence} has frames of {height}x{width} (height x width), less than "
-            f"data.crop_size={list(size)}. Lower data.crop_size."
-        )
-    return height - size[0], width - size[1]
+    return crop(clip, spare_rows // 2, left, size, POSITIONS)
 
 
 def _drop_far(clip: Clip) -> Clip:
@@ -300,21 +185,3 @@ def _query_frames(
     quarter = len(visible) // 4
     frames[:quarter] = anywhere[:quarter]
     return frames
-
-
-def _to_sample(
-    clip: Clip, chosen: NDArray[np.intp], query_frames: NDArray[np.intp], name: str
-) -> TrackSample:
-    tracks = clip.coords_xy[chosen].transpose(1, 0, 2)  # (T, N, 2)
-    visible = clip.visible[chosen].T  # (T, N)
-    places = clip.coords_xy[chosen, query_frames]  # (N, 2)
-    queries = np.concatenate([query_frames[:, None], places], axis=1, dtype=np.float32)
-    return TrackSample(
-        video=torch.from_numpy(np.ascontiguousarray(clip.frames)),
-        tracks=torch.from_numpy(np.ascontiguousarray(tracks)),
-        visibility=torch.from_numpy(np.ascontiguousarray(visible)),
-        # The reader refuses NaN and a query is visible, hence in the frame: nothing to mask.
-        valid=torch.ones(visible.shape, dtype=torch.bool),
-        queries=torch.from_numpy(queries),
-        name=name,
-    )

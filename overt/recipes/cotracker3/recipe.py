@@ -10,22 +10,23 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from overt.data.synthetic_kubric import write_sequences
-from overt.distributed import World, barrier, is_main_process
+from overt.data.tracking_clips import TrackBatch, TrackSample, make_missing_sequences
+from overt.data.tracking_settings import HELD_OUT
+from overt.distributed import World
 from overt.errors import ConfigError
-from overt.evaluation import NamedRow, Row, score_each, summarize
-from overt.metrics.tracking import score_clip, score_table
+from overt.evaluation import NamedRow, summarize
+from overt.metrics.scored_clips import score_clips
+from overt.metrics.tracking import score_table
 from overt.recipe import PointTracks, SampleSource, StepOutput
 from overt.recipes.cotracker3 import loss as tracking_loss
-from overt.recipes.cotracker3.config import HELD_OUT, DataSettings, Settings, given_root
-from overt.recipes.cotracker3.data import TrackBatch, TrackSample, collate, training_clips
-from overt.recipes.cotracker3.evaluation import evaluation_clips, to_tapvid_pixels
+from overt.recipes.cotracker3.config import Settings
+from overt.recipes.cotracker3.data import collate, evaluation_clips, training_clips
 from overt.recipes.cotracker3.loss import Targets
 from overt.recipes.cotracker3.model import CoTracker3, CoTracker3Offline
 from overt.recipes.cotracker3.online import CoTracker3Online
 from overt.recipes.cotracker3.predictor import Prediction, Predictor
 from overt.recipes.cotracker3.windows import since_query, sliding_windows
-from overt.viz.tracks import draw_beside_truth
+from overt.viz.tracks import draw_beside_truth, film_beside_truth
 
 # Side of the grid of support points for `overt track`, as in the published demo.
 TRACKING_GRID = 6
@@ -62,7 +63,7 @@ class _CoTracker3Recipe(ABC):
         return self.model_class(**sizes)
 
     def build_dataset(self) -> SampleSource:
-        make_missing_data(self.settings.data)
+        make_missing_sequences(self.settings.data)
         return training_clips(self.settings.data)
 
     def collate(self, samples: list[TrackSample]) -> TrackBatch:
@@ -100,15 +101,7 @@ class _CoTracker3Recipe(ABC):
 
     def evaluate_rows(self, model: nn.Module, world: World) -> list[NamedRow]:
         """The same for each sequence or video."""
-        clips = evaluation_clips(self.settings)
-
-        def score(index: int) -> Row:
-            clip = clips.sample(index)
-            scale_xy = to_tapvid_pixels(clip)
-            return score_clip(clip, partial(self.track, model), clips.query_mode, scale_xy)
-
-        rows = score_each(world, len(clips), score)
-        return [{"name": name, **row} for name, row in zip(clips.names, rows, strict=True)]
+        return score_clips(evaluation_clips(self.settings), partial(self.track, model), world)
 
     def score_table(self, rows: list[NamedRow], scores: dict[str, float]) -> str:
         return score_table(rows, scores)
@@ -116,12 +109,14 @@ class _CoTracker3Recipe(ABC):
     def visualize(self, model: nn.Module) -> dict[str, Tensor]:
         """Predicted beside true tracks of the first clip that is evaluated."""
         clip = evaluation_clips(self.settings).sample(0)
-        count = len(clip.queries)
-        if count == 0:
+        if len(clip.queries) == 0:
             return {}
         tracks, visible = self.track(model, clip)
         truth = (clip.tracks, clip.visibility)
-        return {"tracks": draw_beside_truth(clip.video, tracks, visible, *truth)}
+        return {
+            "tracks": draw_beside_truth(clip.video, tracks, visible, *truth),
+            "tracks_video": film_beside_truth(clip.video, tracks, visible, *truth),
+        }
 
     def track(self, model: nn.Module, clip: TrackSample) -> tuple[Tensor, Tensor]:
         """Positions (T, N, 2) and visibility (T, N) of a clip's queries, on the CPU."""
@@ -200,10 +195,3 @@ class CoTracker3OnlineRecipe(_CoTracker3Recipe):
 
     def supervised(self, batch: TrackBatch) -> Tensor:
         return batch.valid & since_query(batch.queries[..., 0], batch.valid.shape[1])
-
-
-def make_missing_data(settings: DataSettings) -> None:
-    """Write the synthetic sequences that `data.synthetic` describes, unless they are there."""
-    if settings.synthetic is not None and is_main_process():
-        write_sequences(given_root(settings), **dataclasses.asdict(settings.synthetic))
-    barrier()

@@ -6,14 +6,14 @@ Section numbers refer to the paper, arXiv:2509.16527. This file does not import 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from omegaconf import MISSING
 
-from overt.data.augment import AugmentationSettings
-from overt.errors import ConfigError, nearest
+from overt.data.tracking_settings import HELD_OUT, KubricSettings, ScoringSettings, refuse_below
+from overt.errors import ConfigError
 
-HELD_OUT = "kubric_held_out"
-TAPVID = ("tapvid_davis", "tapvid_kinetics", "tapvid_rgb_stacking", "tapvid_robotap")
+RECOMPUTE = ("none", "maps", "frames")
 
 
 @dataclass
@@ -44,9 +44,9 @@ class ModelSettings:
     visible_threshold: float = MISSING
     # correlations are divided by this before the softmax over all cells
     temperature: float = MISSING
-    # keep only what passes between frames, make the rest again in the backward pass: a tenth of
-    # the memory for a quarter more time
-    recompute: bool = MISSING
+    # what is made again in the backward pass instead of being kept: none; maps, what the points
+    # read of each frame (with training.compile=blocks); frames, all but what passes between them
+    recompute: str = MISSING
     # weights of an ImageNet ResNet-18 to start from, torchvision's file; null: random
     backbone_weights: str | None = MISSING
 
@@ -65,9 +65,7 @@ class ModelSettings:
             "num_layers": 2, "num_heads": 1, "num_levels": 1, "num_neighbors": 1,
             "top_k_regions": 1, "memory_size": 1, "backbone_width": 1,
         }  # fmt: skip
-        for key, bound in least.items():
-            if getattr(self, key) < bound:
-                raise ConfigError(f"model.{key}={getattr(self, key)}; it must be at least {bound}")
+        refuse_below("model", self, least)
         if self.num_levels > 4:
             raise ConfigError(
                 f"model.num_levels={self.num_levels}; at most 4: the input's sides are multiples "
@@ -80,53 +78,30 @@ class ModelSettings:
             raise ConfigError(
                 f"model.visible_threshold={self.visible_threshold}; allowed is above 0 to below 1"
             )
+        if self.recompute not in RECOMPUTE:
+            raise ConfigError(
+                f"model.recompute={self.recompute}; allowed are {', '.join(RECOMPUTE)}"
+            )
         if self.temperature <= 0:
             raise ConfigError(f"model.temperature={self.temperature}; allowed is a number above 0")
 
 
 @dataclass
-class SyntheticSettings:
-    # sequences of textured shapes over a moving background, in the layout of kubric_lbm
-    count: int = MISSING
-    frames: int = MISSING
-    height: int = MISSING
-    width: int = MISSING
-    # tracked points per sequence
-    points: int = MISSING
-    seed: int = MISSING
-    # moving shapes per sequence, and how fast they move, in pixels per frame
-    shapes: int = MISSING
-    speed: float = MISSING
+class DataSettings(KubricSettings):
+    content: ClassVar[str] = "one sub-folder or one packed file per sequence"
 
-
-@dataclass
-class DataSettings:
     # folder with one sub-folder per sequence: SEQ/frames/*.png and SEQ/SEQ.npy, or with one file
     # SEQ.npz each, as `overt data pack` writes them; null where neither training nor evaluation
     # reads it
     root: str | None = MISSING
-    # synthetic sequences written to root before training; null: the data are there
-    synthetic: SyntheticSettings | None = MISSING
-    # (height, width) cut from every frame
-    crop_size: list[int] = MISSING
     # frames of a clip
     frames: int = MISSING
     # tracks of a sample; where a clip has fewer, the rest is empty and counts for nothing
     points: int = MISSING
-    # sequences at the start of the sorted list kept out of training, used for evaluation
-    held_out: int = MISSING
-    # change colours, zoom, crop and mirror training clips as `augmentation` says; false: only crop
-    augment: bool = MISSING
-    augmentation: AugmentationSettings = MISSING
 
     def __post_init__(self) -> None:
-        if len(self.crop_size) != 2 or min(self.crop_size) < 1:
-            raise ConfigError(
-                f"data.crop_size={list(self.crop_size)}; it takes [height, width] in pixels"
-            )
-        for key, bound in {"frames": 1, "points": 1, "held_out": 0}.items():
-            if getattr(self, key) < bound:
-                raise ConfigError(f"data.{key}={getattr(self, key)}; it must be at least {bound}")
+        super().__post_init__()
+        refuse_below("data", self, {"frames": 1, "points": 1})
 
 
 @dataclass
@@ -146,43 +121,18 @@ class LossSettings:
 
 
 @dataclass
-class EvaluationSettings:
-    # what is scored: kubric_held_out, the first data.held_out sequences of data.root; or the videos
-    # of tapvid_davis, tapvid_kinetics, tapvid_rgb_stacking or tapvid_robotap
-    dataset: str = MISSING
-    # folder that holds the files of TAP-Vid as their publisher packs them; null: kubric_held_out
-    dataset_root: str | None = MISSING
+class EvaluationSettings(ScoringSettings):
+    # TAP-Vid: a query for each track where it is first visible (first), or in every fifth frame
+    # that shows it (strided); the tracker never looks back, and frames before a query count as lost
+    query_mode: str = MISSING
     # frames that are remembered; the time embeddings are stretched to this
     memory_size: int = MISSING
     # a point counts as visible, and is remembered, where its probability is above this
     visible_threshold: float = MISSING
-    # kubric_held_out: points of each sequence that are tracked and scored
-    points_per_sequence: int = MISSING
-    # kubric_held_out: frames of each sequence, from its first
-    frames: int = MISSING
-    # TAP-Vid: a query for each track where it is first visible (first), or in every fifth frame
-    # that shows it (strided); the tracker never looks back, and frames before a query count as lost
-    query_mode: str = MISSING
-    # TAP-Vid: a fixed 50 of the videos of Kinetics and RoboTAP, none of over 300 frames
-    fast: bool = MISSING
 
     def __post_init__(self) -> None:
-        choices = {"dataset": (HELD_OUT, *TAPVID), "query_mode": ("first", "strided")}
-        for key, allowed in choices.items():
-            value = getattr(self, key)
-            if value not in allowed:
-                raise ConfigError(
-                    f"evaluation.{key}={value}{nearest(value, allowed)}; allowed are "
-                    f"{', '.join(allowed)}"
-                )
-        if self.dataset in TAPVID and self.dataset_root is None:
-            raise ConfigError(
-                f"evaluation.dataset={self.dataset} needs evaluation.dataset_root=FOLDER: the one "
-                f"that holds the folder {self.dataset}"
-            )
-        for key in ("memory_size", "points_per_sequence", "frames"):
-            if getattr(self, key) < 1:
-                raise ConfigError(f"evaluation.{key}={getattr(self, key)}; it must be at least 1")
+        super().__post_init__()
+        refuse_below("evaluation", self, {"memory_size": 1})
         if not 0 < self.visible_threshold < 1:
             raise ConfigError(
                 f"evaluation.visible_threshold={self.visible_threshold}; allowed is above 0 to "
@@ -199,14 +149,4 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.evaluation.dataset == HELD_OUT:
-            given_root(self.data)
-
-
-def given_root(data: DataSettings) -> str:
-    """The folder of sequences, refused where none is given."""
-    if data.root is None:
-        raise ConfigError(
-            "these keys have no value yet: data.root; add data.root=FOLDER, where FOLDER has one "
-            "sub-folder or one packed file per sequence"
-        )
-    return data.root
+            self.data.given_root()

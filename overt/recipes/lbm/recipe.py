@@ -8,22 +8,22 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from overt.data.synthetic_kubric import write_sequences
-from overt.distributed import World, barrier, is_main_process
-from overt.evaluation import NamedRow, Row, score_each, summarize
-from overt.metrics.tracking import score_clip, score_table
+from overt.data.tracking_clips import TrackBatch, TrackSample, make_missing_sequences, stack_samples
+from overt.distributed import World
+from overt.evaluation import NamedRow, summarize
+from overt.metrics.scored_clips import score_clips
+from overt.metrics.tracking import score_table
 from overt.recipe import PointTracks, SampleSource, StepOutput
 from overt.recipes.lbm import loss as tracking_loss
 from overt.recipes.lbm.clip import track_clip
-from overt.recipes.lbm.config import DataSettings, Settings, given_root
-from overt.recipes.lbm.data import KubricClips, TrackBatch, TrackSample, collate
-from overt.recipes.lbm.evaluation import evaluation_clips, to_tapvid_pixels
+from overt.recipes.lbm.config import Settings
+from overt.recipes.lbm.data import KubricClips, evaluation_clips
 from overt.recipes.lbm.export import ExportedStep, make_step
 from overt.recipes.lbm.loss import Targets, true_cells
 from overt.recipes.lbm.model import LBM
 from overt.recipes.lbm.online import OnlineTracker
 from overt.recipes.lbm.resnet_weights import load_resnet
-from overt.viz.tracks import draw_beside_truth
+from overt.viz.tracks import draw_beside_truth, film_beside_truth
 
 
 class LBMRecipe:
@@ -44,16 +44,20 @@ class LBMRecipe:
         return model
 
     def build_dataset(self) -> SampleSource:
-        make_missing_data(self.settings.data)
+        make_missing_sequences(self.settings.data)
         return KubricClips(self.settings.data)
 
     def collate(self, samples: list[TrackSample]) -> TrackBatch:
-        return collate(samples)
+        return stack_samples(samples)
 
     def blocks(self, model: LBM) -> list[nn.Module]:
         # Runs in every frame, as one unit. The encoder is not among them: its batch statistics
         # must not be noted twice, and model.recompute sees to that.
         return [model.transformer]
+
+    def shard_units(self, model: LBM) -> list[nn.Module]:
+        # Not the transformer: it runs in every frame, and its maps are made outside of it.
+        return [model.backbone]
 
     def targets(self, batch: TrackBatch) -> Targets:
         """The truth in pixels of the model, and where it is learned."""
@@ -92,15 +96,7 @@ class LBMRecipe:
 
     def evaluate_rows(self, model: nn.Module, world: World) -> list[NamedRow]:
         """The same for each sequence or video."""
-        clips = evaluation_clips(self.settings)
-
-        def score(index: int) -> Row:
-            clip = clips.sample(index)
-            scale_xy = to_tapvid_pixels(clip)
-            return score_clip(clip, partial(self.track, model), clips.query_mode, scale_xy)
-
-        rows = score_each(world, len(clips), score)
-        return [{"name": name, **row} for name, row in zip(clips.names, rows, strict=True)]
+        return score_clips(evaluation_clips(self.settings), partial(self.track, model), world)
 
     def score_table(self, rows: list[NamedRow], scores: dict[str, float]) -> str:
         return score_table(rows, scores)
@@ -108,12 +104,14 @@ class LBMRecipe:
     def visualize(self, model: nn.Module) -> dict[str, Tensor]:
         """Predicted beside true tracks of the first clip that is evaluated."""
         clip = evaluation_clips(self.settings).sample(0)
-        count = len(clip.queries)
-        if count == 0:
+        if len(clip.queries) == 0:
             return {}
         tracks, visible = self.track(model, clip)
         truth = (clip.tracks, clip.visibility)
-        return {"tracks": draw_beside_truth(clip.video, tracks, visible, *truth)}
+        return {
+            "tracks": draw_beside_truth(clip.video, tracks, visible, *truth),
+            "tracks_video": film_beside_truth(clip.video, tracks, visible, *truth),
+        }
 
     def track(self, model: nn.Module, clip: TrackSample) -> tuple[Tensor, Tensor]:
         """Positions (T, N, 2) and visibility (T, N) of a clip's queries, on the CPU."""
@@ -151,10 +149,3 @@ class LBMRecipe:
         assert isinstance(model, LBM)
         settings = self.settings.evaluation
         return make_step(model, settings.memory_size, settings.visible_threshold)
-
-
-def make_missing_data(settings: DataSettings) -> None:
-    """Write the synthetic sequences that `data.synthetic` describes, unless they are there."""
-    if settings.synthetic is not None and is_main_process():
-        write_sequences(given_root(settings), **dataclasses.asdict(settings.synthetic))
-    barrier()

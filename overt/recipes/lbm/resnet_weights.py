@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from overt.errors import CheckpointError
+from overt.nn.pretrained import read_weights
 from overt.recipes.lbm.backbone import Backbone
 
 # Where the file's stages are in the encoder; its last stage and its classifier are not used.
@@ -24,7 +23,12 @@ UNUSED = ("layer4.", "fc.")
 
 def load_resnet(backbone: Backbone, path: Path | str) -> None:
     """Fill the stages of the encoder from `model.backbone_weights`; every one of them, or none."""
-    found = _read(Path(path))
+    if not Path(path).is_file():
+        raise CheckpointError(
+            f"model.backbone_weights={path}: there is no such file. It is torchvision's "
+            "resnet18-f37072fd.pth; null starts from random weights."
+        )
+    found = read_weights(path, "model.backbone_weights")
     own = backbone.state_dict()
     stages = {name for name in own if name.startswith(("layer1.", "layer2.", "layer3."))}
     taken: dict[str, Tensor] = {}
@@ -45,22 +49,3 @@ def load_resnet(backbone: Backbone, path: Path | str) -> None:
             "model.backbone_width=64."
         )
     backbone.load_state_dict(taken, strict=False)
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    if not path.is_file():
-        raise CheckpointError(
-            f"model.backbone_weights={path}: there is no such file. It is torchvision's "
-            "resnet18-f37072fd.pth; null starts from random weights."
-        )
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return dict(load_file(path))
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-        raise CheckpointError(f"model.backbone_weights={path} is not readable: {error}") from error
-    if not isinstance(found, dict) or not all(isinstance(one, Tensor) for one in found.values()):
-        raise CheckpointError(f"model.backbone_weights={path}: expected is a plain state dict")
-    return found

@@ -1,0 +1,151 @@
+"""What point trackers are scored on, held-out sequences or TAP-Vid videos, and the scores of each.
+
+T frames, N tracks; positions are (x, y) in pixels of the clip, queries (t, x, y).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from overt.data.packed_sequences import read_tracks
+from overt.data.tapvid import TapVid
+from overt.data.tracking_clips import (
+    Positions,
+    TrackSample,
+    centre_crop,
+    name_of,
+    read_clip,
+    refuse_shorter,
+    to_sample,
+)
+from overt.data.tracking_settings import TAPVID, KubricSettings, ScoringSettings
+from overt.distributed import World
+from overt.errors import DataError
+from overt.evaluation import NamedRow, Row, score_each
+from overt.metrics.tracking import score_clip
+
+SIDE = 256  # pixels of the image in which TAP-Vid measures distances
+
+
+class HeldOutClips:
+    """The start of every held-out sequence, always the same."""
+
+    query_mode = "first"
+
+    def __init__(
+        self,
+        data: KubricSettings,
+        evaluation: ScoringSettings,
+        positions: Positions,
+        find: Callable[[str], list[Path]],  # all sequences of a folder, in order
+    ) -> None:
+        if data.held_out < 1:
+            raise DataError(
+                "data.held_out=0 leaves no sequence to evaluate on; set it to the number of "
+                "sequences to keep out of training."
+            )
+        self.crop_size = data.crop_size
+        self.settings = evaluation
+        self.positions = positions
+        self.sequences = find(data.given_root())[: data.held_out]
+        self.names = [name_of(sequence) for sequence in self.sequences]
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def sample(self, index: int) -> TrackSample:
+        """The centre of the first frames, points spread evenly, queried where first seen."""
+        sequence, frames = self.sequences[index], self.settings.frames
+        tracks = read_tracks(sequence)
+        refuse_shorter(sequence, tracks, frames, "evaluation.frames")
+        clip = read_clip(sequence, tracks, np.arange(frames))
+        clip = centre_crop(clip, self.crop_size, self.positions, sequence)
+        seen = np.flatnonzero(clip.visible.any(axis=1))
+        if len(seen) == 0:
+            raise DataError(
+                f"{sequence}: no track is visible in the first {frames} frames. Raise "
+                "evaluation.frames or data.crop_size, or take it out of the data set."
+            )
+        count = min(self.settings.points_per_sequence, len(seen))
+        chosen = seen[np.linspace(0, len(seen) - 1, count).round().astype(np.intp)]
+        query_frames = clip.visible[chosen].argmax(axis=1)
+        return to_sample(clip, chosen, query_frames, count, self.names[index])
+
+
+class TapVidClips:
+    """The videos of a TAP-Vid data set, 256 x 256, with their queries."""
+
+    def __init__(self, evaluation: ScoringSettings, positions: Positions) -> None:
+        assert evaluation.dataset_root is not None, "the settings have refused that"
+        self.videos = TapVid(
+            evaluation.dataset_root,
+            evaluation.dataset.removeprefix("tapvid_"),
+            evaluation.query_mode,
+            size=(SIDE, SIDE),
+            fast=evaluation.fast,
+        )
+        self.query_mode = evaluation.query_mode
+        self.positions = positions
+        self.names = self.videos.names
+
+    def __len__(self) -> int:
+        return len(self.videos)
+
+    def sample(self, index: int) -> TrackSample:
+        """One video; a track appears once for each of its queries."""
+        video = self.videos.video(index)
+        # The reader counts from the first pixel's centre to the last one's.
+        scale = (SIDE - self.positions) / (SIDE - Positions.CENTRES)
+        queries = torch.from_numpy(video.queries_txy).clone()
+        queries[:, 1:] *= scale
+        return TrackSample(
+            video=torch.from_numpy(video.video),
+            tracks=torch.from_numpy(video.tracks_xy).transpose(0, 1) * scale,
+            visibility=torch.from_numpy(~video.occluded.T),
+            valid=torch.ones(len(queries), dtype=torch.bool),
+            queries=queries,
+            name=video.name,
+        )
+
+
+EvaluationClips = HeldOutClips | TapVidClips
+
+
+def evaluation_clips(
+    data: KubricSettings,
+    evaluation: ScoringSettings,
+    positions: Positions,
+    find: Callable[[str], list[Path]],
+) -> EvaluationClips:
+    """The clips that `evaluation.dataset` names."""
+    if evaluation.dataset in TAPVID:
+        return TapVidClips(evaluation, positions)
+    return HeldOutClips(data, evaluation, positions, find)
+
+
+def score_clips(
+    clips: EvaluationClips,
+    track: Callable[[TrackSample], tuple[Tensor, Tensor]],  # positions (T, N, 2), visible (T, N)
+    world: World,
+) -> list[NamedRow]:
+    """The scores of each clip, beside those of points that never move; every process has all."""
+
+    def score(index: int) -> Row:
+        clip = clips.sample(index)
+        scale_xy = to_tapvid_pixels(clip, clips.positions)
+        return score_clip(clip, track, clips.query_mode, scale_xy)
+
+    rows = score_each(world, len(clips), score)
+    return [{"name": name, **row} for name, row in zip(clips.names, rows, strict=True)]
+
+
+def to_tapvid_pixels(clip: TrackSample, positions: Positions) -> Tensor:
+    """(2,): what turns x and y of a clip into pixels of a 256 x 256 image."""
+    height, width = clip.video.shape[-2:]
+    last = SIDE - positions
+    return torch.tensor([last / (width - positions), last / (height - positions)])

@@ -1,0 +1,168 @@
+"""Weights in files of any origin: safetensors, and what torch.save wrote. Nothing of them is run.
+
+Tensors by name, found within the containers of training scripts; keys without their wrappers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import pathlib
+import pickle
+import re
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from overt.errors import CheckpointError
+
+# What DDP, torch.compile, FSDP and activation checkpointing put into the middle of a key.
+WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+# Where training scripts keep the weights inside a larger dictionary.
+CONTAINERS = ("model", "state_dict", "model_state", "model_state_dict")
+
+
+def clean_keys(keys: Iterable[str], source: str) -> dict[str, str]:
+    """Every key without its wrappers; refused where two keys would become one."""
+    cleaned = {key: clean_key(key) for key in keys}
+    refuse_collisions(cleaned, source)
+    return cleaned
+
+
+def clean_key(key: str) -> str:
+    """The key as the bare module would name it: `model.module._orig_mod.a.weight` and so on."""
+    *path, name = key.split(".")
+    return ".".join([part for part in path if part not in WRAPPERS] + [name])
+
+
+def refuse_collisions(cleaned: Mapping[str, str], source: str) -> None:
+    """Refuse new names of keys where two keys have become one."""
+    seen: dict[str, str] = {}
+    for key, clean in cleaned.items():
+        if clean in seen:
+            raise CheckpointError(
+                f"{source}: the keys {seen[clean]} and {key} both become {clean} without their "
+                "wrappers; it holds two models. Keep the one you mean and save it again."
+            )
+        seen[clean] = key
+
+
+def is_safetensors(path: Path) -> bool:
+    """Whether a file starts like safetensors: a length, then a JSON object."""
+    with path.open("rb") as file:
+        start = file.read(9)
+    return len(start) == 9 and start[8:] == b"{"
+
+
+def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """All tensors of a safetensors file, tied ones under all their names, and its metadata."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata: dict[str, str] = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{path} is not a whole safetensors file ({error}); copy it again from where it came"
+        ) from None
+    for name, owner in json.loads(metadata.get("overt.tied", "{}")).items():
+        tensors[name] = tensors[owner]
+    return tensors, metadata
+
+
+def find_weights(
+    content: Any, path: Path, containers: Sequence[str] = CONTAINERS
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of what a file holds, from within any containers, and whatever else it says."""
+    if not isinstance(content, Mapping):
+        raise CheckpointError(
+            f"{path} holds a {type(content).__name__}, not a dictionary of tensors; "
+            "save `model.state_dict()`"
+        )
+    for name in containers:
+        inner = content.get(name)
+        if isinstance(inner, Mapping):
+            tensors, nested = find_weights(inner, path, containers)
+            rest = {str(key): value for key, value in content.items() if key != name}
+            return tensors, {**nested, **rest}
+    tensors = {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
+    if not tensors:
+        raise CheckpointError(
+            f"{path} holds no tensors at its top level nor under {', '.join(containers)}; "
+            f"it has {some(map(str, content)) or 'nothing'}"
+        )
+    return tensors, {str(key): value for key, value in content.items() if key not in tensors}
+
+
+def read_torch_file(path: Path) -> Any:
+    """A file of `torch.save`, read without running anything that it contains."""
+    try:
+        with torch.serialization.safe_globals(_harmless()):
+            return torch.load(
+                path,
+                map_location="cpu",
+                weights_only=True,
+                mmap=zipfile.is_zipfile(path),
+            )
+    except Exception as error:  # a damaged file can make torch's reader fail in any way
+        raise _refusal(path, error) from None
+
+
+def _refusal(path: Path, error: Exception) -> CheckpointError:
+    text = str(error) or type(error).__name__
+    named = re.search(r"GLOBAL ([\w.]+)", text)
+    if isinstance(error, pickle.UnpicklingError) and named is not None:
+        return CheckpointError(
+            f"{path} asks for {named[1]}, which could run code when loaded. Nothing of it was run. "
+            "Allowed are tensors, numbers, text, lists, dictionaries, argparse.Namespace, numpy "
+            "values and paths. If you trust where the file comes from, load it where it was "
+            "written and save `model.state_dict()` alone."
+        )
+    # Without torch's advice to switch its safety off.
+    reason = text.partition("WeightsUnpickler error:")[2] or text.partition(" In PyTorch 2.6")[0]
+    return CheckpointError(
+        f"{path} is neither a safetensors file nor a whole file of torch.save with plain values "
+        f"({reason.strip().splitlines()[0]}). Nothing of it was run. Copy it again from where it "
+        "came, or save `model.state_dict()` once more."
+    )
+
+
+def _encode_latin1(text: str, encoding: str) -> bytes:
+    """How pickle writes bytes; the one encoding it uses, and no look-up of others."""
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"refused the text encoding {encoding!r}")
+    return text.encode("latin1")
+
+
+def _harmless() -> list[Any]:
+    """Classes that training scripts leave in their files and that can do nothing but hold data."""
+    number_types = {type(np.dtype(code)) for code in np.typecodes["All"] if code not in "OV"}
+    scalar, reconstruct = np.float64(0).__reduce__()[0], np.zeros(1).__reduce__()[0]
+    return [
+        argparse.Namespace,
+        collections.OrderedDict,
+        pathlib.PosixPath,
+        # Written by numpy before and since 2.0, and by Python before and since 3.13.
+        (pathlib.PosixPath, "pathlib._local.PosixPath"),
+        (pathlib.PosixPath, "pathlib.PosixPath"),
+        *((scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
+        *((reconstruct, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")),
+        np.ndarray,
+        np.dtype,
+        *number_types,
+        (_encode_latin1, "_codecs.encode"),
+    ]
+
+
+def some(keys: Iterable[str], count: int = 4) -> str:
+    """The first few of many keys, for a message."""
+    listed = list(keys)
+    more = f" and {len(listed) - count} more" if len(listed) > count else ""
+    return ", ".join(listed[:count]) + more

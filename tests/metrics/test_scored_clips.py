@@ -1,0 +1,94 @@
+"""overt/metrics/scored_clips.py: one truth, whichever way a recipe counts its positions."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from overt.config import load
+from overt.data.kubric import list_sequences
+from overt.data.synthetic_kubric import write_sequences
+from overt.data.synthetic_tapvid import write_videos
+from overt.data.tracking_clips import Positions, TrackSample
+from overt.distributed import World
+from overt.metrics.scored_clips import (
+    EvaluationClips,
+    HeldOutClips,
+    TapVidClips,
+    evaluation_clips,
+    score_clips,
+    to_tapvid_pixels,
+)
+
+ALONE = World(0, 1, 0, torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("scored")
+    write_videos(root, "davis", 2, frames=6, height=30, width=40, points=8, speed=4)
+    write_sequences(root / "kubric", 2, frames=8, height=40, width=48, points=40)
+    return root
+
+
+def clips_of(root: Path, dataset: str, positions: Positions) -> EvaluationClips:
+    words = ["recipe=lbm_tiny", f"data.root={root / 'kubric'}", "data.held_out=2"]
+    words += ["data.crop_size=[32,40]", "evaluation.frames=6", "evaluation.points_per_sequence=7"]
+    words += [f"evaluation.dataset={dataset}", f"evaluation.dataset_root={root}"]
+    settings = load(words).settings
+    return evaluation_clips(settings.data, settings.evaluation, positions, list_sequences)
+
+
+def test_the_data_set_that_is_named_is_read(root: Path) -> None:
+    held_out = clips_of(root, "kubric_held_out", Positions.CENTRES)
+    assert isinstance(held_out, HeldOutClips)
+    assert held_out.names == ["0000", "0001"]
+    assert held_out.sample(1).tracks.shape == (6, 7, 2)
+    videos = clips_of(root, "tapvid_davis", Positions.CENTRES)
+    assert isinstance(videos, TapVidClips)
+    assert len(videos) == 2
+
+
+def test_both_ways_of_counting_meet_in_the_image_of_tapvid(root: Path) -> None:
+    """Shares of the image are the same; pixels of 256 differ by 256 / 255 as the methods do."""
+    shares, centres = (
+        clips_of(root, "tapvid_davis", positions).sample(0) for positions in Positions
+    )
+    assert torch.equal(shares.video, centres.video)
+    torch.testing.assert_close(shares.tracks / 256, centres.tracks / 255)
+    torch.testing.assert_close(shares.queries[:, 1:] / 256, centres.queries[:, 1:] / 255)
+    assert torch.equal(shares.queries[:, 0], centres.queries[:, 0])
+    for clip, positions in ((shares, Positions.SHARES), (centres, Positions.CENTRES)):
+        assert to_tapvid_pixels(clip, positions).tolist() == [1.0, 1.0]
+
+
+def test_distances_are_measured_in_256_pixels(root: Path) -> None:
+    clip = clips_of(root, "kubric_held_out", Positions.CENTRES).sample(0)  # 32 x 40 pixels
+    torch.testing.assert_close(
+        to_tapvid_pixels(clip, Positions.CENTRES), torch.tensor([255 / 39, 255 / 31])
+    )
+    torch.testing.assert_close(
+        to_tapvid_pixels(clip, Positions.SHARES), torch.tensor([256 / 40, 256 / 32])
+    )
+
+
+@pytest.mark.parametrize("dataset", ["kubric_held_out", "tapvid_davis"])
+def test_the_truth_scores_one_and_rows_have_names(dataset: str, root: Path) -> None:
+    clips = clips_of(root, dataset, Positions.SHARES)
+
+    def truth(clip: TrackSample) -> tuple[Tensor, Tensor]:
+        return clip.tracks, clip.visibility
+
+    def beside(clip: TrackSample) -> tuple[Tensor, Tensor]:
+        return clip.tracks + torch.tensor([0.0, 3.0]), clip.visibility
+
+    rows = score_clips(clips, truth, ALONE)
+    assert [row["name"] for row in rows] == list(clips.names)
+    assert all(row["average_jaccard"] == 1 for row in rows)
+    # Three pixels of the clip are 3 of 256, or 24 where the clip is 32 pixels high.
+    within = 4 if dataset == "tapvid_davis" else None
+    for row in score_clips(clips, beside, ALONE):
+        for threshold in (1, 2, 4, 8, 16):
+            expected = within is not None and threshold >= within
+            assert row[f"pts_within_{threshold}"] == expected

@@ -1,0 +1,114 @@
+"""Optional packages: each has its extra, is imported only where it is used, and is asked for by it.
+
+Which packages there are is read from pyproject.toml; where they are imported, from the source.
+"""
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import overt
+from overt.data.digits import load_digits
+from overt.errors import OvertError
+from overt.geometry.body_files import load_body
+
+ROOT = Path(overt.__file__).parent
+PROJECT = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["project"]
+# Names under which packages are imported, where these differ from the names of their projects.
+IMPORTED_AS = {
+    "hydra-core": "hydra", "pillow": "PIL", "scikit-learn": "sklearn", "mlflow-skinny": "mlflow",
+}  # fmt: skip
+WITH_TORCH = {"triton"}  # comes with torch where there are GPUs; the plain twins need none
+FOR_SPEED = {"scipy"}  # a slower definition stands in: nothing is refused
+
+
+def imports_of(requirements: list[str]) -> set[str]:
+    projects = {re.split(r"[\s<>=!~;\[]", line, maxsplit=1)[0] for line in requirements}
+    return {IMPORTED_AS.get(project, project) for project in projects}
+
+
+EXTRAS = {
+    name: imports_of(requirements)
+    for name, requirements in PROJECT["optional-dependencies"].items()
+    if name != "dev"
+}
+NEEDED = imports_of(PROJECT["dependencies"])
+
+
+def extra_of(package: str) -> str | None:
+    return next((name for name, packages in EXTRAS.items() if package in packages), None)
+
+
+def optional_imports(tree: ast.AST, at_start: bool = True) -> Iterator[tuple[str, bool]]:
+    """Packages imported that are neither Python's, nor overt's, nor always installed."""
+    names: list[str] = []
+    if isinstance(tree, ast.Import):
+        names = [alias.name for alias in tree.names]
+    elif isinstance(tree, ast.ImportFrom) and not tree.level:
+        names = [tree.module or ""]
+    for name in names:
+        package = name.partition(".")[0]
+        if package not in {*sys.stdlib_module_names, "overt", *NEEDED, *WITH_TORCH}:
+            yield package, at_start
+    inside = isinstance(tree, ast.FunctionDef | ast.AsyncFunctionDef)
+    for child in ast.iter_child_nodes(tree):
+        yield from optional_imports(child, at_start and not inside)
+
+
+FOUND = sorted(
+    {
+        (file, package, at_start)
+        for file in ROOT.rglob("*.py")
+        for package, at_start in optional_imports(ast.parse(file.read_text()))
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("file", "package", "at_start"), FOUND, ids=[f"{file.stem}-{name}" for file, name, _ in FOUND]
+)
+def test_an_optional_import_has_an_extra_that_its_refusal_names(
+    file: Path, package: str, at_start: bool
+) -> None:
+    extra = extra_of(package)
+    assert extra is not None, f"{file} imports {package}, which pyproject.toml does not name"
+    assert not at_start, f"{file} imports {package} at its start; import it where it is used"
+    texts = "".join(other.read_text() for other in file.parent.glob("*.py"))
+    assert package in FOR_SPEED or f"pip install 'overt[{extra}]'" in texts
+
+
+def test_every_extra_that_is_named_exists() -> None:
+    pages = [ROOT.parent / "README.md", *(ROOT.parent / "docs").glob("*.md")]
+    for file in [*ROOT.rglob("*.py"), *ROOT.rglob("*.md"), *pages]:
+        for named in re.findall(r"overt\[(\w+)\]", file.read_text()):
+            assert named in {*EXTRAS, "dev"}, f"{file} names the extra {named}, which is not there"
+
+
+def test_what_runs_in_the_tests_is_of_the_version_that_users_get() -> None:
+    extras = PROJECT["optional-dependencies"]
+    users = {line for name, lines in extras.items() if name != "dev" for line in lines}
+    for line in extras["dev"]:
+        if imports_of([line]) & imports_of(list(users)):
+            assert line in users
+
+
+REFUSALS: list[tuple[str, Callable[[Path], object]]] = [
+    ("sklearn", lambda folder: load_digits()),
+    ("smplx", lambda folder: load_body(str(folder / "SMPL_NEUTRAL.pkl"), "model.body.model", None)),
+]
+
+
+@pytest.mark.parametrize(("package", "use"), REFUSALS, ids=[name for name, _ in REFUSALS])
+def test_without_the_package_the_user_is_told_what_to_install(
+    package: str, use: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "SMPL_NEUTRAL.pkl").write_bytes(b"")
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+    with pytest.raises(OvertError) as caught:
+        use(tmp_path)
+    assert f"pip install 'overt[{extra_of(package)}]'" in str(caught.value)
