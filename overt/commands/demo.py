@@ -1,8 +1,8 @@
 """`overt demo`: a real training run in minutes, each command shown before it runs.
 
 Synthetic videos with fast motion are made, the small tracker that comes with overt is trained on
-them, its best checkpoint is scored on videos it has not seen, and its tracks are drawn beside the
-true ones.
+them, its best checkpoint is scored on videos it has not seen, its tracks are drawn beside the true
+ones, and everything is put on one page.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ def main(arguments: Sequence[str]) -> int:
     words += [f"checkpoint.init_from={os.path.relpath(shipped_weights(RECIPE))}"]
     show("train", [*words, *TASK, *options.overrides])
     show("evaluate", [f"checkpoint={run / 'checkpoints' / 'best'}"])
+    show("report", [str(run)])
     minutes = (time.perf_counter() - began) / 60
     scores = json.loads((run / "evaluation" / "scores.json").read_text())["scores"]
     print(closing_words(run, first_scores(run), scores, minutes))
@@ -87,6 +88,7 @@ def closing_words(
             for label, name, meaning in ROWS
         ),
         "",
+        f"report      {run / 'report.html'}  (opens in any browser)",
         f"picture     {run / 'evaluation' / 'tracks.png'}",
         f"log         {run / 'metrics.jsonl'}  (tensorboard --logdir {run})",
         f"checkpoint  {(run / 'checkpoints' / 'best').resolve()}",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,13 +20,21 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from overt.distributed import is_main_process
-from overt.engine.trackers import Pixels, RunFolder, TensorBoard, Tracker, WeightsAndBiases
+from overt.engine.system import SystemMeter, environment, gpu_memory, gpu_use
+from overt.engine.trackers import (
+    Pixels,
+    RunFolder,
+    Start,
+    TensorBoard,
+    Tracker,
+    TrackerMaker,
+    WeightsAndBiases,
+)
 
 logger = logging.getLogger(__name__)
-
-GIGABYTE = 1e9
 
 
 class MetricsLogger:
@@ -51,6 +60,7 @@ class MetricsLogger:
         wandb_mode: str | None = None,
         wandb_run_id: str | None = None,
         resume_step: int | None = None,
+        trackers: Sequence[TrackerMaker] = (),
     ) -> None:
         self.log_dir = Path(log_dir)
         self.wandb_run_id: str | None = None
@@ -61,6 +71,7 @@ class MetricsLogger:
         self._sums: dict[str, tuple[Any, int]] = {}
         self._last_step = -1 if resume_step is None else resume_step
         self._names_at_last_step: set[str] = set()
+        self._system = SystemMeter(self.log_dir)
         if not self._active:
             return
         self._trackers.append(self._folder)
@@ -87,15 +98,19 @@ class MetricsLogger:
                 )
                 self.wandb_run_id = wandb.run_id
                 self._trackers.append(wandb)
+        start = Start(experiment_name, self.log_dir, dict(config or {}), resume_step)
+        for make in trackers:
+            with self._never_stop(getattr(getattr(make, "func", make), "__name__", repr(make))):
+                self._trackers.append(make(start))
 
     def _open_folder(self, resume_step: int | None) -> None:
         self.log_dir.mkdir(parents=True, exist_ok=True)
         if resume_step is None:
             self._folder.set_aside()
-            self._folder.event("start", {})
+            self._folder.event("start", environment())
         else:
             self._names_at_last_step = self._folder.cut_after(resume_step)
-            self._folder.event("resume", {"step": resume_step})
+            self._folder.event("resume", {"step": resume_step, **environment()})
 
     def log_metrics(
         self, metrics: Mapping[str, Any], step: int | None = None, prefix: str = ""
@@ -146,6 +161,12 @@ class MetricsLogger:
             gif = as_gif(frames, fps)
             self._send(lambda tracker: tracker.video(name, gif, step))
 
+    def log_picture(self, name: str, pixels: Any, step: int) -> None:
+        """Log a picture, or, with a dimension more, (T, 3, H, W), a video."""
+        with self._never_stop(f"the picture {name}"):
+            log = self.log_video if np.ndim(pixels) == 4 else self.log_image
+            log(name, pixels, step)
+
     def log_histogram(self, name: str, values: Any, step: int) -> None:
         """Log how values are spread; NaN and Inf are left out of it."""
         if not self._active:
@@ -157,35 +178,36 @@ class MetricsLogger:
                 self._send(lambda tracker: tracker.histogram(name, finite, step))
 
     def log_model_gradients(self, model: nn.Module, step: int) -> None:
-        """A histogram of each parameter's gradient; call it before the gradients are cleared."""
+        """A histogram of each parameter's gradient; call it before the gradients are cleared.
+
+        Of a sharded model on every process, since its tensors are gathered.
+        """
         for name, parameter in model.named_parameters():
             if parameter.grad is not None:
-                self.log_histogram(f"gradients/{name}", parameter.grad, step)
+                self.log_histogram(f"gradients/{name}", _whole(parameter.grad), step)
 
     def log_model_weights(self, model: nn.Module, step: int) -> None:
-        """A histogram of each parameter."""
+        """A histogram of each parameter; of a sharded model on every process."""
         for name, parameter in model.named_parameters():
-            self.log_histogram(f"weights/{name}", parameter, step)
+            self.log_histogram(f"weights/{name}", _whole(parameter), step)
 
     def log_system_metrics(self, step: int) -> None:
-        """Memory and load of this host, memory and use of its GPUs."""
-        if not self._active:
-            return
+        """Log how busy processor, memory, disk and network of this host and its GPUs are."""
+        self.log_metrics(self.system_metrics(), step)
+
+    def system_metrics(self) -> dict[str, float]:
+        """What `log_system_metrics` logs; nothing on other processes than the main one."""
         numbers: dict[str, float] = {}
+        if not self._active:
+            return numbers
         with self._never_stop("system metrics"):
-            numbers["memory_gb"] = resident_bytes() / GIGABYTE
-            numbers["cpu_load"] = os.getloadavg()[0]
+            numbers |= self._system.host()
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             for index in range(torch.cuda.device_count()):
-                gpu = f"gpu{index}"
-                allocated = torch.cuda.memory_allocated(index)
-                numbers[f"{gpu}_memory_allocated_gb"] = allocated / GIGABYTE
-                reserved = torch.cuda.memory_reserved(index)
-                numbers[f"{gpu}_memory_reserved_gb"] = reserved / GIGABYTE
+                numbers |= gpu_memory(index)
                 with self._never_stop("GPU use", advice="pip install nvidia-ml-py"):
-                    numbers[f"{gpu}_utilization"] = torch.cuda.utilization(index)
-                    numbers[f"{gpu}_memory_utilization"] = torch.cuda.memory_usage(index)
-        self.log_metrics(numbers, step, "system")
+                    numbers |= gpu_use(index)
+        return {f"system/{name}": value for name, value in numbers.items()}
 
     def log_event(self, kind: str, **fields: Any) -> None:
         """Write down that something happened (a restart, a skipped step) in events.jsonl."""
@@ -195,7 +217,11 @@ class MetricsLogger:
             self._folder.event(kind, fields)
 
     def finish(self, exit_code: int = 0) -> None:
-        """Flush and close; nothing is logged afterwards."""
+        """Flush and close; nothing is logged afterwards. An error on its way out is noted."""
+        error = sys.exception()
+        if error is not None and exit_code and self._active:
+            lines = str(error).splitlines() or [""]
+            self._folder.error = f"{type(error).__name__}: {lines[0][:500]}"
         self._send(lambda tracker: tracker.close(exit_code))
         self._active = False
         self._trackers = []
@@ -260,6 +286,11 @@ def _number(value: Any) -> float:
     return value if type(value) is int else float(value)
 
 
+def _whole(tensor: Tensor) -> Tensor:
+    """A sharded tensor gathered from all processes; any other as it is."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 def as_array(values: Any) -> NDArray[Any]:
     """A tensor, array or list as a NumPy array; bfloat16, which NumPy lacks, as float32."""
     if isinstance(values, Tensor):
@@ -291,14 +322,3 @@ def as_gif(frames: Any, fps: float) -> bytes:
         buffer, "GIF", save_all=True, append_images=pictures[1:], duration=milliseconds, loop=0
     )
     return buffer.getvalue()
-
-
-def resident_bytes() -> int:
-    """Memory of this process that is in use, in bytes."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except FileNotFoundError:  # not Linux: the peak, which macOS gives in bytes
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,6 +1,8 @@
-"""Where logged things go: files in the run folder, TensorBoard, Weights & Biases.
+"""Where logged things go: files in the run folder, TensorBoard, Weights & Biases, or elsewhere.
 
 A tracker raises what it meets; MetricsLogger catches it, so that no tracker stops a training run.
+For a place of your own write a class with the methods of `Tracker` that is made from a `Start`, and
+name it in `logging.trackers` (docs/logging.md); overt/engine/mlflow_tracker.py is one.
 """
 
 from __future__ import annotations
@@ -12,9 +14,9 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +42,18 @@ class Tracker(Protocol):
     def close(self, exit_code: int) -> None: ...
 
 
+class Start(NamedTuple):
+    """What a tracker is told when a session begins; made on the main process only."""
+
+    experiment_name: str
+    log_dir: Path  # the run folder: a place to keep a run's id for the next session
+    config: dict[str, Any]
+    resume_step: int | None  # steps beyond it come again; None: the run begins anew
+
+
+TrackerMaker = Callable[[Start], Tracker]
+
+
 class RunFolder:
     """metrics.jsonl and events.jsonl, one JSON object per line; images and GIFs in pictures/."""
 
@@ -48,6 +62,7 @@ class RunFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.metrics_file = folder / "metrics.jsonl"
+        self.error: str | None = None  # what the run ended with
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         append_line(self.metrics_file, {"step": step, "time": time.time(), **values})
@@ -69,7 +84,8 @@ class RunFolder:
         self.metrics({f"{name}/{key}": float(value) for key, value in spread.items()}, step)
 
     def close(self, exit_code: int) -> None:
-        self.event("finish", {"exit_code": exit_code})
+        error = {} if self.error is None else {"error": self.error}
+        self.event("finish", {"exit_code": exit_code, **error})
 
     def _picture(
         self, kind: str, name: str, data: bytes, step: int, suffix: str, caption: str | None

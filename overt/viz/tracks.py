@@ -18,6 +18,7 @@ from torch import Tensor
 
 POINTS_DRAWN = 24
 PANEL_WIDTH = 200  # pixels to which the frames of small videos are enlarged
+FRAMES_FILMED = 48  # at most: a video of a run's log is looked at, not measured
 
 _SUPERSAMPLE = 3  # drawn larger and shrunk: smooth lines and circles
 _GAP = 6
@@ -267,3 +268,22 @@ def draw_beside_truth(
         truth_visible=true_visible[:, few],
         scale=max(1, PANEL_WIDTH // video.shape[-1]),
     )
+
+
+def film_beside_truth(
+    video: Tensor,  # (T, 3, H, W) uint8
+    tracks: Tensor,  # (T, N, 2)
+    visible: Tensor,  # (T, N)
+    true_tracks: Tensor,
+    true_visible: Tensor,
+) -> Tensor:
+    """The video with some of the tracks, and beside it with the true ones, (T', 3, H', 2 W')."""
+    frames, count = tracks.shape[:2]
+    some = torch.linspace(0, frames - 1, min(FRAMES_FILMED, frames)).round().long()
+    few = torch.linspace(0, count - 1, min(POINTS_DRAWN, count)).round().long()
+    scale = max(1, PANEL_WIDTH // video.shape[-1])
+    sides = [
+        draw_video(video[some], one[some][:, few], seen[some][:, few], scale=scale)
+        for one, seen in ((tracks, visible), (true_tracks, true_visible))
+    ]
+    return torch.cat(sides, dim=3)

@@ -18,6 +18,10 @@ def test_the_demo_runs_to_its_last_line(tmp_path: Path, capfd: pytest.CaptureFix
         assert word in printed
     for path in ("evaluation/tracks.png", "metrics.jsonl", "checkpoints/best/model.safetensors"):
         assert (run / path).is_file(), path
+    assert f"report      {run / 'report.html'}" in printed
+    page = (run / "report.html").read_text()
+    assert "image/gif" in page  # a video of the tracks
+    assert "average_jaccard" in page
     scores = json.loads((run / "evaluation" / "scores.json").read_text())["scores"]
     for name in ("average_pts_within_thresh", "average_jaccard", "occlusion_accuracy"):
         assert scores[name] > scores[f"static_{name}"], name

@@ -7,6 +7,7 @@ import math
 import os
 import resource
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,9 @@ from PIL import Image
 from wandb_file import read_offline_run
 
 from overt.engine import logger as logger_module
-from overt.engine.logger import MetricsLogger, as_gif, as_pixels, resident_bytes
+from overt.engine.logger import MetricsLogger, as_gif, as_pixels
+from overt.engine.system import environment
+from overt.engine.trackers import Start
 
 
 def plain(folder: Path, **options: Any) -> MetricsLogger:
@@ -44,7 +47,12 @@ def rows(folder: Path, file: str = "metrics.jsonl") -> list[dict[str, Any]]:
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
-    return rows(folder, "events.jsonl")
+    """The events without the environment, which starts and resumes bring along."""
+    known = environment()
+    return [
+        {key: value for key, value in event.items() if key not in known}
+        for event in rows(folder, "events.jsonl")
+    ]
 
 
 # --- the run folder -------------------------------------------------------------------------------
@@ -146,11 +154,30 @@ def test_half_an_event_does_not_spoil_the_next(tmp_path: Path) -> None:
 def test_a_failed_run_says_so(tmp_path: Path) -> None:
     def fail() -> None:
         with plain(tmp_path):
-            raise RuntimeError
+            raise RuntimeError("first line\nsecond line")
 
     with pytest.raises(RuntimeError):
         fail()
-    assert events(tmp_path)[-1] == {"kind": "finish", "exit_code": 1}
+    last = {"kind": "finish", "exit_code": 1, "error": "RuntimeError: first line"}
+    assert events(tmp_path)[-1] == last
+
+
+def test_a_run_that_succeeds_names_no_error_of_others(tmp_path: Path) -> None:
+    try:
+        raise RuntimeError("of before")
+    except RuntimeError:
+        plain(tmp_path).finish()
+    assert events(tmp_path)[-1] == {"kind": "finish", "exit_code": 0}
+
+
+def test_a_session_says_where_it_runs(tmp_path: Path) -> None:
+    plain(tmp_path)
+    plain(tmp_path, resume_step=3)
+    start, resume = rows(tmp_path, "events.jsonl")
+    assert start == {"kind": "start", **environment()}
+    assert resume == {"kind": "resume", "step": 3, **environment()}
+    assert start["pid"] == os.getpid()
+    assert start["torch"] == torch.__version__
 
 
 def test_other_processes_are_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,15 +403,82 @@ def test_system_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         logger.log_system_metrics(1)
         monkeypatch.setattr(torch.cuda, "utilization", lambda index: 97)
         monkeypatch.setattr(torch.cuda, "memory_usage", lambda index: 40)
+        monkeypatch.setattr(torch.cuda, "temperature", lambda index: 60)
+        monkeypatch.setattr(torch.cuda, "power_draw", lambda index: 500_000)
         logger.log_system_metrics(2)
     first, second, third = rows(tmp_path)
-    assert set(first) == {"step", "system/memory_gb", "system/cpu_load"}
-    assert first["system/memory_gb"] == pytest.approx(resident_bytes() / 1e9, rel=0.5)
+    assert {"system/memory_gb", "system/cpu_load", "system/disk_free_gb"} <= set(first)
+    assert not any("gpu" in name for name in first)
     assert second["system/gpu0_memory_allocated_gb"] == 2.0
     assert second["system/gpu0_memory_reserved_gb"] == 3.0
     assert "system/gpu0_utilization" not in second
     assert third["system/gpu0_utilization"] == 97
     assert third["system/gpu0_memory_utilization"] == 40
+    assert third["system/gpu0_power_w"] == 500
+
+
+# --- other trackers -------------------------------------------------------------------------------
+
+
+class Diary:
+    """A tracker that remembers what it was told."""
+
+    name = "diary"
+    written: list[Any]
+
+    def __init__(self, start: Start, fails: bool = False) -> None:
+        self.written = [start]
+        self.fails = fails
+        type(self).last = self
+
+    def metrics(self, values: Any, step: int) -> None:
+        if self.fails:
+            raise OSError("no ink")
+        self.written.append((dict(values), step))
+
+    def image(self, name: str, pixels: Any, step: int, caption: str | None) -> None:
+        self.written.append((name, pixels.shape, step, caption))
+
+    def video(self, name: str, gif: bytes, step: int) -> None:
+        self.written.append((name, gif[:3], step))
+
+    def histogram(self, name: str, values: Any, step: int) -> None:
+        self.written.append((name, values.tolist(), step))
+
+    def close(self, exit_code: int) -> None:
+        self.written.append(exit_code)
+
+
+def test_another_tracker_is_told_everything(tmp_path: Path) -> None:
+    with plain(tmp_path, config={"lr": 0.1}, resume_step=2, trackers=[Diary]) as logger:
+        logger.log_metrics({"loss": 1.0}, 3, "train")
+        logger.log_picture("still", SQUARE, 3)
+        logger.log_picture("moving", torch.zeros(2, 3, 4, 4, dtype=torch.uint8), 3)
+        logger.log_histogram("values", [1.0, 2.0], 3)
+    assert Diary.last.written == [
+        Start("test", tmp_path, {"lr": 0.1}, 2),
+        ({"train/loss": 1.0}, 3),
+        ("still", SQUARE.shape, 3, None),
+        ("moving", b"GIF", 3),
+        ("values", [1.0, 2.0], 3),
+        0,
+    ]
+
+
+def test_another_tracker_that_fails_stops_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def cannot_start(start: Start) -> Any:
+        raise ConnectionError("no server")
+
+    makers = [cannot_start, partial(Diary, fails=True)]
+    with plain(tmp_path, trackers=makers) as logger:
+        for step in range(3):
+            logger.log_metrics({"loss": 1.0}, step)
+    assert len(rows(tmp_path)) == 3
+    first, second = caplog.messages
+    assert "cannot_start failed: ConnectionError('no server')" in first
+    assert "diary failed: OSError('no ink'); it is not used any more" in second
 
 
 # --- TensorBoard ----------------------------------------------------------------------------------

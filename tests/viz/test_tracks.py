@@ -5,7 +5,13 @@ import pytest
 import torch
 from PIL import Image
 
-from overt.viz.tracks import draw_tracks, draw_video, save_image
+from overt.viz.tracks import (
+    FRAMES_FILMED,
+    draw_tracks,
+    draw_video,
+    film_beside_truth,
+    save_image,
+)
 
 FRAMES, HEIGHT, WIDTH = 6, 24, 32
 
@@ -183,3 +189,21 @@ def test_video_shapes_that_do_not_fit(video):
     tracks, visible = still((6, 6))
     with pytest.raises(ValueError, match="visible has shape"):
         draw_video(video, tracks, visible[1:])
+
+
+@pytest.mark.parametrize("frames", [FRAMES, 2 * FRAMES_FILMED])
+def test_a_film_shows_prediction_left_and_truth_right(frames):
+    video = torch.zeros(frames, 3, HEIGHT, WIDTH, dtype=torch.uint8)
+    visible = torch.ones(frames, 1, dtype=torch.bool)
+    predicted = torch.tensor([[[4.0, 4.0]]]).expand(frames, 1, 2)
+    true = torch.tensor([[[28.0, 20.0]]]).expand(frames, 1, 2)
+    film = film_beside_truth(video, predicted, visible, true, visible)
+    scale = film.shape[2] // HEIGHT
+    assert film.shape == (min(frames, FRAMES_FILMED), 3, HEIGHT * scale, 2 * WIDTH * scale)
+    places = coloured(film[-1]).nonzero().double() / scale  # (row, column)
+    left = places[:, 1] < WIDTH
+    torch.testing.assert_close(
+        places[left].mean(0), torch.tensor([4.5, 4.5]).double(), atol=1, rtol=0
+    )
+    truth = torch.tensor([20.5, WIDTH + 28.5]).double()
+    torch.testing.assert_close(places[~left].mean(0), truth, atol=1, rtol=0)

@@ -1,0 +1,73 @@
+"""`overt runs [DIR]`: the runs below a folder, with status, step, best score and time left.
+
+Everything is read from the run folders; nothing is asked of the processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from overt.report import text
+from overt.report.run import Run, find_runs, open_run
+
+HEAD = ("run", "status", "step", "best", "left", "last sign")
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="overt runs",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", nargs="?", default="runs", metavar="DIR", help="default: runs")
+    parser.add_argument("--json", action="store_true", help="one JSON object per line")
+    options = parser.parse_args(arguments)
+    folder = Path(options.folder)
+    runs = [open_run(path, path.relative_to(folder).as_posix()) for path in find_runs(folder)]
+    runs.sort(key=lambda run: run.last_sign, reverse=True)
+    if options.json:
+        for run in runs:
+            print(json.dumps(as_row(run)))
+        return 0
+    if not runs:
+        print(f"there are no runs below {folder}")
+        return 0
+    print(as_table([HEAD, *(as_words(run) for run in runs)]))
+    return 0
+
+
+def as_words(run: Run) -> tuple[str, ...]:
+    """A line of the table."""
+    status = run.status()
+    left = text.duration(run.seconds_left) if status == "running" else ""
+    name = run.path.resolve().name if run.name == "." else run.name
+    return name, status, text.progress(run), text.best(run), left, text.moment(run.last_sign)
+
+
+def as_table(rows: Sequence[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def as_row(run: Run) -> dict[str, Any]:
+    """The same as values, for scripts."""
+    left = run.seconds_left
+    best = run.best
+    return {
+        "path": str(run.path),
+        "status": run.status(),
+        "step": run.step,
+        "total_steps": run.total_steps,
+        "best": None if best is None else {best.name: best.value, "step": best.step},
+        "seconds_left": left if math.isfinite(left) else None,
+        "last_sign": run.last_sign,
+    }

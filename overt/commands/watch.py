@@ -1,0 +1,113 @@
+"""`overt watch RUN`: follow a run in the terminal, from any shell that sees its folder.
+
+Ends when the run does, with exit code 0 if it finished and 1 if not. --once shows it and ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from overt.errors import OvertError
+from overt.report import text
+from overt.report.run import Run, open_run
+
+SHOWN = ("loss", "lr", "grad_norm", "samples_per_second", "data_wait_share", "memory_gib")
+CLEAR_BELOW = "\x1b[J"
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="overt watch",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
+    parser.add_argument("--every", type=float, default=2.0, metavar="SECONDS", help="default: 2")
+    parser.add_argument("--once", action="store_true", help="show it once")
+    options = parser.parse_args(arguments)
+    if options.every <= 0:
+        raise OvertError(f"--every {options.every}; allowed is a number of seconds above 0")
+    try:
+        return follow(options.run, options.every, options.once, sys.stdout)
+    except KeyboardInterrupt:  # how one ends watching; the run is not touched
+        return 0
+
+
+def follow(
+    path: Path,
+    every: float,
+    once: bool,
+    stream: TextIO,
+    wait: Callable[[float], None] = time.sleep,
+) -> int:
+    """Show the run until it ends: redrawn in place on a terminal, lines of news elsewhere."""
+    live = stream.isatty()
+    drawn = 0  # lines on the terminal that the next drawing replaces
+    said = ""
+    while True:
+        run = open_run(path)
+        status = run.status()
+        lines = picture(run, status, shutil.get_terminal_size().columns - 1)
+        if live:
+            up = f"\x1b[{drawn}A\r" if drawn else ""
+            stream.write(up + CLEAR_BELOW + "\n".join(lines) + "\n")
+            drawn = len(lines)
+        elif not said or once:
+            stream.write("\n".join(lines) + "\n")
+            said = brief(run, status)
+        elif (news := brief(run, status)) != said:
+            stream.write(news + "\n")
+            said = news
+        stream.flush()
+        if once or status != "running":
+            return 0 if once or status == "finished" else 1
+        wait(every)
+
+
+def picture(run: Run, status: str, columns: int) -> list[str]:
+    """The run on a few lines: progress, curve of the loss, numbers, scores, what happened."""
+    lines = [brief(run, status)]
+    total = run.total_steps
+    if total:
+        room = max(min(columns - 8, 60), 10)
+        done = min(run.step / total, 1.0)
+        filled = round(done * room)
+        lines.append(f"[{'=' * filled}{' ' * (room - filled)}] {done:4.0%}")
+    loss = run.curves.get("train/loss")
+    if loss is not None:
+        curve = text.sparkline(loss.values, min(columns - 22, 60))
+        lines.append(f"loss  {curve}  {text.number(loss.last)}")
+    for name in SHOWN[1:]:
+        if f"train/{name}" in run.curves:
+            lines.append(f"{name:<20}{text.number(run.curves[f'train/{name}'].last)}")
+    scores = {
+        name.removeprefix("evaluation/"): curve
+        for name, curve in run.curves.items()
+        if name.startswith("evaluation/")
+    }
+    lines += [f"{name:<20}{text.number(curve.last)}" for name, curve in scores.items()]
+    if len(run.sessions) > 1:
+        lines.append(f"restarts            {len(run.sessions) - 1}")
+    skipped = run.curves.get("train/skipped_steps")
+    if skipped is not None and skipped.last:
+        lines.append(f"skipped steps       {text.number(skipped.last)}")
+    if run.sessions and run.sessions[-1].error:
+        lines.append(f"error               {run.sessions[-1].error}")
+    return [line[:columns] for line in lines]
+
+
+def brief(run: Run, status: str) -> str:
+    """The run on one line."""
+    parts = [run.name, status, f"step {text.progress(run)}"]
+    best = text.best(run)
+    if best:
+        parts.append(f"best {best}" if run.best else best)
+    if status == "running":
+        parts.append(f"left {text.duration(run.seconds_left)}")
+    return "  ".join(parts)
