@@ -1,0 +1,117 @@
+"""What a job asks Slurm for: defaults of overt, the site's file, the command line, checked.
+
+The values live in conf/launch/slurm.yaml, each with its explanation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+
+from overt.config import CONF
+from overt.errors import ConfigError, nearest
+
+DEFAULTS = CONF / "launch" / "slurm.yaml"
+_TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<fields>\d+(?::\d+){0,2})")
+
+
+@dataclass
+class SlurmSettings:
+    time: str = MISSING
+    partition: str | None = MISSING
+    account: str | None = MISSING
+    qos: str | None = MISSING
+    sbatch: list[str] = MISSING
+    tasks_per: str = MISSING
+    cpus_per_process: int | None = MISSING
+    signal_seconds: int = MISSING
+    max_restarts: int = MISSING
+    max_requeues: int = MISSING
+    max_fruitless: int = MISSING
+    rendezvous_seconds: int = MISSING
+    modules: list[str] = MISSING
+    env: dict[str, str] = MISSING
+    setup: list[str] = MISSING
+    python: str | None = MISSING
+    container: str | None = MISSING
+    container_runtime: str = MISSING
+    mounts: list[str] = MISSING
+
+    def __post_init__(self) -> None:
+        for key, allowed in (
+            ("tasks_per", ("node", "gpu")),
+            ("container_runtime", ("apptainer", "pyxis")),
+        ):
+            value = getattr(self, key)
+            if value not in allowed:
+                raise ConfigError(
+                    f"{key}={value}{nearest(value, allowed)}; allowed are {', '.join(allowed)}"
+                )
+        for key in ("signal_seconds", "rendezvous_seconds", "cpus_per_process"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise ConfigError(f"{key}={value}; allowed is 1 or more")
+        for key in ("max_restarts", "max_requeues", "max_fruitless"):
+            if getattr(self, key) < 0:
+                raise ConfigError(f"{key}={getattr(self, key)}; allowed is 0 or more")
+        for name in self.env:
+            if not re.fullmatch(r"[A-Za-z_]\w*", name):
+                raise ConfigError(f"env: {name!r} is no name of a variable; write NAME=VALUE")
+        for option in self.sbatch:
+            if not re.fullmatch(r"--?[a-zA-Z].*", option):
+                raise ConfigError(f"sbatch: {option!r} is no option; write it as --mem=0")
+        if self.signal_seconds >= seconds(self.time):
+            raise ConfigError(
+                f"signal_seconds={self.signal_seconds} is not below the time limit {self.time}: "
+                "the run would be told to stop as it begins; ask for more time (--time), or give "
+                "the save less (--signal-seconds)"
+            )
+
+
+def seconds(time: str) -> int:
+    """A time limit as sbatch reads it: 90 (minutes), 1:30:00, 2-12, 2-12:30:00."""
+    match = _TIME.fullmatch(time)
+    if match is None:
+        raise ConfigError(f"time={time!r}; write minutes, HH:MM:SS or DAYS-HH:MM:SS")
+    fields = [int(field) for field in match["fields"].split(":")]
+    units = [3600, 60, 1]
+    if match["days"] is None:  # 90 is minutes, 90:30 minutes and seconds
+        units = [[60], [60, 1], units][len(fields) - 1]
+    days = int(match["days"] or 0)
+    return days * 86400 + sum(u * field for u, field in zip(units, fields, strict=False))
+
+
+def read_settings(site: Path | None, options: Mapping[str, Any]) -> SlurmSettings:
+    """The defaults, with the site's file and then the options laid over them."""
+    values = OmegaConf.merge(OmegaConf.structured(SlurmSettings), OmegaConf.load(DEFAULTS))
+    layers: list[tuple[str, Any]] = [("the command line", dict(options))]
+    if site is not None:
+        layers.insert(0, (str(site), _read(site)))
+    for source, layer in layers:
+        try:
+            values = OmegaConf.merge(values, layer)
+        except ConfigKeyError as error:
+            key, known = str(error.full_key), list(SlurmSettings.__dataclass_fields__)
+            raise ConfigError(
+                f"{source}: there is no key {key}{nearest(key, known)}; allowed are "
+                f"{', '.join(known)}"
+            ) from error
+        except OmegaConfBaseException as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError(f"{source}: {error.full_key}: {reason}") from error
+    return cast(SlurmSettings, OmegaConf.to_object(values))
+
+
+def _read(site: Path) -> Any:
+    if not site.is_file():
+        raise ConfigError(f"--site {site}: there is no such file")
+    try:
+        return OmegaConf.load(site)
+    except Exception as error:
+        raise ConfigError(f"--site {site} is not readable YAML: {error}") from error

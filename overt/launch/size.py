@@ -1,0 +1,72 @@
+"""How many processes a launch starts, and whether the configuration agrees: refused before it runs.
+
+Pure numbers: nothing here looks at a device, since it is another machine that will have them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from overt.config import Config
+from overt.engine.batch import plan_batches
+from overt.errors import LaunchError
+
+
+@dataclass(frozen=True)
+class Size:
+    """So many nodes, with so many GPUs and training processes on each."""
+
+    nodes: int
+    gpus: int  # per node; 0: the CPU trains
+    processes: int  # per node
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.processes
+
+    def __str__(self) -> str:
+        what = f"{self.gpus} GPU(s)" if self.gpus else f"{self.processes} process(es) on the CPU"
+        return f"{self.nodes} node(s) x {what}"
+
+
+def make_size(nodes: int, gpus: int, processes: int | None = None) -> Size:
+    """One process per GPU; on the CPU as many as asked for."""
+    if nodes < 1 or gpus < 0 or (processes is not None and processes < 1):
+        raise LaunchError(
+            f"--nodes {nodes} --gpus {gpus}"
+            + ("" if processes is None else f" --processes {processes}")
+            + ": allowed are 1 or more nodes and processes, and 0 or more GPUs per node"
+        )
+    if gpus and processes not in (None, gpus):
+        problem = "share a GPU" if (processes or 0) > gpus else "leave GPUs idle"
+        raise LaunchError(
+            f"--processes {processes} on {gpus} GPU(s) per node would {problem}; leave --processes "
+            f"out for one process per GPU, or ask for --gpus {processes}"
+        )
+    return Size(nodes, gpus, processes or gpus or 1)
+
+
+def check_size(config: Config, size: Size) -> None:
+    """Refuse a size that the run's own settings contradict."""
+    training = config.training
+    if size.gpus == 0 and training.device != "cpu":
+        raise LaunchError(
+            f"--gpus 0, but training.device={training.device} wants GPUs; ask for --gpus N, one "
+            "process each, or train on the CPU with training.device=cpu --processes N"
+        )
+    if size.gpus and training.device == "cpu":
+        raise LaunchError(
+            f"training.device=cpu would leave {size.nodes} x {size.gpus} GPU(s) idle; set "
+            f"training.device=cuda, or ask for --gpus 0 --processes {size.gpus}"
+        )
+    if training.strategy == "single" and size.world_size > 1:
+        raise LaunchError(
+            f"training.strategy=single takes one process, and {size} starts {size.world_size}; "
+            "set training.strategy=auto, or ask for --nodes 1 --gpus 1"
+        )
+    if training.strategy == "ddp" and size.world_size == 1:
+        raise LaunchError(
+            "training.strategy=ddp takes several processes, and one would start; set "
+            "training.strategy=auto, or ask for more GPUs"
+        )
+    plan_batches(training, size.world_size)  # refuses a batch that does not divide

@@ -1,0 +1,49 @@
+"""How a process tells its launcher that it was asked to stop, has saved, and left.
+
+An exit code cannot say it: at the first code that is not 0, torchrun and `srun --kill-on-bad-exit`
+end the processes that are still saving, torchrun starts them all again, and its own code is 1
+whatever theirs were. So each process leaves a note, an empty file, and exits with 0.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from types import FrameType
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+
+def write_note(notes: Path) -> None:
+    """Say that this process has saved, and leaves."""
+    notes.mkdir(parents=True, exist_ok=True)
+    local_rank = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID", "0")
+    (notes / f"{_node()}.{local_rank}").touch()
+
+
+def clear_notes(notes: Path) -> None:
+    """Forget what processes of this node said in an earlier session."""
+    for path in notes.glob(f"{_node()}.*"):
+        path.unlink()
+
+
+def have_all_left(notes: Path, processes: int) -> bool:
+    """Whether every one of this node's processes has left its note."""
+    return all((notes / f"{_node()}.{rank}").exists() for rank in range(processes))
+
+
+def leave_at_signals(notes: Path, exit_code: int) -> None:
+    """Until the training listens itself there is nothing to save: a signal ends the process."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        print(f"{signal.Signals(number).name} before the first step: nothing to save", flush=True)
+        write_note(notes)
+        os._exit(exit_code)  # imports are under way: nothing may run after this
+
+    for number in SIGNALS:
+        signal.signal(number, leave)
+
+
+def _node() -> str:
+    return os.environ.get("SLURM_NODEID", "0")
