@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench cluster clean faults
 
 demo: $(STAMP)            ## train a tiny point tracker on synthetic videos, score it, draw it
 	$(BIN)/overt demo
@@ -15,6 +15,14 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+cluster: $(STAMP)         ## the tests on a real Slurm and on two network hosts; installs Slurm (root)
+	python3 tests/cluster/slurm_cluster.py install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/cluster
+
+faults: $(STAMP)          ## hundreds of injected faults; writes their outcomes into docs/reliability.md
+	PYTHONPATH=tests:tests/cluster OMP_NUM_THREADS=1 \
+	  $(BIN)/python tests/faults/campaign.py --write docs/reliability.md
 
 bench: $(STAMP)           ## the figures of README and docs, measured on this machine
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/overhead.py

@@ -25,7 +25,7 @@ from torch import nn
 from overt.engine.checkpoint import CheckpointManager
 
 WIDTH = 1024
-GOALS = {"foreground": 0.5, "background": 0.25}  # of torch.save's time
+GOALS = {"foreground": 0.5, "background": 0.2}  # of torch.save's time
 
 
 def build(parameters: int, device: str) -> tuple[nn.Module, torch.optim.AdamW]:

@@ -15,10 +15,17 @@ VERBS = {
     "track": ("overt.commands.track", "follow points through a video, and draw them"),
     "complete": ("overt.commands.complete", "an implant for a defective skull"),
     "estimate": ("overt.commands.estimate", "mesh and camera of the person in a picture"),
+    "launch": ("overt.commands.launch", "on Slurm, detached, or as a service"),
     "stages": ("overt.commands.stages", "a chain of trainings, each fed by the one before"),
+    "plan": ("overt.commands.plan", "batch, memory and time of a run before it is launched"),
     "config": ("overt.commands.config", "print a configuration, explain its keys"),
     "ckpt": ("overt.commands.ckpt", "look into a checkpoint, or export it"),
     "data": ("overt.commands.data", "make, pack and prepare data sets"),
+    "runs": ("overt.commands.runs", "list runs: status, step, best score, time left"),
+    "watch": ("overt.commands.watch", "follow a run in the terminal"),
+    "report": ("overt.commands.report", "one HTML page about runs"),
+    "doctor": ("overt.commands.doctor", "check machine, cluster and run before training"),
+    "prove": ("overt.commands.prove", "kill and resume a run of yours, compare every bit"),
     "demo": ("overt.commands.demo", "data, training, scores and a picture in minutes"),
 }
 

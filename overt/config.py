@@ -159,7 +159,7 @@ def _compose(overrides: list[str], search: list[Path]) -> DictConfig:
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             return compose("train", overrides)
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise ConfigError(f"the configuration does not compose: {error}") from error
 
 
@@ -209,6 +209,8 @@ def check(values: DictConfig, allowed: Sequence[str]) -> Config:
         checked, [field.name for field in fields(Schema) if field.name not in RECIPE_SECTIONS]
     )
     parts = {str(name): _to_object(engine[name]) for name in engine}
+    for tracker in parts["logging"].trackers:
+        _check_allowed("logging.trackers", tracker["_target_"], allowed)
     # Whatever the schedule refuses, it refuses now: the numbers here only stand in.
     build_schedule(parts["schedule"], base_value=1.0, epochs=1.0, steps_per_epoch=1)
     decay = parts["optimizer"].weight_decay_schedule

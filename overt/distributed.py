@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import re
@@ -13,8 +14,19 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 
 from overt.errors import LaunchError
+
+_OPENED = itertools.count()  # stores so far
+# What Gloo says, in plain RuntimeErrors, when a process or the link to it is gone.
+LOST_WORDS = (
+    "Timed out waiting",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Application timeout caused pair closure",
+)
 
 
 class World(NamedTuple):
@@ -137,7 +149,8 @@ def _tasks_per_node(text: str) -> list[int]:
     """Slurm's `2(x3),1` to [2, 2, 2, 1]; empty where it cannot be read."""
     counts: list[int] = []
     for part in filter(None, text.split(",")):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        # No cluster has a million nodes, and a list of more would not fit into memory.
+        match = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", part.strip())
         if match is None:
             return []
         counts += [int(match[1])] * int(match[2] or 1)
@@ -239,6 +252,23 @@ def sum_over_processes(tensor: Tensor) -> Tensor:
     if dist.is_initialized():
         dist.all_reduce(tensor)
     return tensor
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether a collective ended because another process, or the link to it, was gone."""
+    return isinstance(error, dist.DistError) or any(word in str(error) for word in LOST_WORDS)
+
+
+def open_store(name: str) -> Store | None:
+    """Keys and values that all processes see, outside of collectives; None for one process.
+
+    A connection of its own, so that a thread may wait in it. Every process opens the same ones in
+    the same order: each is empty at first.
+    """
+    if not dist.is_initialized():
+        return None
+    own: Store = _get_default_store().clone()  # type: ignore[attr-defined]
+    return PrefixStore(f"overt/{next(_OPENED)}/{name}", own)
 
 
 def gather_objects(item: Any) -> list[Any]:

@@ -41,6 +41,10 @@ class NonFiniteError(StopError):
     """Training met NaN or Inf and the configuration says to stop."""
 
 
+class OutOfMemory(OvertError):
+    """The device or the host has no memory left; the message names the settings that need less."""
+
+
 class Preempted(StopError):
     """The run was asked to stop by a signal: everything is saved, the same command goes on."""
 

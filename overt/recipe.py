@@ -109,6 +109,12 @@ class RecipeExtras(Protocol):
     def blocks(self, model: nn.Module) -> list[nn.Module]:
         """The repeated blocks: compiled, checkpointed and sharded one by one."""
 
+    def shard_units(self, model: nn.Module) -> list[nn.Module]:
+        """What `training.strategy=fsdp` gathers at a time, each used through its forward only.
+
+        Left out: the blocks. What is in no unit is gathered once for the whole pass.
+        """
+
     def after_step(self, model: nn.Module, step: int, applied: Tensor) -> None:
         """After an update: move an EMA target, say. `applied` is 0 where the update was skipped."""
 
@@ -131,7 +137,10 @@ class RecipeExtras(Protocol):
         """Implants for a defective skull, for `overt complete`."""
 
     def visualize(self, model: nn.Module) -> dict[str, Tensor]:
-        """Named pictures, (3, H, W) uint8, logged after each evaluation; main process only."""
+        """Named pictures, (3, H, W) uint8, and videos, (T, 3, H, W), logged after each evaluation.
+
+        Called on the main process only.
+        """
 
     def custom_step(
         self, trainer: Any, micro_batches: list[Any], counts: dict[str, Tensor]

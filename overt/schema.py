@@ -43,8 +43,12 @@ class TrainingSection:
     num_workers: int = MISSING
     # auto, cpu or cuda; auto takes CUDA where there is one
     device: str = MISSING
-    # auto, single or ddp; auto takes ddp where there is more than one process
+    # auto, single, ddp or fsdp (parameters, gradients and optimizer state in shares); auto takes
+    # ddp where there is more than one process
     strategy: str = MISSING
+    # fsdp with accumulation: share out the gradients after every micro-batch, not only the last;
+    # less memory, more messages
+    reduce_every_micro_batch: bool = MISSING
     # fp32, tf32, bf16 or fp16
     precision: str = MISSING
     # largest norm of the gradient over all parameters; null: no clipping
@@ -76,15 +80,37 @@ class TrainingSection:
     max_skipped_in_a_row: int = MISSING
     # run a skipped batch once more and name the first module that made NaN or Inf
     name_nonfinite_module: bool = MISSING
+    # what to do with a step whose loss is far above those before: ignore, report or skip
+    loss_spike: str = MISSING
+    # how far: so many robust standard deviations above the median of the window
+    loss_spike_deviations: float = MISSING
+    # steps in the window; a quarter of them must be known before anything counts as a spike
+    loss_spike_window: int = MISSING
     # how long a process waits for the others before it gives up
     timeout_minutes: float = MISSING
+    # record these steps, [first, last], into RUN/profile: a trace and a table; null: none
+    profile_steps: list[int] | None = MISSING
+    # remember allocations on CUDA; out of memory writes them into RUN/profile
+    memory_snapshot: bool = MISSING
+    # without progress for so long, write down what every process does and name the one that is
+    # behind; longer than the longest evaluation; null: never
+    hang_minutes: float | None = MISSING
+    # and then: report (go on waiting, until timeout_minutes) or stop (end the process)
+    hang: str = MISSING
 
     def __post_init__(self) -> None:
         _one_of("training.device", self.device, ("auto", "cpu", "cuda"))
-        _one_of("training.strategy", self.strategy, ("auto", "single", "ddp"))
+        _one_of("training.strategy", self.strategy, ("auto", "single", "ddp", "fsdp"))
         _one_of("training.precision", self.precision, ("fp32", "tf32", "bf16", "fp16"))
         _one_of("training.compile", self.compile, ("none", "blocks", "model"))
         _one_of("training.nonfinite", self.nonfinite, ("skip", "stop"))
+        _one_of("training.loss_spike", self.loss_spike, ("ignore", "report", "skip"))
+        _one_of("training.hang", self.hang, ("report", "stop"))
+        if self.loss_spike == "skip" and self.precision == "fp16":
+            raise ConfigError(
+                "training.loss_spike=skip with training.precision=fp16: the loss scaler decides "
+                "which steps are made; use bf16, or training.loss_spike=report"
+            )
         if (self.num_steps is None) == (self.num_epochs is None):
             raise ConfigError(
                 f"training.num_steps={self.num_steps} and training.num_epochs={self.num_epochs}: "
@@ -98,12 +124,19 @@ class TrainingSection:
         for name in (
             "num_steps", "num_epochs", "batch_size", "global_batch_size", "accumulation_steps",
             "grad_clip_norm", "evaluate_every_steps", "max_skipped_in_a_row", "timeout_minutes",
+            "loss_spike_deviations", "loss_spike_window", "hang_minutes",
         ):  # fmt: skip
             _positive(f"training.{name}", getattr(self, name))
         if not 0.0 < self.compile_memory_budget <= 1.0:
             raise ConfigError(
                 f"training.compile_memory_budget={self.compile_memory_budget}; allowed is above 0, "
                 "up to 1"
+            )
+        steps = self.profile_steps
+        if steps is not None and not (len(steps) == 2 and 1 <= steps[0] <= steps[1]):
+            raise ConfigError(
+                f"training.profile_steps={steps}; give the first and the last step, such as "
+                "[100,105], or null"
             )
         if self.num_workers < 0:
             raise ConfigError(f"training.num_workers={self.num_workers}; allowed is 0 or more")
@@ -158,9 +191,26 @@ class LoggingSection:
     wandb_tags: list[str] = MISSING
     # online or offline; null: as the variable WANDB_MODE says, else online
     wandb_mode: str | None = MISSING
+    # with each log line: how busy processor, memory, disk, network and GPUs are
+    system_metrics: bool = MISSING
+    # with each log line: norms of gradients and weights of the modules so many names deep; null: no
+    norms_depth: int | None = MISSING
+    # histograms of gradients and weights every so many steps; null: none
+    histograms_every_steps: int | None = MISSING
+    # count the FLOPs of a step once, by running one more, and log how much of the device they use
+    model_flops: bool = MISSING
+    # further trackers: classes with their arguments, [{_target_: package.module.Class, key: value}]
+    trackers: list[Any] = MISSING
 
     def __post_init__(self) -> None:
-        _positive("logging.every_steps", self.every_steps)
+        for name in ("every_steps", "norms_depth", "histograms_every_steps"):
+            _positive(f"logging.{name}", getattr(self, name))
+        for entry in self.trackers:
+            if not isinstance(entry, dict) or not isinstance(entry.get("_target_"), str):
+                raise ConfigError(
+                    f"logging.trackers has {entry!r}; write {{_target_: package.module.Class}} and "
+                    "the arguments of the class"
+                )
         if self.wandb_mode is not None:
             _one_of("logging.wandb_mode", self.wandb_mode, ("online", "offline"))
 

@@ -12,7 +12,9 @@ import sys
 from collections.abc import Sequence
 
 from overt.config import build_recipe, expand_sweep, load
-from overt.errors import ConfigError, OvertError
+from overt.engine.phases import Phases, process_start
+from overt.engine.preemption import StopSignal
+from overt.errors import PREEMPTED_EXIT_CODE, ConfigError, OvertError, Preempted
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -40,22 +42,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.multirun:
-        return sweep(arguments)
+    with StopSignal() as stop:  # from here on SIGTERM and SIGUSR1 are kept for the training loop
+        return sweep(arguments, stop) if arguments.multirun else train(arguments, stop)
+
+
+def train(arguments: argparse.Namespace, stop: StopSignal) -> int:
+    phases = Phases(process_start())
     config = load(arguments.overrides, arguments.config, arguments.package)
 
     from overt.distributed import init_distributed, shutdown
+    from overt.engine.heartbeat import keep_flight_records
     from overt.engine.trainer import Trainer
 
+    phases.end("imports")
+    keep_flight_records(config.run_dir / "hang")
     world = init_distributed(config.training.device, config.training.timeout_minutes)
-    trainer = Trainer(config, build_recipe(config), world)
-    trainer.train()
+    phases.end("group")
+    trainer = Trainer(config, build_recipe(config), world, stop, phases)
+    code = 0
+    try:
+        trainer.train()
+    except Preempted as asked:
+        code = PREEMPTED_EXIT_CODE
+        if world.is_main:
+            print(asked, file=sys.stderr)
+        stop.stay()
     del trainer  # before the process group: see shutdown
     shutdown()
-    return 0
+    return code
 
 
-def sweep(arguments: argparse.Namespace) -> int:
+def sweep(arguments: argparse.Namespace, stop: StopSignal) -> int:
     """One process after another, each with its own run folder named after what differs."""
     runs = expand_sweep(arguments.overrides)
     # All are checked before the first one starts.
@@ -70,10 +87,23 @@ def sweep(arguments: argparse.Namespace) -> int:
         if arguments.config:
             command += ["--config", arguments.config]
         print(f"[{number + 1}/{len(runs)}] {' '.join(differing)}", flush=True)
-        failed += subprocess.run(command, check=False).returncode != 0
+        code = run_one(command, stop)
+        if code == PREEMPTED_EXIT_CODE or stop.name is not None:
+            print("the same command goes on with this run and the rest", file=sys.stderr)
+            return PREEMPTED_EXIT_CODE
+        failed += code != 0
     if failed:
         raise ConfigError(f"{failed} of {len(runs)} runs failed; their messages are above")
     return 0
+
+
+def run_one(command: list[str], stop: StopSignal) -> int:
+    """A run in a process of its own, told of every signal that comes here; its exit code."""
+    with subprocess.Popen(command) as child:
+        stop.forward = child.send_signal
+        code = child.wait()
+        stop.forward = None
+    return code
 
 
 if __name__ == "__main__":

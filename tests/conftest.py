@@ -57,7 +57,14 @@ def _context() -> Any:
     context = multiprocessing.get_context("forkserver")
     # Importing torch once for all children is what makes such a test cheap.
     context.set_forkserver_preload(
-        ["torch", "torch.distributed", "torch._dynamo", "torch.nn.parallel", "overt.engine.trainer"]
+        [
+            "torch",
+            "torch.distributed",
+            "torch._dynamo",
+            "torch.nn.parallel",
+            "overt.engine.trainer",
+            "overt.engine.sharded_checkpoint",
+        ]
     )
     return context
 

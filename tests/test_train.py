@@ -65,11 +65,11 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """What a sweep would start, without starting it."""
     started: list[list[str]] = []
 
-    def start(command: list[str], check: bool) -> subprocess.CompletedProcess[str]:
+    def start(command: list[str], stop: object) -> int:
         started.append(command)
-        return subprocess.CompletedProcess(command, 0)
+        return 0
 
-    monkeypatch.setattr(subprocess, "run", start)
+    monkeypatch.setattr("overt.train.run_one", start)
     return started
 
 

@@ -214,6 +214,8 @@ def _inspect_folder(folder: Path, keys: bool) -> int:
         facts["metrics"] = plain.decode((folder / "state.json").read_bytes())["metrics"]
     facts["versions"] = manifest["versions"]
     files = manifest["files"]
+    if storage.SHARDS in files:
+        facts["shares"] = f"one file for each of {manifest['world_size']} processes"
     if manifest["config_sha256"] is not None:
         facts["config"] = f"config.yaml, SHA-256 {manifest['config_sha256'][:16]}"
     _print_facts(facts)
@@ -221,11 +223,28 @@ def _inspect_folder(folder: Path, keys: bool) -> int:
         print(f"  {name:24} {storage.megabytes(file['size']):>14}")
     if not found.good:
         return 1
+    sharded = _read_sharded(folder) if storage.SHARDS in files else {}
     for part in PARTS:
         if f"{part}.safetensors" in files:
             entries, _ = _read_entries(folder / f"{part}.safetensors")
             _print_tensors(part, entries, keys)
+        elif part in sharded:
+            _print_tensors(part, sharded[part], keys)
     return 0
+
+
+def _read_sharded(folder: Path) -> dict[str, list[Entry]]:
+    """The tensors of a folder that was saved in shares, by part, each counted once."""
+    from overt.engine.sharded_checkpoint import read_index
+    from overt.engine.tensorfile import DTYPE_NAMES
+
+    parts: dict[str, list[Entry]] = {}
+    for key, saved in read_index(folder).items():
+        part, _, name = key.partition("/")
+        values = math.prod(saved.shape)
+        dtype, size = DTYPE_NAMES[saved.dtype], values * saved.dtype.itemsize
+        parts.setdefault(part, []).append(Entry(name, saved.shape, dtype, values, size))
+    return parts
 
 
 def _read_entries(path: Path) -> tuple[list[Entry], dict[str, str]]:

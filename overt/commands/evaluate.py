@@ -122,6 +122,7 @@ def plain_table(scores: dict[str, float]) -> str:
 
 def write(folder: Path, checkpoint: Path, config: Config, result: Result) -> None:
     """Print the table; keep the scores as JSON, with configuration and pictures beside."""
+    from overt.engine.logger import as_gif
     from overt.viz.tracks import save_image
 
     print(result.table)
@@ -133,7 +134,10 @@ def write(folder: Path, checkpoint: Path, config: Config, result: Result) -> Non
     if result.rows:
         write_json(folder / "rows.json", result.rows)
     for name, picture in result.pictures.items():
-        save_image(folder / f"{name}.png", picture)
+        if picture.ndim == 4:
+            (folder / f"{name}.gif").write_bytes(as_gif(picture, fps=10))
+        else:
+            save_image(folder / f"{name}.png", picture)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -25,7 +25,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +99,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--processes", type=int, metavar="N", help="run every stage on N processes of this host"
     )
+    parser.add_argument(
+        "--plan", action="store_true", help="print what a launcher would submit, as JSON"
+    )
     options = parser.parse_intermixed_args(arguments)
     stages = read_stages(options.file, options.overrides, options.output_dir)
+    if options.plan:
+        print(json.dumps([asdict(command) for command in plan(stages)], indent=2))
+        return 0
     # All are checked before the first one starts.
     configs = [load(stage.overrides, packages=stage.packages) for stage in stages]
     for number, (stage, config) in enumerate(zip(stages, configs, strict=True), start=1):

@@ -1,6 +1,7 @@
 """CheckpointManager: the full state of a run by name, saved whole, in the background if asked.
 
-Only the main process writes, and no process waits for another while it does.
+The main process writes, of a sharded model each process its share; nobody waits in a collective
+while a file is written.
 """
 
 from __future__ import annotations
@@ -12,19 +13,39 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from overt.distributed import broadcast_object, get_world_size, is_main_process
+from overt.distributed import (
+    broadcast_object,
+    gather_objects,
+    get_rank,
+    get_world_size,
+    is_main_process,
+)
 from overt.engine import optimizer_state, plain, storage
+from overt.engine.shard import is_sharded
 from overt.engine.tensorfile import Bytes, Content, Snapshot, TensorFile
-from overt.engine.weights import clean_keys, load_tensors, read_safetensors, split_tied
+from overt.engine.weights import (
+    clean_keys,
+    folder_parts,
+    load_tensors,
+    read_part,
+    read_safetensors,
+    split_tied,
+)
 from overt.errors import CheckpointError, ConfigError
 
 logger = logging.getLogger(__name__)
+
+# Of state.json.
+STATE_KEYS = {
+    "epoch", "step", "metrics", "best_metric", "scheduler", "scaler", "optimizer", "state"
+}  # fmt: skip
 
 
 class HasState(Protocol):
@@ -51,6 +72,7 @@ class CheckpointManager:
         *,
         keep_last_n: int = 2,
         background: bool = False,
+        timeout_minutes: float = 30.0,  # how long the main process waits for others' shares
     ) -> None:
         if mode not in ("min", "max"):
             raise ConfigError(f"checkpoint.mode={mode!r} is unknown; use 'min' or 'max'")
@@ -67,6 +89,7 @@ class CheckpointManager:
         self.save_frequency = save_frequency
         self.metric_name = metric_name
         self.mode = mode
+        self.timeout_minutes = timeout_minutes
         self.best_metric: float | None = None
         self._stored: list[storage.Stored] = []
         self._snapshots: dict[str, Snapshot] | None = {} if background else None
@@ -125,12 +148,19 @@ class CheckpointManager:
     ) -> Path:
         """Save everything; with `background` return once it is copied. `is_best=None`: by metric.
 
-        Every process may call this: all but the main one return at once.
+        Every process may call this: all but the main one return at once. Of a sharded model every
+        process must, since each has its share to save.
         """
         name = f"epoch_{epoch:04d}" if step is None else f"step_{step:08d}"
-        if not is_main_process():
+        sharded = is_sharded(model)
+        if not sharded and not is_main_process():
             return self.checkpoint_dir / name
-        self.wait()  # one save in flight; an error of the last one surfaces here
+        # One save in flight; an error of the last one surfaces here.
+        if sharded:
+            name, hidden = self._begin_together(name)
+        else:
+            self.wait()
+            name = storage.free_name(self.checkpoint_dir, name)
         metric = self._metric(metrics, is_best)
         best = is_best
         if best is None:
@@ -158,29 +188,77 @@ class CheckpointManager:
             "optimizer": None,
             "state": dict(state or {}),
         }
-        files: dict[str, Content] = {"model.safetensors": self._content("model", _weights(model))}
+        files: dict[str, Content] = {}
+        moments: dict[str, Tensor] | None = None
         if optimizer is not None:
             moments, described["optimizer"] = optimizer_state.describe(model, optimizer)
-            files["optimizer.safetensors"] = self._content("optimizer", TensorFile(moments))
-        if ema is not None:
-            files["ema.safetensors"] = self._content("ema", _weights(ema))
+        if sharded:
+            from overt.engine import sharded_checkpoint  # not needed by others, and slow to import
+
+            share, index = sharded_checkpoint.collect(model, ema, moments)
+            files[sharded_checkpoint.share_file(get_rank())] = self._content("share", share)
+            if index is not None:
+                files[storage.SHARDS] = index
+        else:
+            files["model.safetensors"] = self._content("model", _weights(model))
+            if moments is not None:
+                files["optimizer.safetensors"] = self._content("optimizer", TensorFile(moments))
+            if ema is not None:
+                files["ema.safetensors"] = self._content("ema", _weights(ema))
+        self.best_metric = best_metric  # at once, although the file may take a while
+        if not is_main_process():
+            self._run(partial(self._write_share, hidden, files))
+            return self.checkpoint_dir / name
         if tensors is not None:
             files["rng.safetensors"] = self._content("rng", TensorFile(tensors))
         if config_yaml is not None:
             files["config.yaml"] = Bytes(config_yaml.encode())
         files["state.json"] = Bytes(plain.encode(described, "state"))
 
-        name = storage.free_name(self.checkpoint_dir, name)
-        self.best_metric = best_metric  # at once, although the file may take a while
-        if self._snapshots is None:
-            self._write(name, files, facts)
-        else:
-            self._writer.start(lambda: self._write(name, files, facts))
+        self._run(partial(self._write, name, files, facts, self._shares() if sharded else None))
         return self.checkpoint_dir / name
 
     def wait(self) -> None:
         """Until the work in the background is done; raises the error of a save."""
         self._writer.wait()
+
+    def _begin_together(self, name: str) -> tuple[str, Path]:
+        """The name of a save in shares and the folder to write to, the same on every process."""
+        proposal: tuple[str, Path] | None = None
+        problem: str | None = None
+        try:
+            self.wait()
+            if is_main_process():
+                name = storage.free_name(self.checkpoint_dir, name)
+                hidden = self.checkpoint_dir / storage.hidden_name("writing", name)
+                storage.remove([hidden])  # of an earlier save that failed, in this process
+                proposal = name, hidden
+        except (CheckpointError, OSError) as error:
+            problem = str(error)  # raised on every process, or the others would wait for ever
+        answers = gather_objects((proposal, problem))
+        found = dict.fromkeys(problem for _, problem in answers if problem is not None)
+        if found:
+            raise CheckpointError("; ".join(found))
+        agreed: tuple[str, Path] = answers[0][0]
+        return agreed
+
+    def _shares(self) -> storage.Shares:
+        from overt.engine import sharded_checkpoint
+
+        others = range(1, get_world_size())
+        files = tuple(sharded_checkpoint.share_file(rank) for rank in others)
+        return storage.Shares(files, 60 * self.timeout_minutes)
+
+    def _run(self, task: Callable[[], None]) -> None:
+        """Now, or in the background."""
+        if self._snapshots is None:
+            task()
+        else:
+            self._writer.start(task)
+
+    def _write_share(self, hidden: Path, files: dict[str, Content]) -> None:
+        for file, content in files.items():
+            storage.write_share(hidden, file, content, parallel=self._snapshots is None)
 
     def _metric(self, metrics: Mapping[str, Any] | None, is_best: bool | None) -> float | None:
         if metrics and self.metric_name is not None and self.metric_name in metrics:
@@ -200,10 +278,16 @@ class CheckpointManager:
         snapshot.take(file)
         return snapshot
 
-    def _write(self, name: str, files: dict[str, Content], facts: dict[str, Any]) -> None:
+    def _write(
+        self,
+        name: str,
+        files: dict[str, Content],
+        facts: dict[str, Any],
+        shares: storage.Shares | None,
+    ) -> None:
         try:
             stored = storage.write_folder(
-                self.checkpoint_dir, name, files, facts, parallel=self._snapshots is None
+                self.checkpoint_dir, name, files, facts, self._snapshots is None, shares
             )
         except BaseException:
             self._read_disk()  # a best value that was not saved does not count
@@ -244,7 +328,7 @@ class CheckpointManager:
             for one in self._stored
             if one.metric is not None
             and not math.isnan(one.metric)
-            and one.manifest["metric_name"] == self.metric_name
+            and one.manifest.get("metric_name") == self.metric_name
         ]
         return [one for *_, one in sorted(ranked, key=lambda entry: entry[:3])]
 
@@ -253,7 +337,7 @@ class CheckpointManager:
         flagged = (
             one
             for one in reversed(self._stored)
-            if one.is_best and one.manifest["metric_name"] == self.metric_name
+            if one.is_best and one.manifest.get("metric_name") == self.metric_name
         )
         return next(flagged, None)
 
@@ -286,21 +370,28 @@ class CheckpointManager:
         """
         path = self._agree_on(checkpoint_path)
         files = storage.read_manifest(path)["files"]
-        described: dict[str, Any] = plain.decode((path / "state.json").read_bytes())
-        if model is not None:
-            _restore_weights(path, "model", model)
+        described = _read_state(path / "state.json")
+        if optimizer is not None and model is None:
+            raise CheckpointError(
+                "optimizer state is kept by parameter name: pass the model together with the "
+                "optimizer"
+            )
         if ema is not None:
-            _require(path, files, "ema.safetensors")
-            _restore_weights(path, "ema", ema)
+            _require(path, "ema")
         if optimizer is not None:
-            _require(path, files, "optimizer.safetensors")
-            if model is None:
-                raise CheckpointError(
-                    "optimizer state is kept by parameter name: pass the model together with the "
-                    "optimizer"
-                )
-            moments, _ = read_safetensors(path / "optimizer.safetensors")
-            optimizer_state.restore(model, optimizer, moments, described["optimizer"])
+            _require(path, "optimizer")
+        if model is not None and is_sharded(model):
+            from overt.engine import sharded_checkpoint
+
+            sharded_checkpoint.restore(path, described["optimizer"], model, ema, optimizer)
+        else:
+            if model is not None:
+                _restore_weights(path, "model", model)
+            if ema is not None:
+                _restore_weights(path, "ema", ema)
+            if model is not None and optimizer is not None:
+                moments = read_part(path, "optimizer")
+                optimizer_state.restore(model, optimizer, moments, described["optimizer"])
         if scaler is not None and described["scaler"]:
             scaler.load_state_dict(described["scaler"])
         elif scaler is not None and scaler.state_dict():
@@ -404,7 +495,7 @@ def _weights(module: nn.Module) -> TensorFile:
 
 
 def _restore_weights(path: Path, part: str, module: nn.Module) -> None:
-    tensors, _ = read_safetensors(path / f"{part}.safetensors")
+    tensors = read_part(path, part)
     report = load_tensors(tensors, module, strict=True, source=str(path / part))
     if report.skipped:
         raise CheckpointError(
@@ -413,12 +504,24 @@ def _restore_weights(path: Path, part: str, module: nn.Module) -> None:
         )
 
 
-def _require(path: Path, files: Mapping[str, Any], name: str) -> None:
-    if name not in files:
+def _require(path: Path, part: str) -> None:
+    held = folder_parts(path)
+    if part not in held:
         raise CheckpointError(
-            f"{path} has no {name}, so the run cannot go on from it exactly; it holds "
-            f"{', '.join(sorted(files))}. Start a new run from its weights instead (init_from)."
+            f"{path} has no {part} part, so the run cannot go on from it exactly; it holds "
+            f"{', '.join(held)}. Start a new run from its weights instead (init_from)."
         )
+
+
+def _read_state(file: Path) -> dict[str, Any]:
+    """What is not tensors, with every key that is read from it."""
+    try:
+        described = plain.decode(file.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from None
+    if not isinstance(described, dict) or not described.keys() >= STATE_KEYS:
+        raise CheckpointError(f"{file} was not written by overt: keys are missing")
+    return described
 
 
 def _checked(path: Path) -> Path:

@@ -6,12 +6,15 @@ starts at once, and neither processes, workers nor accumulation change what a st
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.synchronize import Event
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +25,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from overt.data.rng import sample_rng
 from overt.distributed import World, sum_over_processes
 from overt.engine.batch import BatchPlan
+from overt.engine.preemption import blocked, ignore_until
 from overt.errors import DataError
 from overt.recipe import Recipe, SampleSource
 
@@ -201,8 +205,9 @@ class _Collate:
         return MicroBatch(ids, batch, is_padding=ids[0].is_padding)
 
 
-def _start_worker(worker: int) -> None:
+def _start_worker(closing: Event, worker: int) -> None:
     torch.set_num_threads(1)  # many loader processes share the cores
+    ignore_until(closing)  # a signal that asks the run to stop is not meant for its loaders
 
 
 class StepLoader:
@@ -227,6 +232,7 @@ class StepLoader:
         self._seed, self._world, self._num_workers = seed, world, num_workers
         self._dataset, self._collate = _Samples(source, seed), _Collate(collate)
         self._iterator: Iterator[Any] | None = None
+        self._closing: Event | None = None  # set: loader processes may be ended
 
     def seek(self, position: Position) -> None:
         """Go on from this position: nothing is read or replayed to get there."""
@@ -255,6 +261,8 @@ class StepLoader:
 
     def close(self) -> None:
         """End the loader processes."""
+        if self._closing is not None:
+            self._closing.set()
         self._iterator = None
 
     def _batches(self) -> Iterator[MicroBatch | DataError]:
@@ -271,12 +279,17 @@ class StepLoader:
         # halfway through whatever they hold.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["torch", "overt.engine.loader"])
+        resource_tracker.ensure_running()  # by itself: it changes what is blocked
+        with blocked():
+            forkserver.ensure_running()
+        closing = self._closing = context.Event()
+        atexit.register(closing.set)  # before multiprocessing ends its processes and waits
         yield from DataLoader(
             self._dataset,
             batch_sampler=sampler,
             collate_fn=self._collate,
             num_workers=self._num_workers,
-            worker_init_fn=_start_worker,
+            worker_init_fn=partial(_start_worker, closing),
             multiprocessing_context=context,
             pin_memory=pins,
             # The loader draws a seed for its workers: from here, never from the global generator.

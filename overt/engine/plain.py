@@ -16,7 +16,10 @@ def encode(value: Any, where: str) -> bytes:
 
 def decode(text: bytes) -> Any:
     """The inverse of `encode`, but for tuples, which come back as lists."""
-    return _from_json(json.loads(text))
+    try:
+        return _from_json(json.loads(text))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"not the plain values that a checkpoint holds: {error}") from None
 
 
 def _to_json(value: Any, where: str) -> Any:

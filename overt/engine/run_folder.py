@@ -6,15 +6,18 @@ runs/NAME/
   metrics.jsonl      losses, rates, scores by step         events.jsonl   restarts, skipped steps
   checkpoints/       step_00001000/ ..., latest and best   tensorboard/   the same for its viewer
   pictures/          what the recipe drew                  skipped/       samples of skipped steps
+  hang/              stacks and collectives of every process, if the run ever stood still
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import shlex
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +25,15 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from overt.config import Config, differences
+from overt.config import Config, differences, import_target
 from overt.distributed import World, broadcast_object, is_main_process
 from overt.engine import storage
 from overt.engine.batch import advice
 from overt.engine.checkpoint import CheckpointManager
 from overt.engine.loader import Position
 from overt.engine.logger import MetricsLogger
+from overt.engine.spikes import Spike
+from overt.engine.trackers import TrackerMaker
 from overt.engine.watch import Verdict
 from overt.engine.weights import clean_keys, load_tensors, read_tensors
 from overt.errors import CheckpointError, ConfigError
@@ -53,12 +58,20 @@ FREE_TO_CHANGE = (
     "training.num_workers",
     "training.device",
     "training.strategy",
+    "training.reduce_every_micro_batch",
     "training.evaluate_every_steps",
     "training.evaluate_at_start",
     "training.nonfinite",
     "training.max_skipped_in_a_row",
     "training.name_nonfinite_module",
+    "training.loss_spike",
+    "training.loss_spike_deviations",
+    "training.loss_spike_window",
     "training.timeout_minutes",
+    "training.profile_steps",
+    "training.memory_snapshot",
+    "training.hang_minutes",
+    "training.hang",
 )
 
 
@@ -81,6 +94,7 @@ def open_checkpoints(config: Config) -> CheckpointManager:
         metric_name=config.checkpoint.metric_name or "",
         mode=config.checkpoint.mode,
         background=config.checkpoint.background,
+        timeout_minutes=config.training.timeout_minutes,
     )
 
 
@@ -100,7 +114,14 @@ def open_logger(config: Config, state: State, resumed: bool) -> MetricsLogger:
         wandb_mode=config.logging.wandb_mode,
         wandb_run_id=state.wandb_run_id,
         resume_step=state.step if resumed else None,
+        trackers=[make_tracker(entry) for entry in config.logging.trackers],
     )
+
+
+def make_tracker(entry: dict[str, Any]) -> TrackerMaker:
+    """The class that an entry of `logging.trackers` names, with the arguments it gives."""
+    arguments = {key: value for key, value in entry.items() if key != "_target_"}
+    return partial(import_target("logging.trackers", entry["_target_"]), **arguments)
 
 
 def has_to_resume(config: Config) -> bool:
@@ -122,13 +143,15 @@ def has_to_resume(config: Config) -> bool:
 
 def state_of(trainer: Trainer) -> dict[str, Any]:
     """What, besides tensors, brings a trainer back to where it is."""
-    sums, steps = trainer.interval.totals()
+    totals = trainer.interval.totals()
     return {
         "step": trainer.state.step,
         "position": trainer.state.position._asdict(),
         "skipped": trainer.state.skipped,
         "skipped_in_a_row": trainer.state.skipped_in_a_row,
-        "interval": {"sums": sums, "steps": steps},
+        "evaluated_step": trainer.state.evaluated_step,
+        "interval": {"sums": totals.sums, "steps": totals.steps, "losses": totals.losses},
+        "spikes": list(trainer.spikes.losses),
         "samples": trainer.loader.length,
         "global_batch_size": trainer.plan.global_batch_size,
         "world_size": trainer.world.world_size,
@@ -159,8 +182,14 @@ def restore_state(trainer: Trainer, saved: dict[str, Any]) -> None:
     trainer.state.position = Position(**saved["position"])
     trainer.state.skipped = saved["skipped"]
     trainer.state.skipped_in_a_row = saved["skipped_in_a_row"]
+    # Older checkpoints do not say: theirs were saved after the evaluation.
+    trainer.state.evaluated_step = saved.get("evaluated_step", saved["step"])
     trainer.state.wandb_run_id = saved["wandb_run_id"]
-    trainer.interval.restore(saved["interval"]["sums"], saved["interval"]["steps"], trainer.world)
+    interval = saved["interval"]
+    trainer.interval.restore(
+        interval["sums"], interval["steps"], interval.get("losses", []), trainer.world
+    )
+    trainer.spikes.restore(saved.get("spikes", []))
 
 
 def refuse_other_run(trainer: Trainer, saved: dict[str, Any]) -> None:
@@ -271,22 +300,90 @@ def note_skipped(trainer: Trainer, verdict: Verdict, module: str | None) -> str:
     path = folder / f"rank_{trainer.world.rank}.jsonl"
     with path.open("a") as file:
         file.write(json.dumps(row) + "\n")
+    spiked = bool(verdict.spiked)
+    reason = (
+        f"its loss is a spike, above {trainer.spikes.limit:.4g}"
+        if spiked
+        else "loss or gradient is NaN or Inf"
+    )
     message = (
-        f"step {verdict.step} was skipped: loss or gradient is NaN or Inf (this process's loss: "
+        f"step {verdict.step} was skipped: {reason} (this process's loss: "
         f"{own_loss:g}). Its samples are in {folder}."
     )
-    if module is not None:
+    if spiked:
+        message += " training.loss_spike says what happens to spikes."
+    elif module is not None:
         message += f" Where NaN or Inf first came up: {module}."
     elif trainer.config.training.name_nonfinite_module:
         message += " Run once more, everything was finite (a loss scale or dropout differed)."
     else:
         message += " training.name_nonfinite_module=true names the module that made it."
-    trainer.logger.log_event("skipped_step", step=verdict.step, module=module)
+    trainer.logger.log_event("skipped_step", step=verdict.step, module=module, spike=spiked)
     trainer.console.say(message)
     return (
         f"{message} {trainer.state.skipped_in_a_row} step(s) in a row; the weights are those "
         "before it and have been saved. Try a lower learning rate, gradient clipping "
         "(training.grad_clip_norm) or training.precision=fp32."
+    )
+
+
+def note_start(trainer: Trainer) -> None:
+    """After the first step: say what the time until then went into."""
+    trainer.settle()  # the device is through with it as well
+    trainer.phases.end("first step")
+    trainer.phases.told = True
+    trainer.logger.log_event("started", step=trainer.state.step, **trainer.phases.seconds)
+    trainer.console.say(str(trainer.phases))
+
+
+def note_spikes(trainer: Trainer, spikes: list[Spike]) -> None:
+    """Write down steps whose loss stood out, and say the worst of them."""
+    for spike in spikes:
+        trainer.logger.log_event("loss_spike", **spike._asdict())
+    if spikes:
+        worst = max(spikes, key=lambda spike: spike.loss)
+        trainer.console.say(
+            f"the loss of {len(spikes)} step(s) since the last line stands out, most at step "
+            f"{worst.step}: {worst.loss:.4g} where {worst.limit:.4g} was the limit "
+            "(training.loss_spike; all are in events.jsonl)"
+        )
+
+
+def note_straggler(trainer: Trainer, paces: list[list[float]], seconds_per_step: float) -> None:
+    """Say which process holds the others up, once."""
+    if trainer.world.world_size == 1 or not math.isfinite(seconds_per_step):
+        return
+    slow = trainer.stragglers.notice(paces, seconds_per_step)
+    if slow is None:
+        return
+    host = trainer.hosts[slow.rank]
+    trainer.logger.log_event("straggler", step=trainer.state.step, host=host, **slow._asdict())
+    trainer.console.say(
+        f"rank {slow.rank} on {host} holds the others up: {slow.seconds:.3g} s a step {slow.part}, "
+        f"the others {slow.usual:.3g} s"
+    )
+
+
+def note_preempted(trainer: Trainer, signal_name: str) -> str:
+    """Write down that the run was asked to stop; the message says where it goes on."""
+    step, total = trainer.state.step, trainer.total_steps
+    trainer.logger.log_event("preempted", step=step, signal=signal_name)
+    return (
+        f"{signal_name} asked this run to stop: step {step} of {total} is saved in "
+        f"{trainer.config.run_dir / 'checkpoints'}; the same command goes on from there"
+    )
+
+
+def note_lost_peer(trainer: Trainer, error: BaseException) -> str:
+    """Write down that another process was lost; the message says what to do."""
+    said = str(error).partition("\n")[0]
+    step, minutes = trainer.state.step, trainer.config.training.timeout_minutes
+    trainer.logger.log_event("lost_peer", step=step, error=said)
+    return (
+        f"rank {trainer.world.rank} at step {step}: another process, or the link to it, is gone "
+        f"({said}). A process waits for the others for training.timeout_minutes={minutes:g} at "
+        "most. What was saved is whole: look at what the other processes have printed, mend it, "
+        "and the same command goes on from the last checkpoint."
     )
 
 

@@ -3,6 +3,8 @@
 checkpoints/
   step_00001000/         model.safetensors  optimizer.safetensors  ema.safetensors
                          rng.safetensors  state.json  config.yaml  manifest.json
+                         (of a sharded model: rank_00000.safetensors ... and shards.json instead of
+                         the first three, see sharded_checkpoint.py)
   step_00001000.keep     (if present) never deleted by retention: another run started from it
   step_00002000.broken/  failed its check; moved aside, for the user to look at or delete
   latest, best           links to one of the above, for people; the manifests are what counts
@@ -35,6 +37,7 @@ from overt.errors import CheckpointError
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+SHARDS = "shards.json"  # where the pieces of a sharded model lie
 NAME = re.compile(r"(?:step|epoch)_\d+(?:-\d+)?")
 LEFT_OVER = re.compile(
     r"\.overt-(?:writing|deleting)-(?P<host>.+)-(?P<pid>\d+)-(?P<token>[0-9a-f]{8})-.+"
@@ -58,7 +61,7 @@ class Stored:
     @property
     def serial(self) -> int:
         """Counts the saves of a folder: the highest is the newest, whatever step it is of."""
-        return int(self.manifest["serial"])
+        return int(self.manifest.get("serial", 0))
 
     @property
     def metric(self) -> float | None:
@@ -106,28 +109,31 @@ def write_folder(
     files: Mapping[str, Content],
     facts: Mapping[str, Any],
     parallel: bool = True,
+    shares: Shares | None = None,
 ) -> Stored:
-    """Write a checkpoint beside the others; it appears under `name` complete, or not at all."""
+    """Write a checkpoint beside the others; it appears under `name` complete, or not at all.
+
+    With `shares` the other processes write theirs into the same hidden folder; it is waited for.
+    """
     hidden = directory / hidden_name("writing", name)
     needed = sum(content.size for content in files.values())
-    shutil.rmtree(hidden, ignore_errors=True)  # of an earlier save that failed, in this process
+    if shares is None:
+        shutil.rmtree(hidden, ignore_errors=True)  # of an earlier save that failed here
     try:
-        hidden.mkdir()
+        hidden.mkdir(exist_ok=True)
         with workers(len(files), parallel) as pool:
             written = {
                 file: pool.submit(write_file, hidden / file, content, parallel)
                 for file, content in files.items()
             }
             checksums = {file: future.result() for file, future in written.items()}
-        manifest = {
-            "format": FORMAT,
-            **facts,
-            "versions": versions(),
-            "files": {
-                file: {"size": content.size, "crc32": checksums[file]}
-                for file, content in files.items()
-            },
+        entries = {
+            file: {"size": content.size, "crc32": checksums[file]}
+            for file, content in files.items()
         }
+        if shares is not None:
+            entries |= _wait_for(hidden, shares)
+        manifest = {"format": FORMAT, **facts, "versions": versions(), "files": entries}
         manifest["sha256"] = _manifest_hash(manifest)
         write_file(hidden / MANIFEST, Bytes(json.dumps(manifest, indent=1).encode()), parallel)
         sync(hidden)
@@ -140,6 +146,64 @@ def write_folder(
         shutil.rmtree(hidden, ignore_errors=True)
         raise
     return Stored(directory / name, manifest)
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Files that other processes write into a checkpoint, and how long they may take."""
+
+    files: tuple[str, ...]
+    seconds: float
+
+
+def write_share(hidden: Path, file: str, content: Content, parallel: bool = True) -> None:
+    """One process's file of a checkpoint that the main process completes.
+
+    A note beside it says that it is whole, or why not. So nobody waits in a collective while a
+    file is written, and the note takes the same way as the file: who sees the one sees the other.
+    """
+    try:
+        hidden.mkdir(exist_ok=True)
+        checksum = write_file(hidden / file, content, parallel)
+    except OSError as error:
+        problem = save_error(hidden.parent, file, content.size, error)
+        with contextlib.suppress(OSError):  # the folder itself may be what is out of reach
+            _leave_note(hidden, file, {"problem": str(problem)})
+        raise problem from error
+    _leave_note(hidden, file, {"size": content.size, "crc32": checksum})
+
+
+def _leave_note(hidden: Path, file: str, note: Mapping[str, Any]) -> None:
+    unfinished = hidden / f"{file}.unfinished"
+    unfinished.write_text(json.dumps(note))
+    os.replace(unfinished, hidden / f"{file}.note")
+
+
+def _wait_for(hidden: Path, shares: Shares) -> dict[str, Any]:
+    """The manifest's entries of the other processes' files, from their notes."""
+    entries: dict[str, Any] = {}
+    end, pause = time.monotonic() + shares.seconds, 0.002
+    while missing := [file for file in shares.files if file not in entries]:
+        present = set(os.listdir(hidden))  # which also asks a network file system anew
+        for file in missing:
+            if f"{file}.note" in present:
+                note = hidden / f"{file}.note"
+                entries[file] = json.loads(note.read_text())
+                if "problem" in entries[file]:
+                    raise CheckpointError(entries[file]["problem"])
+                note.unlink()
+        if len(entries) == len(shares.files):
+            break
+        if time.monotonic() > end:
+            raise CheckpointError(
+                f"{', '.join(missing)} of {hidden.name} did not come within "
+                f"{shares.seconds:.0f} s: a process ended, or does not see {hidden.parent}. All "
+                "hosts need the checkpoint folder: put it on a shared file system. The "
+                "checkpoints already there are unharmed."
+            )
+        time.sleep(pause)
+        pause = min(2 * pause, 0.5)
+    return entries
 
 
 def write_whole_file(path: Path, write: Callable[[Path], object], needed: int) -> None:
@@ -225,7 +289,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         manifest = json.loads((folder / MANIFEST).read_bytes())
     except FileNotFoundError:
         raise CheckpointError(f"{folder} has no {MANIFEST}: not a checkpoint of overt") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{folder / MANIFEST} cannot be read: {error}") from None
     if not isinstance(manifest, dict) or manifest.get("sha256") != _manifest_hash(manifest):
         raise CheckpointError(f"{folder / MANIFEST} is damaged: its own hash does not match")
@@ -234,7 +298,26 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"{folder} has format {manifest.get('format')}; this overt reads format {FORMAT}. "
             "Use the version of overt that wrote it (see `versions` in its manifest)."
         )
+    if not _is_well_formed(manifest):
+        raise CheckpointError(f"{folder / MANIFEST} was not written by overt: keys or types differ")
     return manifest
+
+
+def _is_well_formed(manifest: Mapping[str, Any]) -> bool:
+    """Whether what is read from a manifest has the type that it is written with."""
+    files, metric = manifest.get("files"), manifest.get("metric")
+    return (
+        type(manifest.get("serial", 0)) is int
+        and type(manifest.get("step", 0)) in (int, type(None))
+        and type(metric) in (int, float, type(None))
+        and isinstance(files, dict)
+        and all(
+            isinstance(entry, dict)
+            and type(entry.get("size")) is int
+            and isinstance(entry.get("crc32"), str)
+            for entry in files.values()
+        )
+    )
 
 
 def _manifest_hash(manifest: Mapping[str, Any]) -> str:

@@ -47,10 +47,11 @@ def load_model(
 
     `auto` takes the average of the weights where there is one.
     """
-    from overt.engine.weights import load_checkpoint
+    from overt.engine.weights import folder_parts, load_checkpoint
 
     if part == "auto":
-        part = "ema" if (checkpoint / "ema.safetensors").is_file() else "model"
+        has_average = checkpoint.is_dir() and "ema" in folder_parts(checkpoint)
+        part = "ema" if has_average else "model"
     model = recipe.build_model()
     report = load_checkpoint(checkpoint, model, part=part)
     return model.eval(), report

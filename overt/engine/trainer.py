@@ -10,6 +10,8 @@ from __future__ import annotations
 import inspect
 import logging
 import math
+import socket
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,16 +20,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from overt.config import Config
-from overt.distributed import World, gather_objects, seed_everything
+from overt.distributed import World, gather_objects, is_lost_peer, open_store, seed_everything
 from overt.engine import random_state, run_folder
 from overt.engine.batch import plan_batches, scaled_learning_rate
 from overt.engine.blocks import compile_in_place, need_blocks, recompute_in_backward
 from overt.engine.console import Console, Meter
 from overt.engine.graph import GraphedPass, add_over_processes, check_replayable
+from overt.engine.heartbeat import Heartbeat
 from overt.engine.loader import (
     START,
     MicroBatch,
@@ -36,13 +41,26 @@ from overt.engine.loader import (
     global_counts,
     map_tensors,
 )
+from overt.engine.memory import explain, is_out_of_memory
+from overt.engine.observe import Observer
 from overt.engine.optimizer import (
     build_optimizer,
     set_learning_rate,
     set_weight_decay,
     weight_decay_schedule,
 )
+from overt.engine.pace import Pace, StragglerWatch
+from overt.engine.phases import Phases
 from overt.engine.precision import AUTOCAST, memory_in_use, set_precision
+from overt.engine.preemption import Preemption, StopSignal
+from overt.engine.profile import StepProfile
+from overt.engine.shard import (
+    WholeModel,
+    call_gathered,
+    refuse_contradictions,
+    shard_in_place,
+)
+from overt.engine.spikes import SpikeWatch
 from overt.engine.watch import (
     FiniteGuard,
     Interval,
@@ -51,7 +69,14 @@ from overt.engine.watch import (
     idle_parameters,
     poison_if_not_finite,
 )
-from overt.errors import ConfigError, DataError, NonFiniteError, StopError
+from overt.errors import (
+    ConfigError,
+    DataError,
+    LaunchError,
+    NonFiniteError,
+    Preempted,
+    StopError,
+)
 from overt.nn.ema import make_average, update_ema
 from overt.recipe import Recipe, StepOutput
 from overt.schedule import EMAScheduler, build_schedule
@@ -71,6 +96,7 @@ class State:
     skipped: int = 0  # steps that made no update
     skipped_in_a_row: int = 0
     scores: dict[str, float] = field(default_factory=dict)  # of the evaluation at this step
+    evaluated_step: int = 0
     wandb_run_id: str | None = None
 
     @property
@@ -82,11 +108,20 @@ class State:
 class Trainer:
     """One training run. Build it on every process, then call `train`."""
 
-    def __init__(self, config: Config, recipe: Recipe, world: World) -> None:
+    def __init__(
+        self,
+        config: Config,
+        recipe: Recipe,
+        world: World,
+        stop: StopSignal | None = None,
+        phases: Phases | None = None,
+    ) -> None:
         self.config, self.recipe, self.world, self.device = config, recipe, world, world.device
         training = config.training
         self.state = State()
+        self.saved_step: int | None = None  # the step of a checkpoint that lacks nothing
         self.gradients_checked = False
+        self.phases = phases or Phases()  # of this start; they end with the first step
         self.plan = plan_batches(training, world.world_size)
         self.loader = StepLoader(
             recipe.build_dataset(),
@@ -101,6 +136,7 @@ class Trainer:
         self.total_steps = training.num_steps or (training.num_epochs or 0) * steps_per_epoch
         if hasattr(recipe, "begin"):
             recipe.begin(self.total_steps, steps_per_epoch)
+        self.phases.end("data")
         self.console = Console(self.total_steps, enabled=world.is_main)
         self.handler = self.console.handler()  # warnings do not tear the progress line
         logging.getLogger("overt").addHandler(self.handler)
@@ -110,8 +146,9 @@ class Trainer:
         self.model: nn.Module = recipe.build_model().to(self.device)
         resumes = run_folder.has_to_resume(config)
         loaded = None if resumes else run_folder.load_initial_weights(config, self.model)
-        # A copy of the bare model, taken before anything is compiled or wrapped.
+        # Copies of the bare model, taken before anything is compiled or wrapped.
         self.average = None if training.ema_momentum is None else make_average(self.model)
+        self.whole = WholeModel(self.model) if training.strategy == "fsdp" else None
         seed_everything(config.seed, world.rank)  # from here on its own dropout on each
 
         blocks = recipe.blocks(self.model) if hasattr(recipe, "blocks") else []
@@ -128,6 +165,9 @@ class Trainer:
         # What the recipe's loss is given; the bare model is what is evaluated and saved.
         self.wrapped: nn.Module = self.model
         self.ddp: DistributedDataParallel | None = None
+        self.sharded: FSDPModule | None = None
+        # The shares of all processes are to be added up, where DDP and FSDP take their mean.
+        self.share = 1
         match training.strategy:
             case "auto" | "ddp" if world.world_size > 1 and not training.cuda_graph:
                 self.wrapped = self.ddp = DistributedDataParallel(
@@ -137,6 +177,14 @@ class Trainer:
                     gradient_as_bucket_view=True,
                     **BUFFERS_STAY,
                 )
+                self.share = world.world_size
+            case "fsdp" if world.world_size > 1:
+                units = recipe.shard_units(self.model) if hasattr(recipe, "shard_units") else blocks
+                refuse_contradictions(training, units)
+                self.sharded = shard_in_place(self.model, units, world)
+                if self.average is not None:  # never run, so in one piece
+                    shard_in_place(self.average, [], world)
+                self.share = world.world_size
             case "auto" | "ddp" if world.world_size > 1:
                 pass  # DDP's hooks cannot be replayed: gradients are added up after the pass
             case "auto" | "single" if world.world_size == 1:
@@ -144,7 +192,8 @@ class Trainer:
             case strategy:
                 raise ConfigError(
                     f"training.strategy={strategy} with {world.world_size} process(es): single "
-                    "takes one process, ddp takes several (torchrun or srun), auto takes either"
+                    "takes one process, ddp and fsdp take several (torchrun or srun), auto takes "
+                    "either"
                 )
 
         groups = (
@@ -168,43 +217,73 @@ class Trainer:
         self.dtype = AUTOCAST.get(training.precision)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=training.precision == "fp16")
 
+        self.stop = stop or StopSignal()
+        self.preemption = Preemption(self.stop, world, open_store("stop"), training.timeout_minutes)
+        self.heartbeat = Heartbeat(
+            world,
+            open_store("heartbeat"),
+            config.run_dir / "hang",
+            training.hang_minutes,
+            ends_process=training.hang == "stop",
+        )
         self.guard = FiniteGuard(self.device)
+        self.spikes = SpikeWatch(training, self.device)
         self.interval = Interval(self.device)
-        self.meter = Meter()
+        self.pace, self.meter = Pace(self.device), Meter()
+        self.hosts = gather_objects(socket.gethostname())  # of every rank, for messages
+        self.stragglers = StragglerWatch()
+        self.observer = Observer()
+        self.profile = StepProfile(training, config.run_dir, world)
         self.manager = run_folder.open_checkpoints(config)
+        self.phases.end("model")
         resumed_from = self.resume() if resumes else None
+        self.phases.end("load")
         run_folder.prepare(config, world)
         self.logger = run_folder.open_logger(config, self.state, resumes)
         run_folder.introduce(self, resumed_from, loaded)
 
     def train(self) -> dict[str, float]:
         """Train to the last step; log, evaluate and save when due. The last scores."""
-        training = self.config.training
-        try:
-            if training.evaluate_at_start and self.state.step == 0:
-                self.evaluate()
-            while self.state.step < self.total_steps:
-                self.train_step()
-                self.state.step += 1
-                if self.is_due(self.config.logging.every_steps):
-                    self.log()
-                if self.is_due(training.evaluate_every_steps):
+        with self.stop:  # in here SIGTERM and SIGUSR1 ask for a save, and do nothing else
+            try:
+                self.preemption.listen()
+                self.heartbeat.start()
+                self.stop_if_asked()
+                if self.config.training.evaluate_at_start and self.state.step == 0:
                     self.evaluate()
-                if self.is_due(self.config.checkpoint.every_steps):
-                    self.save()
-        except (DataError, StopError) as error:
-            # A run that stops itself does so on every process at this same step; a broken sample
-            # stops one process, which may save only where it need not wait for others.
-            if isinstance(error, StopError) or self.world.world_size == 1:
-                self.save()
-            raise
-        finally:
-            self.close()
+                if self.state.evaluated_step < self.state.step:
+                    self.evaluate_and_save()  # stopped between a step and its evaluation
+                while self.state.step < self.total_steps:
+                    with self.profile.around(self.state.step + 1):
+                        self.train_step()
+                    self.state.step += 1
+                    if not self.phases.told:
+                        run_folder.note_start(self)
+                    if self.is_due(self.config.logging.every_steps):
+                        self.log()
+                    self.stop_if_asked()
+                    self.evaluate_and_save()
+            except (DataError, StopError) as error:
+                # A run that stops itself does so on every process at this same step; a broken
+                # sample stops one process, which may save only where it need not wait for others.
+                if isinstance(error, StopError) or self.world.world_size == 1:
+                    self.save_and_wait(error)
+                raise
+            except (MemoryError, RuntimeError, OSError) as error:
+                if is_out_of_memory(error):
+                    raise explain(self, error) from error
+                if self.world.world_size > 1 and is_lost_peer(error):
+                    raise LaunchError(run_folder.note_lost_peer(self, error)) from error
+                raise
+            finally:
+                self.close()
         return self.state.scores
 
     def train_step(self) -> None:
         """One optimizer step over one global batch."""
+        self.heartbeat.at(self.state.step, "waiting for data")
         group = self.loader.next_group()
+        self.heartbeat.at(self.state.step, "computing")
         counts = global_counts(self.recipe, group, self.device)  # what the losses are divided by
         if hasattr(self.recipe, "custom_step"):
             step = self.recipe.custom_step(self, group.micro_batches, counts)
@@ -222,6 +301,7 @@ class Trainer:
         self.state.position = self.loader.position
         self.state.scores = {}
         self.meter.step(group.samples, group.wait_seconds)
+        self.pace.add_step(group.wait_seconds)
 
     def add_gradients(
         self, micro_batches: list[MicroBatch], counts: dict[str, Tensor]
@@ -232,6 +312,9 @@ class Trainer:
             batch = self.to_device(micro.batch)
             # Gradients meet across processes only on the last micro-batch; before, they add up.
             is_last = index == len(micro_batches) - 1
+            if self.sharded is not None:
+                early = self.config.training.reduce_every_micro_batch
+                self.sharded.set_requires_gradient_sync(is_last or early)
             with nullcontext() if is_last or self.ddp is None else self.ddp.no_sync():
                 if self.graphed is None or micro.is_padding:
                     outputs.append(self.run_pass(batch, counts, micro.is_padding))
@@ -241,19 +324,20 @@ class Trainer:
             add_over_processes(self.parameters)
         if not self.gradients_checked:
             self.check_gradients()
+        self.spikes.see(outputs)
         return outputs
 
     def run_pass(
         self, batch: Any, counts: dict[str, Tensor], is_padding: bool = False
     ) -> StepOutput:
         """Forward and backward of one micro-batch."""
+        self.pace.begin_forward()
         with self.autocast():
             output = self.recipe.loss(self.wrapped, batch, counts, self.state.step)
+        self.pace.end_forward()
         if is_padding:
             output = output.scaled(0.0)
-        # The shares of all processes are to be added up, where DDP takes their mean.
-        share = 1 if self.ddp is None else self.world.world_size
-        loss = poison_if_not_finite(output.total) * share
+        loss = poison_if_not_finite(output.total) * self.share
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         return output
 
@@ -261,9 +345,15 @@ class Trainer:
         """One step of the optimizer: the gradient's norm, and 1, or 0 where it was skipped."""
         self.settle()  # by now the outcome of the step before has arrived
         self.scaler.unscale_(self.optimizer)  # clip true gradients, not scaled ones
-        limit = self.config.training.grad_clip_norm or math.inf
-        grad_norm = clip_grad_norm_(self.parameters, limit)
-        applied = self.guard.protect(self.optimizer, grad_norm)  # 0 where it is not finite
+        self.observer.gradients(self)
+        gradients = [one.grad for one in self.parameters if one.grad is not None]
+        grad_norm = get_total_norm(gradients)
+        if self.config.training.grad_clip_norm is not None:
+            clip_grads_with_norm_(self.parameters, self.config.training.grad_clip_norm, grad_norm)
+        if isinstance(grad_norm, DTensor):  # of sharded gradients: the norm over all processes
+            grad_norm = grad_norm.full_tensor()
+        # 0 where the norm is not finite, or the loss a spike that is to be skipped.
+        applied = self.guard.protect(self.optimizer, grad_norm, self.spikes.allows())
         set_learning_rate(self.optimizer, self.schedule, self.state.updates)
         set_weight_decay(self.optimizer, self.weight_decay, self.state.updates)
         self.scaler.step(self.optimizer)
@@ -281,35 +371,55 @@ class Trainer:
             return
         self.state.skipped += 1
         self.state.skipped_in_a_row += 1
-        module = None
-        if self.config.training.name_nonfinite_module:
-            with random_state.undisturbed():
-                found = first_nonfinite_module(self.model, partial(self.replay, verdict))
+        module, spiked = None, bool(verdict.spiked)
+        if self.config.training.name_nonfinite_module and not spiked:
+            with random_state.undisturbed(), self.bare(self.model) as model:
+                found = first_nonfinite_module(model, partial(self.replay, model, verdict))
             # It may have been on another process; every process skips, so every one takes part.
             module = next(filter(None, gather_objects(found)), None)
         message = run_folder.note_skipped(self, verdict, module)
         # With fp16 a single overflow is the scaler's to mend: it lowers its scale.
         stops = self.config.training.nonfinite == "stop" and not self.scaler.is_enabled()
+        stops = stops and not spiked
         if stops or self.state.skipped_in_a_row >= self.config.training.max_skipped_in_a_row:
             raise NonFiniteError(message)
 
-    def replay(self, verdict: Verdict) -> Tensor:
+    def replay(self, model: nn.Module, verdict: Verdict) -> Tensor:
         """This process's loss of a step once more, on the bare model."""
         losses = []
         for micro in verdict.group.micro_batches:
             batch = self.to_device(micro.batch)
             with self.autocast():
-                output = self.recipe.loss(self.model, batch, verdict.counts, verdict.step)
+                output = self.recipe.loss(model, batch, verdict.counts, verdict.step)
             losses.append(output.total)
         return torch.stack(losses).sum()
 
+    def stop_if_asked(self) -> None:
+        """Stop here if a signal asks for it; processes come by in the same order and agree."""
+        name = self.preemption.signal_here()
+        if name is not None:
+            self.settle()
+            raise Preempted(run_folder.note_preempted(self, name))
+
+    def evaluate_and_save(self) -> None:
+        """What may be due after a step."""
+        if self.is_due(self.config.training.evaluate_every_steps):
+            self.evaluate()
+            self.stop_if_asked()
+        if self.is_due(self.config.checkpoint.every_steps) and self.saved_step != self.state.step:
+            self.save()
+
     def log(self) -> None:
         """Losses and speeds since the last log line. One reduction; every process takes part."""
+        self.observer.before_log(self)
         self.settle()
-        sums, steps = self.interval.totals()
+        totals = self.interval.totals(self.pace.read())
         self.interval.reset()
         rates = self.meter.read()
-        numbers = {name: value / steps if steps else math.nan for name, value in sums.items()}
+        run_folder.note_spikes(self, self.spikes.add(totals.losses, self.state.step - 1))
+        run_folder.note_straggler(self, totals.said, rates.seconds_per_step)
+        steps = totals.steps or math.nan
+        numbers = {name: value / steps for name, value in totals.sums.items()}
         numbers["lr"] = float(self.optimizer.param_groups[0]["lr"])
         numbers["epoch"] = self.state.step / self.loader.steps_per_epoch
         shown = {"loss": numbers["loss"], "lr": numbers["lr"]}
@@ -321,34 +431,34 @@ class Trainer:
         numbers["memory_gib"] = memory / 2**30
         if math.isfinite(rates.seconds_per_step):  # the first steps are no measure
             numbers |= rates._asdict()
-        self.logger.log_metrics(numbers, self.state.step, prefix="train")
+        numbers = {f"train/{name}": value for name, value in numbers.items()}
+        self.logger.log_metrics(numbers | self.observer.numbers(self, rates), self.state.step)
 
     def evaluate(self) -> dict[str, float]:
         """The recipe's scores, with the averaged weights where there are any."""
+        self.heartbeat.at(self.state.step, "evaluating")
         self.settle()
-        model = self.model if self.average is None else self.average
-        was_training = model.training
-        model.eval()
-        try:
-            with (
-                self.meter.pause(),
-                random_state.undisturbed(),
-                torch.inference_mode(),
-                self.autocast(),
-            ):
-                scores = self.recipe.evaluate(model, self.world)
-                if self.world.is_main and hasattr(self.recipe, "visualize"):
-                    for name, picture in self.recipe.visualize(model).items():
-                        self.logger.log_image(name, picture, self.state.step)
-        finally:
-            model.train(was_training)
-        self.state.scores = scores
+        weights = self.model if self.average is None else self.average
+        with self.meter.pause(), random_state.undisturbed(), self.bare(weights) as model:
+            was_training = model.training
+            model.eval()
+            try:
+                with torch.inference_mode(), self.autocast():
+                    scores = self.recipe.evaluate(model, self.world)
+                    if self.world.is_main and hasattr(self.recipe, "visualize"):
+                        for name, picture in self.recipe.visualize(model).items():
+                            self.logger.log_picture(name, picture, self.state.step)
+            finally:
+                model.train(was_training)
+        self.state.scores, self.state.evaluated_step = scores, self.state.step
+        self.saved_step = None
         self.logger.log_metrics(scores, self.state.step, prefix="evaluation")
         self.console.say(run_folder.score_line(self.state.step, scores))
         return scores
 
     def save(self) -> None:
-        """Save everything a bitwise resume needs. Every process takes part, the main one writes."""
+        """Save everything a bitwise resume needs. Every process takes part."""
+        self.heartbeat.at(self.state.step, "saving")
         self.settle()
         tensors = {
             f"rank{rank}/{name}": tensor
@@ -369,6 +479,15 @@ class Trainer:
                 tensors=tensors,
                 config_yaml=self.config.text,
             )
+        self.saved_step = self.state.step
+
+    def save_and_wait(self, error: StopError | DataError) -> None:
+        """Before this run ends early: save, and leave only when every process has written."""
+        if not isinstance(error, Preempted) or self.saved_step != self.state.step:
+            self.save()
+        if isinstance(error, StopError):
+            self.manager.wait()
+            self.preemption.leave_together()
 
     def resume(self) -> Path:
         """Go on from the checkpoint that `checkpoint.resume` names; its path."""
@@ -378,6 +497,7 @@ class Trainer:
         )
         run_folder.refuse_other_run(self, saved)
         run_folder.restore_state(self, saved["state"])
+        self.saved_step = self.state.step
         self.loader.seek(self.state.position)
         # Last of all, so that nothing draws from them any more before the first step.
         prefix = f"rank{self.world.rank}/"
@@ -398,6 +518,16 @@ class Trainer:
         step = self.state.step
         return step == self.total_steps or (every is not None and step % every == 0)
 
+    def bare(self, model: nn.Module) -> AbstractContextManager[nn.Module]:
+        """The model as its author wrote it; a sharded one is gathered for as long as this lasts."""
+        return nullcontext(model) if self.whole is None else self.whole.gathered(model)
+
+    def call(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        """A method of the model, called outside of its forward pass by a `custom_step`."""
+        if self.sharded is None:
+            return method(*arguments)
+        return call_gathered(self.model, method, *arguments)
+
     def autocast(self) -> AbstractContextManager[Any]:
         """16-bit matrix products where `training.precision` asks for them."""
         return torch.autocast(self.device.type, self.dtype) if self.dtype else nullcontext()
@@ -412,13 +542,16 @@ class Trainer:
         """After the first backward pass: DDP would wait for a gradient that never comes."""
         self.gradients_checked = True
         message = idle_parameters(self.model)
-        if message and self.ddp is not None:
+        if message and self.share > 1:
             raise ConfigError(message)
         if message:
             self.console.say(f"one process trains all the same, several would not: {message}")
 
     def close(self) -> None:
         """End loader, writer and logs; a failed background write surfaces here."""
+        self.profile.close()
+        self.heartbeat.close()
+        self.preemption.close()
         self.loader.close()
         self.console.close()
         logging.getLogger("overt").removeHandler(self.handler)

@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
-from overt.distributed import World, is_main_process, sum_over_processes
+from overt.distributed import (
+    World,
+    get_rank,
+    get_world_size,
+    is_main_process,
+    sum_over_processes,
+)
 from overt.engine.loader import Group
 from overt.recipe import StepOutput
 
@@ -41,6 +47,7 @@ class Verdict:
     counts: dict[str, Tensor]
     applied: Tensor  # () 1 where the update was made, 0 where it was skipped; on the host
     own_loss: Tensor  # () this process's share of the loss; on the host
+    spiked: Tensor  # () 1 where the loss was finite but a spike; on the host
     arrived: torch.cuda.Event | None
 
     def was_applied(self) -> bool:
@@ -57,20 +64,33 @@ class FiniteGuard:
         self.device = device
         self.pending: Verdict | None = None
         self.one, self.zero = torch.ones(()), torch.zeros(())
+        self.spiked = self.nothing = torch.zeros((), device=device)
 
-    def protect(self, optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> Tensor:
+    def protect(
+        self,
+        optimizer: torch.optim.Optimizer,
+        grad_norm: Tensor,
+        allowed: Tensor | None = None,
+    ) -> Tensor:
         """Make the coming `optimizer.step()` do nothing unless `grad_norm` is finite.
 
-        Returns 1 or 0, a scalar on the device. Fused optimizers take the flag into their kernel;
-        for others on CUDA the host has to read it, which costs a wait.
+        Nor where `allowed`, a scalar on the device, is false: the loss is a spike. Returns 1 or 0,
+        a scalar on the device. Fused optimizers take the flag into their kernel; for others on CUDA
+        the host has to read it, which costs a wait.
         """
+        self.spiked = self.nothing
         if self.device.type == "cpu":  # there reading costs nothing
             if math.isfinite(grad_norm):
-                return self.one
+                if allowed is None or allowed:
+                    return self.one
+                self.spiked = self.one
             # Without gradients an optimizer changes neither weights nor momenta.
             optimizer.zero_grad(set_to_none=True)
             return self.zero
         applied = (grad_norm - grad_norm == 0).to(torch.float32)  # finite, and not NaN
+        if allowed is not None:
+            self.spiked = applied * ~allowed
+            applied = applied * allowed
         if getattr(optimizer, "_step_supports_amp_scaling", False):
             optimizer.grad_scale = None  # type: ignore[attr-defined]
             optimizer.found_inf = 1.0 - applied  # type: ignore[attr-defined]
@@ -90,19 +110,28 @@ class FiniteGuard:
         own_loss = outputs[0].total.detach()
         for output in outputs[1:]:
             own_loss = own_loss + output.total.detach()
-        arrived = None
+        arrived, spiked = None, self.spiked
         if self.device.type == "cuda":
-            pair = torch.stack([applied, own_loss.to(torch.float32)])
-            host = torch.empty(2, pin_memory=True).copy_(pair, non_blocking=True)
+            three = torch.stack([applied, own_loss.to(torch.float32), spiked])
+            host = torch.empty(3, pin_memory=True).copy_(three, non_blocking=True)
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             arrived.record()
-            applied, own_loss = host[0], host[1]
-        self.pending = Verdict(step, group, counts, applied, own_loss, arrived)
+            applied, own_loss, spiked = host[0], host[1], host[2]
+        self.pending = Verdict(step, group, counts, applied, own_loss, spiked, arrived)
 
     def take(self) -> Verdict | None:
         """The step that is still open, if any; it is then the caller's."""
         verdict, self.pending = self.pending, None
         return verdict
+
+
+class Totals(NamedTuple):
+    """The numbers of an interval, over all processes."""
+
+    sums: dict[str, float]
+    steps: float  # that were made
+    losses: list[float]  # of every step; NaN where it was skipped
+    said: list[list[float]]  # what each process said of itself, in the order of ranks
 
 
 class Interval:
@@ -118,6 +147,7 @@ class Interval:
         self.names: list[str] = []
         self.rows: list[list[Tensor]] = []  # of a step: applied, norm, numbers of each micro-batch
         self.sums: list[float] = []
+        self.losses: list[float] = []  # this process's share, step by step
         self.steps = 0.0
 
     def add(self, outputs: list[StepOutput], applied: Tensor, grad_norm: Tensor) -> None:
@@ -136,22 +166,34 @@ class Interval:
         if len(self.rows) >= self.LONGEST:
             self._settle()
 
-    def totals(self) -> tuple[dict[str, float], float]:
-        """Sums over all processes, and the number of steps. Every process must call this."""
+    def totals(self, said: Sequence[float] = ()) -> Totals:
+        """Totals over all processes, in one reduction. Every process must call this."""
         self._settle()
-        own = torch.tensor(self.sums, dtype=torch.float64, device=self.device)
-        sums = dict(zip(self.names, sum_over_processes(own).tolist(), strict=True))
-        return sums, self.steps
+        rank, size = get_rank(), get_world_size()
+        # Each process has places of its own for what it says: the sum then holds them all.
+        places = [0.0] * (rank * len(said)) + [*said] + [0.0] * ((size - rank - 1) * len(said))
+        own = torch.tensor(
+            [*self.sums, *self.losses, *places], dtype=torch.float64, device=self.device
+        )
+        packed = sum_over_processes(own).tolist()
+        sums, packed = packed[: len(self.sums)], packed[len(self.sums) :]
+        losses, packed = packed[: len(self.losses)], packed[len(self.losses) :]
+        width = len(said)
+        by_rank = [packed[place * width : (place + 1) * width] for place in range(size)]
+        return Totals(dict(zip(self.names, sums, strict=True)), self.steps, losses, by_rank)
 
-    def restore(self, sums: dict[str, float], steps: float, world: World) -> None:
+    def restore(
+        self, sums: dict[str, float], steps: float, losses: Sequence[float], world: World
+    ) -> None:
         """Go on with the totals of an earlier session; the main process carries them."""
         self.names = list(sums)
         self.sums = list(sums.values()) if world.is_main else [0.0] * len(sums)
+        self.losses = list(losses) if world.is_main else [0.0] * len(losses)
         self.steps = steps
 
     def reset(self) -> None:
         self.rows = []
-        self.sums, self.steps = [0.0] * len(self.names), 0.0
+        self.sums, self.losses, self.steps = [0.0] * len(self.names), [], 0.0
 
     def _settle(self) -> None:
         """Read what is still on the device, in one go, and add it up in the order of the steps."""
@@ -162,6 +204,7 @@ class Interval:
         for row in self.rows:
             applied, norm, *shares = numbers[begin : begin + len(row)]
             begin += len(row)
+            self.losses.append(sum(shares[::width]) if applied else math.nan)
             if not applied:
                 continue
             self.steps += 1.0

@@ -5,32 +5,24 @@ Wrapper prefixes are taken off, what did not fit is reported, and nothing in a f
 
 from __future__ import annotations
 
-import argparse
-import collections
-import json
-import pathlib
-import pickle
-import re
-import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 
 from overt.engine import storage
 from overt.errors import CheckpointError
+from overt.nn.weight_files import clean_keys as clean_keys
+from overt.nn.weight_files import find_weights, read_torch_file, refuse_collisions, some
+from overt.nn.weight_files import is_safetensors as is_safetensors
+from overt.nn.weight_files import read_safetensors as read_safetensors
 
-# What DDP, torch.compile, FSDP and activation checkpointing put into the middle of a key.
-WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
-# Where training scripts keep the weights inside a larger dictionary.
-CONTAINERS = ("model", "state_dict", "model_state", "model_state_dict")
 # Tables that follow from the sizes of a model: its own are kept where the file's do not fit.
 SIZE_DEPENDENT = ("time_emb", "pos_emb")
 PARTS = ("model", "ema")
+FOLDER_PARTS = (*PARTS, "optimizer")
 
 
 @dataclass
@@ -51,7 +43,7 @@ class LoadReport:
         lines = [f"{self.source}: {len(self.mapped)} tensors loaded, {self.renamed} renamed"]
         for name in ("missing", "unexpected", "skipped"):
             keys: list[str] = getattr(self, name)
-            lines.append(f"  {name}: {len(keys)}" + (f" ({_some(keys)})" if keys else ""))
+            lines.append(f"  {name}: {len(keys)}" + (f" ({some(keys)})" if keys else ""))
         return "\n".join(lines)
 
 
@@ -104,7 +96,7 @@ def load_tensors(
     if not report.mapped:
         raise CheckpointError(
             f"{source} is a checkpoint of another model: none of its {len(tensors)} tensors fits. "
-            f"The file has {_some(tensors)}; the model has {_some(own)}. Check the model's "
+            f"The file has {some(tensors)}; the model has {some(own)}. Check the model's "
             "configuration, or give the checkpoint that belongs to it."
         )
     if wrong and not allow_shape_mismatch:
@@ -123,30 +115,6 @@ def load_tensors(
     return report
 
 
-def clean_keys(keys: Iterable[str], source: str) -> dict[str, str]:
-    """Every key without its wrappers; refused where two keys would become one."""
-    cleaned = {key: clean_key(key) for key in keys}
-    _refuse_collisions(cleaned, source)
-    return cleaned
-
-
-def clean_key(key: str) -> str:
-    """The key as the bare module would name it: `model.module._orig_mod.a.weight` and so on."""
-    *path, name = key.split(".")
-    return ".".join([part for part in path if part not in WRAPPERS] + [name])
-
-
-def _refuse_collisions(cleaned: Mapping[str, str], source: str) -> None:
-    seen: dict[str, str] = {}
-    for key, clean in cleaned.items():
-        if clean in seen:
-            raise CheckpointError(
-                f"{source}: the keys {seen[clean]} and {key} both become {clean} without their "
-                "wrappers; it holds two models. Keep the one you mean and save it again."
-            )
-        seen[clean] = key
-
-
 def _match_leading_model(cleaned: dict[str, str], here: Mapping[str, str]) -> dict[str, str]:
     """Take a leading `model.` off the file's keys, or put one on, where that makes more match."""
     candidates = [
@@ -155,7 +123,7 @@ def _match_leading_model(cleaned: dict[str, str], here: Mapping[str, str]) -> di
         {key: f"model.{clean}" for key, clean in cleaned.items()},
     ]
     best = max(candidates, key=lambda names: sum(clean in here for clean in names.values()))
-    _refuse_collisions(best, "the checkpoint, matched to the model")
+    refuse_collisions(best, "the checkpoint, matched to the model")
     return best
 
 
@@ -200,7 +168,7 @@ def read_tensors(path: str | Path, part: str = "model") -> tuple[dict[str, Tenso
     if is_safetensors(path):
         tensors, metadata = read_safetensors(path)
         return tensors, {"metadata": metadata}
-    return _find_weights(read_torch_file(path), path)
+    return find_weights(read_torch_file(path), path)
 
 
 def _read_folder(folder: Path, part: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -216,120 +184,27 @@ def _read_folder(folder: Path, part: str) -> tuple[dict[str, Tensor], dict[str, 
             f"{folder} is broken ({found}); use an older checkpoint beside it, or copy it again "
             "from where it came"
         )
-    if f"{part}.safetensors" not in manifest["files"]:
+    return read_part(folder, part), {"manifest": manifest}
+
+
+def read_part(folder: Path, part: str) -> dict[str, Tensor]:
+    """The tensors of one part of a checkpoint folder: model, ema or optimizer. Not checked anew."""
+    if part not in folder_parts(folder):
         raise CheckpointError(
-            f"{folder} has no {part} part; it holds {', '.join(sorted(manifest['files']))}"
+            f"{folder} has no {part} part; it holds {', '.join(folder_parts(folder))}"
         )
-    tensors, _ = read_safetensors(folder / f"{part}.safetensors")
-    return tensors, {"manifest": manifest}
+    if storage.SHARDS in storage.read_manifest(folder)["files"]:
+        from overt.engine import sharded_checkpoint  # not needed by others, and slow to import
+
+        return sharded_checkpoint.read_part(folder, part)
+    return read_safetensors(folder / f"{part}.safetensors")[0]
 
 
-def is_safetensors(path: Path) -> bool:
-    """Whether a file starts like safetensors: a length, then a JSON object."""
-    with path.open("rb") as file:
-        start = file.read(9)
-    return len(start) == 9 and start[8:] == b"{"
+def folder_parts(folder: Path) -> list[str]:
+    """What a checkpoint folder holds: model, and maybe ema and optimizer."""
+    files = storage.read_manifest(folder)["files"]
+    if storage.SHARDS in files:
+        from overt.engine import sharded_checkpoint
 
-
-def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """All tensors of a safetensors file, tied ones under all their names, and its metadata."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata: dict[str, str] = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f"{path} is not a whole safetensors file ({error}); copy it again from where it came"
-        ) from None
-    for name, owner in json.loads(metadata.get("overt.tied", "{}")).items():
-        tensors[name] = tensors[owner]
-    return tensors, metadata
-
-
-def _find_weights(content: Any, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    if not isinstance(content, Mapping):
-        raise CheckpointError(
-            f"{path} holds a {type(content).__name__}, not a dictionary of tensors; "
-            "save `model.state_dict()`"
-        )
-    for name in CONTAINERS:
-        inner = content.get(name)
-        if isinstance(inner, Mapping):
-            tensors, nested = _find_weights(inner, path)
-            rest = {str(key): value for key, value in content.items() if key != name}
-            return tensors, {**nested, **rest}
-    tensors = {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
-    if not tensors:
-        raise CheckpointError(
-            f"{path} holds no tensors at its top level nor under {', '.join(CONTAINERS)}; "
-            f"it has {_some(map(str, content)) or 'nothing'}"
-        )
-    return tensors, {str(key): value for key, value in content.items() if key not in tensors}
-
-
-def read_torch_file(path: Path) -> Any:
-    """A file of `torch.save`, read without running anything that it contains."""
-    try:
-        with torch.serialization.safe_globals(_harmless()):
-            return torch.load(
-                path,
-                map_location="cpu",
-                weights_only=True,
-                mmap=zipfile.is_zipfile(path),
-            )
-    except Exception as error:  # a damaged file can make torch's reader fail in any way
-        raise _refusal(path, error) from None
-
-
-def _refusal(path: Path, error: Exception) -> CheckpointError:
-    text = str(error) or type(error).__name__
-    named = re.search(r"GLOBAL ([\w.]+)", text)
-    if isinstance(error, pickle.UnpicklingError) and named is not None:
-        return CheckpointError(
-            f"{path} asks for {named[1]}, which could run code when loaded. Nothing of it was run. "
-            "Allowed are tensors, numbers, text, lists, dictionaries, argparse.Namespace, numpy "
-            "values and paths. If you trust where the file comes from, load it where it was "
-            "written and save `model.state_dict()` alone."
-        )
-    # Without torch's advice to switch its safety off.
-    reason = text.partition("WeightsUnpickler error:")[2] or text.partition(" In PyTorch 2.6")[0]
-    return CheckpointError(
-        f"{path} is neither a safetensors file nor a whole file of torch.save with plain values "
-        f"({reason.strip().splitlines()[0]}). Nothing of it was run. Copy it again from where it "
-        "came, or save `model.state_dict()` once more."
-    )
-
-
-def _encode_latin1(text: str, encoding: str) -> bytes:
-    """How pickle writes bytes; the one encoding it uses, and no look-up of others."""
-    if encoding != "latin1":
-        raise pickle.UnpicklingError(f"refused the text encoding {encoding!r}")
-    return text.encode("latin1")
-
-
-def _harmless() -> list[Any]:
-    """Classes that training scripts leave in their files and that can do nothing but hold data."""
-    number_types = {type(np.dtype(code)) for code in np.typecodes["All"] if code not in "OV"}
-    scalar, reconstruct = np.float64(0).__reduce__()[0], np.zeros(1).__reduce__()[0]
-    return [
-        argparse.Namespace,
-        collections.OrderedDict,
-        pathlib.PosixPath,
-        # Written by numpy before and since 2.0, and by Python before and since 3.13.
-        (pathlib.PosixPath, "pathlib._local.PosixPath"),
-        (pathlib.PosixPath, "pathlib.PosixPath"),
-        *((scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
-        *((reconstruct, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")),
-        np.ndarray,
-        np.dtype,
-        *number_types,
-        (_encode_latin1, "_codecs.encode"),
-    ]
-
-
-def _some(keys: Iterable[str], count: int = 4) -> str:
-    listed = list(keys)
-    more = f" and {len(listed) - count} more" if len(listed) > count else ""
-    return ", ".join(listed[:count]) + more
+        return sharded_checkpoint.folder_parts(folder)
+    return [part for part in FOLDER_PARTS if f"{part}.safetensors" in files]

@@ -47,7 +47,7 @@ def test_a_cut_link_ends_the_training_in_time_and_a_healed_one_lets_it_go_on(
     for name, log in logs.items():  # not after the 30 minutes that are the default
         wait_for(
             f"an error on {name}",
-            lambda log=log: "Timed out waiting" in log.read_text(),
+            lambda log=log: "training.timeout_minutes=0.2" in log.read_text(),
             TIMEOUT_SECONDS + PATIENCE_SECONDS / 2,
         )
     assert not (tmp_path / "gated" / "checkpoints" / f"step_{LAST_STEP:08d}").exists()

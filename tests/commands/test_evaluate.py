@@ -93,7 +93,8 @@ def test_rows_table_and_pictures_of_a_recipe_that_has_them(
     ]
     picture = torch.full((3, 4, 5), 7, dtype=torch.uint8)
     monkeypatch.setattr(Toy, "evaluate_rows", lambda *_: rows, raising=False)
-    monkeypatch.setattr(Toy, "visualize", lambda *_: {"drawn": picture}, raising=False)
+    drawn = {"drawn": picture, "filmed": picture.expand(2, 3, 4, 5)}
+    monkeypatch.setattr(Toy, "visualize", lambda *_: drawn, raising=False)
 
     def table(self: object, rows: list[dict[str, Any]], scores: dict[str, float]) -> str:
         return f"<{len(rows)} rows, {scores['error']}>"
@@ -107,8 +108,9 @@ def test_rows_table_and_pictures_of_a_recipe_that_has_them(
     ]
     assert scores_in(tmp_path)["scores"] == {"error": 1.5, "left_out": 1.0}
     assert "<3 rows, 1.5>" in capsys.readouterr().out
-    with Image.open(tmp_path / "drawn.png") as image:
-        assert image.size == (5, 4)
+    for name in ("drawn.png", "filmed.gif"):
+        with Image.open(tmp_path / name) as image:
+            assert image.size == (5, 4)
 
 
 def test_what_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -293,7 +293,7 @@ def refusal(folder: Path, *overrides: str) -> str:
 def test_a_strategy_that_contradicts_the_launch_is_refused(
     run_processes: RUNS, tmp_path: Path
 ) -> None:
-    assert "ddp takes several" in refusal(tmp_path, "training.strategy=ddp")
+    assert "ddp and fsdp take several" in refusal(tmp_path, "training.strategy=ddp")
     both = run_processes(refusal, 2, tmp_path, "training.strategy=single")
     assert all("single takes one process" in text for text in both)
 

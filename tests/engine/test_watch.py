@@ -99,14 +99,16 @@ def test_an_interval_adds_micro_batches_and_leaves_out_skipped_steps() -> None:
     interval.add([output(2.0, 5.0), output(3.0, 6.0)], yes, torch.tensor(0.5))
     interval.add([output(float("nan"), 1.0)], no, torch.tensor(float("nan")))
     interval.add([output(1.0, 1.0)], yes, torch.tensor(1.5))
-    sums, steps = interval.totals()
+    sums, steps, losses, said = interval.totals([3.0, 4.0])
     assert steps == 2
     assert sums == {"loss": 9.0, "fit": 6.0, "reg": 3.0, "s": 12.0, "grad_norm": 2.0}
+    assert losses == pytest.approx([7.0, float("nan"), 2.0], nan_ok=True)
+    assert said == [[3.0, 4.0]]
     other = Interval(CPU)
-    other.restore(sums, steps, ALONE)
-    assert other.totals() == (sums, steps)
+    other.restore(sums, steps, losses[:1], ALONE)
+    assert other.totals() == (sums, steps, losses[:1], [[]])
     interval.reset()
-    assert interval.totals() == (dict.fromkeys(sums, 0.0), 0.0)
+    assert interval.totals() == (dict.fromkeys(sums, 0.0), 0.0, [], [[]])
 
 
 def test_a_long_interval_is_read_in_parts_with_the_same_sums() -> None:
@@ -121,8 +123,8 @@ def test_a_long_interval_is_read_in_parts_with_the_same_sums() -> None:
 
 def test_only_the_main_process_carries_restored_totals() -> None:
     interval = Interval(CPU)
-    interval.restore({"loss": 3.0}, 2.0, World(1, 2, 1, CPU))
-    assert interval.totals() == ({"loss": 0.0}, 2.0)
+    interval.restore({"loss": 3.0}, 2.0, [1.0, 2.0], World(1, 2, 1, CPU))
+    assert interval.totals() == ({"loss": 0.0}, 2.0, [0.0, 0.0], [[]])
 
 
 def test_an_interval_refuses_numbers_that_change_their_names() -> None:

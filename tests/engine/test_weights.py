@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
 
-from overt.engine import weights
 from overt.engine.checkpoint import CheckpointManager
-from overt.engine.weights import clean_key, load_checkpoint, load_tensors, read_tensors
+from overt.engine.weights import load_checkpoint, load_tensors, read_tensors
 from overt.errors import CheckpointError
+from overt.nn import weight_files
+from overt.nn.weight_files import clean_key
 
 
 class Tracker(nn.Module):
@@ -130,7 +131,7 @@ def test_safetensors_and_own_folders_load(tmp_path, source, target):
         load_checkpoint(tmp_path / "run", again)
 
 
-WRAPPER_LISTS = st.lists(st.sampled_from(sorted(weights.WRAPPERS)), max_size=4)
+WRAPPER_LISTS = st.lists(st.sampled_from(sorted(weight_files.WRAPPERS)), max_size=4)
 
 
 @settings(deadline=None)
@@ -263,7 +264,7 @@ def test_only_harmless_classes_are_allowed_and_only_while_reading(tmp_path):
     with pytest.raises(CheckpointError, match="ObjectDType"):
         read_tensors(tmp_path / "b.pt")
     with pytest.raises(pickle.UnpicklingError):
-        weights._encode_latin1("text", "rot13")
+        weight_files._encode_latin1("text", "rot13")
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])

@@ -1,0 +1,1 @@
+"""The training of benchmarks/peers.py as a recipe of overt."""

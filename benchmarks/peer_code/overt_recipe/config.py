@@ -1,0 +1,8 @@
+"""This recipe has no settings of its own."""
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Settings:
+    pass

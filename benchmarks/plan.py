@@ -1,0 +1,134 @@
+"""Predicted against measured peak memory of every recipe at two batch sizes.
+
+    python benchmarks/plan.py                                  on CUDA: predicts and measures
+    python benchmarks/plan.py --recipes hjepa lbm
+    python benchmarks/plan.py --only predicted --recipes cotracker3_tiny      anywhere
+
+Measured is torch.cuda.max_memory_allocated over the engine's own steps after the first, as in
+benchmarks/step.py; predicted is what `overt plan` says of one device. Each number comes from a
+process of its own; predictions see no GPU and run beside the measurements.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+SIZES = {
+    "cotracker3_offline": (1, 2),
+    "cotracker3_online": (1, 2),
+    "lbm": (2, 4),
+    "hjepa": (64, 128),
+    "ijepa_vitb16": (64, 128),
+    "ijepa_vith14": (32, 64),
+    "pcdiff": (4, 8),
+    "blade_depthnet": (24, 48),
+    "blade_posenet": (7, 28),
+}
+STEPS = 4
+
+
+def overrides(size: int, further: list[str]) -> list[str]:
+    return [
+        f"training.batch_size={size}", "training.global_batch_size=null",
+        "training.accumulation_steps=null", "training.num_epochs=null", "training.num_steps=1000",
+        *further,
+    ]  # fmt: skip
+
+
+def measured(recipe: str, words: list[str]) -> int:
+    """Peak bytes of the engine's step on this machine's GPU."""
+    import torch
+    from step import build, one_step
+
+    with tempfile.TemporaryDirectory() as folder:
+        trainer, _ = build(recipe, words, folder, "cuda")
+        one_step(trainer)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        for _ in range(STEPS):
+            one_step(trainer)
+        torch.cuda.synchronize()
+        peak = torch.cuda.max_memory_allocated()
+        trainer.close()
+    return peak
+
+
+def predicted(recipe: str, words: list[str]) -> int:
+    """Peak bytes that the plan gives for one device."""
+    from overt.config import build_recipe, load
+    from overt.plan.fake_step import FakeStep
+    from overt.plan.predict import device_memory, example_batch
+
+    config = load([f"recipe={recipe}", "data.root=none", *words])
+    built = build_recipe(config)
+    step = FakeStep(config, built, config.training.activation_checkpointing)
+    size = config.training.batch_size
+    assert size is not None
+    found = step.run(example_batch(config, built, size), size)
+    return device_memory(found, step.numbers, "single", 1)
+
+
+KINDS: dict[str, Callable[[str, list[str]], int]] = {"measured": measured, "predicted": predicted}
+
+
+def in_process(kind: str, recipe: str, words: list[str]) -> int | None:
+    """The number from a process of its own; None where it failed, with its last words shown."""
+    environment = dict(os.environ)
+    if kind == "predicted":
+        environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, "--one", kind, recipe, *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        print(f"{kind} {recipe} failed: {done.stderr.strip()[-400:]}", file=sys.stderr)
+        return None
+    return int(json.loads(done.stdout.splitlines()[-1]))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--recipes", nargs="+", default=list(SIZES))
+    parser.add_argument("--only", choices=tuple(KINDS))
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="for all recipes")
+    parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        kind, recipe, *words = options.one
+        print(json.dumps(KINDS[kind](recipe, words)))
+        return 0
+    cases = [(name, size) for name in options.recipes for size in SIZES.get(name, (1, 2))]
+    found: dict[str, list[int | None]] = {}
+    with ThreadPoolExecutor(max(1, (os.cpu_count() or 2) // 4)) as beside:
+        for kind in ("predicted", "measured"):
+            if options.only not in (None, kind):
+                found[kind] = [None] * len(cases)
+                continue
+            calls = [(kind, name, overrides(size, options.set)) for name, size in cases]
+            if kind == "predicted":
+                waiting = [beside.submit(in_process, *call) for call in calls]
+            else:
+                found[kind] = [in_process(*call) for call in calls]
+        if "predicted" not in found:
+            found["predicted"] = [future.result() for future in waiting]
+    print("| recipe | batch | predicted GiB | measured GiB | difference |\n|---|---|---|---|---|")
+    worst = 0.0
+    for (name, size), guess, true in zip(cases, found["predicted"], found["measured"], strict=True):
+        difference = ""
+        if guess is not None and true is not None:
+            worst = max(worst, abs(guess / true - 1))
+            difference = f"{guess / true - 1:+.1%}"
+        shown = ["" if value is None else f"{value / 2**30:.2f}" for value in (guess, true)]
+        print(f"| {name} | {size} | {shown[0]} | {shown[1]} | {difference} |")
+    if options.only is None:
+        print(f"largest difference {worst:.1%}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

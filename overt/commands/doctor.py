@@ -1,0 +1,167 @@
+"""`overt doctor`: is this machine fit to train? `overt doctor recipe=NAME ...`: and this run?
+
+In one process, or in all of a run: `torchrun --nproc_per_node=8 -m overt doctor ...`, or
+`srun python -m overt doctor ...`. Exit code 0: nothing fails; 1: something does (--strict: or is
+worth a warning). Leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from overt.config import Config, build_recipe, load
+from overt.errors import OvertError
+
+if TYPE_CHECKING:
+    from overt.distributed import Launch, World
+    from overt.doctor.report import Check
+
+MEETING_MINUTES = 2.0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="overt doctor",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="recipe=NAME, ...")
+    parser.add_argument("--config", help="a resolved config.yaml instead of composing")
+    parser.add_argument("--package", action="append", default=[], help="folder of your own recipe")
+    parser.add_argument("--folder", type=Path, help="where runs will be written (runs)")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--samples", type=int, default=8, help="how many samples to read (8)")
+    parser.add_argument("--step-seconds", type=float, help="what one step takes, if you know")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.add_argument("--strict", action="store_true", help="a warning is a failure too")
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = make_parser().parse_intermixed_args(arguments)
+
+    from overt.distributed import gather_objects, shutdown
+    from overt.doctor.report import Level, as_json, merged, table
+
+    checks, world = examine(options)
+    label = f"rank {0 if world is None else world.rank} on {socket.gethostname()}"
+    together = merged(gather_objects(checks), gather_objects(label))
+    shutdown()
+    worst = max(check.level for check in together)
+    if world is None or world.is_main:
+        print(json.dumps(as_json(together), indent=1) if options.json else table(together))
+    return int(worst >= (Level.WARN if options.strict else Level.FAIL))
+
+
+def examine(options: argparse.Namespace) -> tuple[list[Check], World | None]:
+    """All checks of this process, in the order of the report; None where processes did not meet."""
+    from overt.doctor import cluster, machine
+    from overt.doctor.report import attempt, fail
+
+    checks = [machine.versions()]
+    config, refused = _configuration(options)
+    if refused is not None:
+        checks.append(refused)
+    device = options.device if config is None else config.training.device
+    precision = "fp32" if config is None else config.training.precision
+
+    launch, world, met = _meet(device)
+    if met is not None:
+        checks.append(met)
+    if world is None:
+        remedy = "compare with docs/launch.md"
+        checks.append(attempt("GPUs", lambda: machine.gpus(device, None, precision), remedy))
+        return checks, None
+    different = cluster.same_versions(checks[0].found)
+    if different is not None:
+        checks[0] = different
+
+    own = world if world.device.type == "cuda" and world.world_size > 1 else None
+    mend = "see `nvidia-smi`; a device that fails here fails in training"
+    checks.append(attempt("GPUs", lambda: machine.gpus(device, own, precision), mend))
+    checks.append(attempt("NCCL", lambda: machine.nccl(os.environ), mend))
+    workers = None if config is None else config.training.num_workers
+    checks.append(machine.loader_memory(workers))
+    if workers is not None:
+        checks.append(machine.processors(launch.local_world_size, workers))
+    checks.append(cluster.clocks(world))
+    folder = options.folder or Path("runs" if config is None else config.output_dir)
+    checks.append(cluster.shared_folder(folder, world))
+    if config is not None:
+        checks += _examine_run(config, options, world)
+    elif refused is None and (options.samples != 8 or options.step_seconds is not None):
+        remedy = "name one: overt doctor recipe=NAME ..."
+        checks.append(fail("run", "--samples and --step-seconds are about a run", remedy))
+    return checks, world
+
+
+def _configuration(options: argparse.Namespace) -> tuple[Config | None, Check | None]:
+    from overt.doctor.report import fail
+
+    if not options.overrides and options.config is None:
+        return None, None
+    try:
+        return load(options.overrides, options.config, options.package), None
+    except OvertError as error:
+        remedy = "`overt config recipe=NAME --explain` lists every key"
+        return None, fail("configuration", str(error), remedy)
+
+
+def _meet(device: str) -> tuple[Launch, World | None, Check | None]:
+    """Form the process group that the launcher describes, within minutes."""
+    from overt.distributed import Launch, init_distributed, read_launch
+    from overt.doctor import cluster, machine
+    from overt.doctor.report import fail
+
+    launch = Launch(0, 1, 0, 1, "", "", 0)
+    remedy = "start all processes with torchrun or srun (docs/launch.md)"
+    try:
+        launch = read_launch(os.environ)
+        began = time.monotonic()
+        world = init_distributed(device, MEETING_MINUTES)
+        if world.world_size == 1:
+            return launch, world, machine.rendezvous(launch)
+        return launch, world, cluster.meeting(world, launch, time.monotonic() - began)
+    except OvertError as error:
+        return launch, None, fail("rendezvous", str(error), remedy)
+    except RuntimeError as error:  # of the process group, which says little about the reason
+        found = f"{launch.world_size} processes could not meet: {str(error).splitlines()[0]}"
+        remedy = (
+            f"from every host, {launch.master_addr} must lead to rank 0's host and port "
+            f"{launch.master_port} be open; with several network cards set NCCL_SOCKET_IFNAME or "
+            "GLOO_SOCKET_IFNAME"
+        )
+        return launch, None, fail("rendezvous", found, remedy)
+
+
+def _examine_run(config: Config, options: argparse.Namespace, world: World) -> list[Check]:
+    from overt.doctor import run
+    from overt.doctor.report import attempt, fail
+
+    mend = "mend that first; nothing else of the run was looked at"
+    size = world.world_size
+    checks = [attempt("batch", lambda: run.batches(config, size), mend)]
+    try:
+        recipe = build_recipe(config)
+        source = recipe.build_dataset()
+    except (OvertError, OSError, ImportError) as error:
+        return [*checks, fail("data", str(error), mend)]
+    checks.append(attempt("disk space", lambda: run.disk_space(config, recipe), mend))
+    check, seconds = run.read_samples(source, config, options.samples, world.rank)
+    checks.append(check)
+    if seconds is not None:
+        step_seconds = options.step_seconds or run.measured_step_seconds(config.run_dir)
+        speed = attempt(
+            "loader speed",
+            lambda: run.loader_speed(config, seconds, size, step_seconds),
+            mend,
+        )
+        checks.append(speed)
+    return checks

@@ -1,0 +1,209 @@
+"""`overt plan recipe=NAME ... --devices 1,2,4,8,64`: what a run would take, before it is launched.
+
+Batch and learning rate for each number of devices, memory per device without, and with, activation
+checkpointing, the largest batches that fit, step time, time to finish and checkpoint size. Nothing
+is trained and no GPU is needed: one step runs on tensors of which only sizes are known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from overt.config import Config, add_package, build_recipe, check, compose_values
+from overt.errors import ConfigError
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = make_parser().parse_intermixed_args(arguments)
+    devices = read_devices(options.devices)
+    if not 0 < options.efficiency <= 1:
+        raise ConfigError(f"--efficiency {options.efficiency}; allowed is above 0, up to 1")
+    config = configure(options.overrides, options.config, options.package)
+    measured = None
+    if options.measured is not None:
+        measured = seconds_per_sample(options.measured, options.measured_devices)
+    elif options.seconds is not None:
+        measured = options.seconds / samples_per_device(config, devices)
+
+    from overt.plan.communication import Network
+    from overt.plan.predict import Request, make_plan
+
+    network = Network(gpus_per_node=options.gpus_per_node, network_gbit=options.network_gbit)
+    request = Request(devices, options.gpu, options.efficiency, measured, options.samples, network)
+    print("one step on fake tensors: seconds for most recipes, minutes for LBM", file=sys.stderr)
+    plan = make_plan(config, build_recipe(config), request)
+    print(json.dumps(plan, indent=1) if options.json else render(plan))
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="overt plan",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="recipe=NAME, ...")
+    parser.add_argument("--devices", default="1,2,4,8", metavar="N,N,...")
+    parser.add_argument("--gpu", default="H200", help="whose peak the efficiency is a share of")
+    parser.add_argument(
+        "--efficiency", type=float, default=0.3, help="share of the peak that is reached"
+    )
+    parser.add_argument("--measured", type=Path, metavar="RUN", help="step time of this run folder")
+    parser.add_argument("--seconds", type=float, help="of one step on one device, without others")
+    parser.add_argument("--measured-devices", type=int, default=1, help="devices of that run")
+    parser.add_argument("--samples", type=int, help="in the data set, where that is elsewhere")
+    parser.add_argument("--gpus-per-node", type=int, default=8)
+    parser.add_argument("--network-gbit", type=float, default=400.0, help="of each GPU, in Gb/s")
+    parser.add_argument("--json", action="store_true", help="all numbers, in bytes and seconds")
+    parser.add_argument("--config", help="a resolved config.yaml instead of composing")
+    parser.add_argument("--package", action="append", default=[], help="folder of your own recipe")
+    return parser
+
+
+def read_devices(text: str) -> tuple[int, ...]:
+    """`1,2,8` as numbers."""
+    try:
+        devices = tuple(int(word) for word in text.split(","))
+    except ValueError:
+        devices = ()
+    if not devices or min(devices) < 1:
+        raise ConfigError(f"--devices {text}; write whole numbers from 1 on, such as 1,2,4,8")
+    return devices
+
+
+def configure(overrides: Sequence[str], file: str | None, packages: Sequence[str]) -> Config:
+    """The configuration; where its data set lies need not be known yet."""
+    allowed = ["overt", "torch.optim", *map(add_package, packages)]
+    values = compose_values(overrides, file, packages)
+    if OmegaConf.is_dict(values.get("data")) and OmegaConf.is_missing(values.data, "root"):
+        values.data.root = "not_there_yet"
+    return check(values, allowed)
+
+
+def seconds_per_sample(run: Path, devices: int) -> float:
+    """Median seconds of a step over the samples of one device in it, from a run's log."""
+    log, settings = run / "metrics.jsonl", run / "config.yaml"
+    for path in (log, settings):
+        if not path.is_file():
+            raise ConfigError(f"--measured {run}: there is no {path.name}; name a run folder")
+    rows = [json.loads(line) for line in log.read_text().splitlines() if line.strip()]
+    key = "train/seconds_per_step"
+    times = [row[key] for row in rows if isinstance(row.get(key), int | float)]
+    if not times:
+        raise ConfigError(f"--measured {run}: its log has no {key} yet; let it run for longer")
+    values = compose_values([], str(settings))
+    package = str(values.recipe._target_).partition(".")[0]
+    config = check(values, ["overt", "torch.optim", package])
+    return float(statistics.median(times)) / samples_per_device(config, [devices])
+
+
+def samples_per_device(config: Config, devices: Sequence[int]) -> int:
+    """Of one step, with the first number of devices."""
+    from overt.engine.batch import plan_batches
+
+    plan = plan_batches(config.training, devices[0])
+    return plan.batch_size * plan.accumulation_steps
+
+
+def render(plan: dict[str, Any]) -> str:
+    """The plan as tables."""
+    rows = [row for row in plan["devices"] if "problem" not in row]
+    lines = [
+        f"{plan['recipe']}: {plan['parameters'] / 1e6:.1f} M parameters trained, "
+        f"{plan['frozen_parameters'] / 1e6:.1f} M frozen, {plan['precision']}; "
+        f"a checkpoint takes {_bytes(plan['checkpoint_bytes'])}",
+        *(_parts(name, parts) for name, parts in plan["parts"].items()),
+        "",
+        *_batch_table(rows),
+        "",
+        "memory per device, and the largest batch per device that fits",
+        *_memory_table(rows),
+        "",
+        f"time ({plan['timing']})",
+        *_time_table(rows),
+    ]
+    if any(row["steps"] is None for row in rows):
+        lines.append("  the data set is not there: --samples N gives steps and time to finish")
+    lines += [
+        f"  {row['devices']} devices: {row['problem']}"
+        for row in plan["devices"]
+        if "problem" in row
+    ]
+    return "\n".join([*lines, *(f"  {note}" for note in plan["notes"])])
+
+
+def _parts(name: str, parts: dict[str, int]) -> str:
+    shown = ("parameters", "frozen", "gradients", "optimizer", "batch", "activations")
+    words = ", ".join(f"{part} {_bytes(parts[part])}" for part in shown)
+    label = "activations kept" if name == "plain" else "blocks recomputed"
+    return f"  {label}, batch {parts['batch_size']} on one device: {words}"
+
+
+def _batch_table(rows: list[dict[str, Any]]) -> list[str]:
+    head = ["devices", "global batch", "per device", "lr none", "linear", "sqrt"]
+    body = [
+        [
+            row["devices"],
+            row["global_batch_size"],
+            f"{row['batch_size']} x {row['accumulation_steps']}",
+            *(f"{row['learning_rate'][rule]:.3g}" for rule in ("none", "linear", "sqrt")),
+        ]
+        for row in rows
+    ]
+    return _table(head, body)
+
+
+def _memory_table(rows: list[dict[str, Any]]) -> list[str]:
+    body: list[list[Any]] = []
+    cards: list[str] = []
+    for row in rows:
+        for strategy, variants in row["memory_bytes"].items():
+            for name, size in variants.items():
+                fits = row["largest_batch"][strategy][name]
+                cards = [f"in {card} GB" for card in fits]
+                label = strategy if name == "plain" else f"{strategy}, recomputed"
+                body.append(
+                    [row["devices"], label, _bytes(size), *(n or "-" for n in fits.values())]
+                )
+    return _table(["devices", "strategy", "peak", *cards], body)
+
+
+def _time_table(rows: list[dict[str, Any]]) -> list[str]:
+    head = ["devices", "FLOPs", "step", "samples/s", "steps", "to finish", "scaling ddp / fsdp"]
+    body = [
+        [
+            row["devices"],
+            f"{row['flops_per_device'] / 1e12:.2f} T",
+            f"{row['seconds_per_step']:.4f} s",
+            f"{row['samples_per_second']:.1f}",
+            "?" if row["steps"] is None else row["steps"],
+            "?" if row["hours"] is None else f"{row['hours']:.1f} h",
+            " / ".join(f"{one['efficiency']:.0%}" for one in row["traffic"].values()) or "-",
+        ]
+        for row in rows
+    ]
+    return _table(head, body)
+
+
+def _table(head: list[str], rows: list[list[Any]]) -> list[str]:
+    cells = [head, *([str(value) for value in row] for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    return [
+        "  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in cells
+    ]
+
+
+def _bytes(count: float) -> str:
+    if count < 2**20:
+        return f"{math.ceil(count / 1024)} KiB"
+    return f"{count / 2**20:.0f} MiB" if count < 2**30 else f"{count / 2**30:.2f} GiB"

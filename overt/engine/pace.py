@@ -1,0 +1,112 @@
+"""How long a step keeps each process busy by itself, and which process holds the others up.
+
+The time of a whole step says nothing: all processes wait for the slowest. What differs is the time
+before they meet, waiting for data and in the forward pass.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+PARTS = ("waiting for data", "in the forward pass")
+SLOWER = 1.5  # times the median of all processes, and
+NOTABLE = 0.1  # of a step above it: then a process is worth a word
+
+
+class Straggler(NamedTuple):
+    """A process that is clearly slower than the others."""
+
+    rank: int
+    part: str
+    seconds: float  # of its own, per step
+    usual: float  # the median of all processes
+
+
+class Pace:
+    """Own seconds of this process since the last reading; on CUDA only some passes are timed."""
+
+    EVERY = 10  # passes; an event costs the host a few microseconds
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_cuda = device.type == "cuda"
+        self._waited, self._steps = 0.0, 0
+        self._forward, self._passes, self._began = 0.0, 0, 0.0
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._turn = 0
+
+    def begin_forward(self) -> None:
+        """Just before a forward pass."""
+        if not self._on_cuda:
+            self._began = time.perf_counter()
+            return
+        self._turn += 1
+        if self._turn % self.EVERY == 0 and not torch.cuda.is_current_stream_capturing():
+            pair = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+            pair[0].record()
+            self._events.append(pair)
+
+    def end_forward(self) -> None:
+        """Just after it."""
+        if not self._on_cuda:
+            self._forward += time.perf_counter() - self._began
+            self._passes += 1
+        elif (
+            self._turn % self.EVERY == 0
+            and self._events
+            and not torch.cuda.is_current_stream_capturing()
+        ):
+            self._events[-1][1].record()
+
+    def add_step(self, wait_seconds: float) -> None:
+        """A step is done that waited so long for its data."""
+        self._waited += wait_seconds
+        self._steps += 1
+
+    def read(self) -> list[float]:
+        """Seconds of each part since the last reading: per step, and per forward pass."""
+        for begin, end in self._events:  # the metrics were read: these are long through
+            end.synchronize()
+            self._forward += begin.elapsed_time(end) / 1000
+            self._passes += 1
+        means = [self._waited / max(self._steps, 1), self._forward / max(self._passes, 1)]
+        self._waited, self._steps, self._forward, self._passes = 0.0, 0, 0.0, 0
+        self._events = []
+        return means
+
+
+def find_straggler(paces: Sequence[Sequence[float]], seconds_per_step: float) -> Straggler | None:
+    """The process that is furthest behind the median in one part, if that is worth a word."""
+    found: Straggler | None = None
+    for part, name in enumerate(PARTS):
+        own = [pace[part] for pace in paces]
+        # The lower one of two: with two processes the slower must not be half of its own measure.
+        usual = statistics.median_low(own)
+        rank = max(range(len(own)), key=own.__getitem__)
+        excess = own[rank] - usual
+        is_notable = excess > NOTABLE * seconds_per_step and own[rank] > SLOWER * usual
+        if is_notable and (found is None or excess > found.seconds - found.usual):
+            found = Straggler(rank, name, own[rank], usual)
+    return found
+
+
+class StragglerWatch:
+    """Names a process that is slow in two readings in a row, and does so once."""
+
+    def __init__(self) -> None:
+        self._suspected: tuple[int, str] | None = None
+        self._named: tuple[int, str] | None = None
+
+    def notice(self, paces: Sequence[Sequence[float]], seconds_per_step: float) -> Straggler | None:
+        """The straggler of this reading, where it is to be named."""
+        slow = find_straggler(paces, seconds_per_step)
+        key = None if slow is None else (slow.rank, slow.part)
+        is_certain = key is not None and key == self._suspected and key != self._named
+        self._suspected = key
+        if is_certain:
+            self._named = key
+        return slow if is_certain else None

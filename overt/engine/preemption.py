@@ -1,0 +1,207 @@
+"""A run that is asked to stop: the signal is noted, all processes agree on a point, then they save.
+
+A step costs no more than a look at a flag: processes agree beside it, through the group's store.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing.synchronize import Event
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+from overt.errors import LaunchError
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+    from overt.distributed import World
+
+logger = logging.getLogger(__name__)
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+POLL_SECONDS = 0.25  # how often a process asks whether another one was told to stop
+
+
+class StopSignal:
+    """Notes that SIGTERM or SIGUSR1 came. A context: within it they do nothing else.
+
+    It may be entered again inside itself. Python hears signals in its main thread only: in another
+    one the context changes nothing.
+    """
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self.forward: Callable[[int], object] | None = None  # told of every signal as well
+        self._before: dict[signal.Signals, Any] = {}
+        self._depth = 0
+
+    def __enter__(self) -> StopSignal:
+        self._depth += 1
+        if self._depth == 1 and threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            for number, handler in self._before.items():
+                # None: it was set by other than Python code, which cannot be given back.
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            self._before = {}
+
+    def stay(self) -> None:
+        """Never give the signals back: this process is about to exit, and more of them may come."""
+        self._before = {}
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.name is None:  # a second signal changes nothing
+            self.name = signal.Signals(number).name
+        if self.forward is not None:
+            self.forward(number)
+
+
+@contextmanager
+def blocked() -> Iterator[None]:
+    """Processes started in here do not get SIGTERM and SIGUSR1; for this one they come later.
+
+    Launchers and Slurm signal all processes of a job, and a helper that dies of it would take
+    training down before it has saved.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def ignore_until(closing: Event) -> None:
+    """In a helper process: SIGUSR1 has no effect, SIGTERM only once `closing` is set."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if closing.is_set():
+            os._exit(0)
+
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, end)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+class Preemption:
+    """Says, at points that every process comes by in the same order, whether to stop there.
+
+    A process that was told to stop says so in the store and waits where it is. A thread of each
+    process sees that, keeps its process from passing another point, and says which point it can
+    still stop at. The latest of these is where all stop; none has passed it.
+    """
+
+    def __init__(
+        self, stop: StopSignal, world: World, store: Store | None, timeout_minutes: float
+    ) -> None:
+        self._stop, self._world, self._store = stop, world, store
+        self._patience = timeout_minutes * 60
+        self._passed = 0  # points come by so far
+        self._held_at: int | None = None
+        self._asked: str | None = None  # the signal, here or on another process
+        self._stop_at: int | None = None
+        self._problem = "no answer in time"
+        self._decided, self._wake, self._closing = threading.Event(), threading.Event(), False
+        self._thread: threading.Thread | None = None
+
+    def listen(self) -> None:
+        """From now on hear of signals that reached other processes."""
+        if self._store is not None:
+            target = partial(self._listen, self._store)
+            self._thread = threading.Thread(target=target, name="overt-stop", daemon=True)
+            self._thread.start()
+
+    def signal_here(self) -> str | None:
+        """At a point: the name of the signal where all processes are to stop here, else None."""
+        self._passed += 1
+        if self._stop.name is None and self._asked is None:
+            return None
+        if self._store is None:
+            return self._stop.name
+        self._held_at = self._passed
+        self._wake.set()
+        if not self._decided.wait(self._patience) or self._stop_at is None:
+            raise LaunchError(
+                f"{self._stop.name or self._asked} asked this run to stop, but the processes could "
+                f"not agree where: {self._problem}. Nothing was saved now; the same command goes "
+                "on from the last checkpoint."
+            )
+        self._held_at = None
+        return self._asked if self._passed == self._stop_at else None
+
+    def _listen(self, store: Store) -> None:
+        try:
+            while not self._closing and not store.check(["asked"]):
+                if self._stop.name is not None:
+                    store.set("asked", self._stop.name)
+                else:
+                    self._wake.wait(POLL_SECONDS)
+            self._answer(store)
+        except Exception as error:  # the store is gone, and with it some process
+            self._problem = str(error)
+        self._decided.set()
+
+    def _answer(self, store: Store) -> None:
+        if not self._appears(store, "asked"):
+            return
+        # In this order: the training thread counts a point before it looks whether it was asked.
+        # So either it waits at the point it is at, or the count read here includes that point.
+        self._asked = store.get("asked").decode()
+        point = self._held_at or self._passed + 1
+        store.set(f"point/{self._world.rank}", str(point))
+        points = [f"point/{rank}" for rank in range(self._world.world_size)]
+        if self._world.is_main and self._appears(store, *points):
+            store.set("stop", str(max(int(store.get(key)) for key in points)))
+        if self._appears(store, "stop"):
+            self._stop_at = int(store.get("stop"))
+
+    def _appears(self, store: Store, *keys: str) -> bool:
+        """Wait for keys; False where this process does not want to know any more."""
+        while not self._closing:
+            if store.check(list(keys)):
+                return True
+            time.sleep(POLL_SECONDS / 10)
+        return False
+
+    def leave_together(self) -> None:
+        """Wait until every process has come here, that is, until everything is written.
+
+        A launcher ends all processes once one of them has left with an error code. This is no
+        collective: whoever still writes a file keeps nobody in one.
+        """
+        if self._store is None:
+            return
+        give_up = time.monotonic() + self._patience
+        try:
+            self._store.add("left", 1)
+            while self._store.add("left", 0) < self._world.world_size:
+                if time.monotonic() > give_up:
+                    return
+                time.sleep(POLL_SECONDS / 10)
+        except Exception as error:  # the process that held the store has left: all is written
+            logger.debug("the store is gone: %s", error)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._closing = True
+        self._wake.set()
+        if self._thread is not None:
+            # Not for ever: where the link to the store is cut, the thread does not come back.
+            self._thread.join(2 * POLL_SECONDS)
+            self._thread = None

@@ -1,0 +1,87 @@
+"""Losses far above those of the steps before: found by a robust threshold, said or skipped.
+
+The threshold follows from a window of global losses, which the log line reads anyway, so it is the
+same on every process and a step need not compute it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from overt.distributed import sum_over_processes
+from overt.recipe import StepOutput
+from overt.schema import TrainingSection
+
+# Of normally distributed numbers the standard deviation is so many times the median deviation.
+NORMAL = 1.4826
+LEAST_SHARE = 0.25  # of the window has to be known before anything is called a spike
+LEAST_SPREAD = 1e-3  # of the median: a loss that stands still has no spread of its own
+
+
+class Spike(NamedTuple):
+    """A step whose loss stood out."""
+
+    step: int
+    loss: float
+    limit: float
+
+
+class SpikeWatch:
+    """The window of losses, the limit above which a loss is a spike, and whether to skip those."""
+
+    def __init__(self, training: TrainingSection, device: torch.device) -> None:
+        self.mode = training.loss_spike
+        self.deviations = training.loss_spike_deviations
+        self.losses: deque[float] = deque(maxlen=training.loss_spike_window)
+        self.limit = math.inf
+        self._limit_there = torch.full((), math.inf, device=device)
+        self._loss: Tensor | None = None
+
+    def see(self, outputs: Sequence[StepOutput]) -> None:
+        """With skip: add up the loss of this step over all processes, without waiting for it."""
+        if self.mode != "skip":
+            return
+        own = outputs[0].total.detach().to(torch.float32)
+        for output in outputs[1:]:
+            own = own + output.total.detach()
+        self._loss = sum_over_processes(own.clone())
+
+    def allows(self) -> Tensor | None:
+        """With skip: true where the loss just seen is no spike, a scalar on the device."""
+        loss, self._loss = self._loss, None
+        return None if loss is None else loss <= self._limit_there
+
+    def add(self, losses: Sequence[float], last_step: int) -> list[Spike]:
+        """Take the losses of the steps up to `last_step`, NaN for skipped ones; the spikes."""
+        if self.mode == "ignore":
+            return []
+        first = last_step - len(losses) + 1
+        spikes = [
+            Spike(first + index, loss, self.limit)
+            for index, loss in enumerate(losses)
+            if loss > self.limit  # never true of NaN
+        ]
+        self.restore([*self.losses, *(loss for loss in losses if math.isfinite(loss))])
+        return spikes
+
+    def restore(self, losses: Sequence[float]) -> None:
+        """Go on with this window, and with the limit that follows from it."""
+        self.losses.extend(losses[-(self.losses.maxlen or 0) :])
+        self.limit = math.inf
+        if self.mode != "ignore" and len(self.losses) >= LEAST_SHARE * (self.losses.maxlen or 0):
+            self.limit = robust_limit(self.losses, self.deviations)
+        self._limit_there.fill_(self.limit)
+
+
+def robust_limit(losses: Sequence[float] | deque[float], deviations: float) -> float:
+    """The median plus so many deviations, where the deviation is a robust one too."""
+    middle = statistics.median(losses)
+    spread = NORMAL * statistics.median(abs(loss - middle) for loss in losses)
+    return middle + deviations * max(spread, LEAST_SPREAD * abs(middle))

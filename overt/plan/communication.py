@@ -1,0 +1,102 @@
+"""What gradients and shards cost on the wire: bytes, seconds, and what of them a step waits for.
+
+A model on paper, of well-made rings within a node and between nodes; docs/scaling.md has the
+formulas. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+BUCKET_BYTES = 25 * 2**20  # DistributedDataParallel's default
+
+
+@dataclass(frozen=True)
+class Network:
+    """Links of a cluster; each GPU has its own network port, as in machines made for training."""
+
+    gpus_per_node: int = 8
+    nvlink_gb: float = 450.0  # GB/s in one direction: NVLink 4 (H100, H200)
+    network_gbit: float = 400.0  # Gb/s of each GPU's port
+    share: float = 0.8  # of those rates that collectives reach
+    latency_us: float = 20.0  # of one collective within a node
+    hop_us: float = 5.0  # besides, for each doubling of the number of nodes
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Of one step and one device."""
+
+    bytes_sent: int
+    seconds: float  # all collectives one after another
+    exposed: float  # what the device waits for them
+    efficiency: float  # seconds of the step alone, over those with communication
+
+
+def nodes_of(devices: int, network: Network) -> tuple[int, int]:
+    """Devices of a node, and nodes."""
+    local = min(devices, network.gpus_per_node)
+    return local, math.ceil(devices / local)
+
+
+def one_way_seconds(size: float, devices: int, network: Network) -> float:
+    """A reduce-scatter or an all-gather of `size` bytes: within nodes, and shares between them."""
+    local, nodes = nodes_of(devices, network)
+    within = (local - 1) / local * size / (network.nvlink_gb * 1e9 * network.share)
+    port = network.network_gbit / 8 * 1e9 * network.share
+    between = (nodes - 1) / nodes * size / local / port
+    return within + between
+
+
+def latency_seconds(devices: int, network: Network) -> float:
+    """What one collective takes however small it is."""
+    if devices == 1:
+        return 0.0
+    _, nodes = nodes_of(devices, network)
+    return (network.latency_us + network.hop_us * math.log2(nodes)) * 1e-6
+
+
+def ddp_traffic(
+    gradient_bytes: int, step_seconds: float, devices: int, network: Network
+) -> Traffic:
+    """Gradients are added up bucket by bucket while the backward pass goes on.
+
+    Two thirds of a step are backward. The last bucket is full only when that has ended.
+    """
+    buckets = max(1, math.ceil(gradient_bytes / BUCKET_BYTES))
+    latency = latency_seconds(devices, network)
+    total = 2 * one_way_seconds(gradient_bytes, devices, network) + buckets * latency
+    last = total / buckets
+    exposed = last + max(0.0, total - last - step_seconds * 2 / 3)
+    sent = int(2 * (devices - 1) / devices * gradient_bytes)
+    return _traffic(sent, total, exposed, step_seconds)
+
+
+def fsdp_traffic(
+    parameter_bytes: int,
+    gradient_bytes: int,
+    units: int,
+    step_seconds: float,
+    devices: int,
+    network: Network,
+) -> Traffic:
+    """Units are gathered for the forward and again for the backward pass; gradients go back.
+
+    While one unit computes, the next one is gathered: the first gathering and the last share of
+    gradients are not hidden.
+    """
+    units = max(units, 1)
+    latency = latency_seconds(devices, network)
+    gather = one_way_seconds(parameter_bytes, devices, network) + units * latency
+    scatter = one_way_seconds(gradient_bytes, devices, network) + units * latency
+    forward, backward = step_seconds / 3, step_seconds * 2 / 3
+    edges = (gather + scatter) / units
+    exposed = edges + max(0.0, gather - forward) + max(0.0, gather + scatter - backward)
+    total = 2 * gather + scatter
+    sent = int((devices - 1) / devices * (2 * parameter_bytes + gradient_bytes))
+    return _traffic(sent, total, min(exposed, total), step_seconds)
+
+
+def _traffic(sent: int, total: float, exposed: float, step_seconds: float) -> Traffic:
+    return Traffic(sent, total, exposed, step_seconds / (step_seconds + exposed))

@@ -1,0 +1,1 @@
+"""The toy recipe with places where a fault can be set off."""
