@@ -132,10 +132,12 @@ def build_trainer(sizes: Sizes, folder: str, world: World) -> Trainer:
 def engine_loop(trainer: Trainer, steps: int) -> None:
     """What `Trainer.train` does, for so many steps."""
     for _ in range(steps):
-        trainer.train_step()
+        with trainer.profile.around(trainer.state.step + 1):
+            trainer.train_step()
         trainer.state.step += 1
         if trainer.is_due(trainer.config.logging.every_steps):
             trainer.log()
+        trainer.stop_if_asked()
 
 
 def engine_settings(sizes: Sizes, folder: str) -> dict[str, Any]:

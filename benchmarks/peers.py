@@ -123,7 +123,8 @@ def table(found: dict[str, dict[str, Any]]) -> str:
     ]
     for name, one_found in found.items():
         scores = one_found["scores"]
-        verdict = "the same" if len(set(scores)) == 1 else "differs"
+        near = max(scores) - min(scores) < 1e-6
+        verdict = "the same" if len(set(scores)) == 1 else "rounding" if near else "differs"
         shown = ", ".join(f"{score:.6f}" for score in scores)
         rows.append(
             f"| {name} | {one_found['step'] * 1e6:.0f} | {one_found['import']:.2f} | "

@@ -259,6 +259,16 @@ class StepLoader:
         )
         return Group(received, samples, time.perf_counter() - began)
 
+    def first_group(self) -> Group:
+        """One micro-batch of the first step, read here and now; `position` stays where it is."""
+        sampler = StepSampler(
+            self.length, self._seed, self.plan, self._world.rank, self.drop_last, START
+        )
+        batch = self._collate([self._dataset[identity] for identity in next(iter(sampler))])
+        if isinstance(batch, DataError):
+            raise batch
+        return Group([batch], self.plan.global_batch_size, 0.0)
+
     def close(self) -> None:
         """End the loader processes."""
         if self._closing is not None:

@@ -236,6 +236,8 @@ class Trainer:
         self.profile = StepProfile(training, config.run_dir, world)
         self.manager = run_folder.open_checkpoints(config)
         self.phases.end("model")
+        if resumes and self.ddp is not None:
+            self.settle_buckets()
         resumed_from = self.resume() if resumes else None
         self.phases.end("load")
         run_folder.prepare(config, world)
@@ -337,7 +339,8 @@ class Trainer:
         self.pace.end_forward()
         if is_padding:
             output = output.scaled(0.0)
-        loss = poison_if_not_finite(output.total) * self.share
+        loss = poison_if_not_finite(output.total)
+        loss = loss if self.share == 1 else loss * self.share
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         return output
 
@@ -512,6 +515,17 @@ class Trainer:
             seed_everything(self.config.seed + self.state.step, self.world.rank)
         path: Path = saved["path"]
         return path
+
+    def settle_buckets(self) -> None:
+        """A pass that is thrown away, before the state is loaded.
+
+        After its first backward pass DDP packs its messages anew, which changes the order of the
+        sums over three or more processes. A resumed run has to be past that, as it was before.
+        """
+        group = self.loader.first_group()
+        with random_state.undisturbed():
+            self.add_gradients(group.micro_batches, global_counts(self.recipe, group, self.device))
+        self.optimizer.zero_grad(set_to_none=True)
 
     def is_due(self, every: int | None) -> bool:
         """Every so many steps, and after the last."""

@@ -35,6 +35,8 @@ def poison_if_not_finite(total: Tensor) -> Tensor:
     decide alike, with no communication of its own.
     """
     value = total.detach()
+    if value.device.type == "cpu":  # there reading costs nothing
+        return total if math.isfinite(value) else total * math.nan
     return total * (value - value + 1)  # Inf - Inf and NaN - NaN are NaN
 
 

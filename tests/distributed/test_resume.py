@@ -49,6 +49,17 @@ def test_killed_and_resumed(
     assert_same_end(tmp_path / "toy", whole)
 
 
+def test_three_processes_add_up_in_the_same_order_after_a_resume(
+    run_processes: RUNS, tmp_path: Path
+) -> None:
+    """With two the order does not matter. DDP packs its messages anew after its first pass."""
+    settings = [*EVERYTHING, "model.width=16", "seed=1"]
+    run_processes(train_toy, 3, tmp_path / "whole", *settings)
+    run_processes(train_toy, 3, tmp_path / "killed", *settings, dies=True, die_at=2)
+    run_processes(train_toy, 3, tmp_path / "killed", *settings)
+    assert_same_end(tmp_path / "killed" / "toy", tmp_path / "whole" / "toy")
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_killed_and_resumed_with_two_workers(
     size: int, whole_run: Callable[[int], Path], run_processes: RUNS, tmp_path: Path
