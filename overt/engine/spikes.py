@@ -73,7 +73,7 @@ class SpikeWatch:
 
     def restore(self, losses: Sequence[float]) -> None:
         """Go on with this window, and with the limit that follows from it."""
-        self.losses.extend(losses[-(self.losses.maxlen or 0) :])
+        self.losses = deque(losses, self.losses.maxlen)
         self.limit = math.inf
         if self.mode != "ignore" and len(self.losses) >= LEAST_SHARE * (self.losses.maxlen or 0):
             self.limit = robust_limit(self.losses, self.deviations)

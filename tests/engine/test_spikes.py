@@ -42,6 +42,16 @@ def test_the_limit_is_robust_and_moves_with_the_losses() -> None:
     assert robust_limit([1.0] * 9, 10.0) == pytest.approx(1.01)
 
 
+def test_the_window_holds_each_of_the_last_losses_once(tmp_path: Path) -> None:
+    spikes = watch(tmp_path, "training.loss_spike_window=8")
+    for first in range(1, 13, 3):
+        spikes.add([float(first), math.nan, float(first + 1), float(first + 2)], first + 3)
+    assert list(spikes.losses) == [float(loss) for loss in range(5, 13)]
+    other = watch(tmp_path, "training.loss_spike_window=8")
+    other.restore(list(spikes.losses))
+    assert (list(other.losses), other.limit) == (list(spikes.losses), spikes.limit)
+
+
 def test_nothing_is_a_spike_until_enough_is_known(tmp_path: Path) -> None:
     spikes = watch(tmp_path, "training.loss_spike_window=40")
     assert spikes.add([1.0, 500.0, 1.1] + [1.0] * 6, 8) == []
