@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable
 
 import torch
-from step import clouds
 
 from overt.config import build_recipe, load
 from overt.distributed import init_distributed
 from overt.engine.precision import AUTOCAST, set_precision
+from overt.plan.batches import clouds
 from overt.recipes.pcdiff.recipe import PCDiffRecipe
 from overt.recipes.pcdiff.sampling import ReverseStep, make_plan, record, refuse_overflow
 

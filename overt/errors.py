@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 
-
 # What a run exits with when it was asked to stop and saved: a batch script requeues it.
 PREEMPTED_EXIT_CODE = 85
 
@@ -41,11 +40,11 @@ class NonFiniteError(StopError):
     """Training met NaN or Inf and the configuration says to stop."""
 
 
-class OutOfMemory(OvertError):
+class OutOfMemory(OvertError):  # noqa: N818  (its name says it)
     """The device or the host has no memory left; the message names the settings that need less."""
 
 
-class Preempted(StopError):
+class Preempted(StopError):  # noqa: N818  (it is none)
     """The run was asked to stop by a signal: everything is saved, the same command goes on."""
 
 

@@ -99,7 +99,7 @@ class _HandOver(torch.autograd.Function):
         return weights[0].new_zeros(())
 
     @staticmethod
-    def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:
         sums = ctx.sums.take()
         return None, *(
             sums[number].to(dtype) if number in sums else None
@@ -136,7 +136,7 @@ class _Run(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         ends = [own for own in ctx.inputs if isinstance(own, Tensor) and own.requires_grad]
         pairs = [
             (own, gradient)
