@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from overt import __version__
-from overt.errors import OvertError
+from overt.errors import PREEMPTED_EXIT_CODE, OvertError, Preempted
 
 VERBS = {
     "train": ("overt.train", "train a recipe"),
@@ -57,6 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     try:
         result: int = import_module(VERBS[verb][0]).main(rest)
+    except Preempted as asked:
+        print(asked, file=sys.stderr)
+        return PREEMPTED_EXIT_CODE
     except OvertError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1

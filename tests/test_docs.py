@@ -1,43 +1,32 @@
 """Documentation that cannot rot: links, commands and quoted code are held against the project."""
 
 import re
-import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
 import pytest
+from doc_commands import (
+    BLOCK,
+    NEEDS,
+    PAGES,
+    RECIPES,
+    ROOT,
+    Command,
+    Untried,
+    commands_of,
+    composed,
+    name,
+    try_command,
+)
 from omegaconf import OmegaConf
-from toy_runs import HERE
 
-from overt.cli import VERBS
-from overt.config import Config, expand_sweep, load
-from overt.train import make_parser
-
-ROOT = HERE.parent
 EXAMPLE = str(ROOT / "examples" / "own_recipe")
-PAGES = [
-    *(ROOT / page for page in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
-    *sorted(ROOT.glob("docs/*.md")),
-    *sorted(ROOT.glob("examples/*/*.md")),
-    *sorted(ROOT.glob("overt/recipes/*/README.md")),
-]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 QUOTE = re.compile(r"<!-- from (\S+) -->\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-# What comes before the settings, each with the words of its own that look like settings.
-STARTS = {
-    "overt train ": (),
-    "-m overt.train ": (),
-    "overt config ": (),
-    "overt evaluate ": ("checkpoint=", "output="),
-}
-
-
-def name(page: Path) -> str:
-    return str(page.relative_to(ROOT))
+ALL_COMMANDS = [command for page in PAGES for command in commands_of(page)]
 
 
 def anchor(heading: str) -> str:
@@ -58,64 +47,51 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert fragment in map(anchor, headings), f"{name(page)} links to {target}"
 
 
-def commands(page: Path) -> Iterator[str]:
-    """Every command of a page's bash blocks on one line."""
-    for _, language, text in BLOCK.findall(page.read_text()):
-        if language == "bash":
-            for line in text.replace("\\\n", " ").splitlines():
-                words = line.strip()
-                if words and not words.startswith("#"):
-                    yield words
-
-
-ALL_COMMANDS = [(name(page), command) for page in PAGES for command in commands(page)]
-
-
 def test_there_are_commands() -> None:
-    assert len([command for _, command in ALL_COMMANDS if "overt" in command]) > 30
+    assert len([command for command in ALL_COMMANDS if "overt" in command.text]) > 100
 
 
-@cache
-def accepted(overrides: tuple[str, ...], packages: tuple[str, ...]) -> Config:
-    return load(overrides, packages=packages)
+def test_marks_say_what_is_needed() -> None:
+    marks = [mark for page in PAGES for mark in re.findall(r"<!-- needs(.*?)-->", page.read_text())]
+    assert {command.needs for command in ALL_COMMANDS} - {None} <= NEEDS
+    # A mark that stands before no block would be one that nobody sees.
+    blocks = [needs for page in PAGES for needs, *_ in BLOCK.findall(page.read_text()) if needs]
+    assert len(marks) == len(blocks)
 
 
-@pytest.mark.parametrize(("page", "command"), ALL_COMMANDS)
-def test_settings_of_commands_are_accepted(page: str, command: str, tmp_path: Path) -> None:
-    words = shlex.split(command, comments=True)
-    if "overt" in words:
-        assert words[words.index("overt") + 1] in VERBS, f"{page}: {command}"
-    start = next((start for start in STARTS if start in command), None)
-    if start is None:
-        return
-    rest = shlex.split(command.partition(start)[2], comments=True)
-    options, _ = make_parser().parse_known_intermixed_args(rest)
-    packages = [str(ROOT / package) for package in options.package]
-    settings = [
-        word
-        for word in options.overrides
-        if ("=" in word or word.startswith("~")) and not word.startswith(STARTS[start])
-    ]
-    if options.config or not any(word.startswith("recipe=") for word in settings):
-        # The file of an earlier run: any recipe's stands in for it.
-        file = tmp_path / "config.yaml"
-        recipe = "recipe=own_recipe" if packages else "recipe=cotracker3_tiny"
-        file.write_text(accepted((recipe,), tuple(packages)).text)
-        load(settings, str(file), packages)
-        return
-    for overrides in expand_sweep(settings) if options.multirun else [settings]:
-        accepted(tuple(overrides), tuple(packages))
+@pytest.mark.parametrize("command", dict.fromkeys(ALL_COMMANDS), ids=lambda one: one.text[:70])
+def test_commands_are_accepted(command: Command) -> None:
+    """By their own parsers, and with settings that exist; all else has to be marked."""
+    try:
+        try_command(command.text)
+    except Untried:
+        assert command.needs, f"{command.page}: nothing tries or marks `{command.text}`"
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("rm -rf runs", Untried),
+        ("overt trian recipe=cotracker3_tiny", AssertionError),
+        ("overt track video.mp4 --gird 3", AssertionError),
+        ("overt train recipe=cotracker3_tiny training.num_step=3", Exception),
+        ("overt train recipe=cotracker3_tinny", Exception),
+        ("torchrun --processes=8 -m overt.train recipe=cotracker3_tiny", SystemExit),
+        ("python benchmarks/step.py hjepa --stesp 3", AssertionError),
+        ("python benchmarks/none.py", AssertionError),
+        ("make dmeo", AssertionError),
+        ("python3 tests/cluster/slurm_cluster.py install", Untried),
+        ("pip install 'overt[nothing]'", AssertionError),
+    ],
+)
+def test_wrong_commands_are_found(text: str, error: type[BaseException]) -> None:
+    with pytest.raises(error):
+        try_command(text)
 
 
 @cache
 def known_keys() -> frozenset[str]:
     """The dotted keys, sections included, of every recipe of overt and of the example."""
-    overts = sorted(path.stem for path in (ROOT / "overt/conf/recipe").glob("*.yaml"))
-    recipes = [
-        *((recipe, "data.root=x") for recipe in overts),
-        ("own_recipe",),
-        ("own_recipe_focal",),
-    ]
     keys: set[str] = set()
 
     def add(values: Mapping[str, Any], prefix: str) -> None:
@@ -124,10 +100,11 @@ def known_keys() -> frozenset[str]:
             if isinstance(value, Mapping):
                 add(value, f"{prefix}{key}.")
 
-    for recipe, *rest in recipes:
+    for recipe in sorted({*RECIPES, "own_recipe", "own_recipe_focal"}):
         packages = (EXAMPLE,) if recipe.startswith("own") else ()
-        config = accepted((f"recipe={recipe}", *rest), packages)
-        add(OmegaConf.to_container(OmegaConf.create(config.text)), "")
+        values = OmegaConf.to_container(composed((f"recipe={recipe}",), packages))
+        assert isinstance(values, Mapping)
+        add(values, "")
     return frozenset(keys)
 
 

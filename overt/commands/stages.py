@@ -22,7 +22,6 @@ import argparse
 import json
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -32,7 +31,17 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from overt.config import Config, differences, load
-from overt.errors import CheckpointError, ConfigError, LaunchError, OvertError, nearest
+from overt.engine.preemption import StopSignal
+from overt.errors import (
+    PREEMPTED_EXIT_CODE,
+    CheckpointError,
+    ConfigError,
+    LaunchError,
+    OvertError,
+    Preempted,
+    nearest,
+)
+from overt.train import run_one
 
 KEYS = ("name", "recipe", "overrides", "checkpoints", "nodes", "gpus", "packages")
 TOP_KEYS = ("output_dir", "overrides", "stages")
@@ -290,11 +299,14 @@ def local_command(stage: Stage, processes: int | None = None) -> list[str]:
 def run(stage: Stage, command: list[str]) -> None:
     """Train a stage in processes of its own; what it says is shown as it comes."""
     try:
-        code = subprocess.run(command, check=False).returncode
+        with StopSignal() as stop:
+            code = run_one(command, stop)
     except KeyboardInterrupt:  # the training has been told too, and has saved what it saves
         raise OvertError(
             f"interrupted in stage {stage.name}; the same command goes on there"
         ) from None
+    if code == PREEMPTED_EXIT_CODE or stop.name is not None:
+        raise Preempted(f"asked to stop in stage {stage.name}; the same command goes on there")
     if code:
         raise OvertError(
             f"stage {stage.name} ended with exit code {code}; see above. The same command goes on "

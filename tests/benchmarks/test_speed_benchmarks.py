@@ -15,10 +15,10 @@ def run(script: str, *words: str) -> str:
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
-def test_overhead_compares_three_loops(processes: str) -> None:
+def test_overhead_compares_the_loops(processes: str) -> None:
     sizes = ["--inputs", "16", "--hidden", "8", "--batch", "4", "--rounds", "1", "--steps", "2"]
     printed = run("overhead.py", "--processes", processes, *sizes)
-    for word in ("bare", "plain", "overt / plain = ", f"{processes} process(es)"):
+    for word in ("bare", "plain", "overt / plain = ", "watching", f"{processes} process(es)"):
         assert word in printed
 
 

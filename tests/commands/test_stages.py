@@ -1,12 +1,14 @@
 """Chains of trainings: fed by the best checkpoint, skipped when done, going on in the middle."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 from toy_runs import TOY, read_rows, train_toy
 
+from overt import cli
 from overt.commands import stages
 from overt.commands.stages import (
     Stage,
@@ -196,3 +198,21 @@ def test_values_keep_their_type_and_their_spaces(tmp_path: Path) -> None:
     )
     words = read_stages(tmp_path / "s.yaml")[0].overrides[3:]
     assert words == ("a=null", "b=true", "c=0.0001", "d=[1, 2]", "e='two words'", "f=x/y-1.z")
+
+
+def test_a_chain_that_is_asked_to_stop_passes_it_on_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The stage is told, and the chain ends with the code that batch scripts requeue by."""
+    path = write(tmp_path)
+    # In place of a training: it asks its chain to stop, waits to be told, and leaves as one does.
+    stage = (
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(85))\n"
+        "os.kill(os.getppid(), signal.SIGTERM)\n"
+        "signal.pause()\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stages, "local_command", lambda *_: [sys.executable, "-c", stage])
+        assert cli.main(["stages", str(path)]) == 85
+    assert "asked to stop in stage first" in capsys.readouterr().err
