@@ -52,7 +52,8 @@ def test_there_are_commands() -> None:
 
 
 def test_marks_say_what_is_needed() -> None:
-    marks = [mark for page in PAGES for mark in re.findall(r"<!-- needs(.*?)-->", page.read_text())]
+    mark = re.compile(r"^<!-- needs", re.MULTILINE)
+    marks = [one for page in PAGES for one in mark.findall(page.read_text())]
     assert {command.needs for command in ALL_COMMANDS} - {None} <= NEEDS
     # A mark that stands before no block would be one that nobody sees.
     blocks = [needs for page in PAGES for needs, *_ in BLOCK.findall(page.read_text()) if needs]
@@ -130,3 +131,26 @@ def test_quoted_code_is_in_the_file_it_names(page: Path) -> None:
             if line != "...":  # left out
                 found = any(other.startswith(line) for other in lines)  # in the same order
                 assert found, f"{name(page)} quotes {line!r}, not found in {source}"
+
+
+def test_symptoms_read_as_in_the_log() -> None:
+    """What the page of symptoms shows of a log is what the code says, up to its dots."""
+    code = "\n".join(path.read_text() for path in sorted(ROOT.glob("overt/**/*.py")))
+    code = re.sub(r'"\s*\n\s*f?"', "", code)  # texts over several lines, in one
+    code = re.sub(r"\{[^{}]*\}", "{}", code)  # what is filled in
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    shown = [text for _, _, language, text in BLOCK.findall(page) if language == "text"]
+    assert len(shown) > 5
+    parts = [part for text in shown for line in text.splitlines() for part in in_parts(line)]
+    for part in parts:
+        assert part in code, f"no message of overt says {part!r}"
+
+
+def in_parts(line: str) -> list[str]:
+    """The fixed parts of a message: without what is filled in, and without who says it."""
+    said = re.sub(r"^(warning|\w+Error|OutOfMemory|\S+\.pth): ", "", line)
+    filled = (
+        r"\.\.\.|\b\d+\b|data\.sample_vis\w+|\btarget\b|Weights & Biases|\(did you mean|\?\)|\);"
+    )
+    parts = [part.strip(" ().;:,") for part in re.split(filled, said)]
+    return [part for part in parts if len(part) > 3]

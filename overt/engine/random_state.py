@@ -1,4 +1,4 @@
-"""The states of the global random generators of one process, as tensors that a checkpoint holds.
+"""The states of the global random generators of processes, as tensors that a checkpoint holds.
 
 Data never draws from these generators; dropout and other layers of the model do.
 """
@@ -12,6 +12,8 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 from torch import Tensor
+
+from overt.distributed import gather_objects
 
 
 def capture() -> dict[str, Tensor]:
@@ -43,6 +45,24 @@ def restore(states: dict[str, Tensor]) -> None:
     torch.set_rng_state(states["torch"].cpu())
     if "cuda" in states and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"].cpu())
+
+
+def capture_all() -> dict[str, Tensor]:
+    """The generators of all processes, on each of them; every process must call this."""
+    return {
+        f"rank{rank}/{name}": state
+        for rank, states in enumerate(gather_objects(capture()))
+        for name, state in states.items()
+    }
+
+
+def restore_own(states: dict[str, Tensor], rank: int) -> bool:
+    """Put the generators of this rank back; False where it has none among those of all."""
+    prefix = f"rank{rank}/"
+    own = {key.removeprefix(prefix): one for key, one in states.items() if key.startswith(prefix)}
+    if own:
+        restore(own)
+    return bool(own)
 
 
 @contextmanager

@@ -40,7 +40,8 @@ from overt.errors import CheckpointError, ConfigError
 from overt.schedule import describe
 
 if TYPE_CHECKING:
-    from overt.engine.trainer import State, Trainer
+    from overt.engine.state import State
+    from overt.engine.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 

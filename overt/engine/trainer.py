@@ -13,7 +13,6 @@ import math
 import socket
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,9 +33,7 @@ from overt.engine.console import Console, Meter
 from overt.engine.graph import GraphedPass, add_over_processes, check_replayable
 from overt.engine.heartbeat import Heartbeat
 from overt.engine.loader import (
-    START,
     MicroBatch,
-    Position,
     StepLoader,
     global_counts,
     map_tensors,
@@ -61,6 +58,7 @@ from overt.engine.shard import (
     shard_in_place,
 )
 from overt.engine.spikes import SpikeWatch
+from overt.engine.state import State
 from overt.engine.watch import (
     FiniteGuard,
     Interval,
@@ -85,24 +83,6 @@ from overt.schedule import EMAScheduler, build_schedule
 _SWITCHES = inspect.signature(DistributedDataParallel).parameters
 _SWITCH = "forward_sync_buffers" if "forward_sync_buffers" in _SWITCHES else "broadcast_buffers"
 BUFFERS_STAY: dict[str, Any] = {_SWITCH: False}
-
-
-@dataclass
-class State:
-    """Where the run stands. `step` is the one clock: global batches consumed."""
-
-    step: int = 0
-    position: Position = START  # in the order of the data
-    skipped: int = 0  # steps that made no update
-    skipped_in_a_row: int = 0
-    scores: dict[str, float] = field(default_factory=dict)  # of the evaluation at this step
-    evaluated_step: int = 0
-    wandb_run_id: str | None = None
-
-    @property
-    def updates(self) -> int:
-        """Updates made: what schedules count, so that a skipped step does not move them."""
-        return self.step - self.skipped
 
 
 class Trainer:
@@ -463,11 +443,6 @@ class Trainer:
         """Save everything a bitwise resume needs. Every process takes part."""
         self.heartbeat.at(self.state.step, "saving")
         self.settle()
-        tensors = {
-            f"rank{rank}/{name}": tensor
-            for rank, states in enumerate(gather_objects(random_state.capture()))
-            for name, tensor in states.items()
-        }
         with self.meter.pause():
             self.manager.save_checkpoint(
                 self.state.position.epoch,
@@ -479,7 +454,7 @@ class Trainer:
                 step=self.state.step,
                 ema=self.average,
                 state=run_folder.state_of(self),
-                tensors=tensors,
+                tensors=random_state.capture_all(),
                 config_yaml=self.config.text,
             )
         self.saved_step = self.state.step
@@ -503,15 +478,8 @@ class Trainer:
         self.saved_step = self.state.step
         self.loader.seek(self.state.position)
         # Last of all, so that nothing draws from them any more before the first step.
-        prefix = f"rank{self.world.rank}/"
-        states = {
-            name.removeprefix(prefix): tensor
-            for name, tensor in saved["tensors"].items()
-            if name.startswith(prefix)
-        }
-        if states:
-            random_state.restore(states)
-        else:  # more processes than before: a fresh stream that no process had
+        if not random_state.restore_own(saved["tensors"], self.world.rank):
+            # More processes than before: a fresh stream that no process had.
             seed_everything(self.config.seed + self.state.step, self.world.rank)
         path: Path = saved["path"]
         return path

@@ -171,13 +171,17 @@ def read_tensors(path: str | Path, part: str = "model") -> tuple[dict[str, Tenso
     return find_weights(read_torch_file(path), path)
 
 
-def _read_folder(folder: Path, part: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _read_manifest(folder: Path) -> dict[str, Any]:
     if not (folder / storage.MANIFEST).exists() and (folder / "latest").exists():
         raise CheckpointError(
             f"{folder} holds several checkpoints; name one, such as {folder / 'latest'} or "
             f"{folder / 'best'}"
         )
-    manifest = storage.read_manifest(folder)
+    return storage.read_manifest(folder)
+
+
+def _read_folder(folder: Path, part: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    manifest = _read_manifest(folder)
     found = storage.verify(folder)
     if not found.good:
         raise CheckpointError(
@@ -202,7 +206,7 @@ def read_part(folder: Path, part: str) -> dict[str, Tensor]:
 
 def folder_parts(folder: Path) -> list[str]:
     """What a checkpoint folder holds: model, and maybe ema and optimizer."""
-    files = storage.read_manifest(folder)["files"]
+    files = _read_manifest(folder)["files"]
     if storage.SHARDS in files:
         from overt.engine import sharded_checkpoint
 

@@ -93,10 +93,10 @@ def test_a_point_starts_in_the_window_of_its_query_from_its_place() -> None:
     supports: list[Tensor] = []
     refine = model.refine
 
-    def spy(pyramid, support, cells_xy, visibility, confidence, iters):  # type: ignore[no-untyped-def]
+    def spy(pyramid, support, cells_xy, visibility, confidence, *rest):  # type: ignore[no-untyped-def]
         starts.append((cells_xy, visibility, confidence))
         supports.append(support)
-        return refine(pyramid, support, cells_xy, visibility, confidence, iters)
+        return refine(pyramid, support, cells_xy, visibility, confidence, *rest)
 
     model.refine = spy
     windows = model(video, queries, iters=2, is_train=True).train_data.windows

@@ -34,7 +34,7 @@ def test_the_official_recipe_composes_with_the_official_numbers() -> None:
     assert (list(model.input_size), model.embed_dim, model.memory_size) == ([384, 512], 256, 12)
     assert (model.num_heads, model.num_levels, model.num_neighbors) == (4, 4, 9)
     assert (model.dropout, model.random_memory_mask_drop) == (0.1, 0.1)
-    assert (model.visible_threshold, model.transformer.temperature) == (0.8, 0.05)
+    assert (model.visible_threshold, model.temperature) == (0.8, 0.05)
     assert (data.frames, data.points, list(data.crop_size)) == (24, 256, [384, 512])
     assert data.augmentation.replace_probability == data.augmentation.erase_probability == 0.5
     assert (loss.classification_weight, loss.after_query) == (3.0, True)
