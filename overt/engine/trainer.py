@@ -25,11 +25,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from overt.config import Config
-from overt.distributed import World, gather_objects, is_lost_peer, open_store, seed_everything
+from overt.distributed import World, gather_objects, open_store, seed_everything
 from overt.engine import random_state, run_folder
 from overt.engine.batch import plan_batches, scaled_learning_rate
 from overt.engine.blocks import compile_in_place, need_blocks, recompute_in_backward
 from overt.engine.console import Console, Meter
+from overt.engine.ending import ends_in_order
 from overt.engine.graph import GraphedPass, add_over_processes, check_replayable
 from overt.engine.heartbeat import Heartbeat
 from overt.engine.loader import (
@@ -38,7 +39,6 @@ from overt.engine.loader import (
     global_counts,
     map_tensors,
 )
-from overt.engine.memory import explain, is_out_of_memory
 from overt.engine.observe import Observer
 from overt.engine.optimizer import (
     build_optimizer,
@@ -67,14 +67,7 @@ from overt.engine.watch import (
     idle_parameters,
     poison_if_not_finite,
 )
-from overt.errors import (
-    ConfigError,
-    DataError,
-    LaunchError,
-    NonFiniteError,
-    Preempted,
-    StopError,
-)
+from overt.errors import ConfigError, NonFiniteError, Preempted
 from overt.nn.ema import make_average, update_ema
 from overt.recipe import Recipe, StepOutput
 from overt.schedule import EMAScheduler, build_schedule
@@ -226,39 +219,25 @@ class Trainer:
 
     def train(self) -> dict[str, float]:
         """Train to the last step; log, evaluate and save when due. The last scores."""
-        with self.stop:  # in here SIGTERM and SIGUSR1 ask for a save, and do nothing else
-            try:
-                self.preemption.listen()
-                self.heartbeat.start()
+        # In here SIGTERM and SIGUSR1 ask for a save, and do nothing else.
+        with self.stop, ends_in_order(self):
+            self.preemption.listen()
+            self.heartbeat.start()
+            self.stop_if_asked()
+            if self.config.training.evaluate_at_start and self.state.step == 0:
+                self.evaluate()
+            if self.state.evaluated_step < self.state.step:
+                self.evaluate_and_save()  # stopped between a step and its evaluation
+            while self.state.step < self.total_steps:
+                with self.profile.around(self.state.step + 1):
+                    self.train_step()
+                self.state.step += 1
+                if not self.phases.told:
+                    run_folder.note_start(self)
+                if self.is_due(self.config.logging.every_steps):
+                    self.log()
                 self.stop_if_asked()
-                if self.config.training.evaluate_at_start and self.state.step == 0:
-                    self.evaluate()
-                if self.state.evaluated_step < self.state.step:
-                    self.evaluate_and_save()  # stopped between a step and its evaluation
-                while self.state.step < self.total_steps:
-                    with self.profile.around(self.state.step + 1):
-                        self.train_step()
-                    self.state.step += 1
-                    if not self.phases.told:
-                        run_folder.note_start(self)
-                    if self.is_due(self.config.logging.every_steps):
-                        self.log()
-                    self.stop_if_asked()
-                    self.evaluate_and_save()
-            except (DataError, StopError) as error:
-                # A run that stops itself does so on every process at this same step; a broken
-                # sample stops one process, which may save only where it need not wait for others.
-                if isinstance(error, StopError) or self.world.world_size == 1:
-                    self.save_and_wait(error)
-                raise
-            except (MemoryError, RuntimeError, OSError) as error:
-                if is_out_of_memory(error):
-                    raise explain(self, error) from error
-                if self.world.world_size > 1 and is_lost_peer(error):
-                    raise LaunchError(run_folder.note_lost_peer(self, error)) from error
-                raise
-            finally:
-                self.close()
+                self.evaluate_and_save()
         return self.state.scores
 
     def train_step(self) -> None:
@@ -458,14 +437,6 @@ class Trainer:
                 config_yaml=self.config.text,
             )
         self.saved_step = self.state.step
-
-    def save_and_wait(self, error: StopError | DataError) -> None:
-        """Before this run ends early: save, and leave only when every process has written."""
-        if not isinstance(error, Preempted) or self.saved_step != self.state.step:
-            self.save()
-        if isinstance(error, StopError):
-            self.manager.wait()
-            self.preemption.leave_together()
 
     def resume(self) -> Path:
         """Go on from the checkpoint that `checkpoint.resume` names; its path."""
