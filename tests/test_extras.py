@@ -109,7 +109,10 @@ def test_without_the_package_the_user_is_told_what_to_install(
     package: str, use: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "SMPL_NEUTRAL.pkl").write_bytes(b"")
-    monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+    # As if it were not installed: also its parts that another test has imported before.
+    for name in [one for one in sys.modules if one.startswith(f"{package}.")]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(OvertError) as caught:
         use(tmp_path)
     assert f"pip install 'overt[{extra_of(package)}]'" in str(caught.value)
