@@ -9,8 +9,13 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import multiprocessing
+import os
+import select
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from multiprocessing import forkserver, resource_tracker
@@ -205,9 +210,22 @@ class _Collate:
         return MicroBatch(ids, batch, is_padding=ids[0].is_padding)
 
 
-def _start_worker(closing: Event, worker: int) -> None:
+def _start_worker(closing: Event, owner: int, worker: int) -> None:
+    threading.Thread(target=_leave_with, args=(owner,), daemon=True).start()
     torch.set_num_threads(1)  # many loader processes share the cores
     ignore_until(closing)  # a signal that asks the run to stop is not meant for its loaders
+
+
+def _leave_with(owner: int) -> None:
+    """End this process when the one it loads for has ended, however that came about.
+
+    Its parent is the fork server, which lives as long as any of its children: left alone, both
+    would stay for ever after a training process was killed.
+    """
+    if sys.platform == "linux":  # elsewhere nothing tells of the end of another's process
+        with suppress(ProcessLookupError):  # it has ended already
+            select.select([os.pidfd_open(owner)], [], [])
+        os._exit(1)
 
 
 class StepLoader:
@@ -299,7 +317,7 @@ class StepLoader:
             batch_sampler=sampler,
             collate_fn=self._collate,
             num_workers=self._num_workers,
-            worker_init_fn=partial(_start_worker, closing),
+            worker_init_fn=partial(_start_worker, closing, os.getpid()),
             multiprocessing_context=context,
             pin_memory=pins,
             # The loader draws a seed for its workers: from here, never from the global generator.

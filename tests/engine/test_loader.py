@@ -1,8 +1,14 @@
 """overt/engine/loader.py: one global order for any split, and a position that is computed."""
 
+import os
 import random
+import select
+import subprocess
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -222,6 +228,43 @@ def test_workers_do_not_change_the_samples() -> None:
         found.append(rows([loader.next_group() for _ in range(5)]))
         loader.close()
     assert found[0] == found[1]
+
+
+# A process that loads with two workers, says who they are, and waits.
+LOADS = """
+import os, time
+from overt.distributed import init_distributed
+from overt.engine.batch import BatchPlan
+from overt.engine.loader import StepLoader
+
+class Source:
+    def __len__(self):
+        return 100
+    def sample(self, index, rng):
+        return os.getpid()
+
+if __name__ == "__main__":
+    loader = StepLoader(Source(), list, BatchPlan(2, 1, 1), init_distributed("cpu"),
+                        seed=0, drop_last=True, num_workers=2)
+    groups = [loader.next_group() for _ in range(8)]
+    print(*{pid for group in groups for pid in group.micro_batches[0].batch}, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs pidfd_open")
+def test_loader_processes_end_with_a_training_that_was_killed(tmp_path: Path) -> None:
+    script = tmp_path / "loads.py"
+    script.write_text(LOADS)
+    command = [sys.executable, str(script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        workers = [int(word) for word in child.stdout.readline().split()]
+        child.kill()
+    assert workers
+    for worker in workers:  # ends the test by its time limit where one lives on
+        with suppress(ProcessLookupError):
+            select.select([os.pidfd_open(worker)], [], [])
 
 
 def test_loading_draws_from_no_global_generator() -> None:
