@@ -67,13 +67,22 @@ def _divide(total: int, unit: int, name: str, value: int | None) -> int:
     return total // unit
 
 
+def learning_rates(optimizer: OptimizerSection, global_batch_size: int) -> dict[str, float]:
+    """The learning rate for this global batch by each rule; without a base batch only `none`."""
+    if optimizer.lr_base_batch is None:
+        return {"none": optimizer.lr}
+    ratio = global_batch_size / optimizer.lr_base_batch
+    return {
+        "none": optimizer.lr,
+        "linear": optimizer.lr * ratio,
+        "sqrt": optimizer.lr * math.sqrt(ratio),
+    }
+
+
 def scaled_learning_rate(optimizer: OptimizerSection, global_batch_size: int) -> float:
     """The learning rate for this global batch by the rule of `optimizer.lr_scaling`."""
-    if optimizer.lr_scaling == "none":
-        return optimizer.lr
-    assert optimizer.lr_base_batch is not None  # the schema asks for it
-    ratio = global_batch_size / optimizer.lr_base_batch
-    return optimizer.lr * (math.sqrt(ratio) if optimizer.lr_scaling == "sqrt" else ratio)
+    # The schema asks for a base batch where the rule needs one.
+    return learning_rates(optimizer, global_batch_size)[optimizer.lr_scaling]
 
 
 def advice(training: TrainingSection, optimizer: OptimizerSection, plan: BatchPlan) -> str | None:

@@ -28,7 +28,7 @@ from torch import nn
 from overt.config import Config, differences, import_target
 from overt.distributed import World, broadcast_object, is_main_process
 from overt.engine import storage
-from overt.engine.batch import advice
+from overt.engine.batch import advice, learning_rates
 from overt.engine.checkpoint import CheckpointManager
 from overt.engine.loader import Position
 from overt.engine.logger import MetricsLogger
@@ -241,6 +241,7 @@ def introduce(trainer: Trainer, resumed_from: Path | None, loaded: str | None) -
     name = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "CPU"
     epochs = trainer.total_steps / trainer.loader.steps_per_epoch
     rule = config.optimizer.lr_scaling
+    rates = learning_rates(config.optimizer, plan.global_batch_size)
     rows = [
         ("run", str(config.run_dir)),
         ("recipe", config.recipe.name),
@@ -261,6 +262,11 @@ def introduce(trainer: Trainer, resumed_from: Path | None, loaded: str | None) -
             f"{config.optimizer.lr:g} by rule {rule}"
             + ("" if rule == "none" else f" from batch {config.optimizer.lr_base_batch}")
             + f" = {trainer.learning_rate:g}",
+        ),
+        *(
+            [("by each rule", ", ".join(f"{name} {rate:g}" for name, rate in rates.items()))]
+            if len(rates) > 1
+            else []
         ),
         ("schedule", describe(trainer.schedule, trainer.total_steps)),
     ]

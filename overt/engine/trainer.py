@@ -209,7 +209,7 @@ class Trainer:
         self.profile = StepProfile(training, config.run_dir, world)
         self.manager = run_folder.open_checkpoints(config)
         self.phases.end("model")
-        if resumes and self.ddp is not None:
+        if resumes and self.ddp is not None and world.world_size > 2:
             self.settle_buckets()
         resumed_from = self.resume() if resumes else None
         self.phases.end("load")
@@ -459,7 +459,8 @@ class Trainer:
         """A pass that is thrown away, before the state is loaded.
 
         After its first backward pass DDP packs its messages anew, which changes the order of the
-        sums over three or more processes. A resumed run has to be past that, as it was before.
+        sums over three or more processes; that of two is the same either way. A resumed run has to
+        be past that, as it was before.
         """
         group = self.loader.first_group()
         with random_state.undisturbed():

@@ -14,7 +14,7 @@ from typing import Any
 
 from overt.config import Config
 from overt.data.rng import sample_rng
-from overt.engine.batch import BatchPlan, plan_batches, scaled_learning_rate
+from overt.engine.batch import BatchPlan, learning_rates, plan_batches
 from overt.engine.flops import peak_tflops
 from overt.errors import ConfigError, DataError
 from overt.plan.communication import Network, Traffic, ddp_traffic, fsdp_traffic
@@ -230,13 +230,8 @@ def _traffic(
 def _learning_rates(config: Config, plan: BatchPlan) -> dict[str, float]:
     """By each rule, from `lr_base_batch`, or else from the batch of one device."""
     base = config.optimizer.lr_base_batch or plan.batch_size * plan.accumulation_steps
-    return {
-        rule: scaled_learning_rate(
-            dataclasses.replace(config.optimizer, lr_scaling=rule, lr_base_batch=base),
-            plan.global_batch_size,
-        )
-        for rule in ("none", "linear", "sqrt")
-    }
+    optimizer = dataclasses.replace(config.optimizer, lr_base_batch=base)
+    return learning_rates(optimizer, plan.global_batch_size)
 
 
 def _seconds(request: Request, config: Config, plan: BatchPlan, flops: int) -> float:
