@@ -2,8 +2,8 @@
 
 from toy_runs import HERE
 
-from overt.commands.stages import plan, read_stages
 from overt.config import load
+from overt.launch.stages import plan, read_stages
 
 EXAMPLE = HERE.parent / "examples" / "blade"
 

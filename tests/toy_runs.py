@@ -30,6 +30,29 @@ def train_toy(folder: Path, *overrides: str, die_at: int | None = None) -> None:
     del trainer  # before the process group goes
 
 
+def write_chain(folder: Path, **changes: object) -> Path:
+    """A chain of two toy trainings; the second starts from the first's weights."""
+    from omegaconf import OmegaConf
+
+    content = {
+        "output_dir": str(folder / "runs"),
+        "overrides": {"training.num_steps": 6},
+        "stages": [
+            {"name": "first", "recipe": "toy", "packages": [str(TOY)]},
+            {
+                "name": "second",
+                "recipe": "toy",
+                "packages": [str(TOY)],
+                "overrides": ["seed=7"],
+                "checkpoints": {"checkpoint.init_from": "first"},
+            },
+        ],
+    } | changes
+    path = folder / "stages.yaml"
+    path.write_text(OmegaConf.to_yaml(OmegaConf.create(content)))
+    return path
+
+
 def read_rows(run: Path) -> list[dict[str, Any]]:
     """The rows of a run's metrics.jsonl."""
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

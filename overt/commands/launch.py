@@ -13,22 +13,19 @@ Everything is checked before anything starts. --print shows what would be writte
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from overt.config import Config, expand_sweep, load
-from overt.errors import ConfigError, LaunchError, OvertError
+from overt.errors import ConfigError, LaunchError
 from overt.launch import local, slurm, systemd
 from overt.launch.settings import SlurmSettings, read_settings
 from overt.launch.size import Size, check_size, make_size
-from overt.train import make_parser
+from overt.launch.stages import read_stages
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -191,24 +188,16 @@ def _plan_stages(options: argparse.Namespace, settings: SlurmSettings) -> list[P
         raise ConfigError(
             "--stages takes KEY=VALUE for all stages, but not -m, --config, --package"
         )
-    command = [sys.executable, "-m", "overt", "stages", str(options.stages), "--plan"]
-    asked = subprocess.run(
-        [*command, *options.overrides], capture_output=True, text=True, check=False
-    )
-    if asked.returncode:
-        raise OvertError(asked.stderr.strip())
     planned = []
-    for stage in json.loads(asked.stdout):
-        gpus = stage["gpus"]
-        own = gpus is not None or stage["nodes"] != 1  # else the command line says it
+    for stage in read_stages(options.stages, options.overrides):
+        own = stage.gpus is not None or stage.nodes != 1  # else the command line says it
         size = make_size(
-            stage["nodes"] if own else options.nodes,
-            _need_gpus(options.gpus if gpus is None else gpus),
+            stage.nodes if own else options.nodes,
+            _need_gpus(options.gpus if stage.gpus is None else stage.gpus),
             options.processes,
         )
-        given = make_parser().parse_intermixed_args(stage["words"])
-        config = load(given.overrides, packages=given.package)
-        planned.append(Planned(_job(config, stage["words"], size, settings), stage["after"]))
+        config = load(stage.overrides, packages=stage.packages)
+        planned.append(Planned(_job(config, stage.words, size, settings), stage.after))
     return planned
 
 

@@ -1,7 +1,7 @@
 """HumanData annotations (.npz of MMHuman3D): columns of one row per person, read lazily.
 
-Pickled parts are read as plain data; what needs more than that is read only where the user allows
-it. Numeric columns can be kept as .npy files beside the annotations, shared by all workers.
+Pickled parts, tensors among them, are read as data and never run. Numeric columns can be kept as
+.npy files beside the annotations, shared by all workers.
 """
 
 from __future__ import annotations
@@ -69,7 +69,6 @@ class HumanData:
         cls,
         path: str | Path,
         required: Sequence[str] = ("image_path",),
-        allow_pickle: bool = False,
         cache: bool = False,
     ) -> HumanData:
         """The annotations of a file; `required` columns must be there."""
@@ -80,7 +79,7 @@ class HumanData:
                 "the data sets, or the source's annotations to the file"
             )
         try:
-            columns = _cached(file, allow_pickle) if cache else read_columns(file, allow_pickle)
+            columns = _cached(file) if cache else read_columns(file)
         except DataError:
             raise
         except Exception as error:  # a damaged file stops zipfile and numpy with almost any
@@ -132,13 +131,13 @@ def bad_boxes(data: HumanData) -> NDArray[np.int64]:
     return np.nonzero(~good)[0]
 
 
-def read_columns(path: Path, allow_pickle: bool = False) -> dict[str, Array]:
+def read_columns(path: Path) -> dict[str, Array]:
     """All columns of an annotation file, in memory."""
     try:
         with zipfile.ZipFile(path) as archive:
             names = {name.removesuffix(".npy"): name for name in archive.namelist()}
             wanted = [name for name in (*PLAIN, *GROUPS) if name in names]
-            raw = {name: _member(archive, names[name], path, allow_pickle) for name in wanted}
+            raw = {name: _member(archive, names[name], path) for name in wanted}
     except zipfile.BadZipFile as error:
         raise DataError(
             f"{path}: not an .npz file ({error}); BEDLAM-CC's files, which are named so, need "
@@ -158,7 +157,7 @@ def read_columns(path: Path, allow_pickle: bool = False) -> dict[str, Array]:
     return columns
 
 
-def _member(archive: zipfile.ZipFile, name: str, path: Path, allow_pickle: bool) -> Any:
+def _member(archive: zipfile.ZipFile, name: str, path: Path) -> Any:
     with archive.open(name) as file:
         version = np.lib.format.read_magic(file)
         read = (
@@ -167,18 +166,11 @@ def _member(archive: zipfile.ZipFile, name: str, path: Path, allow_pickle: bool)
             else np.lib.format.read_array_header_2_0
         )
         _, _, dtype = read(file)
-        is_object = dtype == np.dtype(object)
-        if is_object and not allow_pickle:
-            try:
-                array = load_pickle(file)  # type: ignore[arg-type]
-            except DataError as error:
-                raise DataError(
-                    f"{path}, key {name.removesuffix('.npy')}: {error} If you trust this file, "
-                    "data.allow_pickle=true reads it as Python would, running what it contains."
-                ) from None
+        if dtype == np.dtype(object):
+            array = load_pickle(file, f"{path}, key {name.removesuffix('.npy')}")
             return array.item() if isinstance(array, np.ndarray) and array.ndim == 0 else array
     with archive.open(name) as file:
-        whole = np.lib.format.read_array(file, allow_pickle=is_object)
+        whole = np.lib.format.read_array(file, allow_pickle=False)
     return whole.item() if whole.ndim == 0 else whole
 
 
@@ -227,7 +219,7 @@ def write_human_data(path: Path, columns: Mapping[str, Array]) -> None:
     np.savez_compressed(path, **content)
 
 
-def _cached(path: Path, allow_pickle: bool) -> dict[str, Array]:
+def _cached(path: Path) -> dict[str, Array]:
     """Columns as memory maps of .npy files beside the annotations, made on first use."""
     folder = path.with_name(path.name + CACHE_SUFFIX)
     stat = path.stat()
@@ -235,7 +227,7 @@ def _cached(path: Path, allow_pickle: bool) -> dict[str, Array]:
     found = _open_cache(folder, mark)
     if found is not None:
         return found
-    columns = read_columns(path, allow_pickle)
+    columns = read_columns(path)
     try:
         made = Path(tempfile.mkdtemp(prefix=folder.name, dir=folder.parent))
     except OSError:  # a folder that nobody may write to: everything stays in memory

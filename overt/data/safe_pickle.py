@@ -1,23 +1,29 @@
-"""Pickles read as data: numpy arrays, their types and plain containers, and nothing else.
+"""Pickles read as data: numpy arrays, torch tensors and plain containers, and nothing else.
 
 A pickle is a program. Every name it may call is replaced here by a function of this file, and the
-state it may set is checked, so that the worst a hostile file can do is to be refused.
+state it may set is checked, so that the worst a hostile file can do is to be refused. Torch is
+imported only for a pickle that holds tensors.
 """
 
 from __future__ import annotations
 
 import codecs
+import io
 import math
 import pickle
 import re
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
+from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from overt.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Number, text and object types as numpy spells them in a pickle; no structures, no dates.
 _PLAIN_TYPE = re.compile(r"[<>|=]?(b1|[iu][1248]|f(2|4|8|16)|c(8|16|32)|[SU]\d+|O8?)")
@@ -25,6 +31,10 @@ _PLAIN_TYPE = re.compile(r"[<>|=]?(b1|[iu][1248]|f(2|4|8|16)|c(8|16|32)|[SU]\d+|
 # Stands for numpy.ndarray: pickles name the class only to hand it to `_reconstruct`, and what
 # cannot be called cannot be abused.
 _NDARRAY = "numpy.ndarray"
+
+
+class _NotAdmittedError(Exception):
+    """The dotted name of something that a pickle asks for and that is not admitted."""
 
 
 def _dtype(code: object, align: object = False, copy: object = True) -> np.dtype[Any]:
@@ -67,11 +77,56 @@ def _no_bytes() -> bytes:
     return b""  # protocols 0 to 2 write empty bytes as a call without arguments
 
 
+@dataclass(frozen=True)
+class _Storage:
+    """All numbers that tensors are cut from, in one row; a pickle can only pass it on."""
+
+    numbers: Tensor
+
+
+def _storage(data: bytes) -> _Storage:
+    """A storage, which lies within a pickle as a whole file of torch.save."""
+    import torch
+
+    try:
+        storage = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        named = re.search(r"GLOBAL ([\w.]+)", str(error))
+        if named is None:
+            raise
+        raise _NotAdmittedError(named[1]) from None
+    if not isinstance(storage, torch.storage.TypedStorage):
+        raise pickle.UnpicklingError(f"{type(storage).__name__} in place of a tensor's storage")
+    return _Storage(torch.empty(0, dtype=storage.dtype).set_(storage._untyped_storage))
+
+
+def _tensor(
+    storage: object, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: object
+) -> Tensor:
+    """A tensor on the CPU; whether it had a gradient is left out, since it is data here."""
+    if not isinstance(storage, _Storage):
+        raise pickle.UnpicklingError(f"{type(storage).__name__} in place of a tensor's storage")
+    if not all(type(number) is int and number >= 0 for number in (offset, *size, *stride)):
+        raise pickle.UnpicklingError("tensor with a layout that torch does not write")
+    last = offset + sum((count - 1) * step for count, step in zip(size, stride, strict=True))
+    stored = len(storage.numbers)
+    if math.prod(size) > 0 and last >= stored:
+        raise pickle.UnpicklingError(f"tensor of {size} with only {stored} numbers stored")
+    return storage.numbers.as_strided(size, stride, offset)
+
+
+def _parameter(data: object, *_: object) -> object:
+    return data  # the tensor within, without its gradient
+
+
 _ADMITTED: dict[tuple[str, str], object] = {
     ("numpy", "ndarray"): _NDARRAY,
     ("numpy", "dtype"): _dtype,
     ("_codecs", "encode"): _encode,  # how protocols 0 to 2 write bytes
     ("collections", "OrderedDict"): OrderedDict,
+    ("torch._utils", "_rebuild_tensor_v2"): _tensor,
+    ("torch._utils", "_rebuild_parameter"): _parameter,
+    ("torch.storage", "_load_from_bytes"): _storage,
 }
 for _module in ("builtins", "__builtin__"):  # protocols 3 and later, 0 to 2
     _ADMITTED[_module, "set"] = set
@@ -129,31 +184,30 @@ class _SafeUnpickler(pickle._Unpickler):
         pickle.BUILD[0]: _build,
     }
 
-    def __init__(self, file: BinaryIO, name: str) -> None:
-        super().__init__(file)
-        self._file_name = name
-
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ADMITTED:
-            raise DataError(
-                f"{self._file_name}: refused, since the pickle asks for {module}.{name}; only "
-                "numpy arrays and plain containers are read, and nothing of this file was run. Get "
-                "the file from its publisher again, or rewrite it with arrays only."
-            )
+            raise _NotAdmittedError(f"{module}.{name}")
         return _ADMITTED[module, name]
 
 
-def load_pickle(file: BinaryIO) -> object:
-    """Read one pickle of numpy arrays and plain containers; anything else is refused, not run."""
-    name = str(getattr(file, "name", "the pickle"))
+def load_pickle(file: IO[bytes], name: str | None = None) -> object:
+    """Read one pickle of arrays, tensors and plain containers; else it is refused, not run.
+
+    `name` says in a refusal what was read, instead of the file's own name.
+    """
+    name = name or str(getattr(file, "name", "the pickle"))
     try:
-        return _SafeUnpickler(file, name).load()
-    except DataError:
-        raise
+        return _SafeUnpickler(file).load()
+    except _NotAdmittedError as asked:
+        raise DataError(
+            f"{name}: refused, since the pickle asks for {asked}; only numpy arrays, torch tensors "
+            "and plain containers are read, and nothing of this file was run. Get the file from "
+            "its publisher again, or rewrite it with arrays only."
+        ) from None
     # A damaged pickle stops with almost any exception: struct.error, IndexError, MemoryError, ...
     except Exception as error:
         raise DataError(
-            f"{name}: not a readable pickle of numpy arrays ({type(error).__name__}: {error}). "
+            f"{name}: not a readable pickle of arrays ({type(error).__name__}: {error}). "
             "The file is damaged or of another kind; get it again."
         ) from error
 

@@ -100,25 +100,35 @@ def test_boxes_without_size_are_found(tmp_path: Path) -> None:
     assert len(data.chosen(np.array([0, 2, 4]))) == 3
 
 
-def with_tensors(path: Path) -> None:
+def with_tensors(path: Path, **more: object) -> None:
     """As the fitting of SMPL-X writes its results: lists of tensors with a leading 1."""
     known = columns()
-    smplx = {
+    smplx: dict[str, object] = {
         name.partition("/")[2]: [torch.from_numpy(row)[None] for row in column]
         for name, column in known.items()
         if name.startswith("smplx/")
     }
     plain = {name: column for name, column in known.items() if "/" not in name}
-    np.savez_compressed(path, **plain, smplx=np.array(smplx, dtype=object))
+    np.savez_compressed(path, **plain, smplx=np.array(smplx | more, dtype=object))
 
 
-def test_lists_of_tensors_are_read_where_the_user_allows_it(tmp_path: Path) -> None:
+def test_lists_of_tensors_are_read(tmp_path: Path) -> None:
     path = tmp_path / "fitted.npz"
     with_tensors(path)
-    with pytest.raises(DataError, match=r"key smplx.*data\.allow_pickle=true"):
-        HumanData.load(path)
-    data = HumanData.load(path, allow_pickle=True)
+    data = HumanData.load(path)
     for name, column in columns().items():
+        np.testing.assert_array_equal(data.columns[name], column)
+
+
+def test_whole_and_fitted_tensors_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "fitted.npz"
+    known = columns()
+    orient = torch.nn.Parameter(torch.from_numpy(known["smplx/global_orient"]))
+    betas = np.empty(5, dtype=object)  # an array of tensors
+    betas[:] = list(torch.from_numpy(known["smplx/betas"]))
+    with_tensors(path, global_orient=orient, betas=betas)
+    data = HumanData.load(path)
+    for name, column in known.items():
         np.testing.assert_array_equal(data.columns[name], column)
 
 
@@ -127,14 +137,16 @@ class Evil:
         return (Path.touch, (Path("evil"),))
 
 
+@pytest.mark.parametrize("beside", ["nothing", "tensors"])
 def test_a_file_that_would_run_code_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    array = np.empty((), dtype=object)
-    array[()] = Evil()
-    np.savez("evil.npz", image_path=np.array(["a"]), smplx=array)
-    with pytest.raises(DataError, match="refused"):
+    if beside == "tensors":
+        with_tensors(Path("evil.npz"), keypoints=Evil())
+    else:
+        np.savez("evil.npz", image_path=np.array(["a"]), smplx=np.array(Evil(), dtype=object))
+    with pytest.raises(DataError, match=r"evil\.npz, key smplx: refused.*asks for pathlib"):
         HumanData.load("evil.npz")
     assert not Path("evil").exists()
     assert b"touch" in pickle.dumps(Evil())

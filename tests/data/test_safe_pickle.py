@@ -1,6 +1,7 @@
 """Arrays come back as they were; anything that would run is refused and does not run."""
 
 import collections
+import contextlib
 import io
 import os
 import pickle
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -224,3 +226,153 @@ def test_wrong_npy_files(tmp_path, write, message):
     write(path)
     with pytest.raises(DataError, match=message):
         load_npy_object(path)
+
+
+# --- tensors -------------------------------------------------------------------------------------
+
+WHOLE = torch.arange(24.0).reshape(2, 3, 4)
+TENSORS = {
+    "float32": WHOLE,
+    "row with a leading one": WHOLE[1:, 0],
+    "zero-dimensional": torch.tensor(2.5),
+    "transposed": WHOLE.transpose(0, 2),
+    "strided": WHOLE[:, ::2, 1::2],
+    "expanded": torch.arange(3).expand(2, 3),
+    "empty": torch.zeros(0, 4),
+    **{str(kind): torch.ones(3, dtype=kind) for kind in (
+        torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8,
+        torch.bool, torch.complex64,
+    )},
+}  # fmt: skip
+
+
+def storage_file(tensor, zipped=False):
+    file = io.BytesIO()
+    torch.save(tensor._typed_storage(), file, _use_new_zipfile_serialization=zipped)
+    return file.getvalue()
+
+
+def stored(data, offset=0, size=(3,), stride=(1,)):
+    """Pickles to what torch writes for a tensor, with a storage of one's choice."""
+    storage = Forged(torch.storage._load_from_bytes, (data,))
+    hooks = collections.OrderedDict()
+    return Forged(torch._utils._rebuild_tensor_v2, (storage, offset, size, stride, False, hooks))
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("name", TENSORS)
+def test_tensors_of_every_kind_and_protocol(name, protocol):
+    tensor = TENSORS[name]
+    loaded = load_pickle(io.BytesIO(pickle.dumps([tensor], protocol=protocol)))[0]
+    assert type(loaded) is torch.Tensor
+    assert loaded.dtype == tensor.dtype
+    assert loaded.stride() == tensor.stride()
+    torch.testing.assert_close(loaded, tensor, rtol=0, atol=0)
+
+
+def test_parameters_and_tensors_with_gradients_are_data():
+    content = [torch.nn.Parameter(WHOLE), WHOLE.clone().requires_grad_()]
+    for loaded in load_pickle(io.BytesIO(pickle.dumps(content))):
+        assert type(loaded) is torch.Tensor
+        assert not loaded.requires_grad
+        assert loaded.equal(WHOLE)
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_storages_of_both_forms_of_torch_save(zipped):
+    data = pickle.dumps(stored(storage_file(torch.arange(3.0), zipped)))
+    assert load_pickle(io.BytesIO(data)).tolist() == [0, 1, 2]
+
+
+def test_a_tensor_from_a_gpu_comes_to_the_cpu():
+    data = storage_file(torch.arange(3.0))
+    there = data.replace(b"X\3\0\0\0cpu", b"X\6\0\0\0cuda:0")
+    assert there != data
+    loaded = load_pickle(io.BytesIO(pickle.dumps(stored(there))))
+    assert loaded.device == torch.device("cpu")
+    assert loaded.tolist() == [0, 1, 2]
+
+
+def test_npy_object_with_tensors(tmp_path):
+    rows = np.empty(2, dtype=object)
+    rows[:] = [WHOLE[0], WHOLE[1]]
+    np.save(tmp_path / "a.npy", {"rows": rows, "list": [WHOLE]}, allow_pickle=True)
+    loaded = load_npy_object(tmp_path / "a.npy")
+    assert all(loaded["rows"][row].equal(WHOLE[row]) for row in range(2))
+    assert loaded["list"][0].equal(WHOLE)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_hostile_object_beside_tensors_is_refused_and_not_run(tmp_path, protocol):
+    victim = tmp_path / "created"
+    data = pickle.dumps({"pose": [WHOLE], "shape": Run(f"touch {victim}")}, protocol=protocol)
+    with pytest.raises(DataError, match=r"asks for \w+\.system; only numpy arrays, torch tensors"):
+        load_pickle(io.BytesIO(data))
+    assert not victim.exists()
+
+
+@pytest.mark.parametrize("form", ["a pickle", "torch.save", "torch.save, zipped"])
+def test_a_hostile_storage_is_refused_and_not_run(tmp_path, form):
+    victim = tmp_path / "created"
+    hostile = Run(f"touch {victim}")
+    file = io.BytesIO()
+    if form == "a pickle":
+        pickle.dump(hostile, file, protocol=2)
+    else:
+        zipped = form == "torch.save, zipped"
+        torch.save(hostile, file, _use_new_zipfile_serialization=zipped)
+    data = pickle.dumps({"pose": [stored(file.getvalue())]})
+    with pytest.raises(DataError, match=r"refused, since the pickle asks for \w+\.system"):
+        load_pickle(io.BytesIO(data))
+    assert not victim.exists()
+    with contextlib.suppress(Exception):
+        pickle.loads(data)  # the trap works where it is trusted
+    assert victim.exists()
+
+
+THREE = storage_file(torch.ones(3))
+FORGED_TENSORS = {
+    "more numbers than stored": stored(THREE, size=(4,)),
+    "offset past the end": stored(THREE, offset=1),
+    "stride past the end": stored(THREE, stride=(2,)),
+    "size past all integers": stored(THREE, size=(2**62, 2**62), stride=(4, 4)),
+    "negative stride": stored(THREE, offset=2, stride=(-1,)),
+    "negative offset": stored(THREE, offset=-1),
+    "text as size": stored(THREE, size="3"),
+    "size without stride": stored(THREE, stride=()),
+    "tensor as storage": Forged(
+        torch._utils._rebuild_tensor_v2, (WHOLE, 0, (3,), (1,), False, collections.OrderedDict())
+    ),
+    "storage of something else": stored(pickle.dumps({}, protocol=2)),
+    "no storage": stored(b""),
+    "state of a tensor": Forged(
+        torch._utils._rebuild_tensor_v2, (WHOLE._typed_storage(), 0, (3,), (1,)), {"a": 1}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORGED_TENSORS)
+def test_forged_tensors_are_refused(name):
+    with pytest.raises(DataError):
+        load_pickle(io.BytesIO(pickle.dumps(FORGED_TENSORS[name])))
+
+
+def test_every_cut_through_a_tensor_is_refused():
+    whole = pickle.dumps([WHOLE])
+    for length in range(0, len(whole), 7):
+        with pytest.raises(DataError):
+            load_pickle(io.BytesIO(whole[:length]))
+    for length in range(0, len(THREE), 7):
+        with pytest.raises(DataError):
+            load_pickle(io.BytesIO(pickle.dumps(stored(THREE[:length]))))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10_000), st.integers(0, 255))
+def test_damage_to_a_tensor_is_refused_or_harmless(place, value):
+    data = bytearray(pickle.dumps([torch.arange(4.0)]))
+    data[place % len(data)] = value
+    try:
+        load_pickle(io.BytesIO(bytes(data)))
+    except DataError:
+        return  # any other exception fails the test

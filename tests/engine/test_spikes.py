@@ -1,5 +1,6 @@
 """overt/engine/spikes.py: a loss that stands out is said or skipped, alike on all processes."""
 
+import itertools
 import json
 import math
 import random
@@ -13,6 +14,7 @@ import torch
 from toy_runs import losses_by_step, same_bits, toy_config, weights
 
 from overt.engine.spikes import SpikeWatch, robust_limit
+from overt.engine.weights import read_part
 from overt.errors import ConfigError, NonFiniteError
 
 CPU = torch.device("cpu")
@@ -89,12 +91,19 @@ def train_with_spike(
         trainer.train()
     except NonFiniteError as error:
         return trainer.state.skipped, str(error)
+    finally:
+        del trainer.recipe.loss  # else the trainer outlives the process group
     return trainer.state.skipped, ""
 
 
 def events(folder: Path, kind: str) -> list[dict[str, Any]]:
     rows = map(json.loads, (folder / "toy/events.jsonl").read_text().splitlines())
     return [row for row in rows if row["kind"] == kind]
+
+
+def skipped_samples(run: Path, rank: int) -> list[tuple[int, list[dict[str, int]]]]:
+    rows = map(json.loads, (run / f"skipped/rank_{rank}.jsonl").read_text().splitlines())
+    return [(row["step"], row["samples"]) for row in rows]
 
 
 def test_by_default_a_spike_is_reported_and_changes_nothing(
@@ -123,6 +132,39 @@ def test_a_skipped_spike_leaves_the_weights_alone_on_all_processes(
         assert not same_bits(weights(run, step - 1), weights(run, step))
     assert [row["spike"] for row in events(tmp_path, "skipped_step")] == [True, True]
     assert len((run / f"skipped/rank_{size - 1}.jsonl").read_text().splitlines()) == 2
+
+
+def test_sharded_training_skips_the_steps_that_ddp_skips(
+    run_processes: RUNS, tmp_path: Path
+) -> None:
+    """A spike on the last process only; no share moves, and all end where DDP ends."""
+    parts = ("model", "ema", "optimizer")
+    settings = ["training.loss_spike=skip", "training.ema_momentum=0.9", "model.width=6"]
+    for strategy in ("ddp", "fsdp"):
+        words = [*settings, f"training.strategy={strategy}"]
+        folder = tmp_path / strategy
+        answers = run_processes(train_with_spike, 2, folder, *words, at=(13, 16), ranks=(1,))
+        assert answers == [(2, "")] * 2
+        spikes = [(row["step"], row["spike"]) for row in events(folder, "skipped_step")]
+        assert spikes == [(13, True), (16, True)]
+
+    def tensors(strategy: str, step: int, part: str) -> dict[str, torch.Tensor]:
+        return read_part(tmp_path / strategy / f"toy/checkpoints/step_{step:08d}", part)
+
+    whole, shares = tmp_path / "ddp/toy", tmp_path / "fsdp/toy"
+    for rank in range(2):
+        assert skipped_samples(shares, rank) == skipped_samples(whole, rank)
+        assert [step for step, _ in skipped_samples(shares, rank)] == [13, 16]
+    assert (shares / "checkpoints/step_00000024/rank_00001.safetensors").exists()
+    for step, part in itertools.product((13, 16), parts):
+        assert same_bits(tensors("fsdp", step, part), tensors("fsdp", step + 1, part))
+        assert not same_bits(tensors("fsdp", step - 1, part), tensors("fsdp", step, part))
+    assert losses_by_step(shares) == pytest.approx(losses_by_step(whole), rel=1e-6, nan_ok=True)
+    for part in parts:
+        one, other = (tensors(strategy, 24, part) for strategy in ("ddp", "fsdp"))
+        assert one.keys() == other.keys()
+        for key in one:
+            torch.testing.assert_close(other[key], one[key], rtol=1e-4, atol=1e-7, msg=key)
 
 
 def test_a_resumed_run_skips_what_the_uninterrupted_one_skips(tmp_path: Path) -> None:

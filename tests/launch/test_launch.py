@@ -138,6 +138,17 @@ def test_stages_are_submitted_with_their_dependencies(
     assert "checkpoint.init_from=runs/chain/one/checkpoints/latest" in script
 
 
+def test_stages_that_make_no_chain_are_refused_and_nothing_is_submitted(
+    sbatch: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = STAGES.format(toy=TOY).replace("init_from: one}", "init_from: four}")
+    (tmp_path / "stages.yaml").write_text(text)
+    assert main(["launch", "slurm", *CPU, "--stages", "stages.yaml"]) == 1
+    said = capsys.readouterr().err
+    assert "stage three takes checkpoint.init_from from four, which is no earlier stage" in said
+    assert not sbatch.exists()
+
+
 def test_a_detached_run_trains_and_its_status_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

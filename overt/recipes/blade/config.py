@@ -273,8 +273,6 @@ class DataSettings:
     sources: list[SourceSettings] = MISSING
     # people to render on first use; null: none
     synthetic: SyntheticSettings | None = MISSING
-    # read pickled parts of annotations as Python does, which runs what they contain
-    allow_pickle: bool = MISSING
     # keep columns of annotations as .npy files beside them, shared by all workers
     cache_annotations: bool = MISSING
     # leave out rows with boxes without size and people behind the camera, instead of refusing

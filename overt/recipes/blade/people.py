@@ -58,9 +58,7 @@ class People:
         if source.layout == "bedlamcc":
             data = read_bedlam(path)
         else:
-            data = HumanData.load(
-                path, allow_pickle=settings.allow_pickle, cache=settings.cache_annotations
-            )
+            data = HumanData.load(path, cache=settings.cache_annotations)
         if needs_pose:
             data.require([f"smplx/{name}" for name in ("global_orient", "body_pose", "betas")])
         if not (data.has("smplx") or data.has("smpl") or "pelvis" in data):

@@ -6,42 +6,14 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
-from toy_runs import TOY, read_rows, train_toy
+from toy_runs import read_rows, train_toy, write_chain
 
 from overt import cli
 from overt.commands import stages
-from overt.commands.stages import (
-    Stage,
-    check_needs,
-    local_command,
-    main,
-    plan,
-    progress_of,
-    read_stages,
-)
+from overt.commands.stages import check_needs, local_command, main, progress_of
 from overt.config import load
 from overt.errors import CheckpointError, ConfigError, LaunchError, OvertError
-
-
-def write(folder: Path, **changes: object) -> Path:
-    """A chain of two toy trainings; the second starts from the first's weights."""
-    content = {
-        "output_dir": str(folder / "runs"),
-        "overrides": {"training.num_steps": 6},
-        "stages": [
-            {"name": "first", "recipe": "toy", "packages": [str(TOY)]},
-            {
-                "name": "second",
-                "recipe": "toy",
-                "packages": [str(TOY)],
-                "overrides": ["seed=7"],
-                "checkpoints": {"checkpoint.init_from": "first"},
-            },
-        ],
-    } | changes
-    path = folder / "stages.yaml"
-    path.write_text(OmegaConf.to_yaml(OmegaConf.create(content)))
-    return path
+from overt.launch.stages import Stage, read_stages
 
 
 def inside(stage: Stage, command: list[str]) -> None:
@@ -59,7 +31,7 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_chain_runs_and_hands_over_its_best_checkpoint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = write(tmp_path)
+    path = write_chain(tmp_path)
     assert main([str(path)]) == 0
     runs = tmp_path / "runs"
     config = OmegaConf.load(runs / "second" / "config.yaml")
@@ -74,7 +46,7 @@ def test_a_chain_runs_and_hands_over_its_best_checkpoint(
 
 @pytest.mark.usefixtures("_here")
 def test_a_stage_that_was_interrupted_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    path = write(tmp_path)
+    path = write_chain(tmp_path)
     stage = read_stages(path)[1]
 
     def die(stage: Stage, command: list[str]) -> None:
@@ -103,7 +75,7 @@ def test_a_stage_that_was_interrupted_goes_on_where_it_stopped(tmp_path: Path) -
 def test_a_dry_run_shows_the_commands_and_runs_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([str(write(tmp_path)), "--dry-run", "--processes", "2"]) == 0
+    assert main([str(write_chain(tmp_path)), "--dry-run", "--processes", "2"]) == 0
     shown = capsys.readouterr().out
     assert "[1/2] first: not begun" in shown
     assert "--nproc_per_node=2 -m overt.train recipe=toy exp_name=first" in shown
@@ -111,32 +83,24 @@ def test_a_dry_run_shows_the_commands_and_runs_nothing(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_launcher_gets_commands_with_dependencies(tmp_path: Path) -> None:
-    first, second = plan(read_stages(write(tmp_path), ["logging.every_steps=2"]))
-    assert (first.after, second.after) == ([], ["first"])
-    assert first.words[:2] == ["recipe=toy", "exp_name=first"]
-    assert "logging.every_steps=2" in second.words
-    assert second.words[-2:] == ["--package", str(TOY)]
-
-
 @pytest.mark.usefixtures("_here")
 def test_a_finished_stage_with_other_settings_is_not_taken_for_done(tmp_path: Path) -> None:
-    main([str(write(tmp_path))])
+    main([str(write_chain(tmp_path))])
     with pytest.raises(ConfigError, match=r"(?s)first is done.*optimizer\.lr: 0\.01 -> 0\.5"):
-        main([str(write(tmp_path)), "optimizer.lr=0.5"])
+        main([str(write_chain(tmp_path)), "optimizer.lr=0.5"])
 
 
 @pytest.mark.usefixtures("_here")
 def test_without_a_best_checkpoint_the_next_stage_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path, overrides=["training.num_steps=3", "checkpoint.metric_name=null"])
+    path = write_chain(tmp_path, overrides=["training.num_steps=3", "checkpoint.metric_name=null"])
     with pytest.raises(CheckpointError, match=r"best, which is not there.*`first latest`"):
         main([str(path)])
 
 
 def test_the_last_checkpoint_can_be_taken_instead(tmp_path: Path) -> None:
-    entries = OmegaConf.to_container(OmegaConf.load(write(tmp_path)))["stages"]
+    entries = OmegaConf.to_container(OmegaConf.load(write_chain(tmp_path)))["stages"]
     entries[1]["checkpoints"] = {"checkpoint.init_from": "first latest"}
-    chain = read_stages(write(tmp_path, stages=entries))
+    chain = read_stages(write_chain(tmp_path, stages=entries))
     assert chain[1].needs == (("first", "latest"),)
     with pytest.raises(CheckpointError, match="latest, which is not there"):
         check_needs(chain[1], chain)
@@ -152,59 +116,11 @@ def test_a_stage_of_several_nodes_is_for_a_cluster(tmp_path: Path) -> None:
     assert "torch.distributed.run" not in local_command(one_host, processes=1)
 
 
-@pytest.mark.parametrize(
-    ("entries", "message"),
-    [
-        ([], "at least one stage"),
-        ([{"recipe": "toy"}], "needs a name"),
-        ([{"name": "a"}], "needs `recipe: NAME`"),
-        ([{"name": "a", "recipe": "toy", "gpu": 2}], r"no key gpu \(did you mean gpus"),
-        ([{"name": "a", "recipe": "toy", "nodes": 0}], "nodes=0"),
-        ([{"name": "a", "recipe": "toy"}] * 2, "two stages are called a"),
-        (
-            [{"name": "a", "recipe": "toy", "checkpoints": {"checkpoint.init_from": "b"}}],
-            "b, which is no earlier stage",
-        ),
-        ([{"name": "a", "recipe": "toy", "overrides": 3}], "a mapping, or a list"),
-    ],
-)
-def test_what_makes_no_chain_is_refused(
-    tmp_path: Path, entries: list[object], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        read_stages(write(tmp_path, stages=entries))
-
-
-def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no such file of stages"):
-        read_stages(tmp_path / "none.yaml")
-    (tmp_path / "bad.yaml").write_text("a: [")
-    with pytest.raises(ConfigError, match="not readable YAML"):
-        read_stages(tmp_path / "bad.yaml")
-
-
-def test_folders_and_names_are_the_chains_own(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"exp_name=x: recipe, exp_name, output_dir follow from"):
-        read_stages(write(tmp_path), ["exp_name=x"])
-    elsewhere = read_stages(write(tmp_path), output_dir=tmp_path / "other")
-    assert elsewhere[1].run_dir == tmp_path / "other" / "second"
-    assert f"checkpoint.init_from={tmp_path}/other/first/checkpoints/best" in elsewhere[1].words
-
-
-def test_values_keep_their_type_and_their_spaces(tmp_path: Path) -> None:
-    overrides = {"a": None, "b": True, "c": 1e-4, "d": [1, 2], "e": "two words", "f": "x/y-1.z"}
-    (tmp_path / "s.yaml").write_text(
-        OmegaConf.to_yaml({"stages": [{"name": "a", "recipe": "toy", "overrides": overrides}]})
-    )
-    words = read_stages(tmp_path / "s.yaml")[0].overrides[3:]
-    assert words == ("a=null", "b=true", "c=0.0001", "d=[1, 2]", "e='two words'", "f=x/y-1.z")
-
-
 def test_a_chain_that_is_asked_to_stop_passes_it_on_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The stage is told, and the chain ends with the code that batch scripts requeue by."""
-    path = write(tmp_path)
+    path = write_chain(tmp_path)
     # In place of a training: it asks its chain to stop, waits to be told, and leaves as one does.
     stage = (
         "import os, signal, sys\n"
