@@ -1,8 +1,8 @@
 """Pickles read as data: numpy arrays, torch tensors and plain containers, and nothing else.
 
-A pickle is a program. Every name it may call is replaced here by a function of this file, and the
-state it may set is checked, so that the worst a hostile file can do is to be refused. Torch is
-imported only for a pickle that holds tensors.
+A pickle is a program. Every name it may call is replaced by a function of this file or by a class
+that only holds state, and the state it may set is checked, so that the worst a hostile file can do
+is to be refused. Torch is imported only for a pickle that holds tensors.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import math
 import pickle
 import re
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -31,6 +32,16 @@ _PLAIN_TYPE = re.compile(r"[<>|=]?(b1|[iu][1248]|f(2|4|8|16)|c(8|16|32)|[SU]\d+|
 # Stands for numpy.ndarray: pickles name the class only to hand it to `_reconstruct`, and what
 # cannot be called cannot be abused.
 _NDARRAY = "numpy.ndarray"
+_OBJECT = "object"  # likewise, for `_new`
+
+
+class PickledState:
+    """Stands for an object whose class is not imported: it holds what was pickled of it, no more.
+
+    A reader of such files derives from it and admits the class by its dotted name.
+    """
+
+    state: Mapping[str, Any] = MappingProxyType({})
 
 
 class _NotAdmittedError(Exception):
@@ -50,9 +61,11 @@ def _reconstruct(kind: object, shape: object, code: object) -> np.ndarray[Any, A
     return np.empty(0, dtype=np.int8)  # shape, type and content arrive with the state
 
 
-def _scalar(dtype: np.dtype[Any], data: bytes) -> Any:
+def _scalar(dtype: np.dtype[Any], data: bytes | str) -> Any:
     if dtype.hasobject:
         raise pickle.UnpicklingError("scalar of object type")
+    if isinstance(data, str):  # the bytes of Python 2
+        data = _encode(data, "latin1")
     return np.frombuffer(data, dtype=dtype, count=1)[0]
 
 
@@ -75,6 +88,15 @@ def _encode(text: str, encoding: str) -> bytes:
 
 def _no_bytes() -> bytes:
     return b""  # protocols 0 to 2 write empty bytes as a call without arguments
+
+
+def _new(kind: object, base: object, state: object) -> PickledState:
+    """An object without its state yet, as protocols 0 and 1 write it."""
+    if not (isinstance(kind, type) and issubclass(kind, PickledState)):
+        raise pickle.UnpicklingError(f"object of class {kind!r}")
+    if base is not _OBJECT or state is not None:
+        raise pickle.UnpicklingError(f"object made from {base!r}")
+    return kind()
 
 
 @dataclass(frozen=True)
@@ -132,6 +154,9 @@ for _module in ("builtins", "__builtin__"):  # protocols 3 and later, 0 to 2
     _ADMITTED[_module, "set"] = set
     _ADMITTED[_module, "frozenset"] = frozenset
     _ADMITTED[_module, "bytes"] = _no_bytes
+    _ADMITTED[_module, "object"] = _OBJECT
+for _module in ("copyreg", "copy_reg"):  # Python 3 and 2
+    _ADMITTED[_module, "_reconstructor"] = _new
 for _core in ("numpy.core", "numpy._core"):  # numpy 1 and numpy 2
     _ADMITTED[f"{_core}.multiarray", "_reconstruct"] = _reconstruct
     _ADMITTED[f"{_core}.multiarray", "scalar"] = _scalar
@@ -139,9 +164,14 @@ for _core in ("numpy.core", "numpy._core"):  # numpy 1 and numpy 2
 
 
 def _build(unpickler: Any) -> None:
-    """Set the state of an array or of an array type, the only things that have one here."""
+    """Set the state of an array, an array type or a stand-in: nothing else has one here."""
     state = unpickler.stack.pop()
     target = unpickler.stack[-1]
+    if isinstance(target, PickledState):
+        if not isinstance(state, dict):
+            raise pickle.UnpicklingError(f"object with a {type(state).__name__} as its state")
+        target.state = state
+        return
     if isinstance(target, np.ndarray):
         _check_array_state(state)
     elif isinstance(target, np.dtype):
@@ -184,20 +214,29 @@ class _SafeUnpickler(pickle._Unpickler):
         pickle.BUILD[0]: _build,
     }
 
+    def __init__(self, file: IO[bytes], further: Mapping[tuple[str, str], type[PickledState]]):
+        super().__init__(file, encoding="latin1")  # what keeps the bytes of Python 2's texts
+        self.admitted = _ADMITTED | dict(further)
+
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _ADMITTED:
+        if (module, name) not in self.admitted:
             raise _NotAdmittedError(f"{module}.{name}")
-        return _ADMITTED[module, name]
+        return self.admitted[module, name]
 
 
-def load_pickle(file: IO[bytes], name: str | None = None) -> object:
+def load_pickle(
+    file: IO[bytes],
+    name: str | None = None,
+    further: Mapping[tuple[str, str], type[PickledState]] = MappingProxyType({}),
+) -> object:
     """Read one pickle of arrays, tensors and plain containers; else it is refused, not run.
 
-    `name` says in a refusal what was read, instead of the file's own name.
+    `name` says in a refusal what was read, instead of the file's own name; `further` holds
+    stand-ins for the classes that this kind of file has besides, by module and name.
     """
     name = name or str(getattr(file, "name", "the pickle"))
     try:
-        return _SafeUnpickler(file).load()
+        return _SafeUnpickler(file, further).load()
     except _NotAdmittedError as asked:
         raise DataError(
             f"{name}: refused, since the pickle asks for {asked}; only numpy arrays, torch tensors "

@@ -243,7 +243,7 @@ def capsule_body() -> BodyFile:
 
 
 def write_capsule_body(path: Path) -> None:
-    """The person of capsules as an npz file that `smplx.SMPLX` loads unchanged."""
+    """The person of capsules as an .npz file with the arrays of SMPL-X's."""
     body = capsule_body()
     face = np.zeros(51, np.int64)
     parents = np.array(PARENTS, np.int64)

@@ -1,4 +1,4 @@
-"""Body models from disk: SMPL-X as .npz, SMPL as .npz or, through the package smplx, as .pkl.
+"""Body models from disk: SMPL-X and SMPL, as .npz or as the .pkl that is published.
 
 The files are licensed and never shipped; `capsule` names the project's own body instead.
 """
@@ -6,6 +6,7 @@ The files are licensed and never shipped; `capsule` names the project's own body
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overt.errors import DataError
-from overt.geometry.body import BodyFile
+from overt.geometry.body import HAND_JOINTS, BodyFile
 from overt.geometry.body_capsule import capsule_body
+from overt.geometry.smpl_pickle import array_of, read_smpl_pickle
 
 CAPSULE = "capsule"
 NEEDED = (
     "v_template", "f", "shapedirs", "posedirs", "J_regressor", "weights", "kintree_table",
 )  # fmt: skip
+OPTIONAL = ("hands_meanl", "hands_meanr", "part", "J_regressor_h36m")
 WHERE = (
     "Register at smpl-x.is.tue.mpg.de (SMPL: smpl.is.tue.mpg.de), download the body models and "
     "name the file, such as body_models/smplx/SMPLX_NEUTRAL.npz; or use the project's own body: "
+)
+CONVERT = (
+    "A body model is read from .npz as well: convert the file once, by numpy.savez with the arrays "
+    f"{', '.join(NEEDED)}."
 )
 
 
@@ -34,47 +41,89 @@ def load_body(name: str, key: str, joint_regressor: str | None = None) -> BodyFi
     """
     if name == CAPSULE:
         return capsule_body()
-    path = Path(name)
+    path, title = Path(name), f"{key}={name}"
     if not path.is_file():
-        raise DataError(f"{key}={name}: no body model is installed there. {WHERE}{key}={CAPSULE}")
+        raise DataError(f"{title}: no body model is installed there. {WHERE}{key}={CAPSULE}")
     if path.suffix == ".npz":
-        body = _read_npz(path, key)
+        arrays = _read_npz(path, title)
     elif path.suffix == ".pkl":
-        body = _read_with_smplx(path, key)
+        arrays = _read_pickle(path, title)
     else:
-        raise DataError(f"{key}={name}: a body model is a .npz or .pkl file")
+        raise DataError(f"{title}: a body model is a .npz or .pkl file")
+    _check_shapes(arrays, title)
+    body = _file_of(arrays)
     if joint_regressor is not None:
         body = _with_regressor(body, Path(joint_regressor))
     return body
 
 
-def _read_npz(path: Path, key: str) -> BodyFile:
+def _read_npz(path: Path, title: str) -> dict[str, NDArray[Any]]:
     try:
         content = np.load(path, allow_pickle=False)
     except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise DataError(
-            f"{key}={path}: not a readable body model ({error}); get it again"
-        ) from None
+        raise DataError(f"{title}: not a readable body model ({error}); get it again") from None
     with content:
-        missing = [name for name in NEEDED if name not in content.files]
-        if missing:
+        return _arrays_of(content, title)
+
+
+def _read_pickle(path: Path, title: str) -> dict[str, NDArray[Any]]:
+    try:
+        content = read_smpl_pickle(path, title)
+    except DataError as refusal:
+        raise DataError(f"{refusal} {CONVERT}") from None
+    return _arrays_of(content, title)
+
+
+def _arrays_of(content: Mapping[str, object], title: str) -> dict[str, NDArray[Any]]:
+    """The entries that a body is made of."""
+    missing = [name for name in NEEDED if name not in content]
+    if missing:
+        raise DataError(
+            f"{title}: a body model has {', '.join(missing)} too; this file has "
+            f"{', '.join(map(str, content))}"
+        )
+    arrays = {}
+    for name in (*NEEDED, *OPTIONAL):
+        if name not in content:
+            continue
+        try:
+            arrays[name] = array_of(content[name])
+        # A damaged entry stops with almost any exception: zlib.error, IndexError, KeyError, ...
+        except Exception as error:
             raise DataError(
-                f"{key}={path}: a body model has {', '.join(missing)} too; this file has "
-                f"{', '.join(content.files)}"
+                f"{title}: {name} is not readable ({type(error).__name__}: {error}). The file is "
+                "damaged or of another kind; get it again."
+            ) from error
+    return arrays
+
+
+def _check_shapes(arrays: dict[str, NDArray[Any]], title: str) -> None:
+    vertices, joints = arrays["v_template"].size // 3, arrays["kintree_table"].size // 2
+    expected = {
+        "v_template": (vertices, 3),
+        "f": (arrays["f"].size // 3, 3),
+        "shapedirs": (vertices, 3, arrays["shapedirs"].size // max(3 * vertices, 1)),
+        "posedirs": (vertices, 3, 9 * (joints - 1)),
+        "J_regressor": (joints, vertices),
+        "weights": (vertices, joints),
+        "kintree_table": (2, joints),
+        "hands_meanl": (3 * HAND_JOINTS,),
+        "hands_meanr": (3 * HAND_JOINTS,),
+        "part": (vertices,),
+        "J_regressor_h36m": (17, vertices),
+    }
+    for name, array in arrays.items():
+        if array.shape != expected[name]:
+            raise DataError(
+                f"{title}: the shape of {name} is {array.shape}, but a body of {vertices} vertices "
+                f"and {joints} joints has {expected[name]}; name a file of SMPL or SMPL-X"
             )
-        arrays: dict[str, Any] = {name: content[name] for name in NEEDED}
-        extra = {
-            name: content[name]
-            for name in ("hands_meanl", "hands_meanr", "part", "J_regressor_h36m")
-            if name in content.files
-        }
-    return _file_of(arrays, extra)
 
 
-def _file_of(arrays: dict[str, Any], extra: dict[str, Any]) -> BodyFile:
+def _file_of(arrays: dict[str, NDArray[Any]]) -> BodyFile:
     hands = None
-    if "hands_meanl" in extra:
-        hands = np.stack([extra["hands_meanl"], extra["hands_meanr"]]).reshape(2, -1, 3)
+    if "hands_meanl" in arrays and "hands_meanr" in arrays:
+        hands = _float(np.stack([arrays["hands_meanl"], arrays["hands_meanr"]]).reshape(2, -1, 3))
     parents = arrays["kintree_table"][0].astype(np.int64)
     parents[0] = -1  # written as 2 ** 32 - 1
     return BodyFile(
@@ -85,34 +134,10 @@ def _file_of(arrays: dict[str, Any], extra: dict[str, Any]) -> BodyFile:
         J_regressor=_float(arrays["J_regressor"]),
         weights=_float(arrays["weights"]),
         parents=tuple(parents.tolist()),
-        hands_mean=None if hands is None else _float(hands),
-        part=extra.get("part"),
-        joints17=extra.get("J_regressor_h36m"),
+        hands_mean=hands,
+        part=arrays.get("part"),
+        joints17=arrays.get("J_regressor_h36m"),
     )
-
-
-def _read_with_smplx(path: Path, key: str) -> BodyFile:
-    """A licensed .pkl file, which only the package smplx can read: it is a program."""
-    try:
-        import smplx
-    except ImportError:
-        raise DataError(
-            f"{key}={path}: .pkl files are read by the package smplx; pip install 'overt[smplx]', "
-            "or convert the file to .npz"
-        ) from None
-    kind = smplx.SMPLX if "SMPLX" in path.name.upper() else smplx.SMPL
-    model = kind(str(path))
-    count = len(model.v_template)
-    arrays = {
-        "v_template": model.v_template.numpy(),
-        "f": np.asarray(model.faces),
-        "shapedirs": model.shapedirs.numpy(),
-        "posedirs": model.posedirs.numpy().T.reshape(count, 3, -1),
-        "J_regressor": model.J_regressor.numpy(),
-        "weights": model.lbs_weights.numpy(),
-        "kintree_table": model.parents.numpy()[None],
-    }
-    return _file_of(arrays, {})
 
 
 def _with_regressor(body: BodyFile, path: Path) -> BodyFile:

@@ -13,8 +13,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from python2_pickles import python2_dumps
 
-from overt.data.safe_pickle import load_npy_object, load_pickle
+from overt.data.safe_pickle import PickledState, load_npy_object, load_pickle
 from overt.errors import DataError
 
 ARRAYS = {
@@ -81,6 +82,38 @@ def test_pickles_of_numpy_1_and_numpy_2(core):
     bodies = b"".join(written(argument)[2:-1] for argument in arguments)
     data = b"c" + core + b".numeric\n_frombuffer\n(" + bodies + b"tR."
     assert load_pickle(io.BytesIO(data)).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("protocol", range(3))
+@pytest.mark.parametrize("name", ARRAYS)
+def test_arrays_of_python_2(name, protocol):
+    content = {"array": ARRAYS[name], "scalar": np.float64(-2e300), "name": "é"}
+    data = python2_dumps(content, protocol)
+    assert b"_codecs" not in data  # how Python 3 writes bytes
+    loaded = load_pickle(io.BytesIO(data))
+    assert same(loaded, content)
+
+
+class Thing:
+    def __init__(self):
+        self.numbers = np.arange(3)
+
+
+class StandIn(PickledState):
+    """Takes the place of `Thing`."""
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_further_classes_are_only_those_named_and_only_their_state(protocol):
+    data = pickle.dumps([Thing()], protocol=protocol)
+    further = {(Thing.__module__, "Thing"): StandIn}
+    (loaded,) = load_pickle(io.BytesIO(data), further=further)
+    assert type(loaded) is StandIn
+    assert vars(loaded).keys() == {"state"}
+    assert loaded.state["numbers"].tolist() == [0, 1, 2]
+    with pytest.raises(DataError, match=r"asks for .*\.Thing; only numpy arrays"):
+        load_pickle(io.BytesIO(data))
+    assert StandIn().state == {}
 
 
 class Touch:

@@ -93,18 +93,6 @@ def test_the_written_file_is_the_same_body(model: BodyModel, tmp_path: Path) -> 
     assert joints.shape == (1, 17, 3)
 
 
-def test_the_package_smplx_makes_the_same_body(model: BodyModel, tmp_path: Path) -> None:
-    smplx = pytest.importorskip("smplx", reason="pip install 'overt[smplx]'")
-    path = tmp_path / "SMPLX_NEUTRAL.npz"
-    write_capsule_body(path)
-    other = smplx.SMPLX(str(path), use_pca=False, num_betas=10)
-    other.vertex_joint_selector.extra_joints_idxs = torch.arange(21)
-    shape, pose = torch.randn(1, 10), 0.3 * torch.randn(1, 22, 3)
-    found = other(betas=shape, global_orient=pose[:, 0], body_pose=pose[:, 1:].flatten(1))
-    expected = model(shape, axis_angle_to_matrix(pose))
-    torch.testing.assert_close(found.vertices, expected.vertices, atol=1e-5, rtol=0)
-
-
 def test_parts_follow_from_the_weights_where_a_file_has_none() -> None:
     file = capsule_body()
     found = parts_by_joint(file)
@@ -123,6 +111,38 @@ def test_another_file_is_refused_with_what_it_has(tmp_path: Path) -> None:
     path = tmp_path / "other.npz"
     np.savez(path, v_template=np.zeros((3, 3)), f=np.zeros((1, 3)))
     with pytest.raises(DataError, match=r"shapedirs.*this file has v_template, f"):
+        load_body(str(path), "model.body.model")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"weights": np.array(["a"])}, "weights is not readable.*array of numbers"),
+        ({"weights": np.array([None])}, "weights is not readable.*allow_pickle=False"),
+        ({"f": np.zeros((5, 4), np.uint32)}, r"shape of f is \(5, 4\).*has \(6, 3\)"),
+        ({"posedirs": np.zeros((9, 3, 207))}, r"shape of posedirs is \(9, 3, 207\).*55 joints"),
+        ({"part": np.zeros(3, np.uint8)}, r"shape of part is \(3,\)"),
+    ],
+)
+def test_an_array_that_is_no_part_of_a_body_is_refused(
+    changed: dict[str, np.ndarray], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "body.npz"
+    write_capsule_body(path)
+    with np.load(path) as content:
+        arrays = {name: content[name] for name in content.files}
+    np.savez(path, **arrays | changed)
+    with pytest.raises(DataError, match=f"model.body.model=.*{message}"):
+        load_body(str(path), "model.body.model")
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "body.npz"
+    write_capsule_body(path)
+    data = bytearray(path.read_bytes())
+    data[100:4000] = bytes(3900)  # within v_template, the first one
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=r"v_template is not readable.*get it again"):
         load_body(str(path), "model.body.model")
 
 
