@@ -9,7 +9,7 @@ demo: $(STAMP)            ## train a tiny point tracker on synthetic videos, sco
 	$(BIN)/overt demo
 
 test: lint                ## ruff, mypy, pytest
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3  # on two cores: many tests wait for processes
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal  # many of them wait
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -16,7 +16,7 @@ from typing import Any, cast, get_type_hints
 
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
@@ -91,11 +91,17 @@ def compose_values(
     for item in groups:
         _check_option(item, search)
     # First without the values: what is left then is what may be overridden.
-    known = _compose([item.input_line or "" for item in groups], search)
-    for item in parsed:
-        if item.key_or_group not in GROUPS and not (item.is_add() or item.is_force_add()):
-            _check_known(item.key_or_group, known)
-    return _compose(list(overrides), search)
+    values = _compose([item.input_line or "" for item in groups], search)
+    single = [item for item in parsed if item.key_or_group not in GROUPS]
+    for item in single:
+        if not (item.is_add() or item.is_force_add()):
+            _check_known(item.key_or_group, values)
+    # Composing is slow. A second time is only needed for what adds or takes away keys.
+    if any(item.type is not OverrideType.CHANGE or item.package for item in single):
+        return _compose(list(overrides), search)
+    for item in single:
+        _update(values, item)
+    return values
 
 
 def _read_file(config_file: str, parsed: list[Override]) -> DictConfig:
@@ -161,6 +167,14 @@ def _compose(overrides: list[str], search: list[Path]) -> DictConfig:
             return compose("train", overrides)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise ConfigError(f"the configuration does not compose: {error}") from error
+
+
+def _update(values: DictConfig, item: Override) -> None:
+    try:
+        OmegaConf.update(values, item.key_or_group, item.value(), merge=True)
+    except (OmegaConfBaseException, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"{item.input_line} does not fit: {reason}") from error
 
 
 def _options(group: str, search: list[Path]) -> list[str]:

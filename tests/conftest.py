@@ -5,14 +5,18 @@ import os
 import pickle
 import sys
 from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
+
+import composed_once  # noqa: E402, F401  (found by the path above)
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -52,10 +56,11 @@ def _fixed_seed() -> None:
     torch.manual_seed(0)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
 def _context() -> Any:
+    """A process has one server to fork from. Started here, before any test makes the engine start
+    its own, it has imported for all children what takes them longest."""
     context = multiprocessing.get_context("forkserver")
-    # Importing torch once for all children is what makes such a test cheap.
     context.set_forkserver_preload(
         [
             "torch",
@@ -64,8 +69,12 @@ def _context() -> Any:
             "torch.nn.parallel",
             "overt.engine.trainer",
             "overt.engine.sharded_checkpoint",
+            "conftest",
         ]
     )
+    path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+    with patch.dict(os.environ, PYTHONPATH=path):  # where it finds the last of these
+        forkserver.ensure_running()
     return context
 
 

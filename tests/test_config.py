@@ -54,6 +54,7 @@ def test_command_line_wins_over_recipe_and_groups(tmp_path: Path) -> None:
         ("recipe=toy num_steps=3", "did you mean training.num_steps?"),
         ("recipe=toy model.widht=3", "did you mean model.width?"),
         ("recipe=toy training.num_steps=many", "training.num_steps: Value 'many'"),
+        ("recipe=toy optimizer.arguments.betas={a:1}", "optimizer.arguments.betas={a:1} does not"),
         ("recipe=toy model.width=1.5", "model.width"),
         ("recipe=toy training.precision=bf61", "did you mean bf16?"),
         ("recipe=toy training.num_steps=null", "give exactly one of the two"),
@@ -80,6 +81,15 @@ def test_refusals_name_the_remedy(overrides: str, expected: str) -> None:
     with pytest.raises(ConfigError) as refused:
         load(overrides.split(), packages=[str(TOY)])
     assert expected in str(refused.value)
+
+
+def test_values_are_overridden_as_hydra_does_it() -> None:
+    values = ["training.num_steps=7", "optimizer.arguments={betas: [0.5, 0.9]}", "exp_name='a b'"]
+    composed = [f"++{word}" for word in values]  # Hydra composes with what may be new
+    one, other = (load(["recipe=toy", *words], packages=[str(TOY)]) for words in (values, composed))
+    assert one.text == other.text
+    assert (one.training.num_steps, one.exp_name) == (7, "a b")
+    assert one.optimizer.arguments["betas"] == [0.5, 0.9]
 
 
 def test_a_target_outside_the_list_is_refused_without_importing_it(tmp_path: Path) -> None:

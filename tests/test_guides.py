@@ -9,17 +9,14 @@ import os
 import re
 import shlex
 import shutil
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from doc_commands import BLOCK, PAGES, ROOT, commands_of, name, try_command
-from omegaconf import DictConfig
 from small_blade import POSE, SHARED
 
-import overt.config
 from overt.cli import main
 from overt.config import build_recipe, load
 from overt.data.moving_shapes import SceneSettings, make_sequence
@@ -126,7 +123,7 @@ RUN_BY = {
     "overt prove ": "tests/commands/test_prove.py",
     "overt doctor": "tests/commands/test_doctor.py",
     "overt plan ": "tests/commands/test_plan.py",
-    "overt stages ": "tests/commands/test_stages.py",
+    "overt stages ": "tests/commands/test_stages_command.py",
     "overt launch local": "tests/launch/test_local.py",
     "overt launch systemd": "tests/launch/test_systemd.py",
     "overt train -m ": "tests/test_train.py",
@@ -140,7 +137,6 @@ NEEDS_MORE = re.compile(
     r"|data/(?:kubric|skullbreak|imagenet|tapvid|kubric_\w+|shapes_pack)\b|imagenet/|mmhuman_data"
     r"|blade_tiny|\.pth\b(?<!tracker\.pth)|recipe=(?!\w+_tiny|own_recipe|jepa_)\w+"
 )
-COMPOSE = overt.config._compose
 COMMAND = re.compile(r"`((?:overt|torchrun|srun) [^`]+)`")
 
 
@@ -224,20 +220,10 @@ def run(page: str, command: str) -> None:
     assert main(words) == 0, f"{page}: {command}\nran as: overt {shlex.join(words)}"
 
 
-@cache
-def _composed(overrides: tuple[str, ...], search: tuple[Path, ...]) -> DictConfig:
-    return COMPOSE(list(overrides), list(search))
-
-
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder to work in, where the same YAML files are not composed twice."""
+    """An empty folder to work in."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        overt.config,
-        "_compose",
-        lambda overrides, search: _composed(tuple(overrides), tuple(search)).copy(),
-    )
     return tmp_path
 
 

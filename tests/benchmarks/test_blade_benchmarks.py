@@ -1,23 +1,18 @@
 """BLADE's benchmarks run at tiny sizes and print what the documentation quotes."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from benchmark_scripts import run
+from small_blade import POSE, SHARED
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-def run(script: str, *words: str) -> str:
-    command = [sys.executable, str(BENCHMARKS / script), *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+SMALL = [word for word in SHARED if word.startswith(("data.", "model."))]
 
 
-@pytest.mark.parametrize("recipe", ["blade_depthnet_tiny", "blade_posenet_tiny"])
-def test_a_step_is_measured_on_the_cpu(recipe: str) -> None:
+@pytest.mark.parametrize(
+    ("recipe", "more"), [("depthnet", []), ("posenet", POSE)], ids=["depthnet", "posenet"]
+)
+def test_a_step_is_measured_on_the_cpu(recipe: str, more: list[str]) -> None:
     words = ["--device", "cpu", "--steps", "1", "--rows", "3", "training.batch_size=2"]
-    printed = run("step.py", recipe, *words)
+    printed = run("step.py", f"blade_{recipe}_tiny", *SMALL, *more, *words)
     assert "s/step" in printed
     assert "samples/s" in printed
 

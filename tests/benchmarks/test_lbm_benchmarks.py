@@ -1,19 +1,12 @@
 """The benchmarks of LBM run at tiny sizes and print what the documentation quotes."""
 
-import subprocess
-import sys
-from pathlib import Path
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-def run(script: str, *words: str) -> str:
-    command = [sys.executable, str(BENCHMARKS / script), *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+from benchmark_scripts import run
 
 
 def test_the_step_of_a_small_lbm_is_measured() -> None:
-    printed = run("step.py", "lbm_tiny", "--device", "cpu", "--steps", "1", "--rows", "3")
+    small = ["training.batch_size=1", "data.frames=2", "data.points=4", "data.crop_size=[32,32]"]
+    words = ["model.input_size=[32,32]", "--device", "cpu", "--steps", "1", "--rows", "3"]
+    printed = run("step.py", "lbm_tiny", *small, *words)
     assert "s/step" in printed
 
 

@@ -1,29 +1,22 @@
 """The speed benchmarks run at tiny sizes and print what the documentation quotes."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-def run(script: str, *words: str) -> str:
-    command = [sys.executable, str(BENCHMARKS / script), *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+from benchmark_scripts import run
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
-def test_overhead_compares_the_loops(processes: str) -> None:
+def test_overhead_compares_the_loops(processes: str, capfd: pytest.CaptureFixture[str]) -> None:
     sizes = ["--inputs", "16", "--hidden", "8", "--batch", "4", "--rounds", "1", "--steps", "2"]
     printed = run("overhead.py", "--processes", processes, *sizes)
+    printed += capfd.readouterr().out  # of the processes that it starts
     for word in ("bare", "plain", "overt / plain = ", "watching", f"{processes} process(es)"):
         assert word in printed
 
 
 def test_step_measures_a_recipe_on_the_cpu() -> None:
-    printed = run("step.py", "cotracker3_tiny", "--device", "cpu", "--steps", "1", "--rows", "3")
+    small = ["data.crop_size=[32,32]", "data.traj_per_sample=4", "model.train_iters=1"]
+    words = ["--device", "cpu", "--steps", "1", "--rows", "3"]
+    printed = run("step.py", "cotracker3_tiny", *small, *words)
     assert "s/step" in printed
     assert "launches and 0 host syncs per step" in printed
 

@@ -11,6 +11,7 @@ from overt.commands.demo import closing_words
 
 def test_the_demo_runs_to_its_last_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     smaller = ["training.num_steps=1", "data.synthetic.count=3", "data.held_out=1"]
+    smaller += ["training.num_workers=0"]
     assert main(["demo", "--folder", str(tmp_path), *smaller]) == 0
     printed = capfd.readouterr().out
     run = tmp_path / "cotracker3_tiny"

@@ -15,6 +15,17 @@ STRATEGIES = ("ddp", "fsdp")
 SMALL = ["training.batch_size=1", "training.global_batch_size=8", "model.width=6"]
 SMALL_GROUPS = ["training.batch_size=2", "training.global_batch_size=16"]
 AVERAGE = "training.ema_momentum=0.9"
+IMAGES = ["data.synthetic.classes=4", "data.synthetic.per_class=12", "model.depth=2"]
+QUERIES = ["data.points=8", "model.input_size=[32,32]", "training.batch_size=2"]
+CLIPS = [
+    "data.synthetic.count=5",
+    "data.synthetic.frames=8",
+    "data.synthetic.height=40",
+    "data.synthetic.width=40",
+    "data.synthetic.points=64",
+    "data.crop_size=[32,32]",
+    "data.held_out=1",
+]
 
 
 def curve(run: Path, name: str) -> list[float]:
@@ -93,17 +104,22 @@ def step_losses(folder: Path, steps: int, *overrides: str) -> dict[str, float]:
     [
         # The target encoder is an average inside the model. Features of all micro-batches are
         # mixed, and so computed outside of the forward pass first.
-        ("hjepa_tiny", 4, ["loss.type=hjepa_sigreg", *SMALL_GROUPS]),
+        ("hjepa_tiny", 4, ["loss.type=hjepa_sigreg", *SMALL_GROUPS, *IMAGES]),
         # Blocks run once in every iteration.
-        ("cotracker3_tiny", 2, ["training.activation_checkpointing=true"]),
+        (
+            "cotracker3_tiny",
+            2,
+            ["training.activation_checkpointing=true", *CLIPS, "data.traj_per_sample=8"],
+        ),
         # Parts of the transformer are used outside of its forward.
-        ("lbm_tiny", 2, []),
+        ("lbm_tiny", 2, [*CLIPS, *QUERIES]),
     ],
+    ids=["hjepa", "cotracker3", "lbm"],
 )
 def test_real_recipes_like_ddp(
     recipe: str, size: int, settings: list[str], run_processes: RUNS, tmp_path: Path
 ) -> None:
-    wanted = [f"recipe={recipe}", *settings]
+    wanted = [f"recipe={recipe}", f"data.root={tmp_path / 'data'}", *settings]
     one, two = (
         run_processes(step_losses, size, tmp_path / name, 2, *wanted, f"training.strategy={name}")
         for name in STRATEGIES

@@ -1,10 +1,11 @@
 import errno
+import itertools
 import json
 import logging
 import math
+import multiprocessing
 import os
 import random
-import signal
 import subprocess
 import sys
 import textwrap
@@ -14,8 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
+from overt.distributed import init_distributed
 from overt.engine import checkpoint, storage
 from overt.engine.checkpoint import CheckpointManager
 from overt.errors import CheckpointError, ConfigError
@@ -598,104 +602,72 @@ def test_cuda_state_comes_back_and_training_goes_on_bit_for_bit(tmp_path, backgr
 
 # --- crashes and processes -------------------------------------------------------------------
 
-SAVE_FOREVER = textwrap.dedent(
-    """
-    import sys
-    import torch
-    from overt.engine.checkpoint import CheckpointManager
+
+def save_forever(folder, background, reached):
     torch.set_num_threads(1)
-    model = torch.nn.Linear(1000, 1000)
-    manager = CheckpointManager(sys.argv[1], keep_last_n=2, background=sys.argv[2] == "background")
-    step = 0
-    while True:
-        step += 1
+    model = nn.Linear(1000, 1000)
+    manager = CheckpointManager(folder, keep_last_n=2, background=background)
+    for step in itertools.count(1):
         with torch.no_grad():
             model.weight.fill_(step)
         manager.save_checkpoint(0, model, step=step, metrics={"val_loss": 1.0 / step})
-        print(step, flush=True)
-    """
-)
+        reached.send(step)
 
 
-@pytest.mark.parametrize("background", ["background", "foreground"])
+@pytest.mark.parametrize("background", [True, False], ids=["background", "foreground"])
 def test_killed_at_any_moment_the_last_good_one_loads(tmp_path, background):
     chance = random.Random(background)
+    context = multiprocessing.get_context("forkserver")
     for _ in range(2):
-        process = subprocess.Popen(
-            [sys.executable, "-c", SAVE_FOREVER, tmp_path, background],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        steps, reached = context.Pipe(duplex=False)
+        process = context.Process(target=save_forever, args=(tmp_path, background, reached))
+        process.start()
         # Two saves have begun, so one is done; then at any point of the next ones.
         for _ in range(chance.randint(2, 6)):
-            reached = int(process.stdout.readline())
+            step = steps.recv()
         threading.Event().wait(chance.random() * 0.02)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
+        process.kill()
+        process.join()
 
         model = nn.Linear(1000, 1000)
         manager = CheckpointManager(tmp_path, keep_last_n=2)
         loaded = manager.load_checkpoint(None, model)
-        assert loaded["step"] >= reached - (background == "background")
+        assert loaded["step"] >= step - background
         assert torch.all(model.weight == loaded["step"])
         assert all(storage.verify(one.path).good for one in storage.scan(tmp_path)[0])
         assert not list(tmp_path.glob(".*"))
         assert (tmp_path / "latest").resolve() == loaded["path"]
 
 
-def test_only_the_main_process_writes_and_all_load_the_same(tmp_path):
-    script = textwrap.dedent(
-        """
-        import json, os, sys
-        from pathlib import Path
-        import torch
-        import torch.distributed as dist
-        from torch.nn.parallel import DistributedDataParallel
-        from overt.engine.checkpoint import CheckpointManager
-        from overt.errors import CheckpointError
+def save_and_load(folder):
+    """What is said to a process that asks for a checkpoint that is not there."""
+    world = init_distributed("cpu")
+    manager = CheckpointManager(folder)
+    torch.manual_seed(world.rank)
+    model = nn.Linear(2, 2)
+    ddp = DistributedDataParallel(model)
+    for epoch in (0, 1):
+        with torch.no_grad():
+            model.weight.fill_(epoch)
+        if world.is_main:  # nobody waits for the other: it may save alone
+            manager.save_checkpoint(epoch, ddp)
+    if not world.is_main:
+        assert manager.save_checkpoint(7, ddp) == folder / "epoch_0007"
+    dist.barrier()
+    if world.is_main:
+        os.truncate(folder / "epoch_0001" / "model.safetensors", 5)
+    dist.barrier()
+    loaded = manager.load_checkpoint(None, ddp)
+    assert loaded["epoch"] == 0
+    assert torch.all(model.weight == 0)
+    with pytest.raises(CheckpointError) as refused:
+        manager.load_checkpoint(folder / "absent", ddp)
+    return str(refused.value)
 
-        rank, folder = int(sys.argv[1]), Path(sys.argv[2])
-        store = dist.FileStore(str(folder.parent / "store"), 2)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-        manager = CheckpointManager(folder)
-        torch.manual_seed(rank)
-        model = torch.nn.Linear(2, 2)
-        ddp = DistributedDataParallel(model)
-        for epoch in (0, 1):
-            with torch.no_grad():
-                model.weight.fill_(epoch)
-            if rank == 0:  # nobody waits for the other: it may save alone
-                manager.save_checkpoint(epoch, ddp)
-        if rank == 1:
-            assert manager.save_checkpoint(7, ddp) == folder / "epoch_0007"
-        dist.barrier()
-        if rank == 0:
-            os.truncate(folder / "epoch_0001" / "model.safetensors", 5)
-        dist.barrier()
-        loaded = manager.load_checkpoint(None, ddp)
-        assert loaded["epoch"] == 0 and torch.all(model.weight == 0)
-        try:
-            manager.load_checkpoint(folder / "absent", ddp)
-        except CheckpointError as error:
-            print(rank, "refused", error)
-        del ddp
-        dist.destroy_process_group()
-        """
-    )
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, str(rank), tmp_path / "run"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-    for rank, process in enumerate(processes):
-        said, complained = process.communicate(timeout=120)
-        assert process.returncode == 0, complained
-        assert said.startswith(f"{rank} refused")
+
+def test_only_the_main_process_writes_and_all_load_the_same(tmp_path, run_processes):
+    said = run_processes(save_and_load, 2, tmp_path / "run")
+    assert all("absent" in words for words in said)
     assert names(tmp_path / "run") == ["epoch_0000", "epoch_0001.broken", "latest"]
 
 

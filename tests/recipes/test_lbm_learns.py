@@ -18,6 +18,8 @@ def test_a_minute_of_training_beats_points_that_never_move(tmp_path: Path) -> No
             f"output_dir={tmp_path}",
             "data.synthetic.count=56",
             "data.held_out=8",
+            "model.embed_dim=32",
+            "training.batch_size=2",
             "training.num_steps=150",
             "training.evaluate_every_steps=null",
             "training.num_workers=0",

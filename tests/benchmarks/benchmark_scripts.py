@@ -1,0 +1,26 @@
+"""Runs a benchmark within the test's process, which has imported torch already."""
+
+import io
+import runpy
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def run(script: str, *words: str) -> str:
+    """What `python benchmarks/SCRIPT WORDS` prints."""
+    path = [str(BENCHMARKS), *sys.path]
+    with (
+        patch.object(sys, "argv", [script, *words]),
+        patch.object(sys, "path", path),
+        redirect_stdout(io.StringIO()) as printed,
+        pytest.raises(SystemExit) as ended,
+    ):
+        runpy.run_path(str(BENCHMARKS / script), run_name="__main__")
+    assert not ended.value.code
+    return printed.getvalue()
