@@ -77,14 +77,20 @@ class _Sums:
 
     def add(self, gradients: list[Tensor | None]) -> None:
         given = {number: one for number, one in enumerate(gradients) if one is not None}
-        more = [number for number in given if number in self.values]
-        first = [number for number in given if number not in self.values]
-        if more:
-            torch._foreach_add_([self.values[one] for one in more], [given[one] for one in more])
-        if first:
-            # Copies: two weights may have been handed one and the same tensor.
-            copies = torch._foreach_mul([given[one] for one in first], 1.0)
-            self.values |= dict(zip(first, copies, strict=True))
+        # One launch takes tensors of one type and layout; given others it makes one for each.
+        alike: dict[tuple[torch.dtype, bool, bool], list[int]] = {}
+        for number, one in given.items():
+            known = self.values.get(number)
+            same = known is None or known.stride() == one.stride()
+            alike.setdefault((one.dtype, known is None, same), []).append(number)
+        for (_, first, _), numbers in alike.items():
+            ours = [given[number] for number in numbers]
+            if first:
+                # Copies: two weights may have been handed one and the same tensor.
+                copies = torch._foreach_mul(ours, 1.0)
+                self.values |= dict(zip(numbers, copies, strict=True))
+            else:
+                torch._foreach_add_([self.values[number] for number in numbers], ours)
 
     def take(self) -> dict[int, Tensor]:
         """The sums, which are then the caller's."""

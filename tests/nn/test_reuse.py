@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from overt.nn.reuse import reused, together
+from overt.nn.reuse import _Sums, reused, together
 
 
 class Pair(NamedTuple):
@@ -110,3 +111,36 @@ def test_where_nothing_is_saved_it_is_the_module_itself() -> None:
     assert reused(block) is block  # not on CUDA
     with torch.no_grad():
         assert reused(block) is block
+
+
+def test_gradients_are_added_in_one_launch_for_each_type_and_layout() -> None:
+    """torch takes lists of one type and layout in a launch, others tensor by tensor."""
+    turned = torch.ones(2, 3, dtype=torch.bfloat16).T
+    runs = [
+        [torch.ones(2), torch.ones(3, 2, dtype=torch.bfloat16), torch.ones(2), None],
+        [torch.ones(2), turned, torch.ones(2), torch.ones(1)],
+    ]
+    sums = _Sums()
+    with Lists() as seen:
+        for gradients in runs:
+            sums.add(gradients)
+    for operation in seen.calls:
+        assert len({(one.dtype, one.stride() == other.stride()) for one, other in operation}) == 1
+    assert len(seen.calls) == 2
+    taken = sums.take()
+    assert [float(taken[number].float().mean()) for number in range(4)] == [2, 2, 2, 1]
+
+
+class Lists(TorchDispatchMode):
+    """Collects the pairs of tensors that are added list by list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[list[tuple[Tensor, Tensor]]] = []
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, arguments: Any = (), options: Any = None
+    ) -> Any:
+        if function is torch.ops.aten._foreach_add_.List:
+            self.calls.append(list(zip(*arguments[:2], strict=True)))
+        return function(*arguments, **(options or {}))
