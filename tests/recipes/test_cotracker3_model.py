@@ -4,6 +4,7 @@ import pytest
 import torch
 from small_tracker import SIZES, inputs
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from overt.errors import DataError
 from overt.nn.reuse import together
@@ -135,7 +136,10 @@ def test_uint8_and_float_videos_are_the_same() -> None:
     assert torch.equal(model(video, queries)[0], model(video.float(), queries)[0])
 
 
-@pytest.mark.parametrize("recompute", ["features", "correlation", "hidden", "update", "together"])
+@pytest.mark.parametrize(
+    "recompute",
+    ["normed", "features", "correlation", "last_correlation", "hidden", "update", "together"],
+)
 def test_what_is_computed_again_changes_no_gradient(
     recompute: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,3 +285,12 @@ def test_loss_falls_on_one_repeated_batch() -> None:
         optimizer.step()
         history.append(loss.item())
     assert history[-1] < 0.5 * history[0]
+
+
+def test_all_layers_of_the_transformer_are_one_compiled_program() -> None:
+    counter = CompileCounterWithBackend("aot_eager")
+    model, (video, queries) = tiny(time_depth=3, space_depth=3), inputs()
+    for unit in model.updateformer.units:
+        unit.compile(backend=counter)
+    model(video, queries, iters=2).tracks_xy.sum().backward()
+    assert counter.frame_count == 3  # entry, layer, exit

@@ -6,20 +6,35 @@ the released checkpoints, misspelling included, and stand in the order of their 
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from overt.geometry.sample import resize_bilinear
+from overt.nn.gelu import gelu
 
 
 class FeatureNetwork(nn.Module):
-    """Frames (M, 3, H, W) in [-1, 1] to maps (M, latent_dim, H / stride, W / stride)."""
+    """Frames (M, 3, H, W) in [-1, 1] to maps (M, latent_dim, H / stride, W / stride).
 
-    def __init__(self, latent_dim: int = 128, stride: int = 4) -> None:
+    With `recompute_normed` a training step keeps what the convolutions give, and computes all that
+    lies between them again in the backward pass.
+    """
+
+    def __init__(
+        self, latent_dim: int = 128, stride: int = 4, recompute_normed: bool = False
+    ) -> None:
         super().__init__()
         self.stride = stride
+        self.recompute_normed = recompute_normed
         widths = (latent_dim // 2, latent_dim // 4 * 3, latent_dim, latent_dim)
         self.conv1 = nn.Conv2d(3, widths[0], 7, stride=2, padding=3)
         self.layer1 = _residual_pair(widths[0], widths[0], stride=1)
@@ -33,6 +48,18 @@ class FeatureNetwork(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, frames: Tensor) -> Tensor:
+        if not (self.recompute_normed and torch.is_grad_enabled()):
+            return self.run(frames)
+        result: Tensor = checkpoint(
+            self.run,
+            frames,
+            use_reentrant=False,
+            preserve_rng_state=False,
+            context_fn=partial(create_selective_checkpoint_contexts, keep_convolved),
+        )
+        return result
+
+    def run(self, frames: Tensor) -> Tensor:
         size = (frames.shape[-2] // self.stride, frames.shape[-1] // self.stride)
         if frames.is_cuda:  # the layout that tensor cores convolve in
             frames = frames.contiguous(memory_format=torch.channels_last)
@@ -44,6 +71,12 @@ class FeatureNetwork(nn.Module):
         x = F.relu(instance_norm(self.conv2(torch.cat(scales, dim=1))))
         maps: Tensor = self.conv3(x)
         return maps
+
+
+def keep_convolved(_: Any, operation: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
+    """Convolutions are dear, and the statistics of their results a few numbers."""
+    kept = operation in (torch.ops.aten.convolution.default, torch.ops.aten.var_mean.correction)
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def instance_norm(x: Tensor) -> Tensor:
@@ -118,7 +151,8 @@ class Perceptron(nn.Module):
 
     def finish(self, hidden: Tensor) -> Tensor:
         """All behind the first layer."""
-        output: Tensor = self.fc2(F.gelu(hidden, approximate=self.approximate))
+        active = gelu(hidden) if self.approximate == "none" else F.gelu(hidden, approximate="tanh")
+        output: Tensor = self.fc2(active)
         return output
 
 
@@ -177,6 +211,60 @@ class CrossBlock(nn.Module):
         return output
 
 
+# The parts of the transformer borrow their blocks: these stand in its own state dict, so here they
+# are kept in tuples, where nothing registers them once more.
+
+
+class Entry(nn.Module):
+    """Tokens (B, N, T, token_width) to (B * T, N + K, D), behind the points the virtual tracks."""
+
+    def __init__(self, input_transform: nn.Linear) -> None:
+        super().__init__()
+        self.parts = (input_transform,)
+
+    def forward(self, tokens: Tensor, virtual_tracks: Tensor) -> Tensor:
+        batch, _, frames, _ = tokens.shape
+        x = self.parts[0](tokens)
+        virtual = virtual_tracks.to(x.dtype).expand(batch, -1, frames, -1)
+        # Laid out frame by frame, as each layer leaves it: then one program serves them all.
+        return torch.cat([x.transpose(1, 2), virtual.transpose(1, 2)], dim=2).flatten(0, 1)
+
+
+class Layer(nn.Module):
+    """A block along time within each track, then blocks within each frame across tracks, if any.
+
+    (B * T, N + K, D) to the same. The points speak to each other through the virtual tracks.
+    """
+
+    def __init__(self, along_time: nn.Module, across_tracks: tuple[nn.Module, ...]) -> None:
+        super().__init__()
+        self.parts = (along_time, *across_tracks)
+
+    def forward(self, x: Tensor, batch: int, points: int) -> Tensor:
+        along_time, *across_tracks = self.parts
+        by_track = torch.unflatten(x, 0, (batch, -1)).transpose(1, 2)  # (B, N + K, T, D)
+        by_track = torch.unflatten(along_time(by_track.flatten(0, 1)), 0, (batch, -1))
+        x = by_track.transpose(1, 2).flatten(0, 1)  # (B * T, N + K, D)
+        if not across_tracks:
+            return x
+        virtual_to_point, among_virtual, point_to_virtual = across_tracks
+        real, virtual = x[:, :points], x[:, points:]
+        virtual = among_virtual(virtual_to_point(virtual, context=real))
+        return torch.cat([point_to_virtual(real, context=virtual), virtual], dim=1)
+
+
+class Exit(nn.Module):
+    """(B * T, N + K, D) to updates (B, N, T, 4)."""
+
+    def __init__(self, *heads: nn.Module | None) -> None:
+        super().__init__()
+        self.parts = tuple(head for head in heads if head is not None)
+
+    def forward(self, x: Tensor, batch: int, points: int) -> Tensor:
+        real = torch.unflatten(x[:, :points], 0, (batch, -1)).transpose(1, 2)  # (B, N, T, D)
+        return torch.cat([head(real) for head in self.parts], dim=-1)
+
+
 class UpdateTransformer(nn.Module):
     """Tokens (B, N, T, token_width) to updates (B, N, T, 4): x, y, visibility, confidence.
 
@@ -211,6 +299,12 @@ class UpdateTransformer(nn.Module):
         self.space_virtual2point_blocks = nn.ModuleList(
             CrossBlock(*sizes) for _ in range(space_depth)
         )
+        self.entry = Entry(self.input_transform)
+        self.layers = nn.ModuleList(
+            Layer(time_block, self.space_blocks(depth))
+            for depth, time_block in enumerate(self.time_blocks)
+        )
+        self.exit = Exit(self.flow_head, self.vis_conf_head)
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
@@ -219,26 +313,25 @@ class UpdateTransformer(nn.Module):
             if head is not None:
                 nn.init.trunc_normal_(head.weight, std=0.001)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        batch, points, frames, _ = tokens.shape
-        x = self.input_transform(tokens)
-        virtual = self.virual_tracks.to(x.dtype).expand(batch, -1, frames, -1)
-        x = torch.cat([x, virtual], dim=1)  # (B, N + K, T, D)
-        for depth, time_block in enumerate(self.time_blocks):
-            x = time_block(x.flatten(0, 1)).unflatten(0, (batch, -1))
-            if depth % self.space_every == 0:
-                by_frame = x.transpose(1, 2).flatten(0, 1)  # (B * T, N + K, D)
-                by_frame = self._across_tracks(by_frame, points, depth // self.space_every)
-                x = torch.unflatten(by_frame, 0, (batch, frames)).transpose(1, 2)
-        x = x[:, :points]
-        if self.vis_conf_head is None:
-            update: Tensor = self.flow_head(x)
-            return update
-        return torch.cat([self.flow_head(x), self.vis_conf_head(x)], dim=-1)
+    def space_blocks(self, depth: int) -> tuple[nn.Module, ...]:
+        """The blocks across tracks that follow this block along time, if any do."""
+        number, rest = divmod(depth, self.space_every)
+        kinds = (
+            self.space_virtual2point_blocks,
+            self.space_virtual_blocks,
+            self.space_point2virtual_blocks,
+        )
+        return () if rest else tuple(blocks[number] for blocks in kinds)
 
-    def _across_tracks(self, x: Tensor, points: int, depth: int) -> Tensor:
-        real, virtual = x[:, :points], x[:, points:]
-        virtual = self.space_virtual2point_blocks[depth](virtual, context=real)
-        virtual = self.space_virtual_blocks[depth](virtual)
-        real = self.space_point2virtual_blocks[depth](real, context=virtual)
-        return torch.cat([real, virtual], dim=1)
+    @property
+    def units(self) -> list[nn.Module]:
+        """What to compile: all layers are one and the same program."""
+        return [self.entry, *self.layers, self.exit]
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        batch, points = tokens.shape[:2]
+        x = self.entry(tokens, self.virual_tracks)
+        for layer in self.layers:
+            x = layer(x, batch, points)
+        update: Tensor = self.exit(x, batch, points)
+        return update

@@ -86,12 +86,16 @@ class Pyramid(NamedTuple):
         return Pyramid(cells, used, None, self.sizes_xy, rows)
 
 
+# A pyramid, the support and positions (B, N, T, 2) to (B, N, L, T, corr_out): what the correlation
+# says about each position.
+Compare = Callable[[Pyramid, Tensor, Tensor], Tensor]
+
+
 class Repeated(NamedTuple):
     """What runs in every iteration and window of one forward pass."""
 
-    # A pyramid, the support and positions (B, N, T, 2) to (B, N, L, T, corr_out): what the
-    # correlation says about each position.
-    compare: Callable[[Pyramid, Tensor, Tensor], Tensor]
+    compare: Compare
+    compare_last: Compare  # in the last iteration
     propose: Callable[[Tensor], Tensor]  # tokens to updates
 
 
@@ -131,6 +135,12 @@ def index_pyramid(
     map_rows = first[:, None] + order * area[:, None]
     used = cells.detach().to(compute_type(cells))
     return Pyramid(cells, used, shared_gradient(cells), sizes_xy, map_rows)
+
+
+def recomputed(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The function, keeping its inputs only; its backward pass runs it again."""
+    # Nothing in the model draws random numbers.
+    return partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
 
 
 def compute_type(like: Tensor) -> torch.dtype:
@@ -212,7 +222,7 @@ class CoTracker3(nn.Module):
         self.table = FeatureTable(corr_levels)
         self.register_buffer("level_scale", 2.0 ** torch.arange(corr_levels), persistent=False)
 
-        self.fnet = FeatureNetwork(latent_dim, stride)
+        self.fnet = FeatureNetwork(latent_dim, stride, recompute_normed="normed" in recompute)
         self.updateformer = UpdateTransformer(
             token_width,
             hidden_size,
@@ -241,21 +251,14 @@ class CoTracker3(nn.Module):
                 f"model.corr_levels={self.corr_levels} levels fit; resize or crop the video"
             )
         images = video.flatten(0, 1)
-        recomputed = "features" in self.recompute and torch.is_grad_enabled()
-        count = -(-len(images) // (FRAMES_RECOMPUTED if recomputed else FRAMES_PER_CHUNK))
-        encode = self.recomputed(self.fnet, "features")
+        again = "features" in self.recompute and torch.is_grad_enabled()
+        count = -(-len(images) // (FRAMES_RECOMPUTED if again else FRAMES_PER_CHUNK))
+        encode = recomputed(self.fnet) if again else self.fnet
         maps = [encode(2 * (chunk.float() / 255) - 1) for chunk in images.chunk(count)]
         # (B * T, C, H / stride, W / stride)
         cells = self.table(torch.cat(maps) if len(maps) > 1 else maps[0])
         size = (height // self.stride, width // self.stride)
         return index_pyramid(cells, batch, frames, size, self.corr_levels)
-
-    def recomputed(self, function: Callable[..., Tensor], name: str) -> Callable[..., Tensor]:
-        """The function; in training, if `recompute` names it, one that keeps its inputs only."""
-        if name not in self.recompute or not torch.is_grad_enabled():
-            return function
-        # Nothing in the model draws random numbers.
-        return partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
 
     def look_up(
         self, pyramid: Pyramid, map_rows: Tensor, cells_xy: Tensor
@@ -303,22 +306,30 @@ class CoTracker3(nn.Module):
 
     def repeated(self, pyramid: Pyramid) -> Repeated:
         """What runs in every iteration and window of one forward pass."""
-        if "update" in self.recompute:
-            propose = self.recomputed(self.updateformer, "update")
-        else:
-            propose = reused(self.updateformer)
+        again = "update" in self.recompute and torch.is_grad_enabled()
+        propose = recomputed(self.updateformer) if again else reused(self.updateformer)
         mlp = self.corr_mlp
-        if "correlation" not in self.recompute or not torch.is_grad_enabled():
-            return Repeated(lambda *inputs: mlp(self.correlate(*inputs)), propose)
+
+        def compare(*inputs: Any) -> Tensor:
+            output: Tensor = mlp(self.correlate(*inputs))
+            return output
+
+        wanted = {"correlation", "last_correlation"}.intersection(self.recompute)
+        if not wanted or not torch.is_grad_enabled():
+            return Repeated(compare, compare, propose)
         weight = mlp.first_weight(result_width(pyramid.cells, self.square_taps.radius))
         weight = weight.to(compute_type(weight))
 
         def first(*inputs: Any) -> Tensor:
             return F.linear(self.correlate(*inputs), weight, mlp.fc1.bias)
 
-        # The products are many, and the first layer's few numbers are all that is needed of them.
-        first = self.recomputed(first, "correlation")
-        return Repeated(lambda *inputs: mlp.finish(first(*inputs)), propose)
+        def compare_again(*inputs: Any) -> Tensor:
+            # The products are many; the first layer's few numbers are all that is needed of them.
+            return mlp.finish(recomputed(first)(*inputs))
+
+        return Repeated(
+            compare_again if "correlation" in wanted else compare, compare_again, propose
+        )
 
     def time_embedding(self, frames: int) -> Tensor:
         """The embedding of time, stretched to the number of frames, (1, frames, token width)."""
@@ -339,9 +350,10 @@ class CoTracker3(nn.Module):
         """Move a first guess `iters` times; the estimate after each."""
         time_embedding = self.time_embedding(cells_xy.shape[2])
         estimates = []
-        for _ in range(iters):
+        for number in range(iters):
             cells_xy = cells_xy.detach()
-            correlation = repeated.compare(pyramid, support, cells_xy)
+            compare = repeated.compare if number < iters - 1 else repeated.compare_last
+            correlation = compare(pyramid, support, cells_xy)
             tokens = self.token_parts(cells_xy, visibility, confidence, correlation, time_embedding)
             # Under autocast the update has few digits; the sums stay float32.
             update = repeated.propose(tokens)

@@ -70,8 +70,11 @@ class _CoTracker3Recipe(ABC):
         return collate(samples)
 
     def blocks(self, model: CoTracker3) -> list[nn.Module]:
-        # Few and large: the transformer runs in every iteration, as one unit.
         return [model.fnet, model.table, model.corr_mlp, model.token_parts, model.updateformer]
+
+    def compile_units(self, model: CoTracker3) -> list[nn.Module]:
+        small = [model.fnet, model.table, model.corr_mlp, model.token_parts]
+        return [*small, *model.updateformer.units]
 
     def counts(self, batch: TrackBatch) -> dict[str, Tensor]:
         windows = tracking_loss.counts(self.targets(batch))
