@@ -109,6 +109,12 @@ class RecipeExtras(Protocol):
     def blocks(self, model: nn.Module) -> list[nn.Module]:
         """The repeated blocks: compiled, checkpointed and sharded one by one."""
 
+    def compile_units(self, model: nn.Module) -> list[nn.Module]:
+        """What `training.compile=blocks` compiles as one, of one process's whole weights.
+
+        Left out, and with `training.strategy=fsdp`: the blocks.
+        """
+
     def shard_units(self, model: nn.Module) -> list[nn.Module]:
         """What `training.strategy=fsdp` gathers at a time, each used through its forward only.
 

@@ -129,8 +129,10 @@ class Trainer:
             recompute_in_backward(need_blocks(blocks, "training.activation_checkpointing"))
         match training.compile:
             case "blocks":
-                need_blocks(blocks, "training.compile=blocks")
-                compile_in_place(blocks, training.compile_backend, training.compile_memory_budget)
+                units = need_blocks(blocks, "training.compile=blocks")
+                if hasattr(recipe, "compile_units") and training.strategy != "fsdp":
+                    units = recipe.compile_units(self.model)
+                compile_in_place(units, training.compile_backend, training.compile_memory_budget)
             case "model":
                 whole = [self.model]
                 compile_in_place(whole, training.compile_backend, training.compile_memory_budget)

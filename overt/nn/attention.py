@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 
+from overt.nn.gelu import gelu
+from overt.ops.short_attention import can_attend, packed_attention
+
 FLASH_TYPES = (torch.float16, torch.bfloat16)
+BLOCKS_PER_CHAIN = 4  # more save the host no time that shows, and take longer to compile
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,14 @@ def attend(
     return _attend_padded(query, key, value, packing)
 
 
+def attend_packed(projected: Tensor, packing: Packing) -> Tensor:
+    """`attend` to query, key and value in one tensor: (T, H, d) of (T, 3, H, d)."""
+    if can_attend(projected, packing.bound):
+        return packed_attention(projected, packing.offsets, packing.bound)
+    query, key, value = projected.unbind(-3)
+    return attend(query, key, value, packing)
+
+
 def _attend_padded(query: Tensor, key: Tensor, value: Tensor, packing: Packing) -> Tensor:
     sequences = packing.visible.shape[0]
 
@@ -91,6 +104,8 @@ class Attention(nn.Module):
         self, tokens: Tensor, packing: Packing | None = None, rotation: Tensor | None = None
     ) -> Tensor:
         projected = self.qkv(tokens).view(*tokens.shape[:-1], 3, self.heads, -1)
+        if packing is not None and rotation is None:
+            return self.proj(attend_packed(projected, packing).flatten(-2))  # type: ignore[no-any-return]
         query, key, value = projected.unbind(-3)  # (..., H, d)
         if rotation is not None:
             query, key = rotate(query, rotation), rotate(key, rotation)
@@ -114,7 +129,7 @@ class Mlp(nn.Module):
         self.fc2 = nn.Linear(hidden, width)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(tokens)))  # type: ignore[no-any-return]
+        return self.fc2(gelu(self.fc1(tokens)))  # type: ignore[no-any-return]
 
 
 class LayerScale(nn.Module):
@@ -178,3 +193,27 @@ class Block(nn.Module):
         mixed = self.ls2(self.mlp(self.norm2(tokens)))
         dropped: Tensor = self.drop_path(mixed, packing)
         return tokens + dropped
+
+
+class Chain(nn.Module):
+    """A few blocks one after another: compiled as one, they cost the host a single call.
+
+    The blocks belong to somebody else, in whose state dict they stand; a chain has none.
+    """
+
+    def __init__(self, blocks: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.parts = tuple(blocks)  # a tuple, so that they are not registered once more
+
+    def forward(self, tokens: Tensor, *further: Any, **options: Any) -> Tensor:
+        for block in self.parts:
+            tokens = block(tokens, *further, **options)
+        return tokens
+
+
+def in_chains(blocks: nn.ModuleList) -> nn.ModuleList:
+    """The blocks in chains of equal length, as far as their number allows."""
+    return nn.ModuleList(
+        Chain(list(blocks)[first : first + BLOCKS_PER_CHAIN])
+        for first in range(0, len(blocks), BLOCKS_PER_CHAIN)
+    )

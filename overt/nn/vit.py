@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from overt.nn.attention import Block, Packing
+from overt.nn.attention import Block, Packing, in_chains
 
 Grid = tuple[int, int]  # patches (down, across)
 
@@ -105,6 +105,7 @@ class VisionTransformer(nn.Module):
         self.blocks = nn.ModuleList(
             Block(width, heads, mlp_ratio, norm_eps, layer_scale, rate) for rate in rates
         )
+        self.chains = in_chains(self.blocks)
         self.norm = nn.LayerNorm(width, norm_eps)
         self.initialize()
 
@@ -167,6 +168,10 @@ class VisionTransformer(nn.Module):
             first = (self.cls_token + self.pos_embed[:, :1]).expand(len(tokens), -1, -1)
             tokens = torch.cat([first.to(tokens.dtype), tokens], dim=1)
             rotation = None if rotation is None else _unrotated_first(rotation)
+        if layers == 1:
+            for chain in self.chains:
+                tokens = chain(tokens, rotation=rotation)
+            return [self.norm(tokens)]
         last = []
         for number, block in enumerate(self.blocks):
             tokens = block(tokens, rotation=rotation)
@@ -190,8 +195,8 @@ class VisionTransformer(nn.Module):
                 rotation = _unrotated_first(rotation)
                 index = torch.where(visible.rows == places, 0, 1 + index)
             rotation = rotation[index]
-        for block in self.blocks:
-            tokens = block(tokens, visible.packing, rotation)
+        for chain in self.chains:
+            tokens = chain(tokens, visible.packing, rotation)
         return self.norm(tokens)  # type: ignore[no-any-return]
 
     def _rotation(self, grid: Grid, device: torch.device) -> Tensor | None:

@@ -35,7 +35,11 @@ def _attention_backward(
 
 
 def _packed_attention(query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, *_: Any) -> int:
-    tokens, heads, width = query.shape
+    return _within_sequences(query.shape, offsets)
+
+
+def _within_sequences(shape: tuple[int, ...], offsets: Tensor) -> int:
+    tokens, heads, width = shape
     mean_length = tokens / max(len(offsets) - 1, 1)  # the true lengths are values, not sizes
     return int(4 * tokens * mean_length * heads * width)
 
@@ -44,6 +48,14 @@ def _packed_attention_backward(gradient: Tensor, *args: Any) -> int:
     # Five products where the forward pass has two.
     query, key, value, offsets = args[0], args[1], args[2], args[5]
     return _packed_attention(query, key, value, offsets) * 5 // 2
+
+
+def _short_attention(qkv: Tensor, offsets: Tensor, *_: Any) -> int:
+    return _within_sequences((len(qkv), *qkv.shape[2:]), offsets)
+
+
+def _short_attention_backward(gradient: Tensor, qkv: Tensor, offsets: Tensor, *_: Any) -> int:
+    return _short_attention(qkv, offsets) * 5 // 2
 
 
 def _correlate(
@@ -61,5 +73,7 @@ FORMULAS: dict[str, Callable[..., int]] = {
     "aten._scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
     "torch_attn._varlen_attn": _packed_attention,
     "torch_attn._varlen_attn_backward": _packed_attention_backward,
+    "overt.attend_short": _short_attention,
+    "overt.attend_short_backward": _short_attention_backward,
     "overt.correlate": _correlate,
 }

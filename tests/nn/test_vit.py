@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from overt.nn.vit import (
     VisionTransformer,
@@ -122,3 +123,18 @@ def test_sincos_is_fixed_and_codes_the_column_first() -> None:
 def test_drop_path_rises_over_the_depth() -> None:
     vit = small(drop_path_rate=0.4)
     assert [block.drop_path.probability for block in vit.blocks] == pytest.approx([0.0, 0.4])
+
+
+def test_chains_of_blocks_are_one_compiled_program_and_own_no_weights() -> None:
+    torch.manual_seed(0)
+    vit = VisionTransformer((16, 16), 4, width=16, depth=8, heads=2)
+    assert not any("chains" in name for name in vit.state_dict())
+    images = torch.rand(2, 3, 16, 16)
+    expected = vit(images)
+    by_block = vit.last_tokens(images, 8)[-1]
+    counter = CompileCounterWithBackend("aot_eager")
+    for chain in vit.chains:
+        chain.compile(backend=counter)
+    assert torch.equal(vit(images), expected)
+    assert torch.equal(by_block, expected)
+    assert counter.frame_count == 1

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from overt.nn.attention import Block, Packing, attend
+from overt.nn.attention import Block, Packing, attend_packed, in_chains
 from overt.nn.vit import initialize, sincos_table
 from overt.recipes.hjepa.masks import Grid
 
@@ -99,6 +99,7 @@ class Predictor(nn.Module):
         self.predictor_blocks = nn.ModuleList(
             Block(width, heads, mlp_ratio, norm_eps) for _ in range(depth)
         )
+        self.chains = in_chains(self.predictor_blocks)
         self.predictor_norm = nn.LayerNorm(width, norm_eps)
         self.predictor_proj = nn.Linear(width, embed_dim)
         initialize(self, fan_in)
@@ -119,8 +120,8 @@ class Predictor(nn.Module):
         visible = self.predictor_embed(context) + positions[places]
         hidden = self.mask_token[0] + positions[prediction.places]
         tokens = torch.cat([visible, hidden.to(visible.dtype)]).index_select(0, prediction.rows)
-        for block in self.predictor_blocks:
-            tokens = block(tokens, prediction.packing)
+        for chain in self.chains:
+            tokens = chain(tokens, prediction.packing)
         tokens = self.predictor_norm(tokens.index_select(0, prediction.hidden))
         return self.predictor_proj(tokens)  # type: ignore[no-any-return]
 
@@ -138,6 +139,7 @@ class ReferencePredictor(nn.Module):
         self.blocks = nn.ModuleList(
             _ReferenceBlock(width, heads, mlp_ratio, fan_in) for _ in range(depth)
         )
+        self.chains = in_chains(self.blocks)
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, width)
         initialize(self, fan_in)
@@ -156,8 +158,8 @@ class ReferencePredictor(nn.Module):
         """
         hidden = self.mask_token[0] + table[prediction.places]
         tokens = torch.cat([context, hidden.to(context.dtype)]).index_select(0, prediction.rows)
-        for block in self.blocks:
-            tokens = block(tokens, prediction.packing)
+        for chain in self.chains:
+            tokens = chain(tokens, prediction.packing)
         return self.head(self.norm(tokens.index_select(0, prediction.hidden)))  # type: ignore[no-any-return]
 
 
@@ -175,8 +177,8 @@ class _ReferenceAttention(nn.Module):
 
     def forward(self, tokens: Tensor, packing: Packing) -> Tensor:
         projected = nn.functional.linear(tokens, self.in_proj_weight, self.in_proj_bias)
-        query, key, value = projected.view(len(tokens), 3, self.heads, -1).unbind(-3)
-        return self.out_proj(attend(query, key, value, packing).flatten(-2))  # type: ignore[no-any-return]
+        projected = projected.view(len(tokens), 3, self.heads, -1)
+        return self.out_proj(attend_packed(projected, packing).flatten(-2))  # type: ignore[no-any-return]
 
 
 class _ReferenceBlock(nn.Module):

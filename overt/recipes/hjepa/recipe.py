@@ -131,6 +131,11 @@ class HJEPARecipe:
             *model.predictor.blocks_in_order,
         ]
 
+    def compile_units(self, model: HJEPA) -> list[nn.Module]:
+        encoders = [model.context_encoder, model.target_encoder]
+        vits = [encoder.vit for encoder in encoders if encoder is not None]
+        return [chain for part in (*vits, model.predictor) for chain in part.chains]
+
     def loss(
         self, model: nn.Module, batch: Batch, counts: dict[str, Tensor], step: int
     ) -> StepOutput:
