@@ -6,7 +6,7 @@
 
 Measured is torch.cuda.max_memory_allocated over the engine's own steps after the first, as in
 benchmarks/step.py; predicted is what `overt plan` says of one device. Each number comes from a
-process of its own; predictions see no GPU and run beside the measurements.
+process of its own, a few at a time: what others hold does not count. Predictions see no GPU.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ def in_process(kind: str, recipe: str, words: list[str]) -> int | None:
     if done.returncode:
         print(f"{kind} {recipe} failed: {done.stderr.strip()[-400:]}", file=sys.stderr)
         return None
-    return int(json.loads(done.stdout.splitlines()[-1]))
+    peak = int(json.loads(done.stdout.splitlines()[-1]))
+    print(f"{kind} {recipe} {words[0]}: {peak / 2**30:.2f} GiB", file=sys.stderr)
+    return peak
 
 
 def main() -> int:
@@ -96,6 +98,7 @@ def main() -> int:
     parser.add_argument("--recipes", nargs="+", default=list(SIZES))
     parser.add_argument("--only", choices=tuple(KINDS))
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="for all recipes")
+    parser.add_argument("--at-once", type=int, default=2, help="processes; all share one GPU")
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -103,22 +106,21 @@ def main() -> int:
         print(json.dumps(KINDS[kind](recipe, words)))
         return 0
     cases = [(name, size) for name in options.recipes for size in SIZES.get(name, (1, 2))]
-    found: dict[str, list[int | None]] = {}
-    with ThreadPoolExecutor(max(1, (os.cpu_count() or 2) // 4)) as beside:
-        for kind in ("predicted", "measured"):
-            if options.only not in (None, kind):
-                found[kind] = [None] * len(cases)
-                continue
-            calls = [(kind, name, overrides(size, options.set)) for name, size in cases]
-            if kind == "predicted":
-                waiting = [beside.submit(in_process, *call) for call in calls]
-            else:
-                found[kind] = [in_process(*call) for call in calls]
-        if "predicted" not in found:
-            found["predicted"] = [future.result() for future in waiting]
+    with ThreadPoolExecutor(options.at_once) as beside:
+        waiting = {
+            kind: [
+                beside.submit(in_process, kind, name, overrides(size, options.set))
+                for name, size in cases
+            ]
+            for kind in KINDS
+            if options.only in (None, kind)
+        }
+        found = {kind: [one.result() for one in futures] for kind, futures in waiting.items()}
+    nothing = [None] * len(cases)
     print("| recipe | batch | predicted GiB | measured GiB | difference |\n|---|---|---|---|---|")
     worst = 0.0
-    for (name, size), guess, true in zip(cases, found["predicted"], found["measured"], strict=True):
+    columns = (found.get(kind, nothing) for kind in ("predicted", "measured"))
+    for (name, size), guess, true in zip(cases, *columns, strict=True):
         difference = ""
         if guess is not None and true is not None:
             worst = max(worst, abs(guess / true - 1))

@@ -1,5 +1,6 @@
 """PCDiff on a CUDA device: room for neighbours, no waiting, graphs, and low precision."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,9 @@ import torch
 from small_pcdiff import first_batch, small_recipe
 from torch import Tensor, nn
 
+from overt.config import build_recipe, load
 from overt.ops import HAS_TRITON
+from overt.plan.batches import BATCHES
 from overt.recipes.pcdiff.data import CloudBatch
 from overt.recipes.pcdiff.recipe import PCDiffRecipe
 from overt.recipes.pcdiff.sampling import make_plan, sample_implants
@@ -128,3 +131,38 @@ def test_a_large_batch_gives_each_cloud_the_loss_it_has_alone(root: Path) -> Non
     alone, *_ = loss_and_gradients(recipe, one)
     together, *_ = loss_and_gradients(recipe, many)
     torch.testing.assert_close(alone, together, atol=1e-5, rtol=1e-4)
+
+
+def test_fifty_steps_at_full_size_in_bf16_follow_those_in_float32() -> None:
+    """8 clouds of 30,720 points, the published network and learning rate, dropout included."""
+    config = load(["recipe=pcdiff", "data.root=none"])
+    clouds = BATCHES["pcdiff"](config, 8, torch.device("cuda"))
+    samples = {"samples": torch.tensor(8, device="cuda")}
+    curves = []
+    for dtype in (None, torch.bfloat16):
+        recipe = build_recipe(config)
+        torch.manual_seed(0)
+        model = recipe.build_model().cuda().train()
+        optimizer = torch.optim.Adam(model.parameters(), config.optimizer.lr, betas=(0.5, 0.999))
+        draws = torch.Generator("cuda").manual_seed(1)
+        curve = []
+        for step in range(50):
+            batch = replace(
+                clouds,
+                noise=torch.randn(clouds.noise.shape, generator=draws, device="cuda"),
+                times=torch.randint(1000, (8,), generator=draws, device="cuda"),
+            )
+            with torch.autocast("cuda", dtype, enabled=dtype is not None):
+                loss = recipe.loss(model, batch, samples, step).total
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            curve.append(loss.detach())
+        curves.append(torch.stack(curve).cpu())
+    exact, fast = curves
+    noise = exact[10:].std()  # of the loss from batch to batch, behind the first fall
+    difference = (fast - exact)[10:]
+    print(f"float32: {exact[0]:.3f} at first, then {exact[10:].mean():.3f} +- {noise:.3f}")
+    print(f"bf16 differs by {difference.abs().mean():.4f}, on average {difference.mean():+.4f}")
+    assert difference.abs().mean() < 0.5 * noise
+    assert difference.mean().abs() < 0.2 * noise
