@@ -154,9 +154,10 @@ class StepSampler(Sampler[list[SampleId]]):
             for micro in range(micro_batches(len(group), self.plan)):
                 first = (micro * self.plan.world_size + self.rank) * self.plan.batch_size
                 own = group[first : first + self.plan.batch_size]
-                # A short last group may leave nothing for this process: any sample pads.
-                padding = [SampleId(position.epoch, int(group[0]), is_padding=True)]
-                yield [SampleId(position.epoch, int(index)) for index in own] or padding
+                if len(own):
+                    yield [SampleId(position.epoch, int(index)) for index in own]
+                else:  # a short last group leaves nothing for this process: any sample pads
+                    yield [SampleId(position.epoch, int(group[0]), is_padding=True)]
             position = normalized(
                 Position(position.epoch, position.offset + len(group)),
                 self.length,

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from overt.config import import_target
 from overt.errors import ConfigError, nearest
@@ -58,6 +60,24 @@ def _split_by_dimensions(group: dict[str, Any]) -> list[dict[str, Any]]:
     vectors = [pair for pair in group["params"] if pair[1].ndim < 2]
     parts = [{**group, "params": matrices}, {**group, "params": vectors, "weight_decay": 0.0}]
     return [part for part in parts if part["params"]]
+
+
+def clip_gradients(parameters: list[nn.Parameter], limit: float | None) -> Tensor:
+    """The norm of all gradients, which are then scaled down so that it is at most `limit`.
+
+    What torch.nn.utils.clip_grad_norm_ computes, without sorting tensors by device and type.
+    """
+    gradients = [one.grad for one in parameters if one.grad is not None]
+    if not gradients or isinstance(gradients[0], DTensor):  # the norm is that over all processes
+        norm = get_total_norm(gradients)
+        if limit is not None:
+            clip_grads_with_norm_(parameters, limit, norm)
+        whole: Tensor = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        return whole
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    if limit is not None:
+        torch._foreach_mul_(gradients, torch.clamp(limit / (norm + 1e-6), max=1.0))
+    return norm
 
 
 def set_learning_rate(

@@ -85,7 +85,7 @@ class SystemMeter:
         for line in (self._proc / "diskstats").read_text().splitlines():
             words = line.split()
             # Whole disks only: what a partition reads, its disk reads too.
-            if Path("/sys/block", words[2]).exists() and not words[2].startswith(("loop", "ram")):
+            if _is_disk(words[2]):
                 read += int(words[5]) * SECTOR
                 written += int(words[9]) * SECTOR
         for line in (self._proc / "net" / "dev").read_text().splitlines()[2:]:
@@ -95,6 +95,11 @@ class SystemMeter:
                 sent += int(rest.split()[8])
         busy = sum(ticks) - idle
         return Counters(self._clock(), busy, sum(ticks), read, written, received, sent)
+
+
+@cache
+def _is_disk(name: str) -> bool:
+    return Path("/sys/block", name).exists() and not name.startswith(("loop", "ram"))
 
 
 def gpu_memory(index: int) -> dict[str, float]:

@@ -140,8 +140,11 @@ class TensorBoard:
             self._writer.add_text("config", f"```json\n{text}\n```", first_step)
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+        # One record for all: add_scalar hands each to the writing thread, and waits for it.
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        record = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._writer.file_writer.add_summary(Summary(value=record), step)
 
     def image(self, name: str, pixels: Pixels, step: int, caption: str | None) -> None:
         self._writer.add_image(name, pixels, step, dataformats="HWC")

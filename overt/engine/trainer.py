@@ -20,9 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from overt.config import Config
 from overt.distributed import World, gather_objects, open_store, seed_everything
@@ -42,6 +40,7 @@ from overt.engine.loader import (
 from overt.engine.observe import Observer
 from overt.engine.optimizer import (
     build_optimizer,
+    clip_gradients,
     set_learning_rate,
     set_weight_decay,
     weight_decay_schedule,
@@ -310,12 +309,7 @@ class Trainer:
         self.settle()  # by now the outcome of the step before has arrived
         self.scaler.unscale_(self.optimizer)  # clip true gradients, not scaled ones
         self.observer.gradients(self)
-        gradients = [one.grad for one in self.parameters if one.grad is not None]
-        grad_norm = get_total_norm(gradients)
-        if self.config.training.grad_clip_norm is not None:
-            clip_grads_with_norm_(self.parameters, self.config.training.grad_clip_norm, grad_norm)
-        if isinstance(grad_norm, DTensor):  # of sharded gradients: the norm over all processes
-            grad_norm = grad_norm.full_tensor()
+        grad_norm = clip_gradients(self.parameters, self.config.training.grad_clip_norm)
         # 0 where the norm is not finite, or the loss a spike that is to be skipped.
         applied = self.guard.protect(self.optimizer, grad_norm, self.spikes.allows())
         set_learning_rate(self.optimizer, self.schedule, self.state.updates)

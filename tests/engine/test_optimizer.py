@@ -1,15 +1,18 @@
 """overt/engine/optimizer.py: groups by name, decay of matrices only, one rate for each level."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import clip_grad_norm_
 from toy_runs import toy_config
 
 from overt.engine.optimizer import (
     build_optimizer,
+    clip_gradients,
     set_learning_rate,
     set_weight_decay,
     weight_decay_schedule,
@@ -110,3 +113,25 @@ def test_weight_decay_follows_its_schedule_where_there_is_any() -> None:
         assert optimizer.param_groups[0]["weight_decay"] == pytest.approx(expected)
         assert optimizer.param_groups[1]["weight_decay"] == 0.0
     assert weight_decay_schedule(section(), 2.0, 5) is None
+
+
+@pytest.mark.parametrize("limit", [None, 0.5, 1e6])
+def test_clipping_is_torchs_own_to_the_last_bit(limit: float | None) -> None:
+    torch.manual_seed(0)
+    weights = [nn.Parameter(torch.randn(size)) for size in (7, 300, 1)]
+    idle = nn.Parameter(torch.randn(3))
+    for weight in weights:
+        weight.grad = torch.randn_like(weight)
+    before = [weight.grad.clone() for weight in weights]
+    norm = clip_gradients([*weights, idle], limit)
+    ours = [weight.grad for weight in weights]
+    for weight, gradient in zip(weights, before, strict=True):
+        weight.grad = gradient
+    expected = clip_grad_norm_([*weights, idle], math.inf if limit is None else limit)
+    assert torch.equal(norm, expected)
+    for weight, one in zip(weights, ours, strict=True):
+        assert torch.equal(one, weight.grad)
+
+
+def test_without_a_gradient_the_norm_is_zero() -> None:
+    assert clip_gradients([nn.Parameter(torch.ones(3))], 1.0) == 0
