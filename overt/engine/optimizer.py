@@ -68,12 +68,13 @@ def clip_gradients(parameters: list[nn.Parameter], limit: float | None) -> Tenso
     What torch.nn.utils.clip_grad_norm_ computes, without sorting tensors by device and type.
     """
     gradients = [one.grad for one in parameters if one.grad is not None]
-    if not gradients or isinstance(gradients[0], DTensor):  # the norm is that over all processes
+    norm: Tensor
+    if not gradients or isinstance(gradients[0], DTensor):
         norm = get_total_norm(gradients)
         if limit is not None:
             clip_grads_with_norm_(parameters, limit, norm)
-        whole: Tensor = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        return whole
+        # Of sharded gradients: the norm over all processes.
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
     if limit is not None:
         torch._foreach_mul_(gradients, torch.clamp(limit / (norm + 1e-6), max=1.0))
