@@ -121,6 +121,9 @@ class RecipeExtras(Protocol):
         Left out: the blocks. What is in no unit is gathered once for the whole pass.
         """
 
+    def largest_step(self) -> int:
+        """A step that takes as much memory as any, for `overt plan`. Left out: all are alike."""
+
     def after_step(self, model: nn.Module, step: int, applied: Tensor) -> None:
         """After an update: move an EMA target, say. `applied` is 0 where the update was skipped."""
 

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 
-from overt.nn.gelu import gelu
 from overt.ops.short_attention import can_attend, packed_attention
 
 FLASH_TYPES = (torch.float16, torch.bfloat16)
@@ -129,7 +128,7 @@ class Mlp(nn.Module):
         self.fc2 = nn.Linear(hidden, width)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.fc2(gelu(self.fc1(tokens)))  # type: ignore[no-any-return]
+        return self.fc2(F.gelu(self.fc1(tokens)))  # type: ignore[no-any-return]
 
 
 class LayerScale(nn.Module):

@@ -100,7 +100,8 @@ class FakeStep:
         self.device = torch.device("cuda", 0)
         self.world = World(0, 1, 0, torch.device("cpu"))
         self.dtype = AUTOCAST.get(config.training.precision)
-        self.step = 1  # at the first, or a round one, recipes may look closer than at most
+        # At step 0, or a round one, recipes may look closer than at most.
+        self.step = recipe.largest_step() if hasattr(recipe, "largest_step") else 1
         self.memory = LiveMemory()
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         if hasattr(recipe, "begin"):

@@ -97,3 +97,11 @@ def test_tied_parameters_stay_one_and_first_weights_are_not_drawn() -> None:
     assert model[1].weight is model[0].weight
     assert len(list(model.parameters())) == 3
     assert map_tensors(model[0].bias, lambda tensor: tensor).requires_grad
+
+
+def test_a_recipe_names_the_step_that_takes_most(tmp_path: Path) -> None:
+    config = toy_config(tmp_path)
+    recipe = build_recipe(config)
+    assert FakeStep(config, recipe, checkpointing=False).step == 1
+    recipe.largest_step = lambda: 7  # type: ignore[attr-defined]
+    assert FakeStep(config, recipe, checkpointing=False).step == 7

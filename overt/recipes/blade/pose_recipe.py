@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -109,6 +110,10 @@ class PoseNetRecipe:
                 metrics["Tz_error"] = errors.detach() / samples
         return StepOutput(losses, metrics)
 
+    def largest_step(self) -> int:
+        sizes = self.settings.data.pose_step_sizes
+        return next(step for step in count(1) if side_of_step(sizes, step) == max(sizes))
+
     # --- evaluation ------------------------------------------------------------------------------
 
     def evaluate(self, model: PoseNet, world: World) -> dict[str, float]:
@@ -165,9 +170,14 @@ def true_rotations(pose: Tensor) -> Tensor:
     return torch.cat([matrices[:, :BODY_JOINTS], rest, hands], dim=1)
 
 
+def side_of_step(sizes: list[int], step: int) -> int:
+    """The size of this step's pictures."""
+    return sizes[int(np.random.default_rng(step).integers(len(sizes)))]
+
+
 def resize_for_step(images: Tensor, sizes: list[int], step: int) -> Tensor:
     """All pictures of a step to one of the sizes: the same on every process."""
-    side = sizes[int(np.random.default_rng(step).integers(len(sizes)))]
+    side = side_of_step(sizes, step)
     if side == images.shape[-1]:
         return images
     return F.interpolate(images.float(), (side, side), mode="bilinear", align_corners=True)

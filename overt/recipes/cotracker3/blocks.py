@@ -19,7 +19,6 @@ from torch.utils.checkpoint import (
 )
 
 from overt.geometry.sample import resize_bilinear
-from overt.nn.gelu import gelu
 
 
 class FeatureNetwork(nn.Module):
@@ -151,8 +150,7 @@ class Perceptron(nn.Module):
 
     def finish(self, hidden: Tensor) -> Tensor:
         """All behind the first layer."""
-        active = gelu(hidden) if self.approximate == "none" else F.gelu(hidden, approximate="tanh")
-        output: Tensor = self.fc2(active)
+        output: Tensor = self.fc2(F.gelu(hidden, approximate=self.approximate))
         return output
 
 
