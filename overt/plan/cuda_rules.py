@@ -56,6 +56,7 @@ def as_on_cuda() -> Iterator[None]:
         stack.enter_context(_autocast())
         stack.enter_context(patch.object(FakeTensor, "device", property(_device)))
         stack.enter_context(_backward())
+        stack.enter_context(_attention())
         stack.enter_context(Answers())
         yield
 
@@ -114,6 +115,29 @@ def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = F
     if inplace:
         return torch.dropout_(x, p, training)
     return torch.native_dropout(x, p, True)[0]
+
+
+@contextmanager
+def _attention() -> Iterator[None]:
+    """CUDA's fused kernels drop on their way; the CPU's know no dropout and would be left alone.
+
+    By name, since torch's own layers call it where no mode sees them.
+    """
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def without_dropout(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        *further: Any,
+        **named: Any,
+    ) -> Tensor:
+        return attend(query, key, value, attn_mask, 0.0, *further, **named)
+
+    with patch.object(torch.nn.functional, "scaled_dot_product_attention", without_dropout):
+        yield
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Fake tensors follow CUDA's path inside the context, and nothing is left behind after it."""
 
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import overt.ops
 from overt.ops import correlation
 from overt.plan.cuda_rules import as_on_cuda
+from overt.plan.live_memory import LiveMemory
 
 
 def test_code_that_asks_sees_cuda() -> None:
@@ -80,3 +82,26 @@ def test_an_error_inside_leaves_nothing_behind() -> None:
         raise ZeroDivisionError
     assert not torch.zeros(1).is_cuda
     assert torch.zeros(1).device.type == "cpu"
+
+
+def attention_layer(x: torch.Tensor) -> torch.Tensor:
+    layer = nn.MultiheadAttention(64, 2, dropout=0.1, batch_first=True, dtype=x.dtype)
+    mixed: torch.Tensor = layer(x, x, x, need_weights=False)[0]
+    return mixed
+
+
+def attention(x: torch.Tensor) -> torch.Tensor:
+    head = x[:, None]
+    return F.scaled_dot_product_attention(head, head, head, dropout_p=0.1)
+
+
+@pytest.mark.parametrize("attend", [attention, attention_layer])
+def test_attention_with_dropout_is_one_fused_operator(
+    attend: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    """Which keeps no table of all pairs: here half a gibibyte for each head."""
+    memory = LiveMemory()
+    with FakeTensorMode(), as_on_cuda(), memory:
+        x = torch.zeros(1, 2**14, 64, dtype=torch.bfloat16, requires_grad=True)
+        attend(x).sum().backward()
+    assert memory.peak < 2**27
