@@ -6,12 +6,75 @@ workers, nor accumulation, nor a resume can change what a sample looks like.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
+
 import numpy as np
+from numpy.random.bit_generator import ISeedSequence
+
+# How numpy's SeedSequence mixes words of 32 bits; that its streams stay the same is promised.
+BITS = 2**32 - 1
+START_IN, FACTOR_IN = 0x43B0D7E5, 0x931E8875
+START_OUT, FACTOR_OUT = 0x8B51F9DD, 0x58F38DED
+LEFT, RIGHT = np.uint32(0xCA01F9DD), np.uint32(0x4973F715)
+HALF = np.uint32(16)
+POOL = 4  # words
 
 
 def sample_rng(seed: int, epoch: int, index: int) -> np.random.Generator:
     """The generator of sample `index` in `epoch`; independent of that of any other sample."""
     # As a spawn key epoch and index cannot run into the words of a large seed.
     words = np.random.SeedSequence(seed, spawn_key=(epoch, index))
-    # What `default_rng` makes of it, in half the time: every sample of every epoch pays for this.
     return np.random.Generator(np.random.PCG64(words))
+
+
+def sample_rngs(seed: int, epoch: int, indices: Sequence[int]) -> list[np.random.Generator]:
+    """`sample_rng` of some samples of an epoch, in a tenth of the time for many.
+
+    What they share is computed once, and the rest for all of them together.
+    """
+    if len(indices) == 1 or max(indices) > BITS:
+        return [sample_rng(seed, epoch, index) for index in indices]
+    pool, before, after = _mixed_so_far(seed, epoch)
+    mixed = (np.array(indices, dtype=np.uint32)[:, None] ^ before) * after  # (samples, POOL)
+    mixed = LEFT * pool - RIGHT * (mixed ^ mixed >> HALF)
+    mixed = mixed ^ mixed >> HALF
+    state = (np.concatenate([mixed, mixed], axis=1) ^ BEFORE_OUT) * AFTER_OUT
+    state = (state ^ state >> HALF).astype("<u4").view("<u8")  # (samples, POOL)
+    # numpy takes any ISeedSequence; its annotations name one.
+    bits = [np.random.PCG64(_Words(words)) for words in state]  # type: ignore[arg-type]
+    return [np.random.Generator(one) for one in bits]
+
+
+class _Words(ISeedSequence):
+    """The words that a bit generator asks of a SeedSequence, at hand."""
+
+    def __init__(self, words: np.ndarray) -> None:
+        self.words = words
+
+    def generate_state(self, n_words: int, dtype: object = np.uint64) -> np.ndarray:
+        return self.words
+
+
+def _constants(start: int, factor: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """What words are hashed with, before and after the multiplication, from word `first` on."""
+    numbers = range(first, first + count + 1)
+    powers = [start * pow(factor, number, BITS + 1) & BITS for number in numbers]
+    return np.array(powers[:-1], dtype=np.uint32), np.array(powers[1:], dtype=np.uint32)
+
+
+BEFORE_OUT, AFTER_OUT = _constants(START_OUT, FACTOR_OUT, 0, 2 * POOL)
+
+
+@lru_cache(maxsize=4)
+def _mixed_so_far(seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """SeedSequence's pool with all but the index mixed in, and the constants for that."""
+    pool = np.random.SeedSequence(seed, spawn_key=(epoch,)).pool
+    words = max(POOL, _words(seed)) + _words(epoch)
+    # Each word of the pool was hashed once, and mixed into the others; each further word into all.
+    hashed = POOL + POOL * (POOL - 1) + POOL * (words - POOL)
+    return pool, *_constants(START_IN, FACTOR_IN, hashed, POOL)
+
+
+def _words(number: int) -> int:
+    return max(1, -(-int(number).bit_length() // 32))

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from overt.data.rng import sample_rng
+from overt.data.rng import sample_rngs
 from overt.distributed import World, sum_over_processes
 from overt.engine.batch import BatchPlan
 from overt.engine.preemption import blocked, ignore_until
@@ -185,13 +185,16 @@ class _Samples(Dataset[Any]):
     def __init__(self, source: SampleSource, seed: int) -> None:
         self.source, self.seed = source, seed
 
-    def __getitem__(self, identity: SampleId) -> tuple[SampleId, Any]:
-        rng = sample_rng(self.seed, identity.epoch, identity.index)
-        try:
-            sample = self.source.sample(identity.index, rng)
-        except DataError as error:
-            return identity, error
-        return identity, sample
+    def __getitems__(self, ids: list[SampleId]) -> list[tuple[SampleId, Any]]:
+        """The samples of a micro-batch, all of one epoch."""
+        found: list[tuple[SampleId, Any]] = []
+        generators = sample_rngs(self.seed, ids[0].epoch, [identity.index for identity in ids])
+        for identity, rng in zip(ids, generators, strict=True):
+            try:
+                found.append((identity, self.source.sample(identity.index, rng)))
+            except DataError as error:
+                found.append((identity, error))
+        return found
 
 
 class _Collate:
@@ -283,7 +286,7 @@ class StepLoader:
         sampler = StepSampler(
             self.length, self._seed, self.plan, self._world.rank, self.drop_last, START
         )
-        batch = self._collate([self._dataset[identity] for identity in next(iter(sampler))])
+        batch = self._collate(self._dataset.__getitems__(next(iter(sampler))))
         if isinstance(batch, DataError):
             raise batch
         return Group([batch], self.plan.global_batch_size, 0.0)
@@ -301,7 +304,7 @@ class StepLoader:
         pins = self._world.device.type == "cuda"
         if self._num_workers == 0:
             for ids in sampler:
-                batch = self._collate([self._dataset[identity] for identity in ids])
+                batch = self._collate(self._dataset.__getitems__(ids))
                 yield batch.pin_memory() if pins and isinstance(batch, MicroBatch) else batch
             return
         # Not forked from this process: its communication and logging threads would be lost

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overt.data.rng import sample_rng
+from overt.data.rng import sample_rng, sample_rngs
 
 KEYS = st.tuples(
     st.integers(0, 2**40), st.integers(0, 2**20), st.integers(0, 2**31)
@@ -27,3 +27,14 @@ def test_a_large_seed_does_not_run_into_the_epoch():
     # Written one after the other, the 32-bit words of these keys would be the same.
     one, other = sample_rng(5 + 2**32, 0, 0), sample_rng(5, 1, 0)
     assert one.random() != other.random()
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(0, 2**200),
+    st.integers(0, 2**40),
+    st.lists(st.integers(0, 2**33) | st.integers(0, 2**10), min_size=1, max_size=5),
+)
+def test_many_at_once_have_the_streams_of_each(seed, epoch, indices):
+    for index, one in zip(indices, sample_rngs(seed, epoch, indices), strict=True):
+        assert one.bit_generator.state == sample_rng(seed, epoch, index).bit_generator.state
