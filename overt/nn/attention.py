@@ -18,7 +18,7 @@ from torch.nn.attention.varlen import varlen_attn
 from overt.ops.short_attention import can_attend, packed_attention
 
 FLASH_TYPES = (torch.float16, torch.bfloat16)
-BLOCKS_PER_CHAIN = 4  # more save the host no time that shows, and take longer to compile
+BLOCKS_PER_CHAIN = 4  # longer chains take longer to compile
 
 
 @dataclass(frozen=True)
