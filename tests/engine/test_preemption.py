@@ -268,7 +268,7 @@ def test_the_command_ends_with_the_code_for_requeue_although_all_its_processes_a
             break
     os.killpg(child.pid, signal.SIGTERM)
     os.killpg(child.pid, signal.SIGUSR1)
-    _, said = child.communicate(timeout=60)
+    _, said = child.communicate(timeout=240)
     assert child.returncode == PREEMPTED_EXIT_CODE, said
     assert "the same command goes on from there" in said
 
@@ -287,7 +287,7 @@ def test_a_signal_during_the_start_is_kept_for_the_first_step(tmp_path: Path) ->
     )
     words = ["--package", str(TOY), "recipe=toy", f"output_dir={tmp_path}"]
     done = subprocess.run(
-        [sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=240
     )
     assert done.returncode == PREEMPTED_EXIT_CODE, done.stderr
     assert (tmp_path / "toy/checkpoints/step_00000000").is_dir()

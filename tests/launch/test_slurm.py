@@ -148,7 +148,7 @@ def session(tmp_path: Path) -> Callable[..., tuple[int, str, list[str]]]:
         }
         done = subprocess.run(
             ["bash"], input=render(job), text=True, capture_output=True, env=environment,
-            cwd=tmp_path, timeout=60, check=False,
+            cwd=tmp_path, timeout=240, check=False,
         )  # fmt: skip
         names = requeued.read_text().split() if requeued.exists() else []
         return done.returncode, done.stdout, names

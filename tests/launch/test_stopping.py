@@ -71,7 +71,7 @@ signal.pause()
 def test_a_signal_before_the_training_listens_leaves_a_note_too(name: str, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     command = [sys.executable, "-c", EARLY, str(notes), name]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0
     assert f"{name} before the first step" in done.stdout
     assert len(os.listdir(notes)) == 1
