@@ -6,7 +6,6 @@ to a recipe's `custom_step` what the trainer does.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -16,13 +15,12 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.utils import clip_grad_norm_
 
 from overt.config import Config
 from overt.distributed import World
 from overt.engine.blocks import need_blocks, recompute_in_backward
 from overt.engine.loader import MicroBatch, map_tensors
-from overt.engine.optimizer import build_optimizer
+from overt.engine.optimizer import build_optimizer, clip_gradients
 from overt.engine.precision import AUTOCAST
 from overt.engine.watch import poison_if_not_finite
 from overt.nn.ema import make_average, update_ema
@@ -220,8 +218,7 @@ class FakeStep:
         return outputs
 
     def update(self) -> tuple[Tensor, Tensor]:
-        limit = self.config.training.grad_clip_norm or math.inf
-        norm = clip_grad_norm_(self.parameters, limit)
+        norm = clip_gradients(self.parameters, self.config.training.grad_clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return norm, torch.ones(())
