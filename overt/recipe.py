@@ -94,6 +94,9 @@ class RecipeExtras(Protocol):
     # it can be replayed (`training.cuda_graph`). It looks at no value on the host, nor at `step`.
     replayable: bool
 
+    def replays_at(self, step: int) -> bool:
+        """False for a step that does look at values on the host: it runs as without recording."""
+
     def begin(self, total_steps: int, steps_per_epoch: int) -> None:
         """How long training will be, for schedules of the method's own; called once, early."""
 

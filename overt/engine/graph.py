@@ -116,6 +116,12 @@ def check_replayable(recipe: object, device: torch.device) -> None:
         )
 
 
+def replays_at(recipe: object, step: int) -> bool:
+    """Whether the recipe's pass of this step is the recorded one."""
+    ask = getattr(recipe, "replays_at", None)
+    return ask is None or bool(ask(step))
+
+
 def add_over_processes(parameters: list[nn.Parameter]) -> None:
     """Add up the gradients of all processes, in one message."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]

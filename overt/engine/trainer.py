@@ -29,7 +29,7 @@ from overt.engine.batch import plan_batches, scaled_learning_rate
 from overt.engine.blocks import compile_in_place, need_blocks, recompute_in_backward
 from overt.engine.console import Console, Meter
 from overt.engine.ending import ends_in_order
-from overt.engine.graph import GraphedPass, add_over_processes, check_replayable
+from overt.engine.graph import GraphedPass, add_over_processes, check_replayable, replays_at
 from overt.engine.heartbeat import Heartbeat
 from overt.engine.loader import (
     MicroBatch,
@@ -270,6 +270,7 @@ class Trainer:
     ) -> list[StepOutput]:
         """Forward and backward of this process's micro-batches; gradients of all processes meet."""
         outputs = []
+        graphed = self.graphed if replays_at(self.recipe, self.state.step) else None
         for index, micro in enumerate(micro_batches):
             batch = self.to_device(micro.batch)
             # Gradients meet across processes only on the last micro-batch; before, they add up.
@@ -278,10 +279,10 @@ class Trainer:
                 early = self.config.training.reduce_every_micro_batch
                 self.sharded.set_requires_gradient_sync(is_last or early)
             with nullcontext() if is_last or self.ddp is None else self.ddp.no_sync():
-                if self.graphed is None or micro.is_padding:
+                if graphed is None or micro.is_padding:
                     outputs.append(self.run_pass(batch, counts, micro.is_padding))
                 else:
-                    outputs.append(self.graphed(batch, counts))
+                    outputs.append(graphed(batch, counts))
         if self.graphed is not None and self.world.world_size > 1:
             add_over_processes(self.parameters)
         if not self.gradients_checked:

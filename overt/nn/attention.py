@@ -32,10 +32,15 @@ class Packing:
     longest: int  # of this batch
 
     @classmethod
-    def of(cls, lengths: Sequence[int] | np.ndarray, bound: int | None = None) -> Packing:
+    def of(
+        cls,
+        lengths: Sequence[int] | np.ndarray,
+        bound: int | None = None,
+        longest: int | None = None,  # to be taken for the longest, where it is to be a constant too
+    ) -> Packing:
         """The packing of sequences of these lengths."""
         sizes = np.asarray(lengths, dtype=np.int64)
-        longest = int(sizes.max(initial=0))
+        longest = int(sizes.max(initial=0)) if longest is None else longest
         ends = np.cumsum(sizes)
         begins = ends - sizes
         inside = np.arange(sizes.sum()) - np.repeat(begins, sizes)

@@ -16,8 +16,7 @@ from overt.engine.loader import map_tensors
 from overt.recipes.blade.data import DepthBatch, PoseBatch
 from overt.recipes.blade.pretext_recipe import DepthMapBatch
 from overt.recipes.cotracker3.data import TrackBatch
-from overt.recipes.hjepa.data import MaskedImages, patch_grid
-from overt.recipes.hjepa.data import collate as collate_images
+from overt.recipes.hjepa.data import Collate, MaskedImages
 from overt.recipes.lbm.data import TrackBatch as LBMBatch
 from overt.recipes.pcdiff.data import CloudBatch
 
@@ -64,8 +63,7 @@ def masked_images(config: Config, batch: int, device: torch.device) -> Any:
     settings = config.settings
     source = MaskedImages(Noise(settings.data.image_size), settings)  # type: ignore[arg-type]
     samples = [source.sample(index, sample_rng(0, 0, index)) for index in range(batch)]
-    made = collate_images(samples, patch_grid(settings), settings.model)
-    return map_tensors(made, lambda tensor: tensor.to(device))
+    return map_tensors(Collate(settings)(samples), lambda tensor: tensor.to(device))
 
 
 def crops(

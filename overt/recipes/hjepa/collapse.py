@@ -67,11 +67,19 @@ class CollapseMonitor(nn.Module):
         """The statistics of every part, (P, 4)."""
         pairs = zip(output.predictions, output.targets, strict=True)
         tokens = [output.context, output.target, *(one for pair in pairs for one in pair)]
-        return torch.stack([token_statistics(self.some(one)) for one in tokens])
+        visible, hidden, *cells = output.filling or [0] * (len(output.predictions) + 1)
+        filling = [visible, hidden, *(count for count in (hidden, *cells) for _ in range(2))]
+        return torch.stack(
+            [
+                token_statistics(self.some(one, count))
+                for one, count in zip(tokens, filling, strict=True)
+            ]
+        )
 
-    def some(self, tokens: Tensor) -> Tensor:
-        """Tokens spread evenly over all of them, (n, D)."""
+    def some(self, tokens: Tensor, filling: int) -> Tensor:
+        """Tokens spread evenly over all of them but the last, which fill up, (n, D)."""
         rows = tokens.detach().flatten(0, -2)
+        rows = rows[: len(rows) - filling]
         return rows[:: max(1, math.ceil(len(rows) / self.settings.max_tokens))]
 
     def judge(self, width: int, step: int) -> None:

@@ -255,6 +255,8 @@ class MaskingSettings:
     allow_overlap: bool = MISSING
     # predict each block by itself (blocks, I-JEPA) or all together (union, H-JEPA)
     predict: str = MISSING
+    # fill all batches up to the same number of tokens, which count nowhere: a CUDA graph needs it
+    fixed_shapes: bool = MISSING
 
     def __post_init__(self) -> None:
         one_of("data.masking.kind", self.kind, ("ijepa", "multiblock", "hierarchical"))
@@ -485,10 +487,27 @@ class Settings:
                 "loss.detach_targets=false has no effect with a target encoder, which has no "
                 "gradient; set model.use_target_encoder=false or loss.detach_targets=true"
             )
+        if data.masking.fixed_shapes:
+            refuse_filling(model, loss)
         if model.hidden_tokens == "zero" and data.masking.num_context_masks > 1:
             raise ConfigError(
                 "model.hidden_tokens=zero takes one context; set data.masking.num_context_masks=1"
             )
+
+
+def refuse_filling(model: ModelSettings, loss: LossSettings) -> None:
+    """Refuse to fill batches up where the tokens that fill them would count."""
+    found = {
+        f"model.pooling={model.pooling}": model.pooling != "grid",
+        f"model.projection_norm={model.projection_norm}": model.projection_norm == "batchnorm",
+        f"loss.type={loss.type}": loss.extra is not None,
+    }
+    reasons = [name for name, counts in found.items() if counts]
+    if reasons:
+        raise ConfigError(
+            f"data.masking.fixed_shapes=true with {' and '.join(reasons)}: the tokens that fill a "
+            "batch up would count there; set training.cuda_graph=false, which fixed_shapes follows"
+        )
 
 
 def one_of(key: str, value: str, allowed: Sequence[str]) -> None:

@@ -20,6 +20,7 @@ from overt.data.synthetic_images import write_images
 from overt.distributed import barrier, is_main_process
 from overt.nn.vit import pack_patches
 from overt.recipes.hjepa.config import DataSettings, MaskingSettings, ModelSettings, Settings
+from overt.recipes.hjepa.fixed_shapes import Spread, fill_up
 from overt.recipes.hjepa.levels import Pooling, SequencePooling, grid_cells
 from overt.recipes.hjepa.masks import (
     Grid,
@@ -34,13 +35,17 @@ from overt.recipes.hjepa.mixing import Pull
 from overt.recipes.hjepa.model import Layout
 from overt.recipes.hjepa.predictor import pack_predictions
 
+Places = list[np.ndarray]  # patch numbers, a list of lists
+
+IMAGES_TRIED = 512  # whose masks tell how large a batch is
+
 
 @dataclass(frozen=True)
 class Sample:
     image: Tensor  # (3, H, W) uint8
     second: Tensor | None  # another view of it
-    contexts: list[np.ndarray]  # patch numbers of each context
-    targets: list[np.ndarray]  # and of each set that is predicted
+    contexts: Places  # patch numbers of each context
+    targets: Places  # and of each set that is predicted
 
 
 @dataclass(frozen=True)
@@ -52,14 +57,27 @@ class Batch:
     pull: Pull | None = None  # of a term that mixes all micro-batches
 
 
+class Masks:
+    """Draws what is visible of an image and what is predicted."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.rule = mask_rule(settings)
+        self.predicts_union = settings.data.masking.predict == "union"
+
+    def draw(self, rng: np.random.Generator) -> tuple[Places, Places]:
+        """Patch numbers of each context, and of each set that is predicted."""
+        contexts, blocks = self.rule.draw(rng)
+        sets = [blocks] if self.predicts_union else [[block] for block in blocks]
+        return contexts, [patches_of(one, self.rule.grid) for one in sets]
+
+
 class MaskedImages:
     """Training images, transformed, with contexts and targets from the sample's own generator."""
 
     def __init__(self, images: Images, settings: Settings) -> None:
         self.images = images
         self.transform = training_transform(settings.data)
-        self.rule = mask_rule(settings)
-        self.predicts_union = settings.data.masking.predict == "union"
+        self.masks = Masks(settings)
         self.has_two_views = settings.loss.extra == "contrastive"
 
     def __len__(self) -> int:
@@ -73,10 +91,7 @@ class MaskedImages:
 
     def masked(self, image: Tensor, second: Tensor | None, rng: np.random.Generator) -> Sample:
         """An image with contexts and targets drawn for it."""
-        contexts, blocks = self.rule.draw(rng)
-        sets = [blocks] if self.predicts_union else [[block] for block in blocks]
-        targets = [patches_of(one, self.rule.grid) for one in sets]
-        return Sample(image, second, contexts, targets)
+        return Sample(image, second, *self.masks.draw(rng))
 
 
 class HeldOutImages(MaskedImages):
@@ -215,24 +230,37 @@ def _with_context(rule: MaskRule, masking: MaskingSettings) -> MaskRule:
     )
 
 
-def collate(samples: list[Sample], grid: Grid, model: ModelSettings) -> Batch:
-    """Samples to a batch: images stacked, masks packed."""
-    second = [sample.second for sample in samples if sample.second is not None]
-    return Batch(
-        images=torch.stack([sample.image for sample in samples]),
-        second=torch.stack(second) if second else None,
-        layout=lay_out(
-            [sample.contexts for sample in samples],
-            [sample.targets for sample in samples],
-            grid,
-            model,
-        ),
-    )
+class Collate:
+    """Samples to a batch: images stacked, masks packed; in one shape where that is asked for."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.grid, self.model = patch_grid(settings), settings.model
+        self.spread: Spread | None = None
+        if settings.data.masking.fixed_shapes:
+            masks = Masks(settings)
+            drawn = [masks.draw(sample_rng(0, 0, index)) for index in range(IMAGES_TRIED)]
+            self.spread = Spread.over([self.lay_out([one]) for one in drawn])
+
+    def __call__(self, samples: list[Sample]) -> Batch:
+        second = [sample.second for sample in samples if sample.second is not None]
+        layout = self.lay_out([(sample.contexts, sample.targets) for sample in samples])
+        if self.spread is not None:
+            layout = fill_up(layout, self.spread.of_batch(len(samples)))
+        return Batch(
+            images=torch.stack([sample.image for sample in samples]),
+            second=torch.stack(second) if second else None,
+            layout=layout,
+        )
+
+    def lay_out(self, masks: list[tuple[Places, Places]]) -> Layout:
+        """Contexts and targets of each image as index tensors for the model."""
+        contexts, targets = (list(side) for side in zip(*masks, strict=True))
+        return lay_out(contexts, targets, self.grid, self.model)
 
 
 def lay_out(
-    contexts: list[list[np.ndarray]],  # per image
-    targets: list[list[np.ndarray]],
+    contexts: list[Places],  # per image
+    targets: list[Places],
     grid: Grid,
     model: ModelSettings,
 ) -> Layout:

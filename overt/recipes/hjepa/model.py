@@ -30,6 +30,8 @@ class Layout:
     hidden: Tensor | None  # (B, N) bool: zero these and keep all tokens, as the reference does
     prediction: Prediction
     pooling: Pooling
+    # visible patches, hidden ones and regions of each level above that only fill the batch up
+    filling: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Output:
     context: Tensor  # (K, D) features of the visible patches
     target: Tensor  # (T, D) the target encoder's features of the hidden patches
     summaries: tuple[Tensor, Tensor] | None  # (B, D) of two views of each image
+    filling: tuple[int, ...] = ()  # as in the layout: so many rows at the end are no features
 
 
 class Encoder(nn.Module):
@@ -146,6 +149,7 @@ class HJEPA(nn.Module):
             context,
             target,
             summaries,
+            layout.filling,
         )
 
     def see(

@@ -20,10 +20,9 @@ from overt.recipes.hjepa.collapse import CollapseMonitor
 from overt.recipes.hjepa.config import Settings
 from overt.recipes.hjepa.data import (
     Batch,
+    Collate,
     HeldOutImages,
     MaskedImages,
-    Sample,
-    collate,
     make_missing_data,
     open_sets,
     patch_grid,
@@ -45,6 +44,9 @@ class HJEPARecipe:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.grid = patch_grid(settings)
+        self.collate = Collate(settings)
+        # Whatever the masks, the work is the same.
+        self.replayable = settings.data.masking.fixed_shapes
         self.monitor: CollapseMonitor | None = None  # made with the model, which holds it
         self.momentum: EMAScheduler | None = None
 
@@ -114,9 +116,6 @@ class HJEPARecipe:
     def build_dataset(self) -> MaskedImages:
         make_missing_data(self.settings.data)
         return MaskedImages(open_sets(self.settings.data)[0], self.settings)
-
-    def collate(self, samples: list[Sample]) -> Batch:
-        return collate(samples, self.grid, self.settings.model)
 
     def counts(self, batch: Batch) -> dict[str, Tensor]:
         return {"tokens": valid_counts(batch.layout.pooling, self.settings.model.num_hierarchies)}
@@ -199,6 +198,11 @@ class HJEPARecipe:
         if self.settings.loss.extra is not None:
             micro_batches = mixing.pull_together(trainer, micro_batches, self.settings.loss)
         return trainer.add_gradients(micro_batches, counts), *trainer.update()
+
+    def replays_at(self, step: int) -> bool:
+        """Not where the monitor looks: it shows numbers to the host."""
+        every = self.settings.evaluation.collapse.every_steps
+        return every is None or step % every != 0
 
     def after_step(self, model: HJEPA, step: int, applied: Tensor) -> None:
         """Move the target encoder; where the update was skipped it stays."""

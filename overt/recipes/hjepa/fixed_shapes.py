@@ -1,0 +1,149 @@
+"""Batches filled up to the same number of tokens, so that one CUDA graph serves all of them.
+
+Every image keeps what was drawn for it. What is added are sequences of their own that no other
+sequence sees, and regions that do not count in the loss: results and gradients stay what they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from overt.nn.attention import Packing
+from overt.nn.vit import PackedPatches
+from overt.recipes.hjepa.levels import Cells, GridPooling
+from overt.recipes.hjepa.model import Layout
+from overt.recipes.hjepa.predictor import Prediction
+
+DEVIATIONS = 4.0  # of a batch above the mean that still fit; larger batches stay as they are
+MULTIPLE = 64  # sizes that matrix products like
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much of everything there is; in `Spread` also per image, as real numbers."""
+
+    visible: float  # patches of all contexts
+    seen: float  # tokens of visible patches in the sequences of the predictor
+    hidden: float  # patches to predict
+    cells: tuple[float, ...]  # regions of each level above the first
+
+    @classmethod
+    def of(cls, layout: Layout) -> Sizes:
+        """Those of a batch."""
+        assert isinstance(layout.pooling, GridPooling)
+        hidden = len(layout.prediction.places)
+        return cls(
+            len(layout.visible.patches),
+            len(layout.prediction.rows) - hidden,
+            hidden,
+            tuple(len(level.size) for level in layout.pooling.levels[1:]),
+        )
+
+    def numbers(self) -> list[float]:
+        return [self.visible, self.seen, self.hidden, *self.cells]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and deviation of the sizes of an image, from which those of a batch follow."""
+
+    mean: np.ndarray
+    deviation: np.ndarray
+
+    @classmethod
+    def over(cls, layouts: Sequence[Layout]) -> Spread:
+        """Of images, each laid out as a batch of its own."""
+        rows = np.array([Sizes.of(layout).numbers() for layout in layouts])
+        return cls(rows.mean(0), rows.std(0))
+
+    def of_batch(self, images: int) -> Sizes:
+        """What nearly every batch of so many images fits into."""
+        most = images * self.mean + DEVIATIONS * math.sqrt(images) * self.deviation
+        visible, seen, hidden, *cells = (math.ceil(one / MULTIPLE) * MULTIPLE for one in most)
+        # One cell more, so that there is always one for the tokens that fill up.
+        return Sizes(visible, seen, hidden, tuple(number + 1 for number in cells))
+
+
+def fill_up(layout: Layout, sizes: Sizes) -> Layout:
+    """The same batch in these sizes; as it is where something does not fit."""
+    own = Sizes.of(layout)
+    missing = [int(more - less) for more, less in zip(sizes.numbers(), own.numbers(), strict=True)]
+    visible, seen, hidden, *cells = missing
+    if min(missing) < 0 or 0 in cells:
+        return layout
+    assert isinstance(layout.pooling, GridPooling)
+    return replace(
+        layout,
+        visible=_more_patches(layout.visible, visible),
+        prediction=_more_predictions(layout.prediction, int(own.visible), visible, seen, hidden),
+        pooling=_more_cells(layout.pooling, [hidden, *cells]),
+        filling=(visible, hidden, *cells),
+    )
+
+
+def _append(values: Tensor, count: int, first: int | None = None) -> Tensor:
+    """Zeros at the end, or numbers counted up from `first`."""
+    if first is None:
+        return F.pad(values, (0, count))
+    return torch.cat([values, torch.arange(first, first + count)])
+
+
+def _more_sequences(packing: Packing, tokens: int) -> Packing:
+    """As many sequences more as `tokens` might ever need, of nearly equal length."""
+    lengths = packing.offsets.diff().numpy()
+    total = int(packing.offsets[-1]) + tokens  # the same for all batches, and so is the number:
+    number = -(-total // packing.bound)
+    more = np.full(number, tokens // number) + (np.arange(number) < tokens % number)
+    return Packing.of([*lengths, *more], bound=packing.bound, longest=packing.bound)
+
+
+def _more_patches(visible: PackedPatches, count: int) -> PackedPatches:
+    tokens = visible.tokens
+    return PackedPatches(
+        rows=_append(visible.rows, count),
+        packing=_more_sequences(visible.packing, count),
+        patches=_append(visible.patches, count),
+        tokens=None if tokens is None else _append(tokens, count, len(visible.rows)),
+    )
+
+
+def _more_predictions(
+    prediction: Prediction, own_visible: int, visible: int, seen: int, hidden: int
+) -> Prediction:
+    rows, own_hidden = prediction.rows, len(prediction.places)
+    # Hidden patches are counted after the visible ones, of which there are more now.
+    rows = torch.where(rows < own_visible, rows, rows + visible)
+    first = own_visible + visible + own_hidden
+    return Prediction(
+        rows=_append(_append(rows, hidden, first), seen),
+        packing=_more_sequences(prediction.packing, hidden + seen),
+        hidden=_append(prediction.hidden, hidden, len(rows)),
+        places=_append(prediction.places, hidden),
+        targets=_append(prediction.targets, hidden),
+    )
+
+
+def _more_cells(pooling: GridPooling, counts: Sequence[int]) -> GridPooling:
+    """So many cells more on each level; the last holds all tokens that fill up."""
+    last = [len(level.size) + more - 1 for level, more in zip(pooling.levels, counts, strict=True)]
+    levels = []
+    for number, (level, more) in enumerate(zip(pooling.levels, counts, strict=True)):
+        above = last[min(number + 1, len(last) - 1)]
+        levels.append(
+            Cells(
+                of_token=_append(level.of_token, more, len(level.size))  # on level 0 each its own
+                if number == 0
+                else F.pad(level.of_token, (0, counts[0]), value=last[number]),
+                size=F.pad(level.size, (0, more), value=1.0),
+                parent=F.pad(level.parent, (0, more), value=above),
+                valid=F.pad(level.valid, (0, more), value=False),
+            )
+        )
+    return GridPooling(tuple(levels))
