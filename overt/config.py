@@ -231,7 +231,7 @@ def check(values: DictConfig, allowed: Sequence[str]) -> Config:
     if decay is not None:
         build_schedule(decay, 1.0, 1.0, 1, where="optimizer.weight_decay_schedule")
     # A recipe's section may refer to any other, ${training.cuda_graph} for example.
-    whole = OmegaConf.create(OmegaConf.to_container(checked, resolve=True))
+    whole = cast(DictConfig, OmegaConf.create(OmegaConf.to_container(checked, resolve=True)))
     settings = _merge(settings, {name: whole[name] for name in sections})
     return Config(**parts, settings=_to_object(settings), text=OmegaConf.to_yaml(whole))
 

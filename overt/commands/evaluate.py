@@ -12,6 +12,7 @@ import argparse
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -40,6 +41,11 @@ def main(arguments: Sequence[str]) -> int:
         default="auto",
         help="auto: ema where there is one",
     )
+    parser.add_argument(
+        "--compile",
+        action="store_true",
+        help="compile the model's blocks first; pays where there is much to score on a GPU",
+    )
     options = parser.parse_intermixed_args(arguments)
     checkpoint, output, overrides = _own_words(options.words)
     config = configure(checkpoint, overrides, options.package)
@@ -52,6 +58,10 @@ def main(arguments: Sequence[str]) -> int:
     if world.is_main:
         print(report)
     model.to(world.device)
+    if options.compile:
+        from overt.engine.blocks import compile_model
+
+        compile_model(recipe, model, replace(config.training, compile="blocks"))
     result = score(config, recipe, model, world)
     if world.is_main:
         folder = output or config.run_dir / "evaluation"

@@ -6,6 +6,7 @@ In place, so that the keys of the state dict stay what the model's author wrote.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 import torch._dynamo.config
@@ -14,12 +15,24 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from overt.errors import ConfigError
+from overt.schema import TrainingSection
 
 
 def recompute_in_backward(blocks: list[nn.Module]) -> None:
     """Keep only each block's input; its activations are computed again in the backward pass."""
     for block in blocks:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+
+
+def compile_model(recipe: Any, model: nn.Module, training: TrainingSection) -> None:
+    """Compile the whole model, or its blocks one by one, as `training.compile` says."""
+    units = [model]
+    if training.compile == "blocks":
+        blocks = recipe.blocks(model) if hasattr(recipe, "blocks") else []
+        units = need_blocks(blocks, "training.compile=blocks")
+        if hasattr(recipe, "compile_units") and training.strategy != "fsdp":
+            units = recipe.compile_units(model)
+    compile_in_place(units, training.compile_backend, training.compile_memory_budget)
 
 
 def compile_in_place(modules: list[nn.Module], backend: str, memory_budget: float) -> None:

@@ -26,7 +26,7 @@ from overt.config import Config
 from overt.distributed import World, gather_objects, open_store, seed_everything
 from overt.engine import random_state, run_folder
 from overt.engine.batch import plan_batches, scaled_learning_rate
-from overt.engine.blocks import compile_in_place, need_blocks, recompute_in_backward
+from overt.engine.blocks import compile_model, need_blocks, recompute_in_backward
 from overt.engine.console import Console, Meter
 from overt.engine.ending import ends_in_order
 from overt.engine.graph import GraphedPass, add_over_processes, check_replayable, replays_at
@@ -126,15 +126,8 @@ class Trainer:
         blocks = recipe.blocks(self.model) if hasattr(recipe, "blocks") else []
         if training.activation_checkpointing:
             recompute_in_backward(need_blocks(blocks, "training.activation_checkpointing"))
-        match training.compile:
-            case "blocks":
-                units = need_blocks(blocks, "training.compile=blocks")
-                if hasattr(recipe, "compile_units") and training.strategy != "fsdp":
-                    units = recipe.compile_units(self.model)
-                compile_in_place(units, training.compile_backend, training.compile_memory_budget)
-            case "model":
-                whole = [self.model]
-                compile_in_place(whole, training.compile_backend, training.compile_memory_budget)
+        if training.compile != "none":
+            compile_model(recipe, self.model, training)
 
         # What the recipe's loss is given; the bare model is what is evaluated and saved.
         self.wrapped: nn.Module = self.model

@@ -61,6 +61,26 @@ def test_settings_can_be_changed_and_the_output_named(run: Path, tmp_path: Path)
     assert scores_in(three)["scores"] != scores_in(seven)["scores"]
 
 
+def test_compiled_blocks_score_the_same(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [f"checkpoint={run / 'checkpoints' / 'latest'}", "training.compile_backend=eager"]
+    compiled_blocks = []
+
+    def compile_block(module: torch.nn.Module, **options: Any) -> None:
+        compiled_blocks.append((type(module).__name__, options["backend"]))
+        plain_compile(module, **options)
+
+    plain_compile = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", compile_block)
+    assert evaluate(*words, f"output={tmp_path / 'plain'}") == 0
+    assert not compiled_blocks
+    assert evaluate(*words, "--compile", f"output={tmp_path / 'compiled'}") == 0
+    assert compiled_blocks == [("Linear", "eager")] * 2
+    plain, compiled = (scores_in(tmp_path / name)["scores"] for name in ("plain", "compiled"))
+    assert compiled == pytest.approx(plain)
+
+
 def test_average_or_model_as_asked(run: Path, tmp_path: Path) -> None:
     checkpoint = f"checkpoint={run / 'checkpoints' / 'latest'}"
     errors = {}
