@@ -19,23 +19,21 @@ from step import build, one_step
 
 from overt.data.rng import sample_rng
 from overt.distributed import World
+from overt.engine.graph import WARM_UP, GraphedPass
 from overt.engine.trainer import Trainer
 from overt.recipes.hjepa.config import Settings
-from overt.recipes.hjepa.data import mask_rule
-from overt.recipes.hjepa.masks import patches_of
+from overt.recipes.hjepa.data import Masks
 
 
 def mask_milliseconds(settings: Settings, images: int = 2000) -> float:
     """Contexts and targets of one image, drawn on one core; the median of five rounds."""
-    rule, union = mask_rule(settings), settings.data.masking.predict == "union"
+    masks = Masks(settings)
     rounds = []
     for number in range(5):
         generators = [sample_rng(0, number, index) for index in range(images)]
         began = time.process_time()
         for rng in generators:
-            _, blocks = rule.draw(rng)
-            for some in [blocks] if union else [[block] for block in blocks]:
-                patches_of(some, rule.grid)
+            masks.draw(rng)
         rounds.append((time.process_time() - began) / images * 1e3)
     return statistics.median(rounds)
 
@@ -45,7 +43,10 @@ def step_milliseconds(trainer: Trainer, world: World, steps: int, every: int | N
     settings = trainer.config.settings
     settings.evaluation.collapse.every_steps = every
     trainer.interval.names = []  # the numbers of a step change with the monitor
-    for _ in range(2):
+    if trainer.graphed is not None:
+        trainer.graphed = GraphedPass(trainer.run_pass, trainer.parameters)
+    for _ in range(WARM_UP + 2):
+        trainer.state.step += 1 if every is not None and every > 1 else 0
         one_step(trainer)
     times = []
     for _ in range(steps):

@@ -60,6 +60,9 @@ class TrainingSection:
     # share of the activations that compiled code keeps for the backward pass, which computes the
     # rest again, the cheapest first; 1: what is fastest
     compile_memory_budget: float = MISSING
+    # compiled code computes norms and activation functions again in the backward pass: less memory,
+    # a little slower than keeping them
+    compile_recompute: bool = MISSING
     # replay forward and backward as one CUDA graph; for recipes whose steps have one shape
     cuda_graph: bool = MISSING
     # recompute the recipe's blocks in the backward pass instead of keeping their activations

@@ -54,6 +54,8 @@ def _enter(
 def _fixed_seed() -> None:
     """No test depends on which tests ran before it."""
     torch.manual_seed(0)
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
 
 
 @pytest.fixture(scope="session", autouse=True)

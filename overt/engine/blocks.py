@@ -32,18 +32,26 @@ def compile_model(recipe: Any, model: nn.Module, training: TrainingSection) -> N
         units = need_blocks(blocks, "training.compile=blocks")
         if hasattr(recipe, "compile_units") and training.strategy != "fsdp":
             units = recipe.compile_units(model)
-    compile_in_place(units, training.compile_backend, training.compile_memory_budget)
+    compile_in_place(
+        units,
+        training.compile_backend,
+        training.compile_memory_budget,
+        training.compile_recompute,
+    )
 
 
-def compile_in_place(modules: list[nn.Module], backend: str, memory_budget: float) -> None:
+def compile_in_place(
+    modules: list[nn.Module], backend: str, memory_budget: float, recompute: bool = True
+) -> None:
     """Compile each module on its own: short compile times, and gradients of a block are ready as
     the block finishes, so that communication overlaps with computation.
 
-    With a `memory_budget` below 1 only about that share of the activations is kept; what is
-    cheapest to compute again is, in the backward pass."""
+    With `recompute` norms and activation functions are computed again in the backward pass rather
+    than kept. With a `memory_budget` below 1 only about that share of the activations is kept; what
+    is cheapest to compute again is.
+    """
     torch._functorch.config.activation_memory_budget = memory_budget
-    # Norms and activation functions are cheap enough to be computed again for the backward pass.
-    torch._functorch.config.ban_recompute_materialized_backward = False
+    torch._functorch.config.ban_recompute_materialized_backward = not recompute
     # Training, evaluation and short last batches are variants of their own.
     torch._dynamo.config.recompile_limit = 64
     for module in modules:

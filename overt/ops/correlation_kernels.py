@@ -103,6 +103,9 @@ def _forward(
         )  # (cells, C)
         products = tl.dot(square, tl.trans(near_query), input_precision=PRECISION)
         mix = _weights(fraction_x, fraction_y, RADIUS, SAMPLES, CELLS)
+        if PRECISION == "tf32":  # float16 has its digits, and the range of products of features
+            mix = mix.to(tl.float16)
+            products = products.to(tl.float16)
         mixed = tl.dot(mix, products, input_precision=PRECISION)  # (samples, queries)
         # Beyond the query's samples the products are zero, and so is what fills up the row.
         place = result + (row * COUNT + sample[:, None]) * PITCH + query[None, :]
@@ -156,8 +159,8 @@ def _backward(
         square = tl.load(cells + places, mask=cell_is_real[:, None], other=0.0)
         place = gradient + (row * COUNT + sample[:, None]) * PITCH + query[None, :]
         real = (sample[:, None] < COUNT) & (query[None, :] < PITCH) & (wanted < frames)
-        incoming = tl.load(place, mask=real, other=0.0).to(tl.float32)  # (samples, queries)
-        mix = _weights(fraction_x, fraction_y, RADIUS, SAMPLES, CELLS)
+        incoming = tl.load(place, mask=real, other=0.0)  # (samples, queries)
+        mix = _weights(fraction_x, fraction_y, RADIUS, SAMPLES, CELLS).to(incoming.dtype)
         products = tl.dot(tl.trans(mix), incoming, input_precision=PRECISION)
         products = products.to(square.dtype)  # (cells, queries)
         total = tl.dot(tl.trans(products), square, total, input_precision=PRECISION)

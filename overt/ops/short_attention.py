@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from overt.ops import HAS_TRITON
 
 TYPES = (torch.float16, torch.bfloat16)
 LONGEST = 512  # tokens; longer sequences are better served by several programs for each
+SHORT = 128  # tokens; up to here the kernels are faster for equal sequences too
 WIDEST = 128  # features of a head
 ALIGNMENT = 8  # 16-bit numbers that are read and written at once
 
@@ -28,6 +30,18 @@ def can_attend(qkv: Tensor, bound: int) -> bool:
         and width <= WIDEST
         and width % ALIGNMENT == 0
     )
+
+
+def attend_within(qkv: Tensor) -> Tensor:  # (S, L, 3, H, d) to (S, L, H, d)
+    """Scaled dot-product attention within sequences of equal length, by the kernels if these are
+    short."""
+    sequences, length = qkv.shape[:2]
+    if length <= SHORT and can_attend(qkv, length):
+        offsets = torch.arange(sequences + 1, device=qkv.device, dtype=torch.int32) * length
+        result = packed_attention(qkv.flatten(0, 1), offsets, length)
+        return torch.unflatten(result, 0, (sequences, -1))
+    query, key, value = qkv.transpose(1, 3).unbind(2)  # each (S, H, L, d)
+    return F.scaled_dot_product_attention(query, key, value).transpose(1, 2)
 
 
 def packed_attention(

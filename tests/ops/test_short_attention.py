@@ -7,7 +7,7 @@ from torch import Tensor
 
 from overt.engine.loader import map_tensors
 from overt.nn.attention import Attention, Packing, _attend_padded
-from overt.ops.short_attention import can_attend, packed_attention
+from overt.ops.short_attention import attend_within, can_attend, packed_attention
 
 # Around the ends of tiles; every launch serves some and leaves some to others.
 LENGTHS = [0, 1, 5, 64, 65, 16, 100, 63, 0, 128, 129, 200]
@@ -61,6 +61,29 @@ def test_scores_of_hundreds_are_no_trouble() -> None:
         [make_input(packing, 32, TYPES[0])],
         TOLERANCES[TYPES[0]] * 15,
     )
+
+
+@kernel_test
+@pytest.mark.parametrize("length", [1, 48, 64, 100])
+def test_equal_sequences_are_packed_ones(length: int) -> None:
+    assert_same_results(
+        lambda qkv: attend_within(qkv),
+        lambda qkv: plain_within(qkv.float()),
+        [torch.randn(5, length, 3, HEADS, 48).to(DEVICE, TYPES[1])],
+        TOLERANCES[TYPES[1]],
+    )
+
+
+def test_equal_sequences_without_kernels() -> None:
+    qkv = torch.randn(3, 7, 3, HEADS, 5)
+    torch.testing.assert_close(attend_within(qkv), plain_within(qkv))
+
+
+def plain_within(qkv: Tensor) -> Tensor:
+    """Attention within each sequence of (S, L, 3, H, d), written out."""
+    query, key, value = qkv.unbind(2)
+    scores = torch.einsum("slhd,smhd->shlm", query, key) / qkv.shape[-1] ** 0.5
+    return torch.einsum("shlm,smhd->slhd", scores.softmax(-1), value)
 
 
 @kernel_test

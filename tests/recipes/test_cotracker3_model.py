@@ -1,5 +1,7 @@
 """The offline CoTracker3: official names and sizes, batches, time, precision, learning."""
 
+from typing import Any
+
 import pytest
 import torch
 from small_tracker import SIZES, inputs
@@ -8,9 +10,10 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from overt.errors import DataError
 from overt.nn.reuse import together
+from overt.recipes.cotracker3.blocks import Attention
 from overt.recipes.cotracker3.config import LossSettings
 from overt.recipes.cotracker3.loss import Targets, counts, losses
-from overt.recipes.cotracker3.model import CoTracker3Offline, relative_motion
+from overt.recipes.cotracker3.model import CoTracker3Offline, in_halves, relative_motion
 
 TINY = SIZES | {"model_resolution": (32, 40)}
 
@@ -138,7 +141,7 @@ def test_uint8_and_float_videos_are_the_same() -> None:
 
 @pytest.mark.parametrize(
     "recompute",
-    ["normed", "features", "correlation", "last_correlation", "hidden", "update", "together"],
+    ["normed", "features", "correlation", "hidden", "update", "together"],
 )
 def test_what_is_computed_again_changes_no_gradient(
     recompute: str, monkeypatch: pytest.MonkeyPatch
@@ -154,6 +157,42 @@ def test_what_is_computed_again_changes_no_gradient(
     plain, again = results
     for name, expected in plain.items():
         torch.testing.assert_close(again[name], expected, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("points", [4, 5])
+def test_points_are_compared_in_halves_with_the_same_result(points: int) -> None:
+    model, (video, queries) = tiny(), inputs()
+    pyramid = model.encode(video)
+    queries = torch.cat([queries, queries], dim=1)[:, :points]
+    cells_xy = (queries[..., 1:] / model.stride).unsqueeze(2).expand(-1, -1, video.shape[1], -1)
+    support = model.query_features(pyramid, queries[..., 0].long(), cells_xy[:, :, 0])
+    compare, _ = model.repeated(pyramid)
+    seen: list[int] = []
+
+    def counted(*given: Any) -> Tensor:
+        seen.append(given[1].shape[1])
+        return compare(*given)
+
+    found = in_halves(counted)(pyramid, support, cells_xy)
+    torch.testing.assert_close(found, compare(pyramid, support, cells_xy))
+    assert seen == ([2, 2] if points == 4 else [5])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("frames", [16, 48, 200])
+def test_on_cuda_attention_within_is_attention_to_itself(frames: int) -> None:
+    layer = Attention(96, heads=2).cuda()
+    x = torch.randn(6, frames, 96, device="cuda", requires_grad=True)
+    inputs = (x, *layer.parameters())
+    expected = layer(x, x)
+    weights = torch.randn_like(expected)
+    wanted = torch.autograd.grad((expected * weights).sum(), inputs)
+    with torch.autocast("cuda", torch.bfloat16):
+        result = layer.within(x)
+    found = torch.autograd.grad((result.float() * weights).sum(), inputs)
+    for one, other in zip((result, *found), (expected, *wanted), strict=True):
+        assert (one.float() - other).norm() < 2e-2 * other.norm()
 
 
 def test_many_frames_are_encoded_in_chunks_with_the_same_result(monkeypatch) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from small_jepa import curve, first_batch, make_trainer, small_recipe
 
+from overt.distributed import init_distributed
 from overt.engine.loader import map_tensors
 from overt.errors import ConfigError
 from overt.recipes.hjepa.data import Batch
@@ -110,6 +111,7 @@ def test_a_replayed_run_is_the_run_without_a_graph(precision: str, tmp_path: Pat
             "training.num_steps=12",
             "evaluation.collapse.every_steps=5",
             f"data.root={tmp_path / 'images'}",
+            world=init_distributed("cuda"),
         )
         trainer.train()
         run[name] = curve(trainer.config.run_dir)

@@ -113,7 +113,7 @@ def check_pieces(case: Case, tensors: Tensors) -> None:
     with torch.no_grad():
         check_correlation(model, tensors)
 
-    encoded = fourier_encoding(tensors["posenc.input"], model.token_parts.frequencies)
+    encoded = fourier_encoding(tensors["posenc.input"], model.motion.frequencies)
     assert_relative(encoded, tensors["posenc.output"])
 
     own = tensors["time_emb.own_length"]

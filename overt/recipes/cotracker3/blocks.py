@@ -19,10 +19,12 @@ from torch.utils.checkpoint import (
 )
 
 from overt.geometry.sample import resize_bilinear
+from overt.ops.linear_gelu import linear_gelu
+from overt.ops.short_attention import attend_within
 
 
 class FeatureNetwork(nn.Module):
-    """Frames (M, 3, H, W) in [-1, 1] to maps (M, latent_dim, H / stride, W / stride).
+    """Frames (M, 3, H, W) in 0..255 to maps (M, latent_dim, H / stride, W / stride).
 
     With `recompute_normed` a training step keeps what the convolutions give, and computes all that
     lies between them again in the backward pass.
@@ -60,6 +62,7 @@ class FeatureNetwork(nn.Module):
 
     def run(self, frames: Tensor) -> Tensor:
         size = (frames.shape[-2] // self.stride, frames.shape[-1] // self.stride)
+        frames = 2 * (frames.float() / 255) - 1
         if frames.is_cuda:  # the layout that tensor cores convolve in
             frames = frames.contiguous(memory_format=torch.channels_last)
         x = F.relu(instance_norm(self.conv1(frames)))
@@ -138,7 +141,11 @@ class Perceptron(nn.Module):
         return result
 
     def run(self, x: Tensor) -> Tensor:
-        return self.finish(F.linear(x, self.first_weight(x.shape[-1]), self.fc1.bias))
+        weight, bias = self.first_weight(x.shape[-1]), self.fc1.bias
+        if self.approximate == "tanh":
+            output: Tensor = self.fc2(linear_gelu(x, weight, bias))
+            return output
+        return self.finish(F.linear(x, weight, bias))
 
     def first_weight(self, inputs: int) -> Tensor:
         """The first layer's weight for so many inputs, those that fill up the groups included."""
@@ -174,6 +181,17 @@ class Attention(nn.Module):
         output: Tensor = self.to_out(y.transpose(1, 2).flatten(-2))
         return output
 
+    def within(self, x: Tensor) -> Tensor:
+        """Attention of x (B, L, D) to itself."""
+        if not x.is_cuda:
+            return self(x, x)  # type: ignore[no-any-return]
+        # One product for all three, which the kernels for short sequences read as it is.
+        weight = torch.cat([self.to_q.weight, self.to_kv.weight])
+        bias = torch.cat([self.to_q.bias, self.to_kv.bias])
+        qkv = torch.unflatten(F.linear(x, weight, bias), -1, (3, self.heads, -1))
+        output: Tensor = self.to_out(attend_within(qkv).flatten(-2))
+        return output
+
 
 class SelfBlock(nn.Module):
     """Pre-norm transformer block, (B, L, D) to the same."""
@@ -186,8 +204,7 @@ class SelfBlock(nn.Module):
         self.mlp = Perceptron(width, hidden, width, approximate="tanh", recompute=recompute)
 
     def forward(self, x: Tensor) -> Tensor:
-        normed = self.norm(x)
-        x = x + self.attn(normed, normed)
+        x = x + self.attn.within(self.norm(x))
         output: Tensor = x + self.mlp(self.norm(x))
         return output
 

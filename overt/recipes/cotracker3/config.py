@@ -12,7 +12,7 @@ from omegaconf import MISSING
 from overt.data.tracking_settings import HELD_OUT, KubricSettings, ScoringSettings, refuse_below
 from overt.errors import ConfigError
 
-RECOMPUTABLE = ("normed", "features", "last_correlation", "correlation", "hidden", "update")
+RECOMPUTABLE = ("normed", "features", "correlation", "hidden", "update")
 
 
 @dataclass
@@ -54,9 +54,8 @@ class ModelSettings:
     # to a pixel beside their track
     bf16_inputs: bool = MISSING
     # what a training step computes again in its backward pass instead of keeping it in memory: any
-    # of normed (all between the convolutions of the features), features, last_correlation (that of
-    # the last iteration), correlation, hidden (layers of the transformer's perceptrons) and update
-    # (the whole transformer)
+    # of normed (all between the convolutions of the features), features, correlation, hidden
+    # (layers of the transformer's perceptrons) and update (the whole transformer)
     recompute: list[str] = MISSING
 
     def __post_init__(self) -> None:

@@ -19,6 +19,7 @@ from overt.errors import DataError
 from overt.geometry.sample import SquareTaps, mix_taps
 from overt.nn.embedding import fourier_encoding, sine_time_embedding
 from overt.nn.reuse import reused
+from overt.ops import compute_type
 from overt.ops.correlation import SharedGradient, correlate, result_width, shared_gradient
 from overt.recipes.cotracker3.blocks import FeatureNetwork, Perceptron, UpdateTransformer
 
@@ -79,6 +80,11 @@ class Pyramid(NamedTuple):
         """The frames of these numbers, (T',), any of them more than once; no cell is copied."""
         return self._replace(map_rows=self.map_rows.index_select(2, index))
 
+    def after_queries(self) -> Pyramid:
+        """The same for refinement alone: the kernels read no float32 cells, whose memory is free
+        then."""
+        return self if self.shared is None else self._replace(cells=self.cells_used)
+
     def followed_by(self, later: Pyramid) -> Pyramid:
         """These frames, then those of `later`."""
         rows = torch.cat([self.map_rows, later.map_rows + len(self.cells)], dim=2)
@@ -95,7 +101,6 @@ class Repeated(NamedTuple):
     """What runs in every iteration and window of one forward pass."""
 
     compare: Compare
-    compare_last: Compare  # in the last iteration
     propose: Callable[[Tensor], Tensor]  # tokens to updates
 
 
@@ -143,14 +148,20 @@ def recomputed(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
 
 
-def compute_type(like: Tensor) -> torch.dtype:
-    """The type of matrix products: autocast's where that is on, or the tensor's own."""
-    device = like.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else like.dtype
+def in_halves(compare: Compare) -> Compare:
+    """The same, half of the points at a time: the backward pass then needs less room at once."""
+
+    def compare_both(pyramid: Pyramid, support: Tensor, cells_xy: Tensor) -> Tensor:
+        if support.shape[1] % 2:
+            return compare(pyramid, support, cells_xy)
+        halves = zip(support.chunk(2, dim=1), cells_xy.chunk(2, dim=1), strict=True)
+        return torch.cat([compare(pyramid, *half) for half in halves], dim=1)
+
+    return compare_both
 
 
-class TokenParts(nn.Module):
-    """What is known of each point in each frame, side by side in one token."""
+class MotionEncoding(nn.Module):
+    """Motion from frame to frame, (B, N, T, 2) cells to (B, N, T, MOTION_WIDTH) sines."""
 
     frequencies: Tensor  # (MOTION_DEGREES,)
     motion_scale: Tensor  # (4,) cells per unit of encoded motion
@@ -161,23 +172,29 @@ class TokenParts(nn.Module):
         frequencies = 2.0 ** torch.arange(MOTION_DEGREES)
         self.register_buffer("frequencies", frequencies, persistent=False)
 
+    def forward(self, cells_xy: Tensor) -> Tensor:
+        return fourier_encoding(relative_motion(cells_xy) / self.motion_scale, self.frequencies)
+
+
+class TokenParts(nn.Module):
+    """What is known of each point in each frame, side by side in one token."""
+
     def forward(
         self,
-        cells_xy: Tensor,  # (B, N, T, 2)
         visibility: Tensor,  # (B, N, T) logits
         confidence: Tensor,  # (B, N, T) logits
         correlation: Tensor,  # (B, N, L, T, corr_out)
+        motion: Tensor,  # (B, N, T, MOTION_WIDTH)
         time_embedding: Tensor,  # (1, T, token width)
     ) -> Tensor:
-        motion = relative_motion(cells_xy) / self.motion_scale
         parts = [
             visibility.unsqueeze(-1),
             confidence.unsqueeze(-1),
             correlation.transpose(2, 3).flatten(-2),  # (B, N, T, L * corr_out)
-            fourier_encoding(motion, self.frequencies),
+            motion,
         ]
         # Already in the type of the linear layer that reads them.
-        return (torch.cat(parts, dim=-1) + time_embedding).to(compute_type(cells_xy))
+        return (torch.cat(parts, dim=-1) + time_embedding).to(compute_type(motion))
 
 
 class CoTracker3(nn.Module):
@@ -218,7 +235,9 @@ class CoTracker3(nn.Module):
 
         height, width = model_resolution
         scale = torch.tensor([width, height, width, height]) / stride
-        self.token_parts = TokenParts(scale)
+        # On its own: a compiler would make the sines anew for every number of a token.
+        self.motion = MotionEncoding(scale)
+        self.token_parts = TokenParts()
         self.table = FeatureTable(corr_levels)
         self.register_buffer("level_scale", 2.0 ** torch.arange(corr_levels), persistent=False)
 
@@ -254,7 +273,7 @@ class CoTracker3(nn.Module):
         again = "features" in self.recompute and torch.is_grad_enabled()
         count = -(-len(images) // (FRAMES_RECOMPUTED if again else FRAMES_PER_CHUNK))
         encode = recomputed(self.fnet) if again else self.fnet
-        maps = [encode(2 * (chunk.float() / 255) - 1) for chunk in images.chunk(count)]
+        maps = [encode(chunk) for chunk in images.chunk(count)]
         # (B * T, C, H / stride, W / stride)
         cells = self.table(torch.cat(maps) if len(maps) > 1 else maps[0])
         size = (height // self.stride, width // self.stride)
@@ -314,9 +333,8 @@ class CoTracker3(nn.Module):
             output: Tensor = mlp(self.correlate(*inputs))
             return output
 
-        wanted = {"correlation", "last_correlation"}.intersection(self.recompute)
-        if not wanted or not torch.is_grad_enabled():
-            return Repeated(compare, compare, propose)
+        if "correlation" not in self.recompute or not torch.is_grad_enabled():
+            return Repeated(compare if pyramid.shared is None else in_halves(compare), propose)
         weight = mlp.first_weight(result_width(pyramid.cells, self.square_taps.radius))
         weight = weight.to(compute_type(weight))
 
@@ -327,9 +345,7 @@ class CoTracker3(nn.Module):
             # The products are many; the first layer's few numbers are all that is needed of them.
             return mlp.finish(recomputed(first)(*inputs))
 
-        return Repeated(
-            compare_again if "correlation" in wanted else compare, compare_again, propose
-        )
+        return Repeated(in_halves(compare_again), propose)
 
     def time_embedding(self, frames: int) -> Tensor:
         """The embedding of time, stretched to the number of frames, (1, frames, token width)."""
@@ -350,11 +366,11 @@ class CoTracker3(nn.Module):
         """Move a first guess `iters` times; the estimate after each."""
         time_embedding = self.time_embedding(cells_xy.shape[2])
         estimates = []
-        for number in range(iters):
+        for _ in range(iters):
             cells_xy = cells_xy.detach()
-            compare = repeated.compare if number < iters - 1 else repeated.compare_last
-            correlation = compare(pyramid, support, cells_xy)
-            tokens = self.token_parts(cells_xy, visibility, confidence, correlation, time_embedding)
+            correlation = repeated.compare(pyramid, support, cells_xy)
+            motion = self.motion(cells_xy)
+            tokens = self.token_parts(visibility, confidence, correlation, motion, time_embedding)
             # Under autocast the update has few digits; the sums stay float32.
             update = repeated.propose(tokens)
             cells_xy = cells_xy + update[..., :2]
@@ -389,6 +405,7 @@ class CoTracker3Offline(CoTracker3):
         """The same for a video that is encoded already."""
         query_xy = queries[..., 1:].float() / self.stride
         support = self.query_features(pyramid, queries[..., 0].long(), query_xy)
+        pyramid = pyramid.after_queries()
         cells_xy = query_xy.unsqueeze(2).expand(-1, -1, pyramid.map_rows.shape[2], -1)
         logits = torch.zeros_like(cells_xy[..., 0])
         estimates = self.refine(

@@ -73,6 +73,7 @@ class CoTracker3Online(CoTracker3):
         frames = pyramid.map_rows.shape[2]
         query_frames, query_xy = queries[..., 0].long(), queries[..., 1:].float() / self.stride
         support = self.query_features(pyramid, query_frames, query_xy)
+        pyramid = pyramid.after_queries()
         windows: list[list[Estimate]] = []
         before = None
         repeated = self.repeated(pyramid)

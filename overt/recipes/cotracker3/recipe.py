@@ -70,11 +70,13 @@ class _CoTracker3Recipe(ABC):
         return collate(samples)
 
     def blocks(self, model: CoTracker3) -> list[nn.Module]:
-        return [model.fnet, model.table, model.corr_mlp, model.token_parts, model.updateformer]
+        return [*self.small_blocks(model), model.updateformer]
 
     def compile_units(self, model: CoTracker3) -> list[nn.Module]:
-        small = [model.fnet, model.table, model.corr_mlp, model.token_parts]
-        return [*small, *model.updateformer.units]
+        return [*self.small_blocks(model), *model.updateformer.units]
+
+    def small_blocks(self, model: CoTracker3) -> list[nn.Module]:
+        return [model.fnet, model.table, model.corr_mlp, model.motion, model.token_parts]
 
     def counts(self, batch: TrackBatch) -> dict[str, Tensor]:
         windows = tracking_loss.counts(self.targets(batch))
