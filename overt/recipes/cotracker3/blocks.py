@@ -338,11 +338,6 @@ class UpdateTransformer(nn.Module):
         )
         return () if rest else tuple(blocks[number] for blocks in kinds)
 
-    @property
-    def units(self) -> list[nn.Module]:
-        """What to compile: all layers are one and the same program."""
-        return [self.entry, *self.layers, self.exit]
-
     def forward(self, tokens: Tensor) -> Tensor:
         batch, points = tokens.shape[:2]
         x = self.entry(tokens, self.virual_tracks)

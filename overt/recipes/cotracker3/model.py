@@ -365,6 +365,12 @@ class CoTracker3(nn.Module):
     ) -> list[Estimate]:
         """Move a first guess `iters` times; the estimate after each."""
         time_embedding = self.time_embedding(cells_xy.shape[2])
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            # A gradient nobody asks for: with it, one compiled program serves all iterations.
+            visibility, confidence = (
+                logits if logits.requires_grad else logits.detach().requires_grad_()
+                for logits in (visibility, confidence)
+            )
         estimates = []
         for _ in range(iters):
             cells_xy = cells_xy.detach()

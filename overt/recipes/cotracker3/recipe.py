@@ -70,13 +70,17 @@ class _CoTracker3Recipe(ABC):
         return collate(samples)
 
     def blocks(self, model: CoTracker3) -> list[nn.Module]:
-        return [*self.small_blocks(model), model.updateformer]
+        small = [model.fnet, model.table, model.corr_mlp, model.motion, model.token_parts]
+        return [*small, model.updateformer]
 
     def compile_units(self, model: CoTracker3) -> list[nn.Module]:
-        return [*self.small_blocks(model), *model.updateformer.units]
-
-    def small_blocks(self, model: CoTracker3) -> list[nn.Module]:
-        return [model.fnet, model.table, model.corr_mlp, model.motion, model.token_parts]
+        units = [model.fnet, model.table, model.corr_mlp, model.token_parts]
+        units += model.updateformer.layers  # all are one and the same program
+        if model.training:
+            return units
+        # These take seconds to compile and save a training step next to nothing; to score a whole
+        # data set they pay.
+        return [*units, model.motion, model.updateformer.entry, model.updateformer.exit]
 
     def counts(self, batch: TrackBatch) -> dict[str, Tensor]:
         windows = tracking_loss.counts(self.targets(batch))
