@@ -18,6 +18,9 @@ from pathlib import Path
 
 from two_hosts import NAMES, Hosts, why_not
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from debian_packages import install
+
 PACKAGES = ("slurm-wlm", "slurm-client", "munge", "iproute2")
 PROGRAMS = ("slurmctld", "slurmd", "munged")
 UP_SECONDS = 55
@@ -76,22 +79,6 @@ def why_no_slurm() -> str | None:
     if missing:
         return f"{', '.join(missing)} not installed; `slurm_cluster.py install` does it as root"
     return why_not()
-
-
-def install() -> None:
-    """Install Debian's packages where they are missing."""
-    if not [name for name in (*PROGRAMS, "ip") if shutil.which(name) is None]:
-        return
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        raise RuntimeError("Slurm is installed by root on Debian only; its tests will be skipped")
-    command = ["apt-get", "install", "-y", "--no-install-recommends", *PACKAGES]
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for attempt in (["true"], ["apt-get", "update"]):  # package lists may be old or absent
-        subprocess.run(attempt, check=False, stdout=sys.stderr, timeout=300)
-        done = subprocess.run(command, check=False, stdout=sys.stderr, env=environment, timeout=300)
-        if done.returncode == 0:
-            return
-    raise RuntimeError("apt-get could not install Slurm, see above; its tests will be skipped")
 
 
 class Cluster(Hosts):
@@ -218,7 +205,7 @@ def main(words: list[str]) -> int:
     try:
         match words:
             case ["install"]:
-                install()
+                install((*PROGRAMS, "ip"), PACKAGES)
             case ["up", folder]:
                 reason = why_no_slurm()
                 if reason is not None:
