@@ -91,7 +91,7 @@ def _attend_padded(query: Tensor, key: Tensor, value: Tensor, packing: Packing) 
     mixed = F.scaled_dot_product_attention(
         pad(query), pad(key), pad(value), attn_mask=packing.visible
     )
-    return mixed.transpose(1, 2).flatten(0, 1)[packing.places]
+    return mixed.transpose(1, 2).flatten(0, 1).index_select(0, packing.places)
 
 
 class Attention(nn.Module):
