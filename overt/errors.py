@@ -48,10 +48,18 @@ class Preempted(StopError):  # noqa: N818  (it is none)
     """The run was asked to stop by a signal: everything is saved, the same command goes on."""
 
 
+def _alike(word: str, words: Sequence[str]) -> list[str]:
+    return difflib.get_close_matches(word, words, n=1, cutoff=0.7)
+
+
 def nearest(word: str, words: Sequence[str]) -> str:
     """` (did you mean X?)` with the closest of `words`, or nothing where none is close."""
-    close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
+    own = word.rpartition(".")[2]
+    last = {name: name.rpartition(".")[2] for name in words}
+    # Of dotted keys the last part has to be alike: sections alone say nothing.
+    alike = [name for name in words if own == word or _alike(own, [last[name]])]
+    close = difflib.get_close_matches(word, alike, n=1, cutoff=0.5)
     if not close:  # the right key in the wrong section
-        last = {name.rpartition(".")[2]: name for name in words}
-        close = [last[hit] for hit in difflib.get_close_matches(word.rpartition(".")[2], last, 1)]
+        best = _alike(own, list(last.values()))
+        close = [name for name in words if last[name] in best][:1]
     return f" (did you mean {close[0]}?)" if close else ""

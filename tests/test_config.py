@@ -186,3 +186,10 @@ def test_every_key_of_the_schema_has_one_home_in_yaml() -> None:
     config = load(["recipe=toy"], packages=[str(TOY)])
     values = OmegaConf.create(config.text)
     assert OmegaConf.missing_keys(values) == set()
+
+
+@pytest.mark.parametrize("key", ["data.allow_pickle", "optimizer.learning_rate"])
+def test_a_key_like_no_other_gets_no_advice(key: str) -> None:
+    """The same section, or a few letters in common, are no reason to send people elsewhere."""
+    with pytest.raises(ConfigError, match=f"there is no key {key}; `overt config` lists all"):
+        load(["recipe=cotracker3_tiny", f"{key}=1"])
