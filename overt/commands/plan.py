@@ -84,8 +84,11 @@ def configure(overrides: Sequence[str], file: str | None, packages: Sequence[str
     """The configuration; where its data set lies need not be known yet."""
     allowed = ["overt", "torch.optim", *map(add_package, packages)]
     values = compose_values(overrides, file, packages)
-    if OmegaConf.is_dict(values.get("data")) and OmegaConf.is_missing(values.data, "root"):
-        values.data.root = "not_there_yet"
+    data = values.get("data")
+    if OmegaConf.is_dict(data):
+        open_yet = "root" in data and data.root is None and not data.get("sources")
+        if open_yet or OmegaConf.is_missing(data, "root"):
+            data.root = "not_there_yet"
     return check(values, allowed)
 
 

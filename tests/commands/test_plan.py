@@ -7,7 +7,7 @@ import pytest
 from toy_runs import TOY, train_toy
 
 from overt.commands.plan import configure, main, read_devices, seconds_per_sample
-from overt.config import build_recipe
+from overt.config import CONF, build_recipe
 from overt.engine.batch import scaled_learning_rate
 from overt.errors import ConfigError
 from overt.plan.predict import count_samples
@@ -78,3 +78,8 @@ def test_an_impossible_efficiency_and_an_unknown_card_are_refused() -> None:
         main([*OWN, "--efficiency", "1.5"])
     with pytest.raises(ConfigError, match="--gpu"):
         main([*OWN, "--devices", "1", "--gpu", "Abacus"])
+
+
+@pytest.mark.parametrize("name", sorted(file.stem for file in (CONF / "recipe").glob("*.yaml")))
+def test_no_recipe_needs_its_data_to_be_planned(name: str) -> None:
+    assert configure([f"recipe={name}"], None, []).recipe.name == name
