@@ -63,3 +63,11 @@ def nearest(word: str, words: Sequence[str]) -> str:
         best = _alike(own, list(last.values()))
         close = [name for name in words if last[name] in best][:1]
     return f" (did you mean {close[0]}?)" if close else ""
+
+
+def one_of(key: str, value: str, allowed: Sequence[str]) -> None:
+    """Refuse a value of a setting that is none of these."""
+    if value not in allowed:
+        raise ConfigError(
+            f"{key}={value}{nearest(value, allowed)}; allowed are {', '.join(allowed)}"
+        )

@@ -6,13 +6,12 @@ A comment line above a field is its explanation in `overt config --explain`. Nev
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import MISSING
 
-from overt.errors import ConfigError, nearest
+from overt.errors import ConfigError, one_of
 
 
 @dataclass
@@ -102,13 +101,13 @@ class TrainingSection:
     hang: str = MISSING
 
     def __post_init__(self) -> None:
-        _one_of("training.device", self.device, ("auto", "cpu", "cuda"))
-        _one_of("training.strategy", self.strategy, ("auto", "single", "ddp", "fsdp"))
-        _one_of("training.precision", self.precision, ("fp32", "tf32", "bf16", "fp16"))
-        _one_of("training.compile", self.compile, ("none", "blocks", "model"))
-        _one_of("training.nonfinite", self.nonfinite, ("skip", "stop"))
-        _one_of("training.loss_spike", self.loss_spike, ("ignore", "report", "skip"))
-        _one_of("training.hang", self.hang, ("report", "stop"))
+        one_of("training.device", self.device, ("auto", "cpu", "cuda"))
+        one_of("training.strategy", self.strategy, ("auto", "single", "ddp", "fsdp"))
+        one_of("training.precision", self.precision, ("fp32", "tf32", "bf16", "fp16"))
+        one_of("training.compile", self.compile, ("none", "blocks", "model"))
+        one_of("training.nonfinite", self.nonfinite, ("skip", "stop"))
+        one_of("training.loss_spike", self.loss_spike, ("ignore", "report", "skip"))
+        one_of("training.hang", self.hang, ("report", "stop"))
         if self.loss_spike == "skip" and self.precision == "fp16":
             raise ConfigError(
                 "training.loss_spike=skip with training.precision=fp16: the loss scaler decides "
@@ -170,7 +169,7 @@ class OptimizerSection:
     arguments: dict[str, Any] = MISSING
 
     def __post_init__(self) -> None:
-        _one_of("optimizer.lr_scaling", self.lr_scaling, ("none", "linear", "sqrt"))
+        one_of("optimizer.lr_scaling", self.lr_scaling, ("none", "linear", "sqrt"))
         _positive("optimizer.lr", self.lr)
         _positive("optimizer.lr_base_batch", self.lr_base_batch)
         if self.weight_decay < 0:
@@ -215,7 +214,7 @@ class LoggingSection:
                     "the arguments of the class"
                 )
         if self.wandb_mode is not None:
-            _one_of("logging.wandb_mode", self.wandb_mode, ("online", "offline"))
+            one_of("logging.wandb_mode", self.wandb_mode, ("online", "offline"))
 
 
 @dataclass
@@ -240,7 +239,7 @@ class CheckpointSection:
     init_from: str | None = MISSING
 
     def __post_init__(self) -> None:
-        _one_of("checkpoint.mode", self.mode, ("min", "max"))
+        one_of("checkpoint.mode", self.mode, ("min", "max"))
         _positive("checkpoint.every_steps", self.every_steps)
         _positive("checkpoint.keep_last_n", self.keep_last_n)
         if self.keep_best_n < 0:
@@ -267,13 +266,6 @@ class Schema:
     data: Any = MISSING
     loss: Any = MISSING
     evaluation: Any = MISSING
-
-
-def _one_of(key: str, value: str, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise ConfigError(
-            f"{key}={value}{nearest(value, allowed)}; allowed are {', '.join(allowed)}"
-        )
 
 
 def _positive(key: str, value: float | None) -> None:

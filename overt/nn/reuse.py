@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from overt.ops import compute_type
+
 Run = Callable[..., Any]
 
 
@@ -55,8 +57,6 @@ def together(module: nn.Module) -> Run:
 
 def _cast(module: nn.Module, named: dict[str, nn.Parameter]) -> dict[str, Tensor]:
     """Leaves to use in place of the weights; those of linear layers as autocast would have them."""
-    device = next(iter(named.values())).device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     linear = {
         f"{path}.{name}" if path else name
         for path, part in module.named_modules()
@@ -64,7 +64,7 @@ def _cast(module: nn.Module, named: dict[str, nn.Parameter]) -> dict[str, Tensor
         for name in ("weight", "bias")
     }
     return {
-        name: weight.detach().to(dtype if name in linear else None).requires_grad_()
+        name: weight.detach().to(compute_type(weight) if name in linear else None).requires_grad_()
         for name, weight in named.items()
     }
 

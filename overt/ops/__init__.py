@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+import torch
+from torch import Tensor
 
 HAS_TRITON = find_spec("triton") is not None
 
 
 def compute_type(like: Tensor) -> torch.dtype:
     """The type of matrix products: autocast's where that is on, or the tensor's own."""
-    import torch
-
     device = like.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else like.dtype

@@ -8,6 +8,7 @@ import pytest
 import torch
 from small_jepa import curve, first_batch, make_trainer, small_recipe
 
+from overt.config import load
 from overt.distributed import init_distributed
 from overt.engine.loader import map_tensors
 from overt.errors import ConfigError
@@ -118,3 +119,10 @@ def test_a_replayed_run_is_the_run_without_a_graph(precision: str, tmp_path: Pat
     assert trainer.graphed is not None
     assert trainer.graphed.recorded is not None
     assert run["graph"] == pytest.approx(run["plain"], rel=1e-5 if precision == "fp32" else 1e-2)
+
+
+def test_shapes_are_fixed_where_a_graph_is_asked_for() -> None:
+    for graph in ("false", "true"):
+        config = load(["recipe=hjepa", "data.root=none", f"training.cuda_graph={graph}"])
+        assert config.settings.data.masking.fixed_shapes is config.training.cuda_graph
+        assert f"fixed_shapes: {graph}" in config.text

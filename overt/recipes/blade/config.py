@@ -6,13 +6,12 @@ hand. This file does not import torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from omegaconf import MISSING
 
-from overt.errors import ConfigError, nearest
+from overt.errors import ConfigError, one_of
 
 CUSTOM, CONV = "custom", "conv"
 
@@ -54,13 +53,6 @@ PROTOCOLS = {
     name: Protocol(f"preprocessed_datasets/{name}.npz", f"datasets/{name}")
     for name in ("people_test", "people_p3", "people_p5", "people_far")
 }
-
-
-def one_of(key: str, value: str, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise ConfigError(
-            f"{key}={value}{nearest(value, list(allowed))}; allowed are {', '.join(allowed)}"
-        )
 
 
 # --- model ---------------------------------------------------------------------------------------

@@ -7,13 +7,12 @@ not import torch.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from omegaconf import MISSING
 
-from overt.errors import ConfigError, nearest
+from overt.errors import ConfigError, nearest, one_of
 
 CUSTOM = "custom"
 
@@ -507,11 +506,4 @@ def refuse_filling(model: ModelSettings, loss: LossSettings) -> None:
         raise ConfigError(
             f"data.masking.fixed_shapes=true with {' and '.join(reasons)}: the tokens that fill a "
             "batch up would count there; set training.cuda_graph=false, which fixed_shapes follows"
-        )
-
-
-def one_of(key: str, value: str, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise ConfigError(
-            f"{key}={value}{nearest(value, allowed)}; allowed are {', '.join(allowed)}"
         )

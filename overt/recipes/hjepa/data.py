@@ -239,11 +239,12 @@ class Collate:
         if settings.data.masking.fixed_shapes:
             masks = Masks(settings)
             drawn = [masks.draw(sample_rng(0, 0, index)) for index in range(IMAGES_TRIED)]
-            self.spread = Spread.over([self.lay_out([one]) for one in drawn])
+            self.spread = Spread.over([lay_out([one], self.grid, self.model) for one in drawn])
 
     def __call__(self, samples: list[Sample]) -> Batch:
         second = [sample.second for sample in samples if sample.second is not None]
-        layout = self.lay_out([(sample.contexts, sample.targets) for sample in samples])
+        masks = [(sample.contexts, sample.targets) for sample in samples]
+        layout = lay_out(masks, self.grid, self.model)
         if self.spread is not None:
             layout = fill_up(layout, self.spread.of_batch(len(samples)))
         return Batch(
@@ -252,19 +253,10 @@ class Collate:
             layout=layout,
         )
 
-    def lay_out(self, masks: list[tuple[Places, Places]]) -> Layout:
-        """Contexts and targets of each image as index tensors for the model."""
-        contexts, targets = (list(side) for side in zip(*masks, strict=True))
-        return lay_out(contexts, targets, self.grid, self.model)
 
-
-def lay_out(
-    contexts: list[Places],  # per image
-    targets: list[Places],
-    grid: Grid,
-    model: ModelSettings,
-) -> Layout:
-    """Contexts and targets of a batch as index tensors for the model."""
+def lay_out(masks: list[tuple[Places, Places]], grid: Grid, model: ModelSettings) -> Layout:
+    """Contexts and targets of each image as index tensors for the model."""
+    contexts, targets = (list(side) for side in zip(*masks, strict=True))
     batch, patches = len(contexts), grid[0] * grid[1]
     kept = [image[number] for number in range(len(contexts[0])) for image in contexts]
     hidden = None

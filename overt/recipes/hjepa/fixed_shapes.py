@@ -27,16 +27,15 @@ MULTIPLE = 64  # sizes that matrix products like
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of everything there is; in `Spread` also per image, as real numbers."""
+    """How much of everything there is in a batch."""
 
-    visible: float  # patches of all contexts
-    seen: float  # tokens of visible patches in the sequences of the predictor
-    hidden: float  # patches to predict
-    cells: tuple[float, ...]  # regions of each level above the first
+    visible: int  # patches of all contexts
+    seen: int  # tokens of visible patches in the sequences of the predictor
+    hidden: int  # patches to predict
+    cells: tuple[int, ...]  # regions of each level above the first
 
     @classmethod
     def of(cls, layout: Layout) -> Sizes:
-        """Those of a batch."""
         assert isinstance(layout.pooling, GridPooling)
         hidden = len(layout.prediction.places)
         return cls(
@@ -46,7 +45,7 @@ class Sizes:
             tuple(len(level.size) for level in layout.pooling.levels[1:]),
         )
 
-    def numbers(self) -> list[float]:
+    def numbers(self) -> list[int]:
         return [self.visible, self.seen, self.hidden, *self.cells]
 
 
@@ -74,7 +73,7 @@ class Spread:
 def fill_up(layout: Layout, sizes: Sizes) -> Layout:
     """The same batch in these sizes; as it is where something does not fit."""
     own = Sizes.of(layout)
-    missing = [int(more - less) for more, less in zip(sizes.numbers(), own.numbers(), strict=True)]
+    missing = [more - less for more, less in zip(sizes.numbers(), own.numbers(), strict=True)]
     visible, seen, hidden, *cells = missing
     if min(missing) < 0 or 0 in cells:
         return layout
@@ -82,7 +81,7 @@ def fill_up(layout: Layout, sizes: Sizes) -> Layout:
     return replace(
         layout,
         visible=_more_patches(layout.visible, visible),
-        prediction=_more_predictions(layout.prediction, int(own.visible), visible, seen, hidden),
+        prediction=_more_predictions(layout.prediction, own.visible, visible, seen, hidden),
         pooling=_more_cells(layout.pooling, [hidden, *cells]),
         filling=(visible, hidden, *cells),
     )

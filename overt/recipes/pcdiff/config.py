@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from overt.errors import ConfigError, nearest
+from overt.errors import ConfigError, one_of
 
 DATASETS = ("skullbreak", "skullfix")
 SCHEDULES = ("linear", "warm0.1", "warm0.2", "warm0.5", "cosine")
@@ -66,8 +66,8 @@ class DiffusionSettings:
     variance: str = MISSING
 
     def __post_init__(self) -> None:
-        _one_of("model.diffusion.schedule", self.schedule, SCHEDULES)
-        _one_of("model.diffusion.variance", self.variance, VARIANCES)
+        one_of("model.diffusion.schedule", self.schedule, SCHEDULES)
+        one_of("model.diffusion.variance", self.variance, VARIANCES)
         if not 0 < self.beta_start < self.beta_end < 1:
             raise ConfigError(
                 f"model.diffusion.beta_start={self.beta_start} and beta_end={self.beta_end}; "
@@ -174,7 +174,7 @@ class DataSettings:
     synthetic: SyntheticSettings | None = MISSING
 
     def __post_init__(self) -> None:
-        _one_of("data.dataset", self.dataset, DATASETS)
+        one_of("data.dataset", self.dataset, DATASETS)
         _at_least("data.num_implant_points", self.num_implant_points, 1)
         if self.num_points <= self.num_implant_points:
             raise ConfigError(
@@ -199,7 +199,7 @@ class LossSettings:
     min_snr_gamma: float = MISSING
 
     def __post_init__(self) -> None:
-        _one_of("loss.type", self.type, LOSSES)
+        one_of("loss.type", self.type, LOSSES)
         if self.min_snr_gamma <= 0:
             raise ConfigError(f"loss.min_snr_gamma={self.min_snr_gamma}; allowed is above 0")
 
@@ -235,7 +235,7 @@ class EvaluationSettings:
     cuda_graph: bool = MISSING
 
     def __post_init__(self) -> None:
-        _one_of("evaluation.sampler", self.sampler, SAMPLERS)
+        one_of("evaluation.sampler", self.sampler, SAMPLERS)
         _at_least("evaluation.ensemble", self.ensemble, 1)
         _at_least("evaluation.batch_size", self.batch_size, 1)
         _at_least("evaluation.loss_times", self.loss_times, 0)
@@ -267,13 +267,6 @@ class Settings:
             raise ConfigError(
                 f"evaluation.loss_times={self.evaluation.loss_times}; there are only {total} steps"
             )
-
-
-def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ConfigError(
-            f"{key}={value}{nearest(value, allowed)}; allowed are {', '.join(allowed)}"
-        )
 
 
 def _at_least(key: str, value: Any, least: int) -> None:
