@@ -154,3 +154,20 @@ def in_parts(line: str) -> list[str]:
     )
     parts = [part.strip(" ().;:,") for part in re.split(filled, said)]
     return [part for part in parts if len(part) > 3]
+
+
+def test_readme_compares_as_the_comparison_does() -> None:
+    def rows(page: str, first: str) -> list[list[str]]:
+        lines = (ROOT / page).read_text().partition(first)[2].splitlines()
+        table = [line.strip("|").split("|") for line in lines[2:] if line.startswith("|")]
+        return [[cell.strip() for cell in row] for row in table]
+
+    measured = {row[0]: row for row in rows("docs/comparison.md", "| | µs per step |")[:5]}
+    same_bits, same_number, speed, lines = rows("README.md", "| | overt | plain PyTorch |")[:4]
+    frameworks = ("overt", "plain", "fabric", "accelerate", "lightning")
+    assert speed[1:] == [measured[one][1] for one in frameworks]
+    assert lines[1:] == [measured[one][4] for one in frameworks]
+    assert same_bits[1:] == [measured[one][5] for one in frameworks]
+    kinds = {"the same": "yes", "differs": "no", "rounding": "up to rounding"}
+    found = [measured[one][6].partition(":")[0] for one in frameworks]
+    assert same_number[1:] == [kinds[kind] for kind in found]
