@@ -15,7 +15,7 @@ import tempfile
 import time
 
 import torch
-from step import build, one_step
+from step import STEPS_AT_A_TIME, build, one_step
 
 from overt.data.rng import sample_rng
 from overt.distributed import World
@@ -38,26 +38,26 @@ def mask_milliseconds(settings: Settings, images: int = 2000) -> float:
     return statistics.median(rounds)
 
 
-def step_milliseconds(trainer: Trainer, world: World, steps: int, every: int | None) -> float:
-    """A training step with a look every so many steps, or with the monitor switched off."""
+def step_milliseconds(trainer: Trainer, world: World, steps: int, every: int | None) -> list[float]:
+    """Training steps with a look every so many steps, or with the monitor switched off."""
     settings = trainer.config.settings
     settings.evaluation.collapse.every_steps = every
     trainer.interval.names = []  # the numbers of a step change with the monitor
+    trainer.interval.rows = []
     if trainer.graphed is not None:
         trainer.graphed = GraphedPass(trainer.run_pass, trainer.parameters)
+    trainer.state.step += 1  # from there on, a look falls on every step or on none
     for _ in range(WARM_UP + 2):
-        trainer.state.step += 1 if every is not None and every > 1 else 0
         one_step(trainer)
     times = []
     for _ in range(steps):
-        # A look falls on every step, or on none of these.
-        trainer.state.step += 1 if every is not None and every > 1 else 0
         _wait(world)
         began = time.perf_counter()
-        one_step(trainer)
+        for _ in range(STEPS_AT_A_TIME):
+            one_step(trainer)
         _wait(world)
-        times.append((time.perf_counter() - began) * 1e3)
-    return statistics.median(times)
+        times.append((time.perf_counter() - began) / STEPS_AT_A_TIME * 1e3)
+    return times
 
 
 def _wait(world: World) -> None:
@@ -71,15 +71,18 @@ def main() -> int:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_intermixed_args()
     with tempfile.TemporaryDirectory() as folder:
         trainer, world = build(options.recipe, options.overrides, folder, options.device)
         settings = trainer.config.settings
         cadence = settings.evaluation.collapse.every_steps
         masks = mask_milliseconds(settings)
-        without = step_milliseconds(trainer, world, options.steps, None)
-        between = step_milliseconds(trainer, world, options.steps, 10**9)
-        looking = step_milliseconds(trainer, world, options.steps, 1)
+        rounds: dict[int | None, list[float]] = {None: [], 10**9: [], 1: []}
+        for _ in range(options.rounds):  # in turns: what drifts, drifts for all of them
+            for every, times in rounds.items():
+                times += step_milliseconds(trainer, world, options.steps, every)
+        without, between, looking = map(statistics.median, rounds.values())
         trainer.close()
     cost = (between - without) + (looking - between) / cadence
     print(f"{options.recipe} {' '.join(options.overrides)} on {world.device}")

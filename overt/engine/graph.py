@@ -40,6 +40,7 @@ class GraphedPass:
         self.inputs: list[Tensor] = []
         self.gradients: list[Tensor | None] = []
         self.output: StepOutput | None = None
+        self.numbers = torch.empty(0)  # those of the output, all in one
 
     def __call__(self, batch: Any, counts: dict[str, Tensor]) -> StepOutput:
         given = _tensors((batch, counts))
@@ -57,8 +58,9 @@ class GraphedPass:
         self.graph.replay()
         self._hand_over()
         assert self.output is not None
-        # The next replay overwrites what this one has made.
-        result: StepOutput = map_tensors(self.output, Tensor.clone)
+        # The next replay overwrites what this one has made; one copy is cheaper than dozens.
+        copies = iter(self.numbers.clone().unbind())
+        result: StepOutput = map_tensors(self.output, lambda _: next(copies))
         return result
 
     def _warm_up(self, batch: Any, counts: dict[str, Tensor]) -> StepOutput:
@@ -79,8 +81,8 @@ class GraphedPass:
         torch.cuda.empty_cache()  # the recording has memory of its own
         # Only this thread is watched: the one that pins the loader's batches may go on.
         with torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode="thread_local"):
-            output = self.run(held, held_counts)
-        self.output = map_tensors(output, Tensor.detach)
+            self.output = map_tensors(self.run(held, held_counts), Tensor.detach)
+            self.numbers = torch.stack(_tensors(self.output))
         self.gradients = [parameter.grad for parameter in self.parameters]
         for parameter, gradient in zip(self.parameters, before, strict=True):
             parameter.grad = gradient

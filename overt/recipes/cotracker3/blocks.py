@@ -7,7 +7,7 @@ the released checkpoints, misspelling included, and stand in the order of their 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from torch.utils.checkpoint import (
 
 from overt.geometry.sample import resize_bilinear
 from overt.ops.linear_gelu import linear_gelu
+from overt.ops.map_norm import normalize_maps
 from overt.ops.short_attention import attend_within
 
 
@@ -62,32 +63,46 @@ class FeatureNetwork(nn.Module):
 
     def run(self, frames: Tensor) -> Tensor:
         size = (frames.shape[-2] // self.stride, frames.shape[-1] // self.stride)
-        frames = 2 * (frames.float() / 255) - 1
         if frames.is_cuda:  # the layout that tensor cores convolve in
             frames = frames.contiguous(memory_format=torch.channels_last)
-        x = F.relu(instance_norm(self.conv1(frames)))
+        frames = 2 * (frames.float() / 255) - 1
+        x = normalize_maps(convolve_unshifted(self.conv1, frames))
         scales = []
         for layer in (self.layer1, self.layer2, self.layer3, self.layer4):
             x = layer(x)
             scales.append(resize_bilinear(x, size))
-        x = F.relu(instance_norm(self.conv2(torch.cat(scales, dim=1))))
+        x = normalize_maps(convolve_unshifted(self.conv2, torch.cat(scales, dim=1)))
         maps: Tensor = self.conv3(x)
         return maps
 
 
 def keep_convolved(_: Any, operation: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
     """Convolutions are dear, and the statistics of their results a few numbers."""
-    kept = operation in (torch.ops.aten.convolution.default, torch.ops.aten.var_mean.correction)
+    kept = operation.name() in ("aten::convolution", "overt::map_moments")
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def instance_norm(x: Tensor) -> Tensor:
-    """Each map of (M, C, H, W) with mean 0 and variance 1."""
-    if not x.is_cuda:
-        return F.instance_norm(x)
-    # torch's own asks for another layout than the convolutions on both of its sides.
-    variance, mean = torch.var_mean(x.float(), dim=(2, 3), correction=0, keepdim=True)
-    return ((x - mean) * torch.rsqrt(variance + 1e-5)).to(x.dtype)
+def convolve_unshifted(convolution: nn.Conv2d, x: Tensor) -> Tensor:
+    """The convolution without its bias: normalisation takes away what is added to a whole map."""
+    weight = _WithIdle.apply(convolution.weight, convolution.bias)  # type: ignore[no-untyped-call]
+    return F.conv2d(x, weight, None, convolution.stride, convolution.padding)
+
+
+class _WithIdle(torch.autograd.Function):
+    """A parameter as it is, and beside it one without effect, whose gradient is zero.
+
+    Not none: an optimizer and several processes expect a gradient of every parameter.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, used: Tensor, idle: Tensor) -> Tensor:
+        ctx.save_for_backward(idle)
+        return used.view_as(used)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        (idle,) = ctx.saved_tensors
+        return gradient, torch.zeros_like(idle)
 
 
 class ResidualBlock(nn.Module):
@@ -102,9 +117,12 @@ class ResidualBlock(nn.Module):
             self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride=stride))
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(instance_norm(self.conv1(x)))
-        y = F.relu(instance_norm(self.conv2(y)))
-        return F.relu((x if self.downsample is None else instance_norm(self.downsample(x))) + y)
+        residual = x
+        if self.downsample is not None:
+            convolution = cast(nn.Conv2d, self.downsample[0])
+            residual = normalize_maps(convolve_unshifted(convolution, x), relu=False)
+        y = normalize_maps(convolve_unshifted(self.conv1, x))
+        return normalize_maps(convolve_unshifted(self.conv2, y), residual=residual)
 
 
 def _residual_pair(inputs: int, outputs: int, stride: int) -> nn.Sequential:
