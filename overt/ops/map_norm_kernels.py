@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from overt.ops.map_norm import EPS
+from overt.ops.norm_sums_kernels import add_parts, store_sums
 
 ROWS, WIDTH = 64, 64  # pixels and channels of a block
 TILE = {"ROWS": ROWS, "WIDTH": WIDTH, "num_warps": 4}
@@ -36,29 +37,6 @@ def _by_channel(values, image, channel, channels, known):
     return tl.load(values + image * channels + channel, mask=known, other=0.0)[None, :]
 
 
-@triton.jit
-def _store_sums(sums, first, second, image, channel, channels, known):
-    """What this program added up, in sums (M, parts, 2, C)."""
-    part, parts = tl.program_id(1), tl.num_programs(1)
-    target = sums + ((image * parts + part) * 2) * channels + channel
-    tl.store(target, tl.sum(first, axis=0), mask=known)
-    tl.store(target + channels, tl.sum(second, axis=0), mask=known)
-
-
-@triton.jit
-def _add_parts(sums, image, parts, channel, channels, AT_ONCE: tl.constexpr, WIDTH: tl.constexpr):
-    """Both sums of all programs of an image, by channel."""
-    first = tl.zeros((AT_ONCE, WIDTH), dtype=tl.float32)
-    second = tl.zeros((AT_ONCE, WIDTH), dtype=tl.float32)
-    for begin in range(0, parts, AT_ONCE):
-        part = begin + tl.arange(0, AT_ONCE)
-        inside = (part < parts)[:, None] & (channel < channels)[None, :]
-        source = sums + ((image * parts + part[:, None]) * 2) * channels + channel[None, :]
-        first += tl.load(source, mask=inside, other=0.0)
-        second += tl.load(source + channels, mask=inside, other=0.0)
-    return tl.sum(first, axis=0), tl.sum(second, axis=0)
-
-
 @triton.jit(do_not_specialize=["length"])
 def _moments(x, sums, length, channels, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """Sums of x - pivot and of its square."""
@@ -74,7 +52,7 @@ def _moments(x, sums, length, channels, ROWS: tl.constexpr, WIDTH: tl.constexpr)
         step = tl.where(inside, z.to(tl.float32) - pivot, 0.0)
         total += step
         squares += step * step
-    _store_sums(sums, total, squares, image, channel, channels, known)
+    store_sums(sums, image, total, squares, channel, channels)
 
 
 @triton.jit(do_not_specialize=["length", "parts"])
@@ -84,7 +62,7 @@ def _statistics(
 ):  # fmt: skip
     """Mean and one over the deviation of each map."""
     image, first, channel, known = _place(length, channels, WIDTH)
-    total, squares = _add_parts(sums, image, parts, channel, channels, AT_ONCE, WIDTH)
+    total, squares = add_parts(sums, image, parts, channel, channels, AT_ONCE, WIDTH)
     pivot = tl.load(x + first + channel, mask=known, other=0.0).to(tl.float32)
     away = total / length
     variance = tl.maximum(squares / length - away * away, 0.0)
@@ -143,7 +121,7 @@ def _gradient_sums(
         dy = tl.where(normal > lowest, dy.to(tl.float32), 0.0)
         total += dy
         tilts += dy * normal
-    _store_sums(sums, total, tilts, image, channel, channels, known)
+    store_sums(sums, image, total, tilts, channel, channels)
 
 
 @triton.jit(do_not_specialize=["length", "parts"])
@@ -156,7 +134,7 @@ def _gradient_values(
     x, gradient, result = x + first, gradient + first, result + first
     middle = _by_channel(mean, image, channel, channels, known)
     slope = _by_channel(factor, image, channel, channels, known)
-    total, tilts = _add_parts(sums, image, parts, channel, channels, AT_ONCE, WIDTH)
+    total, tilts = add_parts(sums, image, parts, channel, channels, AT_ONCE, WIDTH)
     level = (total / length)[None, :]
     tilt = (tilts / length)[None, :]
     for begin in range(tl.program_id(1) * ROWS, length, tl.num_programs(1) * ROWS):

@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from overt.ops.norm_sums_kernels import add_parts, store_sums
+
 
 @triton.jit
 def _range(starts, cloud, length, centers, PAIRS: tl.constexpr):
@@ -63,9 +65,7 @@ def moments(
         else:
             total += step
             squares += step * step
-    target = sums + ((cloud * parts + part) * 2) * channels + channel
-    tl.store(target, tl.sum(total, axis=0), mask=known)
-    tl.store(target + channels, tl.sum(squares, axis=0), mask=known)
+    store_sums(sums, cloud, total, squares, channel, channels)
 
 
 @triton.jit
@@ -77,20 +77,6 @@ def _by_group(values, channel, channels, GROUPS: tl.constexpr):
         mine = (group == number) & (channel < channels)
         result = tl.where(mine, tl.sum(tl.where(mine, values, 0.0), axis=0), result)
     return result
-
-
-@triton.jit
-def _add_parts(sums, cloud, parts, channel, channels, AT_ONCE: tl.constexpr, WIDTH: tl.constexpr):
-    """Both sums of all programs of a cloud, by channel."""
-    first = tl.zeros((AT_ONCE, WIDTH), dtype=tl.float32)
-    second = tl.zeros((AT_ONCE, WIDTH), dtype=tl.float32)
-    for begin in range(0, parts, AT_ONCE):
-        part = begin + tl.arange(0, AT_ONCE)
-        inside = (part < parts)[:, None] & (channel < channels)[None, :]
-        source = sums + ((cloud * parts + part[:, None]) * 2) * channels + channel[None, :]
-        first += tl.load(source, mask=inside, other=0.0)
-        second += tl.load(source + channels, mask=inside, other=0.0)
-    return tl.sum(first, axis=0), tl.sum(second, axis=0)
 
 
 @triton.jit
@@ -115,7 +101,7 @@ def statistics(
     first, _ = _range(starts, cloud, length, centers, PAIRS)
     channel = tl.arange(0, WIDTH)
     known = channel < channels
-    total, squares = _add_parts(sums, cloud, parts, channel, channels, AT_ONCE, WIDTH)
+    total, squares = add_parts(sums, cloud, parts, channel, channels, AT_ONCE, WIDTH)
     pivot = tl.load(rows + first * channels + channel, mask=known, other=0.0).to(tl.float32)
     count = length * 1.0  # rows, padding included
     size = count * (channels // GROUPS)
@@ -263,9 +249,7 @@ def gradient_sums(
         )
         total += dy
         moment += dy * normal
-    target = sums + ((cloud * parts + part) * 2) * channels + channel
-    tl.store(target, tl.sum(total, axis=0), mask=known)
-    tl.store(target + channels, tl.sum(moment, axis=0), mask=known)
+    store_sums(sums, cloud, total, moment, channel, channels)
 
 
 @triton.jit
@@ -285,7 +269,7 @@ def gradient_statistics(
     cloud = tl.program_id(0).to(tl.int64)
     channel = tl.arange(0, WIDTH)
     known = channel < channels
-    total, moment = _add_parts(sums, cloud, parts, channel, channels, AT_ONCE, WIDTH)
+    total, moment = add_parts(sums, cloud, parts, channel, channels, AT_ONCE, WIDTH)
     gain = tl.load(scale + channel, mask=known, other=0.0)
     size = length * 1.0 * (channels // GROUPS)
     target = cloud * 2 * channels + channel
