@@ -150,11 +150,15 @@ def make_block(draw: Sequence[float], grid: Grid, scale: Range, aspect: Range) -
     Every place where it fits is as likely as any other.
     """
     down, across = grid
-    area = (scale[0] + draw[0] * (scale[1] - scale[0])) * down * across
-    ratio = aspect[0] + draw[1] * (aspect[1] - aspect[0])
-    height = min(max(round(math.sqrt(area / ratio)), 1), down)
-    width = min(max(round(height * ratio), 1), across)
-    return int(draw[2] * (down - height + 1)), int(draw[3] * (across - width + 1)), height, width
+    size, shape, y, x = draw
+    area = (scale[0] + size * (scale[1] - scale[0])) * down * across
+    ratio = aspect[0] + shape * (aspect[1] - aspect[0])
+    # Without min() and max(), which would take longer than all the rest.
+    height = round(math.sqrt(area / ratio))
+    height = 1 if height < 1 else down if height > down else height
+    width = round(height * ratio)
+    width = 1 if width < 1 else across if width > across else width
+    return int(y * (down - height + 1)), int(x * (across - width + 1)), height, width
 
 
 def place(size: Grid, grid: Grid, rng: np.random.Generator) -> Block:
