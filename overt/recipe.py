@@ -92,7 +92,8 @@ class RecipeExtras(Protocol):
 
     # True: the loss is the same device work for all batches of one shape, so that a recording of
     # it can be replayed (`training.cuda_graph`). It looks at no value on the host, nor at `step`.
-    replayable: bool
+    # A string says by which setting that is not so.
+    replayable: bool | str
 
     def replays_at(self, step: int) -> bool:
         """False for a step that does look at values on the host: it runs as without recording."""

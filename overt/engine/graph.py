@@ -110,7 +110,13 @@ def check_replayable(recipe: object, device: torch.device) -> None:
             f"training.cuda_graph=true with training.device={device.type}: CUDA graphs need CUDA; "
             "set training.cuda_graph=false"
         )
-    if not getattr(recipe, "replayable", False):
+    replayable = getattr(recipe, "replayable", False)
+    if isinstance(replayable, str):
+        raise ConfigError(
+            f"training.cuda_graph=true, but the pass cannot be replayed: {replayable}, or set "
+            "training.cuda_graph=false"
+        )
+    if not replayable:
         raise ConfigError(
             f"training.cuda_graph=true, but {type(recipe).__qualname__} does not say that its loss "
             "can be replayed (replayable = True: it neither looks at values on the host nor at the "

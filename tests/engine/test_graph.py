@@ -10,7 +10,7 @@ from toy_runs import losses_by_step, toy_config
 
 from overt.config import build_recipe
 from overt.distributed import init_distributed
-from overt.engine.graph import GraphedPass, add_over_processes
+from overt.engine.graph import GraphedPass, add_over_processes, check_replayable
 from overt.engine.trainer import Trainer
 from overt.errors import ConfigError
 
@@ -28,6 +28,14 @@ def make(folder: Path, *overrides: str, replayable: bool = True) -> Trainer:
 def test_a_graph_needs_cuda_and_a_recipe_that_can_be_replayed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="CUDA graphs need CUDA"):
         make(tmp_path, "training.cuda_graph=true", "training.device=cpu")
+
+
+def test_a_recipe_can_say_which_setting_stands_in_the_way() -> None:
+    class Changing:
+        replayable = "data.size=null gives every batch its own shape; set a number"
+
+    with pytest.raises(ConfigError, match=r"data\.size=null .* a number, or set training\.cuda_gr"):
+        check_replayable(Changing(), torch.device("cuda"))
 
 
 @gpu

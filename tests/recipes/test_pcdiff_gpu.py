@@ -79,7 +79,7 @@ def test_too_little_room_gives_no_loss(root: Path) -> None:
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_a_step_never_waits_for_the_device(dtype: torch.dtype | None, root: Path) -> None:
     recipe = with_room(root, 24)
-    assert recipe.replayable
+    assert recipe.replayable is True
     batch = on_device(first_batch(recipe, 2))
     model = recipe.build_model().cuda().train()
     samples = {"samples": torch.tensor(2, device="cuda")}

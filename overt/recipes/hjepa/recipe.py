@@ -45,8 +45,12 @@ class HJEPARecipe:
         self.settings = settings
         self.grid = patch_grid(settings)
         self.collate = Collate(settings)
-        # Whatever the masks, the work is the same.
-        self.replayable = settings.data.masking.fixed_shapes
+        self.replayable: bool | str = True  # whatever the masks, the work is the same
+        if not settings.data.masking.fixed_shapes:
+            self.replayable = (
+                "with data.masking.fixed_shapes=false every batch has its own number of tokens; "
+                "leave the key out, so that it follows training.cuda_graph"
+            )
         self.monitor: CollapseMonitor | None = None  # made with the model, which holds it
         self.momentum: EMAScheduler | None = None
 

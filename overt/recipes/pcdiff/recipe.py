@@ -52,8 +52,13 @@ class PCDiffRecipe:
         self.settings = settings
         self.down, self.up = levels(settings.model)
         self.plans = make_plans(self.down, self.up, settings.model.resolution_multiplier)
-        # With room set aside for neighbours, the host asks the device for nothing.
-        self.replayable = all(plan.pairs_per_center is not None for plan in self.plans)
+        self.replayable: bool | str = True
+        if any(plan.pairs_per_center is None for plan in self.plans):
+            # With room set aside for neighbours, the host asks the device for nothing.
+            self.replayable = (
+                "a level of the model has pairs_per_center=null, so that the host waits for the "
+                "number of its neighbours; give every level a number"
+            )
         self.arrays: dict[torch.device, Arrays] = {}
 
     def arrays_on(self, device: torch.device) -> Arrays:
