@@ -6,6 +6,7 @@ The command line prints them without a traceback; anything else that escapes is 
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Sequence
 
 # What a run exits with when it was asked to stop and saved: a batch script requeues it.
@@ -63,6 +64,28 @@ def nearest(word: str, words: Sequence[str]) -> str:
         best = _alike(own, list(last.values()))
         close = [name for name in words if last[name] in best][:1]
     return f" (did you mean {close[0]}?)" if close else ""
+
+
+def within(
+    key: str,
+    value: float | None,
+    lowest: float,
+    highest: float = math.inf,
+    *,
+    above: bool = False,
+    below: bool = False,
+) -> None:
+    """Refuse a number outside of a range, whose ends belong to it unless it is to be `above` or
+    `below` them. None is no number."""
+    if value is None or (
+        (lowest < value if above else lowest <= value)
+        and (value < highest if below else value <= highest)
+    ):
+        return
+    parts = [f"{'above' if above else 'at least'} {lowest:g}"]
+    if highest < math.inf:
+        parts.append(f"{'below' if below else 'at most'} {highest:g}")
+    raise ConfigError(f"{key}={value}; it must be {' and '.join(parts)}")
 
 
 def one_of(key: str, value: str, allowed: Sequence[str]) -> None:

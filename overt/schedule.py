@@ -297,11 +297,12 @@ def build_schedule(
     epochs: float,
     steps_per_epoch: int,
     where: str = "schedule",
+    further: tuple[str, ...] = (),
 ) -> Scheduler | HierarchicalScheduler:
     """The schedule that a section of the configuration names in `_target_`.
 
     For HierarchicalScheduler, `levels` is a list of such sections, and each of them may multiply
-    the base value by its own `base_factor`.
+    the base value by its own `base_factor`. `further` options are allowed, but read elsewhere.
     """
     options = dict(section)
     target = options.pop("_target_", None)
@@ -311,7 +312,7 @@ def build_schedule(
     if kind is HierarchicalScheduler:
         return _build_levels(options, base_value, epochs, steps_per_epoch, where)
     known = {x.name: x for x in fields(kind) if x.init and x.name not in _FROM_ENGINE}
-    _refuse_unknown(options, known, where)
+    _refuse_unknown(options, [*known, *further], where)
     missing = [n for n, x in known.items() if x.default is MISSING and n not in options]
     if missing:
         raise ConfigError(f"{where}.{missing[0]} is missing; {kind.__name__} needs a number there")
@@ -341,7 +342,8 @@ def _build_levels(
         factor = level.get("base_factor", 1.0)
         _check_number(f"{here}.base_factor", factor, "float")
         rest = {name: value for name, value in level.items() if name != "base_factor"}
-        scheduler = build_schedule(rest, base_value * factor, epochs, steps_per_epoch, here)
+        value = base_value * factor
+        scheduler = build_schedule(rest, value, epochs, steps_per_epoch, here, ("base_factor",))
         if isinstance(scheduler, HierarchicalScheduler):
             raise ConfigError(f"{here}._target_ has levels of its own; levels do not nest")
         built.append(scheduler)

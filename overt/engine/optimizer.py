@@ -13,7 +13,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from overt.config import import_target
 from overt.errors import ConfigError, nearest
-from overt.schedule import build_schedule
+from overt.schedule import HierarchicalScheduler, build_schedule
 from overt.schema import OptimizerSection
 
 
@@ -90,6 +90,18 @@ def set_learning_rate(
     for group in optimizer.param_groups:
         group["lr"] = levels[min(group["level"], len(levels) - 1)] * group["lr_scale"]
     return float(optimizer.param_groups[0]["lr"])
+
+
+def check_levels(optimizer: torch.optim.Optimizer, schedule: Callable[[int], Any]) -> None:
+    """Refuse a schedule with a rate for each level where the parameters have other levels."""
+    if not isinstance(schedule, HierarchicalScheduler):
+        return
+    levels = 1 + max(group["level"] for group in optimizer.param_groups)
+    if schedule.num_levels != levels:
+        raise ConfigError(
+            f"schedule.levels has {schedule.num_levels} schedules, but the parameters of this "
+            f"model are of {levels} level(s); give one for each"
+        )
 
 
 def weight_decay_schedule(

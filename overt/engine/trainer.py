@@ -40,6 +40,7 @@ from overt.engine.loader import (
 from overt.engine.observe import Observer
 from overt.engine.optimizer import (
     build_optimizer,
+    check_levels,
     clip_gradients,
     set_learning_rate,
     set_weight_decay,
@@ -175,6 +176,7 @@ class Trainer:
         self.learning_rate = scaled_learning_rate(config.optimizer, self.plan.global_batch_size)
         epochs = self.total_steps / steps_per_epoch
         self.schedule = build_schedule(config.schedule, self.learning_rate, epochs, steps_per_epoch)
+        check_levels(self.optimizer, self.schedule)
         self.weight_decay = weight_decay_schedule(config.optimizer, epochs, steps_per_epoch)
         momentum = training.ema_momentum or 0.0
         final = momentum if training.ema_final_momentum is None else training.ema_final_momentum

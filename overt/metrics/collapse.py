@@ -30,8 +30,15 @@ def token_statistics(tokens: Tensor) -> Tensor:
     covariance = sum_over_processes(centred.T @ centred) / (count - 1).clamp(min=1)
     deviation = covariance.diagonal().sqrt()
     size = first[-2] / count
-    rank = rank_of(torch.linalg.eigvalsh(covariance), floor=(1e-12 * size).square())
+    rank = rank_of(eigenvalues_of(covariance), floor=(1e-12 * size).square())
     return torch.stack([deviation.mean(), deviation.min(), size, rank])
+
+
+def eigenvalues_of(matrix: Tensor) -> Tensor:
+    """Of a symmetric matrix; NaN where it holds NaN or Inf, which LAPACK refuses."""
+    finite = matrix.isfinite().all()
+    eigenvalues: Tensor = torch.linalg.eigvalsh(torch.where(finite, matrix, 0.0))
+    return torch.where(finite, eigenvalues, torch.nan)
 
 
 def rank_of(eigenvalues: Tensor, floor: Tensor) -> Tensor:
@@ -39,7 +46,7 @@ def rank_of(eigenvalues: Tensor, floor: Tensor) -> Tensor:
 
     Where all are, the rank is 1.
     """
-    singular = eigenvalues.where(eigenvalues > floor, 0.0).sqrt()
+    singular = eigenvalues.where(~(eigenvalues <= floor), 0.0).sqrt()  # NaN stays
     shares = singular / singular.sum().clamp(min=torch.finfo(singular.dtype).tiny)
     return torch.exp(-(shares * torch.log(shares + 1e-12)).sum())
 
@@ -52,8 +59,8 @@ def image_statistics(features: Tensor) -> Tensor:
     """
     rows = features.double().flatten(1)
     some = rows[:100]
-    eigenvalues = torch.linalg.eigvalsh(some @ some.T)
-    singular = eigenvalues.where(eigenvalues > 1e-13 * eigenvalues.max(), 0.0).sqrt()
+    eigenvalues = eigenvalues_of(some @ some.T)
+    singular = eigenvalues.where(~(eigenvalues <= 1e-13 * eigenvalues.max()), 0.0).sqrt()
     shares = singular / singular.sum()
     rank = torch.exp(-(shares * torch.log(shares + 1e-8)).sum())
     return torch.stack([rows.std(), rows.norm(dim=1).mean(), rank])

@@ -25,6 +25,14 @@ def test_an_offset_does_not_hide_behind_the_rank_and_scale_shows_in_std_only() -
     assert small[0].item() == pytest.approx(1e-3 * before[0].item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_features_that_are_not_finite_give_nan_and_no_error(value: float) -> None:
+    rows = torch.randn(20, 5)
+    rows[3, 2] = value
+    assert token_statistics(rows)[3].isnan()
+    assert image_statistics(rows)[2].isnan()
+
+
 def test_it_is_the_entropy_of_the_singular_values() -> None:
     torch.manual_seed(0)
     rows = torch.randn(50, 4, dtype=torch.float64) @ torch.randn(4, 12, dtype=torch.float64)

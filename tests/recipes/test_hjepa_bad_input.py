@@ -1,15 +1,18 @@
 """Images and checkpoints as one finds them: broken, grey, transparent, tiny, of other sizes."""
 
 import logging
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-from small_jepa import make_trainer
+from small_jepa import make_trainer, small_config
 from toy_runs import read_rows
 
-from overt.errors import DataError
+from overt.engine.optimizer import check_levels
+from overt.errors import ConfigError, DataError, NonFiniteError
+from overt.schedule import HierarchicalScheduler
 
 QUICK = ["training.num_steps=3", "training.batch_size=4", "data.synthetic=null", "evaluation.k=2"]
 
@@ -72,3 +75,40 @@ def test_a_checkpoint_of_another_patch_size_is_resized_and_the_log_says_so(
         trainer = make_trainer(tmp_path, *own, "exp_name=two", start, "data.image_size=[16,32]")
     assert "position table resized from (4, 4) to (4, 8) patches" in caplog.text
     trainer.close()
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("data.masking.min_keep=500", "an image has 4 x 4 patches"),
+        ("model.num_hierarchies=4", "8 x 8 patches, but an image has 4 x 4"),
+        ("model.drop_path_rate=1.5", "at least 0 and below 1"),
+        ("model.predictor.num_heads=0", "model.predictor.num_heads=0; it must be at least 1"),
+        ("data.std=[0.2,0,0.2]", "data.std=0.0; it must be above 0"),
+        ("data.augmentation.color_jitter=-1", "at least 0"),
+        ("evaluation.temperature=0", "above 0"),
+        ("evaluation.linear_probe.batch_size=0", "evaluation.linear_probe.batch_size=0"),
+        ("loss.sigreg_num_slices=0", "at least 1"),
+        ("loss.contrastive_temperature=0", "above 0"),
+    ],
+)
+def test_impossible_settings_are_refused_at_once(override: str, said: str, tmp_path: Path) -> None:
+    further = ["loss.hierarchy_weights=[1,1,1,1]"] if "hierarchies" in override else []
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        small_config(tmp_path, override, *further)
+
+
+def test_the_levels_of_a_schedule_are_those_of_the_model(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, "model.projection=predictions")
+    three = HierarchicalScheduler([trainer.schedule] * 3)
+    check_levels(trainer.optimizer, three)
+    with pytest.raises(ConfigError, match=r"schedule.levels has 2 schedules, .* of 3 level"):
+        check_levels(trainer.optimizer, HierarchicalScheduler(three.schedulers[:2]))
+
+
+def test_a_run_that_diverges_is_stopped_by_the_engine_and_not_by_the_monitor(
+    tmp_path: Path,
+) -> None:
+    settings = ["optimizer.lr=1e20", "evaluation.collapse.every_steps=1", "training.num_steps=40"]
+    with pytest.raises(NonFiniteError):
+        make_trainer(tmp_path, *settings, "training.evaluate_every_steps=null").train()

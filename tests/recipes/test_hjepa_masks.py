@@ -12,6 +12,7 @@ from overt.recipes.hjepa.masks import (
     OfficialRule,
     hierarchical_rule,
     ijepa_rule,
+    make_block,
     multiblock_rule,
     patches_of,
     touches,
@@ -92,6 +93,23 @@ def test_every_place_is_as_likely_and_the_last_row_is_reached() -> None:
         corners[top, left] += 1
     expected = draws / 12
     assert np.abs(corners - expected).max() < 5 * np.sqrt(expected)
+
+
+@pytest.mark.parametrize("grid", [(14, 28), (28, 14), (8, 32), (32, 8)])
+@pytest.mark.parametrize("make", [ijepa_rule, multiblock_rule])
+def test_oblong_images_have_blocks_of_the_area_that_was_asked_for(
+    make: type[MaskRule], grid: tuple[int, int]
+) -> None:
+    rule = make(grid)
+    rng = np.random.default_rng(0)
+    for scale, aspect in (
+        (rule.target_scale, rule.target_aspect),
+        (rule.context_scale, rule.context_aspect),
+    ):
+        blocks = [make_block(draw, grid, scale, aspect) for draw in rng.random((400, 4)).tolist()]
+        areas = np.array([height * width for _, _, height, width in blocks]) / (grid[0] * grid[1])
+        assert areas.mean() == pytest.approx(sum(scale) / 2, rel=0.04)
+        assert areas.max() <= 1
 
 
 def test_targets_keep_apart_where_there_is_room() -> None:

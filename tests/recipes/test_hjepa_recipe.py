@@ -67,7 +67,7 @@ REFUSED = {
     "evaluation.layers=3": "2 blocks",
     "loss.sigreg_test=points": "did you mean reference_points",
     "evaluation.collapse.every_steps=0": "every_steps",
-    "model.ema.momentum=1.1": "0 to 1",
+    "model.ema.momentum=1.1": "at most 1",
     "model.predictor.num_heads=3": "multiple",
 }
 

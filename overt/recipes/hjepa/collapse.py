@@ -89,13 +89,15 @@ class CollapseMonitor(nn.Module):
         rows = dict(zip(self.parts, self.numbers.tolist(), strict=True))
         for part in ("context", "target"):
             std, _, size, rank = rows[part]
+            if not math.isfinite(std + size + rank):
+                continue  # diverged, which the engine sees by itself: no collapse
             share = std / max(size / math.sqrt(width), 1e-30)
-            if not share >= self.settings.min_std:
+            if share < self.settings.min_std:
                 found.append(
                     f"{part} features vary by {share:.3g} of their size (evaluation.collapse."
                     f"min_std={self.settings.min_std})"
                 )
-            if not rank / width >= self.settings.min_rank:
+            if rank / width < self.settings.min_rank:
                 found.append(
                     f"{part} features have effective rank {rank:.1f} of {width} (evaluation."
                     f"collapse.min_rank={self.settings.min_rank})"

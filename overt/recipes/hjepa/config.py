@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from omegaconf import MISSING
 
-from overt.errors import ConfigError, nearest, one_of
+from overt.errors import ConfigError, nearest, one_of, within
 
 CUSTOM = "custom"
 
@@ -62,6 +62,11 @@ class PredictorSettings:
     num_heads: int = MISSING
     mlp_ratio: float = MISSING
 
+    def __post_init__(self) -> None:
+        for key in ("width", "depth", "num_heads"):
+            within(f"model.predictor.{key}", getattr(self, key), 1)
+        within("model.predictor.mlp_ratio", self.mlp_ratio, 0, above=True)
+
 
 @dataclass
 class EmaSettings:
@@ -75,8 +80,9 @@ class EmaSettings:
 
     def __post_init__(self) -> None:
         for key in ("momentum", "momentum_end"):
-            if not 0.0 <= getattr(self, key) <= 1.0:
-                raise ConfigError(f"model.ema.{key}={getattr(self, key)}; allowed is 0 to 1")
+            within(f"model.ema.{key}", getattr(self, key), 0, 1)
+        within("model.ema.momentum_warmup_epochs", self.momentum_warmup_epochs, 0)
+        within("model.ema.stretch", self.stretch, 0, above=True)
 
 
 @dataclass
@@ -84,6 +90,9 @@ class RopeSettings:
     # turn queries and keys by row and column of their patch, besides the position table
     use_rope: bool = MISSING
     theta: float = MISSING
+
+    def __post_init__(self) -> None:
+        within("model.rope.theta", self.theta, 0, above=True)
 
 
 @dataclass
@@ -156,8 +165,9 @@ class ModelSettings:
         one_of("model.projection", self.projection, ("none", "predictions", "shared"))
         one_of("model.projection_norm", self.projection_norm, ("layernorm", "batchnorm", "none"))
         one_of("model.fpn.fusion_method", self.fpn.fusion_method, ("add", "concat"))
-        if self.num_hierarchies < 1:
-            raise ConfigError(f"model.num_hierarchies={self.num_hierarchies}; allowed is 1 or more")
+        for key in ("embed_dim", "depth", "num_heads", "patch_size", "num_hierarchies"):
+            within(f"model.{key}", getattr(self, key), 1)
+        within("model.drop_path_rate", self.drop_path_rate, 0, 1, below=True)
         if self.fpn.use_fpn and self.projection == "none":
             raise ConfigError(
                 "model.fpn.use_fpn=true ends in the projections, but model.projection=none; set "
@@ -267,8 +277,7 @@ class MaskingSettings:
             if len(pair) != 2 or not 0 < pair[0] <= pair[1] <= largest:
                 raise ConfigError(f"data.masking.{key}={list(pair)}; give [lowest, highest]")
         for key in ("num_masks", "num_context_masks", "min_keep"):
-            if getattr(self, key) < 1:
-                raise ConfigError(f"data.masking.{key}={getattr(self, key)}; it must be at least 1")
+            within(f"data.masking.{key}", getattr(self, key), 1)
         if self.max_keep is not None and self.max_keep < self.min_keep:
             raise ConfigError(
                 f"data.masking.max_keep={self.max_keep} is below min_keep={self.min_keep}; raise "
@@ -288,6 +297,10 @@ class SyntheticSettings:
     # pixels of a side
     size: int = MISSING
     seed: int = MISSING
+
+    def __post_init__(self) -> None:
+        for key in ("classes", "per_class", "size"):
+            within(f"data.synthetic.{key}", getattr(self, key), 1)
 
 
 @dataclass
@@ -310,6 +323,7 @@ class AugmentationSettings:
             raise ConfigError(
                 f"data.augmentation.crop_scale={list(pair)}; give [lowest, highest] within 0 to 1"
             )
+        within("data.augmentation.color_jitter", self.color_jitter, 0)
 
 
 @dataclass
@@ -337,11 +351,12 @@ class DataSettings:
             raise ConfigError(
                 f"data.image_size={list(self.image_size)}; it takes [height, width] in pixels"
             )
-        if not 0 <= self.held_out < 1:
-            raise ConfigError(f"data.held_out={self.held_out}; allowed is from 0 to below 1")
+        within("data.held_out", self.held_out, 0, 1, below=True)
         for key in ("mean", "std"):
             if len(getattr(self, key)) != 3:
                 raise ConfigError(f"data.{key} takes three numbers: red, green and blue")
+        for number in self.std:
+            within("data.std", number, 0, above=True)
 
 
 @dataclass
@@ -379,6 +394,14 @@ class LossSettings:
         one_of("loss.type", self.type, tuple(LOSS_TYPES))
         one_of("loss.jepa_loss_type", self.jepa_loss_type, ("mse", "smoothl1", "huber"))
         one_of("loss.sigreg_test", self.sigreg_test, ("char_function", "reference_points"))
+        for weight in self.hierarchy_weights:
+            within("loss.hierarchy_weights", weight, 0)
+        names = ("vicreg", "vicreg_variance", "vicreg_covariance", "sigreg", "contrastive")
+        for name in names:
+            within(f"loss.{name}_weight", getattr(self, f"{name}_weight"), 0)
+        for key in ("huber_delta", "vicreg_eps", "contrastive_temperature"):
+            within(f"loss.{key}", getattr(self, key), 0, above=True)
+        within("loss.sigreg_num_slices", self.sigreg_num_slices, 1)
 
     @property
     def distance(self) -> str:
@@ -406,9 +429,7 @@ class CollapseSettings:
 
     def __post_init__(self) -> None:
         for key in ("every_steps", "max_tokens", "stop_after"):
-            value = getattr(self, key)
-            if value is not None and value < 1:
-                raise ConfigError(f"evaluation.collapse.{key}={value}; it must be at least 1")
+            within(f"evaluation.collapse.{key}", getattr(self, key), 1)
 
 
 @dataclass
@@ -449,9 +470,13 @@ class EvaluationSettings:
 
     def __post_init__(self) -> None:
         for key in ("max_samples", "batch_size", "k", "layers"):
-            value = getattr(self, key)
-            if value is not None and value < 1:
-                raise ConfigError(f"evaluation.{key}={value}; it must be at least 1")
+            within(f"evaluation.{key}", getattr(self, key), 1)
+        within("evaluation.temperature", self.temperature, 0, above=True)
+        for name in ("linear_probe", "attentive_probe"):
+            probe, section = getattr(self, name), f"evaluation.{name}"
+            within(f"{section}.epochs", probe.epochs, 1)
+            within(f"{section}.batch_size", probe.batch_size, 1)
+            within(f"{section}.lr", probe.lr, 0, above=True)
 
 
 @dataclass
@@ -471,6 +496,7 @@ class Settings:
                     f"data.image_size={list(data.image_size)}: the {name} {side} is not a "
                     f"multiple of the patch size {patch}; use {side - side % patch or patch}"
                 )
+        self._check_grid(data.image_size[0] // patch, data.image_size[1] // patch)
         if self.evaluation.layers > model.sizes().depth:
             raise ConfigError(
                 f"evaluation.layers={self.evaluation.layers}, but the encoder has "
@@ -491,6 +517,27 @@ class Settings:
         if model.hidden_tokens == "zero" and data.masking.num_context_masks > 1:
             raise ConfigError(
                 "model.hidden_tokens=zero takes one context; set data.masking.num_context_masks=1"
+            )
+
+    def _check_grid(self, down: int, across: int) -> None:
+        """Refuse what an image of so many patches has no room for."""
+        model, masking = self.model, self.data.masking
+        found = f"an image has {down} x {across} patches"
+        if masking.min_keep > down * across:
+            raise ConfigError(
+                f"data.masking.min_keep={masking.min_keep}, but {found}; lower it, or raise "
+                "data.image_size"
+            )
+        if masking.ijepa_compat and min(down, across) < 2:
+            raise ConfigError(
+                f"data.masking.ijepa_compat=true needs 2 patches along each side, but {found}"
+            )
+        side = 2 ** (model.num_hierarchies - 1)
+        if model.pooling == "grid" and side > max(down, across):
+            raise ConfigError(
+                f"model.num_hierarchies={model.num_hierarchies}: regions of the last level have "
+                f"{side} x {side} patches, but {found}; use fewer levels, smaller patches or "
+                "larger images"
             )
 
 

@@ -155,6 +155,11 @@ def make_block(draw: Sequence[float], grid: Grid, scale: Range, aspect: Range) -
     ratio = aspect[0] + shape * (aspect[1] - aspect[0])
     # Without min() and max(), which would take longer than all the rest.
     height = round(math.sqrt(area / ratio))
+    if down != across and (height > down or height * ratio > across):
+        # In an oblong image the side that fits makes up for the other; square images keep to the
+        # published rule, which cuts off.
+        height = down if height > down else round(area / across)
+        ratio = area / height**2
     height = 1 if height < 1 else down if height > down else height
     width = round(height * ratio)
     width = 1 if width < 1 else across if width > across else width
