@@ -50,7 +50,7 @@ class Preempted(StopError):  # noqa: N818  (it is none)
 
 
 def _alike(word: str, words: Sequence[str]) -> list[str]:
-    return difflib.get_close_matches(word, words, n=1, cutoff=0.7)
+    return difflib.get_close_matches(word, words, n=1, cutoff=0.75)
 
 
 def nearest(word: str, words: Sequence[str]) -> str:

@@ -50,4 +50,6 @@ def export_encoder(encoder: nn.Module, path: Path) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        raise SystemExit(__doc__)
     main(Path(sys.argv[1]))

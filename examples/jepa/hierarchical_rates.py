@@ -35,13 +35,13 @@ def main(words: Sequence[str]) -> dict[int, float]:
     own = ["recipe=hjepa_tiny", "exp_name=jepa_rates", "model.projection=predictions"]
     config = load([*own, *LEVELS, *words])
     from overt import Trainer, init_distributed
+    from overt.engine.optimizer import set_learning_rate
 
     trainer = Trainer(config, build_recipe(config), init_distributed(config.training.device))
-    trainer.train_step()
+    set_learning_rate(trainer.optimizer, trainer.schedule, 0)
     rates = {group["level"]: group["lr"] for group in trainer.optimizer.param_groups}
     for level, rate in rates.items():
         print(f"level {level}: {rate:.2e} in the first step")
-    trainer.state.step += 1
     trainer.train()
     return rates
 
