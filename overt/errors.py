@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 # What a run exits with when it was asked to stop and saved: a batch script requeues it.
 PREEMPTED_EXIT_CODE = 85
@@ -64,6 +65,13 @@ def nearest(word: str, words: Sequence[str]) -> str:
         best = _alike(own, list(last.values()))
         close = [name for name in words if last[name] in best][:1]
     return f" (did you mean {close[0]}?)" if close else ""
+
+
+def need_folder(key: str, path: Path) -> Path:
+    """The path, refused where a file stands in the way of a folder."""
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"{key}={path} is a file; name a folder, new or old")
+    return path
 
 
 def within(

@@ -3,7 +3,8 @@
 In one process or, by `torchrun -m overt evaluate ...` or srun, in many: each sample counts once,
 and the numbers are the same. Without recipe= the checkpoint's own configuration is used. Writes
 scores.json, rows.json with the scores of each sample where the recipe gives them, config.yaml and
-what the recipe draws into the output folder (default: RUN/evaluation).
+what the recipe draws into the output folder (default: RUN/evaluation; RUN/evaluation_2 and so on
+where that holds the scores of other data or settings).
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from omegaconf import OmegaConf
+
 from overt.config import Config, build_recipe
 from overt.engine.trained import configure, load_model
-from overt.errors import ConfigError
+from overt.errors import ConfigError, need_folder
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -49,6 +53,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_intermixed_args(arguments)
     checkpoint, output, overrides = _own_words(options.words)
     config = configure(checkpoint, overrides, options.package)
+    folder = need_folder("output", output) if output else free_folder(config)
 
     from overt.distributed import init_distributed, shutdown
 
@@ -64,7 +69,6 @@ def main(arguments: Sequence[str]) -> int:
         compile_model(recipe, model, replace(config.training, compile="blocks"))
     result = score(config, recipe, model, world)
     if world.is_main:
-        folder = output or config.run_dir / "evaluation"
         write(folder, checkpoint, config, result)
         print(f"written to {folder}")
     shutdown()
@@ -85,6 +89,23 @@ def _own_words(words: Sequence[str]) -> tuple[Path, Path | None, list[str]]:
         raise ConfigError("say which weights to score: checkpoint=PATH, a file or folder")
     output = Path(own["output"]) if own.get("output") else None
     return Path(own["checkpoint"]), output, overrides
+
+
+def free_folder(config: Config) -> Path:
+    """The first folder of the run that holds no scores of other data or settings."""
+    for number in count(1):
+        folder = config.run_dir / ("evaluation" if number == 1 else f"evaluation_{number}")
+        saved = folder / "config.yaml"
+        if not saved.exists() or _scored(saved.read_text()) == _scored(config.text):
+            return folder
+    raise AssertionError("numbers do not end")
+
+
+def _scored(text: str) -> dict[str, Any]:
+    """What of a configuration says what is scored."""
+    values = OmegaConf.to_container(OmegaConf.create(text))
+    assert isinstance(values, dict)
+    return {key: values.get(key) for key in ("evaluation", "data")}
 
 
 class Result(NamedTuple):
@@ -138,9 +159,12 @@ def write(folder: Path, checkpoint: Path, config: Config, result: Result) -> Non
     print(result.table)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(config.text)
-    write_json(
-        folder / "scores.json", {"checkpoint": str(checkpoint.resolve()), "scores": result.scores}
-    )
+    found = {
+        "checkpoint": str(checkpoint.resolve()),
+        "evaluation": _scored(config.text)["evaluation"],
+        "scores": result.scores,
+    }
+    write_json(folder / "scores.json", found)
     if result.rows:
         write_json(folder / "rows.json", result.rows)
     for name, picture in result.pictures.items():

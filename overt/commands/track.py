@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from overt.config import Config, build_recipe
 from overt.engine.trained import configure, load_model, shipped_weights
-from overt.errors import ConfigError, DataError
+from overt.errors import ConfigError, DataError, need_folder
 
 if TYPE_CHECKING:
     from overt.recipe import PointTracks
@@ -42,6 +42,10 @@ def main(arguments: Sequence[str]) -> int:
 
     if options.frames is not None and not options.online:
         raise ConfigError("--frames ends a stream; add --online, or leave it out")
+    folder = need_folder("--output", options.output or Path(f"{options.video.stem}_tracks"))
+    format = options.format or ("mp4" if has_pyav() else "webp")
+    if format == "mp4" and not has_pyav():
+        raise DataError("--format mp4 needs PyAV: pip install 'overt[video]', or --format webp")
     config = _configure(options)
     fps = None
     if not options.online:
@@ -73,8 +77,6 @@ def main(arguments: Sequence[str]) -> int:
         with torch.inference_mode():
             found = recipe.track_points(model, frames, torch.from_numpy(queries))
 
-    folder = options.output or Path(f"{options.video.stem}_tracks")
-    format = options.format or ("mp4" if has_pyav() else "webp")
     scale = max(1, SMALL // max(video.shape[2:]))
     drawn = draw_video(frames, found.tracks_xy, found.visible, scale=scale)
     write_video(folder / f"video.{format}", drawn.numpy(), options.fps or fps or USUAL_FPS)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,26 @@ def test_settings_can_be_changed_and_the_output_named(run: Path, tmp_path: Path)
     assert evaluate(checkpoint, f"output={three}") == 0
     assert evaluate(checkpoint, f"output={seven}", "evaluation.samples=7") == 0
     assert scores_in(three)["scores"] != scores_in(seven)["scores"]
+
+
+def test_scores_of_other_settings_are_kept_apart(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "toy"
+    shutil.copytree(run, copy)
+    words = [f"checkpoint={copy / 'checkpoints' / 'latest'}", f"output_dir={tmp_path}"]
+    for samples in (3, 7, 3):
+        assert evaluate(*words, f"evaluation.samples={samples}") == 0
+    for name, samples in (("evaluation", 3), ("evaluation_2", 7)):
+        assert scores_in(copy / name)["evaluation"]["samples"] == samples
+    assert not (copy / "evaluation_3").exists()
+
+
+def test_a_file_in_the_place_of_the_output_is_refused_at_once(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    words = [f"checkpoint={run / 'checkpoints' / 'latest'}", f"output={tmp_path / 'file'}"]
+    assert evaluate(*words) == 1
+    assert "is a file; name a folder" in capsys.readouterr().err
 
 
 def test_compiled_blocks_score_the_same(

@@ -12,7 +12,7 @@ from toy_runs import TOY, train_toy
 from overt.cli import main
 from overt.config import build_recipe, load
 from overt.data.moving_shapes import SceneSettings, make_sequence
-from overt.data.video import read_video, write_video
+from overt.data.video import has_pyav, read_video, write_video
 from overt.engine.checkpoint import CheckpointManager
 
 FRAMES, HEIGHT, WIDTH = 7, 35, 51  # sides that no stride divides
@@ -196,7 +196,10 @@ def test_other_mistakes_are_refused(
         ([video, "--recipe", "cotraker3_tiny"], "did you mean cotracker3_tiny?"),
         ([video, "--recipe", "cotracker3_offline"], "have another shape than in the model"),
         ([video, "--recipe", "cotracker3_tiny", "--queries", "nowhere.csv"], "cannot be read"),
+        ([video, "--output", weights], "is a file; name a folder"),
     ]
+    if not has_pyav():
+        cases.append(([video, "--format", "mp4"], "overt[video]"))
     for words, expected in cases:
         assert main(["track", *words, "--checkpoint", weights]) == 1, words
         assert expected in capsys.readouterr().err

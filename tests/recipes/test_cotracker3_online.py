@@ -203,3 +203,13 @@ def test_chunks_that_do_not_follow_are_refused() -> None:
     model(video[:, 3:8], queries, is_online=True)
     with pytest.raises(DataError, match="init_video_online_processing"):
         model(video[:, 6:12], queries, is_online=True)
+
+
+def test_a_chunk_of_other_frames_is_refused() -> None:
+    model, (video, queries) = small(CoTracker3Online), inputs()
+    chunk = video[:, :1].expand(-1, model.window_len, -1, -1, -1)
+    was = rf"before they had \({', '.join(map(str, chunk[:, 0].shape))}\)"
+    model(chunk, queries, iters=1, is_online=True)
+    for other in (chunk[..., :-8], chunk[:1]):
+        with pytest.raises(DataError, match=was):
+            model(other, queries, iters=1, is_online=True)

@@ -1,6 +1,7 @@
 """The CoTracker3 recipes through the engine: they compose, learn, and resume bit for bit."""
 
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -210,3 +211,21 @@ def test_a_resumed_run_ends_bit_for_bit_like_an_uninterrupted_one(
         assert same_bits(weights(resumed, 4, part), weights(whole, 4, part)), part
     assert losses_by_step(resumed) == losses_by_step(whole)
     assert len(losses_by_step(whole)) == 4
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("model.train_iters=0", "model.train_iters=0; it must be at least 1"),
+        ("model.corr_levels=0", "at least 1"),
+        ("model.corr_radius=-1", "at least 0"),
+        ("loss.huber_delta=0", "above 0"),
+        ("loss.visible_weight=-1", "at least 0"),
+        ("evaluation.visible_threshold=7", "at least 0 and at most 1"),
+        ("data.crop_size=[63,64]", "data.crop_size=[63, 64]: height and width must be multiples"),
+        ("evaluation.resolution=[65,64]", "evaluation.resolution=[65, 64]: height and width"),
+    ],
+)
+def test_impossible_settings_are_refused_with_their_key(override: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        load(["recipe=cotracker3_tiny", override])

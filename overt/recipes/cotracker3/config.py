@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from omegaconf import MISSING
 
 from overt.data.tracking_settings import HELD_OUT, KubricSettings, ScoringSettings, refuse_below
-from overt.errors import ConfigError
+from overt.errors import ConfigError, within
 
 RECOMPUTABLE = ("normed", "features", "correlation", "hidden", "update")
 
@@ -64,6 +64,14 @@ class ModelSettings:
             raise ConfigError(
                 f"model.recompute={unknown}; allowed are any of {', '.join(RECOMPUTABLE)}"
             )
+        for key in (
+            "window_len", "stride", "corr_levels", "num_virtual_tracks", "latent_dim",
+            "hidden_size", "num_heads", "time_depth", "space_depth", "corr_hidden", "corr_out",
+            "train_iters", "eval_iters",
+        ):  # fmt: skip
+            within(f"model.{key}", getattr(self, key), 1)
+        within("model.corr_radius", self.corr_radius, 0)
+        within("model.mlp_ratio", self.mlp_ratio, 0, above=True)
         if self.hidden_size % self.num_heads:
             raise ConfigError(
                 f"model.hidden_size={self.hidden_size} is not a multiple of "
@@ -74,8 +82,10 @@ class ModelSettings:
                 f"model.time_depth={self.time_depth} is not a multiple of "
                 f"model.space_depth={self.space_depth}"
             )
-        if len(self.model_resolution) != 2:
-            raise ConfigError("model.model_resolution takes [height, width]")
+        if len(self.model_resolution) != 2 or min(self.model_resolution) < 1:
+            raise ConfigError(
+                f"model.model_resolution={list(self.model_resolution)}; it takes [height, width]"
+            )
 
 
 @dataclass
@@ -149,6 +159,12 @@ class LossSettings:
     # pixels within which a prediction should be confident
     confidence_radius: float = MISSING
 
+    def __post_init__(self) -> None:
+        for name in ("visible", "invisible", "visibility", "confidence"):
+            within(f"loss.{name}_weight", getattr(self, f"{name}_weight"), 0)
+        for key in ("gamma", "huber_delta", "confidence_radius"):
+            within(f"loss.{key}", getattr(self, key), 0, above=True)
+
 
 @dataclass
 class EvaluationSettings(ScoringSettings):
@@ -170,6 +186,7 @@ class EvaluationSettings(ScoringSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        within("evaluation.visible_threshold", self.visible_threshold, 0, 1)
         grids = {"grid_size": 0, "local_grid_size": 0, "random_points": 0}
         refuse_below("evaluation", self, {"queries_per_batch": 1, **grids})
         if len(self.resolution) != 2 or min(self.resolution) < 2:
@@ -188,3 +205,15 @@ class Settings:
     def __post_init__(self) -> None:
         if self.evaluation.dataset == HELD_OUT:
             self.data.given_root()
+        self._check_size("data.crop_size", self.data.crop_size)
+        self._check_size("evaluation.resolution", self.evaluation.resolution)
+
+    def _check_size(self, key: str, size: list[int]) -> None:
+        """Refuse frames that the feature pyramid cannot be made of."""
+        stride, levels = self.model.stride, self.model.corr_levels
+        smallest = stride * 2 ** (levels - 1)
+        if any(side % stride for side in size) or min(size) < smallest:
+            raise ConfigError(
+                f"{key}={list(size)}: height and width must be multiples of model.stride={stride} "
+                f"and at least {smallest}, so that model.corr_levels={levels} levels fit"
+            )

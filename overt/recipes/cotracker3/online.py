@@ -32,6 +32,7 @@ class Stream:
     windows: list[Estimate] = field(default_factory=list)  # the last estimate of each
     support: Tensor | None = None  # (B, N, L, P*P, C), zero for queries yet to come
     shared: Pyramid | None = None  # maps of the second half of the last chunk
+    frame_shape: torch.Size | None = None  # (B, 3, H, W) of all chunks
 
 
 class CoTracker3Online(CoTracker3):
@@ -118,7 +119,7 @@ class CoTracker3Online(CoTracker3):
         estimate = self.window(
             pyramid, 0, support, query_frames, query_xy, before, iters, self.repeated(pyramid)
         )[-1]
-        stream.support = support
+        stream.support, stream.frame_shape = support, chunk[:, 0].shape
         stream.windows.append(estimate.frames(0, chunk.shape[1]))
         return Tracks.from_estimate(stitch(stream.windows, self.step), None)
 
@@ -171,6 +172,12 @@ class CoTracker3Online(CoTracker3):
             raise DataError(
                 f"another chunk, but the one before had fewer than {self.window_len} frames, which "
                 "only the last may; call init_video_online_processing() before another video"
+            )
+        if chunk[:, 0].shape != stream.frame_shape:
+            raise DataError(
+                f"a chunk with frames of shape {tuple(chunk[:, 0].shape)}, before they had "
+                f"{tuple(stream.frame_shape or ())} (videos, channels, height, width); call "
+                "init_video_online_processing() before another video"
             )
         if queries.shape[:2] != stream.support.shape[:2]:
             raise DataError(
