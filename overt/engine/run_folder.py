@@ -35,7 +35,7 @@ from overt.engine.logger import MetricsLogger
 from overt.engine.spikes import Spike
 from overt.engine.trackers import TrackerMaker
 from overt.engine.watch import Verdict
-from overt.engine.weights import clean_keys, load_tensors, read_tensors
+from overt.engine.weights import load_checkpoint
 from overt.errors import CheckpointError, ConfigError
 from overt.schedule import describe
 
@@ -221,12 +221,7 @@ def load_initial_weights(config: Config, model: nn.Module) -> str | None:
     source = config.checkpoint.init_from
     if source is None:
         return None
-    tensors, _ = read_tensors(source)
-    adapt = getattr(model, "adapt_tensors", None)
-    if adapt is not None:  # a model that knows the keys of others
-        names = clean_keys(tensors, source)
-        tensors = adapt({names[key]: value for key, value in tensors.items()})
-    report = load_tensors(tensors, model, source=source)
+    report = load_checkpoint(source, model)
     if is_main_process() and Path(source).is_dir():
         # Another run's retention does not delete what this one starts from.
         storage.pin(Path(source), f"{config.run_dir} starts from it")

@@ -54,4 +54,17 @@ def load_model(
         part = "ema" if has_average else "model"
     model = recipe.build_model()
     report = load_checkpoint(checkpoint, model, part=part)
+    _refuse_untrained(report, model)
     return model.eval(), report
+
+
+def _refuse_untrained(report: LoadReport, model: nn.Module) -> None:
+    """A computed table may differ from the file's; a trained one would stay at its random start."""
+    own = dict(model.named_parameters())
+    random = [key for key in report.skipped if key in own and own[key].requires_grad]
+    if random:
+        raise CheckpointError(
+            f"{report.source}: trained tables of another size than in the model: "
+            f"{', '.join(random)}. The model's own are random numbers. Leave the sizes in the "
+            "sections model and data as the checkpoint's configuration has them."
+        )

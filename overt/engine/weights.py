@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from overt.engine import storage
@@ -55,8 +56,21 @@ def load_checkpoint(
     part: str = "model",
     allow_shape_mismatch: bool = False,
 ) -> LoadReport:
-    """Load the weights of any checkpoint into `model`; `strict` refuses missing and unexpected."""
-    tensors, _ = read_tensors(path, part)
+    """Load the weights of any checkpoint into `model`; `strict` refuses missing and unexpected.
+
+    A model that knows the keys and sizes of others says so by `adapt_tensors(tensors, settings)`:
+    tensors by clean keys, and the configuration of the run where the checkpoint is overt's own.
+    """
+    tensors, rest = read_tensors(path, part)
+    adapt = getattr(model, "adapt_tensors", None)
+    if adapt is not None:
+        names = clean_keys(tensors, str(path))
+        try:
+            tensors = adapt(
+                {names[key]: value for key, value in tensors.items()}, rest.get("settings")
+            )
+        except CheckpointError as error:  # the model does not know the file's name
+            raise CheckpointError(f"{path}: {error}") from None
     return load_tensors(
         tensors, model, strict, source=str(path), allow_shape_mismatch=allow_shape_mismatch
     )
@@ -103,8 +117,9 @@ def load_tensors(
         raise CheckpointError(
             f"{source}: {len(wrong)} tensor(s) have another shape than in the model:\n  "
             + "\n  ".join(wrong)
-            + "\nSet the sizes in the model's configuration to those of the checkpoint, or pass "
-            "allow_shape_mismatch=True to keep the model's own values for these."
+            + "\nSet the sizes in the configuration to those of the checkpoint; a folder of overt "
+            "has them in its config.yaml, and `overt evaluate` without recipe= takes them from "
+            "there. In Python, allow_shape_mismatch=True keeps the model's own values for these."
         )
     if strict and (report.missing or report.unexpected):
         raise CheckpointError(
@@ -188,7 +203,10 @@ def _read_folder(folder: Path, part: str) -> tuple[dict[str, Tensor], dict[str, 
             f"{folder} is broken ({found}); use an older checkpoint beside it, or copy it again "
             "from where it came"
         )
-    return read_part(folder, part), {"manifest": manifest}
+    rest: dict[str, Any] = {"manifest": manifest}
+    if "config.yaml" in manifest["files"]:
+        rest["settings"] = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
+    return read_part(folder, part), rest
 
 
 def read_part(folder: Path, part: str) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from overt.errors import CheckpointError
 from overt.nn.attention import Block, Packing, in_chains
 
 Grid = tuple[int, int]  # patches (down, across)
@@ -94,6 +95,7 @@ class VisionTransformer(nn.Module):
         super().__init__()
         assert positions in ("learned", "sincos"), positions
         self.grid: Grid = (image_size[0] // patch_size, image_size[1] // patch_size)
+        self.fixed_positions = positions == "sincos"
         self.rope_theta, self.head_width = rope_theta, width // heads
         self.patch_embed = PatchEmbed(patch_size, channels, width)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width)) if class_token else None
@@ -207,16 +209,14 @@ class VisionTransformer(nn.Module):
     def fit(self, tensors: Mapping[str, Tensor], grid: Grid | None = None) -> dict[str, Tensor]:
         """A state dict of another image or patch size with tables and patch weights resized.
 
-        `grid` is that of the checkpoint; None takes it as square.
+        `grid` is that of the checkpoint. Where it is None, a table of this model's own shape is
+        taken as it is, and any other as that of a square. A table that is computed is never read.
         """
+        self._refuse_another_width(tensors)
         fitted = dict(tensors)
         table = fitted.get("pos_embed")
-        if table is not None and table.shape != self.pos_embed.shape:
-            prefix = self.prefix if table.shape[1] > self.prefix else 0
-            side = math.isqrt(table.shape[1] - prefix)
-            before = grid or (side, side)
-            fitted["pos_embed"] = resize_positions(table, before, self.grid, prefix)
-            log.warning("position table resized from %s to %s patches", before, self.grid)
+        if table is not None:
+            fitted["pos_embed"] = self._fit_table(table, grid)
         kernel = fitted.get("patch_embed.proj.weight")
         own = self.patch_embed.proj.weight
         if kernel is not None and kernel.shape[2:] != own.shape[2:]:
@@ -225,6 +225,48 @@ class VisionTransformer(nn.Module):
                 "patch weights resized from %d to %d pixels", kernel.shape[-1], own.shape[-1]
             )
         return fitted
+
+    def _refuse_another_width(self, tensors: Mapping[str, Tensor]) -> None:
+        """No resizing helps where tokens have another number of features."""
+        for name, axis in (("pos_embed", -1), ("patch_embed.proj.weight", 0), ("norm.weight", 0)):
+            if name in tensors and tensors[name].shape[axis] != self.norm.weight.numel():
+                raise CheckpointError(
+                    f"the encoder in the file is {tensors[name].shape[axis]} features wide "
+                    f"({name}), the model's is {self.norm.weight.numel()}. Choose the encoder of "
+                    "the file in the model's configuration, or give a file of this width."
+                )
+
+    def _fit_table(self, table: Tensor, grid: Grid | None) -> Tensor:
+        """A file's position table (1, prefix + N, D) for this model's grid and class token."""
+        own = self.pos_embed.detach().to(table.device)
+        if self.fixed_positions:
+            # Not bit by bit: files in half precision are common.
+            if table.shape != own.shape or (table.float() - own.float()).abs().max() > 1e-2:
+                log.warning(
+                    "position table not taken from the file: this model computes its own, for %s "
+                    "patches",
+                    self.grid,
+                )
+            return own
+        if grid is None and table.shape == own.shape:
+            if self.grid[0] != self.grid[1]:
+                log.warning(
+                    "position table taken as it is, for %s patches: the file does not say for "
+                    "which grid it was made",
+                    self.grid,
+                )
+            return table
+        prefix, before = _layout_of_table(table.shape[1], grid)
+        if before != self.grid:
+            table = resize_positions(table, before, self.grid, prefix)
+            log.warning("position table resized from %s to %s patches", before, self.grid)
+        if prefix > self.prefix:
+            log.warning("position of the class token left out: this model has no class token")
+            return table[:, prefix:]
+        if prefix < self.prefix:
+            log.warning("the file has no position of a class token: the model keeps its own")
+            return torch.cat([own[:, : self.prefix].to(table.dtype), table], dim=1)
+        return table
 
 
 @torch.no_grad()
@@ -269,6 +311,25 @@ def _unrotated_first(rotation: Tensor) -> Tensor:
     still = torch.zeros_like(rotation[..., :1, :, :])
     still[..., 0, :] = 1.0
     return torch.cat([still, rotation], dim=-3)
+
+
+def _layout_of_table(rows: int, grid: Grid | None) -> tuple[int, Grid]:
+    """How many rows of a file's position table are before the patches, and the patches' grid.
+
+    Without a grid, or with one that cannot be, the patches are those of a square.
+    """
+    for known in (True, False):
+        for prefix in (0, 1):
+            side = math.isqrt(max(rows - prefix, 0))
+            before = grid if known and grid is not None else (side, side)
+            if math.prod(before) == rows - prefix > 0:
+                return prefix, before
+    raise CheckpointError(
+        f"the position table in the file has {rows} rows: they are no square of patches, with or "
+        "without a class token, and the file does not say for which grid it was made. Give the "
+        "checkpoint folder of overt that it comes from, whose config.yaml says it, or set "
+        "image and patch size to those of the file."
+    )
 
 
 def resize_positions(table: Tensor, before: Grid, after: Grid, prefix: int) -> Tensor:

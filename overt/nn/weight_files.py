@@ -80,7 +80,10 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 def find_weights(
     content: Any, path: Path, containers: Sequence[str] = CONTAINERS
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors of what a file holds, from within any containers, and whatever else it says."""
+    """The tensors of what a file holds, from within any containers, and whatever else it says.
+
+    Several state dicts side by side become one, with their names before the keys.
+    """
     if not isinstance(content, Mapping):
         raise CheckpointError(
             f"{path} holds a {type(content).__name__}, not a dictionary of tensors; "
@@ -94,11 +97,23 @@ def find_weights(
             return tensors, {**nested, **rest}
     tensors = {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
     if not tensors:
+        models = {str(key): value for key, value in content.items() if _is_state_dict(value)}
+        if len(models) > 1:  # the parts of a method side by side, as I-JEPA saves them
+            joined = {f"{part}.{key}": models[part][key] for part in models for key in models[part]}
+            return joined, {str(key): v for key, v in content.items() if str(key) not in models}
         raise CheckpointError(
             f"{path} holds no tensors at its top level nor under {', '.join(containers)}; "
             f"it has {some(map(str, content)) or 'nothing'}"
         )
     return tensors, {str(key): value for key, value in content.items() if key not in tensors}
+
+
+def _is_state_dict(value: Any) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and len(value) > 0
+        and all(isinstance(one, Tensor) for one in value.values())
+    )
 
 
 def read_torch_file(path: Path) -> Any:

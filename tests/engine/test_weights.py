@@ -186,6 +186,8 @@ def test_other_shapes_are_refused_with_both_and_nothing_is_loaded(tmp_path, sour
         load_checkpoint(tmp_path / "a.pt", target)
     assert "head.weight: (2, 4) in the file, (2, 5) in the model" in str(caught.value)
     assert "time_emb" not in str(caught.value)
+    # Something to do from the command line comes first.
+    assert "Set the sizes in the configuration to those of the checkpoint" in str(caught.value)
     assert all(torch.equal(value, before[key]) for key, value in target.state_dict().items())
     report = load_checkpoint(tmp_path / "a.pt", target, allow_shape_mismatch=True)
     assert "head.weight" in report.skipped

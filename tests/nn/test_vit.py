@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch._dynamo.testing import CompileCounterWithBackend
 
+from overt.errors import CheckpointError
 from overt.nn.vit import (
     VisionTransformer,
     pack_patches,
@@ -102,8 +103,72 @@ def test_a_checkpoint_of_another_patch_and_image_size_is_fitted_and_said_so(
     larger = F.interpolate(patch, (4, 4), mode="bicubic", antialias=True)
     torch.testing.assert_close(vit.patch_embed(larger), square.patch_embed(patch))
     caplog.clear()
-    vit.fit(vit.state_dict())
+    vit.fit(vit.state_dict(), (3, 4))
     assert not caplog.text
+
+
+@pytest.mark.parametrize("theirs", [True, False])
+@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize("size", [16, 24])  # 4 x 4 patches as here, and 6 x 6
+def test_a_checkpoint_with_or_without_a_class_token_fits_either(
+    theirs: bool, ours: bool, size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = VisionTransformer((size, size), 4, 16, 2, 2, class_token=theirs)
+    vit = VisionTransformer((16, 16), 4, 16, 2, 2, class_token=ours)
+    tensors = {key: other.state_dict()[key] for key in vit.state_dict() if key != "cls_token"}
+    table = vit.fit(tensors)["pos_embed"]
+    assert table.shape == vit.pos_embed.shape
+    first, patches = other.pos_embed[:, : other.prefix], other.pos_embed[:, other.prefix :]
+    if size == 24:
+        patches = resize_positions(patches, (6, 6), (4, 4), prefix=0)
+    assert torch.equal(table[:, vit.prefix :], patches)
+    if ours:
+        assert torch.equal(table[:, :1], first if theirs else vit.pos_embed[:, :1])
+    assert ("class token" in caplog.text) == (theirs != ours)
+
+
+def test_a_checkpoint_of_another_width_is_refused_with_both_widths() -> None:
+    other = VisionTransformer((16, 16), 4, 32, 2, 2)
+    with pytest.raises(CheckpointError, match=r"32 features wide \(pos_embed\), the model's is 16"):
+        small().fit(other.state_dict())
+
+
+def test_the_grid_of_the_checkpoint_counts_not_the_number_of_its_patches(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    flat = VisionTransformer((8, 32), 4, 16, 2, 2)  # 2 x 8 patches
+    square = VisionTransformer((16, 16), 4, 16, 2, 2)  # 4 x 4 patches, as many
+    fitted = square.fit(flat.state_dict(), (2, 8))["pos_embed"]
+    expected = resize_positions(flat.pos_embed, (2, 8), (4, 4), prefix=1)
+    assert torch.equal(fitted, expected)
+    assert "position table resized from (2, 8) to (4, 4) patches" in caplog.text
+    # A grid that cannot be that of the table is not believed.
+    assert torch.equal(square.fit(square.state_dict(), (3, 9))["pos_embed"], square.pos_embed)
+
+
+def test_a_table_of_an_unknown_grid_is_a_square_or_taken_as_it_is_or_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    vit = small()  # 3 x 4 patches
+    fitted = vit.fit({"pos_embed": vit.pos_embed.detach() + 1})["pos_embed"]
+    assert torch.equal(fitted, vit.pos_embed + 1)
+    assert "taken as it is, for (3, 4) patches" in caplog.text
+    with pytest.raises(CheckpointError, match=r"has 21 rows: they are no square.*config\.yaml"):
+        vit.fit({"pos_embed": torch.zeros(1, 21, 16)})
+    with pytest.raises(CheckpointError, match="has 0 rows"):
+        vit.fit({"pos_embed": torch.zeros(1, 0, 16)})
+
+
+def test_fixed_positions_are_computed_and_never_read(caplog: pytest.LogCaptureFixture) -> None:
+    vit = small(positions="sincos")
+    half = {"pos_embed": vit.pos_embed.detach().half()}
+    assert torch.equal(vit.fit(half)["pos_embed"], vit.pos_embed)
+    assert not caplog.text
+    for rows in (13, 17, 21):  # a learned table, another grid, and one that nobody knows
+        caplog.clear()
+        fitted = vit.fit({"pos_embed": torch.randn(1, rows, 16)})
+        assert torch.equal(fitted["pos_embed"], vit.pos_embed)
+        assert "not taken from the file: this model computes its own" in caplog.text
 
 
 def test_positions_tell_every_patch_from_every_other() -> None:

@@ -53,6 +53,25 @@ def test_containers_are_searched_in_the_order_given() -> None:
         find_weights([1], Path("x"))
 
 
+def test_several_state_dicts_side_by_side_become_one() -> None:
+    optimizer = {"state": {0: {"exp_avg": torch.ones(1)}}, "param_groups": [{"lr": 0.1}]}
+    content = {
+        "encoder": {"module.a": torch.zeros(1)},
+        "target_encoder": {"module.a": torch.ones(1)},
+        "opt": optimizer,
+        "empty": {},
+        "epoch": 3,
+    }
+    tensors, rest = find_weights(content, Path("x"))
+    assert tensors == {
+        "encoder.module.a": torch.zeros(1),
+        "target_encoder.module.a": torch.ones(1),
+    }
+    assert rest.keys() == {"opt", "empty", "epoch"}
+    # Weights at the top level are the model, whatever stands beside them.
+    assert find_weights(content | {"a": torch.ones(1)}, Path("x"))[0].keys() == {"a"}
+
+
 def test_formats_are_told_apart_by_content(tmp_path: Path) -> None:
     weights = {"a": torch.arange(3.0)}
     save_file(weights, tmp_path / "one", metadata={"overt.tied": '{"b": "a"}'})

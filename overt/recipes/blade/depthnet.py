@@ -247,7 +247,9 @@ class DepthNet(nn.Module):
         _refuse_misfit(source, part, own, missing, "DepthNet")
         self.load_state_dict(part, strict=False)
 
-    def adapt_tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def adapt_tensors(
+        self, tensors: Mapping[str, Tensor], settings: Mapping[str, Any] | None = None
+    ) -> dict[str, Tensor]:
         """The published checkpoint under this model's keys: without the layer that is not used."""
         return {name: value for name, value in tensors.items() if name not in DEAD}
 

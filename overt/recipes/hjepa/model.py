@@ -6,20 +6,26 @@ K visible patches and T hidden ones of the batch, packed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from overt.nn.vit import PackedPatches, VisionTransformer, initialize
+from overt.nn.vit import Grid, PackedPatches, VisionTransformer, initialize
 from overt.recipes.hjepa.levels import Pooling, SequencePooling, dense_cells, to_device
 from overt.recipes.hjepa.predictor import Prediction, Predictor, ReferencePredictor
 
-# What other projects put before the keys of an encoder; the average of I-JEPA before its source.
-PREFIXES = ("target_encoder.vit.", "target_encoder.", "encoder.", "")
+# What stands before the keys of an encoder: here, in I-JEPA, in timm.
+CONTEXT = ("context_encoder.vit.", "encoder.", "")
+TARGET = ("target_encoder.vit.", "target_encoder.")
+PREDICTOR_TABLE = "predictor.predictor_pos_embed"
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -277,38 +283,76 @@ class HJEPA(nn.Module):
         tokens = encoder.vit.last_tokens(self.pixels(images), layers)
         return [one[:, encoder.vit.prefix :] for one in tokens]
 
-    def adapt_tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def adapt_tensors(
+        self, tensors: Mapping[str, Tensor], settings: Mapping[str, Any] | None = None
+    ) -> dict[str, Tensor]:
         """A foreign state dict under this model's keys and in its sizes.
 
         An encoder alone, of timm or of I-JEPA, fills both encoders; position table and patch
-        weights are resized where they have another size. What a monitor saw in another run stays
-        there.
+        weights are resized where they have another size. `settings` is the configuration of the
+        run that wrote the file, where that was one of overt: it says the grid of the table.
         """
-        tensors = {key: value for key, value in tensors.items() if not key.startswith("monitor.")}
-        encoders = ["context_encoder"] + ["target_encoder"] * (self.target_encoder is not None)
+        own = self.state_dict()
+        # What a monitor saw in another run stays there, and fixed positions are computed.
+        kept = [key for key in own if key.startswith("monitor.") or key == PREDICTOR_TABLE]
+        adapted = dict(tensors) | {key: own[key] for key in kept if key in tensors}
         vit = self.context_encoder.vit
-        own = set(vit.state_dict())
+        context, target = (_keys_of_encoder(tensors, vit, these) for these in (CONTEXT, TARGET))
+        if not context and not target:
+            return adapted
+        sources = {"context_encoder": context or target}
+        if self.target_encoder is not None:
+            sources["target_encoder"] = target or context
+        taken = {key for keys in sources.values() for key in keys.values()}
+        adapted = {key: value for key, value in adapted.items() if key not in taken}
+        fitted: dict[str, dict[str, Tensor]] = {}  # by one of the keys: say once what was resized
+        for encoder, keys in sources.items():
+            first = next(iter(keys.values()))
+            if first not in fitted:
+                part = {name: tensors[key] for name, key in keys.items()}
+                fitted[first] = vit.fit(part, _grid_of_run(part, settings))
+            adapted |= {f"{encoder}.vit.{name}": value for name, value in fitted[first].items()}
+        if any(key.startswith(CONTEXT[0]) for key in tensors):
+            return adapted  # a whole model of this kind: it is as a whole that it has to fit
+        return _without_other_predictor(adapted, own)
 
-        def part(prefix: str) -> dict[str, Tensor]:
-            rest = {
-                name.removeprefix(prefix): value
-                for name, value in tensors.items()
-                if name.startswith(prefix)
-            }
-            return {name: value for name, value in rest.items() if name in own}
 
-        if part("context_encoder.vit."):  # a whole model: only sizes may differ
-            return dict(tensors) | {
-                f"{one}.vit.{name}": value
-                for one in encoders
-                for name, value in vit.fit(part(f"{one}.vit.")).items()
-            }
-        found = next(filter(None, map(part, PREFIXES)), None)
-        if found is None:
-            return dict(tensors)
-        fitted = vit.fit(found)
-        adapted = {f"{one}.vit.{name}": value for one in encoders for name, value in fitted.items()}
-        return adapted | {k: v for k, v in tensors.items() if k.startswith("predictor.")}
+def _keys_of_encoder(
+    tensors: Mapping[str, Tensor], vit: VisionTransformer, prefixes: Sequence[str]
+) -> dict[str, str]:
+    """The keys of an encoder in a file, by their names in the encoder, behind the first prefix."""
+    names = vit.state_dict().keys()
+    for prefix in prefixes:
+        keys = {name: prefix + name for name in names if prefix + name in tensors}
+        if keys:
+            return keys
+    return {}
+
+
+def _grid_of_run(part: Mapping[str, Tensor], settings: Mapping[str, Any] | None) -> Grid | None:
+    """The patches (down, across) of the run that an encoder comes from, if that is known."""
+    size = ((settings or {}).get("data") or {}).get("image_size")
+    kernel = part.get("patch_embed.proj.weight")
+    if not isinstance(size, list) or len(size) != 2 or kernel is None:  # may be another recipe's
+        return None
+    return size[0] // kernel.shape[-1], size[1] // kernel.shape[-1]
+
+
+def _without_other_predictor(
+    adapted: dict[str, Tensor], own: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The encoders of others are of use without their predictor, which often has other sizes."""
+    for key, value in adapted.items():
+        if key.startswith("predictor.") and key in own and value.shape != own[key].shape:
+            log.warning(
+                "the predictor in the file is left out, it has other sizes: %s is %s there and %s "
+                "here",
+                key,
+                tuple(value.shape),
+                tuple(own[key].shape),
+            )
+            return {k: v for k, v in adapted.items() if not k.startswith("predictor.")}
+    return adapted
 
 
 def _normed(inputs: int, outputs: int, norm: str = "layernorm") -> nn.Sequential:
