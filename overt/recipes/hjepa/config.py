@@ -432,7 +432,8 @@ class AttentiveProbeSettings:
 
 @dataclass
 class EvaluationSettings:
-    # images of each set that are used at most; null: all
+    # images of each set that are used at most: of every class alike, the same in every evaluation;
+    # null: all
     max_samples: int | None = MISSING
     # images encoded at once
     batch_size: int = MISSING

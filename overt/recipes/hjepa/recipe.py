@@ -236,7 +236,7 @@ class HJEPARecipe:
         """Held-out images, what the encoder sees, what is predicted, and features as colours."""
         images = HeldOutImages(open_sets(self.settings.data)[1], self.settings)
         device = next(model.parameters()).device
-        drawn = map(images.try_sample, range(min(IMAGES_DRAWN, len(images))))
+        drawn = map(images.try_sample, evaluation.images_used(images, IMAGES_DRAWN).tolist())
         samples = [sample for sample in drawn if sample is not None]
         if not samples:
             return {}
