@@ -104,12 +104,14 @@ def score_features(
             export_features(path, found.values, found.labels, names)
     if not labelled:
         return {}
+    wanted = min(len(training), evaluation.max_samples or len(training))
     pairs = (bank.values, bank.labels, test.values, test.labels)
     neighbours = min(evaluation.k, len(bank.values))
     scores = {
         "knn_top1": knn_accuracy(
             *pairs, k=neighbours, temperature=evaluation.temperature, world=world
-        )
+        ),
+        "unreadable_training_images": float(wanted - len(bank.ids)),
     }
     linear, attentive = evaluation.linear_probe, evaluation.attentive_probe
     if linear.enabled:
