@@ -105,7 +105,13 @@ def score_features(
     if not labelled:
         return {}
     wanted = min(len(training), evaluation.max_samples or len(training))
-    pairs = (bank.values, bank.labels, test.values, test.labels)
+    device = world.device  # that of the model, so that a GPU compares and learns as well
+    pairs = (
+        bank.values.to(device),
+        bank.labels.to(device),
+        test.values.to(device),
+        test.labels.to(device),
+    )
     neighbours = min(evaluation.k, len(bank.values))
     scores = {
         "knn_top1": knn_accuracy(
@@ -125,7 +131,10 @@ def score_features(
             collect_features(tokens, images, evaluation, world) for images in (training, held_out)
         )
         accuracy = attentive_probe_accuracy(
-            bank.values, bank.labels, test.values, test.labels, settings.model.sizes().heads, chosen
+            *(bank.values, bank.labels, test.values, test.labels),
+            heads=settings.model.sizes().heads,
+            settings=chosen,
+            device=device,
         )
         scores |= {f"attentive_{name}": value for name, value in accuracy.items()}
     return scores
