@@ -53,7 +53,8 @@ def _load(path: Path, images: str, labels: str | None) -> tuple[NDArray[Any], ND
                     found = ", ".join(archive.files) or "nothing"
                     raise DataError(
                         f"{path}: has no array {key!r}{nearest(key, archive.files)}; found "
-                        f"{found}. Name the arrays to read; a set without labels has labels=None."
+                        f"{found}. Name the arrays to read; a set without labels is read with "
+                        "data.labelled=false (in Python labels=None)."
                     )
             return archive[images], None if labels is None else archive[labels]
     except FileNotFoundError as error:

@@ -96,7 +96,7 @@ def list_images(root: Path | str, labelled: bool = True) -> Listing:
     if loose:
         raise DataError(
             f"{top}: {_some(loose, 'image')} in no class folder. {_layout(top)} Or read the set "
-            "without labels."
+            "without labels (data.labelled=false)."
         )
     classes = tuple(folder.name for folder in folders)
     empty = [name for name, count in zip(classes, counts, strict=True) if not count]

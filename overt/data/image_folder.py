@@ -70,7 +70,8 @@ class ReadableImages:
     """Images of which the unreadable ones are skipped, counted and named.
 
     In place of an unreadable image stands the next readable one. This is decided by the files
-    alone, so processes, workers and epochs agree; each process warns once of each such image.
+    alone, so processes, workers and epochs agree. Each process, a loader's as well, warns once of
+    each such image that it meets, and training writes that to warnings/ in the run folder.
     """
 
     def __init__(self, images: Images) -> None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.synchronize import Event
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +32,7 @@ from overt.data.rng import sample_rngs
 from overt.distributed import World, sum_over_processes
 from overt.engine.batch import BatchPlan
 from overt.engine.preemption import blocked, ignore_until
+from overt.engine.warned import note_in_loader
 from overt.errors import DataError
 from overt.recipe import Recipe, SampleSource
 
@@ -214,7 +216,9 @@ class _Collate:
         return MicroBatch(ids, batch, is_padding=ids[0].is_padding)
 
 
-def _start_worker(closing: Event, owner: int, worker: int) -> None:
+def _start_worker(closing: Event, owner: int, warnings: Path | None, worker: int) -> None:
+    if warnings is not None:
+        note_in_loader(warnings)
     threading.Thread(target=_leave_with, args=(owner,), daemon=True).start()
     torch.set_num_threads(1)  # many loader processes share the cores
     ignore_until(closing)  # a signal that asks the run to stop is not meant for its loaders
@@ -245,13 +249,16 @@ class StepLoader:
         seed: int,
         drop_last: bool,
         num_workers: int,
+        warnings: Path | None = None,
     ) -> None:
+        """`warnings`: the file for what loader processes warn of."""
         self.length, self.plan, self.drop_last = len(source), plan, drop_last
         if self.length == 0:
             raise DataError("the training data set is empty; check data.root and its settings")
         self.steps_per_epoch = plan.steps_per_epoch(self.length, drop_last)
         self.position = START
         self._seed, self._world, self._num_workers = seed, world, num_workers
+        self._warnings = warnings
         self._dataset, self._collate = _Samples(source, seed), _Collate(collate)
         self._iterator: Iterator[Any] | None = None
         self._closing: Event | None = None  # set: loader processes may be ended
@@ -321,7 +328,7 @@ class StepLoader:
             batch_sampler=sampler,
             collate_fn=self._collate,
             num_workers=self._num_workers,
-            worker_init_fn=partial(_start_worker, closing, os.getpid()),
+            worker_init_fn=partial(_start_worker, closing, os.getpid(), self._warnings),
             multiprocessing_context=context,
             pin_memory=pins,
             # The loader draws a seed for its workers: from here, never from the global generator.

@@ -6,6 +6,7 @@ runs/NAME/
   metrics.jsonl      losses, rates, scores by step         events.jsonl   restarts, skipped steps
   checkpoints/       step_00001000/ ..., latest and best   tensorboard/   the same for its viewer
   pictures/          what the recipe drew                  skipped/       samples of skipped steps
+  warnings/          what each process warned of, and its loader processes
   hang/              stacks and collectives of every process, if the run ever stood still
 """
 

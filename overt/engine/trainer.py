@@ -59,6 +59,7 @@ from overt.engine.shard import (
 )
 from overt.engine.spikes import SpikeWatch
 from overt.engine.state import State
+from overt.engine.warned import WarningFile, path_of
 from overt.engine.watch import (
     FiniteGuard,
     Interval,
@@ -104,6 +105,7 @@ class Trainer:
             seed=config.seed,
             drop_last=training.drop_last,
             num_workers=training.num_workers,
+            warnings=path_of(config.run_dir, world.rank),
         )
         steps_per_epoch = self.loader.steps_per_epoch
         self.total_steps = training.num_steps or (training.num_epochs or 0) * steps_per_epoch
@@ -112,7 +114,9 @@ class Trainer:
         self.phases.end("data")
         self.console = Console(self.total_steps, enabled=world.is_main)
         self.handler = self.console.handler()  # warnings do not tear the progress line
+        self.warned = WarningFile(path_of(config.run_dir, world.rank))
         logging.getLogger("overt").addHandler(self.handler)
+        logging.getLogger("overt").addHandler(self.warned)
 
         set_precision(training.precision, training.deterministic)
         seed_everything(config.seed)  # the same first weights on every process
@@ -501,5 +505,6 @@ class Trainer:
         self.loader.close()
         self.console.close()
         logging.getLogger("overt").removeHandler(self.handler)
+        logging.getLogger("overt").removeHandler(self.warned)
         self.logger.finish(exit_code=0 if self.state.step == self.total_steps else 1)
         self.manager.wait()

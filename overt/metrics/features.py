@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -116,17 +117,30 @@ def knn_accuracies(
     labels = train_labels.to(bank.device)
     correct = torch.zeros(len(ks), dtype=torch.int64, device=bank.device)
     rank, processes = (world.rank, world.world_size) if world else (0, 1)
-    for start in range(rank * _QUERIES, len(test_features), processes * _QUERIES):
-        piece = slice(start, start + _QUERIES)
-        queries = F.normalize(test_features[piece].to(bank.device).float(), dim=1)
-        cosine, nearest = (queries @ bank.T).topk(max(ks), dim=1)  # (m, k), nearest first
-        votes = ((cosine - 1) / temperature).exp()
-        truth = test_labels[piece].to(bank.device)
-        for place, k in enumerate(ks):
-            predicted = _vote(labels[nearest[:, :k]], votes[:, :k])
-            correct[place] += (predicted == truth).sum()
+    with _exact_products(bank.device):
+        for start in range(rank * _QUERIES, len(test_features), processes * _QUERIES):
+            piece = slice(start, start + _QUERIES)
+            queries = F.normalize(test_features[piece].to(bank.device).float(), dim=1)
+            cosine, nearest = (queries @ bank.T).topk(max(ks), dim=1)  # (m, k), nearest first
+            votes = ((cosine - 1) / temperature).exp()
+            truth = test_labels[piece].to(bank.device)
+            for place, k in enumerate(ks):
+                predicted = _vote(labels[nearest[:, :k]], votes[:, :k])
+                correct[place] += (predicted == truth).sum()
     totals: list[int] = (sum_over_processes(correct) if world else correct).tolist()
     return {k: total / len(test_features) for k, total in zip(ks, totals, strict=True)}
+
+
+@contextmanager
+def _exact_products(device: torch.device) -> Iterator[None]:
+    """Full float32, whatever the model computes in: features alike differ in the last digits."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _vote(labels: Tensor, votes: Tensor) -> Tensor:

@@ -120,14 +120,19 @@ def attentive_probe_accuracy(
     test_labels: Tensor,  # (m,)
     heads: int,
     settings: ProbeSettings = ATTENTIVE,
+    device: torch.device | None = None,
 ) -> dict[str, float]:
-    """Share (0 to 1) of the test samples that an attentive probe gets right: `top1` and `top5`."""
+    """Share (0 to 1) of the test samples that an attentive probe gets right: `top1` and `top5`.
+
+    It is trained where the tokens are, or on another `device`, to which these come batch by batch:
+    all of them are often too many for a GPU that holds a training run as well.
+    """
 
     def build(generator: torch.Generator) -> AttentiveProbe:
         return AttentiveProbe(train_tokens.shape[2], _classes(train_labels), heads, generator)
 
     train, test = (train_tokens, train_labels), (test_tokens, test_labels)
-    return _train_and_score(build, train, test, settings)
+    return _train_and_score(build, train, test, settings, device)
 
 
 def _classes(labels: Tensor) -> int:
@@ -144,8 +149,9 @@ def _train_and_score(
     train: tuple[Tensor, Tensor],
     test: tuple[Tensor, Tensor],
     settings: ProbeSettings,
+    device: torch.device | None = None,
 ) -> dict[str, float]:
-    features, device = train[0], train[0].device
+    features, device = train[0], device or train[0].device
     if not (features.isfinite().all() and test[0].isfinite().all()):
         return {"top1": math.nan, "top5": math.nan}
     with (
@@ -154,7 +160,7 @@ def _train_and_score(
         torch.autocast(device.type, enabled=False),
     ):
         generator = torch.Generator().manual_seed(settings.seed)
-        mean, scale = _statistics(features, settings.standardize)
+        mean, scale = (x.to(device) for x in _statistics(features, settings.standardize))
         probe = build(generator).to(device)
         _train(probe, features, train[1].to(device), mean, scale, settings, generator)
         places = []
@@ -168,9 +174,9 @@ def _train_and_score(
 
 def _statistics(features: Tensor, standardize: bool) -> tuple[Tensor, Tensor]:
     """What is taken off and what is multiplied (D,), over samples and tokens."""
-    flat = features.flatten(0, -2).float()
     if not standardize:
-        return flat.new_zeros(flat.shape[1]), flat.new_ones(flat.shape[1])
+        return torch.zeros(features.shape[-1]), torch.ones(features.shape[-1])
+    flat = features.flatten(0, -2).float()
     return flat.mean(dim=0), flat.std(dim=0).clamp(min=1e-6).reciprocal()
 
 
@@ -194,9 +200,9 @@ def _train(
     for _ in range(settings.epochs):
         order = torch.randperm(len(features), generator=generator).to(features.device)
         for chosen in torch.split(order, settings.batch_size):
-            logits = probe((features[chosen].float() - mean) * scale)
+            logits = probe((features[chosen].to(mean.device).float() - mean) * scale)
             optimizer.zero_grad()
-            loss = F.cross_entropy(logits, labels[chosen])
+            loss = F.cross_entropy(logits, labels[chosen.to(mean.device)])
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             schedule.step()

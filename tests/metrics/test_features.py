@@ -75,6 +75,24 @@ def test_broken_features_have_no_score():
     assert math.isnan(knn_accuracy(train, labels, test, truth))
 
 
+def test_knn_is_exact_inside_a_model_of_lower_precision():
+    """Features nearly alike: what tells them apart is lost in sixteen bits."""
+    train, labels, test, truth = (*clusters(200, 0), *clusters(100, 1))
+    near = (train * 1e-2 + 1, labels, test * 1e-2 + 1, truth)
+    expected = knn_accuracy(*near)
+    torch.set_float32_matmul_precision("high")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert knn_accuracy(*near) == expected
+    assert torch.get_float32_matmul_precision() == "high"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_knn_on_a_gpu_is_that_of_the_cpu():
+    both = (*clusters(200, 0), *clusters(100, 1))
+    assert knn_accuracy(*(x.cuda() for x in both)) == knn_accuracy(*both)
+
+
 def test_collapsed_features_score_as_chance():
     """All alike: the vote is decided by the order of the bank, never by the query."""
     train, labels, test, truth = (*clusters(40, 0), *clusters(40, 1))

@@ -104,3 +104,14 @@ def test_broken_features_have_no_score():
     found = linear_probe_accuracy(features / 0, labels, features, labels)
     assert math.isnan(found["top1"])
     assert math.isnan(found["top5"])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("standardize", [False, True])
+def test_tokens_on_the_host_train_a_probe_on_the_gpu(standardize):
+    train, test = token_task(300, 0), token_task(150, 1)
+    few = replace(ATTENTIVE, epochs=10, batch_size=32, standardize=standardize)
+    found = attentive_probe_accuracy(*train, *test, 4, few, torch.device("cuda"))
+    expected = attentive_probe_accuracy(*train, *test, 4, few)
+    assert found["top1"] == pytest.approx(expected["top1"], abs=0.05)

@@ -46,9 +46,21 @@ def test_odd_images_are_trained_on_and_broken_ones_skipped_counted_and_named(
     assert "number 2 here" in caplog.text
     assert scores["unreadable_images"] == 2
     assert 0 <= scores["knn_top1"] <= 1
+    noted = (tmp_path / "runs/odd/warnings/rank_0.txt").read_text()
+    assert [noted.count(f"{kind}/broken.jpg: not") for kind in ("cats", "dogs")] == [1, 1]
     losses = [row["train/loss"] for row in read_rows(tmp_path / "runs/odd") if "train/loss" in row]
     assert len(losses) == 3
     assert np.isfinite(losses).all()
+
+
+def test_images_that_only_a_loader_process_meets_are_named_in_the_run_folder(
+    odd_images: Path, tmp_path: Path
+) -> None:
+    own = [f"data.root={odd_images}", "data.held_out=0", "exp_name=apart", "training.num_steps=6"]
+    make_trainer(tmp_path, *QUICK, *own, "training.num_workers=1").train()
+    text = (tmp_path / "runs/apart/warnings/rank_0.txt").read_text()
+    for name in ("cats/broken.jpg", "dogs/broken.jpg"):
+        assert text.count(f"{name}: not a readable image") == 1
 
 
 def test_an_empty_class_folder_is_named(odd_images: Path, tmp_path: Path) -> None:

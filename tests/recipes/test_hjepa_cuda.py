@@ -6,8 +6,11 @@ import pytest
 import torch
 from small_jepa import first_batch, small_recipe
 
+from overt.distributed import init_distributed
 from overt.engine.loader import map_tensors
+from overt.metrics.probes import linear_probe_accuracy
 from overt.nn.attention import Packing, _attend_padded, attend
+from overt.recipes.hjepa import evaluation
 
 pytestmark = [
     pytest.mark.gpu,
@@ -84,3 +87,25 @@ def test_fifty_steps_in_bf16_follow_those_in_float32(tmp_path: Path) -> None:
             curve.append(loss.item())
         curves.append(curve)
     assert curves[1] == pytest.approx(curves[0], rel=0.05)
+
+
+def test_features_are_scored_where_the_model_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices = []
+
+    def note(*pairs: torch.Tensor, **settings: object) -> dict[str, float]:
+        devices.extend(tensor.device.type for tensor in pairs)
+        return linear_probe_accuracy(*pairs, **settings)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(evaluation, "linear_probe_accuracy", note)
+    recipe = small_recipe(
+        tmp_path, *(f"evaluation.{probe}.{setting}"
+                    for probe in ("linear_probe", "attentive_probe")
+                    for setting in ("enabled=true", "epochs=2")),
+    )  # fmt: skip
+    world = init_distributed("cuda")
+    with torch.inference_mode(), torch.autocast("cuda", torch.bfloat16):
+        scores = recipe.evaluate(recipe.build_model().to(world.device).eval(), world)
+    assert devices == ["cuda"] * 4
+    assert {"knn_top1", "linear_top1", "attentive_top1"} <= scores.keys()

@@ -3,14 +3,19 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from small_jepa import first_batch, small_recipe
 
 from overt.distributed import init_distributed
 from overt.metrics.features import load_features
-from overt.recipes.hjepa.data import open_sets
-from overt.recipes.hjepa.evaluation import pooled_features
+from overt.recipes.hjepa.data import HeldOutImages, open_sets
+from overt.recipes.hjepa.evaluation import (
+    pooled_features,
+    spread_of_features,
+    spread_over_classes,
+)
 
 
 @pytest.fixture(scope="module")
@@ -63,3 +68,71 @@ def test_the_last_layer_is_the_last_of_several(root: Path) -> None:
     assert torch.equal(both[:, 32:], one)
     assert not torch.allclose(both[:, :32], one)
     torch.testing.assert_close(one, model.extract_features(images).mean(1))
+
+
+def test_few_images_are_of_all_classes_alike_and_always_the_same() -> None:
+    labels = np.repeat(np.arange(5), (40, 7, 30, 2, 21))  # class by class, as files are listed
+    chosen = spread_over_classes(labels, 20)
+    counts = np.bincount(labels[chosen])
+    assert counts[3] == 2  # all there are; of the others 4 or 5
+    assert sorted(counts) == [2, 4, 4, 5, 5]
+    assert (np.diff(chosen) > 0).all()
+    assert np.array_equal(chosen, spread_over_classes(labels, 20))
+    assert set(chosen) < set(spread_over_classes(labels, 50))
+    assert chosen[0] > 0 or chosen[1] > 1  # not the first of each class
+    assert np.array_equal(spread_over_classes(labels, 100), np.arange(100))
+    assert np.array_equal(spread_over_classes(labels, 1000), np.arange(100))
+    assert len(spread_over_classes(labels, 0)) == 0
+
+
+def test_where_not_all_classes_fit_both_sets_have_the_same_ones() -> None:
+    training, held_out = np.repeat(np.arange(1000), 13), np.repeat(np.arange(999), 5)
+    found, wanted = (
+        set(labels[spread_over_classes(labels, 100)]) for labels in (training, held_out)
+    )
+    assert len(found) == len(wanted) == 100
+    assert len(found & wanted) >= 99  # the last class is in one of them only
+    assert max(found) > 500  # not the first by name
+
+
+def test_images_without_classes_come_from_the_whole_set() -> None:
+    chosen = spread_over_classes(np.full(1000, -1), 10)
+    assert len(set(chosen)) == 10
+    assert chosen[-1] > 500
+
+
+def test_a_part_of_the_images_has_every_class_and_each_image_once(
+    run_processes: Callable[..., list[dict[str, float]]], root: Path, tmp_path: Path
+) -> None:
+    few = ["evaluation.max_samples=8", f"evaluation.export={tmp_path / 'features'}"]
+    alone = scores_here(root, *few)
+    sets = open_sets(small_recipe(root).settings.data)
+    for name, images in zip(("training", "held_out"), sets, strict=True):
+        _, labels, names = load_features(tmp_path / "features" / f"{name}.safetensors")
+        least = min(2, np.bincount(images.labels).min())  # chance left few of a class
+        assert np.bincount(labels.numpy(), minlength=4).min() == least > 0
+        by_name = dict(zip(images.names, images.labels, strict=True))
+        assert [by_name[name] for name in names] == labels.tolist()
+    assert run_processes(scores_here, 2, root, *few)[0] == pytest.approx(alone, rel=1e-9)
+
+
+def test_pictures_show_images_of_several_classes(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = small_recipe(root, "data.held_out=0.9")
+    recipe.build_dataset()
+    seen = []
+    read = HeldOutImages.try_read
+
+    def note(images: HeldOutImages, index: int) -> tuple[torch.Tensor, int] | None:
+        seen.append(images.images.labels[index])
+        return read(images, index)
+
+    monkeypatch.setattr(HeldOutImages, "try_read", note)
+    recipe.visualize(recipe.build_model().eval())
+    assert sorted(seen) == [0, 1, 2, 3]
+    seen.clear()
+    settings = small_recipe(root, "evaluation.batch_size=4").settings.evaluation
+    images = HeldOutImages(open_sets(recipe.settings.data)[1], recipe.settings)
+    spread_of_features(recipe.build_model(), images, settings, torch.device("cpu"))
+    assert sorted(seen) == [0, 1, 2, 3]

@@ -252,7 +252,8 @@ class MaskingSettings:
     aspect_ratio: list[float] = MISSING
     # contexts of an image, each with predictions of its own
     num_context_masks: int = MISSING
-    # area of the context block, before the targets are taken off; hierarchical has its own
+    # area of the context block, before the targets are taken off; without effect with
+    # kind=hierarchical, which has a fixed one, and with context=rest, which has no block
     context_scale: list[float] = MISSING
     # block, or rest (all that is no target)
     context: str = MISSING
@@ -334,7 +335,8 @@ class DataSettings:
     val_root: str | None = MISSING
     # with val_root null: share of the images of root that is not trained on
     held_out: float = MISSING
-    # folders in root are classes, which k-NN and probes need; false: images lie anywhere
+    # folders in root are classes, which k-NN and probes need, and those of val_root are matched by
+    # name; false: images lie anywhere, and labels of packs and archives are not read
     labelled: bool = MISSING
     # synthetic images written to root before training; null: the data are there
     synthetic: SyntheticSettings | None = MISSING
@@ -453,7 +455,8 @@ class AttentiveProbeSettings:
 
 @dataclass
 class EvaluationSettings:
-    # images of each set that are used at most; null: all
+    # images of each set that are used at most: of every class alike, the same in every evaluation;
+    # null: all
     max_samples: int | None = MISSING
     # images encoded at once
     batch_size: int = MISSING
@@ -502,6 +505,12 @@ class Settings:
                 f"evaluation.layers={self.evaluation.layers}, but the encoder has "
                 f"{model.sizes().depth} blocks"
             )
+        for probe in ("linear_probe", "attentive_probe"):
+            if getattr(self.evaluation, probe).enabled and not data.labelled:
+                raise ConfigError(
+                    f"evaluation.{probe}.enabled=true learns classes, but data.labelled=false "
+                    "reads images without them; change one of the two"
+                )
         if len(loss.hierarchy_weights) != model.num_hierarchies:
             raise ConfigError(
                 f"loss.hierarchy_weights has {len(loss.hierarchy_weights)} numbers, "

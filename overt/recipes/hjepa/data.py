@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from overt.data.image_arrays import ImageArrays
+from overt.data.image_files import UNLABELLED
 from overt.data.image_folder import ImageFolder, Images, ReadableImages
 from overt.data.image_transforms import ColourJitter, EvaluationTransform, TrainingTransform
 from overt.data.packed_images import PackedImages
 from overt.data.rng import sample_rng
 from overt.data.synthetic_images import write_images
 from overt.distributed import barrier, is_main_process
+from overt.errors import DataError
 from overt.nn.vit import pack_patches
 from overt.recipes.hjepa.config import DataSettings, MaskingSettings, ModelSettings, Settings
 from overt.recipes.hjepa.fixed_shapes import Spread, fill_up
@@ -34,6 +38,8 @@ from overt.recipes.hjepa.masks import (
 from overt.recipes.hjepa.mixing import Pull
 from overt.recipes.hjepa.model import Layout
 from overt.recipes.hjepa.predictor import pack_predictions
+
+logger = logging.getLogger(__name__)
 
 Places = list[np.ndarray]  # patch numbers, a list of lists
 
@@ -133,14 +139,62 @@ class Part:
         return self.images.read(int(self.chosen[index]))
 
 
+class Relabelled:
+    """Images with other labels than their own."""
+
+    def __init__(self, images: Images, labels: NDArray[np.int64], classes: tuple[str, ...]) -> None:
+        self.images, self.labels, self.classes = images, labels, classes  # labels (n,)
+        self.names = images.names
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def read(self, index: int) -> tuple[Tensor, int]:
+        return self.images.read(index)[0], int(self.labels[index])
+
+
 def open_images(root: str, labelled: bool) -> Images:
     """A folder of images, a pack, or a NumPy archive, whichever lies there."""
     path = Path(root)
     if path.suffix == ".npz":
         return ImageArrays(path, labels="labels" if labelled else None)
-    if (path / "pack.json").is_file():
-        return PackedImages(path)
-    return ImageFolder(path, labelled)
+    if not (path / "pack.json").is_file():
+        return ImageFolder(path, labelled)
+    images = PackedImages(path)
+    if not labelled:
+        return Relabelled(images, np.full(len(images), UNLABELLED, np.int64), ())
+    if not images.classes:
+        logger.warning(
+            "the pack %s has no classes, so there are neither k-NN nor probes; pack it without "
+            "--unlabelled, or set data.labelled=false",
+            path,
+        )
+    return images
+
+
+def numbered_alike(held_out: Images, training: Images) -> Images:
+    """The held-out images with the training set's numbers of their classes, which go by name.
+
+    The classes of an archive have numbers for names.
+    """
+    if not (training.classes and held_out.classes):
+        return held_out
+    learned = {training.classes[label] for label in np.unique(training.labels)}
+    wanted = [held_out.classes[label] for label in np.unique(held_out.labels)]
+    unknown = [name for name in wanted if name not in learned]
+    if unknown:
+        shown = ", ".join(unknown[:5]) + (", ..." if len(unknown) > 5 else "")
+        raise DataError(
+            f"data.val_root has {len(unknown)} class{'' if len(unknown) == 1 else 'es'} ({shown}) "
+            f"of which data.root has no image, so that no k-NN or probe could recognise any. "
+            "Classes are the same where their folders have the same name, in archives where they "
+            "have the same number. Give both sets the same classes, or set data.labelled=false."
+        )
+    if held_out.classes == training.classes:
+        return held_out
+    numbers = {name: number for number, name in enumerate(training.classes)}
+    table = np.array([numbers.get(name, UNLABELLED) for name in held_out.classes])
+    return Relabelled(held_out, table[held_out.labels], training.classes)
 
 
 def make_missing_data(settings: DataSettings) -> None:
@@ -154,11 +208,14 @@ def make_missing_data(settings: DataSettings) -> None:
 
 
 def open_sets(settings: DataSettings) -> tuple[ReadableImages, ReadableImages]:
-    """The images to train on, and those to evaluate on."""
+    """The images to train on, and those to evaluate on, with the same numbers for the classes."""
     images = open_images(settings.root, settings.labelled)
+    if settings.val_root == settings.root:
+        both = ReadableImages(images)  # what cannot be read is known to both
+        return both, both
     if settings.val_root is not None:
-        held_out_images = open_images(settings.val_root, settings.labelled)
-        return ReadableImages(images), ReadableImages(held_out_images)
+        others = numbered_alike(open_images(settings.val_root, settings.labelled), images)
+        return ReadableImages(images), ReadableImages(others)
     order = np.random.default_rng(0).permutation(len(images))
     count = round(settings.held_out * len(images))
     training, held_out = (Part(images, np.sort(part)) for part in (order[count:], order[:count]))

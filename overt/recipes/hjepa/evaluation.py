@@ -10,7 +10,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from overt.distributed import World, sum_over_processes
@@ -26,9 +28,29 @@ Collate = Callable[[list[Sample]], Batch]
 LevelLosses = Callable[[Output, Tensor], list[Tensor]]
 
 
-def count_used(images: HeldOutImages, settings: EvaluationSettings) -> int:
-    """Images of a set that are used."""
-    return min(len(images), settings.max_samples or len(images))
+def spread_over_classes(labels: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Places of `count` images, of all classes alike as far as these reach; always the same ones.
+
+    Sets are listed class by class, so that the first images of one say nothing of the whole. Where
+    there are more classes than images, two sets with the same classes get the same of them: drawn
+    from all images, those of a bank and those to be recognised would hardly meet.
+    """
+    if count >= len(labels):
+        return np.arange(len(labels))
+    shuffled = np.random.default_rng(0).permutation(len(labels))
+    by_class = shuffled[labels[shuffled].argsort(kind="stable")]
+    sizes = np.unique(labels, return_counts=True)[1]
+    # The n-th image of every class has its turn before the next of any.
+    turns = np.arange(len(labels)) - np.repeat(sizes.cumsum() - sizes, sizes)
+    # A number of its own for every class from -1 on, whatever other classes there are.
+    precedence = np.random.default_rng(1).random(int(labels.max()) + 2)[labels[by_class] + 1]
+    return np.sort(by_class[np.lexsort((precedence, turns))[:count]])
+
+
+def images_used(images: HeldOutImages, most: int | None) -> NDArray[np.int64]:
+    """Places of the images of a set that are used, `most` of them or all."""
+    labels = images.images.labels
+    return spread_over_classes(labels, len(labels) if most is None else most)
 
 
 def collect_features(
@@ -38,17 +60,19 @@ def collect_features(
     world: World,
 ) -> Features:
     """`compute` of uint8 images (B, 3, H, W), of all processes' images together."""
+    used = images_used(images, settings.max_samples)
 
-    def batch(indices: range) -> Features:
-        read = [(index, images.try_read(index)) for index in indices]
-        found = [(index, one[0], one[1]) for index, one in read if one is not None]
+    def batch(places: range) -> Features:
+        read = [(place, images.try_read(int(used[place]))) for place in places]
+        found = [(place, one[0], one[1]) for place, one in read if one is not None]
         if not found:
             return Features(torch.empty(0), torch.empty(0), torch.empty(0))
         ids, pixels, labels = zip(*found, strict=True)
         values = compute(torch.stack(pixels).to(world.device)).cpu()
         return Features(torch.tensor(ids), values, torch.tensor(labels))
 
-    return gather_features(world, count_used(images, settings), settings.batch_size, batch)
+    found = gather_features(world, len(used), settings.batch_size, batch)
+    return found._replace(ids=torch.from_numpy(used)[found.ids])
 
 
 def pooled_features(model: HJEPA, layers: int, images: Tensor) -> Tensor:
@@ -80,12 +104,20 @@ def score_features(
             export_features(path, found.values, found.labels, names)
     if not labelled:
         return {}
-    pairs = (bank.values, bank.labels, test.values, test.labels)
+    wanted = min(len(training), evaluation.max_samples or len(training))
+    device = world.device  # that of the model, so that a GPU compares and learns as well
+    pairs = (
+        bank.values.to(device),
+        bank.labels.to(device),
+        test.values.to(device),
+        test.labels.to(device),
+    )
     neighbours = min(evaluation.k, len(bank.values))
     scores = {
         "knn_top1": knn_accuracy(
             *pairs, k=neighbours, temperature=evaluation.temperature, world=world
-        )
+        ),
+        "unreadable_training_images": float(wanted - len(bank.ids)),
     }
     linear, attentive = evaluation.linear_probe, evaluation.attentive_probe
     if linear.enabled:
@@ -99,7 +131,10 @@ def score_features(
             collect_features(tokens, images, evaluation, world) for images in (training, held_out)
         )
         accuracy = attentive_probe_accuracy(
-            bank.values, bank.labels, test.values, test.labels, settings.model.sizes().heads, chosen
+            *(bank.values, bank.labels, test.values, test.labels),
+            heads=settings.model.sizes().heads,
+            settings=chosen,
+            device=device,
         )
         scores |= {f"attentive_{name}": value for name, value in accuracy.items()}
     return scores
@@ -115,12 +150,15 @@ def held_out_loss(
 ) -> dict[str, float]:
     """The loss with masks that are the same every time, and how many images could not be read."""
     device, levels = world.device, settings.model.num_hierarchies
-    size, count = settings.evaluation.batch_size, count_used(images, settings.evaluation)
+    size, used = (
+        settings.evaluation.batch_size,
+        images_used(images, settings.evaluation.max_samples),
+    )
     sums = torch.zeros(2, levels, dtype=torch.float64, device=device)
     skipped = torch.zeros((), dtype=torch.float64, device=device)
     ones = torch.ones(levels, device=device)
-    for start in range(world.rank * size, count, world.world_size * size):
-        chosen = range(start, min(start + size, count))
+    for start in range(world.rank * size, len(used), world.world_size * size):
+        chosen = used[start : start + size].tolist()
         samples = [one for one in map(images.try_sample, chosen) if one is not None]
         skipped += len(chosen) - len(samples)
         if not samples:
@@ -142,9 +180,10 @@ def held_out_loss(
 def spread_of_features(
     model: HJEPA, images: HeldOutImages, settings: EvaluationSettings, device: torch.device
 ) -> dict[str, float]:
-    """The reference's collapse metrics, on the first held-out images in full."""
-    first = range(min(count_used(images, settings), settings.batch_size))
-    found = [one[0] for one in map(images.try_read, first) if one is not None]
+    """The reference's collapse metrics, on a batch of held-out images in full."""
+    most = min(settings.batch_size, settings.max_samples or settings.batch_size)
+    chosen = images_used(images, most).tolist()
+    found = [one[0] for one in map(images.try_read, chosen) if one is not None]
     if not found:
         return {}
     pixels = torch.stack(found).to(device)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from overt.data.image_folder import ReadableImages
 from overt.data.image_transforms import Normalize
 from overt.distributed import World
 from overt.nn.ema import update_ema
@@ -117,9 +119,17 @@ class HJEPARecipe:
             monitor=self.monitor,
         )
 
+    @cached_property
+    def sets(self) -> tuple[ReadableImages, ReadableImages]:
+        """The images to train on and to evaluate on; opened once, as listing them takes long.
+
+        They also remember which of them this process could not read.
+        """
+        return open_sets(self.settings.data)
+
     def build_dataset(self) -> MaskedImages:
         make_missing_data(self.settings.data)
-        return MaskedImages(open_sets(self.settings.data)[0], self.settings)
+        return MaskedImages(self.sets[0], self.settings)
 
     def counts(self, batch: Batch) -> dict[str, Tensor]:
         return {"tokens": valid_counts(batch.layout.pooling, self.settings.model.num_hierarchies)}
@@ -219,9 +229,7 @@ class HJEPARecipe:
     def evaluate(self, model: HJEPA, world: World) -> dict[str, float]:
         """k-NN (and probes) on frozen features, loss on held-out images, and their spread."""
         make_missing_data(self.settings.data)
-        training, held_out = (
-            HeldOutImages(images, self.settings) for images in open_sets(self.settings.data)
-        )
+        training, held_out = (HeldOutImages(images, self.settings) for images in self.sets)
         if len(held_out) == 0:
             return {}
         scores = evaluation.held_out_loss(
@@ -234,9 +242,9 @@ class HJEPARecipe:
 
     def visualize(self, model: HJEPA) -> dict[str, Tensor]:
         """Held-out images, what the encoder sees, what is predicted, and features as colours."""
-        images = HeldOutImages(open_sets(self.settings.data)[1], self.settings)
+        images = HeldOutImages(self.sets[1], self.settings)
         device = next(model.parameters()).device
-        drawn = map(images.try_sample, range(min(IMAGES_DRAWN, len(images))))
+        drawn = map(images.try_sample, evaluation.images_used(images, IMAGES_DRAWN).tolist())
         samples = [sample for sample in drawn if sample is not None]
         if not samples:
             return {}
