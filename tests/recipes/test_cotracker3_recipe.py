@@ -4,11 +4,12 @@ import math
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from toy_runs import losses_by_step, same_bits, weights
+from toy_runs import losses_by_step, read_rows, same_bits, weights
 
 from overt.config import Config, build_recipe, load
 from overt.data.rng import sample_rng
@@ -22,6 +23,7 @@ from overt.recipes.cotracker3.recipe import CoTracker3OfflineRecipe, CoTracker3O
 
 Recipe = CoTracker3OfflineRecipe | CoTracker3OnlineRecipe
 TINY = ["cotracker3_tiny", "cotracker3_online_tiny"]
+LOSS = "train/loss"
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +68,7 @@ def first_batch(recipe: Recipe, samples: int = 1) -> TrackBatch:
 
 
 def one_sample(batch: TrackBatch, number: int) -> TrackBatch:
-    tensors = ("video", "tracks", "visibility", "valid", "queries")
+    tensors = ("video", "tracks", "visibility", "valid", "queries", "redrawn")
     own = {name: getattr(batch, name)[number : number + 1] for name in tensors}
     return TrackBatch(**own, names=batch.names[number : number + 1])
 
@@ -125,6 +127,38 @@ def test_shares_of_single_samples_add_up_to_the_loss_of_the_batch(
     for term, value in (whole.losses | whole.metrics).items():
         shares = [(part.losses | part.metrics)[term] for part in parts]
         torch.testing.assert_close(sum(shares), value, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_clips_thrown_away_reach_the_log(name: str, data_root: Path, tmp_path: Path) -> None:
+    """Most sequences have fewer tracks than a sample asks for, so that most clips are replaced."""
+    recipe = small_recipe(name, data_root)
+    recipe.build_dataset()  # writes the sequences
+    shutil.copytree(data_root, tmp_path / "set")
+    for sequence in ("0001", "0002"):
+        file = tmp_path / "set" / sequence / f"{sequence}.npy"
+        content = np.load(file, allow_pickle=True).item()
+        few = {key: content[key][:2] for key in ("coords", "visibility")}
+        np.save(file, np.array(few, dtype=object), allow_pickle=True)
+    config = small_config(
+        name,
+        data_root,
+        f"data.root={tmp_path / 'set'}",
+        "data.synthetic=null",
+        f"output_dir={tmp_path}",
+        "data.repeat=1",
+        "training.num_steps=1",
+        "training.global_batch_size=3",  # by accumulation: all sequences that are trained on
+        "logging.every_steps=1",
+    )
+    recipe = build_recipe(config)
+    expected = [
+        recipe.build_dataset().sample(n, sample_rng(config.seed, 0, n)).redrawn for n in range(3)
+    ]
+    assert sum(count > 0 for count in expected) == 2
+    Trainer(config, recipe, init_distributed("cpu")).train()
+    (logged,) = (row["train/redrawn_clips"] for row in read_rows(tmp_path / name) if LOSS in row)
+    assert logged == pytest.approx(sum(expected) / 3)
 
 
 def test_online_positions_are_learned_from_the_query_on(data_root: Path) -> None:
