@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from overt.data.tracking_clips import QUERY_MARGIN
 from overt.errors import ConfigError, DataError
 from overt.geometry.grid import point_grid
 from overt.recipes.cotracker3.model import CoTracker3Offline, Tracks
@@ -174,9 +175,9 @@ class Predictor:
 def check_queries(video: Tensor, queries: Tensor) -> None:
     """Refuse queries that no point of the video can answer to."""
     frames, height, width = video.shape[1], *video.shape[-2:]
-    # A pixel of tolerance: some files place the last pixel's edge, not its centre, at the size.
-    low = torch.tensor([0.0, -1.0, -1.0], device=queries.device)
-    high = torch.tensor([frames - 1.0, width, height], device=queries.device)
+    low = torch.tensor([0.0, -QUERY_MARGIN, -QUERY_MARGIN], device=queries.device)
+    beyond = QUERY_MARGIN - 1
+    high = torch.tensor([frames - 1.0, width + beyond, height + beyond], device=queries.device)
     inside = ((queries >= low) & (queries <= high)).all(-1)  # false for NaN
     if not inside.all():
         video_number, point = (~inside).nonzero()[0].tolist()
