@@ -179,6 +179,36 @@ def test_online_clips_of_random_length_are_refused(data_root: Path) -> None:
         small_recipe("cotracker3_online_tiny", data_root, "data.random_sequence_len=10")
 
 
+RANDOM_LENGTH = ["data.random_sequence_len=4", "data.root=nowhere", "data.synthetic=null"]
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        ["training.batch_size=2"],
+        ["training.batch_size=null", "training.global_batch_size=2"],
+    ],
+)
+def test_micro_batches_of_clips_of_random_length_are_refused_before_the_start(
+    sizes: list[str], data_root: Path, tmp_path: Path
+) -> None:
+    """Before the data set is looked for, too."""
+    words = [f"output_dir={tmp_path}", *RANDOM_LENGTH, *sizes]
+    config = small_config("cotracker3_tiny", data_root, *words)
+    with pytest.raises(ConfigError) as error:
+        Trainer(config, build_recipe(config), init_distributed("cpu"))
+    for words in ("data.random_sequence_len=4", "null", "training.batch_size=1", "accumulation"):
+        assert words in str(error.value)
+    assert "2 samples in a micro-batch" in str(error.value)
+
+
+def test_clips_of_one_length_are_stacked(data_root: Path) -> None:
+    for words in ([], ["data.random_sequence_len=7"]):  # from 7 to below 8
+        assert small_recipe("cotracker3_tiny", data_root, *words).stackable is True
+    batch = first_batch(small_recipe("cotracker3_tiny", data_root, *words), samples=2)
+    assert batch.video.shape[:2] == (2, 7)
+
+
 @pytest.mark.parametrize("rounded", [False, True])
 def test_bf16_inputs_round_the_queries(rounded: bool, data_root: Path) -> None:
     recipe = small_recipe("cotracker3_tiny", data_root, f"model.bf16_inputs={rounded}")

@@ -46,6 +46,13 @@ class _CoTracker3Recipe(ABC):
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.stackable: bool | str = True
+        shortest, longest = settings.data.random_sequence_len, settings.data.sequence_len
+        if shortest is not None and longest - shortest > 1:  # the longest is never drawn
+            self.stackable = (
+                f"with data.random_sequence_len={shortest} every clip has a length of its own; set "
+                "data.random_sequence_len=null"
+            )
 
     @abstractmethod
     def windows(self, frames: int) -> list[slice]:
