@@ -148,6 +148,8 @@ class TapVid:
                 f"{kind.__name__} of videos. {_MEND}"
             )
         keys = list(content) if isinstance(content, dict) else range(len(content))
+        if not keys:
+            raise DataError(f"no videos in {file}. {_MEND}")
         entries = []
         for key in keys:
             name = str(key) if kind is dict else f"{file.stem}-{key:03d}"
