@@ -68,6 +68,7 @@ def build(name: str, overrides: list[str], folder: str, device: str) -> tuple[Tr
     world = init_distributed(config.training.device)
     recipe = build_recipe(config)
     recipe.build_dataset = OneBatch  # type: ignore[method-assign]
+    recipe.stackable = True  # type: ignore[attr-defined]  # it is one batch already
     trainer = Trainer(config, recipe, world)
     size = trainer.plan.batch_size
     batch = BATCHES[name.split("_")[0]](config, size, world.device)

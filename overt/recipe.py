@@ -95,6 +95,10 @@ class RecipeExtras(Protocol):
     # A string says by which setting that is not so.
     replayable: bool | str
 
+    # True, or left out: samples are stacked to micro-batches of any size. A string says by which
+    # setting they have shapes of their own, so that a micro-batch holds one.
+    stackable: bool | str
+
     def replays_at(self, step: int) -> bool:
         """False for a step that does look at values on the host: it runs as without recording."""
 

@@ -211,13 +211,10 @@ def read_queries(path: Path) -> Queries:
     for number, row in enumerate(rows):
         try:
             values = [float(value) for value in row]
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             values = []
         if len(values) != 3 or not all(map(math.isfinite, values)) or values[0] % 1:
-            raise DataError(
-                f"--queries {path}: query {number} is {row}; expected are t, x, y: a whole number, "
-                "the frame, and two numbers, the place in pixels"
-            )
+            raise _bad_query(path, number, row)
         queries[number] = values
     return queries
 
@@ -235,9 +232,21 @@ def _json_rows(path: Path, text: str) -> list[Any]:
         raise DataError(f"--queries {path}: it is no JSON ({error})") from error
     if not isinstance(rows, list):
         raise DataError(f"--queries {path}: expected is a list of [t, x, y]")
-    return [
+    rows = [
         [row.get(key) for key in ("t", "x", "y")] if isinstance(row, dict) else row for row in rows
     ]
+    for number, row in enumerate(rows):
+        # A text is a list of letters to Python, and true is 1.
+        if not isinstance(row, list) or not {type(value) for value in row} <= {int, float}:
+            raise _bad_query(path, number, row)
+    return rows
+
+
+def _bad_query(path: Path, number: int, row: object) -> DataError:
+    return DataError(
+        f"--queries {path}: query {number} is {row}; expected are t, x, y: a whole number, "
+        "the frame, and two numbers, the place in pixels"
+    )
 
 
 def write_tracks(folder: Path, queries: Queries, found: PointTracks) -> None:
@@ -258,14 +267,17 @@ def write_tracks(folder: Path, queries: Queries, found: PointTracks) -> None:
 
 
 def _grid_size(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number}, but at least 1 is needed")
-    return number
+    # A ValueError would be shown with the name of this function instead of what is allowed.
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}, but a whole number from 1 on is needed")
+    return int(text)
 
 
 def _fps(text: str) -> float:
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
     if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"{text}, but a number above 0 is needed")
     return number

@@ -107,10 +107,14 @@ class TapVid:
         """The names of the videos in their order; Kinetics and RGB-Stacking have numbers only."""
         return [entry.name for entry in self._videos]
 
+    def where(self, index: int) -> str:
+        """File and name of a video, for messages."""
+        entry = self._videos[index]
+        return f"{entry.file}, video {entry.name}"
+
     def video(self, index: int) -> TapVidVideo:
         """Decode one video and choose its queries; the stored points are left as they are."""
-        entry = self._videos[index]
-        where = f"{entry.file}, video {entry.name}"
+        entry, where = self._videos[index], self.where(index)
         content = self._load(entry.file)[entry.key]
         frames = _decode_frames(content["video"], where)
         points, occluded = _check_tracks(content, len(frames), where)
@@ -144,6 +148,8 @@ class TapVid:
                 f"{kind.__name__} of videos. {_MEND}"
             )
         keys = list(content) if isinstance(content, dict) else range(len(content))
+        if not keys:
+            raise DataError(f"no videos in {file}. {_MEND}")
         entries = []
         for key in keys:
             name = str(key) if kind is dict else f"{file.stem}-{key:03d}"

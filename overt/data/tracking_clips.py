@@ -6,7 +6,7 @@ counted from the first frame of the clip.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -30,6 +30,12 @@ from overt.errors import DataError
 TRIES, OWN_TRIES = 12, 4
 
 
+# Pixels that a query may lie outside of the image: some files place the last pixel's edge, not its
+# centre, at the size. What is further out is refused where a user gives it, and moved here where a
+# data set does.
+QUERY_MARGIN = 1.0
+
+
 class Positions(IntEnum):
     """How a recipe counts positions; the last one in W pixels is W less the value."""
 
@@ -47,6 +53,7 @@ class TrackSample:
     valid: Tensor  # (N,) bool: a track, not the filling of a clip with too few
     queries: Tensor  # (N, 3) float32 (t, x, y)
     name: str
+    redrawn: int = 0  # clips that were thrown away before this one
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,7 @@ class TrackBatch:
     visibility: Tensor  # (B, T, N) bool
     valid: Tensor  # (B, N) bool, or (B, T, N) where a recipe tells frames apart
     queries: Tensor  # (B, N, 3) float32 (t, x, y)
+    redrawn: Tensor  # (B,) float32: clips that were thrown away before each of these
     names: tuple[str, ...]
 
 
@@ -69,8 +77,19 @@ def stack_samples(samples: Sequence[TrackSample]) -> TrackBatch:
         visibility=torch.stack([sample.visibility for sample in samples]),
         valid=torch.stack([sample.valid for sample in samples]),
         queries=torch.stack([sample.queries for sample in samples]),
+        redrawn=torch.tensor([sample.redrawn for sample in samples], dtype=torch.float32),
         names=tuple(sample.name for sample in samples),
     )
+
+
+def redrawn_count(batch: TrackBatch) -> dict[str, Tensor]:
+    """What `redrawn_metric` divides by."""
+    return {"clips": torch.ones_like(batch.redrawn).sum()}
+
+
+def redrawn_metric(batch: TrackBatch, counts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """How many clips were thrown away for each that was kept: samples are never replaced unseen."""
+    return {"redrawn_clips": batch.redrawn.sum() / counts["clips"].clamp(min=1)}
 
 
 # --- sequences -------------------------------------------------------------------------------
@@ -185,6 +204,7 @@ def to_sample(
     query_frames: NDArray[np.intp],  # of each chosen track
     points: int,
     name: str,
+    redrawn: int = 0,
 ) -> TrackSample:
     """The chosen tracks, filled up to `points` with ones that count for nothing."""
     length, count = clip.visible.shape[1], len(chosen)
@@ -202,4 +222,5 @@ def to_sample(
         valid=torch.arange(points) < count,
         queries=torch.from_numpy(queries),
         name=name,
+        redrawn=redrawn,
     )

@@ -25,8 +25,17 @@ MOVING_IMAGES = (".gif", ".webp", ".apng")
 WRITTEN = (".gif", ".webp", ".mp4")
 
 _EXTRA = "it needs PyAV: pip install 'overt[video]'"
-# Pillow says SyntaxError, ValueError or struct.error of a broken header, OSError of the rest.
-_BROKEN = (OSError, SyntaxError, ValueError, struct.error, EOFError, Image.DecompressionBombError)
+# Pillow says SyntaxError, ValueError, IndexError or struct.error of a broken header, OSError of the
+# rest.
+_BROKEN = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    IndexError,
+    struct.error,
+    EOFError,
+    Image.DecompressionBombError,
+)
 
 
 class Video(NamedTuple):
@@ -104,6 +113,8 @@ def _natural_order(path: Path) -> list[tuple[int, str]]:
 def _read_moving_image(path: Path) -> Video:
     try:
         with Image.open(path) as image:
+            if image.format == "GIF" and not _is_whole_gif(path.read_bytes()):
+                raise EOFError("it is cut off: there is no end mark behind its last frame")
             frames, durations = [], []
             for frame in ImageSequence.Iterator(image):
                 frames.append(np.asarray(frame.convert("RGB")))
@@ -112,6 +123,30 @@ def _read_moving_image(path: Path) -> Video:
         raise DataError(f"{path}: it cannot be decoded ({error})") from error
     total = sum(durations)
     return Video(_stack(frames, path), 1000 * len(frames) / total if total else None)
+
+
+def _is_whole_gif(content: bytes) -> bool:
+    """Whether the blocks of a GIF lead to its end mark. Pillow takes what there is of a cut one."""
+
+    def colours(flags: int) -> int:  # bytes of the table of colours that the flags announce
+        return 3 * 2 ** ((flags & 7) + 1) if flags & 0x80 else 0
+
+    try:
+        place = 13 + colours(content[10])
+        while content[place] != 0x3B:
+            if content[place] == 0x2C:  # a frame
+                place += 11 + colours(content[place + 9])
+            elif content[place] == 0x21:  # something about the frames
+                place += 2
+            else:  # nothing known: passed over, as by Pillow
+                place += 1
+                continue
+            while content[place]:  # data in pieces, each with its length before it
+                place += 1 + content[place]
+            place += 1
+    except IndexError:
+        return False
+    return True
 
 
 def _read_array(path: Path) -> NDArray[np.uint8]:

@@ -55,6 +55,17 @@ def plan_batches(training: TrainingSection, world_size: int) -> BatchPlan:
     return plan
 
 
+def check_stackable(recipe: object, plan: BatchPlan) -> None:
+    """Refuse micro-batches of several samples where the recipe cannot stack them."""
+    stackable = getattr(recipe, "stackable", True)
+    if isinstance(stackable, str) and plan.batch_size > 1:
+        raise ConfigError(
+            f"{plan.batch_size} samples in a micro-batch, but {stackable}, or set "
+            f"training.batch_size=1, which reaches the global batch of {plan.global_batch_size} by "
+            f"accumulation (training.global_batch_size={plan.global_batch_size})"
+        )
+
+
 def _divide(total: int, unit: int, name: str, value: int | None) -> int:
     if total % unit:
         below, above = total // unit * unit, (total // unit + 1) * unit

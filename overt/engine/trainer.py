@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from overt.config import Config
 from overt.distributed import World, gather_objects, open_store, seed_everything
 from overt.engine import random_state, run_folder
-from overt.engine.batch import plan_batches, scaled_learning_rate
+from overt.engine.batch import check_stackable, plan_batches, scaled_learning_rate
 from overt.engine.blocks import compile_model, need_blocks, recompute_in_backward
 from overt.engine.console import Console, Meter
 from overt.engine.ending import ends_in_order
@@ -97,6 +97,7 @@ class Trainer:
         self.gradients_checked = False
         self.phases = phases or Phases()  # of this start; they end with the first step
         self.plan = plan_batches(training, world.world_size)
+        check_stackable(recipe, self.plan)
         self.loader = StepLoader(
             recipe.build_dataset(),
             recipe.collate,

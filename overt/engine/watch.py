@@ -151,14 +151,18 @@ class Interval:
         self.sums: list[float] = []
         self.losses: list[float] = []  # this process's share, step by step
         self.steps = 0.0
+        self.restored = False  # from a checkpoint, and no step made since
 
     def add(self, outputs: list[StepOutput], applied: Tensor, grad_norm: Tensor) -> None:
         """Take this process's share of one step; a skipped step does not count."""
         names = ["loss", *outputs[0].losses, *outputs[0].metrics, "grad_norm"]
         if names != self.names:
-            if self.names:
+            if self.names and not self.restored:
                 raise ValueError(f"the step's numbers are {names}, before they were {self.names}")
-            self.names, self.sums = names, [0.0] * len(names)
+            # Of a checkpoint whose version measured something else no sum can be carried on.
+            self.names = names
+            self.reset()
+        self.restored = False
         row = [applied, grad_norm]
         for output in outputs:
             row += [output.total.detach()]
@@ -192,6 +196,7 @@ class Interval:
         self.sums = list(sums.values()) if world.is_main else [0.0] * len(sums)
         self.losses = list(losses) if world.is_main else [0.0] * len(losses)
         self.steps = steps
+        self.restored = True
 
     def reset(self) -> None:
         self.rows = []

@@ -15,6 +15,7 @@ from torch import Tensor
 from overt.data.packed_sequences import read_tracks
 from overt.data.tapvid import TapVid
 from overt.data.tracking_clips import (
+    QUERY_MARGIN,
     Positions,
     TrackSample,
     centre_crop,
@@ -58,6 +59,10 @@ class HeldOutClips:
     def __len__(self) -> int:
         return len(self.sequences)
 
+    def where(self, index: int) -> str:
+        """The sequence, for messages."""
+        return str(self.sequences[index])
+
     def sample(self, index: int) -> TrackSample:
         """The centre of the first frames, points spread evenly, queried where first seen."""
         sequence, frames = self.sequences[index], self.settings.frames
@@ -96,13 +101,18 @@ class TapVidClips:
     def __len__(self) -> int:
         return len(self.videos)
 
+    def where(self, index: int) -> str:
+        """File and video, for messages."""
+        return self.videos.where(index)
+
     def sample(self, index: int) -> TrackSample:
         """One video; a track appears once for each of its queries."""
         video = self.videos.video(index)
         # The reader counts from the first pixel's centre to the last one's.
         scale = (SIDE - self.positions) / (SIDE - Positions.CENTRES)
         queries = torch.from_numpy(video.queries_txy).clone()
-        queries[:, 1:] *= scale
+        # Published files have visible points beyond the image; those are followed from its edge.
+        queries[:, 1:] = (queries[:, 1:] * scale).clamp(-QUERY_MARGIN, SIDE - 1 + QUERY_MARGIN)
         return TrackSample(
             video=torch.from_numpy(video.video),
             tracks=torch.from_numpy(video.tracks_xy).transpose(0, 1) * scale,
@@ -138,7 +148,10 @@ def score_clips(
     def score(index: int) -> Row:
         clip = clips.sample(index)
         scale_xy = to_tapvid_pixels(clip, clips.positions)
-        return score_clip(clip, track, clips.query_mode, scale_xy)
+        try:
+            return score_clip(clip, track, clips.query_mode, scale_xy)
+        except DataError as error:  # a tracker does not know where its clip comes from
+            raise DataError(f"{clips.where(index)}: {error}") from error
 
     rows = score_each(world, len(clips), score)
     return [{"name": name, **row} for name, row in zip(clips.names, rows, strict=True)]

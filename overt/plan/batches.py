@@ -41,6 +41,7 @@ def tracks(config: Config, batch: int, device: torch.device) -> TrackBatch:
         visibility=visible.to(device),
         valid=torch.ones_like(visible).to(device),
         queries=torch.cat([query_frames[..., None], query_xy], dim=-1).to(device),
+        redrawn=torch.zeros(batch, device=device),
         names=("noise",) * batch,
     )
 
@@ -134,6 +135,7 @@ def lbm_tracks(config: Config, batch: int, device: torch.device) -> LBMBatch:
         visibility=(torch.rand(batch, frames, points, generator=generator) < 0.8).to(device),
         valid=torch.ones(batch, points, dtype=torch.bool, device=device),
         queries=torch.cat([query_frames[..., None], query_xy], dim=-1).to(device),
+        redrawn=torch.zeros(batch, device=device),
         names=("noise",) * batch,
     )
 

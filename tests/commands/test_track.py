@@ -10,6 +10,7 @@ import torch
 from toy_runs import TOY, train_toy
 
 from overt.cli import main
+from overt.commands.track import make_parser
 from overt.config import build_recipe, load
 from overt.data.moving_shapes import SceneSettings, make_sequence
 from overt.data.video import has_pyav, read_video, write_video
@@ -160,6 +161,11 @@ BAD_QUERIES = [
     ("nan.csv", "0,nan,2", "expected are t, x, y"),
     ("pairs.json", "[[1, 2]]", "query 0 is [1, 2]"),
     ("keys.json", '[{"t": 0, "x": 1}]', "query 0 is [0, 1, None]"),
+    ("text.json", '["123"]', "query 0 is 123; expected are t, x, y"),
+    ("texts.json", '[[0, 1, 2], ["0", "1", "2"]]', "query 1 is ['0', '1', '2']"),
+    ("truth.json", "[[true, 1, 2]]", "query 0 is [True, 1, 2]"),
+    ("number.json", "[7]", "query 0 is 7"),
+    ("huge.json", "[[0, 1, 1" + 400 * "0" + "]]", "expected are t, x, y"),
     ("scalar.json", "3", "expected is a list of [t, x, y]"),
     ("broken.json", "[[1, 2", "it is no JSON"),
     ("empty.csv", "\n", "there are no queries in it"),
@@ -182,6 +188,24 @@ def test_bad_queries_are_refused(
     assert shown.startswith("DataError: ")
     assert expected in shown
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--grid", "x"], "argument --grid: x, but a whole number from 1 on is needed"),
+        (["--grid", "0"], "argument --grid: 0, but a whole number from 1 on is needed"),
+        (["--online", "--frames", "1.5"], "argument --frames: 1.5, but a whole number from 1 on"),
+        (["--fps", "fast"], "argument --fps: fast, but a number above 0 is needed"),
+        (["--fps", "-1"], "argument --fps: -1, but a number above 0 is needed"),
+    ],
+)
+def test_numbers_that_are_none_are_refused_with_what_is_allowed(
+    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        make_parser().parse_intermixed_args(["video.gif", *words])
+    assert expected in capsys.readouterr().err
 
 
 def test_other_mistakes_are_refused(

@@ -223,6 +223,13 @@ def test_wrong_container(tmp_path):
         TapVid(tmp_path, "davis")
 
 
+@pytest.mark.parametrize(("dataset", "content"), [("davis", {}), ("rgb_stacking", [])])
+def test_empty_file(tmp_path, dataset, content):
+    path = write(tmp_path, dataset, content)
+    with pytest.raises(DataError, match=rf"no videos in {path}"):
+        TapVid(tmp_path, dataset)
+
+
 class Foreign:
     """A class that a pickle could name."""
 

@@ -78,6 +78,30 @@ def test_arrays(channels_last: bool, frames: NDArray[np.uint8], tmp_path: Path) 
         np.testing.assert_array_equal(read_video(tmp_path / name).frames, frames)
 
 
+@pytest.mark.parametrize("suffix", [".gif", ".webp", ".apng"])
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
+def test_a_video_that_is_cut_off_is_refused(
+    suffix: str, share: float, frames: NDArray[np.uint8], tmp_path: Path
+) -> None:
+    """A download that broke off is not a shorter video."""
+    noise = np.random.default_rng(0).integers(0, 60, frames.shape, dtype=np.uint8)
+    pictures = [Image.fromarray(frame.transpose(1, 2, 0)) for frame in frames + noise // 4]
+    path = tmp_path / f"video{suffix}"
+    format = {".apng": "PNG"}.get(suffix)
+    pictures[0].save(path, format, save_all=True, append_images=pictures[1:], duration=40)
+    assert len(read_video(path).frames) == 12
+    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+    with pytest.raises(DataError, match=rf"video{suffix}: it cannot be decoded"):
+        read_video(path)
+
+
+def test_a_gif_may_have_something_behind_its_end(frames: NDArray[np.uint8], tmp_path: Path) -> None:
+    write_video(tmp_path / "video.gif", frames, 10)
+    with (tmp_path / "video.gif").open("ab") as file:
+        file.write(b"\0\0more")
+    assert len(read_video(tmp_path / "video.gif").frames) == 12
+
+
 def test_what_cannot_be_read_is_said(tmp_path: Path, frames: NDArray[np.uint8]) -> None:
     def image(path: Path, width: int, height: int) -> None:
         path.parent.mkdir(exist_ok=True)

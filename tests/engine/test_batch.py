@@ -7,7 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_runs import toy_config
 
-from overt.engine.batch import BatchPlan, advice, plan_batches, scaled_learning_rate
+from overt.engine.batch import (
+    BatchPlan,
+    advice,
+    check_stackable,
+    plan_batches,
+    scaled_learning_rate,
+)
 from overt.errors import ConfigError
 from overt.schema import OptimizerSection, TrainingSection
 
@@ -50,6 +56,18 @@ def test_what_is_left_open_follows(
     plan = plan_batches(section(*given_sizes), world_size=2)
     assert plan == BatchPlan(batch_size, accumulation, 2)
     assert plan.global_batch_size == batch_size * accumulation * 2
+
+
+def test_samples_that_cannot_be_stacked_come_one_by_one() -> None:
+    class Recipe:
+        stackable = "data.size=null gives every sample its own shape; set a number"
+
+    check_stackable(Recipe(), BatchPlan(1, 8, 2))
+    check_stackable(object(), BatchPlan(4, 2, 2))
+    with pytest.raises(ConfigError) as error:
+        check_stackable(Recipe(), BatchPlan(4, 2, 2))
+    assert "4 samples in a micro-batch, but data.size=null gives" in str(error.value)
+    assert "set training.batch_size=1, which reaches the global batch of 16" in str(error.value)
 
 
 @pytest.mark.parametrize("accumulation", [None, 2])

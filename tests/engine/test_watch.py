@@ -127,6 +127,17 @@ def test_only_the_main_process_carries_restored_totals() -> None:
     assert interval.totals() == ({"loss": 0.0}, 2.0, [0.0, 0.0], [[]])
 
 
+def test_an_interval_of_a_version_that_measured_less_begins_anew() -> None:
+    interval = Interval(CPU)
+    interval.restore({"loss": 3.0, "grad_norm": 1.0}, 2.0, [1.0, 2.0], ALONE)
+    interval.add([output(2.0, 5.0)], torch.ones(()), torch.tensor(0.5))
+    sums, steps, losses, _ = interval.totals()
+    assert (steps, losses) == (1, [pytest.approx(sums["loss"])])
+    assert sums["grad_norm"] == 0.5
+    with pytest.raises(ValueError, match="before they were"):
+        interval.add([StepOutput({"fit": torch.ones(())})], torch.ones(()), torch.ones(()))
+
+
 def test_an_interval_refuses_numbers_that_change_their_names() -> None:
     interval = Interval(CPU)
     one = torch.tensor(1.0)

@@ -1,7 +1,9 @@
 """overt/metrics/scored_clips.py: one truth, whichever way a recipe counts its positions."""
 
+import pickle
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from overt.data.synthetic_kubric import write_sequences
 from overt.data.synthetic_tapvid import write_videos
 from overt.data.tracking_clips import Positions, TrackSample
 from overt.distributed import World
+from overt.errors import DataError
 from overt.metrics.scored_clips import (
     EvaluationClips,
     HeldOutClips,
@@ -71,6 +74,41 @@ def test_distances_are_measured_in_256_pixels(root: Path) -> None:
     torch.testing.assert_close(
         to_tapvid_pixels(clip, Positions.SHARES), torch.tensor([256 / 40, 256 / 32])
     )
+
+
+@pytest.mark.parametrize("positions", Positions)
+def test_queries_a_little_outside_are_moved_to_the_edge(
+    positions: Positions, tmp_path: Path
+) -> None:
+    """Published files have visible points beyond the edge; trackers allow a pixel of it."""
+    write_still_points(tmp_path, [(-0.3, 0.5), (0.5, 1.4), (-0.002, 1.0), (0.25, 0.75)])
+    clip = clips_of(tmp_path, "tapvid_davis", positions).sample(0)
+    last = 256 - positions
+    expected = [(-1, 0.5 * last), (0.5 * last, 256), (-0.002 * last, last)]
+    expected.append((0.25 * last, 0.75 * last))
+    torch.testing.assert_close(clip.queries[:, 1:], torch.tensor(expected))
+    # The truth stays where it is.
+    torch.testing.assert_close(clip.tracks[3, 0], torch.tensor([-0.3 * last, 0.5 * last]))
+
+
+def test_what_a_tracker_refuses_names_file_and_video(root: Path) -> None:
+    def refuse(clip: TrackSample) -> tuple[Tensor, Tensor]:
+        raise DataError("not that one")
+
+    expected = {"tapvid_davis": r"tapvid_davis\.pkl, video .+", "kubric_held_out": "kubric/0000"}
+    for dataset, where in expected.items():
+        with pytest.raises(DataError, match=rf"{where}: not that one"):
+            score_clips(clips_of(root, dataset, Positions.CENTRES), refuse, ALONE)
+
+
+def write_still_points(root: Path, places: list[tuple[float, float]]) -> None:
+    """A DAVIS file with one video of points that stand still, visible all the time."""
+    points = np.tile(np.array(places, np.float32)[:, None], (1, 5, 1))
+    video = np.random.default_rng(0).integers(0, 256, (5, 32, 32, 3), dtype=np.uint8)
+    hidden = np.zeros(points.shape[:2], bool)
+    content = {"edge": {"video": video, "points": points, "occluded": hidden}}
+    (root / "tapvid_davis").mkdir()
+    (root / "tapvid_davis" / "tapvid_davis.pkl").write_bytes(pickle.dumps(content))
 
 
 @pytest.mark.parametrize("dataset", ["kubric_held_out", "tapvid_davis"])

@@ -17,6 +17,7 @@ from overt.data.augment import AugmentationSettings
 from overt.data.kubric import frame_paths, list_sequences, read_frames, read_tracks
 from overt.data.rng import sample_rng
 from overt.data.synthetic_kubric import write_sequences
+from overt.data.tracking_clips import OWN_TRIES, TRIES
 from overt.errors import ConfigError, DataError
 from overt.metrics import scored_clips
 from overt.recipes.cotracker3 import data
@@ -256,9 +257,35 @@ def test_clip_with_few_candidates_is_drawn_again(make_settings, monkeypatch):
     monkeypatch.setattr(data, "_candidates", scarce)
     sample = clips.sample(0, np.random.default_rng(0))
     assert len(calls) == 7
+    assert sample.redrawn == 6
     assert sample.tracks.shape[1] == 24
     calls.clear()
     assert identical(sample, clips.sample(0, np.random.default_rng(0)))
+
+
+def test_clips_thrown_away_are_counted(make_settings, root, tmp_path):
+    """Two of three sequences have too few tracks: their samples come from the third."""
+    for name in ("0000", "0001", "0002"):
+        shutil.copytree(root / name, tmp_path / name)
+    for name in ("0000", "0002"):
+        keep_tracks(tmp_path / name, 4)
+    clips = KubricClips(make_settings(root=str(tmp_path), held_out=0, random_sequence_len=None))
+    samples = [clips.sample(index, sample_rng(0, 0, index)) for index in range(3)]
+    assert [sample.name for sample in samples] == ["0001"] * 3
+    redrawn = [sample.redrawn for sample in samples]
+    assert redrawn[1] == 0
+    assert min(redrawn[0], redrawn[2]) >= OWN_TRIES
+    assert max(redrawn) < TRIES
+    batch = collate(samples)
+    assert batch.redrawn.tolist() == redrawn
+    assert batch.redrawn.dtype == torch.float32
+
+
+def keep_tracks(sequence, count):
+    file = sequence / f"{sequence.name}.npy"
+    content = np.load(file, allow_pickle=True).item()
+    fewer = {key: content[key][:count] for key in ("coords", "visibility")}
+    np.save(file, np.array(fewer, dtype=object), allow_pickle=True)
 
 
 def test_too_many_tracks_asked_for(make_settings):

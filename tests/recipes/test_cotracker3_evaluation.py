@@ -156,12 +156,24 @@ def test_clips_are_tracked_in_the_manner_of_the_settings(
     assert (tracks - clip.queries[:, 1:]).abs().max() > 0.1
 
 
-def write_davis(folder: Path, **videos: np.ndarray) -> None:
+@pytest.mark.parametrize("name", ["cotracker3_tiny", "cotracker3_online_tiny"])
+@pytest.mark.parametrize("place", [-0.45, 1.3])
+def test_points_a_little_outside_of_the_image_are_scored(
+    name: str, place: float, tmp_path: Path
+) -> None:
+    write_davis(tmp_path, place=place, edge=np.zeros((2, 4), dtype=bool))
+    config = tapvid_config(tmp_path, "evaluation=tapvid_davis", name=name)
+    recipe, model = recipe_and_model(config)
+    (row,) = recipe.evaluate_rows(model, ALONE)
+    assert all(math.isfinite(value) for key, value in row.items() if key != "name")
+
+
+def write_davis(folder: Path, place: float = 0.5, **videos: np.ndarray) -> None:
     """Videos with two still points, of which `videos` says where they are hidden, (2, T)."""
     content = {
         name: {
             "video": np.full((hidden.shape[1], 24, 24, 3), 90, dtype=np.uint8),
-            "points": np.full((*hidden.shape, 2), 0.5, dtype=np.float32),
+            "points": np.full((*hidden.shape, 2), place, dtype=np.float32),
             "occluded": hidden,
         }
         for name, hidden in videos.items()

@@ -1,5 +1,7 @@
 """CoTracker3's predictor: scales, support points, batched queries, both directions of time."""
 
+from typing import Any
+
 import pytest
 import torch
 from small_tracker import inputs, small
@@ -8,9 +10,10 @@ from torch.nn import functional as F
 
 from overt.errors import ConfigError, DataError
 from overt.geometry.grid import point_grid
+from overt.recipes.cotracker3 import predictor
 from overt.recipes.cotracker3.model import CoTracker3Offline
 from overt.recipes.cotracker3.online import CoTracker3Online
-from overt.recipes.cotracker3.predictor import Prediction, Predictor
+from overt.recipes.cotracker3.predictor import FRAMES_RESIZED, Prediction, Predictor
 
 SIZE = (48, 64)  # of the resized video, height and width; the given one has 32 x 40
 
@@ -97,6 +100,63 @@ def test_online_models_are_streamed_without_support_points() -> None:
     assert model.stream.shared is None
 
 
+MODELS = [(CoTracker3Offline, {}), (CoTracker3Online, {"backward_tracking": True})]
+
+
+@pytest.mark.parametrize(("kind", "manner"), MODELS)
+def test_frames_are_resized_a_few_at_a_time_with_the_same_result(
+    kind: type[CoTracker3Offline] | type[CoTracker3Online],
+    manner: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A long video of large frames never lies in memory as numbers with 32 bits."""
+    model, (video, queries) = small(kind), inputs(frames=37)
+    predict = Predictor(model, SIZE, iters=2, **manner)
+    frames, _ = resized(video, queries)
+    monkeypatch.setattr(Predictor, "resized", lambda self, part, device: frames_of(part))
+
+    def frames_of(part: Tensor) -> Tensor:  # what was resized in one go
+        return torch.unflatten(
+            F.interpolate(part.flatten(0, 1).float(), SIZE, mode="bilinear", align_corners=True),
+            0,
+            part.shape[:2],
+        )
+
+    whole = predict(video, queries)
+    monkeypatch.undo()
+    sizes: list[int] = []
+    usual = F.interpolate
+
+    def noted(images: Tensor, *rest: Any, **more: Any) -> Tensor:
+        if images.shape[-2:] == video.shape[-2:]:
+            sizes.append(len(images))
+        return usual(images, *rest, **more)
+
+    monkeypatch.setattr(predictor.F, "interpolate", noted)
+    found = predict(video, queries)
+    assert torch.equal(predict.resized(video, video.device), frames)
+    assert max(sizes) <= len(video) * FRAMES_RESIZED
+    assert FRAMES_RESIZED < 37
+    for one, other in zip(found, whole, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_online_model_is_given_a_window_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the video, no more than a window of it is resized and held."""
+    model, (video, queries) = small(CoTracker3Online), inputs(frames=37)
+    asked: list[int] = []
+    usual = Predictor.resized
+
+    def noted(self: Predictor, part: Tensor, device: torch.device) -> Tensor:
+        asked.append(part.shape[1])
+        return usual(self, part, device)
+
+    monkeypatch.setattr(Predictor, "resized", noted)
+    Predictor(model, SIZE, iters=2)(video, queries)
+    assert max(asked) <= model.window_len
+    assert sum(asked) == 37  # every frame once
+
+
 def test_before_its_query_a_point_is_tracked_on_the_reversed_video() -> None:
     model, (video, queries) = small(CoTracker3Online), inputs(frames=10)
     forward = Predictor(model, SIZE, iters=2)
@@ -147,6 +207,32 @@ def test_queries_outside_the_video_are_refused(query: tuple[float, float, float]
     queries[1, 4] = torch.tensor(query)
     with pytest.raises(DataError, match=r"1 of 10 queries.*query 4.*frame 0 to 5, x 0 to 39"):
         Predictor(small(CoTracker3Offline))(video, queries)
+
+
+@pytest.mark.parametrize("single_point", [False, True])
+@pytest.mark.parametrize("kind", [CoTracker3Offline, CoTracker3Online])
+def test_no_queries_give_no_tracks(
+    kind: type[CoTracker3Offline] | type[CoTracker3Online], single_point: bool
+) -> None:
+    video, queries = inputs()
+    predict = Predictor(small(kind), SIZE, iters=2, single_point=single_point, pin_queries=True)
+    found = predict(video, queries[:, :0])
+    assert found.tracks_xy.shape == (2, 6, 0, 2)
+    assert found.visibility.shape == found.confidence.shape == (2, 6, 0)
+    with pytest.raises(DataError, match="0 queries"):
+        small(kind)(video, queries[:, :0])
+
+
+@pytest.mark.parametrize("kind", [CoTracker3Offline, CoTracker3Online])
+def test_a_video_without_frames_is_refused(
+    kind: type[CoTracker3Offline] | type[CoTracker3Online],
+) -> None:
+    video, queries = inputs()
+    for track in (small(kind), Predictor(small(kind), SIZE)):
+        with pytest.raises(DataError, match="0 frames"):
+            track(video[:, :0], queries)
+        with pytest.raises(DataError, match="0 frames"):
+            track(video[:, :0], queries[:, :0])
 
 
 def test_batches_of_no_query_are_refused() -> None:

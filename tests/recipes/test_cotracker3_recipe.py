@@ -5,11 +5,12 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from toy_runs import losses_by_step, same_bits, weights
+from toy_runs import losses_by_step, read_rows, same_bits, weights
 
 from overt.config import Config, build_recipe, load
 from overt.data.rng import sample_rng
@@ -23,6 +24,7 @@ from overt.recipes.cotracker3.recipe import CoTracker3OfflineRecipe, CoTracker3O
 
 Recipe = CoTracker3OfflineRecipe | CoTracker3OnlineRecipe
 TINY = ["cotracker3_tiny", "cotracker3_online_tiny"]
+LOSS = "train/loss"
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +69,7 @@ def first_batch(recipe: Recipe, samples: int = 1) -> TrackBatch:
 
 
 def one_sample(batch: TrackBatch, number: int) -> TrackBatch:
-    tensors = ("video", "tracks", "visibility", "valid", "queries")
+    tensors = ("video", "tracks", "visibility", "valid", "queries", "redrawn")
     own = {name: getattr(batch, name)[number : number + 1] for name in tensors}
     return TrackBatch(**own, names=batch.names[number : number + 1])
 
@@ -128,6 +130,38 @@ def test_shares_of_single_samples_add_up_to_the_loss_of_the_batch(
         torch.testing.assert_close(sum(shares), value, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", TINY)
+def test_clips_thrown_away_reach_the_log(name: str, data_root: Path, tmp_path: Path) -> None:
+    """Most sequences have fewer tracks than a sample asks for, so that most clips are replaced."""
+    recipe = small_recipe(name, data_root)
+    recipe.build_dataset()  # writes the sequences
+    shutil.copytree(data_root, tmp_path / "set")
+    for sequence in ("0001", "0002"):
+        file = tmp_path / "set" / sequence / f"{sequence}.npy"
+        content = np.load(file, allow_pickle=True).item()
+        few = {key: content[key][:2] for key in ("coords", "visibility")}
+        np.save(file, np.array(few, dtype=object), allow_pickle=True)
+    config = small_config(
+        name,
+        data_root,
+        f"data.root={tmp_path / 'set'}",
+        "data.synthetic=null",
+        f"output_dir={tmp_path}",
+        "data.repeat=1",
+        "training.num_steps=1",
+        "training.global_batch_size=3",  # by accumulation: all sequences that are trained on
+        "logging.every_steps=1",
+    )
+    recipe = build_recipe(config)
+    expected = [
+        recipe.build_dataset().sample(n, sample_rng(config.seed, 0, n)).redrawn for n in range(3)
+    ]
+    assert sum(count > 0 for count in expected) == 2
+    Trainer(config, recipe, init_distributed("cpu")).train()
+    (logged,) = (row["train/redrawn_clips"] for row in read_rows(tmp_path / name) if LOSS in row)
+    assert logged == pytest.approx(sum(expected) / 3)
+
+
 def test_online_positions_are_learned_from_the_query_on(data_root: Path) -> None:
     recipe = small_recipe("cotracker3_online_tiny", data_root)
     batch = first_batch(recipe)
@@ -144,6 +178,36 @@ def test_online_positions_are_learned_from_the_query_on(data_root: Path) -> None
 def test_online_clips_of_random_length_are_refused(data_root: Path) -> None:
     with pytest.raises(ConfigError, match=r"data\.random_sequence_len=null"):
         small_recipe("cotracker3_online_tiny", data_root, "data.random_sequence_len=10")
+
+
+RANDOM_LENGTH = ["data.random_sequence_len=4", "data.root=nowhere", "data.synthetic=null"]
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        ["training.batch_size=2"],
+        ["training.batch_size=null", "training.global_batch_size=2"],
+    ],
+)
+def test_micro_batches_of_clips_of_random_length_are_refused_before_the_start(
+    sizes: list[str], data_root: Path, tmp_path: Path
+) -> None:
+    """Before the data set is looked for, too."""
+    words = [f"output_dir={tmp_path}", *RANDOM_LENGTH, *sizes]
+    config = small_config("cotracker3_tiny", data_root, *words)
+    with pytest.raises(ConfigError) as error:
+        Trainer(config, build_recipe(config), init_distributed("cpu"))
+    for words in ("data.random_sequence_len=4", "null", "training.batch_size=1", "accumulation"):
+        assert words in str(error.value)
+    assert "2 samples in a micro-batch" in str(error.value)
+
+
+def test_clips_of_one_length_are_stacked(data_root: Path) -> None:
+    for words in ([], ["data.random_sequence_len=7"]):  # from 7 to below 8
+        assert small_recipe("cotracker3_tiny", data_root, *words).stackable is True
+    batch = first_batch(small_recipe("cotracker3_tiny", data_root, *words), samples=2)
+    assert batch.video.shape[:2] == (2, 7)
 
 
 @pytest.mark.parametrize("rounded", [False, True])

@@ -12,7 +12,7 @@ from overt.data.kubric import read_tracks
 from overt.data.packed_sequences import pack_sequences
 from overt.data.rng import sample_rng
 from overt.data.synthetic_kubric import write_sequences
-from overt.data.tracking_clips import TrackSample, stack_samples
+from overt.data.tracking_clips import OWN_TRIES, TrackSample, stack_samples
 from overt.errors import DataError
 from overt.recipes.lbm.config import DataSettings
 from overt.recipes.lbm.data import KubricClips, draw_query_frames, evaluation_clips
@@ -115,6 +115,8 @@ def test_a_clip_without_a_visible_track_is_drawn_elsewhere(tmp_path: Path) -> No
     hide_all(tmp_path / "0000")
     found = sample(tmp_path, "data.held_out=0")
     assert found.name == "0001"
+    assert found.redrawn >= OWN_TRIES
+    assert sample(tmp_path, "data.held_out=0", index=1).redrawn == 0
     hide_all(tmp_path / "0001")
     with pytest.raises(DataError, match="none of 12 clips drawn for sample 0"):
         sample(tmp_path, "data.held_out=0")

@@ -2,6 +2,7 @@
 
 import json
 import math
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +51,18 @@ def test_the_truth_scores_full_marks_and_an_offset_costs(videos: Path) -> None:
     off = score_clip(clip, lambda clip: (beside, clip.visibility), "first", scale_xy)
     assert off["pts_within_2"] == 0
     assert off["pts_within_4"] == 1
+
+
+def test_points_a_little_outside_of_the_image_are_scored(tmp_path: Path) -> None:
+    (file,) = write_videos(tmp_path, "davis", 1, frames=4, height=30, width=40, points=6)
+    content = pickle.loads(file.read_bytes())
+    for video in content.values():
+        video["points"][0] = (1.3, -0.4)
+        video["occluded"][:] = False
+    file.write_bytes(pickle.dumps(content))
+    recipe = small_recipe("x", *davis(tmp_path))
+    (row,) = recipe.evaluate_rows(recipe.build_model().eval(), init_distributed("cpu"))
+    assert math.isfinite(row["average_jaccard"])
 
 
 def test_a_clip_without_a_visible_point_is_not_tracked(videos: Path) -> None:

@@ -23,7 +23,7 @@ def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def one_sample(batch: TrackBatch, number: int) -> TrackBatch:
-    tensors = ("video", "tracks", "visibility", "valid", "queries")
+    tensors = ("video", "tracks", "visibility", "valid", "queries", "redrawn")
     own = {name: getattr(batch, name)[number : number + 1] for name in tensors}
     return TrackBatch(**own, names=batch.names[number : number + 1])
 
@@ -88,6 +88,7 @@ def test_filling_changes_no_loss(data_root: Path) -> None:
         batch.visibility[:, :, :count],
         batch.valid[:, :count],
         batch.queries[:, :count],
+        batch.redrawn,
         batch.names,
     )
     model = few.build_model().eval()

@@ -74,18 +74,20 @@ class KubricClips:
     def sample(self, index: int, rng: np.random.Generator) -> TrackSample:
         """Draw a clip of sequence `index` modulo their number; a function of the arguments alone.
 
-        A clip with too few candidate tracks is drawn again, at last from other sequences.
+        A clip with too few candidate tracks is drawn again, at last from other sequences; the
+        sample says how often.
         """
         wanted = self.settings.traj_per_sample
         found = []
-        for sequence in sequences_to_try(self.sequences, index % len(self.sequences), rng):
+        to_try = sequences_to_try(self.sequences, index % len(self.sequences), rng)
+        for redrawn, sequence in enumerate(to_try):
             clip = draw_clip(sequence, self.settings, rng)
             candidates = _candidates(clip, self.settings.sample_vis_last_frame)
             if len(candidates) >= wanted:
                 chosen = rng.permutation(candidates)[:wanted]
                 visible = clip.visible[chosen]
                 frames = _query_frames(visible, self.settings.query_sampling, rng)
-                return to_sample(clip, chosen, frames, wanted, sequence.name)
+                return to_sample(clip, chosen, frames, wanted, sequence.name, redrawn)
             found.append(len(candidates))
         raise DataError(
             f"data.traj_per_sample={wanted}, but {TRIES} clips drawn for sample {index} had only "

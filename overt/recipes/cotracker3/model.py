@@ -262,6 +262,8 @@ class CoTracker3(nn.Module):
     def encode(self, video: Tensor) -> Pyramid:
         """Features of every frame of a video (B, T, 3, H, W) in 0..255."""
         batch, frames, _, height, width = video.shape
+        if frames == 0:
+            raise DataError("a video of 0 frames: there is nothing to track in it")
         smallest = self.stride * 2 ** (self.corr_levels - 1)
         if height % self.stride or width % self.stride or min(height, width) < smallest:
             raise DataError(
@@ -297,6 +299,8 @@ class CoTracker3(nn.Module):
 
         `frames` (B, N) are whole numbers, clamped into the video; `cells_xy` is (B, N, 2).
         """
+        if frames.shape[1] == 0:
+            raise DataError("0 queries: give at least one point to follow, (frame, x, y)")
         frames = frames.clamp(0, pyramid.map_rows.shape[2] - 1)
         index = frames.unsqueeze(1).expand(-1, self.corr_levels, -1)  # (B, L, N)
         map_rows = pyramid.map_rows.gather(2, index).transpose(1, 2).unsqueeze(3)

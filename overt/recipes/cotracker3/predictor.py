@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from overt.data.tracking_clips import QUERY_MARGIN
 from overt.errors import ConfigError, DataError
 from overt.geometry.grid import point_grid
 from overt.recipes.cotracker3.model import CoTracker3Offline, Tracks
@@ -20,6 +21,7 @@ from overt.recipes.cotracker3.windows import since_query, sliding_windows
 
 LOCAL_EXTENT = (50.0, 50.0)  # (height, width), pixels of the resized video
 RANDOM_POINTS_SEED = 0
+FRAMES_RESIZED = 8  # at a time: all frames at their full size, as floats, may not fit
 
 
 class Prediction(NamedTuple):
@@ -82,8 +84,11 @@ class Predictor:
         """Follow the queried points; the result lies on the model's device."""
         check_queries(video, queries)
         device = next(self.model.parameters()).device
-        height, width = video.shape[-2:]
-        video, queries = self._resize(video.to(device)), queries.to(device, torch.float32)
+        (batch, frames), (height, width) = video.shape[:2], video.shape[-2:]
+        queries = queries.to(device, torch.float32)
+        if queries.shape[1] == 0:
+            nothing = queries.new_zeros(batch, frames, 0)
+            return Prediction(queries.new_zeros(batch, frames, 0, 2), nothing, nothing)
         scale_xy = torch.tensor(
             [(self.resolution[1] - 1) / (width - 1), (self.resolution[0] - 1) / (height - 1)],
             device=device,
@@ -94,17 +99,25 @@ class Predictor:
             if self.backward_tracking:
                 found = self._with_backward(found, video, scaled)
         elif self.single_point:
-            found = self._one_by_one(video, scaled)
+            found = self._one_by_one(self.resized(video, device), scaled)
         else:
-            found = self._together(video, scaled)
+            found = self._together(self.resized(video, device), scaled)
         prediction = found._replace(tracks_xy=found.tracks_xy / scale_xy)
         return _pin(prediction, queries) if self.pin_queries else prediction
 
-    def _resize(self, video: Tensor) -> Tensor:
-        frames = F.interpolate(
-            video.flatten(0, 1).float(), self.resolution, mode="bilinear", align_corners=True
-        )
-        return torch.unflatten(frames, 0, video.shape[:2])
+    def resized(self, video: Tensor, device: torch.device) -> Tensor:
+        """The frames on the device as the model sees them, (B, T, 3, *resolution) float32."""
+        result = torch.empty((*video.shape[:3], *self.resolution), device=device)
+        targets, parts = (torch.split(frames, FRAMES_RESIZED, dim=1) for frames in (result, video))
+        for target, part in zip(targets, parts, strict=True):
+            frames = F.interpolate(
+                part.to(device).flatten(0, 1).float(),
+                self.resolution,
+                mode="bilinear",
+                align_corners=True,
+            )
+            target.copy_(torch.unflatten(frames, 0, part.shape[:2]))
+        return result
 
     def _together(self, video: Tensor, queries: Tensor) -> Prediction:
         """All queries of a video and one set of support points."""
@@ -149,11 +162,24 @@ class Predictor:
         anywhere[:, 0].floor_()
         return torch.cat([grid, anywhere.to(video.device)])
 
-    def _stream(self, video: Tensor, queries: Tensor) -> Prediction:
+    def _stream(self, video: Tensor, queries: Tensor, backward: bool = False) -> Prediction:
+        """Window by window; of a video still at its own size, wherever it lies, played either way.
+
+        No more than a window is on the device at a time, so that a video may have any length.
+        """
         assert isinstance(self.model, CoTracker3Online)
+        frames, done = video.shape[1], 0
+        chunk = torch.empty((len(video), 0, 3, *self.resolution), device=queries.device)
         self.model.init_video_online_processing()
-        for span in sliding_windows(video.shape[1], self.model.window_len):
-            tracks = self.model(video[:, span], queries, self.iters, is_online=True)
+        for span in sliding_windows(frames, self.model.window_len):
+            if backward:
+                new = video[:, frames - span.stop : frames - done].flip(1)
+            else:
+                new = video[:, done : span.stop]
+            # What the window shares with the one before is resized already.
+            shared = chunk[:, chunk.shape[1] - (done - span.start) :]
+            chunk, done = torch.cat([shared, self.resized(new, queries.device)], dim=1), span.stop
+            tracks = self.model(chunk, queries, self.iters, is_online=True)
         self.model.init_video_online_processing()  # lets go of the memory
         return Prediction(*tracks[:3])
 
@@ -162,7 +188,7 @@ class Predictor:
         frames = video.shape[1]
         reversed_queries = queries.clone()
         reversed_queries[..., 0] = frames - 1 - queries[..., 0]
-        backward = self._stream(video.flip(1), reversed_queries)
+        backward = self._stream(video, reversed_queries, backward=True)
         after = since_query(queries[..., 0], frames)  # (B, T, N)
         return Prediction(
             torch.where(after.unsqueeze(-1), forward.tracks_xy, backward.tracks_xy.flip(1)),
@@ -174,9 +200,11 @@ class Predictor:
 def check_queries(video: Tensor, queries: Tensor) -> None:
     """Refuse queries that no point of the video can answer to."""
     frames, height, width = video.shape[1], *video.shape[-2:]
-    # A pixel of tolerance: some files place the last pixel's edge, not its centre, at the size.
-    low = torch.tensor([0.0, -1.0, -1.0], device=queries.device)
-    high = torch.tensor([frames - 1.0, width, height], device=queries.device)
+    if frames == 0:
+        raise DataError("a video of 0 frames: there is nothing to track in it")
+    low = torch.tensor([0.0, -QUERY_MARGIN, -QUERY_MARGIN], device=queries.device)
+    beyond = QUERY_MARGIN - 1
+    high = torch.tensor([frames - 1.0, width + beyond, height + beyond], device=queries.device)
     inside = ((queries >= low) & (queries <= high)).all(-1)  # false for NaN
     if not inside.all():
         video_number, point = (~inside).nonzero()[0].tolist()

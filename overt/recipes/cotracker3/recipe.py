@@ -10,7 +10,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from overt.data.tracking_clips import TrackBatch, TrackSample, make_missing_sequences
+from overt.data.tracking_clips import (
+    TrackBatch,
+    TrackSample,
+    make_missing_sequences,
+    redrawn_count,
+    redrawn_metric,
+)
 from overt.data.tracking_settings import HELD_OUT
 from overt.distributed import World
 from overt.errors import ConfigError
@@ -40,6 +46,13 @@ class _CoTracker3Recipe(ABC):
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.stackable: bool | str = True
+        shortest, longest = settings.data.random_sequence_len, settings.data.sequence_len
+        if shortest is not None and longest - shortest > 1:  # the longest is never drawn
+            self.stackable = (
+                f"with data.random_sequence_len={shortest} every clip has a length of its own; set "
+                "data.random_sequence_len=null"
+            )
 
     @abstractmethod
     def windows(self, frames: int) -> list[slice]:
@@ -85,7 +98,8 @@ class _CoTracker3Recipe(ABC):
     def counts(self, batch: TrackBatch) -> dict[str, Tensor]:
         windows = tracking_loss.counts(self.targets(batch))
         # Windows overlap, but the error that is shown counts every frame once.
-        return windows | {"visible_once": (self.supervised(batch) & batch.visibility).sum()}
+        once = {"visible_once": (self.supervised(batch) & batch.visibility).sum()}
+        return windows | once | redrawn_count(batch)
 
     def loss(
         self, model: nn.Module, batch: TrackBatch, counts: dict[str, Tensor], step: int
@@ -102,7 +116,7 @@ class _CoTracker3Recipe(ABC):
             seen = self.supervised(batch) & batch.visibility
             pixels = (tracks.tracks_xy.detach() - batch.tracks).norm(dim=-1)
             error = (pixels * seen).sum() / counts["visible_once"].clamp(min=1)
-        return StepOutput(terms, {"visible_error_px": error})
+        return StepOutput(terms, {"visible_error_px": error} | redrawn_metric(batch, counts))
 
     def evaluate(self, model: nn.Module, world: World) -> dict[str, float]:
         """TAP-Vid scores on `evaluation.dataset`, beside those of points that never move."""

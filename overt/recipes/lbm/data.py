@@ -49,15 +49,16 @@ class KubricClips:
         """Draw a clip of sequence `index`; a function of the arguments alone.
 
         A clip without a track that is visible in its first frame is drawn again, at last from
-        other sequences.
+        other sequences; the sample says how often.
         """
-        for sequence in sequences_to_try(self.sequences, index, rng):
+        points = self.settings.points
+        for redrawn, sequence in enumerate(sequences_to_try(self.sequences, index, rng)):
             clip = draw_clip(sequence, self.settings, rng)
             seen = np.flatnonzero(clip.visible[:, 0])
             if len(seen):
-                chosen = rng.permutation(seen)[: self.settings.points]
+                chosen = rng.permutation(seen)[:points]
                 frames = draw_query_frames(clip.visible[chosen], rng)
-                return to_sample(clip, chosen, frames, self.settings.points, name_of(sequence))
+                return to_sample(clip, chosen, frames, points, name_of(sequence), redrawn)
         raise DataError(
             f"none of {TRIES} clips drawn for sample {index} has a track that is visible in its "
             f"first frame (last tried: {sequence}). Raise data.crop_size, use weaker augmentations "

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from overt.data.tracking_clips import QUERY_MARGIN
 from overt.errors import DataError
 from overt.recipes.lbm.layer import Memory
 from overt.recipes.lbm.model import LBM
@@ -138,7 +139,8 @@ class OnlineTracker:
             raise DataError(f"points of shape {tuple(points_xy.shape)}; expected is (points, 2)")
         if not self.observed:
             raise DataError("points were added before the first frame; show a frame first")
-        inside = (points_xy >= -1) & (points_xy <= torch.tensor([width, height]).to(points_xy))
+        last = torch.tensor([width - 1, height - 1]).to(points_xy)
+        inside = (points_xy >= -QUERY_MARGIN) & (points_xy <= last + QUERY_MARGIN)
         if not inside.all():
             number = int((~inside.all(-1)).nonzero()[0])
             x, y = points_xy[number].tolist()

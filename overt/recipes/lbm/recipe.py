@@ -8,7 +8,14 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from overt.data.tracking_clips import TrackBatch, TrackSample, make_missing_sequences, stack_samples
+from overt.data.tracking_clips import (
+    TrackBatch,
+    TrackSample,
+    make_missing_sequences,
+    redrawn_count,
+    redrawn_metric,
+    stack_samples,
+)
 from overt.distributed import World
 from overt.evaluation import NamedRow, summarize
 from overt.metrics.scored_clips import score_clips
@@ -72,7 +79,7 @@ class LBMRecipe:
         return Targets(tracks, batch.visibility, supervised)
 
     def counts(self, batch: TrackBatch) -> dict[str, Tensor]:
-        return tracking_loss.counts(self.targets(batch))
+        return tracking_loss.counts(self.targets(batch)) | redrawn_count(batch)
 
     def loss(
         self, model: nn.Module, batch: TrackBatch, counts: dict[str, Tensor], step: int
@@ -88,7 +95,7 @@ class LBMRecipe:
             pixels = (prediction.points_xy.detach() - targets.tracks_xy).norm(dim=-1)
             located = counts["located"].clamp(min=1)
             error = (pixels * targets.located).sum() / located
-        return StepOutput(terms, {"visible_error_px": error})
+        return StepOutput(terms, {"visible_error_px": error} | redrawn_metric(batch, counts))
 
     def evaluate(self, model: nn.Module, world: World) -> dict[str, float]:
         """TAP-Vid scores on `evaluation.dataset`, beside those of points that never move."""
