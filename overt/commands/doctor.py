@@ -47,12 +47,13 @@ def make_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str]) -> int:
     options = make_parser().parse_intermixed_args(arguments)
 
-    from overt.distributed import gather_objects, shutdown
+    from overt.distributed import barrier, gather_objects, shutdown
     from overt.doctor.report import Level, as_json, merged, table
 
     checks, world = examine(options)
     label = f"rank {0 if world is None else world.rank} on {socket.gethostname()}"
     together = merged(gather_objects(checks), gather_objects(label))
+    barrier()  # nobody closes a connection from which another still reads
     shutdown()
     worst = max(check.level for check in together)
     if world is None or world.is_main:

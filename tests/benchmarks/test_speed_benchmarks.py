@@ -36,7 +36,7 @@ def test_tracking_compares_one_encoding_with_many() -> None:
 
 
 def test_loader_compares_the_frames_that_are_used_with_all() -> None:
-    sizes = ["--count", "1", "--frames", "8", "--size", "32", "32", "--points", "60"]
+    sizes = ["--count", "1", "--frames", "8", "--size", "64", "64", "--points", "60"]
     printed = run("loader.py", "clips", *sizes, "--rounds", "1")
     assert "all frames, then the cut" in printed
     assert "clips/s" in printed

@@ -23,7 +23,8 @@ def examined(cluster: Cluster, *words: str) -> tuple[int, dict[str, dict[str, An
         timeout=PATIENCE_SECONDS,
         check=False,
     )
-    assert done.stdout, done.stderr
+    print(done.stderr)  # shown where the test fails
+    assert done.stdout
     return done.returncode, {check["name"]: check for check in json.loads(done.stdout)["checks"]}
 
 
