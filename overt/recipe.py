@@ -102,6 +102,10 @@ class RecipeExtras(Protocol):
     def replays_at(self, step: int) -> bool:
         """False for a step that does look at values on the host: it runs as without recording."""
 
+    def on_device(self, batch: Any) -> Any:
+        """The batch as the loss takes it, made of one that has just come to the device: work of the
+        loader that the device does faster. It is not part of a recording."""
+
     def begin(self, total_steps: int, steps_per_epoch: int) -> None:
         """How long training will be, for schedules of the method's own; called once, early."""
 

@@ -6,6 +6,7 @@ counted from the first frame of the clip.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import IntEnum
@@ -17,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from overt.data.augment import draw_plan
+from overt.data.augment import Plan, draw_plan
 from overt.data.augment_apply import move_points, render
 from overt.data.kubric import Tracks
 from overt.data.packed_sequences import SUFFIX, read_frames
@@ -43,6 +44,13 @@ class Positions(IntEnum):
     CENTRES = 1  # 0 and W - 1 are the centres of the outermost pixels
 
 
+class Rendering(NamedTuple):
+    """How frames are to be coloured, zoomed and cut: drawn, and yet to be done."""
+
+    plan: Plan
+    corners: NDArray[np.int64]  # (T, 2) of the crops
+
+
 @dataclass(frozen=True)
 class TrackSample:
     """One clip with the tracks to follow."""
@@ -54,6 +62,7 @@ class TrackSample:
     queries: Tensor  # (N, 3) float32 (t, x, y)
     name: str
     redrawn: int = 0  # clips that were thrown away before this one
+    rendering: Rendering | None = None  # of a video that is still to be cut to its size
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,7 @@ class TrackBatch:
     queries: Tensor  # (B, N, 3) float32 (t, x, y)
     redrawn: Tensor  # (B,) float32: clips that were thrown away before each of these
     names: tuple[str, ...]
+    renderings: tuple[Rendering, ...] | None = None  # of each video, where it is still to be done
 
 
 def stack_samples(samples: Sequence[TrackSample]) -> TrackBatch:
@@ -79,7 +89,17 @@ def stack_samples(samples: Sequence[TrackSample]) -> TrackBatch:
         queries=torch.stack([sample.queries for sample in samples]),
         redrawn=torch.tensor([sample.redrawn for sample in samples], dtype=torch.float32),
         names=tuple(sample.name for sample in samples),
+        renderings=tuple(filter(None, (sample.rendering for sample in samples))) or None,
     )
+
+
+def rendered(batch: TrackBatch) -> TrackBatch:
+    """The batch with its videos as planned, computed where they lie."""
+    if batch.renderings is None:
+        return batch
+    pairs = zip(batch.renderings, batch.video, strict=True)
+    video = torch.stack([render(*how, frames) for how, frames in pairs])
+    return dataclasses.replace(batch, video=video, renderings=None)
 
 
 def redrawn_count(batch: TrackBatch) -> dict[str, Tensor]:
@@ -133,6 +153,7 @@ class Clip(NamedTuple):
     frames: NDArray[np.uint8]  # (T, 3, H, W)
     coords_xy: NDArray[np.float32]  # (N, T, 2)
     visible: NDArray[np.bool_]  # (N, T)
+    rendering: Rendering | None = None  # of frames that are still to be cut to their size
 
 
 def read_clip(sequence: Path, tracks: Tracks, indices: NDArray[np.intp]) -> Clip:
@@ -154,15 +175,21 @@ def refuse_shorter(sequence: Path, tracks: Tracks, frames: int, key: str) -> Non
 def augmented(
     clip: Clip, settings: KubricSettings, positions: Positions, rng: np.random.Generator
 ) -> Clip:
-    """The clip with other colours, zoomed, cut to size and mirrored as the draws have it."""
+    """The clip with other colours, zoomed, cut to size and mirrored as the draws have it.
+
+    With `augment_on_device` the points are moved here, and the frames by `rendered`.
+    """
     height, width = clip.frames.shape[2:]
     crop_height, crop_width = settings.crop_size
     plan = draw_plan(
         len(clip.frames), (height, width), (crop_height, crop_width), settings.augmentation, rng
     )
     coords, visible, corners = move_points(plan, clip.coords_xy, clip.visible)
+    visible = visible & inside(coords, settings.crop_size, positions)
+    if settings.augment_on_device:
+        return Clip(clip.frames, coords, visible, Rendering(plan, corners))
     frames = render(plan, corners, torch.from_numpy(clip.frames)).numpy()
-    return Clip(frames, coords, visible & inside(coords, settings.crop_size, positions))
+    return Clip(frames, coords, visible)
 
 
 def crop(clip: Clip, top: int, left: int, size: list[int], positions: Positions) -> Clip:
@@ -223,4 +250,5 @@ def to_sample(
         queries=torch.from_numpy(queries),
         name=name,
         redrawn=redrawn,
+        rendering=clip.rendering,
     )

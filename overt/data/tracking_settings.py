@@ -51,6 +51,9 @@ class KubricSettings:
     held_out: int = MISSING
     # change colours, zoom, crop and mirror training clips as `augmentation` says; false: only crop
     augment: bool = MISSING
+    # do that to the frames on the training device instead of in the loader's processes: where few
+    # cores feed a fast GPU. The clips are the same but for rounding
+    augment_on_device: bool = False
     augmentation: AugmentationSettings = MISSING
 
     def __post_init__(self) -> None:

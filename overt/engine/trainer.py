@@ -484,10 +484,10 @@ class Trainer:
         return torch.autocast(self.device.type, self.dtype) if self.dtype else nullcontext()
 
     def to_device(self, batch: Any) -> Any:
-        """The batch on this process's device, without waiting for the copy."""
-        if self.device.type == "cpu":
-            return batch
-        return map_tensors(batch, lambda tensor: tensor.to(self.device, non_blocking=True))
+        """The batch on this process's device as the loss takes it; nobody waits for the copy."""
+        if self.device.type != "cpu":
+            batch = map_tensors(batch, lambda tensor: tensor.to(self.device, non_blocking=True))
+        return self.recipe.on_device(batch) if hasattr(self.recipe, "on_device") else batch
 
     def check_gradients(self) -> None:
         """After the first backward pass: DDP would wait for a gradient that never comes."""

@@ -59,6 +59,7 @@ def make_settings(root):
             "repeat": 2,
             "held_out": 2,
             "augment": False,
+            "augment_on_device": False,
             "augmentation": AUGMENTATION,
         }
         return DataSettings(**{**values, **changes})

@@ -293,3 +293,36 @@ def test_a_resumed_run_ends_bit_for_bit_like_an_uninterrupted_one(
 def test_impossible_settings_are_refused_with_their_key(override: str, said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
         load(["recipe=cotracker3_tiny", override])
+
+
+def test_clips_augmented_on_the_device_are_those_of_the_loader(
+    data_root: Path, tmp_path: Path
+) -> None:
+    """On the CPU to the last bit; several samples, loader processes, the steps of a run."""
+    losses, batches = [], []
+    for where in ("false", "true"):
+        settings = [
+            "data.augment=true",
+            f"data.augment_on_device={where}",
+            "training.batch_size=2",
+            "training.num_steps=3",
+            "training.num_workers=1",
+            "training.evaluate_every_steps=null",
+            "logging.every_steps=1",
+            "logging.use_tensorboard=false",
+            f"output_dir={tmp_path}",
+            f"exp_name=on_device_{where}",
+        ]
+        config = small_config("cotracker3_tiny", data_root, *settings)
+        recipe = small_recipe("cotracker3_tiny", data_root, *settings)
+        batches.append(first_batch(recipe, samples=2))
+        Trainer(config, recipe, init_distributed("cpu")).train()
+        losses.append(losses_by_step(tmp_path / f"on_device_{where}"))
+    in_loader, to_be_done = batches
+    assert in_loader.renderings is None
+    assert to_be_done.video.shape[-2:] == (40, 40)  # whole frames go to the device
+    done = recipe.on_device(to_be_done)
+    assert torch.equal(done.video, in_loader.video)
+    assert torch.equal(done.tracks, in_loader.tracks)
+    assert torch.equal(done.visibility, in_loader.visibility)
+    assert losses[0] == losses[1]

@@ -162,7 +162,7 @@ def _drop_far(clip: Clip) -> Clip:
     height, width = clip.frames.shape[2:]
     offset = clip.coords_xy - np.array([width / 2, height / 2], dtype=np.float32)
     near = (np.hypot(offset[..., 0], offset[..., 1]) < FAR).all(axis=1)  # (N,)
-    return Clip(clip.frames, clip.coords_xy[near], clip.visible[near])
+    return clip._replace(coords_xy=clip.coords_xy[near], visible=clip.visible[near])
 
 
 def _candidates(clip: Clip, with_last_frame: bool) -> NDArray[np.intp]:

@@ -16,6 +16,7 @@ from overt.data.tracking_clips import (
     make_missing_sequences,
     redrawn_count,
     redrawn_metric,
+    rendered,
 )
 from overt.data.tracking_settings import HELD_OUT
 from overt.distributed import World
@@ -81,6 +82,9 @@ class _CoTracker3Recipe(ABC):
 
     def collate(self, samples: list[TrackSample]) -> TrackBatch:
         return collate(samples)
+
+    def on_device(self, batch: TrackBatch) -> TrackBatch:
+        return rendered(batch)
 
     def blocks(self, model: CoTracker3) -> list[nn.Module]:
         small = [model.fnet, model.table, model.corr_mlp, model.motion, model.token_parts]

@@ -266,7 +266,7 @@ class MaskingSettings:
     # predict each block by itself (blocks, I-JEPA) or all together (union, H-JEPA)
     predict: str = MISSING
     # fill all batches up to the same number of tokens, which count nowhere: a CUDA graph needs it
-    fixed_shapes: bool = MISSING
+    fixed_shapes: bool = False
 
     def __post_init__(self) -> None:
         one_of("data.masking.kind", self.kind, ("ijepa", "multiblock", "hierarchical"))

@@ -14,6 +14,7 @@ from overt.data.tracking_clips import (
     make_missing_sequences,
     redrawn_count,
     redrawn_metric,
+    rendered,
     stack_samples,
 )
 from overt.distributed import World
@@ -56,6 +57,9 @@ class LBMRecipe:
 
     def collate(self, samples: list[TrackSample]) -> TrackBatch:
         return stack_samples(samples)
+
+    def on_device(self, batch: TrackBatch) -> TrackBatch:
+        return rendered(batch)
 
     def blocks(self, model: LBM) -> list[nn.Module]:
         # Runs in every frame, as one unit. The encoder is not among them: its batch statistics
