@@ -112,13 +112,16 @@ def test_a_config_file_cannot_allow_its_own_package(tmp_path: Path) -> None:
     assert load([], config_file=str(file), packages=[str(TOY)]).recipe.name == "toy"
 
 
-def test_a_config_file_of_before_a_key_came_still_loads(tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["cuda_graph", "augment_on_device"])
+def test_a_config_file_of_before_a_key_came_still_loads(key: str, tmp_path: Path) -> None:
     config = load(["recipe=cotracker3_tiny"])
-    text = config.text.replace("  cuda_graph: false\n", "")
+    text = config.text.replace(f"  {key}: false\n", "")
     file = tmp_path / "config.yaml"
     file.write_text(text)
-    assert "cuda_graph" not in text
-    assert load([], config_file=str(file)).training == config.training
+    assert key not in text
+    found = load([], config_file=str(file))
+    assert found.training == config.training
+    assert found.settings == config.settings
 
 
 def test_overrides_apply_to_a_config_file(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -93,12 +93,13 @@ def _own_words(words: Sequence[str]) -> tuple[Path, Path | None, list[str]]:
 
 def free_folder(config: Config) -> Path:
     """The first folder of the run that holds no scores of other data or settings."""
-    for number in count(1):
-        folder = config.run_dir / ("evaluation" if number == 1 else f"evaluation_{number}")
+
+    def is_free(folder: Path) -> bool:
         saved = folder / "config.yaml"
-        if not saved.exists() or _scored(saved.read_text()) == _scored(config.text):
-            return folder
-    raise AssertionError("numbers do not end")
+        return not saved.exists() or _scored(saved.read_text()) == _scored(config.text)
+
+    names = chain(["evaluation"], (f"evaluation_{number}" for number in count(2)))
+    return next(filter(is_free, (config.run_dir / name for name in names)))
 
 
 def _scored(text: str) -> dict[str, Any]:

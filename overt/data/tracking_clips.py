@@ -6,9 +6,8 @@ counted from the first frame of the clip.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from pathlib import Path
 from typing import NamedTuple
@@ -29,7 +28,6 @@ from overt.errors import DataError
 
 # Draws before a sample is given up, the first of them from the sequence that was asked for.
 TRIES, OWN_TRIES = 12, 4
-
 
 # Pixels that a query may lie outside of the image: some files place the last pixel's edge, not its
 # centre, at the size. What is further out is refused where a user gives it, and moved here where a
@@ -99,7 +97,7 @@ def rendered(batch: TrackBatch) -> TrackBatch:
         return batch
     pairs = zip(batch.renderings, batch.video, strict=True)
     video = torch.stack([render(*how, frames) for how, frames in pairs])
-    return dataclasses.replace(batch, video=video, renderings=None)
+    return replace(batch, video=video, renderings=None)
 
 
 def redrawn_count(batch: TrackBatch) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from typing import ClassVar
 from omegaconf import MISSING
 
 from overt.data.augment import AugmentationSettings
-from overt.errors import ConfigError, nearest
+from overt.errors import ConfigError, nearest, within
 
 HELD_OUT = "kubric_held_out"
 TAPVID = ("tapvid_davis", "tapvid_kinetics", "tapvid_rgb_stacking", "tapvid_robotap")
@@ -112,6 +112,4 @@ class ScoringSettings:
 def refuse_below(section: str, settings: object, least: Mapping[str, int]) -> None:
     """Refuse a number of a section that is below its bound."""
     for key, bound in least.items():
-        value = getattr(settings, key)
-        if value < bound:
-            raise ConfigError(f"{section}.{key}={value}; it must be at least {bound}")
+        within(f"{section}.{key}", getattr(settings, key), bound)

@@ -12,7 +12,7 @@ from overt.data.kubric import read_tracks
 from overt.data.packed_sequences import pack_sequences
 from overt.data.rng import sample_rng
 from overt.data.synthetic_kubric import write_sequences
-from overt.data.tracking_clips import OWN_TRIES, TrackSample, stack_samples
+from overt.data.tracking_clips import OWN_TRIES, TrackSample, rendered, stack_samples
 from overt.errors import DataError
 from overt.recipes.lbm.config import DataSettings
 from overt.recipes.lbm.data import KubricClips, draw_query_frames, evaluation_clips
@@ -161,3 +161,12 @@ def test_a_quarter_of_the_queries_may_be_in_any_visible_frame() -> None:
     assert visible[np.arange(400), frames].all()
     assert not frames[100:].any()
     assert set(frames[:100]) == set(range(6))
+
+
+def test_clips_can_be_augmented_on_the_device(root: Path) -> None:
+    own = ("data.augment=true",)
+    done = stack_samples([sample(root, *own)])
+    found = stack_samples([sample(root, *own, "data.augment_on_device=true")])
+    assert found.renderings is not None
+    assert torch.equal(rendered(found).video, done.video)
+    assert torch.equal(found.tracks, done.tracks)

@@ -64,13 +64,12 @@ class ModelSettings:
             raise ConfigError(
                 f"model.recompute={unknown}; allowed are any of {', '.join(RECOMPUTABLE)}"
             )
-        for key in (
+        sizes = (
             "window_len", "stride", "corr_levels", "num_virtual_tracks", "latent_dim",
             "hidden_size", "num_heads", "time_depth", "space_depth", "corr_hidden", "corr_out",
             "train_iters", "eval_iters",
-        ):  # fmt: skip
-            within(f"model.{key}", getattr(self, key), 1)
-        within("model.corr_radius", self.corr_radius, 0)
+        )  # fmt: skip
+        refuse_below("model", self, {**dict.fromkeys(sizes, 1), "corr_radius": 0})
         within("model.mlp_ratio", self.mlp_ratio, 0, above=True)
         if self.hidden_size % self.num_heads:
             raise ConfigError(
