@@ -1,13 +1,12 @@
 """What a plan of `augment` does to a clip: to its points with numpy, to its pixels with torch.
 
-The pixel functions work on any device. N tracks, T frames; (x, y) in pixels with 0 at the centre
-of the first one. Frames are worked on one by one: on a CPU a frame stays in the cache.
+The pixel functions work on any device, and never wait for it. N tracks, T frames, of which n at a
+time; (x, y) in pixels with 0 at the centre of the first one.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +17,9 @@ from torch import Tensor
 
 from overt.data.augment import Box, Jitter, Patch, Plan
 from overt.errors import DataError
+
+# A GPU takes many frames for the launches of one. On a CPU a single frame stays in the cache.
+FRAMES_AT_ONCE = 32
 
 
 class Moved(NamedTuple):
@@ -79,11 +81,21 @@ def render(plan: Plan, corners: NDArray[np.int64], frames: Tensor) -> Tensor:
     assert frames.shape[2:] == plan.frame_size, "a plan for frames of another size"
     assert len(frames) == len(plan.sizes), "a plan for a clip of another length"
     frames = replace(erase(frames, plan.erased), plan.patches, plan.patch_jitter)
-    if plan.jitter:
-        frames = jitter(frames, plan.jitter)
-    if plan.blur_sigma:
-        frames = blur(frames, plan.blur_kernel, plan.blur_sigma)
-    return _to_uint8(resample(plan, corners, frames))
+    result = frames.new_empty((*frames.shape[:2], *plan.crop_size))
+    for part in _parts(frames):
+        images = frames[part]
+        if plan.jitter:
+            images = jitter(images, plan.jitter[part])
+        if plan.blur_sigma:
+            images = blur(images, plan.blur_kernel, plan.blur_sigma[part])
+        result[part] = _to_uint8(resample(plan, plan.sizes[part], corners[part], images))
+    return result
+
+
+def _parts(frames: Tensor) -> list[slice]:
+    """The frames that are worked on at a time."""
+    at_once = 1 if frames.device.type == "cpu" else FRAMES_AT_ONCE
+    return [slice(first, first + at_once) for first in range(0, len(frames), at_once)]
 
 
 def erase(frames: Tensor, boxes: Sequence[Box]) -> Tensor:
@@ -105,61 +117,77 @@ def replace(
     """Fill boxes of the frames (T, 3, H, W) uint8 with patches of recoloured frames."""
     if not patches:
         return frames
+    numbers = sorted({patch.frame for patch in patches})
+    sources = frames[_on(frames.device, numbers)]
+    firsts, seconds = zip(*(jitters[number] for number in numbers), strict=True)
+    for part in _parts(sources):
+        sources[part] = jitter(jitter(sources[part], firsts[part]), seconds[part])
+    recoloured = dict(zip(numbers, sources, strict=True))
     result = frames.clone()
-    recoloured: dict[int, Tensor] = {}
-    for patch in patches:
-        if patch.frame not in recoloured:
-            first, second = jitters[patch.frame]
-            recoloured[patch.frame] = jitter_frame(jitter_frame(frames[patch.frame], first), second)
-        box = patch.box
-        bottom, right = patch.top + box.bottom - box.top, patch.left + box.right - box.left
-        result[box.frame, :, box.top : box.bottom, box.left : box.right] = recoloured[patch.frame][
-            :, patch.top : bottom, patch.left : right
-        ]
+    for box, number, left, top in patches:
+        bottom, right = top + box.bottom - box.top, left + box.right - box.left
+        filling = recoloured[number][:, top:bottom, left:right]
+        result[box.frame, :, box.top : box.bottom, box.left : box.right] = filling
     return result
 
 
+# --- colours -------------------------------------------------------------------------------------
+
+
 def jitter(frames: Tensor, jitters: Sequence[Jitter]) -> Tensor:
-    """Change the colours of every frame of (T, 3, H, W) uint8."""
-    return torch.stack([jitter_frame(*pair) for pair in zip(frames, jitters, strict=True)])
-
-
-def jitter_frame(frame: Tensor, jitter: Jitter) -> Tensor:
-    """Change brightness, contrast, saturation and hue of an image (3, H, W) uint8.
+    """Change brightness, contrast, saturation and hue of the frames (n, 3, H, W) uint8.
 
     The first three are those of Pillow's ImageEnhance to the bit, and so torchvision's on Pillow
     images. Hue turns by the exact angle, where Pillow rounds hue and saturation to 8 bits.
     """
-    image = frame.float()
-    for operator in jitter.order:
-        if operator == "brightness":
-            image = _away_from(0.0, image, jitter.brightness)
-        elif operator == "contrast":
-            mean = torch.floor(_grey(image).mean() + 0.5)
-            image = _away_from(mean, image, jitter.contrast)
-        elif operator == "saturation":
-            image = _away_from(_grey(image), image, jitter.saturation)
-        else:
-            image = _turn_hue(image, jitter.hue)
-    return image.to(torch.uint8)
+    images = frames.float()
+    for operators in zip(*(each.order for each in jitters), strict=True):
+        for operator in sorted(set(operators)):
+            chosen = [number for number, own in enumerate(operators) if own == operator]
+            values = _on(images.device, [getattr(jitters[number], operator) for number in chosen])
+            values = values.view(-1, 1, 1, 1)
+            if len(chosen) == len(images):
+                images = _CHANGES[operator](images, values)
+            else:
+                index = _on(images.device, chosen)
+                images[index] = _CHANGES[operator](images[index], values)
+    return images.to(torch.uint8)
 
 
-def _away_from(base: Tensor | float, image: Tensor, factor: float) -> Tensor:
-    """Multiply the distance to `base`, cut to 8 bits without rounding as Pillow does."""
-    return image.sub(base).mul_(factor).add_(base).clamp_(0, 255).floor_()
+def jitter_frame(frame: Tensor, how: Jitter) -> Tensor:
+    """`jitter` of one image (3, H, W) uint8."""
+    return jitter(frame[None], [how])[0]
 
 
-def _grey(image: Tensor) -> Tensor:
-    """Pillow's luminance (H, W) of an image (3, H, W), whole numbers; exact in float32."""
-    red, green, blue = image
+def _brightness(images: Tensor, factors: Tensor) -> Tensor:
+    return images.mul(factors).clamp_(0, 255).floor_()
+
+
+def _contrast(images: Tensor, factors: Tensor) -> Tensor:
+    means = torch.floor(_grey(images).mean(dim=(1, 2, 3), keepdim=True) + 0.5)
+    return _away_from(means, images, factors)
+
+
+def _saturation(images: Tensor, factors: Tensor) -> Tensor:
+    return _away_from(_grey(images), images, factors)
+
+
+def _away_from(bases: Tensor, images: Tensor, factors: Tensor) -> Tensor:
+    """Multiply the distance to `bases`, cut to 8 bits without rounding as Pillow does."""
+    return images.sub(bases).mul_(factors).add_(bases).clamp_(0, 255).floor_()
+
+
+def _grey(images: Tensor) -> Tensor:
+    """Pillow's luminance (n, 1, H, W) of images (n, 3, H, W), whole numbers; exact in float32."""
+    red, green, blue = images.chunk(3, dim=1)
     return torch.floor((19595 * red + 38470 * green + 7471 * blue + 32768) / 65536)
 
 
-def _turn_hue(image: Tensor, turn: float) -> Tensor:
-    """Turn the hue of an image (3, H, W) by a part of the circle, to whole numbers again."""
-    red, green, blue = image
-    value = image.amax(dim=0)
-    chroma = value - image.amin(dim=0)
+def _hue(images: Tensor, turns: Tensor) -> Tensor:
+    """Turn the hue of images (n, 3, H, W) by parts of the circle, to whole numbers again."""
+    red, green, blue = images.chunk(3, dim=1)
+    value = images.amax(dim=1, keepdim=True)
+    chroma = value - images.amin(dim=1, keepdim=True)
     # Masks multiplied, since on a CPU a choice for each pixel costs more.
     is_red = value == red
     is_green = (value == green) & ~is_red
@@ -168,67 +196,89 @@ def _turn_hue(image: Tensor, turn: float) -> Tensor:
     sixth.add_((blue - red).mul_(is_green)).add_((red - green).mul_(is_blue))
     # Whole numbers: a chroma below 1 is 0, where there is nothing to divide.
     sixth.div_(chroma.clamp(min=1)).add_(is_green, alpha=2).add_(is_blue, alpha=4)
-    turned = torch.empty_like(image)
-    for channel, start in zip(turned, (5.0, 3.0, 1.0), strict=True):
-        place = sixth + (start + 6 * turn)
+    turned = torch.empty_like(images)
+    for channel, start in zip(turned.chunk(3, dim=1), (5.0, 3.0, 1.0), strict=True):
+        place = sixth + (6 * turns + start)
         place.sub_(torch.floor(place / 6), alpha=6)  # modulo 6
         torch.minimum(place, 4 - place, out=channel)
         channel.clamp_(0, 1).mul_(chroma).neg_().add_(value)
     return turned.round_()
 
 
+_CHANGES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "brightness": _brightness,
+    "contrast": _contrast,
+    "saturation": _saturation,
+    "hue": _hue,
+}
+
+
+# --- blur, zoom and crop -------------------------------------------------------------------------
+
+
 def blur(frames: Tensor, kernel: int, sigmas: Sequence[float]) -> Tensor:
-    """Gaussian blur of every frame of (T, 3, H, W) uint8, mirrored at the border, then rounded."""
+    """Gaussian blur of the frames (n, 3, H, W) uint8, mirrored at the border, then rounded."""
     half = kernel // 2
     if half >= min(frames.shape[2:]):
         raise DataError(
             f"data.augmentation.blur_kernel={kernel} needs frames of more than {half} pixels a "
             f"side; these have {tuple(frames.shape[2:])}. Lower it."
         )
-    blurred = torch.empty_like(frames)
-    for number, sigma in enumerate(sigmas):
-        weights = [math.exp(-0.5 * (offset / sigma) ** 2) for offset in range(half + 1)]
-        total = weights[0] + 2 * sum(weights[1:])
-        weights = [weight / total for weight in weights]
-        image = F.pad(frames[number][None].float(), (half,) * 4, mode="reflect")[0]
-        # Sums of shifted views: several times faster than a convolution with one channel.
-        for axis in (1, 2):
-            size = image.shape[axis] - 2 * half
-            result = image.narrow(axis, half, size) * weights[0]
-            for offset in range(1, half + 1):
-                result.add_(image.narrow(axis, half - offset, size), alpha=weights[offset])
-                result.add_(image.narrow(axis, half + offset, size), alpha=weights[offset])
-            image = result
-        blurred[number] = _to_uint8(image)
-    return blurred
+    gaussian = np.exp(
+        -0.5 * (np.arange(half + 1)[:, None] / np.array(sigmas)) ** 2
+    )  # (half + 1, n)
+    gaussian /= gaussian[0] + 2 * gaussian[1:].sum(axis=0)
+    weights = _on(frames.device, gaussian).view(half + 1, -1, 1, 1, 1)
+    images = F.pad(frames.float(), (half,) * 4, mode="reflect")
+    # Sums of shifted views: several times faster than a convolution with one channel.
+    for axis in (2, 3):
+        size = images.shape[axis] - 2 * half
+        result = images.narrow(axis, half, size) * weights[0]
+        for offset in range(1, half + 1):
+            result.addcmul_(images.narrow(axis, half - offset, size), weights[offset])
+            result.addcmul_(images.narrow(axis, half + offset, size), weights[offset])
+        images = result
+    return _to_uint8(images)
 
 
-def resample(plan: Plan, corners: NDArray[np.int64], frames: Tensor) -> Tensor:
-    """Pad, zoom, crop and mirror the frames (T, 3, H, W) in one step; float32 (T, 3, h, w)."""
-    result = frames.new_empty((*frames.shape[:2], *plan.crop_size), dtype=torch.float32)
-    height, width = plan.frame_size
-    padded_height, padded_width = plan.padded_size
-    for number, (size, (left, top)) in enumerate(zip(plan.sizes, corners.tolist(), strict=True)):
-        x = _sources(left, plan.crop_size[1], size[1], padded_width, plan.flip_horizontal)
-        y = _sources(top, plan.crop_size[0], size[0], padded_height, plan.flip_vertical)
-        # Positions in the frame without its border; beyond its last pixel there is black.
-        x = (2 * (x - plan.pad.left) + 1) / width - 1
-        y = (2 * (y - plan.pad.top) + 1) / height - 1
-        grid = torch.stack(torch.meshgrid(x.float(), y.float(), indexing="xy"), dim=-1)[None]
-        result[number] = F.grid_sample(
-            frames[number][None].float(), grid.to(frames.device), align_corners=False
-        )[0]
-    return result
+def resample(
+    plan: Plan, sizes: Sequence[tuple[int, int]], corners: NDArray[np.int64], frames: Tensor
+) -> Tensor:
+    """Frames (n, 3, H, W) padded, zoomed to `sizes`, cut, mirrored: float32 (n, 3, h, w)."""
+    y, x = (_sources(plan, axis, sizes, corners, frames.device) for axis in (0, 1))
+    shape = (len(frames), *plan.crop_size)
+    grid = torch.stack([x[:, None, :].expand(shape), y[:, :, None].expand(shape)], dim=-1)
+    return F.grid_sample(frames.float(), grid, align_corners=False)
 
 
-def _sources(start: int, count: int, zoomed: int, padded: int, mirrored: bool) -> Tensor:
-    """Where on an axis of the padded frame the pixels of the crop come from (count,).
+def _sources(
+    plan: Plan,
+    axis: int,
+    sizes: Sequence[tuple[int, int]],
+    corners: NDArray[np.int64],
+    device: torch.device,
+) -> Tensor:
+    """Where on an axis, 0 vertical, the pixels of n crops come from; -1 to 1 in frames (n, pixels).
 
     Pixels are squares of which the zoom keeps the edges in place, as in OpenCV's resize.
     """
-    place = torch.arange(start, start + count, dtype=torch.float64)
-    place = ((place + 0.5) * (padded / zoomed) - 0.5).clamp_(0, padded - 1)
-    return place.flip(0) if mirrored else place
+    padded, zoomed = plan.padded_size[axis], np.array(sizes)[:, axis]
+    pixels = np.arange(plan.crop_size[axis])
+    if (plan.flip_vertical, plan.flip_horizontal)[axis]:
+        pixels = pixels[::-1]
+    places = corners[:, 1 - axis, None] + pixels + 0.5  # (n, pixels)
+    places = np.clip(places * (padded / zoomed)[:, None] - 0.5, 0, padded - 1)
+    # Positions in the frame without its border; beyond its last pixel there is black.
+    places -= (plan.pad.top, plan.pad.left)[axis]
+    return _on(device, (2 * places + 1) / plan.frame_size[axis] - 1)
+
+
+def _on(device: torch.device, values: NDArray[np.float64] | list[float] | list[int]) -> Tensor:
+    """A few numbers for a device, which the host does not wait for; fractions as float32."""
+    numbers = np.array(values)
+    if numbers.dtype == np.float64:
+        numbers = numbers.astype(np.float32)
+    return torch.from_numpy(numbers).to(device, non_blocking=True)
 
 
 def _to_uint8(image: Tensor) -> Tensor:

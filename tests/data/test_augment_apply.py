@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageFilter
 
 from overt.data.augment import OPERATORS, Box, Jitter, Pad, Patch, Plan, draw_plan
-from overt.data.augment_apply import blur, erase, jitter, jitter_frame, move_points, render, replace
+from overt.data.augment_apply import (
+    blur,
+    erase,
+    jitter,
+    jitter_frame,
+    move_points,
+    render,
+    replace,
+    resample,
+)
 from overt.errors import DataError
 
 HEIGHT, WIDTH, FRAMES = 70, 90, 4
@@ -99,6 +108,30 @@ def test_identity_of_colours_and_small_blur():
     frames = noise()
     assert (jitter(frames, [UNCHANGED] * FRAMES).int() - frames.int()).abs().max() <= 1
     assert torch.equal(blur(frames, 11, [0.1] * FRAMES), frames)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10**6), frames=st.integers(1, 9))
+def test_frames_at_once_are_those_one_by_one(seed, frames):
+    """What a GPU does, many frames for the launches of one, is what a CPU does."""
+    config = dataclasses.replace(KUBRIC, jitter_probability=1.0, blur_probability=1.0)
+    plan = draw_plan(frames, (HEIGHT, WIDTH), (56, 60), config, np.random.default_rng(seed))
+    corners = np.random.default_rng(seed).integers(0, 9, (frames, 2))
+    clip = noise(frames, seed)
+    at_once = [
+        jitter(clip, plan.jitter),
+        blur(clip, plan.blur_kernel, plan.blur_sigma),
+        resample(plan, plan.sizes, corners, clip),
+    ]
+    for number in range(frames):
+        part = slice(number, number + 1)
+        one = [
+            jitter(clip[part], plan.jitter[part]),
+            blur(clip[part], plan.blur_kernel, plan.blur_sigma[part]),
+            resample(plan, plan.sizes[part], corners[part], clip[part]),
+        ]
+        for many, single in zip(at_once, one, strict=True):
+            assert torch.equal(many[part], single)
 
 
 def test_given_frames_are_not_written_to():
@@ -296,12 +329,20 @@ def test_frame_smaller_than_the_kernel():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_device_agrees_with_cpu():
-    config = dataclasses.replace(KUBRIC, jitter_probability=1.0, blur_probability=1.0)
+def test_device_agrees_with_cpu_and_is_not_waited_for():
+    config = dataclasses.replace(
+        KUBRIC, jitter_probability=1.0, blur_probability=1.0, replace_probability=0.5
+    )
     plan = draw_plan(FRAMES, (HEIGHT, WIDTH), (56, 60), config, np.random.default_rng(0))
+    assert plan.patches
     moved = move_points(plan, *random_points())
     here = render(plan, moved.corners, noise()).int()
-    there = render(plan, moved.corners, noise().cuda()).cpu().int()
-    difference = (here - there).abs()
+    frames = noise().cuda()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        there = render(plan, moved.corners, frames)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    difference = (here - there.cpu().int()).abs()
     assert difference.max() <= 2
     assert (difference > 0).double().mean() < 0.01

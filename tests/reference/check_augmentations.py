@@ -94,7 +94,7 @@ def check_augmentations(case: dict[str, Any], tensors: dict[str, Tensor]) -> Non
     expected_video = tensors["after_spatial.video"].permute(0, 3, 1, 2).float()
     # From the recorded eraser, whose means may differ by one level.
     recorded = tensors["after_eraser.video"].permute(0, 3, 1, 2)
-    exact = resample(plan, moved.corners, recorded)
+    exact = resample(plan, plan.sizes, moved.corners, recorded)
     torch.testing.assert_close(exact, expected_video, atol=PIXEL_TOLERANCE, rtol=0)
     rounded = render(dataclasses.replace(plan, erased=()), moved.corners, recorded)
     torch.testing.assert_close(rounded.float(), expected_video, atol=0.6, rtol=0)
