@@ -7,6 +7,7 @@ starts at once, and neither processes, workers nor accumulation change what a st
 from __future__ import annotations
 
 import atexit
+import ctypes
 import dataclasses
 import multiprocessing
 import os
@@ -221,7 +222,21 @@ def _start_worker(closing: Event, owner: int, warnings: Path | None, worker: int
         note_in_loader(warnings)
     threading.Thread(target=_leave_with, args=(owner,), daemon=True).start()
     torch.set_num_threads(1)  # many loader processes share the cores
+    keep_freed_memory()
     ignore_until(closing)  # a signal that asks the run to stop is not meant for its loaders
+
+
+def keep_freed_memory() -> None:
+    """Let this process use the memory of a large array that is freed for the next one.
+
+    The C library would hand it back, and the system clear every page of it again: a third of the
+    time in which a clip is augmented. The process stays as large as it ever was.
+    """
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):  # glibc's; others have nothing to set
+        trim_threshold, mmap_threshold = -1, -3
+        library.mallopt(trim_threshold, 2**30)
+        library.mallopt(mmap_threshold, 2**30) or library.mallopt(mmap_threshold, 2**25)  # old ones
 
 
 def _leave_with(owner: int) -> None:

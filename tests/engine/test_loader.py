@@ -1,7 +1,9 @@
 """overt/engine/loader.py: one global order for any split, and a position that is computed."""
 
+import ctypes
 import os
 import random
+import resource
 import select
 import subprocess
 import sys
@@ -34,6 +36,7 @@ from overt.engine.loader import (
     normalized,
 )
 from overt.errors import ConfigError, DataError
+from overt.recipe import SampleSource
 
 CPU = torch.device("cpu")
 
@@ -59,7 +62,7 @@ def collate(samples: list[tuple[int, float]]) -> Tensor:
 
 
 def make(
-    source: Numbers,
+    source: SampleSource,
     batch: int = 2,
     accumulation: int = 1,
     size: int = 1,
@@ -289,6 +292,28 @@ def test_a_broken_sample_arrives_as_one_clean_message(workers: int) -> None:
     assert str(stopped.value) == (
         "sample 4 of the training data cannot be read: file 00042.png is truncated; copy it again"
     )
+
+
+class PageFaults:
+    """Samples say how many pages of memory were new while large arrays came and went."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def sample(self, index: int, rng: np.random.Generator) -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(6):
+            together = [np.ones(3 * 2**20) for _ in range(4)]  # 96 MiB, 24,576 pages
+            del together
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="needs glibc")
+def test_a_loader_process_uses_its_memory_again() -> None:
+    loader = make(PageFaults(), batch=1, workers=1)
+    counts = [loader.next_group().micro_batches[0].batch[0] for _ in range(3)]
+    loader.close()
+    assert counts[-1] < 1000
 
 
 def test_an_empty_data_set_is_refused() -> None:
