@@ -20,7 +20,7 @@ from torch import Tensor
 from overt.data.augment import Plan, draw_plan
 from overt.data.augment_apply import move_points, render
 from overt.data.kubric import Tracks
-from overt.data.packed_sequences import SUFFIX, read_frames
+from overt.data.packed_sequences import SUFFIX, find_sequences, read_frames
 from overt.data.synthetic_kubric import write_sequences
 from overt.data.tracking_settings import KubricSettings
 from overt.distributed import barrier, is_main_process
@@ -120,8 +120,9 @@ def make_missing_sequences(settings: KubricSettings) -> None:
     barrier()
 
 
-def training_sequences(sequences: list[Path], settings: KubricSettings) -> list[Path]:
-    """Those that are not held out."""
+def training_sequences(settings: KubricSettings) -> list[Path]:
+    """Those of `data.root` that are not held out."""
+    sequences = find_sequences(settings.given_root())
     if len(sequences) <= settings.held_out:
         raise DataError(
             f"data.root={settings.root} has {len(sequences)} sequences and data.held_out="

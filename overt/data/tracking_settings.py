@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from omegaconf import MISSING
 
@@ -37,11 +36,9 @@ class SyntheticSettings:
 class KubricSettings:
     """The part of `data` that does not depend on how a recipe draws its clips."""
 
-    # What a folder of sequences has in it, for the refusal of a missing one.
-    content: ClassVar[str] = "one sub-folder per sequence"
-
-    # folder with one sub-folder per sequence: SEQ/frames/*.png and SEQ/SEQ.npy; null where neither
-    # training nor evaluation reads it
+    # folder with one sub-folder per sequence: SEQ/frames/*.png and SEQ/SEQ.npy, or with one file
+    # SEQ.npz each, as `overt data pack` writes them; null where neither training nor evaluation
+    # reads it
     root: str | None = MISSING
     # synthetic sequences written to root before training; null: the data are there
     synthetic: SyntheticSettings | None = MISSING
@@ -51,8 +48,8 @@ class KubricSettings:
     held_out: int = MISSING
     # change colours, zoom, crop and mirror training clips as `augmentation` says; false: only crop
     augment: bool = MISSING
-    # do that to the frames on the training device instead of in the loader's processes: where few
-    # cores feed a fast GPU. The clips are the same but for rounding
+    # do that to the frames on the training device: faster on a GPU; false: in the processes of the
+    # loader. The clips are the same but for rounding
     augment_on_device: bool = False
     augmentation: AugmentationSettings = MISSING
 
@@ -68,7 +65,7 @@ class KubricSettings:
         if self.root is None:
             raise ConfigError(
                 "these keys have no value yet: data.root; add data.root=FOLDER, where FOLDER has "
-                f"{self.content}"
+                "one sub-folder or one packed file per sequence"
             )
         return self.root
 

@@ -6,13 +6,12 @@ T frames, N tracks; positions are (x, y) in pixels of the clip, queries (t, x, y
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from overt.data.packed_sequences import read_tracks
+from overt.data.packed_sequences import find_sequences, read_tracks
 from overt.data.tapvid import TapVid
 from overt.data.tracking_clips import (
     QUERY_MARGIN,
@@ -43,7 +42,6 @@ class HeldOutClips:
         data: KubricSettings,
         evaluation: ScoringSettings,
         positions: Positions,
-        find: Callable[[str], list[Path]],  # all sequences of a folder, in order
     ) -> None:
         if data.held_out < 1:
             raise DataError(
@@ -53,7 +51,7 @@ class HeldOutClips:
         self.crop_size = data.crop_size
         self.settings = evaluation
         self.positions = positions
-        self.sequences = find(data.given_root())[: data.held_out]
+        self.sequences = find_sequences(data.given_root())[: data.held_out]
         self.names = [name_of(sequence) for sequence in self.sequences]
 
     def __len__(self) -> int:
@@ -130,12 +128,11 @@ def evaluation_clips(
     data: KubricSettings,
     evaluation: ScoringSettings,
     positions: Positions,
-    find: Callable[[str], list[Path]],
 ) -> EvaluationClips:
     """The clips that `evaluation.dataset` names."""
     if evaluation.dataset in TAPVID:
         return TapVidClips(evaluation, positions)
-    return HeldOutClips(data, evaluation, positions, find)
+    return HeldOutClips(data, evaluation, positions)
 
 
 def score_clips(

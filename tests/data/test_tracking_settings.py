@@ -40,10 +40,6 @@ def test_every_shared_key_has_its_value_in_the_yaml(recipe: str) -> None:
 
 
 def test_a_missing_folder_says_what_should_be_in_it() -> None:
-    found = {}
     for recipe in RECIPES:
-        with pytest.raises(ConfigError) as caught:
+        with pytest.raises(ConfigError, match=r"one sub-folder or one packed file per sequence$"):
             load([f"recipe={recipe}", "data.root=null"])
-        found[recipe] = str(caught.value)
-    assert found["cotracker3_tiny"].endswith("FOLDER has one sub-folder per sequence")
-    assert found["lbm_tiny"].endswith("one sub-folder or one packed file per sequence")

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from overt.config import load
-from overt.data.kubric import list_sequences
 from overt.data.synthetic_kubric import write_sequences
 from overt.data.synthetic_tapvid import write_videos
 from overt.data.tracking_clips import Positions, TrackSample
@@ -40,7 +39,7 @@ def clips_of(root: Path, dataset: str, positions: Positions) -> EvaluationClips:
     words += ["data.crop_size=[32,40]", "evaluation.frames=6", "evaluation.points_per_sequence=7"]
     words += [f"evaluation.dataset={dataset}", f"evaluation.dataset_root={root}"]
     settings = load(words).settings
-    return evaluation_clips(settings.data, settings.evaluation, positions, list_sequences)
+    return evaluation_clips(settings.data, settings.evaluation, positions)
 
 
 def test_the_data_set_that_is_named_is_read(root: Path) -> None:

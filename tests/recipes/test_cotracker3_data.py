@@ -15,6 +15,7 @@ import overt
 from overt.data import kubric
 from overt.data.augment import AugmentationSettings
 from overt.data.kubric import frame_paths, list_sequences, read_frames, read_tracks
+from overt.data.packed_sequences import pack_sequences
 from overt.data.rng import sample_rng
 from overt.data.synthetic_kubric import write_sequences
 from overt.data.tracking_clips import OWN_TRIES, TRIES
@@ -68,7 +69,7 @@ def make_settings(root):
 
 
 def held_out_clips(config, evaluation):
-    return scored_clips.HeldOutClips(config, evaluation, POSITIONS, list_sequences)
+    return scored_clips.HeldOutClips(config, evaluation, POSITIONS)
 
 
 def identical(one, other):
@@ -233,6 +234,16 @@ def test_crop_hides_what_lies_beyond_the_last_pixel_centre():
     cut = data.crop(clip, 4, 5, [4, 5], POSITIONS)
     assert cut.visible[:, 0].tolist() == [True, False, True, False, False]
     np.testing.assert_allclose(cut.coords_xy[2, 0], (4, 3))
+
+
+def test_a_pack_gives_the_same_samples(make_settings, root, tmp_path):
+    pack_sequences(root, tmp_path)
+    folders, packed = make_settings(augment=True), make_settings(augment=True, root=str(tmp_path))
+    one, other = (KubricClips(each).sample(1, sample_rng(0, 0, 1)) for each in (folders, packed))
+    assert identical(one, other)
+    assert one.name == other.name
+    one, other = (held_out_clips(each, EVALUATION).sample(0) for each in (folders, packed))
+    assert identical(one, other)
 
 
 def test_an_epoch_repeats_the_training_sequences_only(make_settings, root):

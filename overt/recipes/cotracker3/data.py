@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from overt.data.kubric import list_sequences, read_tracks
 from overt.data.mixture import Mixture
+from overt.data.packed_sequences import read_tracks
 from overt.data.tracking_clips import (
     TRIES,
     Clip,
@@ -22,6 +22,7 @@ from overt.data.tracking_clips import (
     augmented,
     crop,
     margins,
+    name_of,
     read_clip,
     sequences_to_try,
     stack_samples,
@@ -66,7 +67,7 @@ class KubricClips:
 
     def __init__(self, settings: DataSettings) -> None:
         self.settings = settings
-        self.sequences = training_sequences(list_sequences(settings.given_root()), settings)
+        self.sequences = training_sequences(settings)
 
     def __len__(self) -> int:
         return len(self.sequences) * self.settings.repeat
@@ -87,7 +88,7 @@ class KubricClips:
                 chosen = rng.permutation(candidates)[:wanted]
                 visible = clip.visible[chosen]
                 frames = _query_frames(visible, self.settings.query_sampling, rng)
-                return to_sample(clip, chosen, frames, wanted, sequence.name, redrawn)
+                return to_sample(clip, chosen, frames, wanted, name_of(sequence), redrawn)
             found.append(len(candidates))
         raise DataError(
             f"data.traj_per_sample={wanted}, but {TRIES} clips drawn for sample {index} had only "
@@ -116,9 +117,7 @@ def training_clips(settings: DataSettings) -> KubricClips | Mixture:
 
 def evaluation_clips(settings: Settings) -> scored_clips.EvaluationClips:
     """The clips that `evaluation.dataset` names."""
-    return scored_clips.evaluation_clips(
-        settings.data, settings.evaluation, POSITIONS, list_sequences
-    )
+    return scored_clips.evaluation_clips(settings.data, settings.evaluation, POSITIONS)
 
 
 def draw_clip(sequence: Path, settings: DataSettings, rng: np.random.Generator) -> Clip:

@@ -6,7 +6,6 @@ Section numbers refer to the paper, arXiv:2509.16527. This file does not import 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from omegaconf import MISSING
 
@@ -88,12 +87,6 @@ class ModelSettings:
 
 @dataclass
 class DataSettings(KubricSettings):
-    content: ClassVar[str] = "one sub-folder or one packed file per sequence"
-
-    # folder with one sub-folder per sequence: SEQ/frames/*.png and SEQ/SEQ.npy, or with one file
-    # SEQ.npz each, as `overt data pack` writes them; null where neither training nor evaluation
-    # reads it
-    root: str | None = MISSING
     # frames of a clip
     frames: int = MISSING
     # tracks of a sample; where a clip has fewer, the rest is empty and counts for nothing

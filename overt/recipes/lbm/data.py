@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from overt.data.packed_sequences import find_sequences, read_tracks
+from overt.data.packed_sequences import read_tracks
 from overt.data.tracking_clips import (
     TRIES,
     Clip,
@@ -40,7 +40,7 @@ class KubricClips:
 
     def __init__(self, settings: DataSettings) -> None:
         self.settings = settings
-        self.sequences = training_sequences(find_sequences(settings.given_root()), settings)
+        self.sequences = training_sequences(settings)
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -68,9 +68,7 @@ class KubricClips:
 
 def evaluation_clips(settings: Settings) -> scored_clips.EvaluationClips:
     """The clips that `evaluation.dataset` names."""
-    return scored_clips.evaluation_clips(
-        settings.data, settings.evaluation, POSITIONS, find_sequences
-    )
+    return scored_clips.evaluation_clips(settings.data, settings.evaluation, POSITIONS)
 
 
 def draw_clip(sequence: Path, settings: DataSettings, rng: np.random.Generator) -> Clip:
