@@ -40,3 +40,12 @@ def test_loader_compares_the_frames_that_are_used_with_all() -> None:
     printed = run("loader.py", "clips", *sizes, "--rounds", "1")
     assert "all frames, then the cut" in printed
     assert "clips/s" in printed
+
+
+@pytest.mark.parametrize("recipe", ["cotracker3_tiny", "lbm_tiny"])
+def test_augmentation_compares_the_loader_with_the_device(recipe: str) -> None:
+    sizes = ["--frames", "12", "--size", "64", "64", "--points", "80", "--count", "4"]
+    counts = ["--clips", "2", "--workers", "0", "--storage", "raw", "training.batch_size=1"]
+    printed = run("augmentation.py", recipe, "--device", "cpu", *sizes, *counts)
+    for word in ("augmented by the loader", "augmented on the device", "4 raw", "clips/s"):
+        assert word in printed
