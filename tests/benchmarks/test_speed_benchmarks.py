@@ -45,7 +45,8 @@ def test_loader_compares_the_frames_that_are_used_with_all() -> None:
 @pytest.mark.parametrize("recipe", ["cotracker3_tiny", "lbm_tiny"])
 def test_augmentation_compares_the_loader_with_the_device(recipe: str) -> None:
     sizes = ["--frames", "12", "--size", "64", "64", "--points", "80", "--count", "4"]
-    counts = ["--clips", "2", "--workers", "0", "--storage", "raw", "training.batch_size=1"]
-    printed = run("augmentation.py", recipe, "--device", "cpu", *sizes, *counts)
+    counts = ["--clips", "2", "--workers", "0", "--storage", "raw"]
+    words = [recipe, "training.batch_size=1", "--device", "cpu", *sizes, *counts]
+    printed = run("augmentation.py", *words)
     for word in ("augmented by the loader", "augmented on the device", "4 raw", "clips/s"):
         assert word in printed
