@@ -99,6 +99,9 @@ class RecipeExtras(Protocol):
     # setting they have shapes of their own, so that a micro-batch holds one.
     stackable: bool | str
 
+    # Beginnings of the names of weights that only training uses: what is evaluated may lack them.
+    unscored: tuple[str, ...]
+
     def replays_at(self, step: int) -> bool:
         """False for a step that does look at values on the host: it runs as without recording."""
 

@@ -54,17 +54,26 @@ def load_model(
         part = "ema" if has_average else "model"
     model = recipe.build_model()
     report = load_checkpoint(checkpoint, model, part=part)
-    _refuse_untrained(report, model)
+    _refuse_untrained(report, model, getattr(recipe, "unscored", ()))
     return model.eval(), report
 
 
-def _refuse_untrained(report: LoadReport, model: nn.Module) -> None:
-    """A computed table may differ from the file's; a trained one would stay at its random start."""
-    own = dict(model.named_parameters())
-    random = [key for key in report.skipped if key in own and own[key].requires_grad]
-    if random:
+def _refuse_untrained(report: LoadReport, model: nn.Module, unscored: tuple[str, ...]) -> None:
+    """A computed table may differ from the file's; what is trained would stay at random numbers."""
+    from overt.nn.weight_files import some
+
+    trained = {key for key, weight in model.named_parameters() if weight.requires_grad}
+    resized = [key for key in report.skipped if key in trained]
+    if resized:
         raise CheckpointError(
             f"{report.source}: trained tables of another size than in the model: "
-            f"{', '.join(random)}. The model's own are random numbers. Leave the sizes in the "
+            f"{', '.join(resized)}. The model's own are random numbers. Leave the sizes in the "
             "sections model and data as the checkpoint's configuration has them."
+        )
+    missing = [key for key in report.missing if key in trained and not key.startswith(unscored)]
+    if missing:
+        raise CheckpointError(
+            f"{report.source}: {len(missing)} of {len(trained)} trained tensors are not in the "
+            f"file: {some(missing)}. They would be random numbers. Give a checkpoint of the whole "
+            "model, or set the section model to what the file was trained with."
         )

@@ -39,6 +39,8 @@ class Adapting(nn.Linear):
 class Builds:
     """As much of a recipe as is needed."""
 
+    unscored: tuple[str, ...] = ()
+
     def __init__(self, model: nn.Module) -> None:
         self.model = model
 
@@ -54,6 +56,20 @@ def test_a_trained_table_of_another_size_is_never_left_at_its_random_start(tmp_p
     fixed.pos_embed.requires_grad_(False)
     _, report = load_model(Builds(fixed), tmp_path / "a.pt")
     assert report.skipped == ["pos_embed", "time_emb"]
+
+
+def test_a_file_with_a_part_of_the_weights_is_refused(tmp_path: Path) -> None:
+    whole = nn.ModuleDict({"body": nn.Linear(2, 2), "head": nn.Linear(2, 1)})
+    torch.save(whole["body"].state_dict(prefix="body."), tmp_path / "a.pt")
+    recipe = Builds(whole)
+    with pytest.raises(CheckpointError, match=r"a\.pt: 2 of 4 trained tensors .*: head\.weight"):
+        load_model(recipe, tmp_path / "a.pt")
+    whole["head"].requires_grad_(False)  # of a file of its own, say
+    load_model(recipe, tmp_path / "a.pt")
+    whole["head"].requires_grad_()
+    recipe.unscored = ("head.",)
+    _, report = load_model(recipe, tmp_path / "a.pt")
+    assert report.missing == ["head.weight", "head.bias"]
 
 
 def test_a_model_that_knows_other_files_is_given_their_tensors_and_settings(tmp_path: Path) -> None:

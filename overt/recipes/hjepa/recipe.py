@@ -42,6 +42,7 @@ class HJEPARecipe:
     """H-JEPA, and with other values I-JEPA."""
 
     model_class: type[HJEPA] = HJEPA  # a recipe of your own may build another
+    unscored = ("predictor.",)  # features are an encoder's
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
