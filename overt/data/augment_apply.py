@@ -6,17 +6,18 @@ time; (x, y) in pixels with 0 at the centre of the first one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from overt.data.augment import Box, Jitter, Patch, Plan
+from overt.data.augment import OPERATORS, Box, Jitter, Patch, Plan
 from overt.errors import DataError
+from overt.ops import HAS_TRITON
 
 # A GPU takes many frames for the launches of one. On a CPU a single frame stays in the cache.
 FRAMES_AT_ONCE = 32
@@ -82,7 +83,9 @@ def render(plan: Plan, corners: NDArray[np.int64], frames: Tensor) -> Tensor:
     assert len(frames) == len(plan.sizes), "a plan for a clip of another length"
     frames = replace(erase(frames, plan.erased), plan.patches, plan.patch_jitter)
     result = frames.new_empty((*frames.shape[:2], *plan.crop_size))
-    for part in _parts(frames):
+    at_once = 1 if frames.device.type == "cpu" else FRAMES_AT_ONCE
+    for first in range(0, len(frames), at_once):
+        part = slice(first, first + at_once)
         images = frames[part]
         if plan.jitter:
             images = jitter(images, plan.jitter[part])
@@ -90,12 +93,6 @@ def render(plan: Plan, corners: NDArray[np.int64], frames: Tensor) -> Tensor:
             images = blur(images, plan.blur_kernel, plan.blur_sigma[part])
         result[part] = _to_uint8(resample(plan, plan.sizes[part], corners[part], images))
     return result
-
-
-def _parts(frames: Tensor) -> list[slice]:
-    """The frames that are worked on at a time."""
-    at_once = 1 if frames.device.type == "cpu" else FRAMES_AT_ONCE
-    return [slice(first, first + at_once) for first in range(0, len(frames), at_once)]
 
 
 def erase(frames: Tensor, boxes: Sequence[Box]) -> Tensor:
@@ -118,10 +115,8 @@ def replace(
     if not patches:
         return frames
     numbers = sorted({patch.frame for patch in patches})
-    sources = frames[_on(frames.device, numbers)]
     firsts, seconds = zip(*(jitters[number] for number in numbers), strict=True)
-    for part in _parts(sources):
-        sources[part] = jitter(jitter(sources[part], firsts[part]), seconds[part])
+    sources = jitter(jitter(frames[_on(frames.device, numbers)], firsts), seconds)
     recoloured = dict(zip(numbers, sources, strict=True))
     result = frames.clone()
     for box, number, left, top in patches:
@@ -135,59 +130,57 @@ def replace(
 
 
 def jitter(frames: Tensor, jitters: Sequence[Jitter]) -> Tensor:
-    """Change brightness, contrast, saturation and hue of the frames (n, 3, H, W) uint8.
+    """Change brightness, contrast, saturation and hue of the frames (n, 3, H, W) uint8."""
+    if not (HAS_TRITON and frames.is_cuda):
+        return jitter_plain(frames, jitters)
+    from overt.ops.jitter_kernels import jitter_fused
+
+    operators = [[OPERATORS.index(name) for name in each.order] for each in jitters]
+    amounts = [[getattr(each, name) for name in each.order] for each in jitters]
+    return jitter_fused(frames, _on(frames.device, operators), _on(frames.device, amounts))
+
+
+def jitter_plain(frames: Tensor, jitters: Sequence[Jitter]) -> Tensor:
+    """The definition of `jitter`, frame by frame."""
+    return torch.stack([jitter_frame(*pair) for pair in zip(frames, jitters, strict=True)])
+
+
+def jitter_frame(frame: Tensor, jitter: Jitter) -> Tensor:
+    """Change brightness, contrast, saturation and hue of an image (3, H, W) uint8.
 
     The first three are those of Pillow's ImageEnhance to the bit, and so torchvision's on Pillow
     images. Hue turns by the exact angle, where Pillow rounds hue and saturation to 8 bits.
     """
-    images = frames.float()
-    for operators in zip(*(each.order for each in jitters), strict=True):
-        for operator in sorted(set(operators)):
-            chosen = [number for number, own in enumerate(operators) if own == operator]
-            values = _on(images.device, [getattr(jitters[number], operator) for number in chosen])
-            values = values.view(-1, 1, 1, 1)
-            if len(chosen) == len(images):
-                images = _CHANGES[operator](images, values)
-            else:
-                index = _on(images.device, chosen)
-                images[index] = _CHANGES[operator](images[index], values)
-    return images.to(torch.uint8)
+    image = frame.float()
+    for operator in jitter.order:
+        if operator == "brightness":
+            image = _away_from(0.0, image, jitter.brightness)
+        elif operator == "contrast":
+            mean = torch.floor(_grey(image).mean() + 0.5)
+            image = _away_from(mean, image, jitter.contrast)
+        elif operator == "saturation":
+            image = _away_from(_grey(image), image, jitter.saturation)
+        else:
+            image = _turn_hue(image, jitter.hue)
+    return image.to(torch.uint8)
 
 
-def jitter_frame(frame: Tensor, how: Jitter) -> Tensor:
-    """`jitter` of one image (3, H, W) uint8."""
-    return jitter(frame[None], [how])[0]
+def _away_from(base: Tensor | float, image: Tensor, factor: float) -> Tensor:
+    """Multiply the distance to `base`, cut to 8 bits without rounding as Pillow does."""
+    return image.sub(base).mul_(factor).add_(base).clamp_(0, 255).floor_()
 
 
-def _brightness(images: Tensor, factors: Tensor) -> Tensor:
-    return images.mul(factors).clamp_(0, 255).floor_()
-
-
-def _contrast(images: Tensor, factors: Tensor) -> Tensor:
-    means = torch.floor(_grey(images).mean(dim=(1, 2, 3), keepdim=True) + 0.5)
-    return _away_from(means, images, factors)
-
-
-def _saturation(images: Tensor, factors: Tensor) -> Tensor:
-    return _away_from(_grey(images), images, factors)
-
-
-def _away_from(bases: Tensor, images: Tensor, factors: Tensor) -> Tensor:
-    """Multiply the distance to `bases`, cut to 8 bits without rounding as Pillow does."""
-    return images.sub(bases).mul_(factors).add_(bases).clamp_(0, 255).floor_()
-
-
-def _grey(images: Tensor) -> Tensor:
-    """Pillow's luminance (n, 1, H, W) of images (n, 3, H, W), whole numbers; exact in float32."""
-    red, green, blue = images.chunk(3, dim=1)
+def _grey(image: Tensor) -> Tensor:
+    """Pillow's luminance (H, W) of an image (3, H, W), whole numbers; exact in float32."""
+    red, green, blue = image
     return torch.floor((19595 * red + 38470 * green + 7471 * blue + 32768) / 65536)
 
 
-def _hue(images: Tensor, turns: Tensor) -> Tensor:
-    """Turn the hue of images (n, 3, H, W) by parts of the circle, to whole numbers again."""
-    red, green, blue = images.chunk(3, dim=1)
-    value = images.amax(dim=1, keepdim=True)
-    chroma = value - images.amin(dim=1, keepdim=True)
+def _turn_hue(image: Tensor, turn: float) -> Tensor:
+    """Turn the hue of an image (3, H, W) by a part of the circle, to whole numbers again."""
+    red, green, blue = image
+    value = image.amax(dim=0)
+    chroma = value - image.amin(dim=0)
     # Masks multiplied, since on a CPU a choice for each pixel costs more.
     is_red = value == red
     is_green = (value == green) & ~is_red
@@ -196,21 +189,13 @@ def _hue(images: Tensor, turns: Tensor) -> Tensor:
     sixth.add_((blue - red).mul_(is_green)).add_((red - green).mul_(is_blue))
     # Whole numbers: a chroma below 1 is 0, where there is nothing to divide.
     sixth.div_(chroma.clamp(min=1)).add_(is_green, alpha=2).add_(is_blue, alpha=4)
-    turned = torch.empty_like(images)
-    for channel, start in zip(turned.chunk(3, dim=1), (5.0, 3.0, 1.0), strict=True):
-        place = sixth + (6 * turns + start)
+    turned = torch.empty_like(image)
+    for channel, start in zip(turned, (5.0, 3.0, 1.0), strict=True):
+        place = sixth + (start + 6 * turn)
         place.sub_(torch.floor(place / 6), alpha=6)  # modulo 6
         torch.minimum(place, 4 - place, out=channel)
         channel.clamp_(0, 1).mul_(chroma).neg_().add_(value)
     return turned.round_()
-
-
-_CHANGES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "brightness": _brightness,
-    "contrast": _contrast,
-    "saturation": _saturation,
-    "hue": _hue,
-}
 
 
 # --- blur, zoom and crop -------------------------------------------------------------------------
@@ -273,7 +258,7 @@ def _sources(
     return _on(device, (2 * places + 1) / plan.frame_size[axis] - 1)
 
 
-def _on(device: torch.device, values: NDArray[np.float64] | list[float] | list[int]) -> Tensor:
+def _on(device: torch.device, values: ArrayLike) -> Tensor:
     """A few numbers for a device, which the host does not wait for; fractions as float32."""
     numbers = np.array(values)
     if numbers.dtype == np.float64:
