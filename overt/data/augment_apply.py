@@ -209,9 +209,8 @@ def blur(frames: Tensor, kernel: int, sigmas: Sequence[float]) -> Tensor:
             f"data.augmentation.blur_kernel={kernel} needs frames of more than {half} pixels a "
             f"side; these have {tuple(frames.shape[2:])}. Lower it."
         )
-    gaussian = np.exp(
-        -0.5 * (np.arange(half + 1)[:, None] / np.array(sigmas)) ** 2
-    )  # (half + 1, n)
+    distances = np.arange(half + 1)[:, None] / np.array(sigmas)  # (half + 1, n)
+    gaussian = np.exp(-0.5 * distances**2)
     gaussian /= gaussian[0] + 2 * gaussian[1:].sum(axis=0)
     weights = _on(frames.device, gaussian).view(half + 1, -1, 1, 1, 1)
     images = F.pad(frames.float(), (half,) * 4, mode="reflect")

@@ -102,7 +102,7 @@ def _recolour(
 
 
 def jitter_fused(frames: Tensor, operators: Tensor, amounts: Tensor) -> Tensor:
-    """Frames (n, 3, H, W) uint8 after `operators` (n, P) int32 by `amounts` (n, P) float32."""
+    """Frames (n, 3, H, W) uint8 after `operators` (n, P), whole numbers, by `amounts` (n, P)."""
     frames = frames.contiguous()
     count, pixels = len(frames), frames.shape[2] * frames.shape[3]
     sums = torch.zeros(count, dtype=torch.int64, device=frames.device)
