@@ -70,6 +70,7 @@ def synchronize(world: World) -> None:
 def cost_of_a_clip(trainer: Trainer, recipe: Any, clips: int) -> tuple[float, float]:
     """Mean seconds of a core for a clip, and of copying it to the device and finishing it there."""
     source = recipe.build_dataset()
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a loader process
     reading, finishing = [], []
     for index in range(clips):
@@ -85,6 +86,7 @@ def cost_of_a_clip(trainer: Trainer, recipe: Any, clips: int) -> tuple[float, fl
         trainer.to_device(batch)
         synchronize(trainer.world)
         finishing.append(time.perf_counter() - began)
+    torch.set_num_threads(threads)
     return statistics.fmean(reading), statistics.fmean(finishing)
 
 
