@@ -8,7 +8,13 @@ import pytest
 import torch
 
 from overt.data.human_bedlam import read_bedlam
-from overt.data.human_data import CACHE_SUFFIX, HumanData, bad_boxes, write_human_data
+from overt.data.human_data import (
+    CACHE_SUFFIX,
+    HumanData,
+    bad_boxes,
+    read_columns,
+    write_human_data,
+)
 from overt.errors import DataError
 
 
@@ -83,6 +89,12 @@ def test_absent_and_broken_files_are_refused(tmp_path: Path) -> None:
     broken.write_bytes(b"PK nonsense")
     with pytest.raises(DataError, match=r"not an \.npz file"):
         HumanData.load(broken)
+
+
+def test_complex_numbers_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", bbox_xywh=np.ones((2, 4), np.complex64))
+    with pytest.raises(DataError, match=r"a\.npz: bbox_xywh has complex numbers"):
+        read_columns(tmp_path / "a.npz")
 
 
 def test_columns_of_different_length_are_refused(tmp_path: Path) -> None:
