@@ -13,6 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.distributed as dist
+
+# Early: its functions hold the group of their import as a default, and one that is held does not
+# end. Its threads would go on while Python ends, where one that needs it aborts the process.
+import torch.distributed.nn.functional
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 

@@ -1,6 +1,9 @@
 """overt/distributed.py: every way to be launched, every contradiction, and talk among processes."""
 
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed import TCPStore
 
 from overt.distributed import (
     Launch,
@@ -254,6 +258,37 @@ def expected(rank: int, size: int) -> dict[str, Any]:
 
 def test_two_processes_talk(run_processes: Callable[..., list[Any]]) -> None:
     assert run_processes(talk, 2) == [expected(0, 2), expected(1, 2)]
+
+
+LEAVES = """
+from pathlib import Path
+from overt.distributed import init_distributed, shutdown
+init_distributed("cpu")
+import torch.distributed.nn.functional  # as torch does by itself, for an optimizer say
+shutdown()
+print(*((thread / "comm").read_text().strip() for thread in Path("/proc/self/task").iterdir()))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_no_thread_of_the_group_is_left_behind() -> None:
+    """One that lets a tensor go while Python ends would abort the process: exit code 134."""
+    store = TCPStore("127.0.0.1", 0, 3, is_master=True, wait_for_workers=False)
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2"}
+    meeting["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the store is here
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", LEAVES],
+            env={**os.environ, **meeting, "RANK": rank, "LOCAL_RANK": rank},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in ("0", "1")
+    ]
+    for process in processes:
+        threads, _ = process.communicate()
+        assert process.returncode == 0
+        assert "gloo" not in threads
 
 
 def test_one_process_talks_to_itself() -> None:
