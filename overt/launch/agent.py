@@ -1,11 +1,13 @@
 """torchrun on one node: `python -m overt.launch.agent NOTES EXIT_CODE TORCHRUN-ARGUMENTS...`
 
 It is torchrun, but that it ends with EXIT_CODE where it was asked to stop and all its processes
-have saved. Under srun that must be 0, so that no other node is killed while it still saves.
+have saved. Under srun that must be 0, so that no other node is killed while it still saves. And
+processes that it starts again meet in a new store.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +19,9 @@ def main(arguments: Sequence[str]) -> int:
     notes, exit_code, words = Path(arguments[0]), int(arguments[1]), list(arguments[2:])
     clear_notes(notes)
     leave_at_signals(notes, exit_code)
+    # Else torch keeps one for all restarts, where a process may find the address of one that is
+    # gone before the new one has written its own: that start fails, and costs another restart.
+    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     # Imported late: importing torch takes seconds, in which a signal must not go wrong.
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing import SignalException

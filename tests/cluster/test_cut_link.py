@@ -34,6 +34,7 @@ def test_a_cut_link_ends_the_training_in_time_and_a_healed_one_lets_it_go_on(
     run_processes(train_toy, 2, tmp_path / "undisturbed")
     logs = {name: tmp_path / f"{name}.log" for name in NAMES}
     environment = {**os.environ, **gate.environment, "OMP_NUM_THREADS": "1"}
+    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # as docs/launch.md says
     agents = []
     for name, log in logs.items():
         with log.open("wb") as file:

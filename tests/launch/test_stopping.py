@@ -95,6 +95,7 @@ def test_an_agent_ends_by_what_its_workers_noted(
 
     notes = tmp_path / "notes"
     monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # is set otherwise, and stays
     write_note(notes)  # of an earlier session: does not count
 
     def torchrun(words: list[str]) -> None:
@@ -105,6 +106,25 @@ def test_an_agent_ends_by_what_its_workers_noted(
 
     monkeypatch.setattr(run, "main", torchrun)
     assert agent.main([str(notes), "7", "--nproc-per-node=1", "-m", "x"]) == expected
+
+
+def test_processes_that_are_started_again_meet_in_a_new_store(tmp_path: Path) -> None:
+    """A real torchrun, whose worker fails at first."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, sys\nfrom torch.distributed import rendezvous\n"
+        "store, _, _ = next(rendezvous('env://'))\n"
+        "print('found' if store.check(['address']) else 'empty', flush=True)\n"
+        "store.set('address', 'of one that will be gone')\n"
+        "sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')\n"
+    )
+    words = ["--standalone", "--nproc-per-node=1", "--max-restarts=3", str(program)]
+    done = subprocess.run(
+        [sys.executable, "-m", "overt.launch.agent", str(tmp_path / "notes"), "85", *words],
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["empty", "empty"]
 
 
 def test_workers_that_were_asked_to_stop_do_not_cost_torchrun_a_restart(tmp_path: Path) -> None:
