@@ -148,6 +148,21 @@ def test_a_run_without_a_target_encoder_fills_both(root: Path) -> None:
     assert all(key.startswith("target_encoder.vit.") for key in report.unexpected)
 
 
+def test_an_encoder_alone_can_be_evaluated_and_a_part_of_one_cannot(
+    root: Path, tmp_path: Path
+) -> None:
+    recipe = small_recipe(root)
+    tensors = recipe.build_model().context_encoder.vit.state_dict()
+    torch.save(tensors, tmp_path / "timm.pth")
+    _, report = load_model(recipe, tmp_path / "timm.pth")
+    assert all(key.startswith(("predictor.", "monitor.")) for key in report.missing)
+    assert "predictor.predictor_embed.weight" in report.missing
+    del tensors["blocks.0.attn.qkv.weight"]
+    torch.save(tensors, tmp_path / "part.pth")
+    with pytest.raises(CheckpointError, match=r"part\.pth: 1 of \d+ trained tensors are not in"):
+        load_model(recipe, tmp_path / "part.pth")
+
+
 def test_tables_of_a_run_are_resized_from_its_own_grid(
     wide: Path, root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
