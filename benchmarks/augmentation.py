@@ -22,13 +22,14 @@ from typing import Any
 import torch
 
 from overt.config import build_recipe, load
-from overt.data.packed_sequences import STORAGES, pack_sequences
 from overt.data.rng import sample_rng
-from overt.data.synthetic_kubric import write_sequences
+from overt.data.tracking.packed import STORAGES, pack_sequences
+from overt.data.tracking.synthetic_kubric import write_sequences
 from overt.distributed import World, init_distributed
-from overt.engine.graph import WARM_UP
-from overt.engine.loader import StepLoader, map_tensors
+from overt.engine.loader import StepLoader
+from overt.engine.strategy.graph import WARM_UP
 from overt.engine.trainer import Trainer
+from overt.nested import map_tensors
 
 FOLDERS = "folders"  # of PNGs, not packed
 PLACES = {"by the loader": False, "on the device": True}

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from overt.engine.checkpoint import CheckpointManager
+from overt.checkpoint.manager import CheckpointManager
 
 WIDTH = 1024
 GOALS = {"foreground": 0.5, "background": 0.2}  # of torch.save's time

@@ -19,7 +19,7 @@ from step import STEPS_AT_A_TIME, build, one_step
 
 from overt.data.rng import sample_rng
 from overt.distributed import World
-from overt.engine.graph import WARM_UP, GraphedPass
+from overt.engine.strategy.graph import WARM_UP, GraphedPass
 from overt.engine.trainer import Trainer
 from overt.recipes.hjepa.config import Settings
 from overt.recipes.hjepa.data import Masks

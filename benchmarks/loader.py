@@ -20,18 +20,18 @@ from pathlib import Path
 import numpy as np
 
 from overt.config import load
-from overt.data.kubric import list_sequences
-from overt.data.kubric import read_tracks as read_tracks_of
-from overt.data.packed_sequences import (
+from overt.data.rng import sample_rng
+from overt.data.tracking.clips import Clip, read_clip
+from overt.data.tracking.kubric import list_sequences
+from overt.data.tracking.kubric import read_tracks as read_tracks_of
+from overt.data.tracking.packed import (
     STORAGES,
     find_sequences,
     pack_sequences,
     read_frames,
     read_tracks,
 )
-from overt.data.rng import sample_rng
-from overt.data.synthetic_kubric import write_sequences
-from overt.data.tracking_clips import Clip, read_clip
+from overt.data.tracking.synthetic_kubric import write_sequences
 from overt.recipes.cotracker3.data import draw_clip, frame_indices, random_crop
 
 CLIPS = 12

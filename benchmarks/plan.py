@@ -63,8 +63,8 @@ def measured(recipe: str, words: list[str]) -> int:
 def predicted(recipe: str, words: list[str]) -> int:
     """Peak bytes that the plan gives for one device."""
     from overt.config import build_recipe, load
-    from overt.plan.fake_step import FakeStep
-    from overt.plan.predict import device_memory, example_batch
+    from overt.tools.plan.fake_step import FakeStep
+    from overt.tools.plan.predict import device_memory, example_batch
 
     config = load([f"recipe={recipe}", "data.root=none", *words])
     built = build_recipe(config)

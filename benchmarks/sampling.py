@@ -18,9 +18,9 @@ import torch
 from overt.config import build_recipe, load
 from overt.distributed import init_distributed
 from overt.engine.precision import AUTOCAST, set_precision
-from overt.plan.batches import clouds
 from overt.recipes.pcdiff.recipe import PCDiffRecipe
 from overt.recipes.pcdiff.sampling import ReverseStep, make_plan, record, refuse_overflow
+from overt.tools.plan.batches import clouds
 
 PUBLISHED_MS, GOAL_MS = 690.0, 25.0  # per reverse step, batch 1, on an H200
 

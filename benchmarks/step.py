@@ -22,10 +22,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from overt.config import build_recipe, load
 from overt.distributed import World, init_distributed
-from overt.engine.graph import WARM_UP
 from overt.engine.loader import Group, MicroBatch
+from overt.engine.strategy.graph import WARM_UP
 from overt.engine.trainer import Trainer
-from overt.plan.batches import BATCHES
+from overt.tools.plan.batches import BATCHES
 
 STEPS_AT_A_TIME = 4
 

@@ -20,7 +20,7 @@ from dataclasses import replace
 import torch
 
 from overt.config import build_recipe, load
-from overt.engine.blocks import compile_model
+from overt.engine.strategy.blocks import compile_model
 from overt.recipes.cotracker3.model import CoTracker3Offline
 from overt.recipes.cotracker3.predictor import Predictor
 

@@ -18,9 +18,9 @@ _HOMES = {
         "is_main_process",
         "seed_everything",
     ),
-    "overt.engine.checkpoint": ("CheckpointManager",),
-    "overt.engine.weights": ("load_checkpoint",),
-    "overt.engine.logger": ("MetricsLogger",),
+    "overt.checkpoint.manager": ("CheckpointManager",),
+    "overt.checkpoint.weights": ("load_checkpoint",),
+    "overt.run.log": ("MetricsLogger",),
     "overt.engine.trainer": ("Trainer",),
     "overt.recipe": ("Recipe", "SampleSource", "StepOutput"),
     "overt.schedule": (

@@ -12,9 +12,9 @@ import sys
 from collections.abc import Sequence
 
 from overt.config import build_recipe, expand_sweep, load
-from overt.engine.phases import Phases, process_start
-from overt.engine.preemption import StopSignal
 from overt.errors import PREEMPTED_EXIT_CODE, ConfigError, OvertError, Preempted
+from overt.health.phases import Phases, process_start
+from overt.health.preemption import StopSignal
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -51,8 +51,8 @@ def train(arguments: argparse.Namespace, stop: StopSignal) -> int:
     config = load(arguments.overrides, arguments.config, arguments.package)
 
     from overt.distributed import init_distributed, shutdown
-    from overt.engine.heartbeat import keep_flight_records
     from overt.engine.trainer import Trainer
+    from overt.health.heartbeat import keep_flight_records
 
     phases.end("imports")
     keep_flight_records(config.run_dir / "hang")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-import overt.config
+import overt.config.compose
 
 PROJECT = Path(__file__).parents[1]
-COMPOSE = overt.config._compose
+COMPOSE = overt.config.compose._compose
 
 
 @cache
@@ -21,12 +21,12 @@ def _composed(overrides: tuple[str, ...], search: tuple[Path, ...]) -> DictConfi
 
 
 def compose(overrides: list[str], search: list[Path]) -> DictConfig:
-    """What `overt.config._compose` returns."""
+    """What `overt.config.compose._compose` returns."""
     if all(path.is_relative_to(PROJECT) for path in search):
         return deepcopy(_composed(tuple(overrides), tuple(search)))
     return COMPOSE(overrides, search)
 
 
-overt.config._compose = compose
+overt.config.compose._compose = compose
 # Processes that are forked from one that has imported this find what most of them train.
 compose(["recipe=toy"], [PROJECT / "tests" / "toy_recipe" / "conf"])

@@ -3,7 +3,7 @@
 from toy_runs import HERE
 
 from overt.config import load
-from overt.launch.stages import plan, read_stages
+from overt.tools.launch.stages import plan, read_stages
 
 EXAMPLE = HERE.parent / "examples" / "blade"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import overt
-from overt.data.digits import load_digits
+from overt.data.images.digits import load_digits
 from overt.errors import OvertError
 
 ROOT = Path(overt.__file__).parent

@@ -19,7 +19,7 @@ from small_blade import POSE, SHARED
 
 from overt.cli import main
 from overt.config import build_recipe, load
-from overt.data.moving_shapes import SceneSettings, make_sequence
+from overt.data.tracking.moving_shapes import SceneSettings, make_sequence
 
 TINY = {
     "cotracker3_offline": "cotracker3_tiny",
@@ -119,16 +119,16 @@ HERE_INSTEAD = {
 RUN_BY = {
     "make demo": "tests/commands/test_demo.py",
     "srun ": "tests/cluster/test_slurm_jobs.py",
-    "--to onnx": "tests/recipes/test_lbm_export.py",
+    "--to onnx": "tests/recipes/lbm/test_export.py",
     "overt prove ": "tests/commands/test_prove.py",
     "overt doctor": "tests/commands/test_doctor.py",
     "overt plan ": "tests/commands/test_plan.py",
-    "overt stages ": "tests/commands/test_stages_command.py",
-    "overt launch local": "tests/launch/test_local.py",
-    "overt launch systemd": "tests/launch/test_systemd.py",
+    "overt stages ": "tests/commands/test_stages.py",
+    "overt launch local": "tests/tools/launch/test_local.py",
+    "overt launch systemd": "tests/tools/launch/test_systemd.py",
     "overt train -m ": "tests/test_train.py",
-    "mlflow_tracker": "tests/engine/test_mlflow_tracker.py",
-    "profile_steps": "tests/engine/test_profile.py",
+    "mlflow_tracker": "tests/run/test_mlflow_tracker.py",
+    "profile_steps": "tests/health/test_profile.py",
 }
 # Signs of a command that needs more than this machine and what a page before it has made.
 NEEDS_MORE = re.compile(

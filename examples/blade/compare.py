@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from overt.data.human_data import HumanData
+from overt.data.people.human_data import HumanData
 from overt.geometry.body_capsule import capsule_body
 from overt.recipes.blade.people import RootJoint
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from overt.config import build_recipe, load
-from overt.data.digits import write_digits
+from overt.data.images.digits import write_digits
 from overt.errors import StopError
 
 PACKAGE = str(Path(__file__).parent)

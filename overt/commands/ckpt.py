@@ -72,7 +72,7 @@ def inspect(path: Path, keys: bool = False) -> int:
     """Print what a checkpoint holds."""
     if path.is_dir():
         return _inspect_folder(path, keys)
-    from overt.engine.weights import is_safetensors, read_tensors
+    from overt.checkpoint.weights import is_safetensors, read_tensors
 
     if path.is_file() and is_safetensors(path):
         entries, metadata = _read_entries(path)
@@ -99,9 +99,9 @@ def export(
 ) -> int:
     """Write the weights of a checkpoint as one file with the keys of the bare model."""
     _check_output(output, force)
-    from overt.engine import storage
-    from overt.engine.tensorfile import TensorFile, write_file
-    from overt.engine.weights import clean_keys, read_tensors
+    from overt.checkpoint import storage
+    from overt.checkpoint.tensor_files import TensorFile, write_file
+    from overt.checkpoint.weights import clean_keys, read_tensors
 
     found, _ = read_tensors(path, part)
     names = clean_keys(found, str(path))
@@ -122,8 +122,8 @@ def export(
 
 def export_onnx(options: argparse.Namespace) -> int:
     """Write what the recipe does for one frame or sample, with weights, for other runtimes."""
+    from overt.checkpoint.trained import configure, load_model
     from overt.config import build_recipe
-    from overt.engine.trained import configure, load_model
 
     _check_output(options.output, options.force)
     overrides = list(options.set)
@@ -134,8 +134,8 @@ def export_onnx(options: argparse.Namespace) -> int:
     recipe = build_recipe(config)
     if not hasattr(recipe, "export_step"):
         raise ConfigError(f"the recipe {config.recipe.name} cannot be written as ONNX")
-    from overt.engine import storage
-    from overt.nn.onnx_file import write_onnx
+    from overt.checkpoint import storage
+    from overt.files.onnx_file import write_onnx
 
     model, report = load_model(recipe, options.file, options.part)
     print(report)
@@ -201,7 +201,7 @@ def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def _inspect_folder(folder: Path, keys: bool) -> int:
-    from overt.engine import plain, storage
+    from overt.checkpoint import plain_values, storage
 
     if not (folder / storage.MANIFEST).exists() and (folder / "latest").is_dir():
         folder = folder / "latest"
@@ -211,7 +211,7 @@ def _inspect_folder(folder: Path, keys: bool) -> int:
     print(f"check       {found}")
     facts = {name: manifest[name] for name in ("step", "epoch", "world_size", "is_best")}
     if found.good:
-        facts["metrics"] = plain.decode((folder / "state.json").read_bytes())["metrics"]
+        facts["metrics"] = plain_values.decode((folder / "state.json").read_bytes())["metrics"]
     facts["versions"] = manifest["versions"]
     files = manifest["files"]
     if storage.SHARDS in files:
@@ -235,8 +235,8 @@ def _inspect_folder(folder: Path, keys: bool) -> int:
 
 def _read_sharded(folder: Path) -> dict[str, list[Entry]]:
     """The tensors of a folder that was saved in shares, by part, each counted once."""
-    from overt.engine.sharded_checkpoint import read_index
-    from overt.engine.tensorfile import DTYPE_NAMES
+    from overt.checkpoint.shards import read_index
+    from overt.checkpoint.tensor_files import DTYPE_NAMES
 
     parts: dict[str, list[Entry]] = {}
     for key, saved in read_index(folder).items():
@@ -249,7 +249,7 @@ def _read_sharded(folder: Path) -> dict[str, list[Entry]]:
 
 def _read_entries(path: Path) -> tuple[list[Entry], dict[str, str]]:
     """The tensors of a safetensors file by its header alone."""
-    from overt.engine.tensorfile import read_header
+    from overt.checkpoint.tensor_files import read_header
 
     header = read_header(path)
     metadata: dict[str, str] = header.pop("__metadata__", {})
@@ -286,7 +286,7 @@ def _is_plain(value: Any) -> bool:
 
 def _print_tensors(part: str, entries: list[Entry], keys: bool) -> None:
     """Totals, the branches of the module tree, and on request every key."""
-    from overt.engine.storage import megabytes
+    from overt.checkpoint.storage import megabytes
 
     dtypes = Counter(entry.dtype for entry in entries)
     print(

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from overt.checkpoint.trained import configure, load_model
 from overt.config import Config, build_recipe
-from overt.engine.trained import configure, load_model
 from overt.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from overt.data.skull_volumes import Volume
+    from overt.data.skulls.volumes import Volume
 
 CLOUD_FACTOR = 2  # points on a volume's surface for each one that is drawn
 
@@ -106,9 +106,9 @@ def _configure(options: argparse.Namespace) -> Config:
 
 def read_skull(path: Path, config: Config) -> tuple[Volume | None, NDArray[np.floating[Any]]]:
     """The volume, where it is one, and the cloud of a defective skull."""
-    from overt.data.skull_prepare import cloud_of
-    from overt.data.skull_volumes import read_nrrd
-    from overt.data.skulls import load_cloud
+    from overt.data.skulls.lists import load_cloud
+    from overt.data.skulls.prepare import cloud_of
+    from overt.data.skulls.volumes import read_nrrd
 
     asked = getattr(config.settings.data, "num_known_points", 1)
     match path.suffix.lower():
@@ -140,7 +140,7 @@ def write_solid(
     path: Path, places: NDArray[np.floating[Any]], volume: Volume, config: Config
 ) -> None:
     """The implants grown together to one solid, where most of them are and the skull is not."""
-    from overt.data.skull_volumes import Volume, write_nrrd
+    from overt.data.skulls.volumes import Volume, write_nrrd
     from overt.geometry.voxels import solid_of_votes
 
     radius = config.settings.evaluation.solid_mm / volume.spacing[0]

@@ -264,7 +264,7 @@ def _scene(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _kubric(options: argparse.Namespace) -> int:
-    from overt.data.synthetic_kubric import write_sequences
+    from overt.data.tracking.synthetic_kubric import write_sequences
 
     def report(sequence: Path) -> None:
         if sys.stdout.isatty():
@@ -281,7 +281,7 @@ def _kubric(options: argparse.Namespace) -> int:
 
 
 def _tapvid(options: argparse.Namespace) -> int:
-    from overt.data.synthetic_tapvid import write_videos
+    from overt.data.tracking.synthetic_tapvid import write_videos
 
     files = write_videos(options.root, options.dataset, options.videos, **_scene(options))
     height, width = options.size
@@ -293,7 +293,7 @@ def _tapvid(options: argparse.Namespace) -> int:
 
 
 def _images(options: argparse.Namespace) -> int:
-    from overt.data.synthetic_images import write_images
+    from overt.data.images.synthetic import write_images
 
     names = write_images(
         options.root,
@@ -311,7 +311,7 @@ def _images(options: argparse.Namespace) -> int:
 
 
 def _kubric_lbm(options: argparse.Namespace) -> int:
-    from overt.data.kubric_lbm import convert
+    from overt.data.tracking.kubric_lbm import convert
 
     result = convert(options.source, options.out, options.frames, options.tracks, options.runs)
     print(
@@ -324,7 +324,7 @@ def _kubric_lbm(options: argparse.Namespace) -> int:
 
 
 def _pack_sequences(options: argparse.Namespace) -> int:
-    from overt.data.packed_sequences import pack_sequences
+    from overt.data.tracking.packed import pack_sequences
 
     for name in ("side", "raw", "unlabelled", "workers"):
         if getattr(options, name):
@@ -342,7 +342,7 @@ def _pack_sequences(options: argparse.Namespace) -> int:
 
 
 def _pack(options: argparse.Namespace) -> int:
-    from overt.data.packed_sequences import is_sequence_root
+    from overt.data.tracking.packed import is_sequence_root
 
     if is_sequence_root(options.root):
         return _pack_sequences(options)
@@ -350,8 +350,8 @@ def _pack(options: argparse.Namespace) -> int:
         raise ConfigError(
             f"--storage is for sequences, but {options.root} holds none; leave it out"
         )
-    from overt.data.image_folder import ImageFolder
-    from overt.data.packed_images import pack_images
+    from overt.data.images.folder import ImageFolder
+    from overt.data.images.packed import pack_images
 
     images = ImageFolder(options.root, labelled=not options.unlabelled)
     packed = pack_images(
@@ -372,7 +372,7 @@ def _pack(options: argparse.Namespace) -> int:
 
 
 def _digits(options: argparse.Namespace) -> int:
-    from overt.data.digits import write_digits
+    from overt.data.images.digits import write_digits
 
     paths = write_digits(options.root, options.size)
     print(f"{', '.join(map(str, paths))}: digits of {options.size}x{options.size} pixels")
@@ -380,7 +380,7 @@ def _digits(options: argparse.Namespace) -> int:
 
 
 def _skulls(options: argparse.Namespace) -> int:
-    from overt.data.synthetic_skulls import write_skulls
+    from overt.data.skulls.synthetic import write_skulls
 
     written = write_skulls(
         options.root,
@@ -398,7 +398,7 @@ def _skulls(options: argparse.Namespace) -> int:
 
 
 def _prepare(options: argparse.Namespace) -> int:
-    from overt.data.skull_prepare import prepare
+    from overt.data.skulls.prepare import prepare
 
     skulls = len(list((options.root / "complete_skull").glob("*.nrrd")))
     done = prepare(
@@ -420,7 +420,7 @@ def _prepare(options: argparse.Namespace) -> int:
 
 
 def _people(options: argparse.Namespace) -> int:
-    from overt.data.synthetic_people import PeopleOptions, write_people
+    from overt.data.people.synthetic import PeopleOptions, write_people
 
     names = ("size", "seed", "framing", "subset", "orthographic", "fixed_colours", "depth_maps")
     chosen = PeopleOptions(**{name: getattr(options, name) for name in names})

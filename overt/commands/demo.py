@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from overt.engine.trained import shipped_weights
+from overt.checkpoint.trained import shipped_weights
 from overt.errors import OvertError
 
 RECIPE = "cotracker3_tiny"

@@ -21,7 +21,7 @@ from overt.errors import OvertError
 
 if TYPE_CHECKING:
     from overt.distributed import Launch, World
-    from overt.doctor.report import Check
+    from overt.tools.doctor.report import Check
 
 MEETING_MINUTES = 2.0
 
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     options = make_parser().parse_intermixed_args(arguments)
 
     from overt.distributed import barrier, gather_objects, shutdown
-    from overt.doctor.report import Level, as_json, merged, table
+    from overt.tools.doctor.report import Level, as_json, merged, table
 
     checks, world = examine(options)
     label = f"rank {0 if world is None else world.rank} on {socket.gethostname()}"
@@ -63,8 +63,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def examine(options: argparse.Namespace) -> tuple[list[Check], World | None]:
     """All checks of this process, in the order of the report; None where processes did not meet."""
-    from overt.doctor import cluster, machine
-    from overt.doctor.report import attempt, fail
+    from overt.tools.doctor import cluster, machine
+    from overt.tools.doctor.report import attempt, fail
 
     checks = [machine.versions()]
     config, refused = _configuration(options)
@@ -104,7 +104,7 @@ def examine(options: argparse.Namespace) -> tuple[list[Check], World | None]:
 
 
 def _configuration(options: argparse.Namespace) -> tuple[Config | None, Check | None]:
-    from overt.doctor.report import fail
+    from overt.tools.doctor.report import fail
 
     if not options.overrides and options.config is None:
         return None, None
@@ -118,8 +118,8 @@ def _configuration(options: argparse.Namespace) -> tuple[Config | None, Check | 
 def _meet(device: str) -> tuple[Launch, World | None, Check | None]:
     """Form the process group that the launcher describes, within minutes."""
     from overt.distributed import Launch, init_distributed, read_launch
-    from overt.doctor import cluster, machine
-    from overt.doctor.report import fail
+    from overt.tools.doctor import cluster, machine
+    from overt.tools.doctor.report import fail
 
     launch = Launch(0, 1, 0, 1, "", "", 0)
     remedy = "start all processes with torchrun or srun (docs/launch.md)"
@@ -143,8 +143,8 @@ def _meet(device: str) -> tuple[Launch, World | None, Check | None]:
 
 
 def _examine_run(config: Config, options: argparse.Namespace, world: World) -> list[Check]:
-    from overt.doctor import run
-    from overt.doctor.report import attempt, fail
+    from overt.tools.doctor import run
+    from overt.tools.doctor.report import attempt, fail
 
     mend = "mend that first; nothing else of the run was looked at"
     size = world.world_size

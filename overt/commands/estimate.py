@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from overt.checkpoint.trained import configure, load_model
 from overt.config import Config, build_recipe
-from overt.engine.trained import configure, load_model
 from overt.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def read_picture(image: Path | str | NDArray[np.uint8]) -> NDArray[np.uint8]:
         if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
             raise DataError(f"a picture is (H, W, 3) uint8, not {image.shape} {image.dtype}")
         return image
-    from overt.data.image_decode import decode_image, read_file
+    from overt.data.images.decode import decode_image, read_file
 
     return decode_image(read_file(Path(image)), str(image))
 
@@ -138,7 +138,7 @@ def write(folder: Path, found: PersonEstimate, kind: str) -> None:
     """Mesh, camera and picture into a folder."""
     from PIL import Image
 
-    from overt.data.human_mesh import write_mesh
+    from overt.data.people.mesh import write_mesh
 
     folder.mkdir(parents=True, exist_ok=True)
     write_mesh(folder / f"mesh.{kind}", found.vertices, found.faces)

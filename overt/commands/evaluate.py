@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omegaconf import OmegaConf
 
+from overt.checkpoint.trained import configure, load_model
 from overt.config import Config, build_recipe
-from overt.engine.trained import configure, load_model
 from overt.errors import ConfigError, need_folder
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
         print(report)
     model.to(world.device)
     if options.compile:
-        from overt.engine.blocks import compile_model
+        from overt.engine.strategy.blocks import compile_model
 
         compile_model(recipe, model, replace(config.training, compile="blocks"))
     result = score(config, recipe, model, world)
@@ -154,7 +154,7 @@ def plain_table(scores: dict[str, float]) -> str:
 
 def write(folder: Path, checkpoint: Path, config: Config, result: Result) -> None:
     """Print the table; keep the scores as JSON, with configuration and pictures beside."""
-    from overt.engine.logger import as_gif
+    from overt.run.log import as_gif
     from overt.viz.tracks import save_image
 
     print(result.table)

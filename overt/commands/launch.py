@@ -22,10 +22,10 @@ from typing import Any
 
 from overt.config import Config, expand_sweep, load
 from overt.errors import ConfigError, LaunchError
-from overt.launch import local, slurm, systemd
-from overt.launch.settings import SlurmSettings, read_settings
-from overt.launch.size import Size, check_size, make_size
-from overt.launch.stages import read_stages
+from overt.tools.launch import local, slurm, systemd
+from overt.tools.launch.settings import SlurmSettings, read_settings
+from overt.tools.launch.size import Size, check_size, make_size
+from overt.tools.launch.stages import read_stages
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -34,8 +34,8 @@ def main(arguments: Sequence[str]) -> int:
     elif options.seconds is not None:
         measured = options.seconds / samples_per_device(config, devices)
 
-    from overt.plan.communication import Network
-    from overt.plan.predict import Request, make_plan
+    from overt.tools.plan.communication import Network
+    from overt.tools.plan.predict import Request, make_plan
 
     network = Network(gpus_per_node=options.gpus_per_node, network_gbit=options.network_gbit)
     request = Request(devices, options.gpu, options.efficiency, measured, options.samples, network)

@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     _check(options)
     config = load(options.overrides, options.config, options.package)
 
-    from overt.proof.runs import Plan, choose_kill, prove_resume, prove_world
+    from overt.tools.proof.runs import Plan, choose_kill, prove_resume, prove_world
 
     folder = options.folder or Path(tempfile.mkdtemp(prefix="overt-prove-"))
     folder.mkdir(parents=True, exist_ok=True)

@@ -28,8 +28,8 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if options.pictures < 1:
         raise OvertError(f"--pictures {options.pictures}; allowed is 1 or more")
-    from overt.report.page import build_page
-    from overt.report.run import open_runs
+    from overt.tools.report.page import build_page
+    from overt.tools.report.run import open_runs
 
     runs = open_runs(options.runs)
     output = options.output or options.runs[0] / "report.html"

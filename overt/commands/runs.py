@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from overt.report import text
-from overt.report.run import Run, find_runs, open_run
+from overt.tools.report import text
+from overt.tools.report.run import Run, find_runs, open_run
 
 HEAD = ("run", "status", "step", "best", "left", "last sign")
 

@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 from overt.config import Config, differences, load
-from overt.engine.preemption import StopSignal
 from overt.errors import (
     PREEMPTED_EXIT_CODE,
     CheckpointError,
@@ -37,7 +36,8 @@ from overt.errors import (
     OvertError,
     Preempted,
 )
-from overt.launch.stages import Stage, plan, read_stages
+from overt.health.preemption import StopSignal
+from overt.tools.launch.stages import Stage, plan, read_stages
 from overt.train import run_one
 
 
@@ -147,14 +147,14 @@ def check_needs(stage: Stage, stages: Sequence[Stage]) -> None:
 
 def progress_of(stage: Stage, config: Config) -> Progress:
     """How far a stage is, from its run folder alone; refused where that is of another run."""
-    from overt.engine import plain, storage
-    from overt.engine.run_folder import FREE_TO_CHANGE
+    from overt.checkpoint import plain_values, storage
+    from overt.run.run_folder import FREE_TO_CHANGE
 
     stored, _ = storage.scan(stage.run_dir / "checkpoints")
     if not stored:
         return Progress(0, None)
     newest = stored[-1].path
-    state: dict[str, Any] = plain.decode((newest / "state.json").read_bytes())["state"]
+    state: dict[str, Any] = plain_values.decode((newest / "state.json").read_bytes())["state"]
     training = config.training
     total = training.num_steps
     if total is None:

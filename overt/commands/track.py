@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from overt.checkpoint.trained import configure, load_model, shipped_weights
 from overt.config import Config, build_recipe
-from overt.engine.trained import configure, load_model, shipped_weights
 from overt.errors import ConfigError, DataError, need_folder
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ Queries = NDArray[np.float32]  # (N, 3): frame, x, y in pixels
 def main(arguments: Sequence[str]) -> int:
     options = make_parser().parse_intermixed_args(arguments)
     # What the user gave is read before torch is: a mistake in it shows at once.
-    from overt.data.video import has_pyav, read_video, write_video
+    from overt.data.tracking.video import has_pyav, read_video, write_video
 
     if options.frames is not None and not options.online:
         raise ConfigError("--frames ends a stream; add --online, or leave it out")
@@ -129,7 +129,7 @@ def follow(
 
     import torch
 
-    from overt.data.video_stream import stream_frames
+    from overt.data.tracking.video_stream import stream_frames
     from overt.recipe import PointTracks
 
     name = str(options.video)

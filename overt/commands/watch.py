@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TextIO
 
 from overt.errors import OvertError
-from overt.report import text
-from overt.report.run import Run, open_run
+from overt.tools.report import text
+from overt.tools.report.run import Run, open_run
 
 SHOWN = ("loss", "lr", "grad_norm", "samples_per_second", "data_wait_share", "memory_gib")
 CLEAR_BELOW = "\x1b[J"

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from overt.config.schema import OptimizerSection, TrainingSection
 from overt.errors import ConfigError
-from overt.schema import OptimizerSection, TrainingSection
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from overt.distributed import is_lost_peer
-from overt.engine import run_folder
-from overt.engine.memory import explain, is_out_of_memory
 from overt.errors import DataError, LaunchError, Preempted, StopError
+from overt.health.memory import explain, is_out_of_memory
+from overt.run import run_folder
 
 if TYPE_CHECKING:
     from overt.engine.trainer import Trainer

@@ -32,10 +32,11 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from overt.data.rng import sample_rngs
 from overt.distributed import World, sum_over_processes
 from overt.engine.batch import BatchPlan
-from overt.engine.preemption import blocked, ignore_until
-from overt.engine.warned import note_in_loader
 from overt.errors import DataError
+from overt.health.preemption import blocked, ignore_until
+from overt.nested import map_tensors
 from overt.recipe import Recipe, SampleSource
+from overt.run.warning_file import note_in_loader
 
 
 @dataclass(frozen=True)
@@ -76,24 +77,6 @@ class Group:
     micro_batches: list[MicroBatch]
     samples: int  # of the global batch, over all processes
     wait_seconds: float
-
-
-def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """`function` of every tensor in nested dataclasses, dicts, lists and tuples."""
-    if isinstance(value, Tensor):
-        return function(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in dataclasses.fields(value)]
-        return dataclasses.replace(
-            value, **{name: map_tensors(getattr(value, name), function) for name in names}
-        )
-    if isinstance(value, dict):
-        return {key: map_tensors(item, function) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(item, function) for item in value))
-    if isinstance(value, list | tuple):
-        return type(value)(map_tensors(item, function) for item in value)
-    return value
 
 
 def global_counts(recipe: Recipe, group: Group, device: torch.device) -> dict[str, Tensor]:

@@ -12,9 +12,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from overt.config import import_target
+from overt.config.schema import OptimizerSection
 from overt.errors import ConfigError, nearest
 from overt.schedule import HierarchicalScheduler, build_schedule
-from overt.schema import OptimizerSection
 
 
 def build_optimizer(

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from overt.config.schema import TrainingSection
 from overt.distributed import sum_over_processes
 from overt.recipe import StepOutput
-from overt.schema import TrainingSection
 
 # Of normally distributed numbers the standard deviation is so many times the median deviation.
 NORMAL = 1.4826

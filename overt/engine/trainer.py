@@ -22,22 +22,25 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
+from overt.checkpoint import random_state
 from overt.config import Config
 from overt.distributed import World, gather_objects, open_store, seed_everything
-from overt.engine import random_state, run_folder
 from overt.engine.batch import check_stackable, plan_batches, scaled_learning_rate
-from overt.engine.blocks import compile_model, need_blocks, recompute_in_backward
-from overt.engine.console import Console, Meter
 from overt.engine.ending import ends_in_order
-from overt.engine.graph import GraphedPass, add_over_processes, check_replayable, replays_at
-from overt.engine.heartbeat import Heartbeat
+from overt.engine.guard import (
+    FiniteGuard,
+    Interval,
+    Verdict,
+    first_nonfinite_module,
+    idle_parameters,
+    poison_if_not_finite,
+)
 from overt.engine.loader import (
     MicroBatch,
     StepLoader,
     global_counts,
     map_tensors,
 )
-from overt.engine.observe import Observer
 from overt.engine.optimizer import (
     build_optimizer,
     check_levels,
@@ -46,31 +49,34 @@ from overt.engine.optimizer import (
     set_weight_decay,
     weight_decay_schedule,
 )
-from overt.engine.pace import Pace, StragglerWatch
-from overt.engine.phases import Phases
 from overt.engine.precision import AUTOCAST, memory_in_use, set_precision
-from overt.engine.preemption import Preemption, StopSignal
-from overt.engine.profile import StepProfile
-from overt.engine.shard import (
+from overt.engine.spikes import SpikeWatch
+from overt.engine.state import State
+from overt.engine.strategy.blocks import compile_model, need_blocks, recompute_in_backward
+from overt.engine.strategy.fsdp import (
     WholeModel,
     call_gathered,
     refuse_contradictions,
     shard_in_place,
 )
-from overt.engine.spikes import SpikeWatch
-from overt.engine.state import State
-from overt.engine.warned import WarningFile, path_of
-from overt.engine.watch import (
-    FiniteGuard,
-    Interval,
-    Verdict,
-    first_nonfinite_module,
-    idle_parameters,
-    poison_if_not_finite,
+from overt.engine.strategy.graph import (
+    GraphedPass,
+    add_over_processes,
+    check_replayable,
+    replays_at,
 )
 from overt.errors import ConfigError, NonFiniteError, Preempted
+from overt.health.heartbeat import Heartbeat
+from overt.health.observe import Observer
+from overt.health.pace import Pace, StragglerWatch
+from overt.health.phases import Phases
+from overt.health.preemption import Preemption, StopSignal
+from overt.health.profile import StepProfile
 from overt.nn.ema import make_average, update_ema
 from overt.recipe import Recipe, StepOutput
+from overt.run import run_folder
+from overt.run.console import Console, Meter
+from overt.run.warning_file import WarningFile, path_of
 from overt.schedule import EMAScheduler, build_schedule
 
 # Buffers are not sent around before each forward pass; torch 2.13 has renamed the switch.

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from overt.data.safe_pickle import PickledState, load_pickle
 from overt.errors import DataError
+from overt.files.pickles import PickledState, load_pickle
 
 # A matrix of a few bytes can claim any size. Far above SMPL-X's 55 joints from 10475 vertices.
 LARGEST_MATRIX = 10**8

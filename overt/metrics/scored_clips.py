@@ -11,9 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from overt.data.packed_sequences import find_sequences, read_tracks
-from overt.data.tapvid import TapVid
-from overt.data.tracking_clips import (
+from overt.data.tracking.clips import (
     QUERY_MARGIN,
     Positions,
     TrackSample,
@@ -23,7 +21,9 @@ from overt.data.tracking_clips import (
     refuse_shorter,
     to_sample,
 )
-from overt.data.tracking_settings import TAPVID, KubricSettings, ScoringSettings
+from overt.data.tracking.packed import find_sequences, read_tracks
+from overt.data.tracking.settings import TAPVID, KubricSettings, ScoringSettings
+from overt.data.tracking.tapvid import TapVid
 from overt.distributed import World
 from overt.errors import DataError
 from overt.evaluation import NamedRow, Row, score_each

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from overt.errors import CheckpointError
-from overt.nn.weight_files import clean_keys, find_weights, read_safetensors, read_torch_file
+from overt.files.weight_files import clean_keys, find_weights, read_safetensors, read_torch_file
 
 # In a file with several of these, the first is meant; a method with a teacher publishes that.
 CONTAINERS = ("state_dict", "model", "model_state", "model_state_dict", "teacher")

@@ -1,4 +1,4 @@
-"""Triton kernels of `jitter_plain` in `overt/data/augment_apply.py`: many frames in two launches.
+"""Triton kernels of `jitter_plain` (overt/data/tracking/augment_apply.py): two launches.
 
 The mean grey of a frame is needed halfway, for its contrast: one kernel adds it up, in whole
 numbers and so in any order, and another changes the colours. n frames, P operators of each.

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from overt.checkpoint.manager import CheckpointManager
 from overt.commands.ckpt import main
-from overt.engine.checkpoint import CheckpointManager
 from overt.errors import CheckpointError
 
 

@@ -11,7 +11,7 @@ from toy_runs import TOY, train_toy
 
 from overt.cli import main
 from overt.config import build_recipe, load
-from overt.data.skull_volumes import read_nrrd
+from overt.data.skulls.volumes import read_nrrd
 
 SMALL = [
     "data.synthetic.count=2",

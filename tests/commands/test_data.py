@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from overt.commands.data import main
-from overt.data.kubric import frame_paths, list_sequences, read_frames, read_tracks
-from overt.data.tapvid import FORMATS, TapVid
+from overt.data.tracking.kubric import frame_paths, list_sequences, read_frames, read_tracks
+from overt.data.tracking.tapvid import FORMATS, TapVid
 from overt.errors import DataError
 
 SMALL = ["--sequences", "2", "--frames", "3", "--size", "16", "24", "--points", "12"]

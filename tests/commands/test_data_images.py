@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from overt.commands.data import main
-from overt.data.image_folder import ImageFolder
-from overt.data.packed_images import PackedImages
+from overt.data.images.folder import ImageFolder
+from overt.data.images.packed import PackedImages
 from overt.errors import DataError
 
 SMALL = ["--classes", "2", "--per-class", "2", "--size", "16"]

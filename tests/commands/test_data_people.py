@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from overt.commands.data import main
-from overt.data.human_data import HumanData
+from overt.data.people.human_data import HumanData
 
 
 def test_people_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from overt.cli import main
-from overt.data.packed_sequences import find_sequences, read_frames
+from overt.data.tracking.packed import find_sequences, read_frames
 
 
 def test_sequences_are_made_cut_and_packed(

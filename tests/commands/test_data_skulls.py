@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from overt.cli import main
-from overt.data.skull_volumes import Volume, write_nrrd
+from overt.data.skulls.volumes import Volume, write_nrrd
 
 SIZES = ["--side", "24", "--points", "60"]
 

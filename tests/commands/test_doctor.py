@@ -18,9 +18,9 @@ from overt.cli import main as overt
 from overt.commands.doctor import main
 from overt.config import build_recipe
 from overt.distributed import Launch, World
-from overt.doctor import cluster, machine, run
-from overt.doctor.report import Check, Level, attempt, fail, merged, ok, table, warn
 from overt.errors import DataError
+from overt.tools.doctor import cluster, machine, run
+from overt.tools.doctor.report import Check, Level, attempt, fail, merged, ok, table, warn
 
 TOY_RUN = ["--package", str(TOY), "recipe=toy"]
 ALONE = World(0, 1, 0, torch.device("cpu"))

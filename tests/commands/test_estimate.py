@@ -9,7 +9,7 @@ from PIL import Image
 from small_blade import stage_one, train
 
 from overt.commands.estimate import estimate, main, read_keypoints, read_picture
-from overt.data.human_data import HumanData
+from overt.data.people.human_data import HumanData
 from overt.errors import ConfigError, DataError
 
 

@@ -10,7 +10,7 @@ from overt.commands.plan import configure, main, read_devices, seconds_per_sampl
 from overt.config import CONF, build_recipe
 from overt.engine.batch import scaled_learning_rate
 from overt.errors import ConfigError
-from overt.plan.predict import count_samples
+from overt.tools.plan.predict import count_samples
 
 OWN = ["recipe=toy", "--package", str(TOY)]
 

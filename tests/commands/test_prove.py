@@ -8,7 +8,7 @@ from toy_runs import TOY
 
 from overt.commands.prove import main
 from overt.errors import ConfigError, OvertError
-from overt.proof.runs import choose_kill
+from overt.tools.proof.runs import choose_kill
 
 TOY_RUN = ["--package", str(TOY), "recipe=toy"]
 SHORT = ["--steps", "5", "--save-every", "2"]

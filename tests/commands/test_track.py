@@ -9,12 +9,12 @@ import pytest
 import torch
 from toy_runs import TOY, train_toy
 
+from overt.checkpoint.manager import CheckpointManager
 from overt.cli import main
 from overt.commands.track import make_parser
 from overt.config import build_recipe, load
-from overt.data.moving_shapes import SceneSettings, make_sequence
-from overt.data.video import has_pyav, read_video, write_video
-from overt.engine.checkpoint import CheckpointManager
+from overt.data.tracking.moving_shapes import SceneSettings, make_sequence
+from overt.data.tracking.video import has_pyav, read_video, write_video
 
 FRAMES, HEIGHT, WIDTH = 7, 35, 51  # sides that no stride divides
 SMALL = [

@@ -9,8 +9,8 @@ import torch
 
 from overt.cli import main
 from overt.config import build_recipe, load
-from overt.data import video_stream
-from overt.data.moving_shapes import SceneSettings, make_sequence
+from overt.data.tracking import video_stream
+from overt.data.tracking.moving_shapes import SceneSettings, make_sequence
 
 SMALL = [
     "model.input_size=[32,32]",

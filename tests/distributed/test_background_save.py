@@ -15,9 +15,9 @@ SECONDS = 60.0
 
 def train_while_writing(folder: Path) -> list[tuple[int, int]]:
     """Each write waits for two more steps; when it began, and when it went on."""
+    from overt.checkpoint import storage
     from overt.config import build_recipe
     from overt.distributed import init_distributed
-    from overt.engine import storage
     from overt.engine.trainer import Trainer
 
     config = toy_config(folder, *SETTINGS, "checkpoint.background=true")

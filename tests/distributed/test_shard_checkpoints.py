@@ -98,8 +98,8 @@ def test_a_folder_in_shares_is_of_use_to_everyone(
     whole_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Inspected, exported to one file and started from, without any group of processes."""
+    from overt.checkpoint.weights import read_tensors
     from overt.commands import ckpt
-    from overt.engine.weights import read_tensors
 
     folder = step_folder(whole_run, 12)
     assert {file.suffix for file in folder.iterdir()} == {".safetensors", ".json", ".yaml"}
@@ -145,8 +145,8 @@ def test_a_broken_share_is_found_and_the_one_before_is_used(
 
 
 def test_what_the_index_says_is_not_believed_blindly(whole_run: Path, tmp_path: Path) -> None:
-    from overt.engine import storage
-    from overt.engine.sharded_checkpoint import read_index
+    from overt.checkpoint import storage
+    from overt.checkpoint.shards import read_index
     from overt.errors import CheckpointError
 
     index = json.loads((step_folder(whole_run, 12) / "shards.json").read_text())
@@ -185,8 +185,8 @@ def make_sharded(folder: Path) -> Any:
 
 def change_while_writing(folder: Path) -> bool:
     """Whether the checkpoint holds what was there when it was asked for."""
-    from overt.engine import storage, tensorfile
-    from overt.engine.sharded_checkpoint import read_part
+    from overt.checkpoint import storage, tensor_files
+    from overt.checkpoint.shards import read_part
 
     trainer = make_sharded(folder)
     before = {key: value.full_tensor() for key, value in trainer.model.state_dict().items()}
@@ -194,7 +194,7 @@ def change_while_writing(folder: Path) -> bool:
 
     def slow(*arguments: Any) -> str:
         may_write.wait()
-        return tensorfile.write_file(*arguments)
+        return tensor_files.write_file(*arguments)
 
     storage.write_file = slow  # type: ignore[assignment]
     trainer.save()  # returns although no byte can be written
@@ -218,7 +218,7 @@ def full_disk_on_one(folder: Path) -> list[str]:
     """What each process hears when the second cannot write its share."""
     import errno
 
-    from overt.engine import storage
+    from overt.checkpoint import storage
     from overt.errors import CheckpointError
 
     trainer = make_sharded(folder)

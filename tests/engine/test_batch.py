@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_runs import toy_config
 
+from overt.config.schema import OptimizerSection, TrainingSection
 from overt.engine.batch import (
     BatchPlan,
     advice,
@@ -15,7 +16,6 @@ from overt.engine.batch import (
     scaled_learning_rate,
 )
 from overt.errors import ConfigError
-from overt.schema import OptimizerSection, TrainingSection
 
 BASE: Any = toy_config("unused").training  # type: ignore[arg-type]
 

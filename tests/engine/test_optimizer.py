@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from toy_runs import toy_config
 
+from overt.config.schema import OptimizerSection
 from overt.engine.optimizer import (
     build_optimizer,
     clip_gradients,
@@ -19,7 +20,6 @@ from overt.engine.optimizer import (
 )
 from overt.errors import ConfigError
 from overt.schedule import ConstantScheduler, HierarchicalScheduler
-from overt.schema import OptimizerSection
 
 
 def section(**changes: Any) -> OptimizerSection:

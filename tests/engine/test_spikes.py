@@ -13,8 +13,8 @@ import pytest
 import torch
 from toy_runs import losses_by_step, same_bits, toy_config, weights
 
+from overt.checkpoint.weights import read_part
 from overt.engine.spikes import SpikeWatch, robust_limit
-from overt.engine.weights import read_part
 from overt.errors import ConfigError, NonFiniteError
 
 CPU = torch.device("cpu")

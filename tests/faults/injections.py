@@ -30,7 +30,7 @@ from trials import (
 )
 
 from overt.errors import PREEMPTED_EXIT_CODE
-from overt.proof.processes import Group
+from overt.tools.proof.processes import Group
 
 Injection = Callable[[Bench, int], Trial]
 KILLED = -signal.SIGKILL

@@ -15,8 +15,8 @@ from pathlib import Path
 from faulty_recipe.recipe import NONE, Fault
 
 from overt.config import load
-from overt.proof.compare import compare_checkpoints, loss_difference, read_losses
-from overt.proof.processes import Ended, Group
+from overt.tools.proof.compare import compare_checkpoints, loss_difference, read_losses
+from overt.tools.proof.processes import Ended, Group
 
 HERE = Path(__file__).parent
 PACKAGES = [str(HERE.parent / "toy_recipe"), str(HERE / "faulty_recipe")]
@@ -137,7 +137,7 @@ def strike_at(
 
 def good_steps(run: Path) -> list[int]:
     """Steps of the checkpoints that pass their check, without touching anything."""
-    from overt.engine import storage
+    from overt.checkpoint import storage
 
     stored, _ = storage.scan(run / "checkpoints")
     return sorted(one.manifest["step"] for one in stored if storage.verify(one.path).good)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from overt.data.skull_surfaces import sample_surface, surface_triangles
+from overt.data.skulls.surfaces import sample_surface, surface_triangles
 from overt.geometry import voxels
 from overt.metrics.implants import dice
 

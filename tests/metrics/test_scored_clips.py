@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from overt.config import load
-from overt.data.synthetic_kubric import write_sequences
-from overt.data.synthetic_tapvid import write_videos
-from overt.data.tracking_clips import Positions, TrackSample
+from overt.data.tracking.clips import Positions, TrackSample
+from overt.data.tracking.synthetic_kubric import write_sequences
+from overt.data.tracking.synthetic_tapvid import write_videos
 from overt.distributed import World
 from overt.errors import DataError
 from overt.metrics.scored_clips import (

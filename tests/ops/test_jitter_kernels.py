@@ -5,8 +5,8 @@ import pytest
 import torch
 from kernel_tests import DEVICE, kernel_test
 
-from overt.data.augment import OPERATORS, Jitter
-from overt.data.augment_apply import jitter_plain
+from overt.data.tracking.augment import OPERATORS, Jitter
+from overt.data.tracking.augment_apply import jitter_plain
 
 
 def drawn(frames: int, orders: list[tuple[str, ...]]) -> list[Jitter]:

@@ -5,7 +5,7 @@ import torch
 from kernel_tests import DEVICE, ON_GPU, assert_same_results, kernel_test
 from torch import Tensor
 
-from overt.engine.loader import map_tensors
+from overt.nested import map_tensors
 from overt.nn.attention import Attention, Packing, _attend_padded
 from overt.ops.short_attention import attend_within, can_attend, packed_attention
 

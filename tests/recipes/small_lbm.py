@@ -7,7 +7,7 @@ import torch
 
 from overt.config import Config, build_recipe, load
 from overt.data.rng import sample_rng
-from overt.data.tracking_clips import TrackBatch
+from overt.data.tracking.clips import TrackBatch
 from overt.recipes.lbm.model import LBM
 from overt.recipes.lbm.recipe import LBMRecipe
 

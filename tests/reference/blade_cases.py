@@ -8,7 +8,7 @@ import torch
 from fill_rule import fill
 from torch import Tensor, nn
 
-from overt.data.image_transforms import Normalize
+from overt.data.images.transforms import Normalize
 from overt.geometry.body import blend_skin
 from overt.geometry.camera import crop_camera, fit_camera, intrinsics, project
 from overt.geometry.crop import crop_affine, crop_squares, mask_squares, warp

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from overt.data.augment import AugmentationSettings, draw_plan
-from overt.data.augment_apply import erase, move_points, render, resample
+from overt.data.tracking.augment import AugmentationSettings, draw_plan
+from overt.data.tracking.augment_apply import erase, move_points, render, resample
 
 # The recorded code wrote OpenCV's resize to float16; grey levels.
 PIXEL_TOLERANCE = 0.13

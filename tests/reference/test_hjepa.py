@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from overt import schedule
+from overt.config.schema import OptimizerSection
 from overt.engine.optimizer import build_optimizer, set_learning_rate
 from overt.metrics.collapse import TOKEN_NAMES, reference_metrics, token_statistics
 from overt.nn.ema import update_ema
@@ -33,7 +34,6 @@ from overt.nn.vit import VisionTransformer
 from overt.recipes.hjepa.loss import contrastive, level_losses, sigreg, sigreg_by_points, spread
 from overt.recipes.hjepa.recipe import parameter_groups
 from overt.schedule import CosineScheduler, EMAScheduler, HierarchicalScheduler
-from overt.schema import OptimizerSection
 
 EXACT = 1e-12
 

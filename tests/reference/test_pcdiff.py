@@ -12,7 +12,7 @@ from pcdiff_cases import Case, Tensors, assert_near, denoiser, fill_denoiser, ro
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from overt.data.skulls import known_cloud, rotation_matrix, training_cloud
+from overt.data.skulls.lists import known_cloud, rotation_matrix, training_cloud
 from overt.metrics.implants import implant_scores
 from overt.ops import HAS_TRITON
 from overt.ops.point_rows import mix_rows

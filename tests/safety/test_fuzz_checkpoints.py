@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from overt.engine import plain, storage
-from overt.engine.checkpoint import CheckpointManager
-from overt.engine.tensorfile import read_header
-from overt.engine.weights import read_safetensors, read_tensors
+from overt.checkpoint import plain_values, storage
+from overt.checkpoint.manager import CheckpointManager
+from overt.checkpoint.tensor_files import read_header
+from overt.checkpoint.weights import read_safetensors, read_tensors
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def _dumped(value: Any) -> bytes:
 @examples(80)
 @given(st.binary(max_size=40) | st.builds(_dumped, JSON))
 def test_plain_values(data: bytes) -> None:
-    parses_or_refuses(lambda: plain.decode(data))
+    parses_or_refuses(lambda: plain_values.decode(data))
 
 
 @examples(50)

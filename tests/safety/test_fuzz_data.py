@@ -10,11 +10,11 @@ from fuzzing import examples, parses_or_refuses, spoilt
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overt.data import kubric, packed_sequences
-from overt.data.human_data import HumanData, write_human_data
-from overt.data.image_arrays import ImageArrays
-from overt.data.safe_pickle import load_pickle
-from overt.data.skulls import DATASETS, SkullList, load_cloud, read_list
+from overt.data.images.arrays import ImageArrays
+from overt.data.people.human_data import HumanData, write_human_data
+from overt.data.skulls.lists import DATASETS, SkullList, load_cloud, read_list
+from overt.data.tracking import kubric, packed
+from overt.files.pickles import load_pickle
 
 ROWS = st.sampled_from(
     ("complete_skull/000.nrrd", "a/complete_skull/1_surf.npy", "../complete_skull/x.nrrd", "", '"',
@@ -88,8 +88,8 @@ def test_packed_tracks(tmp_path: Path, data: st.DataObject) -> None:
     else:
         name = data.draw(st.sampled_from((*content, "frame_", "frame_x", "frame_-1")))
         file.write_bytes(npz(**(content | {name: data.draw(ARRAYS)})))
-    parses_or_refuses(lambda: packed_sequences.read_tracks(file))
-    parses_or_refuses(lambda: packed_sequences.read_frames(file, [0, 1]))
+    parses_or_refuses(lambda: packed.read_tracks(file))
+    parses_or_refuses(lambda: packed.read_frames(file, [0, 1]))
 
 
 @examples(40)

@@ -8,11 +8,11 @@ import pytest
 from PIL import Image
 from torch import nn
 
-from overt.data import packed_sequences
-from overt.data.image_folder import ImageFolder
-from overt.data.packed_images import PackedImages, pack_images
-from overt.engine import storage
-from overt.engine.checkpoint import CheckpointManager
+from overt.checkpoint import storage
+from overt.checkpoint.manager import CheckpointManager
+from overt.data.images.folder import ImageFolder
+from overt.data.images.packed import PackedImages, pack_images
+from overt.data.tracking import packed
 from overt.errors import CheckpointError
 
 
@@ -78,8 +78,8 @@ def test_names_in_packed_tracks_are_never_paths(tmp_path: Path) -> None:
         **{"../outside": frame, "/outside": frame, "frame_/../../outside": frame},
     )
     before = sorted(tmp_path.rglob("*"))
-    assert len(packed_sequences.read_tracks(file).coords_xy) == 1
-    assert packed_sequences.read_frames(file, [0]).shape == (1, 3, 2, 3)
+    assert len(packed.read_tracks(file).coords_xy) == 1
+    assert packed.read_frames(file, [0]).shape == (1, 3, 2, 3)
     assert sorted(tmp_path.rglob("*")) == before
 
 

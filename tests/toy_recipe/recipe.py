@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor, nn
+from toy_recipe.config import DataSettings, Settings
 
 from overt.distributed import World
 from overt.errors import DataError
 from overt.evaluation import mean_of_rows, score_each
 from overt.nn.ema import update_ema
 from overt.recipe import StepOutput
-from toy_recipe.config import DataSettings, Settings
 
 WIDTH = 4
 

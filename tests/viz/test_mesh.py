@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from overt.data.human_mesh import write_mesh
+from overt.data.people.mesh import write_mesh
 from overt.errors import DataError
 from overt.viz.mesh import SMALL, draw_mesh, write_on
 

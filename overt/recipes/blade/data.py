@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from overt.data.human_crops import (
+from overt.data.images.decode import as_tensor
+from overt.data.people.crops import (
     Augmentation,
     Crop,
     centred_side,
@@ -22,9 +23,8 @@ from overt.data.human_crops import (
     draw_crop,
     mirror_keypoints,
 )
-from overt.data.human_mixture import DrawnMixture
-from overt.data.image_decode import as_tensor
-from overt.data.synthetic_people import PeopleOptions, write_people
+from overt.data.people.mixture import DrawnMixture
+from overt.data.people.synthetic import PeopleOptions, write_people
 from overt.distributed import barrier, is_main_process
 from overt.geometry.crop import Picture, transform_points
 from overt.geometry.pose import mirror_pose, rotate_in_plane

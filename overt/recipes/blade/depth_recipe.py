@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from overt.data.human_mixture import DrawnMixture
+from overt.data.people.mixture import DrawnMixture
 from overt.distributed import World
 from overt.errors import ConfigError
 from overt.evaluation import Row, summarize

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from overt.data.image_transforms import Normalize
+from overt.data.images.transforms import Normalize
 from overt.errors import CheckpointError
 from overt.recipes.blade.dpt import DepthAnything
 from overt.recipes.blade.norm import SharedBatchNorm2d

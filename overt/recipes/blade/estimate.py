@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from overt.data.human_crops import Crop, cut, keypoint_square
-from overt.data.image_decode import as_tensor
+from overt.data.images.decode import as_tensor
+from overt.data.people.crops import Crop, cut, keypoint_square
 from overt.errors import DataError
 from overt.geometry.body import BodyModel
 from overt.geometry.crop import Picture, crop_squares, mask_squares

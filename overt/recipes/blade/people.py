@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from overt.data.human_bedlam import read_bedlam
-from overt.data.human_crops import box_square, keypoint_square
-from overt.data.human_data import SMPLX_SHAPES, HumanData, bad_boxes
-from overt.data.image_decode import decode_image, read_file
+from overt.data.images.decode import decode_image, read_file
+from overt.data.people.bedlam import read_bedlam
+from overt.data.people.crops import box_square, keypoint_square
+from overt.data.people.human_data import SMPLX_SHAPES, HumanData, bad_boxes
 from overt.errors import DataError
 from overt.geometry.body import BODY_JOINTS, SMPL_JOINTS, BodyFile, BodyModel
 from overt.geometry.body_files import CAPSULE, load_body

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from overt.data.human_mixture import DrawnMixture
+from overt.data.people.mixture import DrawnMixture
 from overt.distributed import World
 from overt.errors import ConfigError
 from overt.evaluation import summarize

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from overt.data.human_crops import cut
-from overt.data.image_decode import as_tensor
+from overt.data.images.decode import as_tensor
+from overt.data.people.crops import cut
 from overt.distributed import World
 from overt.errors import DataError
 from overt.evaluation import Row

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from overt.data.image_transforms import Normalize
+from overt.data.images.transforms import Normalize
 from overt.errors import CheckpointError
 from overt.geometry.body import BODY_JOINTS, SHAPE_NUMBERS
 from overt.geometry.rotation import six_to_matrix

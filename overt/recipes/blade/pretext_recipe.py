@@ -16,9 +16,9 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from overt.data.human_crops import Augmentation, Crop, cut, draw_crop
-from overt.data.image_decode import as_tensor
-from overt.data.image_transforms import Normalize
+from overt.data.images.decode import as_tensor
+from overt.data.images.transforms import Normalize
+from overt.data.people.crops import Augmentation, Crop, cut, draw_crop
 from overt.distributed import World
 from overt.errors import ConfigError, DataError
 from overt.evaluation import Row, summarize

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from omegaconf import MISSING
 
-from overt.data.tracking_settings import HELD_OUT, KubricSettings, ScoringSettings, refuse_below
+from overt.data.tracking.settings import HELD_OUT, KubricSettings, ScoringSettings, refuse_below
 from overt.errors import ConfigError, within
 
 RECOMPUTABLE = ("normed", "features", "correlation", "hidden", "update")

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overt.data.mixture import Mixture
-from overt.data.packed_sequences import read_tracks
-from overt.data.tracking_clips import (
+from overt.data.tracking.clips import (
     TRIES,
     Clip,
     Positions,
@@ -29,7 +28,8 @@ from overt.data.tracking_clips import (
     to_sample,
     training_sequences,
 )
-from overt.data.tracking_clips import TrackBatch as TrackBatch  # the batch of this recipe
+from overt.data.tracking.clips import TrackBatch as TrackBatch  # the batch of this recipe
+from overt.data.tracking.packed import read_tracks
 from overt.errors import DataError
 from overt.metrics import scored_clips
 from overt.recipes.cotracker3.config import DataSettings, Settings

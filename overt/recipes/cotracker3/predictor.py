@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from overt.data.tracking_clips import QUERY_MARGIN
+from overt.data.tracking.clips import QUERY_MARGIN
 from overt.errors import ConfigError, DataError
 from overt.geometry.grid import point_grid
 from overt.recipes.cotracker3.model import CoTracker3Offline, Tracks

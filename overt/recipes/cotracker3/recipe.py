@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from overt.data.tracking_clips import (
+from overt.data.tracking.clips import (
     TrackBatch,
     TrackSample,
     make_missing_sequences,
@@ -18,7 +18,7 @@ from overt.data.tracking_clips import (
     redrawn_metric,
     rendered,
 )
-from overt.data.tracking_settings import HELD_OUT
+from overt.data.tracking.settings import HELD_OUT
 from overt.distributed import World
 from overt.errors import ConfigError
 from overt.evaluation import NamedRow, summarize

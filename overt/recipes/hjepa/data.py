@@ -13,13 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from overt.data.image_arrays import ImageArrays
-from overt.data.image_files import UNLABELLED
-from overt.data.image_folder import ImageFolder, Images, ReadableImages
-from overt.data.image_transforms import ColourJitter, EvaluationTransform, TrainingTransform
-from overt.data.packed_images import PackedImages
+from overt.data.images.arrays import ImageArrays
+from overt.data.images.files import UNLABELLED
+from overt.data.images.folder import ImageFolder, Images, ReadableImages
+from overt.data.images.packed import PackedImages
+from overt.data.images.synthetic import write_images
+from overt.data.images.transforms import ColourJitter, EvaluationTransform, TrainingTransform
 from overt.data.rng import sample_rng
-from overt.data.synthetic_images import write_images
 from overt.distributed import barrier, is_main_process
 from overt.errors import DataError
 from overt.nn.vit import pack_patches

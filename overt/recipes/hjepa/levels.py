@@ -6,14 +6,15 @@ reference, 2^l neighbours in the list of hidden patches. Shapes: T tokens, C cel
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from overt.nested import map_tensors
 from overt.recipes.hjepa.masks import Grid
 
 Value = TypeVar("Value")
@@ -127,17 +128,6 @@ def valid_counts(pooling: Pooling, levels: int) -> Tensor:
 
 
 def to_device(value: Value, device: torch.device) -> Value:
-    """The same index tensors, in dataclasses and tuples, on a device."""
-
-    def move(item: Any) -> Any:
-        if isinstance(item, Tensor):
-            return item.to(device)
-        if isinstance(item, tuple):
-            return tuple(move(part) for part in item)
-        if is_dataclass(item) and not isinstance(item, type):
-            moved = {field.name: move(getattr(item, field.name)) for field in fields(item)}
-            return replace(item, **moved)
-        return item
-
-    found: Value = move(value)
-    return found
+    """Return the same index tensors on `device`."""
+    moved: Value = map_tensors(value, lambda tensor: tensor.to(device))
+    return moved

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from overt.data.image_folder import ReadableImages
-from overt.data.image_transforms import Normalize
+from overt.data.images.folder import ReadableImages
+from overt.data.images.transforms import Normalize
 from overt.distributed import World
 from overt.nn.ema import update_ema
 from overt.nn.vit import VisionTransformer

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from overt.data.tracking_clips import QUERY_MARGIN
+from overt.data.tracking.clips import QUERY_MARGIN
 from overt.errors import DataError
 from overt.recipes.lbm.layer import Memory
 from overt.recipes.lbm.model import LBM

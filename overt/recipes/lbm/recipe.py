@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from overt.data.tracking_clips import (
+from overt.data.tracking.clips import (
     TrackBatch,
     TrackSample,
     make_missing_sequences,

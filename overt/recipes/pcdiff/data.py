@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from overt.data.rng import sample_rng
-from overt.data.skull_volumes import SKULLFIX_SPACING, read_nrrd
-from overt.data.skulls import (
+from overt.data.skulls.lists import (
     Cloud,
     Points,
     SkullItem,
@@ -26,7 +25,8 @@ from overt.data.skulls import (
     rotation_matrix,
     training_cloud,
 )
-from overt.data.synthetic_skulls import write_skulls
+from overt.data.skulls.synthetic import write_skulls
+from overt.data.skulls.volumes import SKULLFIX_SPACING, read_nrrd
 from overt.distributed import barrier, is_main_process
 from overt.errors import ConfigError
 from overt.recipes.pcdiff.config import DataSettings, EvaluationSettings

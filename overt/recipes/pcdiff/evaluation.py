@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from overt.data.skull_prepare import load_masks
+from overt.data.skulls.prepare import load_masks
 from overt.evaluation import Row
 from overt.geometry.voxels import solid_of_votes
 from overt.metrics.implants import implant_scores

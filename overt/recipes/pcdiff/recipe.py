@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from overt.data.rng import sample_rng
-from overt.data.skulls import Cloud, Points, draw_points, known_cloud
+from overt.data.skulls.lists import Cloud, Points, draw_points, known_cloud
 from overt.distributed import World, gather_objects
 from overt.evaluation import NamedRow, Row, summarize
 from overt.recipe import StepOutput

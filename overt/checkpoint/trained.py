@@ -1,0 +1,79 @@
+"""A trained model from its checkpoint: which configuration it has, and its weights in a module.
+
+What the commands share that use a model without training it. Imports torch only when it loads.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from overt.config import Config, load
+from overt.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from overt.checkpoint.weights import LoadReport
+    from overt.recipe import Recipe
+
+
+def configure(
+    checkpoint: Path, overrides: list[str], packages: list[str], remedy: str = "recipe=NAME"
+) -> Config:
+    """The configuration of `recipe=NAME` where the overrides say so, or the checkpoint's own.
+
+    `remedy` is what the user must add where neither is there.
+    """
+    if not checkpoint.exists():
+        raise CheckpointError(f"checkpoint {checkpoint}: there is no such file or folder")
+    if any(word.startswith("recipe=") for word in overrides):
+        return load(overrides, packages=packages)
+    stored = checkpoint / "config.yaml"
+    if not stored.is_file():
+        raise ConfigError(f"{checkpoint} holds no configuration; add {remedy}")
+    return load(overrides, config_file=str(stored), packages=packages)
+
+
+def shipped_weights(recipe: str) -> Path:
+    """The file of trained weights that comes with the package."""
+    return Path(__file__).parents[1] / "weights" / f"{recipe}.safetensors"
+
+
+def load_model(
+    recipe: Recipe, checkpoint: Path, part: str = "auto"
+) -> tuple[nn.Module, LoadReport]:
+    """The recipe's model with the checkpoint's weights, in evaluation mode.
+
+    `auto` takes the average of the weights where there is one.
+    """
+    from overt.checkpoint.weights import folder_parts, load_checkpoint
+
+    if part == "auto":
+        has_average = checkpoint.is_dir() and "ema" in folder_parts(checkpoint)
+        part = "ema" if has_average else "model"
+    model = recipe.build_model()
+    report = load_checkpoint(checkpoint, model, part=part)
+    _refuse_untrained(report, model, getattr(recipe, "unscored", ()))
+    return model.eval(), report
+
+
+def _refuse_untrained(report: LoadReport, model: nn.Module, unscored: tuple[str, ...]) -> None:
+    """A computed table may differ from the file's; what is trained would stay at random numbers."""
+    from overt.files.weight_files import some
+
+    trained = {key for key, weight in model.named_parameters() if weight.requires_grad}
+    resized = [key for key in report.skipped if key in trained]
+    if resized:
+        raise CheckpointError(
+            f"{report.source}: trained tables of another size than in the model: "
+            f"{', '.join(resized)}. The model's own are random numbers. Leave the sizes in the "
+            "sections model and data as the checkpoint's configuration has them."
+        )
+    missing = [key for key in report.missing if key in trained and not key.startswith(unscored)]
+    if missing:
+        raise CheckpointError(
+            f"{report.source}: {len(missing)} of {len(trained)} trained tensors are not in the "
+            f"file: {some(missing)}. They would be random numbers. Give a checkpoint of the whole "
+            "model, or set the section model to what the file was trained with."
+        )

@@ -1,0 +1,33 @@
+"""From the command line to a checked, typed configuration. Never imports torch."""
+
+from overt.config.compose import (
+    CONF,
+    GROUPS,
+    RECIPE_SECTIONS,
+    Config,
+    add_package,
+    build_recipe,
+    check,
+    compose_values,
+    differences,
+    expand_sweep,
+    import_target,
+    load,
+    schema_of,
+)
+
+__all__ = [
+    "CONF",
+    "GROUPS",
+    "RECIPE_SECTIONS",
+    "Config",
+    "add_package",
+    "build_recipe",
+    "check",
+    "compose_values",
+    "differences",
+    "expand_sweep",
+    "import_target",
+    "load",
+    "schema_of",
+]

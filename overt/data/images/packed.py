@@ -1,0 +1,267 @@
+"""Packed images: a whole image folder in one data file, read by index from a memory map.
+
+PACK/
+  data.bin     the images behind one another, encoded as they were or as raw RGB bytes
+  index.npz    where each begins, its size, check sum, label and name
+  pack.json    what this is, the classes, and the check sum of the index
+This file does not import torch before the first image is read.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import mmap
+import multiprocessing
+import os
+import shutil
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from overt.data.images.decode import as_tensor, decode_image, read_file
+from overt.data.images.files import Names
+from overt.data.images.folder import ImageFolder
+from overt.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_FORMAT = 1
+_DATA, _INDEX, _NOTE = "data.bin", "index.npz", "pack.json"
+_JPEG_QUALITY = 95
+
+
+class PackedImages:
+    """The images of a pack; every read is checked against its check sum."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        note = _read_note(self.path)
+        index = _read_index(self.path, note)
+        self.is_raw = bool(note["raw"])
+        self.classes = tuple(note["classes"])
+        self.names = Names(index["name_text"], index["name_ends"])
+        self.labels: NDArray[np.int64] = index["labels"]
+        self._ends, self._sizes, self._sums = index["ends"], index["sizes"], index["sums"]
+        self._bytes: NDArray[np.uint8] | None = None
+        found = (self.path / _DATA).stat().st_size
+        if found != self._ends[-1]:
+            raise DataError(
+                f"{self.path / _DATA} has {found} bytes, but {self._ends[-1]} were written: a copy "
+                "that was cut off? Copy or pack it again."
+            )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_bytes": None}  # each process maps the file itself
+
+    def read_bytes(self, index: int) -> NDArray[np.uint8]:
+        """The bytes of an image, straight from the file's memory."""
+        place = range(len(self))[index]
+        if self._bytes is None:
+            with (self.path / _DATA).open("rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._bytes = np.frombuffer(mapped, np.uint8)
+        record = self._bytes[self._ends[place - 1] if place else 0 : self._ends[place]]
+        if zlib.crc32(record.data) != self._sums[place]:
+            raise DataError(
+                f"{self.path / _DATA}: the bytes of image {place}, {self.names[place]}, do not "
+                "match their check sum. Copy or pack it again."
+            )
+        return record
+
+    def read(self, index: int) -> tuple[Tensor, int]:
+        """The pixels (3, H, W) uint8 and the label of an image."""
+        record = self.read_bytes(index)
+        if self.is_raw:
+            pixels = record.reshape(*self._sizes[index], 3).copy()  # of its own, not of the file
+        else:
+            pixels = decode_image(record.tobytes(), f"{self.path}: {self.names[index]}")
+        return as_tensor(pixels), int(self.labels[index])
+
+
+def _read_note(path: Path) -> dict[str, Any]:
+    if not path.is_dir():
+        raise DataError(f"{path}: there is no such pack; `overt data pack ROOT {path}` makes one.")
+    try:
+        note = json.loads((path / _NOTE).read_text())
+        if note["format"] != _FORMAT:
+            raise DataError(
+                f"{path / _NOTE}: format {note['format']}, but this version reads {_FORMAT}. Pack "
+                "the images again."
+            )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{path}: no pack of images ({_NOTE}: {error}). `overt data pack ROOT OUT` makes one."
+        ) from error
+    return dict(note)
+
+
+def _read_index(path: Path, note: dict[str, Any]) -> dict[str, NDArray[Any]]:
+    try:
+        content = (path / _INDEX).read_bytes()
+        if zlib.crc32(content) != note["index_sum"]:
+            raise DataError(
+                f"{path / _INDEX} does not match its check sum in {_NOTE}. Copy or pack it again."
+            )
+        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path / _INDEX}: not readable ({error}). Pack it again.") from error
+
+
+class Packed(NamedTuple):
+    """What became of a folder."""
+
+    images: int
+    stored_bytes: int
+    left_out: dict[str, str]  # unreadable images and why
+
+
+class _Record(NamedTuple):
+    """One image on its way into the pack."""
+
+    content: bytes
+    size: tuple[int, int]  # (height, width)
+    problem: str  # why it cannot be packed, or nothing
+
+
+def _prepare(path: Path, side: int | None, raw: bool) -> _Record:
+    try:
+        content = read_file(path)
+        pixels = decode_image(content, str(path))
+    except DataError as error:
+        return _Record(b"", (0, 0), str(error))
+    if side is not None and min(pixels.shape[:2]) > side:
+        pixels = _shrink(pixels, side)
+        if not raw:
+            stream = io.BytesIO()
+            Image.fromarray(pixels).save(stream, "JPEG", quality=_JPEG_QUALITY)
+            content = stream.getvalue()
+    return _Record(pixels.tobytes() if raw else content, pixels.shape[:2], "")
+
+
+def _shrink(pixels: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
+    """Scale (H, W, 3) so that its shorter side has `side` pixels."""
+    height, width = pixels.shape[:2]
+    factor = side / min(height, width)
+    size = (max(round(width * factor), side), max(round(height * factor), side))
+    return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC))
+
+
+def pack_images(
+    images: ImageFolder,
+    out: Path | str,
+    side: int | None = None,
+    raw: bool = False,
+    workers: int = 0,
+    report: Callable[[int], None] | None = None,
+) -> Packed:
+    """Write the images of a folder as a pack, whole or not at all; unreadable ones are left out.
+
+    Files go in as they are. `side` shrinks images whose shorter side is larger (JPEG of quality
+    95); `raw` stores pixels instead of files: larger, but nothing is left to decode. `report` is
+    called with the number of images done.
+    """
+    out = Path(out)
+    if out.exists():
+        raise DataError(f"{out} exists and is not written over. Choose another name, or remove it.")
+    # A folder under its final name is complete: it is filled elsewhere and renamed.
+    unfinished = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    try:
+        packed = _fill(unfinished, images, side, raw, workers, report)
+        unfinished.rename(out)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+    return packed
+
+
+def _fill(
+    folder: Path,
+    images: ImageFolder,
+    side: int | None,
+    raw: bool,
+    workers: int,
+    report: Callable[[int], None] | None,
+) -> Packed:
+    kept: list[int] = []
+    ends: list[int] = []
+    sizes: list[tuple[int, int]] = []
+    sums: list[int] = []
+    left_out: dict[str, str] = {}
+    with (folder / _DATA).open("wb") as file:
+        prepare = partial(_prepare, side=side, raw=raw)
+        paths = (images.root / name for name in images.names)
+        for index, record in enumerate(_map_ordered(prepare, paths, workers)):
+            if record.problem:
+                left_out[images.names[index]] = record.problem
+            else:
+                file.write(record.content)
+                kept.append(index)
+                ends.append(file.tell())
+                sizes.append(record.size)
+                sums.append(zlib.crc32(record.content))
+            if report is not None:
+                report(index + 1)
+        _to_disk(file)
+    if not kept:
+        raise DataError(
+            f"none of the {len(images)} images of {images.root} can be read, the first because: "
+            f"{next(iter(left_out.values()))}"
+        )
+    names = Names.pack(images.names[index] for index in kept)
+    index_file = io.BytesIO()
+    np.savez(
+        index_file,
+        ends=np.array(ends, np.int64),
+        sizes=np.array(sizes, np.int32),
+        sums=np.array(sums, np.uint32),
+        labels=images.labels[kept],
+        name_text=names.text,
+        name_ends=names.ends,
+    )
+    note = {
+        "format": _FORMAT,
+        "images": len(kept),
+        "raw": raw,
+        "side": side,
+        "index_sum": zlib.crc32(index_file.getvalue()),
+        "left_out": left_out,
+        "classes": images.classes,
+    }
+    for name, content in (
+        (_INDEX, index_file.getvalue()),
+        (_NOTE, json.dumps(note, indent=2).encode() + b"\n"),
+    ):
+        with (folder / name).open("wb") as file:
+            file.write(content)
+            _to_disk(file)
+    return Packed(len(kept), ends[-1], left_out)
+
+
+def _map_ordered(
+    prepare: Callable[[Path], _Record], paths: Iterable[Path], workers: int
+) -> Iterator[_Record]:
+    if workers == 0:
+        yield from map(prepare, paths)
+        return
+    with multiprocessing.get_context("forkserver").Pool(workers) as pool:
+        yield from pool.imap(prepare, paths, chunksize=16)
+
+
+def _to_disk(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())

@@ -1,0 +1,271 @@
+"""HumanData annotations (.npz of MMHuman3D): columns of one row per person, read lazily.
+
+Pickled parts, tensors among them, are read as data and never run. Numeric columns can be kept as
+.npy files beside the annotations, shared by all workers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overt.errors import DataError
+from overt.files.pickles import load_pickle
+
+Array = NDArray[Any]
+
+# Shapes, per row, of the pose and shape parameters; written this way, read in any.
+SMPLX_SHAPES: dict[str, tuple[int, ...]] = {
+    "global_orient": (3,),
+    "body_pose": (21, 3),
+    "betas": (10,),
+    "transl": (3,),
+    "left_hand_pose": (15, 3),
+    "right_hand_pose": (15, 3),
+}
+SMPL_SHAPES: dict[str, tuple[int, ...]] = {
+    "global_orient": (3,),
+    "body_pose": (23, 3),
+    "betas": (10,),
+    "transl": (3,),
+}
+GROUPS = {"smplx": SMPLX_SHAPES, "smpl": SMPL_SHAPES}
+PLAIN = (
+    "image_path", "bbox_xywh", "keypoints2d", "K", "focal_length", "distortion_max", "has_smpl",
+    "pelvis",
+)  # fmt: skip
+CACHE_SUFFIX = ".columns"
+
+
+@dataclass(frozen=True)
+class HumanData:
+    """The columns of an annotation file by name; parameters are `smplx/body_pose` and so on."""
+
+    path: Path
+    columns: Mapping[str, Array]
+
+    def __len__(self) -> int:
+        return len(self.columns["image_path"])
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.columns
+
+    def has(self, group: str) -> bool:
+        """Whether there are parameters of a body model."""
+        return f"{group}/body_pose" in self.columns
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        required: Sequence[str] = ("image_path",),
+        cache: bool = False,
+    ) -> HumanData:
+        """The annotations of a file; `required` columns must be there."""
+        file = Path(path)
+        if not file.is_file():
+            raise DataError(
+                f"{file}: there is no such annotation file; set data.root to the folder that holds "
+                "the data sets, or the source's annotations to the file"
+            )
+        try:
+            columns = _cached(file) if cache else read_columns(file)
+        except DataError:
+            raise
+        except Exception as error:  # a damaged file stops zipfile and numpy with almost any
+            raise DataError(
+                f"{file}: not readable as annotations ({type(error).__name__}: {error}). The file "
+                "is damaged or of another kind; get it again."
+            ) from error
+        single = [name for name, column in columns.items() if column.ndim == 0]
+        if single:
+            raise DataError(f"{file}: {', '.join(single)} has one value, not one for each person")
+        data = cls(file, columns)
+        data.require(required)
+        counts = {name: len(column) for name, column in columns.items()}
+        if len(set(counts.values())) > 1:
+            raise DataError(f"{file}: its columns have different numbers of rows: {counts}")
+        if len(data) == 0:
+            raise DataError(f"{file}: there is no row in it")
+        return data
+
+    def require(self, names: Sequence[str]) -> None:
+        """Refuse where columns are missing, naming them and those there are."""
+        missing = [name for name in names if name not in self.columns]
+        if missing:
+            raise DataError(
+                f"{self.path}: the annotations lack {', '.join(missing)}; found are "
+                f"{', '.join(sorted(self.columns))}. Make the file again with these keys, or use "
+                "another."
+            )
+
+    def chosen(self, rows: NDArray[np.integer]) -> HumanData:
+        """The same columns with these rows only."""
+        return HumanData(self.path, {name: column[rows] for name, column in self.columns.items()})
+
+    def focal(self, row: int, image_size: tuple[int, int]) -> tuple[float, tuple[float, float]]:
+        """Focal length and principal point in pixels; the image centre where K is not given."""
+        if "K" in self.columns:
+            matrix = self.columns["K"][row]
+            return float(matrix[0, 0]), (float(matrix[0, 2]), float(matrix[1, 2]))
+        self.require(("focal_length",))
+        height, width = image_size
+        focal = float(np.ravel(self.columns["focal_length"][row])[0])
+        return focal, (width / 2, height / 2)
+
+
+def bad_boxes(data: HumanData) -> NDArray[np.int64]:
+    """Rows whose box has no size or is not finite."""
+    boxes = data.columns["bbox_xywh"]
+    good = np.isfinite(boxes[:, :4]).all(1) & (boxes[:, 2] > 0) & (boxes[:, 3] > 0)
+    return np.nonzero(~good)[0]
+
+
+def read_columns(path: Path) -> dict[str, Array]:
+    """All columns of an annotation file, in memory."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = {name.removesuffix(".npy"): name for name in archive.namelist()}
+            wanted = [name for name in (*PLAIN, *GROUPS) if name in names]
+            raw = {name: _member(archive, names[name], path) for name in wanted}
+    except zipfile.BadZipFile as error:
+        raise DataError(
+            f"{path}: not an .npz file ({error}); BEDLAM-CC's files, which are named so, need "
+            "layout=bedlamcc"
+        ) from None
+    columns: dict[str, Array] = {}
+    for name, value in raw.items():
+        if name in GROUPS:
+            columns |= _parameters(path, name, value)
+        elif name == "image_path":
+            columns[name] = np.asarray(value).astype(str)
+        else:
+            columns[name] = np.asarray(value, dtype=np.float32)
+    boxes = columns.get("bbox_xywh")
+    if boxes is not None and boxes.shape[1] == 4:  # without a score: certain
+        columns["bbox_xywh"] = np.concatenate([boxes, np.ones_like(boxes[:, :1])], axis=1)
+    return columns
+
+
+def _member(archive: zipfile.ZipFile, name: str, path: Path) -> Any:
+    with archive.open(name) as file:
+        version = np.lib.format.read_magic(file)
+        read = (
+            np.lib.format.read_array_header_1_0
+            if version == (1, 0)
+            else np.lib.format.read_array_header_2_0
+        )
+        _, _, dtype = read(file)
+        if dtype == np.dtype(object):
+            array = load_pickle(file, f"{path}, key {name.removesuffix('.npy')}")
+            return array.item() if isinstance(array, np.ndarray) and array.ndim == 0 else array
+    with archive.open(name) as file:
+        whole = np.lib.format.read_array(file, allow_pickle=False)
+    if whole.dtype.kind == "c":  # one flipped bit in a file: half of each number would be lost
+        raise DataError(f"{path}: {name.removesuffix('.npy')} has complex numbers. Copy it again.")
+    return whole.item() if whole.ndim == 0 else whole
+
+
+def _parameters(path: Path, group: str, value: Any) -> dict[str, Array]:
+    if not isinstance(value, Mapping):
+        raise DataError(
+            f"{path}: {group} is a {type(value).__name__}, expected is a dict of arrays"
+        )
+    columns = {}
+    for name, shape in GROUPS[group].items():
+        if name in value:
+            rows = _stack(value[name])
+            try:
+                columns[f"{group}/{name}"] = rows.reshape(len(rows), *shape)
+            except ValueError:
+                raise DataError(
+                    f"{path}: {group}/{name} has shape {rows.shape}; expected is {('N', *shape)}"
+                ) from None
+    return columns
+
+
+def _stack(rows: Any) -> NDArray[np.float32]:
+    """An array of rows from an array, or from a list of arrays or tensors with a leading 1."""
+    if isinstance(rows, np.ndarray) and rows.dtype != object:
+        return rows.astype(np.float32)
+    return np.stack([np.asarray(row, dtype=np.float32) for row in rows])
+
+
+# --- writing and caching -------------------------------------------------------------------------
+
+
+def write_human_data(path: Path, columns: Mapping[str, Array]) -> None:
+    """Write columns as one file; parameter columns go into dicts of float32 arrays."""
+    content: dict[str, Any] = {name: column for name, column in columns.items() if "/" not in name}
+    for group in GROUPS:
+        inside = {
+            name.partition("/")[2]: np.asarray(column, np.float32)
+            for name, column in columns.items()
+            if name.startswith(group + "/")
+        }
+        if inside:
+            content[group] = np.array(inside, dtype=object)
+    content["__data_len__"] = np.int64(len(columns["image_path"]))
+    content["__key_strict__"] = np.bool_(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(path, **content)
+
+
+def _cached(path: Path) -> dict[str, Array]:
+    """Columns as memory maps of .npy files beside the annotations, made on first use."""
+    folder = path.with_name(path.name + CACHE_SUFFIX)
+    stat = path.stat()
+    mark = {"size": stat.st_size, "modified": stat.st_mtime_ns}
+    found = _open_cache(folder, mark)
+    if found is not None:
+        return found
+    columns = read_columns(path)
+    try:
+        made = Path(tempfile.mkdtemp(prefix=folder.name, dir=folder.parent))
+    except OSError:  # a folder that nobody may write to: everything stays in memory
+        return columns
+    for name, column in columns.items():
+        np.save(made / f"{name.replace('/', '.')}.npy", column)
+    (made / "index.json").write_text(json.dumps(mark | {"columns": list(columns)}))
+    try:
+        os.rename(made, folder)
+    except OSError:  # an older one, or another process was faster
+        if _open_cache(folder, mark) is None:
+            shutil.rmtree(folder, ignore_errors=True)
+            _rename_or_drop(made, folder)
+        else:
+            shutil.rmtree(made, ignore_errors=True)
+    return _open_cache(folder, mark) or columns
+
+
+def _rename_or_drop(made: Path, folder: Path) -> None:
+    try:
+        os.rename(made, folder)
+    except OSError:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _open_cache(folder: Path, mark: Mapping[str, int]) -> dict[str, Array] | None:
+    try:
+        index = json.loads((folder / "index.json").read_text())
+        if any(index[name] != value for name, value in mark.items()):
+            return None
+        return _maps(folder, index["columns"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _maps(folder: Path, names: Iterable[str]) -> dict[str, Array]:
+    return {
+        name: np.load(folder / f"{name.replace('/', '.')}.npy", mmap_mode="r") for name in names
+    }

@@ -1,0 +1,302 @@
+"""Synthetic people at close range, written as HumanData: pictures, masks and every label known.
+
+Row i depends on (seed, i) alone. Depth and focal length are independent given the person's size in
+the picture, so that only perspective tells how far a person is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from overt.data.people.human_data import write_human_data
+from overt.data.people.render import draw_look, paint
+from overt.data.rng import sample_rng
+from overt.errors import DataError
+from overt.geometry.body import BODY_JOINTS, BodyModel
+from overt.geometry.body_capsule import STANDING_HEIGHT_M, capsule_body
+from overt.geometry.camera import intrinsics, project
+from overt.geometry.rotation import axis_angle_to_matrix, matrix_to_axis_angle
+
+Array = NDArray[np.float64]
+
+NEAREST_M = 0.15  # no vertex may be closer to the camera
+TRIES, TOGETHER = 500, 16
+BATCH = 32  # rows rendered together
+FRAME = 1.1  # side of the picture over that of the person's box, in portraits
+NEWTON_STEPS = 8
+SUBSETS: dict[str, tuple[float, float]] = {  # limits of the distortion
+    "all": (0.0, math.inf),
+    "p3": (1.8, math.inf),
+    "p5": (3.0, math.inf),
+    "far": (0.0, 1.2),
+}
+# Seventeen keypoints in COCO's order as joints of the body; ears it has none.
+COCO = (22, 23, 24, -1, -1, 16, 17, 18, 19, 20, 21, 1, 2, 4, 5, 7, 8)
+_SPINE = (3, 6, 9, 12, 15)
+_ONE_SIDED = {4: 0, 5: 0, 18: 1, 19: 1}  # knees bend about x, elbows about y
+
+
+@dataclass(frozen=True)
+class PeopleOptions:
+    """What the people look like and how they are seen."""
+
+    # pixels of a picture's side
+    size: int = 256
+    seed: int = 0
+    # camera (the person anywhere in the picture, perhaps cut off), or portrait (the whole person,
+    # calm, in a square about the box)
+    framing: str = "camera"
+    # parallel rays instead of perspective: nothing in the picture tells the depth
+    orthographic: bool = False
+    # one colour for each part in all pictures, instead of new ones in each
+    fixed_colours: bool = False
+    # also write the depth of every pixel
+    depth_maps: bool = False
+    # which pictures to keep, by their distortion: all, p3, p5 or far
+    subset: str = "all"
+
+
+class Person(NamedTuple):
+    """What is drawn for one row before anything is rendered."""
+
+    shape: Array  # (10,)
+    root: Array  # (3,) axis-angle in the camera frame
+    body: Array  # (21, 3)
+    hands: Array  # (2, 15, 3)
+    depth: float  # metres, of the pelvis
+    height: float  # of the person over that of the picture
+    place: Array  # (2,) of the pelvis, in picture sides from the centre
+
+
+def draw_person(rng: np.random.Generator, calm: bool) -> Person:
+    """Shape, pose, depth and framing of one person."""
+    shape = np.clip(rng.standard_normal(10), -2, 2)
+    if calm:
+        body = 0.2 * rng.standard_normal((21, 3))
+        lowered = rng.uniform(0, 1.3)
+        body[15, 2] -= lowered  # left shoulder: the arm points along x
+        body[16, 2] += lowered
+        yaw = rng.uniform(-math.pi / 3, math.pi / 3)
+        hands = np.zeros((2, 15, 3))
+    else:
+        body = 0.35 * rng.standard_normal((21, 3))
+        for joint in _SPINE:
+            body[joint - 1] *= 0.15 / 0.35
+        for joint, axis in _ONE_SIDED.items():
+            sign = 1.0 if joint in (4, 5, 18) else -1.0
+            body[joint - 1, axis] = sign * abs(body[joint - 1, axis])
+        hands = np.clip(0.05 * rng.standard_normal((2, 15, 3)), -1.2, 1.2)
+        near = rng.random() < 0.7
+        yaw = rng.uniform(-math.pi / 3, math.pi / 3) if near else rng.uniform(-math.pi, math.pi)
+    body = np.clip(body, -1.2 if not calm else -2.0, 1.2 if not calm else 2.0)
+    pitch, roll = np.radians(10) * rng.standard_normal(2)
+    limits = (0.5, 2.0) if rng.random() < 0.6 else (2.0, 8.0)
+    depth = math.exp(rng.uniform(math.log(limits[0]), math.log(limits[1])))
+    turns = torch.tensor([[math.pi, 0, 0], [pitch, 0, roll], [0, yaw, 0]], dtype=torch.float64)
+    first, second, third = axis_angle_to_matrix(turns)
+    root = matrix_to_axis_angle(first @ second @ third).numpy()
+    return Person(
+        shape, root, body, hands, depth, rng.uniform(0.5, 1.3), rng.uniform(-0.25, 0.25, size=2)
+    )
+
+
+class Scene(NamedTuple):
+    """People before the camera, as tensors, and the camera."""
+
+    vertices: Tensor  # (B, V, 3) metres in the camera frame
+    joints: Tensor  # (B, 55, 3)
+    matrix: Tensor  # (B, 3, 3) pixels
+    translation: Tensor  # (B, 3): pelvis = joint 0 at rest + translation
+
+    @property
+    def distortion(self) -> Tensor:
+        """The largest depth of the pelvis over that of a joint, (B,)."""
+        depth = self.joints[:, :BODY_JOINTS, 2]
+        return (depth[:, :1] / depth).amax(1)
+
+
+def place_people(people: list[Person], model: BodyModel, options: PeopleOptions) -> Scene:
+    """Bodies in front of a camera that frames them."""
+    shape = torch.tensor(np.stack([one.shape for one in people]), dtype=torch.float32)
+    pose = np.stack(
+        [
+            np.concatenate([one.root[None], one.body, np.zeros((3, 3)), one.hands.reshape(30, 3)])
+            for one in people
+        ]
+    )
+    rotations = axis_angle_to_matrix(torch.tensor(pose, dtype=torch.float32))
+    body = model(shape, rotations)
+    pelvis = body.joints[:, 0]
+    depth = torch.tensor([one.depth for one in people], dtype=torch.float32)
+    vertices, joints = body.vertices - pelvis[:, None], body.joints - pelvis[:, None]
+    if options.framing == "portrait":
+        place, matrix = _portrait(vertices, depth, options)
+    else:
+        size = options.size
+        height = STANDING_HEIGHT_M * (1 + 0.05 * shape[:, 0])
+        share = torch.tensor([one.height for one in people], dtype=torch.float32)
+        focal = (share * size * depth / height).clamp(0.3 * size, 4.0 * size)
+        offset = torch.tensor(np.stack([one.place for one in people]), dtype=torch.float32)
+        place = torch.cat([offset * size * (depth / focal)[:, None], depth[:, None]], dim=1)
+        matrix = intrinsics(focal, torch.full((len(people), 2), size / 2))
+    return Scene(vertices + place[:, None], joints + place[:, None], matrix, place - pelvis)
+
+
+def _portrait(vertices: Tensor, depth: Tensor, options: PeopleOptions) -> tuple[Tensor, Tensor]:
+    """Places of the pelvis that centre the person's box, and the camera that it then fills."""
+    divisor = (
+        depth[:, None].expand(vertices.shape[:2])
+        if options.orthographic
+        else (vertices[..., 2] + depth[:, None]).clamp_min(NEAREST_M)
+    )[..., None].expand(-1, -1, 2)
+    place = torch.zeros(len(depth), 3)
+    place[:, 2] = depth
+    for _ in range(NEWTON_STEPS):  # the middle of the box is piecewise linear in the place
+        seen = (vertices[..., :2] + place[:, None, :2]) / divisor
+        low, high = seen.min(1), seen.max(1)
+        slope = sum(1.0 / divisor.gather(1, end.indices[:, None])[:, 0] for end in (low, high))
+        place[:, :2] -= (low.values + high.values) / slope
+    seen = (vertices[..., :2] + place[:, None, :2]) / divisor
+    focal = options.size / (FRAME * (seen.amax(1) - seen.amin(1)).amax(1))
+    return place, intrinsics(focal, torch.full((len(depth), 2), options.size / 2))
+
+
+def see(scene: Scene, points: Tensor, orthographic: bool) -> tuple[Tensor, Tensor]:
+    """Pixels (B, N, 2) and depths (B, N) of points (B, N, 3) of the camera frame."""
+    if not orthographic:
+        return project(points, torch.zeros_like(scene.translation), scene.matrix)
+    depth = scene.joints[:, :1, 2:]  # all at the depth of the pelvis
+    focal = scene.matrix[:, 0, 0][:, None, None]
+    pixels = focal * points[..., :2] / depth + scene.matrix[:, None, :2, 2]
+    return pixels, points[..., 2]
+
+
+def draw_rows(
+    first: int, count: int, model: BodyModel, options: PeopleOptions
+) -> tuple[list[Person], Scene, list[np.random.Generator]]:
+    """Rows `first` and on: drawn again, each from its own generator, until they can be used."""
+    generators = [sample_rng(options.seed, 0, first + number) for number in range(count)]
+    people: list[Person | None] = [None] * count
+    low, high = SUBSETS[options.subset]
+    # Few people are as distorted as a subset asks for: several are tried at a time.
+    together = 1 if options.subset == "all" else TOGETHER
+    calm = options.framing == "portrait"
+    for _ in range(TRIES):
+        waiting = [number for number in range(count) if people[number] is None]
+        if not waiting:
+            break
+        drawn = [draw_person(generators[n], calm) for n in waiting for _ in range(together)]
+        scene = place_people(drawn, model, options)
+        good = scene.vertices[..., 2].amin(1) > NEAREST_M
+        good &= (scene.distortion >= low) & (scene.distortion <= high)
+        for place in reversed(good.nonzero().flatten().tolist()):  # the first one stays
+            people[waiting[place // together]] = drawn[place]
+    if None in people:
+        raise DataError(f"no person of subset {options.subset} was found in {TRIES} draws")
+    done = [person for person in people if person is not None]
+    return done, place_people(done, model, options), generators
+
+
+def write_people(
+    root: Path,
+    name: str,
+    count: int,
+    options: PeopleOptions,
+    report: Callable[[int], None] | None = None,
+) -> Path:
+    """Write pictures and masks below ROOT/datasets/NAME, and the annotations; their path."""
+    if options.subset not in SUBSETS:
+        raise DataError(f"subset {options.subset!r}; allowed are {', '.join(SUBSETS)}")
+    if options.framing not in ("camera", "portrait"):
+        raise DataError(f"framing {options.framing!r}; allowed are camera and portrait")
+    images = root / "datasets" / name
+    for folder in ("imgs", "masks", *(["depth"] if options.depth_maps else [])):
+        (images / folder).mkdir(parents=True, exist_ok=True)
+    model = BodyModel(capsule_body())
+    parts: list[dict[str, NDArray[np.generic]]] = []
+    for first in range(0, count, BATCH):
+        rows = min(BATCH, count - first)
+        people, scene, generators = draw_rows(first, rows, model, options)
+        looks = [draw_look(rng, options.fixed_colours) for rng in generators]
+        pixels, depth = see(scene, scene.vertices, options.orthographic)
+        painted = paint(
+            pixels,
+            depth,
+            scene.vertices,
+            model,
+            looks,
+            options.size,
+            generators,
+            perspective=not options.orthographic,
+        )
+        for number in range(rows):
+            stem = f"{first + number:06d}"
+            Image.fromarray(painted.pictures[number]).save(
+                images / "imgs" / f"{stem}.jpg", quality=95
+            )
+            Image.fromarray(painted.parts[number]).save(images / "masks" / f"{stem}.png")
+            if options.depth_maps:
+                millimetres = np.nan_to_num(painted.depth_m[number] * 1000, posinf=0)
+                stored = Image.fromarray(millimetres.clip(0, 65535).astype(np.uint16))
+                stored.save(images / "depth" / f"{stem}.png")
+        parts.append(_labels(first, people, scene, pixels, options))
+        if report is not None:
+            report(first + rows)
+    columns = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    path = root / "preprocessed_datasets" / f"{name}.npz"
+    write_human_data(path, columns)
+    return path
+
+
+def _labels(
+    first: int, people: list[Person], scene: Scene, pixels: Tensor, options: PeopleOptions
+) -> dict[str, NDArray[np.generic]]:
+    count, size = len(people), options.size
+    seen, _ = see(scene, scene.joints, options.orthographic)
+    coco = torch.stack(
+        [seen[:, max(joint, 0)] if joint >= 0 else torch.full((count, 2), -1.0) for joint in COCO],
+        dim=1,
+    )
+    places = torch.cat([coco, seen[:, :BODY_JOINTS]], dim=1)  # (B, 39, 2)
+    inside = ((places >= 0) & (places <= size - 1)).all(-1, keepdim=True).float()
+    low = pixels.amin(1).clamp(0, size - 1)
+    high = pixels.amax(1).clamp(0, size - 1)
+    if options.framing == "portrait":  # the picture is the crop
+        low, high = torch.zeros_like(low), torch.full_like(high, size)
+    box = torch.cat([low, high - low, torch.ones(count, 1)], dim=1)
+    root = np.stack([one.root for one in people])
+    body = np.stack([one.body for one in people])
+    hands = np.stack([one.hands for one in people])
+    shape = np.stack([one.shape for one in people])
+    translation = scene.translation.numpy()
+    names = np.array([f"imgs/{first + number:06d}.jpg" for number in range(count)])
+    numbers: dict[str, NDArray[np.generic]] = {
+        "bbox_xywh": box.numpy(),
+        "keypoints2d": torch.cat([places, inside], dim=-1).numpy(),
+        "K": scene.matrix.numpy(),
+        "focal_length": scene.matrix[:, 0, :1].numpy(),
+        "distortion_max": scene.distortion.numpy(),
+        "smplx/global_orient": root,
+        "smplx/body_pose": body,
+        "smplx/betas": shape,
+        "smplx/transl": translation,
+        "smplx/left_hand_pose": hands[:, 0],
+        "smplx/right_hand_pose": hands[:, 1],
+        "smpl/global_orient": root,
+        "smpl/body_pose": np.concatenate([body, np.zeros((count, 2, 3))], axis=1),
+        "smpl/betas": shape,
+        "smpl/transl": translation,
+    }
+    return {"image_path": names} | {
+        key: np.asarray(value, np.float32) for key, value in numbers.items()
+    }

@@ -1,0 +1,165 @@
+"""Makes a folder of volumes ready for training: clouds beside them, and seeded lists of skulls.
+
+Files under their final name are whole, and whole files are left as they are: an interrupted
+preparation goes on where it stopped. Never imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overt.data.skulls.lists import DEFECTS, SUFFIX, SkullItem, cloud_problem
+from overt.data.skulls.surfaces import Points, sample_surface, surface_triangles
+from overt.data.skulls.volumes import Frame, Volume, read_nrrd, skullfix_frame
+from overt.errors import DataError
+
+TRAIN_SHARE = 0.8
+LISTS = ("train.csv", "test.csv")
+
+
+class Prepared(NamedTuple):
+    """What became of the volumes of a folder."""
+
+    written: int
+    kept: int  # clouds that were there
+    problems: list[str]
+
+
+def prepare(
+    root: Path,
+    dataset: str,
+    points: int = 400_000,
+    seed: int = 42,
+    workers: int = 0,
+    force: bool = False,
+    report: Callable[[int], None] | None = None,
+) -> Prepared:
+    """Make a cloud of `points` for every volume below `root`, and the two lists where missing."""
+    skulls = sorted((root / "complete_skull").glob("*.nrrd"))
+    if not skulls:
+        raise DataError(
+            f"{root / 'complete_skull'} holds no volumes (*.nrrd); expected are complete_skull, "
+            "defective_skull and implant as the data set is published"
+        )
+    work = partial(prepare_skull, dataset=dataset, points=points, seed=seed, force=force)
+    written, kept, problems = 0, 0, []
+    for number, done in enumerate(_map(work, skulls, workers), start=1):
+        written += done.written
+        kept += done.kept
+        problems += done.problems
+        if report is not None:
+            report(number)
+    write_lists(root, [path.stem for path in skulls], seed)
+    return Prepared(written, kept, problems)
+
+
+def _map(work: Callable[[Path], Prepared], skulls: list[Path], workers: int) -> Iterator[Prepared]:
+    if workers == 0:
+        yield from map(work, skulls)
+        return
+    with ProcessPoolExecutor(workers, get_context("forkserver")) as pool:
+        yield from pool.map(work, skulls)
+
+
+def prepare_skull(complete: Path, dataset: str, points: int, seed: int, force: bool) -> Prepared:
+    """The clouds of one skull: complete, and for each defect the defective skull and its implant.
+
+    What is wrong with a volume is noted, and the others are made all the same.
+    """
+    root, name = complete.parent.parent, complete.name
+    volumes = [complete] + [
+        root / part / defect / name
+        for part in ("defective_skull", "implant")
+        for defect in DEFECTS[dataset]
+    ]
+    targets = [path.with_name(f"{path.stem}{SUFFIX}.npy") for path in volumes]
+    due = [
+        (path, target)
+        for path, target in zip(volumes, targets, strict=True)
+        if force or not target.is_file() or cloud_problem(target, points) is not None
+    ]
+    problems = []
+    if due:
+        try:
+            whole = read_nrrd(complete)
+            frame = skullfix_frame(whole, complete) if dataset == "skullfix" else None
+        except DataError as error:
+            return Prepared(0, len(volumes) - len(due), [str(error)])
+        for path, target in due:
+            try:
+                volume = _same_shape(path, whole)
+                mask = volume.mask if frame is None else frame.apply(volume.values)
+                # Every file has its own stream: neither order nor workers change a cloud.
+                key = (seed, int.from_bytes(str(target.relative_to(root)).encode(), "little"))
+                cloud = cloud_of(mask, points, np.random.default_rng(key), path)
+                save_cloud(target, cloud)
+            except DataError as error:
+                problems.append(str(error))
+    return Prepared(len(due) - len(problems), len(volumes) - len(due), problems)
+
+
+def _same_shape(path: Path, whole: Volume) -> Volume:
+    volume = read_nrrd(path)
+    if volume.values.shape != whole.values.shape:
+        raise DataError(
+            f"{path}: a volume of shape {volume.values.shape}, but the complete skull has "
+            f"{whole.values.shape}; all volumes of a skull have one shape"
+        )
+    return volume
+
+
+def cloud_of(mask: NDArray[np.bool_], points: int, rng: np.random.Generator, path: Path) -> Points:
+    """Points on the surface of a mask, in voxels."""
+    if not mask.any():
+        raise DataError(f"{path}: the volume has no voxels (no value above 0); take it out")
+    triangles = surface_triangles(mask)
+    if not len(triangles):
+        raise DataError(f"{path}: the volume is full, so it has no surface; take it out")
+    return sample_surface(triangles, points, rng)
+
+
+def save_cloud(target: Path, cloud: Points) -> None:
+    """Write a cloud in float32, under its name only once it is whole."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    hidden = target.with_name(f".{target.name}.partial")
+    with hidden.open("wb") as file:
+        np.save(file, cloud.astype(np.float32))
+    hidden.replace(target)
+
+
+def write_lists(root: Path, names: list[str], seed: int) -> None:
+    """train.csv and test.csv by a seeded shuffle, 80 to 20; lists that are there stay."""
+    order = np.random.default_rng(seed).permutation(len(names))
+    split = min(max(round(TRAIN_SHARE * len(names)), 1), max(len(names) - 1, 1))
+    for file, part in zip(LISTS, (order[:split], order[split:]), strict=True):
+        target = root / file
+        if not target.exists():
+            rows = (f"complete_skull/{names[number]}{SUFFIX}.npy\n" for number in sorted(part))
+            target.write_text("".join(rows))
+
+
+def load_masks(item: SkullItem, dataset: str) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """The volumes of a defective skull and its implant, in the voxels that its clouds are in."""
+    frame: Frame | None = None
+    if dataset == "skullfix":
+        skull = item.volume("skull")
+        complete = skull.parents[1] / "complete_skull" / skull.name
+        frame = skullfix_frame(read_nrrd(complete), complete)
+    masks = []
+    for part in ("skull", "implant"):
+        volume = read_nrrd(item.volume(part))
+        masks.append(volume.mask if frame is None else frame.apply(volume.values))
+    if masks[0].shape != masks[1].shape:
+        raise DataError(
+            f"{item.volume('implant')}: a volume of shape {masks[1].shape}, but the skull's is "
+            f"{masks[0].shape}; all volumes of a skull have one shape"
+        )
+    return masks[0], masks[1]

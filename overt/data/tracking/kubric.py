@@ -1,0 +1,146 @@
+"""Kubric sequences on disk: SEQ/frames/000.png ... and SEQ/SEQ.npy with the tracks of its points.
+
+Read by CoTracker3 (MOVi-F, 120 frames) and LBM (24 frames); made by `overt data kubric ROOT` too.
+N tracks, T frames, (x, y) in pixels, 0 at the centre of the first pixel.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from overt.errors import DataError
+from overt.files.pickles import load_npy_object
+
+_IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
+_MEND = "Get the sequence again, or take its folder out of the data set."
+
+
+class Tracks(NamedTuple):
+    """Where the points of a sequence are, and where they can be seen."""
+
+    coords_xy: NDArray[np.float32]  # (N, T, 2) pixels
+    visible: NDArray[np.bool_]  # (N, T)
+
+
+def list_sequences(root: Path | str) -> list[Path]:
+    """The sequence folders under `root`, sorted by name."""
+    root = Path(root)
+    where = (
+        "Kubric MOVi-F with tracks is on Hugging Face as facebook/CoTracker3_Kubric; "
+        f"`overt data kubric {root}` makes synthetic sequences in the same format."
+    )
+    if not root.is_dir():
+        raise DataError(f"data.root={root}: there is no such folder. {where}")
+    sequences = sorted(
+        entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")
+    )
+    if not sequences:
+        archives = len(list(root.glob("*.tar*")))
+        found = f"{archives} archives to unpack first" if archives else "no sequence folders"
+        raise DataError(f"data.root={root}: found {found}. {where}")
+    first = sequences[0]
+    if not (first / "frames").is_dir():
+        raise DataError(
+            f"data.root={root}: the folder {first.name} in it has no folder `frames`, so it is no "
+            f"sequence. Point data.root to the folder whose sub-folders are sequences. {where}"
+        )
+    return sequences
+
+
+def frame_paths(sequence: Path) -> list[Path]:
+    """The image files of a sequence in the order of time."""
+    folder = sequence / "frames"
+    if not folder.is_dir():
+        raise DataError(f"{sequence}: there is no folder `frames` in it. {_MEND}")
+    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in _IMAGE_SUFFIXES)
+    if not paths:
+        raise DataError(f"{folder}: there are no images in it. {_MEND}")
+    return paths
+
+
+def read_tracks(sequence: Path) -> Tracks:
+    """Read the tracks of a sequence and check them against its frames."""
+    path = sequence / f"{sequence.name}.npy"
+    content = load_npy_object(path)
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: holds a {type(content).__name__}, expected a dict. {_MEND}")
+    missing = [key for key in ("coords", "visibility") if key not in content]
+    if missing:
+        found = ", ".join(str(key) for key in content) or "nothing"
+        raise DataError(f"{path}: has no {' and no '.join(missing)}; found {found}. {_MEND}")
+    coords = _read_coords(path, content["coords"])
+    occluded = _read_occluded(path, content["visibility"], coords.shape[:2])
+    frames = len(frame_paths(sequence))
+    if frames != coords.shape[1]:
+        raise DataError(
+            f"{sequence}: {frames} images in frames/, but tracks of {coords.shape[1]} frames in "
+            f"{path.name}. {_MEND}"
+        )
+    return Tracks(coords, ~occluded)
+
+
+def _read_coords(path: Path, value: Any) -> NDArray[np.float32]:
+    coords = np.asarray(value)
+    if coords.ndim != 3 or coords.shape[2] != 2 or coords.dtype.kind not in "fiu":
+        raise DataError(
+            f"{path}: coords has shape {coords.shape} and type {coords.dtype}, expected numbers of "
+            f"shape (tracks, frames, 2). {_MEND}"
+        )
+    with np.errstate(over="ignore"):  # becomes Inf, and is refused as such
+        coords = coords.astype(np.float32)
+    broken = ~np.isfinite(coords)
+    if broken.any():
+        track, frame, _ = np.argwhere(broken)[0]
+        raise DataError(
+            f"{path}: coords has {int(broken.sum())} values that are NaN or Inf in "
+            f"{int(broken.any(axis=(1, 2)).sum())} of {len(coords)} tracks, the first in track "
+            f"{track} at frame {frame}. {_MEND}"
+        )
+    return coords
+
+
+def _read_occluded(path: Path, value: Any, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    # The key says visibility, the value says the opposite: TAP-Vid's `occluded`.
+    occluded = np.asarray(value)
+    if occluded.shape != shape:
+        raise DataError(
+            f"{path}: visibility has shape {occluded.shape}, expected {shape} like coords. {_MEND}"
+        )
+    if occluded.dtype.kind not in "biuf" or not np.isin(occluded, (0, 1)).all():
+        raise DataError(
+            f"{path}: visibility has type {occluded.dtype} and values other than 0 and 1, expected "
+            f"True or 1 where a point is occluded. {_MEND}"
+        )
+    return occluded.astype(np.bool_)
+
+
+def read_frames(paths: Sequence[Path], indices: Iterable[int]) -> NDArray[np.uint8]:
+    """Decode the frames asked for, and only those, to RGB (T, 3, H, W)."""
+    frames = [_read_image(paths[index]) for index in indices]
+    sizes = sorted({frame.shape[1::-1] for frame in frames})
+    if len(sizes) > 1:
+        found = ", ".join(f"{width}x{height}" for width, height in sizes)
+        raise DataError(f"{paths[0].parent}: images of different sizes, {found}. {_MEND}")
+    return np.stack([frame.transpose(2, 0, 1) for frame in frames])
+
+
+def _read_image(path: Path) -> NDArray[np.uint8]:
+    try:
+        with Image.open(path) as image:
+            return np.asarray(image.convert("RGB"))  # (H, W, 3)
+    # Pillow says SyntaxError, ValueError or struct.error of a broken header, OSError of the rest.
+    except (
+        OSError,
+        SyntaxError,
+        ValueError,
+        struct.error,
+        Image.DecompressionBombError,
+    ) as error:
+        raise DataError(f"{path}: not a readable image ({error}). {_MEND}") from error

@@ -1,0 +1,114 @@
+"""LBM's copy of Kubric: sequences of 24 frames, cut from those in CoTracker's layout.
+
+ROOT/0000/frames/000.png ... 023.png, ROOT/0000/0000.npy with the tracks, and perhaps
+ROOT/0000/depths, which is not read here. A track of N points over T frames is stored as in Kubric:
+`coords` (N, T, 2) and `visibility` (N, T), where true means occluded.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overt.data.tracking.kubric import Tracks, frame_paths, list_sequences, read_tracks
+from overt.errors import DataError
+
+FRAMES = 24
+TRACKS = 2048
+
+
+class Converted(NamedTuple):
+    """What became of the sequences of a data set."""
+
+    written: list[Path]
+    kept: int  # were there already
+    left_out: dict[str, str]  # sequences and parts of them, and why
+
+
+def convert(
+    source: Path | str,
+    out: Path | str,
+    frames: int = FRAMES,
+    tracks: int = TRACKS,
+    windows: int | None = None,
+    report: Callable[[int], None] | None = None,
+) -> Converted:
+    """Cut the sequences of `source` into runs of `frames` and write each as a sequence of `out`.
+
+    Of every sequence the first `windows` runs are taken, by default all that fit. Image files are
+    linked where the file system allows it and copied where not. What is too short or shows no
+    track is left out and named; a sequence that is there already is kept.
+    """
+    out = Path(out)
+    sequences = list_sequences(source)
+    out.mkdir(parents=True, exist_ok=True)
+    result = Converted([], 0, {})
+    for number, sequence in enumerate(sequences):
+        try:
+            found = read_tracks(sequence)
+        except DataError as error:
+            result.left_out[sequence.name] = str(error)
+            continue
+        length = found.coords_xy.shape[1]
+        runs = length // frames if windows is None else min(windows, length // frames)
+        if runs == 0:
+            result.left_out[sequence.name] = f"{length} frames, fewer than {frames}"
+        for run in range(runs):
+            # The name says where the run comes from, so that a conversion can go on.
+            target = out / (f"{sequence.name}_{run:02d}" if runs > 1 else sequence.name)
+            if target.exists():
+                result = result._replace(kept=result.kept + 1)
+                continue
+            span = range(run * frames, (run + 1) * frames)
+            chosen = _choose(found, span, tracks)
+            if len(chosen) == 0:
+                result.left_out[target.name] = "no track is visible in its first frame"
+                continue
+            _write(sequence, target, found, span, chosen)
+            result.written.append(target)
+        if report is not None:
+            report(number + 1)
+    return result
+
+
+def _choose(found: Tracks, span: range, limit: int) -> NDArray[np.intp]:
+    """Tracks visible in the first frame of the run, spread evenly over those there are."""
+    seen = np.flatnonzero(found.visible[:, span.start])
+    count = min(limit, len(seen))
+    return seen[np.linspace(0, len(seen) - 1, count).round().astype(np.intp)]
+
+
+def _write(
+    sequence: Path, target: Path, found: Tracks, span: range, chosen: NDArray[np.intp]
+) -> None:
+    # A folder under its final name is complete: it is filled elsewhere and renamed.
+    partial = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    folders = {"frames": frame_paths(sequence)}
+    if (sequence / "depths").is_dir():
+        folders["depths"] = sorted((sequence / "depths").iterdir())
+    for name, paths in folders.items():
+        (partial / name).mkdir(parents=True)
+        for number, frame in enumerate(span):
+            if frame < len(paths):
+                _place(paths[frame], partial / name / f"{number:03d}{paths[frame].suffix}")
+    content = {
+        "coords": found.coords_xy[chosen, span.start : span.stop],
+        "visibility": ~found.visible[chosen, span.start : span.stop],
+    }
+    array = np.array(content, dtype=object)
+    np.save(partial / f"{target.name}.npy", array, allow_pickle=True)
+    partial.rename(target)
+
+
+def _place(path: Path, target: Path) -> None:
+    try:
+        os.link(path, target)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(path, target)

@@ -1,0 +1,189 @@
+"""Sequences with tracks as one file each, SEQ.npz, which loads faster than a folder of PNGs.
+
+A file is a plain archive of NumPy arrays, stored without compression: `coords` (N, T, 2) float32,
+`occluded` (N, T) bool, and a frame each in `frame_000`, ...: pixels (H, W, 3) uint8, or the bytes
+of an image file. Every array carries a check sum. Folders of Kubric's layout are read here too, so
+that a data set may be either.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import zipfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from overt.data.images.decode import decode_image
+from overt.data.tracking import kubric
+from overt.data.tracking.kubric import Tracks
+from overt.errors import ConfigError, DataError, nearest
+
+SUFFIX = ".npz"
+STORAGES = ("raw", "files", "jpeg")
+
+_FRAME = re.compile(r"frame_[0-9]{1,9}")
+_MEND = "Copy or pack the sequence again."
+
+
+def is_sequence_root(root: Path | str) -> bool:
+    """Whether the folder holds sequences with tracks, in Kubric's layout."""
+    return any(Path(root).glob("*/frames")) and any(Path(root).glob("*/*.npy"))
+
+
+def find_sequences(root: Path | str) -> list[Path]:
+    """The sequences under `root` sorted by name: packed files where there are any, else folders."""
+    root = Path(root)
+    packed = sorted(root.glob(f"*{SUFFIX}")) if root.is_dir() else []
+    return packed or kubric.list_sequences(root)
+
+
+def read_tracks(sequence: Path) -> Tracks:
+    """The tracks of a sequence, packed or a folder."""
+    if sequence.suffix != SUFFIX:
+        return kubric.read_tracks(sequence)
+    with _open(sequence) as archive:
+        arrays = {name: _array(archive, name, sequence) for name in ("coords", "occluded")}
+        frames = len(_frame_names(archive))
+    coords, occluded = arrays["coords"], arrays["occluded"]
+    if coords.ndim != 3 or coords.shape[1:] != (frames, 2) or occluded.shape != coords.shape[:2]:
+        raise DataError(
+            f"{sequence}: coords of shape {coords.shape} and occluded of shape {occluded.shape} "
+            f"for {frames} frames. {_MEND}"
+        )
+    return Tracks(coords.astype(np.float32, copy=False), ~occluded.astype(np.bool_))
+
+
+def read_frames(sequence: Path, indices: Iterable[int]) -> NDArray[np.uint8]:
+    """The frames asked for, and only those, as RGB (T, 3, H, W)."""
+    if sequence.suffix != SUFFIX:
+        return kubric.read_frames(kubric.frame_paths(sequence), indices)
+    frames = []
+    with _open(sequence) as archive:
+        names = _frame_names(archive)
+        for index in indices:
+            if index >= len(names):
+                raise DataError(f"{sequence}: it has {len(names)} frames, not {index + 1}. {_MEND}")
+            frame = _array(archive, names[index], sequence)
+            if frame.ndim == 1:  # an image file
+                frame = decode_image(frame.tobytes(), f"{sequence}, {names[index]}")
+            frames.append(frame)
+    sizes = sorted({frame.shape for frame in frames})
+    if len(sizes) > 1 or len(sizes[0]) != 3:
+        raise DataError(f"{sequence}: frames of shapes {', '.join(map(str, sizes))}. {_MEND}")
+    return np.stack([frame.transpose(2, 0, 1) for frame in frames])
+
+
+class Packed(NamedTuple):
+    """What became of a folder of sequences."""
+
+    written: list[Path]
+    kept: int  # were there already
+    left_out: dict[str, str]  # sequences that cannot be read, and why
+
+
+def pack_sequences(
+    root: Path | str,
+    out: Path | str,
+    storage: str = "raw",
+    quality: int = 95,
+    report: Callable[[int], None] | None = None,
+) -> Packed:
+    """Write every sequence folder of `root` as one file in `out`; those that are there are kept.
+
+    `raw` stores pixels: nothing is left to decode. `files` stores the image files as they are,
+    `jpeg` encodes frames anew, which is small but changes them a little. `report` is called with
+    the number of sequences done.
+    """
+    if storage not in STORAGES:
+        raise ConfigError(
+            f"storage {storage}{nearest(storage, STORAGES)}; allowed are {', '.join(STORAGES)}"
+        )
+    out = Path(out)
+    sequences = kubric.list_sequences(root)
+    out.mkdir(parents=True, exist_ok=True)
+    written: list[Path] = []
+    left_out: dict[str, str] = {}
+    kept = 0
+    for number, sequence in enumerate(sequences):
+        target = out / f"{sequence.name}{SUFFIX}"
+        if target.exists():
+            kept += 1
+        else:
+            try:
+                _write(target, _contents(sequence, storage, quality))
+                written.append(target)
+            except DataError as error:
+                left_out[sequence.name] = str(error)
+        if report is not None:
+            report(number + 1)
+    if not written and not kept:
+        raise DataError(
+            f"none of the {len(sequences)} sequences of {root} can be read, the first because: "
+            f"{next(iter(left_out.values()))}"
+        )
+    return Packed(written, kept, left_out)
+
+
+def _contents(sequence: Path, storage: str, quality: int) -> dict[str, NDArray[Any]]:
+    tracks = kubric.read_tracks(sequence)
+    paths = kubric.frame_paths(sequence)
+    # Everything is decoded once, also to be stored as it is: a broken file shows now.
+    frames = kubric.read_frames(paths, range(len(paths)))
+    stored: list[NDArray[np.uint8]] = [
+        np.ascontiguousarray(frame.transpose(1, 2, 0)) for frame in frames
+    ]
+    if storage == "files":
+        stored = [np.frombuffer(path.read_bytes(), np.uint8) for path in paths]
+    elif storage == "jpeg":
+        stored = [_jpeg(frame, quality) for frame in stored]
+    named = {f"frame_{number:03d}": frame for number, frame in enumerate(stored)}
+    return {"coords": tracks.coords_xy, "occluded": ~tracks.visible, **named}
+
+
+def _jpeg(frame: NDArray[np.uint8], quality: int) -> NDArray[np.uint8]:
+    stream = io.BytesIO()
+    Image.fromarray(frame).save(stream, "JPEG", quality=quality, subsampling=0)
+    return np.frombuffer(stream.getvalue(), np.uint8)
+
+
+def _write(target: Path, arrays: dict[str, NDArray[Any]]) -> None:
+    # A file under its final name is complete: it is written elsewhere and renamed.
+    partial = target.with_name(f".{target.name}.partial")
+    with partial.open("wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(target)
+
+
+def _open(sequence: Path) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(sequence)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise DataError(f"{sequence}: it cannot be opened ({error}). {_MEND}") from error
+
+
+def _frame_names(archive: zipfile.ZipFile) -> list[str]:
+    names = (name.removesuffix(".npy") for name in archive.namelist())
+    return sorted(
+        (name for name in names if _FRAME.fullmatch(name)),
+        key=lambda name: int(name.removeprefix("frame_")),
+    )
+
+
+def _array(archive: zipfile.ZipFile, name: str, sequence: Path) -> NDArray[Any]:
+    try:
+        # In one read: numpy by itself would read, and check, piece by piece.
+        stream = io.BytesIO(archive.read(f"{name}.npy"))
+        array: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
+        return array
+    # A damaged archive or header stops zipfile and numpy with almost any: SyntaxError, zlib.error.
+    except Exception as error:
+        raise DataError(f"{sequence}: {name} is not readable ({error!r}). {_MEND}") from error

@@ -1,0 +1,112 @@
+"""Settings that point trackers share: the sequences they read and the videos they are scored on.
+
+Names, types and refusals; the values live in the YAML files. This file does not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from omegaconf import MISSING
+
+from overt.data.tracking.augment import AugmentationSettings
+from overt.errors import ConfigError, nearest, within
+
+HELD_OUT = "kubric_held_out"
+TAPVID = ("tapvid_davis", "tapvid_kinetics", "tapvid_rgb_stacking", "tapvid_robotap")
+
+
+@dataclass
+class SyntheticSettings:
+    # sequences of textured shapes over a moving background, in Kubric's layout
+    count: int = MISSING
+    frames: int = MISSING
+    height: int = MISSING
+    width: int = MISSING
+    # tracked points per sequence
+    points: int = MISSING
+    seed: int = MISSING
+    # moving shapes per sequence, and how fast they move, in pixels per frame
+    shapes: int = MISSING
+    speed: float = MISSING
+
+
+@dataclass
+class KubricSettings:
+    """The part of `data` that does not depend on how a recipe draws its clips."""
+
+    # folder with one sub-folder per sequence: SEQ/frames/*.png and SEQ/SEQ.npy, or with one file
+    # SEQ.npz each, as `overt data pack` writes them; null where neither training nor evaluation
+    # reads it
+    root: str | None = MISSING
+    # synthetic sequences written to root before training; null: the data are there
+    synthetic: SyntheticSettings | None = MISSING
+    # (height, width) cut from every frame
+    crop_size: list[int] = MISSING
+    # sequences at the start of the sorted list kept out of training, used for evaluation
+    held_out: int = MISSING
+    # change colours, zoom, crop and mirror training clips as `augmentation` says; false: only crop
+    augment: bool = MISSING
+    # do that to the frames on the training device: faster on a GPU; false: in the processes of the
+    # loader. The clips are the same but for rounding
+    augment_on_device: bool = False
+    augmentation: AugmentationSettings = MISSING
+
+    def __post_init__(self) -> None:
+        if len(self.crop_size) != 2 or min(self.crop_size) < 1:
+            raise ConfigError(
+                f"data.crop_size={list(self.crop_size)}; it takes [height, width] in pixels"
+            )
+        refuse_below("data", self, {"held_out": 0})
+
+    def given_root(self) -> str:
+        """The folder of sequences, refused where none is given."""
+        if self.root is None:
+            raise ConfigError(
+                "these keys have no value yet: data.root; add data.root=FOLDER, where FOLDER has "
+                "one sub-folder or one packed file per sequence"
+            )
+        return self.root
+
+
+@dataclass
+class ScoringSettings:
+    """The part of `evaluation` that does not depend on how a recipe runs its model."""
+
+    # what is scored: kubric_held_out, the first data.held_out sequences of data.root; or the videos
+    # of tapvid_davis, tapvid_kinetics, tapvid_rgb_stacking or tapvid_robotap
+    dataset: str = MISSING
+    # folder that holds the files of TAP-Vid as their publisher packs them; null: kubric_held_out
+    dataset_root: str | None = MISSING
+    # kubric_held_out: points of each sequence that are tracked and scored
+    points_per_sequence: int = MISSING
+    # kubric_held_out: frames of each sequence, from its first
+    frames: int = MISSING
+    # TAP-Vid: a query for each track where it is first visible (first), or in every fifth frame
+    # that shows it (strided)
+    query_mode: str = MISSING
+    # TAP-Vid: a fixed 50 of the videos of Kinetics and RoboTAP, none of over 300 frames
+    fast: bool = MISSING
+
+    def __post_init__(self) -> None:
+        choices = {"dataset": (HELD_OUT, *TAPVID), "query_mode": ("first", "strided")}
+        for key, allowed in choices.items():
+            value = getattr(self, key)
+            if value not in allowed:
+                raise ConfigError(
+                    f"evaluation.{key}={value}{nearest(value, allowed)}; allowed are "
+                    f"{', '.join(allowed)}"
+                )
+        if self.dataset in TAPVID and self.dataset_root is None:
+            raise ConfigError(
+                f"evaluation.dataset={self.dataset} needs evaluation.dataset_root=FOLDER: the one "
+                f"that holds the folder {self.dataset}"
+            )
+        refuse_below("evaluation", self, {"points_per_sequence": 1, "frames": 1})
+
+
+def refuse_below(section: str, settings: object, least: Mapping[str, int]) -> None:
+    """Refuse a number of a section that is below its bound."""
+    for key, bound in least.items():
+        within(f"{section}.{key}", getattr(settings, key), bound)

@@ -1,0 +1,79 @@
+"""Writes small synthetic videos in the file formats of TAP-Vid, to test and show evaluation."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from overt.data.tracking.moving_shapes import SceneSettings, make_sequence
+from overt.data.tracking.tapvid import FORMATS
+from overt.errors import DataError
+
+# The files of each data set; videos are dealt out to them in turn.
+_FILES = {
+    "davis": ["tapvid_davis.pkl"],
+    "rgb_stacking": ["tapvid_rgb_stacking.pkl"],
+    "kinetics": [f"{number:04d}_of_0010.pkl" for number in range(10)],
+    "robotap": [f"robotap_split{number}.pkl" for number in range(5)],
+}
+
+
+def write_videos(
+    root: Path | str,
+    dataset: str,
+    videos: int,
+    frames: int = 24,
+    height: int = 96,
+    width: int = 128,
+    points: int = 32,
+    seed: int = 0,
+    shapes: int = 6,
+    speed: float = 2.5,
+) -> list[Path]:
+    """Write `videos` into the folder of the data set below `root`; returns the files.
+
+    A video depends on the settings and its number only. Files that are there are not written over.
+    """
+    folder = Path(root) / FORMATS[dataset].folder
+    if folder.exists():
+        raise DataError(
+            f"{folder} exists; synthetic videos are not mixed into other data. Choose another "
+            "folder, or remove this one."
+        )
+    settings = SceneSettings(frames, height, width, points, seed, shapes, speed)
+    # A folder under its final name is complete: it is filled elsewhere and renamed.
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    files = _FILES[dataset][:videos]
+    for number, name in enumerate(files):
+        chosen = range(number, videos, len(files))
+        entries = {f"synthetic-{index:03d}": _video(settings, index, dataset) for index in chosen}
+        named = FORMATS[dataset].container is dict
+        with (partial / name).open("wb") as file:
+            pickle.dump(entries if named else list(entries.values()), file, protocol=4)
+    partial.rename(folder)
+    return [folder / name for name in files]
+
+
+def _video(settings: SceneSettings, index: int, dataset: str) -> dict[str, Any]:
+    frames, tracks = make_sequence(settings, index)
+    corner = np.array([settings.width - 1, settings.height - 1], dtype=np.float32)
+    return {
+        "video": [_jpeg(frame) for frame in frames] if dataset == "kinetics" else frames,
+        "points": tracks.coords_xy / corner,
+        "occluded": ~tracks.visible,
+    }
+
+
+def _jpeg(frame: NDArray[np.uint8]) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(frame).save(stream, format="JPEG", quality=95, subsampling=0)
+    return stream.getvalue()

@@ -1,0 +1,295 @@
+"""TAP-Vid videos as their publishers ship them: DAVIS, RGB-Stacking, Kinetics and RoboTAP.
+
+Files are pickles, read as data only. N tracks or queries, T frames; (x, y) in pixels, 0 at the
+centre of the first pixel. This file does not import torch.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+import struct
+from collections.abc import Hashable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from overt.errors import ConfigError, DataError, nearest
+from overt.files.pickles import load_pickle
+
+QUERY_MODES = ("first", "strided")
+STRIDE = 5  # frames between the queries of mode "strided"
+
+# A quick evaluation: so many videos of the large sets, none of them longer than so many frames.
+FAST_VIDEOS, FAST_FRAMES, FAST_SEED = 50, 300, 42
+
+_MEND = "Get the file again from its publisher."
+
+
+class Format(NamedTuple):
+    """Where the files of a data set lie, and what each of them holds."""
+
+    folder: str
+    pattern: str
+    container: type[dict[Any, Any]] | type[list[Any]]  # by name, or without names
+    many: bool  # enough videos that a quick evaluation takes some of them
+
+
+FORMATS = {
+    "davis": Format("tapvid_davis", "tapvid_davis.pkl", dict, False),
+    "rgb_stacking": Format("tapvid_rgb_stacking", "tapvid_rgb_stacking.pkl", list, False),
+    "kinetics": Format("tapvid_kinetics", "*_of_0010.pkl", list, True),
+    "robotap": Format("tapvid_robotap", "robotap_split*.pkl", dict, True),
+}
+
+
+@dataclass(frozen=True)
+class TapVidVideo:
+    """A video with the points to track; one row per query, so a track may appear repeatedly."""
+
+    name: str
+    video: NDArray[np.uint8]  # (T, 3, H, W)
+    queries_txy: NDArray[np.float32]  # (N, 3)
+    tracks_xy: NDArray[np.float32]  # (N, T, 2)
+    occluded: NDArray[np.bool_]  # (N, T)
+
+
+class _Entry(NamedTuple):
+    """Where a video lies."""
+
+    file: Path
+    key: Hashable  # name or position in the file
+    name: str
+    frames: int
+
+
+class TapVid:
+    """The videos of one data set; one file is held in memory at a time.
+
+    `root` holds the publisher's folder (`tapvid_davis`, ...), below `tapvid` or not, or is it.
+    `fast` takes a fixed 50 of the videos of Kinetics and RoboTAP, each of those over 300 frames
+    replaced by the next of the 50, as the published quick evaluations do; it may then count twice.
+    """
+
+    def __init__(
+        self,
+        root: Path | str,
+        dataset: str,
+        query_mode: str = "first",
+        size: tuple[int, int] | None = (256, 256),
+        fast: bool = False,
+    ) -> None:
+        if dataset not in FORMATS:
+            raise ConfigError(
+                f"TAP-Vid data set {dataset}{nearest(dataset, list(FORMATS))}; there are "
+                f"{', '.join(FORMATS)}"
+            )
+        if query_mode not in QUERY_MODES:
+            raise ConfigError(f"query mode {query_mode}; allowed are {', '.join(QUERY_MODES)}")
+        self.dataset = dataset
+        self.query_mode = query_mode
+        self.size = size  # (height, width), None: as stored
+        self._format = FORMATS[dataset]
+        self._loaded: tuple[Path, Any] | None = None
+        # Only reading a file tells how many videos it has.
+        entries = [entry for file in find_files(root, dataset) for entry in self._entries(file)]
+        self._videos = _fast_subset(entries, dataset) if fast and self._format.many else entries
+
+    def __len__(self) -> int:
+        return len(self._videos)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the videos in their order; Kinetics and RGB-Stacking have numbers only."""
+        return [entry.name for entry in self._videos]
+
+    def where(self, index: int) -> str:
+        """File and name of a video, for messages."""
+        entry = self._videos[index]
+        return f"{entry.file}, video {entry.name}"
+
+    def video(self, index: int) -> TapVidVideo:
+        """Decode one video and choose its queries; the stored points are left as they are."""
+        entry, where = self._videos[index], self.where(index)
+        content = self._load(entry.file)[entry.key]
+        frames = _decode_frames(content["video"], where)
+        points, occluded = _check_tracks(content, len(frames), where)
+        if self.size is not None:
+            frames = resize(frames, self.size)
+        height, width = frames.shape[1:3]
+        tracks = points * np.array([width - 1, height - 1], dtype=np.float32)
+        rows, moments = choose_queries(occluded, self.query_mode)
+        queries = np.concatenate([moments[:, None], tracks[rows, moments]], axis=1)
+        return TapVidVideo(
+            entry.name,
+            np.ascontiguousarray(frames.transpose(0, 3, 1, 2)),
+            queries.astype(np.float32),
+            tracks[rows],
+            occluded[rows],
+        )
+
+    def _load(self, file: Path) -> Any:
+        if self._loaded is None or self._loaded[0] != file:
+            self._loaded = None  # before the next one is read, not after
+            with file.open("rb") as stream:
+                self._loaded = (file, load_pickle(stream))
+        return self._loaded[1]
+
+    def _entries(self, file: Path) -> list[_Entry]:
+        content = self._load(file)
+        kind = self._format.container
+        if not isinstance(content, kind):
+            raise DataError(
+                f"{file}: holds a {type(content).__name__}, expected for {self.dataset} is a "
+                f"{kind.__name__} of videos. {_MEND}"
+            )
+        keys = list(content) if isinstance(content, dict) else range(len(content))
+        if not keys:
+            raise DataError(f"no videos in {file}. {_MEND}")
+        entries = []
+        for key in keys:
+            name = str(key) if kind is dict else f"{file.stem}-{key:03d}"
+            where = f"{file}, video {name}"
+            video = content[key]
+            if not isinstance(video, dict):
+                raise DataError(f"{where}: a {type(video).__name__}, expected a dict. {_MEND}")
+            missing = [part for part in ("video", "points", "occluded") if part not in video]
+            if missing:
+                found = ", ".join(str(part) for part in video) or "nothing"
+                raise DataError(f"{where}: no {', no '.join(missing)}; found {found}. {_MEND}")
+            entries.append(_Entry(file, key, name, _count_frames(video["video"], where)))
+        return entries
+
+
+def find_files(root: Path | str, dataset: str) -> list[Path]:
+    """The files of a data set, sorted."""
+    root, layout = Path(root), FORMATS[dataset]
+    places = [root / layout.folder, root / "tapvid" / layout.folder, root]
+    for place in places:
+        files = sorted(place.glob(layout.pattern)) if place.is_dir() else []
+        if files:
+            return files
+    raise DataError(
+        f"no {layout.pattern} in {' nor in '.join(map(str, places))}. Point "
+        f"evaluation.dataset_root to the folder that holds {layout.folder}, as unpacked from its "
+        f"publisher; `overt data tapvid {root} --dataset {dataset}` makes small synthetic files."
+    )
+
+
+def _fast_subset(entries: list[_Entry], dataset: str) -> list[_Entry]:
+    """The fixed selection for a quick evaluation."""
+    if dataset == "robotap":
+        entries = sorted(entries, key=lambda entry: entry.name)
+    if len(entries) > FAST_VIDEOS:
+        entries = random.Random(FAST_SEED).sample(entries, FAST_VIDEOS)
+    short = [number for number, entry in enumerate(entries) if entry.frames <= FAST_FRAMES]
+    if not short:
+        raise DataError(
+            f"each of the {len(entries)} videos for the quick evaluation of {dataset} has more "
+            f"than {FAST_FRAMES} frames. Turn the quick evaluation off."
+        )
+    # The next short one, from the start again behind the last.
+    ahead = [*short, *(number + len(entries) for number in short)]
+    chosen = (next(k for k in ahead if k >= number) for number in range(len(entries)))
+    return [entries[number % len(entries)] for number in chosen]
+
+
+def choose_queries(
+    occluded: NDArray[np.bool_], mode: str
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Track and frame of each query, given where the tracks (N, T) are hidden.
+
+    first: every track that is ever visible, in the first frame that shows it. strided: in every
+    fifth frame, every track visible there.
+    """
+    visible = ~occluded
+    if mode == "first":
+        rows = np.flatnonzero(visible.any(axis=1))
+        return rows, visible[rows].argmax(axis=1)
+    steps, rows = np.nonzero(visible[:, ::STRIDE].T)
+    return rows, steps * STRIDE
+
+
+def resize(frames: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
+    """Frames (T, H, W, 3) to (height, width) by Pillow's Lanczos, as the published numbers are."""
+    height, width = size
+    if frames.shape[1:3] == (height, width):
+        return frames
+    kind = Image.Resampling.LANCZOS
+    images = (Image.fromarray(frame).resize((width, height), kind) for frame in frames)
+    return np.stack([np.asarray(image) for image in images])
+
+
+def _count_frames(value: Any, where: str) -> int:
+    """The number of frames; `value` is an array of them or a list of image files."""
+    whole = isinstance(value, np.ndarray) and value.ndim == 4
+    if whole and (value.shape[3] != 3 or value.dtype != np.uint8):
+        raise DataError(
+            f"{where}: frames of shape {value.shape} and type {value.dtype}, expected is uint8 of "
+            f"shape (frames, height, width, 3). {_MEND}"
+        )
+    files = isinstance(value, list | tuple | np.ndarray) and not whole
+    if files and not all(isinstance(frame, bytes) for frame in value):
+        raise DataError(
+            f"{where}: its frames are neither one uint8 array nor JPEG files as bytes. {_MEND}"
+        )
+    if not (whole or files) or len(value) == 0:
+        raise DataError(f"{where}: there are no frames in it. {_MEND}")
+    return len(value)
+
+
+def _decode_frames(value: Any, where: str) -> NDArray[np.uint8]:
+    """The frames (T, H, W, 3) of an array or a list of image files."""
+    if isinstance(value, np.ndarray) and value.ndim == 4:
+        return value
+    frames = []
+    for number, data in enumerate(value):
+        try:
+            with Image.open(io.BytesIO(data)) as image:
+                frames.append(np.asarray(image.convert("RGB")))
+        # Pillow says SyntaxError, ValueError or struct.error of a broken header, OSError of the
+        # rest.
+        except (
+            OSError,
+            SyntaxError,
+            ValueError,
+            struct.error,
+            Image.DecompressionBombError,
+        ) as error:
+            raise DataError(
+                f"{where}: frame {number} is not a readable image ({error}). {_MEND}"
+            ) from error
+    sizes = sorted({frame.shape[1::-1] for frame in frames})
+    if len(sizes) > 1:
+        found = ", ".join(f"{width}x{height}" for width, height in sizes)
+        raise DataError(f"{where}: frames of different sizes, {found}. {_MEND}")
+    return np.stack(frames)
+
+
+def _check_tracks(
+    content: dict[str, Any], frames: int, where: str
+) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """Positions (N, T, 2) as parts of the image, and where they are hidden (N, T); both new."""
+    points, occluded = np.asarray(content["points"]), np.asarray(content["occluded"])
+    if points.ndim != 3 or points.shape[1:] != (frames, 2) or points.dtype.kind not in "fiu":
+        raise DataError(
+            f"{where}: points of shape {points.shape} and type {points.dtype}, expected are "
+            f"numbers of shape (tracks, {frames}, 2) for its {frames} frames. {_MEND}"
+        )
+    if occluded.shape != points.shape[:2] or not np.isin(occluded, (0, 1)).all():
+        raise DataError(
+            f"{where}: occluded of shape {occluded.shape} and type {occluded.dtype}, expected is "
+            f"true or false for each of {points.shape[:2]} points. {_MEND}"
+        )
+    points, occluded = points.astype(np.float32), occluded.astype(np.bool_)
+    seen = points[~occluded]
+    if not np.isfinite(seen).all() or (np.abs(seen - 0.5) > 1).any():
+        raise DataError(
+            f"{where}: visible points from {seen.min():g} to {seen.max():g}; expected are parts of "
+            f"width and height, from 0 to 1. {_MEND}"
+        )
+    return points, occluded

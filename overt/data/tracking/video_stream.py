@@ -1,0 +1,61 @@
+"""Frames one by one as they come: from a file, decoded as it is read, or from a camera.
+
+Frames are (3, H, W) uint8 RGB. This file does not import torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overt.data.tracking.video import IMAGES, MOVING_IMAGES, has_pyav, read_video
+from overt.errors import DataError
+
+# How FFmpeg calls the cameras of a system, and camera number n there.
+CAMERAS = {
+    "linux": ("v4l2", "/dev/video{}"),
+    "darwin": ("avfoundation", "{}"),
+}
+
+Frame = NDArray[np.uint8]
+
+
+def stream_frames(source: Path | int) -> Iterator[Frame]:
+    """The frames of a video file, a folder of images, or camera number `source`."""
+    if isinstance(source, int):
+        yield from _decode(*_camera(source))
+    elif source.suffix.lower() in (*IMAGES, *MOVING_IMAGES, ".npy", ".npz") or not source.is_file():
+        yield from read_video(source).frames
+    else:
+        yield from _decode(str(source), None)
+
+
+def _camera(number: int) -> tuple[str, str]:
+    known = CAMERAS.get(sys.platform)
+    if known is None:
+        raise DataError(
+            f"camera {number}: cameras are known on {' and '.join(CAMERAS)}, this is "
+            f"{sys.platform}; give a video file"
+        )
+    kind, name = known
+    return name.format(number), kind
+
+
+def _decode(name: str, kind: str | None) -> Iterator[Frame]:
+    if not has_pyav():
+        raise DataError(f"{name}: to read it, PyAV is needed: pip install 'overt[video]'")
+    import av
+
+    try:
+        with av.open(name, format=kind) as container:
+            if not container.streams.video:
+                raise DataError(f"{name}: there are no pictures in it, only sound or text")
+            for frame in container.decode(container.streams.video[0]):
+                pixels = frame.to_ndarray(format="rgb24")
+                yield np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    except (av.error.FFmpegError, OSError) as error:
+        raise DataError(f"{name}: it cannot be opened or decoded ({error})") from error

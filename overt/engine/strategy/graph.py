@@ -1,0 +1,141 @@
+"""A micro-batch's forward and backward pass recorded once as a CUDA graph, and replayed.
+
+A step of many small kernels waits for the host that launches them one by one; a replay is a single
+launch. Worth it where shapes do not change from step to step.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor, nn
+
+from overt.errors import ConfigError
+from overt.nested import map_tensors, tensors_in
+from overt.recipe import StepOutput
+
+WARM_UP = 3  # passes before the recording: lazy set-up and the choice of algorithms happen there
+
+Pass = Callable[[Any, dict[str, Tensor]], StepOutput]
+
+
+class GraphedPass:
+    """Does what `run(batch, counts)` does, its backward pass included, by replaying a recording.
+
+    The first shapes that come `WARM_UP` times are recorded; batches of other shapes, and those
+    before, run as ever. Gradients land in the parameters' `grad`, added to what is there.
+    """
+
+    def __init__(self, run: Pass, parameters: list[nn.Parameter]) -> None:
+        self.run, self.parameters = run, parameters
+        self.seen: dict[tuple[object, ...], int] = {}
+        self.recorded: tuple[object, ...] | None = None
+        self.graph = torch.cuda.CUDAGraph()
+        # Of the recording, and of the passes before it.
+        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self.inputs: list[Tensor] = []
+        self.gradients: list[Tensor | None] = []
+        self.output: StepOutput | None = None
+        self.numbers = torch.empty(0)  # those of the output, all in one
+
+    def __call__(self, batch: Any, counts: dict[str, Tensor]) -> StepOutput:
+        given = list(tensors_in((batch, counts)))
+        shapes = tuple((tensor.shape, tensor.dtype) for tensor in given)
+        if self.recorded is None:
+            if self.seen.get(shapes, 0) < WARM_UP:
+                self.seen[shapes] = self.seen.get(shapes, 0) + 1
+                return self._warm_up(batch, counts)
+            self._record(batch, counts)
+            self.recorded = shapes
+        if shapes != self.recorded:
+            return self.run(batch, counts)
+        self._keep_earlier()
+        torch._foreach_copy_(self.inputs, given)
+        self.graph.replay()
+        self._hand_over()
+        assert self.output is not None
+        # The next replay overwrites what this one has made; one copy is cheaper than dozens.
+        copies = iter(self.numbers.clone().unbind())
+        result: StepOutput = map_tensors(self.output, lambda _: next(copies))
+        return result
+
+    def _warm_up(self, batch: Any, counts: dict[str, Tensor]) -> StepOutput:
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            output = self.run(batch, counts)
+        torch.cuda.current_stream().wait_stream(self.stream)
+        return output
+
+    def _record(self, batch: Any, counts: dict[str, Tensor]) -> None:
+        held, held_counts = map_tensors((batch, counts), Tensor.clone)
+        self.inputs = list(tensors_in((held, held_counts)))
+        before = [parameter.grad for parameter in self.parameters]
+        # Without gradients to add to, the recording makes its own, and each replay overwrites them.
+        for parameter in self.parameters:
+            parameter.grad = None
+        gc.collect()
+        torch.cuda.empty_cache()  # the recording has memory of its own
+        # Only this thread is watched: the one that pins the loader's batches may go on.
+        with torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode="thread_local"):
+            self.output = map_tensors(self.run(held, held_counts), Tensor.detach)
+            self.numbers = torch.stack(list(tensors_in(self.output)))
+        self.gradients = [parameter.grad for parameter in self.parameters]
+        for parameter, gradient in zip(self.parameters, before, strict=True):
+            parameter.grad = gradient
+
+    def _keep_earlier(self) -> None:
+        """Copy what an earlier micro-batch of this step has left where the replay will write."""
+        for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
+            if gradient is not None and parameter.grad is gradient:
+                parameter.grad = gradient.clone()
+
+    def _hand_over(self) -> None:
+        for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
+            if gradient is None:
+                continue
+            if parameter.grad is None:
+                parameter.grad = gradient
+            else:
+                parameter.grad += gradient
+
+
+def check_replayable(recipe: object, device: torch.device) -> None:
+    """Refuse `training.cuda_graph` where there is nothing to record."""
+    if device.type != "cuda":
+        raise ConfigError(
+            f"training.cuda_graph=true with training.device={device.type}: CUDA graphs need CUDA; "
+            "set training.cuda_graph=false"
+        )
+    replayable = getattr(recipe, "replayable", False)
+    if isinstance(replayable, str):
+        raise ConfigError(
+            f"training.cuda_graph=true, but the pass cannot be replayed: {replayable}, or set "
+            "training.cuda_graph=false"
+        )
+    if not replayable:
+        raise ConfigError(
+            f"training.cuda_graph=true, but {type(recipe).__qualname__} does not say that its loss "
+            "can be replayed (replayable = True: it neither looks at values on the host nor at the "
+            "step); set training.cuda_graph=false"
+        )
+
+
+def replays_at(recipe: object, step: int) -> bool:
+    """Whether the recipe's pass of this step is the recorded one."""
+    ask = getattr(recipe, "replays_at", None)
+    return ask is None or bool(ask(step))
+
+
+def add_over_processes(parameters: list[nn.Parameter]) -> None:
+    """Add up the gradients of all processes, in one message."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    packed = torch.cat([gradient.flatten() for gradient in gradients])
+    torch.distributed.all_reduce(packed)
+    sums = torch.split(packed, [gradient.numel() for gradient in gradients])
+    torch._foreach_copy_(
+        gradients, [part.view_as(own) for part, own in zip(sums, gradients, strict=True)]
+    )

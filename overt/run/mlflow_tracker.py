@@ -1,0 +1,76 @@
+"""MLflow as a tracker, and an example of one: `logging.trackers` names it.
+
+logging.trackers='[{_target_: overt.run.mlflow_tracker.MLflow, uri: "sqlite:///mlflow.db"}]'
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from overt.run.trackers import Pixels, Start, Values, replace_file
+
+ID_FILE = "mlflow_run_id"
+
+
+class MLflow:
+    """One run per run folder: its id is kept there, and every later session goes on with it.
+
+    MLflow takes nothing back: a step that comes again after a resume has two values, the later of
+    which counts.
+    """
+
+    name = "MLflow"
+
+    def __init__(self, start: Start, uri: str | None = None, experiment: str = "overt") -> None:
+        try:
+            import mlflow  # seconds: only where it is used
+        except ImportError as error:
+            raise ImportError(f"{error}; pip install 'overt[mlflow]'") from error
+        self._client: Any = mlflow.MlflowClient(tracking_uri=uri)
+        found = self._client.get_experiment_by_name(experiment)
+        where = found.experiment_id if found else self._client.create_experiment(experiment)
+        id_file = start.log_dir / ID_FILE
+        if id_file.exists() and start.resume_step is not None:
+            self._run_id = id_file.read_text().strip()
+            self._client.set_terminated(self._run_id, status="RUNNING")
+        else:
+            self._run_id = self._client.create_run(
+                where, run_name=start.experiment_name
+            ).info.run_id
+            replace_file(id_file, self._run_id.encode())
+        text = json.dumps(start.config, indent=2, default=str)
+        self._client.log_text(self._run_id, text, "config.json")
+
+    def metrics(self, values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            if math.isfinite(value):  # not every store of MLflow takes the others
+                self._client.log_metric(self._run_id, _name(name), value, step=step)
+
+    def image(self, name: str, pixels: Pixels, step: int, caption: str | None) -> None:
+        path = f"pictures/{_name(name)}_{step:08d}.png"
+        self._client.log_image(self._run_id, Image.fromarray(pixels), path)
+
+    def video(self, name: str, gif: bytes, step: int) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / f"{_name(name).replace('/', '_')}_{step:08d}.gif"
+            path.write_bytes(gif)
+            self._client.log_artifact(self._run_id, str(path), "pictures")
+
+    def histogram(self, name: str, values: Values, step: int) -> None:
+        spread = {"min": values.min(), "mean": values.mean(), "max": values.max()}
+        self.metrics({f"{name}/{key}": float(value) for key, value in spread.items()}, step)
+
+    def close(self, exit_code: int) -> None:
+        self._client.set_terminated(self._run_id, status="FAILED" if exit_code else "FINISHED")
+
+
+def _name(name: str) -> str:
+    """MLflow knows letters, digits, and _ - . / and space."""
+    return "".join(one if one.isalnum() or one in "_-./ " else "_" for one in name)

@@ -1,0 +1,264 @@
+"""Where logged things go: files in the run folder, TensorBoard, Weights & Biases, or elsewhere.
+
+A tracker raises what it meets; MetricsLogger catches it, so that no tracker stops a training run.
+For a place of your own write a class with the methods of `Tracker` that is made from a `Start`, and
+name it in `logging.trackers` (docs/logging.md); overt/run/mlflow_tracker.py is one.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+Pixels = NDArray[np.uint8]  # (H, W, 3)
+Values = NDArray[np.floating[Any]]  # (N,) finite
+
+
+class Tracker(Protocol):
+    """What a place for logged things can take."""
+
+    name: str
+
+    def metrics(self, values: Mapping[str, float], step: int) -> None: ...
+
+    def image(self, name: str, pixels: Pixels, step: int, caption: str | None) -> None: ...
+
+    def video(self, name: str, gif: bytes, step: int) -> None: ...
+
+    def histogram(self, name: str, values: Values, step: int) -> None: ...
+
+    def close(self, exit_code: int) -> None: ...
+
+
+class Start(NamedTuple):
+    """What a tracker is told when a session begins; made on the main process only."""
+
+    experiment_name: str
+    log_dir: Path  # the run folder: a place to keep a run's id for the next session
+    config: dict[str, Any]
+    resume_step: int | None  # steps beyond it come again; None: the run begins anew
+
+
+TrackerMaker = Callable[[Start], Tracker]
+
+
+class RunFolder:
+    """metrics.jsonl and events.jsonl, one JSON object per line; images and GIFs in pictures/."""
+
+    name = "the run folder"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.metrics_file = folder / "metrics.jsonl"
+        self.error: str | None = None  # what the run ended with
+
+    def metrics(self, values: Mapping[str, float], step: int) -> None:
+        append_line(self.metrics_file, {"step": step, "time": time.time(), **values})
+
+    def event(self, kind: str, fields: Mapping[str, Any]) -> None:
+        append_line(self.folder / "events.jsonl", {"time": time.time(), "kind": kind, **fields})
+
+    def image(self, name: str, pixels: Pixels, step: int, caption: str | None) -> None:
+        buffer = io.BytesIO()
+        Image.fromarray(pixels).save(buffer, "PNG")
+        self._picture("image", name, buffer.getvalue(), step, ".png", caption)
+
+    def video(self, name: str, gif: bytes, step: int) -> None:
+        self._picture("video", name, gif, step, ".gif", None)
+
+    def histogram(self, name: str, values: Values, step: int) -> None:
+        spread = {"min": values.min(), "mean": values.mean(), "max": values.max()}
+        spread["std"] = values.std()
+        self.metrics({f"{name}/{key}": float(value) for key, value in spread.items()}, step)
+
+    def close(self, exit_code: int) -> None:
+        error = {} if self.error is None else {"error": self.error}
+        self.event("finish", {"exit_code": exit_code, **error})
+
+    def _picture(
+        self, kind: str, name: str, data: bytes, step: int, suffix: str, caption: str | None
+    ) -> None:
+        file_name = re.sub(r"[^\w.-]+", "_", name) + f"_{step:08d}{suffix}"
+        path = self.folder / "pictures" / file_name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, data)
+        relative = path.relative_to(self.folder).as_posix()
+        self.event(kind, {"name": name, "step": step, "path": relative, "caption": caption})
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The rows of metrics.jsonl; a torn one, left by a crash, is passed over."""
+        if not self.metrics_file.exists():
+            return
+        for line in self.metrics_file.read_bytes().splitlines():
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(row, dict) and isinstance(row.get("step"), int):
+                yield row
+
+    def cut_after(self, step: int) -> set[str]:
+        """Remove the rows beyond `step`, at once or not at all; the names that `step` has."""
+        kept = [row for row in self.rows() if row["step"] <= step]
+        if self.metrics_file.exists():
+            lines = "".join(json.dumps(row) + "\n" for row in kept).encode()
+            replace_file(self.metrics_file, lines)
+        return {name for row in kept if row["step"] == step for name in row}
+
+    def set_aside(self) -> None:
+        """Keep the rows of an earlier start under another name: this start begins anew."""
+        if self.metrics_file.exists() and self.metrics_file.stat().st_size:
+            number = 1
+            while (older := self.folder / f"metrics.{number}.jsonl").exists():
+                number += 1
+            os.replace(self.metrics_file, older)
+
+
+class TensorBoard:
+    """Event files in one folder; what an earlier start wrote from `first_step` on is hidden."""
+
+    name = "TensorBoard"
+
+    def __init__(self, folder: Path, first_step: int, config: Mapping[str, Any] | None) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # seconds: only where it is used
+
+        self._writer: Any = SummaryWriter(str(folder), purge_step=first_step)
+        if config is not None:
+            text = json.dumps(config, indent=2, default=str)
+            self._writer.add_text("config", f"```json\n{text}\n```", first_step)
+
+    def metrics(self, values: Mapping[str, float], step: int) -> None:
+        # One record for all: add_scalar hands each to the writing thread, and waits for it.
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        record = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._writer.file_writer.add_summary(Summary(value=record), step)
+
+    def image(self, name: str, pixels: Pixels, step: int, caption: str | None) -> None:
+        self._writer.add_image(name, pixels, step, dataformats="HWC")
+
+    def video(self, name: str, gif: bytes, step: int) -> None:
+        # add_video wants moviepy only to make the GIF that we have; the record is the same.
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        with Image.open(io.BytesIO(gif)) as picture:
+            width, height = picture.size
+        record = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=gif)
+        value = Summary.Value(tag=name, image=record)
+        self._writer.file_writer.add_summary(Summary(value=[value]), step)
+
+    def histogram(self, name: str, values: Values, step: int) -> None:
+        self._writer.add_histogram(name, values, step)
+
+    def close(self, exit_code: int) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """One run per run folder: its id is kept there and used again by every later start."""
+
+    name = "Weights & Biases"
+
+    def __init__(
+        self,
+        folder: Path,
+        experiment_name: str,
+        config: Mapping[str, Any] | None,
+        project: str,
+        entity: str | None,
+        tags: Sequence[str],
+        mode: str | None,
+        run_id: str | None,
+    ) -> None:
+        import wandb  # an extra, and most of a second: only where it is used
+
+        self._wandb: Any = wandb
+        id_file = folder / "wandb_run_id"
+        if id_file.exists():
+            run_id = id_file.read_text().strip()
+        self.run_id = run_id or secrets.token_hex(4)
+        # Before the run exists: whatever happens from here on, the next start finds the id.
+        replace_file(id_file, self.run_id.encode())
+        self._run: Any = self._wandb.init(
+            project=project,
+            entity=entity,
+            name=experiment_name,
+            id=self.run_id,
+            resume="allow",
+            dir=str(folder),
+            tags=list(tags),
+            config=dict(config or {}),
+            mode=mode,
+            # A prompt for a key, or a network that is not there, holds up training no longer.
+            settings=wandb.Settings(console="off", silent=True, login_timeout=30, init_timeout=30),
+        )
+        # Our own axis: W&B drops what is logged below its internal step, as after a resume.
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def metrics(self, values: Mapping[str, float], step: int) -> None:
+        self._log(values, step)
+
+    def image(self, name: str, pixels: Pixels, step: int, caption: str | None) -> None:
+        self._log({name: self._wandb.Image(pixels, caption=caption)}, step)
+
+    def video(self, name: str, gif: bytes, step: int) -> None:
+        self._log({name: self._wandb.Video(io.BytesIO(gif), format="gif")}, step)
+
+    def histogram(self, name: str, values: Values, step: int) -> None:
+        counts = np.histogram(values, bins=64)
+        self._log({name: self._wandb.Histogram(np_histogram=counts)}, step)
+
+    def close(self, exit_code: int) -> None:
+        self._run.finish(exit_code=exit_code)
+
+    def _log(self, values: Mapping[str, Any], step: int) -> None:
+        self._run.log({**values, "step": step})
+
+
+def append_line(path: Path, row: Mapping[str, Any]) -> None:
+    """Add one JSON line, whole or not at all, and visible to readers at once."""
+    line = json.dumps(_plain(row), allow_nan=False, default=str).encode() + b"\n"
+    with open(path, "a+b", buffering=0) as file:
+        before = file.seek(0, os.SEEK_END)
+        if before > 0:
+            file.seek(before - 1)
+            if file.read(1) != b"\n":  # a process was killed within its last line
+                line = b"\n" + line
+        written = file.write(line)
+        if written != len(line):
+            file.truncate(before)
+            raise OSError(f"only {written} of {len(line)} bytes fitted into {path}; disk full?")
+
+
+def _plain(value: Any) -> Any:
+    """NaN and Inf are no JSON: as strings they stay readable, and float() takes them back."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(float(value))
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file so that a crash leaves either the old one or the new one."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)

@@ -1,0 +1,147 @@
+"""All processes together: do they meet, tell the same time, and see the same files?
+
+Every process must call these functions, in the same order.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from overt.distributed import (
+    Launch,
+    World,
+    barrier,
+    broadcast_object,
+    gather_objects,
+    sum_over_processes,
+)
+from overt.tools.doctor.report import Check, fail, ok, warn
+
+PROBE_BYTES = 16 << 20  # a bucket of gradients
+SKEW_SECONDS = 1.0
+SLOW_SYNC_SECONDS = 1.0
+SLOW_VISIBLE_SECONDS = 2.0
+INVISIBLE_SECONDS = 30.0
+
+
+def meeting(world: World, launch: Launch, seconds: float) -> Check:
+    """How long the processes took to meet, and how fast they add up a bucket of gradients."""
+    bucket = torch.ones(PROBE_BYTES // 4, device=world.device)
+    sum_over_processes(bucket)  # connections are made by the first one
+    began = time.perf_counter()
+    total = float(sum_over_processes(torch.ones_like(bucket))[0])
+    taken = time.perf_counter() - began
+    hosts = list(dict.fromkeys(gather_objects(socket.gethostname())))
+    rate = PROBE_BYTES / taken / 1e9
+    text = (
+        f"{world.world_size} processes on {len(hosts)} host(s) ({', '.join(hosts[:4])}) met at "
+        f"{launch.master_addr}:{launch.master_port} in {seconds:.1f} s; 16 MiB added up at "
+        f"{rate:.2g} GB/s"
+    )
+    if total != world.world_size:
+        remedy = "the network or a GPU garbles data: run this again on fewer hosts to find it"
+        return fail("rendezvous", f"{text}; the sum is wrong: {total}", remedy)
+    return ok("rendezvous", text)
+
+
+def clocks(world: World) -> Check:
+    """How far the hosts' clocks are apart; the best of a few looks, since each takes a while."""
+    if world.world_size == 1:
+        return ok("clock", time.strftime("%Y-%m-%d %H:%M:%S %z"))
+    spreads = []
+    for _ in range(5):
+        barrier()
+        times = gather_objects(time.time())
+        spreads.append(max(times) - min(times))
+    text = f"at most {min(spreads):.3f} s between any two processes"
+    if min(spreads) > SKEW_SECONDS:
+        remedy = "let every host ask a time server (chronyd, ntpd): logs and leases go by the clock"
+        return warn("clock", text, remedy)
+    return ok("clock", text)
+
+
+def same_versions(text: str) -> Check | None:
+    """Refuse processes that run different software, which ends in hangs or silent differences."""
+    found = gather_objects((socket.gethostname(), text))
+    if len({version for _, version in found}) == 1:
+        return None
+    rows = "; ".join(f"{host}: {version}" for host, version in dict(found).items())
+    return fail(
+        "versions", rows, "use one environment on all hosts, on a shared disk or as an image"
+    )
+
+
+def shared_folder(folder: Path, world: World, patience: float = INVISIBLE_SECONDS) -> Check:
+    """What checkpoints need of a file system: write, fsync, rename, and all hosts see it."""
+    name = "files"
+    existing = nearest_existing(folder)
+    probe = existing / f".overt-doctor-{broadcast_object(secrets.token_hex(4))}"
+    problem, synced = "", 0.0
+    if world.is_main:
+        try:
+            synced = _write_and_rename(probe)
+        except OSError as error:
+            problem = f"{existing} cannot be written to: {error.strerror}"
+    problem, synced = broadcast_object((problem, synced))
+    try:
+        if problem:
+            return fail(name, problem, "set output_dir to a folder that you may write to")
+        waits = gather_objects(_wait_until_visible(probe / "renamed", patience))
+        barrier()  # nobody removes what another still looks for
+    finally:
+        if world.is_main:
+            shutil.rmtree(probe, ignore_errors=True)
+    blind = [str(rank) for rank, wait in enumerate(waits) if wait is None]
+    if blind:
+        found = f"{existing}: written by rank 0, not seen by rank {', '.join(blind)}"
+        return fail(name, found, "set output_dir to a folder on a file system that all hosts share")
+    slowest = max(wait for wait in waits if wait is not None)
+    text = f"{existing}: rename and fsync work, in {synced:.3f} s"
+    if world.world_size > 1:
+        text += f"; seen by all within {slowest:.1f} s"
+    if slowest > SLOW_VISIBLE_SECONDS:
+        return warn(name, text, "other hosts see files late: mount NFS with a small actimeo")
+    if synced > SLOW_SYNC_SECONDS:
+        return warn(name, text, "a slow disk: keep checkpoint.background=true, save less often")
+    return ok(name, text)
+
+
+def nearest_existing(folder: Path) -> Path:
+    """The folder itself or the nearest one above that is there: doctors leave nothing behind."""
+    folder = folder.absolute()
+    return next(path for path in (folder, *folder.parents) if path.is_dir())
+
+
+def _write_and_rename(probe: Path) -> float:
+    """As a checkpoint is saved: written, brought to the disk, renamed; the seconds for that."""
+    began = time.perf_counter()
+    (probe / "hidden").mkdir(parents=True)
+    with (probe / "hidden" / "file").open("wb") as file:
+        file.write(os.urandom(1 << 16))
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(probe / "hidden", probe / "renamed")
+    descriptor = os.open(probe, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return time.perf_counter() - began
+
+
+def _wait_until_visible(path: Path, patience: float) -> float | None:
+    began = time.monotonic()
+    while time.monotonic() - began < patience:
+        with suppress(OSError):
+            if any(path.iterdir()):
+                return time.monotonic() - began
+        time.sleep(0.05)
+    return None

@@ -1,0 +1,169 @@
+"""One configured run, before it is started: batch, checkpoint size against disk, data, loaders."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from overt.config import Config
+from overt.config.schema import OptimizerSection
+from overt.data.rng import sample_rng
+from overt.engine.batch import plan_batches
+from overt.engine.optimizer import build_optimizer
+from overt.errors import OvertError
+from overt.recipe import Recipe, SampleSource
+from overt.tools.doctor.cluster import nearest_existing
+from overt.tools.doctor.report import Check, fail, ok, warn
+
+MEGABYTE = 1e6
+MARGIN = 1.2  # loaders should be this much faster than training: their speed varies
+
+
+def batches(config: Config, world_size: int) -> Check:
+    """How the global batch is split; refused where it does not divide."""
+    plan = plan_batches(config.training, world_size)
+    return ok(
+        "batch",
+        f"{plan.batch_size} per process x {world_size} process(es) x {plan.accumulation_steps} "
+        f"accumulated = {plan.global_batch_size}",
+    )
+
+
+def disk_space(config: Config, recipe: Recipe) -> Check:
+    """Room for the checkpoints that will be kept, and for the one being written beside them."""
+    size = checkpoint_bytes(config, recipe)
+    kept = config.checkpoint.keep_last_n
+    if config.checkpoint.metric_name is not None:
+        kept += config.checkpoint.keep_best_n
+    folder = nearest_existing(config.run_dir)
+    free = shutil.disk_usage(folder).free
+    text = (
+        f"a checkpoint takes {size / MEGABYTE:,.1f} MB, {kept} kept and one being written "
+        f"{(kept + 1) * size / MEGABYTE:,.1f} MB; {free / MEGABYTE:,.0f} MB free in {folder}"
+    )
+    remedy = "free space, choose another output_dir, or lower checkpoint.keep_last_n, keep_best_n"
+    if free < 2 * size:
+        return fail("disk space", text, remedy)
+    if free < (kept + 1) * size:
+        return warn("disk space", text, remedy)
+    return ok("disk space", text)
+
+
+def checkpoint_bytes(config: Config, recipe: Recipe) -> int:
+    """Size of one checkpoint: weights, their average, and what the optimizer keeps of each."""
+    model = _build(recipe)
+    weights = _bytes(model.state_dict().values())
+    trained = _bytes(value for value in model.parameters() if value.requires_grad)
+    average = 0 if config.training.ema_momentum is None else weights
+    return weights + average + math.ceil(trained * optimizer_share(config.optimizer))
+
+
+def _build(recipe: Recipe) -> nn.Module:
+    """The model without its memory, where its code allows that."""
+    try:
+        with torch.device("meta"):
+            return recipe.build_model()
+    except OvertError:
+        raise
+    except Exception:  # a model may compute with its weights while it is built
+        return recipe.build_model()
+
+
+def optimizer_share(section: OptimizerSection) -> float:
+    """Bytes that the optimizer keeps for each byte of a trained weight, seen on a small matrix."""
+    model = nn.Linear(32, 32, bias=False)
+    optimizer = build_optimizer(section, model)
+    model.weight.grad = torch.zeros_like(model.weight)
+    optimizer.step()
+    kept = [value for value in optimizer.state[model.weight].values() if torch.is_tensor(value)]
+    return _bytes(value for value in kept if value.ndim > 0) / _bytes([model.weight])
+
+
+def _bytes(tensors: Any) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def read_samples(
+    source: SampleSource, config: Config, count: int, rank: int = 0
+) -> tuple[Check, float | None]:
+    """Draw a few samples from all over the data; the seconds that one takes."""
+    length = len(source)
+    if length == 0:
+        remedy = "check data.root and the settings of the section data"
+        return fail("data", "the training data set is empty", remedy), None
+    chosen = np.random.default_rng([config.seed, rank]).choice(
+        length, size=min(count, length), replace=False
+    )
+    seconds = []
+    for index in map(int, chosen):
+        began = time.perf_counter()
+        try:
+            source.sample(index, sample_rng(config.seed, 0, index))
+        except OvertError as error:
+            remedy = "mend or remove that file"
+            return fail("data", f"sample {index} cannot be read: {error}", remedy), None
+        except Exception as error:  # a bug of the data set is a finding too
+            found = f"sample {index} raises {type(error).__name__}: {error}"
+            return fail("data", found, "the data set's code does not expect what it found"), None
+        seconds.append(time.perf_counter() - began)
+    typical = statistics.median(seconds)
+    text = f"{length:,} samples; {len(seconds)} of them read, {1e3 * typical:.1f} ms each"
+    return ok("data", text), typical
+
+
+def loader_speed(
+    config: Config, sample_seconds: float, world_size: int, step_seconds: float | None
+) -> Check:
+    """Samples that the loaders of one process deliver against what its steps take."""
+    plan = plan_batches(config.training, world_size)
+    workers = config.training.num_workers
+    cores = len(os.sched_getaffinity(0))
+    busy = max(min(workers, cores), 1)
+    rate = busy / max(sample_seconds, 1e-9)
+    text = f"about {rate:,.0f} samples/s by {workers} loader(s) of one process"
+    if step_seconds is None:
+        more = "; give --step-seconds, or run some steps, to compare that with training"
+        return ok("loader speed", text + more)
+    need = plan.batch_size * plan.accumulation_steps / step_seconds
+    text += f"; training takes {need:,.0f} samples/s at {step_seconds:.3g} s a step"
+    if workers == 0 and rate < 10 * need:
+        return warn("loader speed", text, "set training.num_workers=4: now training waits for each")
+    if rate >= MARGIN * need:
+        return ok("loader speed", text)
+    wanted = math.ceil(MARGIN * need * sample_seconds)
+    remedy = f"set training.num_workers={wanted}"
+    if wanted > cores:
+        remedy += f" (this host has {cores} cores: pack the data first, see `overt data`)"
+    return warn("loader speed", text, remedy)
+
+
+def measured_step_seconds(run: Path) -> float | None:
+    """Seconds per step of an earlier session of this run, from its metrics."""
+    file = run / "metrics.jsonl"
+    if not file.is_file():
+        return None
+    found: Sequence[float] = [
+        float(row["train/seconds_per_step"])
+        for row in map(_row, file.read_text().splitlines())
+        if "train/seconds_per_step" in row
+    ]
+    return statistics.median(found[-20:]) if found else None
+
+
+def _row(line: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError:  # torn by a crash
+        return {}
+    return row if isinstance(row, dict) else {}

@@ -1,0 +1,110 @@
+"""Bytes of the tensors that are alive, as CUDA's allocator counts them, and their peak.
+
+A dispatch mode sees every operator, below autograd: what a result's storage takes is added when it
+appears and taken away when the last tensor on it is gone, as on the device.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from overt.tools.plan.operator_flops import count_flops
+
+BLOCK = 512  # bytes: sizes are rounded up to a multiple
+# Operators that add up a gradient in float32 before they hand it out in 16 bits: that of their
+# second argument (the query, the values).
+WIDE_SUMS = (
+    "_scaled_dot_product_flash_attention_for_cpu_backward",
+    "_varlen_attn_backward",
+    "deformable_backward",
+)
+
+ACTIVATIONS = "activations"
+
+
+def rounded(count: int) -> int:
+    """Bytes that the allocator hands out for so many."""
+    return -(-count // BLOCK) * BLOCK
+
+
+class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts live bytes by what they are for; `peak` and `flops` are since the last `reset`."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live: Counter[str] = Counter()
+        self.total = 0
+        self.known: dict[int, tuple[weakref.ref[Any], str, int]] = {}
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the peaks, not what is alive."""
+        self.peak, self.at_peak = self.total, Counter(self.live)
+        self.flops = 0
+        # Of everything but gradients: where these lie in buckets, they are always there.
+        self.peak_besides_gradients = self.total - self.live["gradients"]
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if function is torch.ops.prim.device.default:  # asked for many times by each operator
+            mode, device = args[0].fake_mode, args[0].fake_device
+            return torch.device("meta") if mode.in_kernel_invocation else device
+        result = function(*args, **(kwargs or {}))
+        for value in (result,) if isinstance(result, Tensor) else tree_iter(result):
+            if isinstance(value, Tensor):
+                self.add(value, ACTIVATIONS)
+        self.flops += count_flops(function, args, kwargs or {}, result)
+        if function.__name__.partition(".")[0] in WIDE_SUMS and args[1].element_size() == 2:
+            self._note_peak(rounded(4 * args[1].numel()))
+        return result
+
+    def add(self, tensor: Tensor, purpose: str) -> None:
+        """Count this tensor's storage, unless it is counted already."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self.known:
+            return
+        size = rounded(storage.nbytes())
+        reference = weakref.ref(storage, partial(self._forget, key))
+        self.known[key] = (reference, purpose, size)
+        self.live[purpose] += size
+        self.total += size
+        self._note_peak(0)
+
+    def assign(self, tensors: Iterable[Tensor], purpose: str) -> None:
+        """Say what these tensors are for; they are counted from here on if they were not."""
+        for tensor in tensors:
+            self.add(tensor, purpose)
+            key = tensor.untyped_storage()._cdata
+            reference, before, size = self.known[key]
+            self.known[key] = (reference, purpose, size)
+            self.live[before] -= size
+            self.live[purpose] += size
+
+    def _forget(self, key: int, _: object) -> None:
+        _, purpose, size = self.known.pop(key)
+        self.live[purpose] -= size
+        self.total -= size
+
+    def _note_peak(self, workspace: int) -> None:
+        total = self.total + workspace
+        if total > self.peak:
+            self.peak, self.at_peak = total, Counter(self.live)
+            self.at_peak[ACTIVATIONS] += workspace
+        besides = total - self.live["gradients"]
+        self.peak_besides_gradients = max(self.peak_besides_gradients, besides)
+
+    @staticmethod
+    def gradient_bytes(parameters: Iterable[Tensor]) -> int:
+        """What the gradients of these take, all together."""
+        return sum(rounded(value.numel() * value.element_size()) for value in parameters)

@@ -1,0 +1,283 @@
+"""From two fake steps to a plan: memory of every strategy, largest batches, time to the end.
+
+Memory goes linearly with the batch, so two sizes tell all others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from overt.config import Config
+from overt.data.rng import sample_rng
+from overt.engine.batch import BatchPlan, learning_rates, plan_batches
+from overt.errors import ConfigError, DataError
+from overt.health.flops import peak_tflops
+from overt.recipe import Recipe
+from overt.tools.plan.communication import Network, Traffic, ddp_traffic, fsdp_traffic
+from overt.tools.plan.fake_step import FakeStep, Model, StepMemory
+
+GIB = 2**30
+# Work space of cuBLAS (32 MiB on Hopper) in the threads of the forward and of the backward pass,
+# and of cuBLASLt: part of what the allocator counts.
+LIBRARIES = 96 * 2**20
+# Not counted by it: CUDA's own context and kernels; and gaps between blocks, a share of all.
+CONTEXT, GAPS = GIB // 2, 0.05
+CARDS = {24: 23.5, 40: 39.4, 80: 79.1, 141: 139.8}  # GB in the name: GiB that CUDA reports
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked besides the configuration."""
+
+    devices: tuple[int, ...]
+    gpu: str
+    efficiency: float  # share of the GPU's peak that the step reaches
+    seconds_per_sample: float | None  # of one device, measured; None: from the efficiency
+    samples: int | None  # in the data set, where it is not to be opened
+    network: Network
+
+
+class Fitted:
+    """Two steps of different batch size, and by a straight line any other."""
+
+    def __init__(self, one: StepMemory, other: StepMemory) -> None:
+        assert one.batch_size != other.batch_size
+        self.one, self.other = one, other
+
+    def at(self, batch_size: int) -> StepMemory:
+        """The step with this batch."""
+        if batch_size in (self.one.batch_size, self.other.batch_size):
+            return self.one if batch_size == self.one.batch_size else self.other
+        share = (batch_size - self.one.batch_size) / (self.other.batch_size - self.one.batch_size)
+        values = {
+            name: round(value + share * (getattr(self.other, name) - value))
+            for name, value in dataclasses.asdict(self.one).items()
+        }
+        return StepMemory(**values)
+
+
+def device_memory(step: StepMemory, model: Model, strategy: str, devices: int) -> int:
+    """Peak bytes on one device, as torch.cuda.max_memory_allocated counts them."""
+    static = step.parameters + step.frozen + step.optimizer
+    match strategy:
+        case "ddp" if devices > 1:
+            # Gradients lie in buckets, which are there all the time.
+            return (
+                static + step.gradients + max(step.transient, step.transient_in_update) + LIBRARIES
+            )
+        case "fsdp" if devices > 1:
+            shares = math.ceil((static + step.gradients) / devices)
+            unit = 4 * max(model.unit_sizes, default=0)
+            rest = 4 * max(model.parameters + model.frozen - sum(model.unit_sizes), 0)
+            # Whole at a time: what belongs to no unit, this unit, the one fetched ahead and what
+            # it arrives in; this unit's gradient and what it leaves in.
+            whole = rest + 3 * unit + 2 * unit
+            # Averages are moved share by share.
+            in_update = step.transient_in_update // devices
+            return shares + max(whole + step.transient, in_update) + LIBRARIES
+        case _:
+            return step.peak + LIBRARIES
+
+
+def largest_batch(memory: Callable[[int], int], card_gib: float) -> int:
+    """The most samples per device with which memory, and what it does not count, fits; 0: none."""
+    room = (card_gib * GIB - CONTEXT) / (1 + GAPS)
+    if memory(1) > room:
+        return 0
+    most = 1
+    while memory(2 * most) <= room and most < 2**20:
+        most *= 2
+    step = most // 2
+    while step:  # between most and its double
+        if memory(most + step) <= room:
+            most += step
+        step //= 2
+    return most
+
+
+def example_batch(config: Config, recipe: Recipe, size: int) -> Any:
+    """A batch of noise for the recipes of overt, else one from the recipe's own data set."""
+    import torch
+
+    from overt.tools.plan.batches import BATCHES
+
+    home = config.recipe._target_.split(".")
+    if home[:2] == ["overt", "recipes"] and home[2] in BATCHES:
+        return BATCHES[home[2]](config, size, torch.device("cpu"))
+    source = recipe.build_dataset()
+    different = min(size, len(source), 8)  # sizes repeat
+    samples = [source.sample(index, sample_rng(0, 0, index)) for index in range(different)]
+    return recipe.collate([samples[number % different] for number in range(size)])
+
+
+def fit(
+    config: Config, recipe: Recipe, sizes: tuple[int, int], checkpointing: bool
+) -> tuple[Model, Fitted]:
+    """Run two fake steps."""
+    step = FakeStep(config, recipe, checkpointing)
+    one, other = (step.run(example_batch(config, recipe, size), size) for size in sizes)
+    return step.numbers, Fitted(one, other)
+
+
+def make_plan(config: Config, recipe: Recipe, request: Request) -> dict[str, Any]:
+    """Everything that `overt plan` shows, in bytes, seconds and plain numbers."""
+    training = config.training
+    plans: dict[int, BatchPlan | str] = {}
+    for devices in request.devices:
+        try:
+            plans[devices] = plan_batches(training, devices)
+        except ConfigError as error:
+            plans[devices] = str(error)
+    possible = [plan for plan in plans.values() if isinstance(plan, BatchPlan)]
+    if not possible:
+        raise ConfigError(f"none of these numbers of devices works: {next(iter(plans.values()))}")
+    first = max(plan.batch_size for plan in possible)
+    sizes = (first, max(first // 2, 1) if first > 1 else 2)
+    model, plain = fit(config, recipe, sizes, checkpointing=False)
+    variants = {"plain": plain}
+    if model.blocks:
+        variants["checkpointing"] = fit(config, recipe, sizes, checkpointing=True)[1]
+    samples = request.samples or count_samples(config, recipe)
+    at_first = plain.at(first)
+    return {
+        "recipe": config.recipe.name,
+        "precision": training.precision,
+        "parameters": model.parameters,
+        "frozen_parameters": model.frozen,
+        "samples": samples,
+        "checkpoint_bytes": at_first.parameters + at_first.frozen + at_first.optimizer,
+        "parts": {name: dataclasses.asdict(line.at(first)) for name, line in variants.items()},
+        "timing": _timing_words(request),
+        "notes": _notes(config, model),
+        "devices": [
+            {"devices": devices, "problem": plan}
+            if isinstance(plan, str)
+            else _row(config, request, model, variants, plan, samples)
+            for devices, plan in plans.items()
+        ],
+    }
+
+
+def _row(
+    config: Config,
+    request: Request,
+    model: Model,
+    variants: dict[str, Fitted],
+    plan: BatchPlan,
+    samples: int | None,
+) -> dict[str, Any]:
+    devices, total = plan.world_size, plan.global_batch_size
+    strategies = ["single"] if devices == 1 else ["ddp", *(["fsdp"] if model.unit_sizes else [])]
+    memory: dict[str, Any] = {}
+    largest: dict[str, Any] = {}
+    for strategy in strategies:
+        for name, line in variants.items():
+
+            def peak(size: int, line: Fitted = line, strategy: str = strategy) -> int:
+                return device_memory(line.at(size), model, strategy, devices)
+
+            memory.setdefault(strategy, {})[name] = peak(plan.batch_size)
+            fits = {str(card): largest_batch(peak, gib) for card, gib in CARDS.items()}
+            largest.setdefault(strategy, {})[name] = fits
+    step = variants["plain"].at(plan.batch_size)
+    flops = step.flops * plan.accumulation_steps
+    alone = _seconds(request, config, plan, flops)
+    traffic = _traffic(strategies, request.network, model, step, alone, devices)
+    seconds = alone + (traffic["ddp"].exposed if "ddp" in traffic else 0.0)
+    steps = _total_steps(config, plan, samples)
+    return {
+        "devices": devices,
+        "global_batch_size": total,
+        "batch_size": plan.batch_size,
+        "accumulation_steps": plan.accumulation_steps,
+        "learning_rate": _learning_rates(config, plan),
+        "memory_bytes": memory,
+        "largest_batch": largest,
+        "flops_per_device": flops,
+        "seconds_per_step": seconds,
+        "samples_per_second": total / seconds,
+        "steps": steps,
+        "hours": None if steps is None else steps * seconds / 3600,
+        "traffic": {name: dataclasses.asdict(one) for name, one in traffic.items()},
+    }
+
+
+def _traffic(
+    strategies: list[str],
+    network: Network,
+    model: Model,
+    step: StepMemory,
+    seconds: float,
+    devices: int,
+) -> dict[str, Traffic]:
+    found = {}
+    if "ddp" in strategies:
+        found["ddp"] = ddp_traffic(4 * model.parameters, seconds, devices, network)
+    if "fsdp" in strategies:
+        weights = 4 * (model.parameters + model.frozen)
+        units = len(model.unit_sizes)
+        found["fsdp"] = fsdp_traffic(
+            weights, 4 * model.parameters, units, seconds, devices, network
+        )
+    return found
+
+
+def _learning_rates(config: Config, plan: BatchPlan) -> dict[str, float]:
+    """By each rule, from `lr_base_batch`, or else from the batch of one device."""
+    base = config.optimizer.lr_base_batch or plan.batch_size * plan.accumulation_steps
+    optimizer = dataclasses.replace(config.optimizer, lr_base_batch=base)
+    return learning_rates(optimizer, plan.global_batch_size)
+
+
+def _seconds(request: Request, config: Config, plan: BatchPlan, flops: int) -> float:
+    if request.seconds_per_sample is not None:
+        return request.seconds_per_sample * plan.batch_size * plan.accumulation_steps
+    peak = peak_tflops(request.gpu, config.training.precision)
+    if peak is None:
+        raise ConfigError(f"--gpu {request.gpu}: its peak is not known; name another, such as H200")
+    return flops / (peak * 1e12 * request.efficiency)
+
+
+def _total_steps(config: Config, plan: BatchPlan, samples: int | None) -> int | None:
+    if config.training.num_steps is not None:
+        return config.training.num_steps
+    if samples is None or config.training.num_epochs is None:
+        return None
+    return config.training.num_epochs * plan.steps_per_epoch(samples, config.training.drop_last)
+
+
+def count_samples(config: Config, recipe: Recipe) -> int | None:
+    """How many samples the data set has, where it is there; none is made for the purpose."""
+    root = getattr(getattr(config.settings, "data", None), "root", None)
+    if isinstance(root, str) and not Path(root).exists():
+        return None
+    try:
+        return len(recipe.build_dataset())
+    except (ConfigError, DataError, OSError):
+        return None
+
+
+def _timing_words(request: Request) -> str:
+    if request.seconds_per_sample is not None:
+        return f"measured, {request.seconds_per_sample:.4g} s per sample and device"
+    return f"assumed, {request.efficiency:.0%} of the peak of a {request.gpu}"
+
+
+def _notes(config: Config, model: Model) -> list[str]:
+    notes = []
+    training = config.training
+    if training.compile != "none":
+        notes.append(
+            f"training.compile={training.compile}: predicted as if not compiled; compiled code "
+            "keeps less, by how much only a run can tell"
+        )
+    if training.cuda_graph:
+        notes.append("training.cuda_graph=true: a recording keeps its memory between steps")
+    if not model.blocks:
+        notes.append("this recipe names no blocks: no activation checkpointing, no FSDP")
+    return notes

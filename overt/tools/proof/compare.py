@@ -1,0 +1,108 @@
+"""Two checkpoints bit for bit, and two loss curves number for number: the first difference."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Says where and when a run was, not what it computed.
+NOT_COMPARED = ("wandb_run_id", "world_size")
+
+
+class Comparison(NamedTuple):
+    """What was compared, and the first difference, or None where every bit is the same."""
+
+    tensors: dict[str, int]  # by file
+    difference: str | None
+
+
+def compare_checkpoints(one: Path, other: Path) -> Comparison:
+    """Every tensor of two checkpoint folders, then step, position and counters."""
+    from overt.checkpoint import plain_values
+    from overt.checkpoint.weights import read_safetensors
+
+    counted: Counter[str] = Counter()
+    names = sorted({_name(path, root) for root in (one, other) for path in _files(root)})
+    for name in names:
+        for root in (one, other):
+            if not (root / name).is_file():
+                return Comparison(dict(counted), f"{root} has no {name}")
+        left, _ = read_safetensors(one / name)
+        right, _ = read_safetensors(other / name)
+        for key in sorted({*left, *right}):
+            difference = _tensor_difference(left.get(key), right.get(key))
+            if difference is not None:
+                return Comparison(dict(counted), f"{name}: {key}: {difference}")
+            counted[name] += 1
+    states = [
+        plain_values.decode((root / "state.json").read_bytes())["state"] for root in (one, other)
+    ]
+    for key in sorted({*states[0], *states[1]}):
+        values = [json.dumps(state.get(key), sort_keys=True) for state in states]  # NaN equals NaN
+        if key not in NOT_COMPARED and values[0] != values[1]:
+            return Comparison(dict(counted), f"state.json: {key}: {values[0]} and {values[1]}")
+    return Comparison(dict(counted), None)
+
+
+def _files(root: Path) -> list[Path]:
+    return list(root.rglob("*.safetensors"))
+
+
+def _name(path: Path, root: Path) -> str:
+    return path.relative_to(root).as_posix()
+
+
+def _tensor_difference(one: Tensor | None, other: Tensor | None) -> str | None:
+    import torch
+
+    if one is None or other is None:
+        return "only one of the two has it"
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return f"{_kind(one)} and {_kind(other)}"
+    # Bits, not values: NaN is then equal to itself, and 0 is not -0.
+    left, right = (tensor.reshape(-1).view(torch.uint8) for tensor in (one, other))
+    if torch.equal(left, right):
+        return None
+    width = one.element_size()
+    differs = (left != right).view(-1, width).any(dim=1)
+    first = int(differs.nonzero()[0])
+    values = [tensor.reshape(-1)[first].item() for tensor in (one, other)]
+    return (
+        f"{int(differs.sum())} of {one.numel()} numbers differ, the first at flat position "
+        f"{first}: {values[0]!r} and {values[1]!r}"
+    )
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
+
+
+def read_losses(run: Path) -> dict[int, float]:
+    """Loss by step of a run's metrics.jsonl."""
+    rows: list[dict[str, Any]] = [
+        json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()
+    ]
+    return {row["step"]: float(row["train/loss"]) for row in rows if "train/loss" in row}
+
+
+def loss_difference(one: dict[int, float], other: dict[int, float]) -> str | None:
+    """The first step whose loss is not the very same number."""
+    for step in sorted({*one, *other}):
+        left, right = one.get(step), other.get(step)
+        both_nan = left != left and right != right
+        if left != right and not both_nan:
+            return f"the loss of step {step} is {left!r} and {right!r}"
+    return None
+
+
+def largest_relative(one: dict[int, float], other: dict[int, float]) -> tuple[float, int]:
+    """The largest relative difference between two loss curves over the same steps, and its step."""
+    return max(
+        ((abs(one[step] - other[step]) / max(abs(one[step]), 1e-12), step) for step in one),
+        default=(0.0, 0),
+    )

@@ -1,0 +1,168 @@
+"""Which curves a report shows, where, and with how many points."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from overt.tools.report.run import Curve, Run
+
+SECTIONS = {
+    "training": "Training",
+    "evaluation": "Evaluation",
+    "collapse": "Collapse",
+    "speed": "Speed and waiting",
+    "optimization": "Optimization",
+    "distributions": "Distributions",
+    "system": "System",
+    "other": "Other",
+}
+MEANING = {
+    "collapse": "How much the features of different inputs differ. Standard deviations and ranks "
+    "that fall towards zero mean that all inputs look alike to the model.",
+    "speed": "Without evaluation, saving and the first steps. Data wait is the share of the time "
+    "in which training waited for samples.",
+    "distributions": "Mean, within the band from the least to the greatest value.",
+    "optimization": "Gradient norms are those before clipping.",
+}
+SPEED = (
+    "samples_per_second", "seconds_per_step", "data_wait_share", "tflops_per_second",
+    "flops_utilization", "memory_gib",
+)  # fmt: skip
+OPTIMIZATION = ("lr", "grad_norm", "skipped_steps", "loss_scale", "weight_decay")
+LEFT_OUT = ("train/epoch",)  # the steps in another unit
+OPTIMIZATION_GROUPS = ("gradient_norm", "weight_norm")
+SPREAD = ("min", "mean", "max", "std")
+COLLAPSE = ("_std", "_std_min", "_norm", "_rank", "_eff_rank")
+POINTS = 1200
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One plot: a metric of all runs, or a distribution with its band."""
+
+    name: str
+    section: str
+    parts: tuple[str, ...]  # the metrics it is drawn from: one, or least, mean and greatest
+
+
+def choose_charts(runs: Sequence[Run]) -> list[Chart]:
+    """Every metric of any run in its section, in a reader's order."""
+    names = list(dict.fromkeys(name for run in runs for name in run.curves))
+    names = [name for name in names if name not in LEFT_OUT]
+    known = set(names)
+    spreads = [
+        name.removesuffix("/mean")
+        for name in names
+        if name.endswith("/mean")
+        and all(f"{name.removesuffix('mean')}{part}" in known for part in SPREAD)
+    ]
+    taken = {f"{name}/{part}" for name in spreads for part in SPREAD}
+    charts = [Chart(name, section_of(name, known), (name,)) for name in names if name not in taken]
+    for name in spreads:
+        parts = (f"{name}/min", f"{name}/mean", f"{name}/max")
+        charts.append(Chart(name, "distributions", parts))
+    order = list(SECTIONS)
+    ranking = [f"evaluation/{run.config.get('checkpoint.metric_name')}" for run in runs]
+    first = ["train/loss", *ranking, *(f"train/{name}" for name in SPEED)]
+    places = {name: place for place, name in reversed(list(enumerate(first)))}
+    return sorted(
+        charts,
+        key=lambda chart: (order.index(chart.section), places.get(chart.name, len(first))),
+    )
+
+
+def section_of(name: str, known: set[str]) -> str:
+    """The section of a metric; `known` are the names of all, since relatives stay together."""
+    group, _, rest = name.partition("/")
+    for suffix in COLLAPSE:
+        if rest.endswith(suffix) and f"{name.removesuffix(suffix)}_std" in known:
+            return "collapse"
+    if group == "train":
+        if rest in SPEED:
+            return "speed"
+        return "optimization" if rest in OPTIMIZATION else "training"
+    if group in OPTIMIZATION_GROUPS:
+        return "optimization"
+    return group if group in SECTIONS else "other"
+
+
+def thin(curve: Curve, points: int = POINTS) -> Curve:
+    """At most about `points` of a curve's points: of each stretch the least and the greatest.
+
+    So a spike is never lost, which a mean over the stretch would do.
+    """
+    count = len(curve.values)
+    if count <= points:
+        return curve
+    kept = {0, count - 1}
+    stretches = max(points // 2, 1)
+    for stretch in range(stretches):
+        places = range(stretch * count // stretches, (stretch + 1) * count // stretches)
+        finite = [place for place in places if math.isfinite(curve.values[place])]
+        if finite:
+            kept.add(min(finite, key=curve.values.__getitem__))
+            kept.add(max(finite, key=curve.values.__getitem__))
+        if len(finite) < len(places):  # a hole stays a hole
+            kept.add(next(place for place in places if not math.isfinite(curve.values[place])))
+    chosen = sorted(kept)
+    return Curve(
+        [curve.steps[place] for place in chosen],
+        [curve.times[place] for place in chosen],
+        [curve.values[place] for place in chosen],
+    )
+
+
+def chart_data(chart: Chart, runs: Sequence[Run]) -> dict[str, Any]:
+    """What the page's script draws a chart from."""
+    series = []
+    for index, run in enumerate(runs):
+        if not all(part in run.curves for part in chart.parts):
+            continue
+        # The parts of a distribution must keep the same steps.
+        curves = [run.curves[part] for part in chart.parts]
+        curves = [thin(curves[0])] if len(curves) == 1 else [every_nth(one) for one in curves]
+        begin = run.sessions[0].begin if run.sessions else curves[0].times[0]
+        series.append(
+            {
+                "run": index,
+                "steps": curves[0].steps,
+                "hours": [_plain((moment - begin) / 3600) for moment in curves[0].times],
+                "values": [[_plain(value) for value in curve.values] for curve in curves],
+            }
+        )
+    return {"name": chart.name, "series": series}
+
+
+def every_nth(curve: Curve, points: int = POINTS) -> Curve:
+    """At most about `points` points at equal distances."""
+    stride = max(len(curve.values) // points, 1)
+    return Curve(curve.steps[::stride], curve.times[::stride], curve.values[::stride])
+
+
+def _plain(value: float) -> float | None:
+    """Seven digits are more than a screen shows; NaN and Inf are holes in the curve."""
+    return float(f"{value:.7g}") if math.isfinite(value) else None
+
+
+def describe(chart: Chart, runs: Sequence[Run]) -> str:
+    """A chart in words, for those who cannot see it."""
+    parts = []
+    metric = chart.parts[len(chart.parts) // 2]
+    for run in runs:
+        curve = run.curves.get(metric)
+        if curve is None:
+            continue
+        finite = [value for value in curve.values if math.isfinite(value)]
+        if not finite:
+            parts.append(f"{run.name}: no finite value")
+            continue
+        text = (
+            f"{run.name}: from {curve.values[0]:.4g} at step {curve.steps[0]} to {curve.last:.4g} "
+            f"at step {curve.steps[-1]}, least {min(finite):.4g}, greatest {max(finite):.4g}"
+        )
+        holes = len(curve.values) - len(finite)
+        parts.append(text + (f", {holes} not finite" if holes else ""))
+    return "; ".join(parts)

@@ -1,0 +1,228 @@
+"""One HTML file that shows runs: everything inside, nothing fetched, no text taken for markup.
+
+The page's own policy forbids the browser to load anything or to run any script but the ones whose
+hashes it names.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
+
+from overt.tools.report import pictures, sections, text
+from overt.tools.report.charts import MEANING, SECTIONS, Chart, chart_data, choose_charts, describe
+from overt.tools.report.markup import Html, element, join
+from overt.tools.report.run import Run
+from overt.tools.report.sections import COLOURS
+
+SEEN_BEFORE_PICTURES = ("overview", "happened", "training", "evaluation")
+VALUES_SHOWN = 4  # newest values beside the name of a chart
+OPEN_AT_FIRST = 24  # charts of a section that are laid out at once; the rest unfold
+
+
+def build_page(runs: Sequence[Run], most_pictures: int = 12) -> str:
+    """The whole page for one or several runs."""
+    charts = choose_charts(runs)
+    gallery, gallery_data = pictures.galleries(runs, most_pictures)
+    parts: list[tuple[str, str, Html | None]] = [
+        ("overview", "Overview", sections.overview(runs)),
+        ("happened", "What happened", _happened(runs)),
+    ]
+    for section, title in SECTIONS.items():
+        chosen = [place for place, chart in enumerate(charts) if chart.section == section]
+        if not chosen:
+            continue
+        figures = [_figure(place, charts[place], runs) for place in chosen]
+        parts.append((section, title, _charts(section, figures)))
+    # What a run looks like comes before how it was doing inside.
+    place = 1 + max(
+        (number for number, part in enumerate(parts) if part[0] in SEEN_BEFORE_PICTURES), default=0
+    )
+    parts.insert(place, ("pictures", "Pictures", gallery))
+    parts += [
+        ("scores", "Last scores", sections.scores(runs)),
+        ("settings", "Settings", sections.settings(runs)),
+        ("environment", "Environment", sections.environment(runs)),
+        ("reproduce", "Reproduce", sections.reproduce(runs)),
+    ]
+    data = {
+        "runs": [{"name": run.name, "marks": sections.marks(run)} for run in runs],
+        "charts": [chart_data(chart, runs) for chart in charts],
+        "galleries": gallery_data,
+    }
+    shown = [(name, title, body) for name, title, body in parts if body is not None]
+    return _document(runs, shown, data)
+
+
+def _figure(place: int, chart: Chart, runs: Sequence[Run]) -> Html:
+    """The frame of a chart, which the script fills; its description says what will be in it."""
+    words = f"{chart.name}. {describe(chart, runs)}. Arrow keys move the cursor."
+    return element(
+        "figure",
+        element("figcaption", chart.name, _last_values(chart, runs)),
+        element(
+            "div",
+            class_="plot",
+            data_chart=place,
+            tabindex="0",
+            role="application",
+            aria_roledescription="chart",
+            aria_label=words,
+        ),
+        element("p", class_="said visually-hidden", role="status"),
+        class_="chart",
+        data_name=chart.name.lower(),
+    )
+
+
+def _last_values(chart: Chart, runs: Sequence[Run]) -> Html:
+    """The newest value of each run, in its colour; said in words by the chart's description."""
+    metric = chart.parts[len(chart.parts) // 2]
+    values = [
+        element("span", text.number(run.curves[metric].last), class_=f"run{index % COLOURS}")
+        for index, run in enumerate(runs)
+        if metric in run.curves
+    ]
+    return element("span", *values[:VALUES_SHOWN], class_="last", aria_hidden="true")
+
+
+def _charts(section: str, figures: list[Html]) -> Html:
+    note = element("p", MEANING[section], class_="quiet") if section in MEANING else Html("")
+    first = element("div", *figures[:OPEN_AT_FIRST], class_="grid")
+    if len(figures) <= OPEN_AT_FIRST:
+        return join(note, first)
+    rest = figures[OPEN_AT_FIRST:]
+    more = element(
+        "details",
+        element("summary", f"{len(rest)} more"),
+        element("div", *rest, class_="grid"),
+    )
+    return join(note, first, more)
+
+
+def _happened(runs: Sequence[Run]) -> Html | None:
+    if not any(run.sessions for run in runs):
+        return None
+    key = element(
+        "p",
+        element("span", class_="key session"), " at work ",
+        element("span", class_="key failed"), " ended with an error ",
+        element("span", class_="key restart"), " restart ",
+        element("span", class_="key skip"), " skipped step",
+        class_="quiet keys",
+    )  # fmt: skip
+    events = element(
+        "details", element("summary", "every event"), sections.happened(runs), class_="events"
+    )
+    return join(key, sections.timeline(runs), events)
+
+
+def _document(runs: Sequence[Run], parts: list[tuple[str, str, Html]], data: dict[str, Any]) -> str:
+    title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
+    style = Html(asset("uPlot.min.css") + asset("report.css"))
+    library, script = Html(asset("uPlot.iife.min.js")), Html(asset("report.js"))
+    policy = (
+        "default-src 'none'; img-src data:; media-src data:; base-uri 'none'; form-action 'none'; "
+        f"style-src {_hash(style)}; script-src {_hash(library)} {_hash(script)}"
+    )
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=policy),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("title", f"{title} · overt report"),
+        element("style", style),
+    )
+    links = [element("a", name_of, href=f"#{name}") for name, name_of, _ in parts]
+    body = element(
+        "body",
+        element("a", "Skip to the curves", href="#training", class_="visually-hidden skip"),
+        element(
+            "header",
+            element(
+                "div",
+                element("p", "overt report", class_="quiet brand"),
+                element("h1", title),
+                element("p", f"made {text.moment(time.time())}", class_="quiet"),
+            ),
+            element("button", "Dark", type="button", id="theme", hidden=True),
+            class_="top",
+        ),
+        element("nav", *links, aria_label="Sections"),
+        _toolbar(runs),
+        element(
+            "main",
+            *(
+                element("section", element("h2", name_of), content, id=name)
+                for name, name_of, content in parts
+            ),
+        ),
+        element(
+            "footer",
+            element(
+                "details",
+                element("summary", "Curves are drawn by uPlot, under the MIT licence"),
+                element("pre", asset("uPlot.LICENSE")),
+            ),
+            class_="quiet",
+        ),
+        element("noscript", "Curves need a script; everything else on this page does not."),
+        element("script", embed(data), type="application/json", id="data"),
+        element("script", library),
+        element("script", script),
+    )
+    return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
+
+
+def _toolbar(runs: Sequence[Run]) -> Html:
+    chips = [
+        element(
+            "button",
+            sections.label(index, run),
+            type="button",
+            class_="chip",
+            data_run=index,
+            aria_pressed="true",
+        )
+        for index, run in enumerate(runs)
+    ]
+    choice = [
+        element("button", "steps", type="button", data_axis="steps", aria_pressed="true"),
+        element("button", "hours", type="button", data_axis="hours", aria_pressed="false"),
+    ]
+    smooth = element("input", type="range", id="smooth", min=0, max=0.99, step=0.01, value=0)
+    return element(
+        "div",
+        element("div", *chips, class_="chips", role="group", aria_label="Runs shown"),
+        element("div", *choice, class_="switch", role="group", aria_label="Horizontal axis"),
+        element("button", "log", type="button", id="logarithmic", aria_pressed="false",
+                title="logarithmic vertical axis"),
+        element("label", "smooth ", smooth),
+        element("label", "find ", element("input", type="search", id="find", placeholder="loss")),
+        element("button", "whole range", type="button", id="reset", hidden=True),
+        class_="toolbar",
+        role="toolbar",
+        aria_label="Curves",
+    )  # fmt: skip
+
+
+def asset(name: str) -> str:
+    return files("overt.tools.report").joinpath("assets", name).read_text()
+
+
+def _hash(source: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
+
+
+def embed(data: Any) -> Html:
+    """JSON that cannot end the script element it stands in."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Html(text)

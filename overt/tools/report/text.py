@@ -1,0 +1,80 @@
+"""Numbers, times and runs in a few words; shared by the page and the terminal."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+from overt.tools.report.run import Run
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def number(value: float) -> str:
+    """Four digits; whole numbers in full."""
+    if not math.isfinite(value):
+        return {math.inf: "Inf", -math.inf: "-Inf"}.get(value, "NaN")
+    if value == int(value) and abs(value) < 1e9:
+        return f"{int(value):,}"
+    return f"{value:.4g}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the two largest units: 42 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
+    if not math.isfinite(seconds):
+        return "unknown"
+    whole = max(math.ceil(seconds), 0)
+    units = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+    for place, (unit, size) in enumerate(units):
+        if whole >= size or unit == "s":
+            count, rest = divmod(whole, size)
+            words = [f"{count} {unit}"]
+            if place + 1 < len(units) and rest // units[place + 1][1]:
+                words.append(f"{rest // units[place + 1][1]} {units[place + 1][0]}")
+            return " ".join(words)
+    raise AssertionError("the last unit takes what is left")
+
+
+def moment(seconds: float) -> str:
+    """A time of day in the reader's own zone."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def progress(run: Run) -> str:
+    total = run.total_steps
+    return f"{run.step:,}" if total is None else f"{run.step:,} / {total:,}"
+
+
+def best(run: Run) -> str:
+    """The best score, or the last loss where nothing ranks checkpoints."""
+    if run.best is not None:
+        return f"{run.best.name} {number(run.best.value)} at {run.best.step:,}"
+    loss = run.curves.get("train/loss")
+    return "" if loss is None else f"loss {number(loss.last)}"
+
+
+def value(item: Any) -> str:
+    """A setting as it stands in YAML, on one line."""
+    if item is None:
+        return "null"
+    if isinstance(item, bool):
+        return str(item).lower()
+    if isinstance(item, list):
+        return f"[{', '.join(value(one) for one in item)}]"
+    return str(item)
+
+
+def sparkline(values: list[float], width: int) -> str:
+    """A curve in one line of text: the mean of each stretch as one of eight heights."""
+    finite = [one for one in values if math.isfinite(one)]
+    if not finite or width < 1:
+        return ""
+    width = min(width, len(finite))
+    means = []
+    for place in range(width):
+        part = finite[place * len(finite) // width : (place + 1) * len(finite) // width]
+        means.append(sum(part) / len(part))
+    low, span = min(means), max(means) - min(means)
+    top = len(BLOCKS) - 1
+    return "".join(BLOCKS[round((one - low) / span * top) if span else 0] for one in means)

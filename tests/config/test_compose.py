@@ -1,0 +1,198 @@
+"""overt/config: what composes, what is refused and with which words."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from toy_runs import TOY, toy_config
+
+from overt.config import CONF, differences, expand_sweep, load
+from overt.errors import ConfigError, OvertError
+
+RECIPES = sorted(path.stem for path in (CONF / "recipe").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_composes_and_its_text_alone_gives_the_same(
+    recipe: str, tmp_path: Path
+) -> None:
+    config = load([f"recipe={recipe}", "data.root=somewhere"])
+    assert config.exp_name == recipe
+    file = tmp_path / "config.yaml"
+    file.write_text(config.text)
+    assert load([], config_file=str(file)) == config
+
+
+def test_command_line_wins_over_recipe_and_groups(tmp_path: Path) -> None:
+    config = load(
+        [
+            "recipe=cotracker3_offline",
+            "exp_name=my_exp",
+            "model=cotracker3_offline",
+            "schedule=cosine",
+            "data.root=x",
+            "training.num_steps=100000",
+        ]
+    )
+    assert config.training.num_steps == 100_000
+    assert config.run_dir == Path("runs/my_exp")
+    assert config.schedule["_target_"] == "overt.schedule.CosineScheduler"
+    assert config.optimizer.lr == 5e-4  # the recipe's
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ("recipe=cotracker3_ofline", "did you mean cotracker3_offline?"),
+        ("training.num_steps=3", "add recipe=NAME"),
+        ("recipe=toy training.num_stps=3", "did you mean training.num_steps?"),
+        ("recipe=toy +training.num_stps=3", "there is no key training.num_stps"),
+        ("recipe=toy num_steps=3", "did you mean training.num_steps?"),
+        ("recipe=toy model.widht=3", "did you mean model.width?"),
+        ("recipe=toy training.num_steps=many", "training.num_steps: Value 'many'"),
+        ("recipe=toy optimizer.arguments.betas={a:1}", "optimizer.arguments.betas={a:1} does not"),
+        ("recipe=toy model.width=1.5", "model.width"),
+        ("recipe=toy training.precision=bf61", "did you mean bf16?"),
+        ("recipe=toy training.num_steps=null", "give exactly one of the two"),
+        ("recipe=toy training.num_epochs=3", "give exactly one of the two"),
+        ("recipe=toy training.batch_size=0", "training.batch_size=0; allowed is a number above 0"),
+        ("recipe=toy training.batch_size=null", "give at least one"),
+        ("recipe=toy optimizer.lr_scaling=linear", "needs optimizer.lr_base_batch"),
+        ("recipe=toy training.ema_momentum=2", "allowed is 0 to 1"),
+        ("recipe=toy schedule=cosin", "did you mean cosine?"),
+        ("recipe=toy schedule.final_valu=1", "did you mean schedule.final_value?"),
+        ("recipe=toy +schedule.gamma=1", "gamma"),
+        ("recipe=toy training.num_steps=1,2", "add -m"),
+        ("recipe=toy training.num_steps", "write KEY=VALUE"),
+        ("recipe=toy optimizer._target_=os.system", "is not allowed"),
+        ("recipe=toy recipe._target_=subprocess.run", "is not allowed"),
+        ("recipe=toy recipe.settings=os.environ", "is not allowed"),
+        ("recipe=toy recipe.settings=toy_recipe.config.Setings", "did you mean Settings?"),
+        ("recipe=toy recipe.settings=toy_recipe.nowhere.Settings", "importing toy_recipe.nowhere"),
+        ("recipe=toy schedule._target_=builtins.print", "schedule"),
+        ("recipe=cotracker3_offline", "data.root"),
+    ],
+)
+def test_refusals_name_the_remedy(overrides: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load(overrides.split(), packages=[str(TOY)])
+    assert expected in str(refused.value)
+
+
+def test_values_are_overridden_as_hydra_does_it() -> None:
+    values = ["training.num_steps=7", "optimizer.arguments={betas: [0.5, 0.9]}", "exp_name='a b'"]
+    composed = [f"++{word}" for word in values]  # Hydra composes with what may be new
+    one, other = (load(["recipe=toy", *words], packages=[str(TOY)]) for words in (values, composed))
+    assert one.text == other.text
+    assert (one.training.num_steps, one.exp_name) == (7, "a b")
+    assert one.optimizer.arguments["betas"] == [0.5, 0.9]
+
+
+def test_a_target_outside_the_list_is_refused_without_importing_it(tmp_path: Path) -> None:
+    evil = tmp_path / "evil.py"
+    evil.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    sys.path.insert(0, str(tmp_path))
+    try:
+        with pytest.raises(ConfigError, match="--package"):
+            load(["recipe=toy", "recipe.settings=evil.Settings"], packages=[str(TOY)])
+    finally:
+        sys.path.remove(str(tmp_path))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_config_file_cannot_allow_its_own_package(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(toy_config(tmp_path).text)
+    with pytest.raises(ConfigError, match="is not allowed"):
+        load([], config_file=str(file))
+    assert load([], config_file=str(file), packages=[str(TOY)]).recipe.name == "toy"
+
+
+@pytest.mark.parametrize("key", ["cuda_graph", "augment_on_device"])
+def test_a_config_file_of_before_a_key_came_still_loads(key: str, tmp_path: Path) -> None:
+    config = load(["recipe=cotracker3_tiny"])
+    text = config.text.replace(f"  {key}: false\n", "")
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    assert key not in text
+    found = load([], config_file=str(file))
+    assert found.training == config.training
+    assert found.settings == config.settings
+
+
+def test_overrides_apply_to_a_config_file(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(load(["recipe=cotracker3_offline", "data.root=x"]).text)
+    assert load(["training.num_steps=7"], config_file=str(file)).training.num_steps == 7
+    with pytest.raises(ConfigError, match=r"training\.num_steps"):
+        load(["training.num_stps=7"], config_file=str(file))
+    with pytest.raises(ConfigError, match="groups are chosen"):
+        load(["schedule=cosine"], config_file=str(file))
+
+
+@pytest.mark.parametrize("text", ["", "[1, 2]", "a: [", "training: 3"])
+def test_a_broken_config_file_is_refused(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError):
+        load([], config_file=str(file))
+
+
+def test_package_that_is_none() -> None:
+    with pytest.raises(ConfigError, match="no Python package there"):
+        load(["recipe=toy"], packages=["docs"])
+
+
+def test_sweep_expands_in_order() -> None:
+    assert expand_sweep(["a=1,2", "b=x", "c=[1,2],[3]"]) == [
+        ["a=1", "b=x", "c=[1,2]"],
+        ["a=1", "b=x", "c=[3]"],
+        ["a=2", "b=x", "c=[1,2]"],
+        ["a=2", "b=x", "c=[3]"],
+    ]
+
+
+def test_differences_leave_out_what_is_free() -> None:
+    before, after = "a: {b: 1, c: 2}\nd: 3", "a: {b: 1, c: 4}\nd: 5\ne: null"
+    assert differences(before, after, ["d"]) == [("a.c", 2, 4)]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.text(max_size=30))
+def test_no_text_on_the_command_line_ends_in_anything_but_a_refusal(text: str) -> None:
+    try:
+        load(["recipe=toy", text], packages=[str(TOY)])
+    except OvertError:
+        return
+    # What was accepted must have been a real override.
+    assert "=" in text or text.startswith("~")
+
+
+def test_checking_and_refusing_never_imports_torch(tmp_path: Path) -> None:
+    program = (
+        "import sys; from overt.cli import main;"
+        "codes = [main(['--help']), main(['config', 'recipe=cotracker3_offline', 'data.root=x']),"
+        " main(['config', 'recipe=cotracker3_offline', 'data.root=x', '--explain']),"
+        " main(['train', 'recipe=cotracker3_offline', 'training.num_stps=1']),"
+        " main(['train', 'recipe=cotracker3_offline', 'data.root=x', 'training.batch_size=a'])];"
+        "assert codes == [0, 0, 0, 1, 1], codes; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, cwd=tmp_path)
+
+
+def test_every_key_of_the_schema_has_one_home_in_yaml() -> None:
+    """No key can be set that is not listed, and none is listed that the schema lacks."""
+    config = load(["recipe=toy"], packages=[str(TOY)])
+    values = OmegaConf.create(config.text)
+    assert OmegaConf.missing_keys(values) == set()
+
+
+@pytest.mark.parametrize("key", ["data.allow_pickle", "optimizer.learning_rate"])
+def test_a_key_like_no_other_gets_no_advice(key: str) -> None:
+    """The same section, or a few letters in common, are no reason to send people elsewhere."""
+    with pytest.raises(ConfigError, match=f"there is no key {key}; `overt config` lists all"):
+        load(["recipe=cotracker3_tiny", f"{key}=1"])

@@ -1,0 +1,123 @@
+"""Crops of people: draws come from the generator, and labels follow the picture."""
+
+import numpy as np
+import pytest
+
+from overt.data.people.crops import (
+    Augmentation,
+    Crop,
+    box_square,
+    centred_side,
+    cut,
+    draw_crop,
+    keypoint_square,
+    mirror_keypoints,
+)
+from overt.data.people.mixture import DrawnMixture
+from overt.errors import DataError
+from overt.geometry.crop import transform_points
+
+
+def test_nothing_is_drawn_where_nothing_may_change() -> None:
+    random = np.random.default_rng(0)
+    before = random.bit_generator.state
+    assert draw_crop((10, 20), 30, (50, 60), Augmentation(), random) == Crop((10, 20), 30)
+    assert random.bit_generator.state == before
+
+
+def test_the_centre_is_mirrored_with_the_picture() -> None:
+    """A mark beside the centre stays in the crop, on its other side."""
+    picture = np.zeros((40, 100, 3), np.uint8)
+    picture[18:23, 83:86] = 255
+    always = Augmentation(mirror=1.0)
+    crop = draw_crop((80, 20), 20, (40, 100), always, np.random.default_rng(0))
+    assert crop.mirrored
+    assert crop.centre == (19, 20)
+    plain, _ = cut(picture, Crop((80, 20), 20), 20)
+    mirrored, _ = cut(picture, crop, 20)
+    across = [int(np.nonzero(one[10, :, 0])[0].mean()) for one in (plain, mirrored)]
+    assert across == [14, 6]
+
+
+def test_keypoints_follow_the_mirrored_crop() -> None:
+    random = np.random.default_rng(1)
+    keypoints = np.concatenate([random.uniform(10, 30, (12, 2)), np.ones((12, 1))], axis=1)
+    seen = mirror_keypoints(keypoints, 64)
+    np.testing.assert_allclose(seen[0, 0], 63 - keypoints[1, 0])  # left and right change places
+    np.testing.assert_allclose(mirror_keypoints(seen, 64), keypoints)
+
+
+def test_draws_stay_within_their_limits() -> None:
+    options = Augmentation(0.4, 0.5, 30, 0.8, 0.25, 0.25, 0.15, 0.3)
+    crops = [
+        draw_crop((50, 50), 10, (100, 100), options, np.random.default_rng(seed))
+        for seed in range(300)
+    ]
+    sides = np.array([crop.side for crop in crops]) / 10
+    assert sides.min() >= 0.75
+    assert sides.max() <= 1.5
+    degrees = np.abs([crop.degrees for crop in crops])
+    assert degrees.max() <= 60
+    assert 0.1 < np.mean(degrees == 0) < 0.3
+    assert 0.4 < np.mean([crop.mirrored for crop in crops]) < 0.6
+    gains = np.array([crop.gains for crop in crops])
+    assert gains.min() >= 0.6
+    assert gains.max() <= 1.4
+    again = draw_crop((50, 50), 10, (100, 100), options, np.random.default_rng(7))
+    assert again == crops[7]
+
+
+def test_bright_colours_do_not_wrap_around() -> None:
+    picture = np.full((8, 8, 3), 200, np.uint8)
+    cropped, _ = cut(picture, Crop((4, 4), 8, gains=(1.4, 1.0, 0.5)), 8)
+    assert cropped[4, 4].tolist() == [255, 200, 100]
+
+
+def test_squares() -> None:
+    assert box_square(np.array([10, 20, 30, 50, 1.0])) == ((25, 45), 50)
+    with pytest.raises(DataError, match="0 x 5 pixels has no size"):
+        box_square(np.array([1, 1, 0, 5.0]))
+    keypoints = np.array([[0, 0, 1], [8, 4, 1], [100, 100, 0.0]])
+    assert keypoint_square(keypoints) == ((4, 2), 10)
+    with pytest.raises(DataError, match="neither a box nor a visible keypoint"):
+        keypoint_square(np.zeros((3, 3)))
+    assert centred_side(np.array([[30, 20, 1.0]]), (100, 100)) == 60
+    assert centred_side(None, (100, 80)) == 80
+
+
+def test_the_map_of_a_crop_places_points() -> None:
+    _, affine = cut(np.zeros((50, 50, 3), np.uint8), Crop((20, 30), 10, degrees=90), 40)
+    np.testing.assert_allclose(transform_points(affine, np.array([20.0, 30.0])), [20, 20])
+
+
+class Rows:
+    def __init__(self, name: str, count: int) -> None:
+        self.name, self.count = name, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def sample(self, index: int, rng: np.random.Generator) -> tuple[str, int]:
+        return self.name, index
+
+
+def test_a_mixture_draws_by_share_whatever_the_sizes() -> None:
+    mixture = DrawnMixture([Rows("a", 10), Rows("b", 4000)], [0.75, 0.25])
+    assert len(mixture) == 4000
+    drawn = [mixture.sample(0, np.random.default_rng(seed)) for seed in range(2000)]
+    share = np.mean([name == "a" for name, _ in drawn])
+    assert 0.71 < share < 0.79
+    assert {row for name, row in drawn if name == "a"} == set(range(10))
+
+
+def test_a_single_data_set_is_visited_row_by_row() -> None:
+    mixture = DrawnMixture([Rows("a", 10)], [1.0])
+    rows = [mixture.sample(row, np.random.default_rng(0))[1] for row in range(10)]
+    assert rows == list(range(10))
+
+
+def test_shares_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(DataError, match="above 0"):
+        DrawnMixture([Rows("a", 1), Rows("b", 1)], [1.0, 0.0])
+    with pytest.raises(DataError, match="2 data sets with 1 shares"):
+        DrawnMixture([Rows("a", 1), Rows("b", 1)], [1.0])

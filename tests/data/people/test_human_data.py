@@ -1,0 +1,209 @@
+"""HumanData: columns come back in every form they are written in; what is wrong is named."""
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from overt.data.people.bedlam import read_bedlam
+from overt.data.people.human_data import (
+    CACHE_SUFFIX,
+    HumanData,
+    bad_boxes,
+    read_columns,
+    write_human_data,
+)
+from overt.errors import DataError
+
+
+def columns(count: int = 5) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(0)
+    return {
+        "image_path": np.array([f"imgs/{row}.jpg" for row in range(count)]),
+        "bbox_xywh": random.uniform(1, 9, (count, 5)).astype(np.float32),
+        "keypoints2d": random.uniform(0, 9, (count, 17, 3)).astype(np.float32),
+        "K": np.tile(np.array([[50, 0, 3], [0, 50, 4], [0, 0, 1]], np.float32), (count, 1, 1)),
+        "smplx/global_orient": random.standard_normal((count, 3)).astype(np.float32),
+        "smplx/body_pose": random.standard_normal((count, 21, 3)).astype(np.float32),
+        "smplx/betas": random.standard_normal((count, 10)).astype(np.float32),
+        "smplx/transl": random.standard_normal((count, 3)).astype(np.float32),
+    }
+
+
+@pytest.mark.parametrize("cache", [False, True])
+def test_what_is_written_is_read(tmp_path: Path, cache: bool) -> None:
+    path = tmp_path / "people.npz"
+    write_human_data(path, columns())
+    for _ in range(2):  # with a cache: made, then used
+        data = HumanData.load(path, cache=cache)
+        assert len(data) == 5
+        assert data.has("smplx")
+        assert not data.has("smpl")
+        for name, column in columns().items():
+            np.testing.assert_array_equal(data.columns[name], column)
+    assert (tmp_path / f"people.npz{CACHE_SUFFIX}").exists() == cache
+
+
+def test_a_cache_follows_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "people.npz"
+    write_human_data(path, columns(5))
+    HumanData.load(path, cache=True)
+    write_human_data(path, columns(7))
+    assert len(HumanData.load(path, cache=True)) == 7
+
+
+def test_the_same_columns_make_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a.npz", "b.npz"):
+        write_human_data(tmp_path / name, columns())
+    assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
+
+
+def test_the_focal_length_comes_from_k_or_from_its_column(tmp_path: Path) -> None:
+    path = tmp_path / "people.npz"
+    write_human_data(path, columns())
+    assert HumanData.load(path).focal(0, (8, 6)) == (50.0, (3.0, 4.0))
+    rest = {name: value for name, value in columns().items() if name != "K"}
+    write_human_data(path, rest | {"focal_length": np.full((5, 1), 70.0)})
+    assert HumanData.load(path).focal(0, (8, 6)) == (70.0, (3.0, 4.0))
+
+
+def test_a_box_without_a_score_is_certain(tmp_path: Path) -> None:
+    path = tmp_path / "people.npz"
+    write_human_data(path, columns() | {"bbox_xywh": np.ones((5, 4))})
+    assert HumanData.load(path).columns["bbox_xywh"].shape == (5, 5)
+
+
+def test_missing_keys_are_named_with_those_found(tmp_path: Path) -> None:
+    path = tmp_path / "people.npz"
+    write_human_data(path, columns())
+    with pytest.raises(DataError, match=r"lack focal_length, smpl/betas; found are K, bbox_xywh"):
+        HumanData.load(path, required=("image_path", "focal_length", "smpl/betas"))
+
+
+def test_absent_and_broken_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no such annotation file; set data\.root"):
+        HumanData.load(tmp_path / "none.npz")
+    broken = tmp_path / "broken.npz"
+    broken.write_bytes(b"PK nonsense")
+    with pytest.raises(DataError, match=r"not an \.npz file"):
+        HumanData.load(broken)
+
+
+def test_complex_numbers_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", bbox_xywh=np.ones((2, 4), np.complex64))
+    with pytest.raises(DataError, match=r"a\.npz: bbox_xywh has complex numbers"):
+        read_columns(tmp_path / "a.npz")
+
+
+def test_columns_of_different_length_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "people.npz"
+    write_human_data(path, columns() | {"bbox_xywh": np.ones((4, 5))})
+    with pytest.raises(DataError, match="different numbers of rows"):
+        HumanData.load(path)
+
+
+def test_boxes_without_size_are_found(tmp_path: Path) -> None:
+    boxes = columns()["bbox_xywh"]
+    boxes[1, 2], boxes[3, 3] = 0.0, np.nan
+    data = HumanData(tmp_path, columns() | {"bbox_xywh": boxes})
+    assert bad_boxes(data).tolist() == [1, 3]
+    assert len(data.chosen(np.array([0, 2, 4]))) == 3
+
+
+def with_tensors(path: Path, **more: object) -> None:
+    """As the fitting of SMPL-X writes its results: lists of tensors with a leading 1."""
+    known = columns()
+    smplx: dict[str, object] = {
+        name.partition("/")[2]: [torch.from_numpy(row)[None] for row in column]
+        for name, column in known.items()
+        if name.startswith("smplx/")
+    }
+    plain = {name: column for name, column in known.items() if "/" not in name}
+    np.savez_compressed(path, **plain, smplx=np.array(smplx | more, dtype=object))
+
+
+def test_lists_of_tensors_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "fitted.npz"
+    with_tensors(path)
+    data = HumanData.load(path)
+    for name, column in columns().items():
+        np.testing.assert_array_equal(data.columns[name], column)
+
+
+def test_whole_and_fitted_tensors_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "fitted.npz"
+    known = columns()
+    orient = torch.nn.Parameter(torch.from_numpy(known["smplx/global_orient"]))
+    betas = np.empty(5, dtype=object)  # an array of tensors
+    betas[:] = list(torch.from_numpy(known["smplx/betas"]))
+    with_tensors(path, global_orient=orient, betas=betas)
+    data = HumanData.load(path)
+    for name, column in known.items():
+        np.testing.assert_array_equal(data.columns[name], column)
+
+
+class Evil:
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Path.touch, (Path("evil"),))
+
+
+@pytest.mark.parametrize("beside", ["nothing", "tensors"])
+def test_a_file_that_would_run_code_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if beside == "tensors":
+        with_tensors(Path("evil.npz"), keypoints=Evil())
+    else:
+        np.savez("evil.npz", image_path=np.array(["a"]), smplx=np.array(Evil(), dtype=object))
+    with pytest.raises(DataError, match=r"evil\.npz, key smplx: refused.*asks for pathlib"):
+        HumanData.load("evil.npz")
+    assert not Path("evil").exists()
+    assert b"touch" in pickle.dumps(Evil())
+
+
+def test_both_forms_of_bedlam_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "bedlamcc.npz"
+    known = columns()
+    smplx = {
+        name.partition("/")[2]: torch.from_numpy(column)[:, None]
+        for name, column in known.items()
+        if name.startswith("smplx/")
+    }
+    torch.save(
+        {
+            "img_fn": [f"seq/{row}.png" for row in range(5)],
+            "focal_length": torch.full((5,), 60.0),
+            "center": torch.full((5, 2), 20.0),
+            "scale": torch.full((5,), 10.0),
+            "smplx": smplx,
+        },
+        path,
+    )
+    data = read_bedlam(path)
+    np.testing.assert_array_equal(data.columns["smplx/body_pose"], known["smplx/body_pose"])
+    assert data.columns["bbox_xywh"][0].tolist() == [15.0, 15.0, 10.0, 10.0, 1.0]
+    torch.save(
+        {
+            "img_fn": [f"{row}.png" for row in range(5)],
+            "sequence_name": ["seq"] * 5,
+            "pelvis_camcoord": torch.ones(5, 3, 1),
+            "body_pose": [torch.zeros(1, 63)] * 5,
+        },
+        path,
+    )
+    data = read_bedlam(path)
+    assert data.columns["image_path"][0] == "seq/0.png"
+    assert data.columns["pelvis"].shape == (5, 3)
+
+
+def test_bedlam_without_a_depth_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bedlamcc.npz"
+    torch.save({"img_fn": ["a.png"], "hw": torch.ones(1, 2)}, path)
+    with pytest.raises(DataError, match=r"neither pelvis_camcoord nor smplx.*found are img_fn, hw"):
+        read_bedlam(path)
+    torch.save({"names": []}, path)
+    with pytest.raises(DataError, match="lack img_fn; found are names"):
+        read_bedlam(path)

@@ -1,0 +1,127 @@
+"""Synthetic people: labels reproduce the picture, and row i depends on seed and i alone."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from overt.data.people.human_data import HumanData
+from overt.data.people.synthetic import (
+    COCO,
+    PeopleOptions,
+    draw_rows,
+    place_people,
+    see,
+    write_people,
+)
+from overt.errors import DataError
+from overt.geometry.body import BodyModel
+from overt.geometry.body_capsule import capsule_body
+from overt.geometry.camera import project
+from overt.geometry.rotation import axis_angle_to_matrix
+from overt.geometry.silhouette import part_masks, rasterize
+
+SIZE = 48
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("people")
+    for framing in ("camera", "portrait"):
+        options = PeopleOptions(size=SIZE, seed=3, framing=framing, depth_maps=True)
+        write_people(folder, framing, 6, options)
+    return folder
+
+
+def bodies(data: HumanData) -> tuple[BodyModel, torch.Tensor, torch.Tensor]:
+    """Vertices and joints in the camera frame, from the stored parameters alone."""
+    model = BodyModel(capsule_body())
+    names = ("global_orient", "body_pose", "left_hand_pose", "right_hand_pose", "betas", "transl")
+    root, body, left, right, shape, place = (
+        torch.from_numpy(data.columns[f"smplx/{name}"]) for name in names
+    )
+    rest = torch.zeros(len(data), 3, 3)
+    pose = torch.cat([root[:, None], body, rest, left, right], dim=1)
+    made = model(shape, axis_angle_to_matrix(pose))
+    return model, made.vertices + place[:, None], made.joints + place[:, None]
+
+
+@pytest.mark.parametrize("framing", ["camera", "portrait"])
+def test_the_labels_reproduce_keypoints_and_masks(root: Path, framing: str) -> None:
+    data = HumanData.load(root / "preprocessed_datasets" / f"{framing}.npz")
+    model, vertices, joints = bodies(data)
+    matrix, none = torch.from_numpy(data.columns["K"]), torch.zeros(len(data), 3)
+    pixels, depth = project(vertices, none, matrix)
+    seen, _ = project(joints, none, matrix)
+    stored = torch.from_numpy(data.columns["keypoints2d"])
+    torch.testing.assert_close(stored[:, 17:, :2], seen[:, :22], atol=1e-2, rtol=1e-4)
+    limbs = [joint for joint in COCO if joint >= 0]
+    kept = [number for number, joint in enumerate(COCO) if joint >= 0]
+    torch.testing.assert_close(stored[:, kept, :2], seen[:, limbs], atol=1e-2, rtol=1e-4)
+    raster = rasterize(pixels, depth, model.faces, (SIZE, SIZE))
+    parts = part_masks(raster, model.faces, model.part).numpy()
+    for row in range(len(data)):
+        folder = root / "datasets" / framing
+        mask = np.asarray(Image.open(folder / "masks" / f"{row:06d}.png"))
+        both, either = ((mask > 0) & (parts[row] > 0)).sum(), ((mask > 0) | (parts[row] > 0)).sum()
+        assert both > 0.97 * either
+        metres = np.asarray(Image.open(folder / "depth" / f"{row:06d}.png")) / 1000
+        near = torch.where(raster.mask[row], raster.depth[row], 0.0).numpy()
+        agree = np.abs(metres - near) < 0.01
+        assert agree.mean() > 0.98
+
+
+def test_portraits_show_the_whole_person_in_the_middle(root: Path) -> None:
+    data = HumanData.load(root / "preprocessed_datasets" / "portrait.npz")
+    _, vertices, _ = bodies(data)
+    pixels, _ = project(vertices, torch.zeros(len(data), 3), torch.from_numpy(data.columns["K"]))
+    low, high = pixels.amin(1), pixels.amax(1)
+    torch.testing.assert_close(
+        (high - low).amax(1), torch.full((6,), SIZE / 1.1), atol=0.05, rtol=0
+    )
+    middle = torch.full((6, 2), SIZE / 2)
+    torch.testing.assert_close((low + high) / 2, middle, atol=0.1, rtol=0)
+
+
+def test_a_row_depends_on_seed_and_number_alone(root: Path, tmp_path: Path) -> None:
+    options = PeopleOptions(size=SIZE, seed=3, framing="portrait", depth_maps=True)
+    again = write_people(tmp_path, "portrait", 6, options)
+    first = root / "preprocessed_datasets" / "portrait.npz"
+    assert again.read_bytes() == first.read_bytes()
+    fewer = HumanData.load(write_people(tmp_path, "fewer", 3, options))
+    for name, column in HumanData.load(first).columns.items():
+        if name != "image_path":
+            np.testing.assert_allclose(fewer.columns[name], column[:3], atol=1e-4)
+    other = PeopleOptions(size=SIZE, seed=4, framing="portrait")
+    assert write_people(tmp_path, "other", 6, other).read_bytes() != first.read_bytes()
+
+
+def test_orthographic_people_do_not_show_their_depth() -> None:
+    """Twice as far, the same picture; with perspective it changes."""
+    model = BodyModel(capsule_body())
+    for orthographic in (True, False):
+        options = PeopleOptions(size=SIZE, framing="portrait", orthographic=orthographic)
+        people, scene, _ = draw_rows(0, 2, model, options)
+        further = [one._replace(depth=2 * one.depth) for one in people]
+        far = place_people(further, model, options)
+        near_pixels, _ = see(scene, scene.vertices, orthographic)
+        far_pixels, _ = see(far, far.vertices, orthographic)
+        same = torch.allclose(near_pixels, far_pixels, atol=0.02)
+        assert same == orthographic
+
+
+def test_subsets_keep_their_distortion() -> None:
+    model = BodyModel(capsule_body())
+    for subset, low, high in (("p3", 1.8, 1e9), ("far", 0.0, 1.2)):
+        _, scene, _ = draw_rows(0, 4, model, PeopleOptions(size=SIZE, subset=subset))
+        assert (scene.distortion >= low).all()
+        assert (scene.distortion <= high).all()
+
+
+def test_an_unknown_subset_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="allowed are all, p3, p5, far"):
+        write_people(tmp_path, "x", 1, PeopleOptions(subset="p9"))
+    with pytest.raises(DataError, match="allowed are camera and portrait"):
+        write_people(tmp_path, "x", 1, PeopleOptions(framing="wide"))

@@ -1,0 +1,143 @@
+"""Videos from and to files: what was written is what is read, and what is broken is said."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from overt.data.tracking.video import read_video, write_video
+from overt.errors import DataError
+
+
+@pytest.fixture
+def frames() -> NDArray[np.uint8]:
+    """A bright square that moves over dark ground, (T, 3, H, W) with odd sides."""
+    frames = np.full((12, 3, 21, 33), 20, dtype=np.uint8)
+    for number, frame in enumerate(frames):
+        frame[:, 8:14, 2 * number : 2 * number + 8] = np.array([250, 180, 60])[:, None, None]
+    return frames
+
+
+@pytest.mark.parametrize("suffix", [".gif", ".webp"])
+@pytest.mark.parametrize("fps", [5.0, 25.0])
+def test_what_pillow_writes_is_read_again(
+    suffix: str, fps: float, frames: NDArray[np.uint8], tmp_path: Path
+) -> None:
+    path = tmp_path / "new" / f"video{suffix}"
+    write_video(path, frames, fps)
+    video = read_video(path)
+    assert video.fps == pytest.approx(fps)
+    assert video.frames.shape == frames.shape
+    assert np.abs(video.frames.astype(int) - frames).mean() < 6
+
+
+def test_mp4_is_read_again(frames: NDArray[np.uint8], tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    write_video(tmp_path / "video.mp4", frames, 25.0)
+    video = read_video(tmp_path / "video.mp4")
+    assert video.fps == pytest.approx(25)
+    assert video.frames.shape == (12, 3, 22, 34)  # sides must be even
+    assert np.abs(video.frames[:, :, :21, :33].astype(int) - frames).mean() < 10
+    (tmp_path / "broken.mp4").write_bytes(b"no video at all")
+    with pytest.raises(DataError, match="cannot be decoded"):
+        read_video(tmp_path / "broken.mp4")
+
+
+def test_without_pyav_the_extra_is_named(
+    frames: NDArray[np.uint8], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)
+    (tmp_path / "video.mp4").write_bytes(b"something")
+    with pytest.raises(DataError, match=r"pip install 'overt\[video\]'"):
+        read_video(tmp_path / "video.mp4")
+    with pytest.raises(DataError, match=r"pip install 'overt\[video\]'"):
+        write_video(tmp_path / "new.mp4", frames, 10)
+
+
+def test_a_folder_of_images_in_the_order_of_their_numbers(
+    frames: NDArray[np.uint8], tmp_path: Path
+) -> None:
+    for number, frame in enumerate(frames):
+        Image.fromarray(frame.transpose(1, 2, 0)).save(tmp_path / f"frame{number}.png")
+    (tmp_path / "notes.txt").write_text("not a frame")
+    video = read_video(tmp_path)
+    np.testing.assert_array_equal(video.frames, frames)
+    assert video.fps is None
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_arrays(channels_last: bool, frames: NDArray[np.uint8], tmp_path: Path) -> None:
+    stored = frames.transpose(0, 2, 3, 1) if channels_last else frames
+    np.save(tmp_path / "video.npy", stored)
+    np.savez(tmp_path / "one.npz", anything=stored)
+    np.savez(tmp_path / "two.npz", video=stored, depth=np.zeros(3))
+    for name in ("video.npy", "one.npz", "two.npz"):
+        np.testing.assert_array_equal(read_video(tmp_path / name).frames, frames)
+
+
+@pytest.mark.parametrize("suffix", [".gif", ".webp", ".apng"])
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
+def test_a_video_that_is_cut_off_is_refused(
+    suffix: str, share: float, frames: NDArray[np.uint8], tmp_path: Path
+) -> None:
+    """A download that broke off is not a shorter video."""
+    noise = np.random.default_rng(0).integers(0, 60, frames.shape, dtype=np.uint8)
+    pictures = [Image.fromarray(frame.transpose(1, 2, 0)) for frame in frames + noise // 4]
+    path = tmp_path / f"video{suffix}"
+    format = {".apng": "PNG"}.get(suffix)
+    pictures[0].save(path, format, save_all=True, append_images=pictures[1:], duration=40)
+    assert len(read_video(path).frames) == 12
+    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+    with pytest.raises(DataError, match=rf"video{suffix}: it cannot be decoded"):
+        read_video(path)
+
+
+def test_a_gif_may_have_something_behind_its_end(frames: NDArray[np.uint8], tmp_path: Path) -> None:
+    write_video(tmp_path / "video.gif", frames, 10)
+    with (tmp_path / "video.gif").open("ab") as file:
+        file.write(b"\0\0more")
+    assert len(read_video(tmp_path / "video.gif").frames) == 12
+
+
+def test_what_cannot_be_read_is_said(tmp_path: Path, frames: NDArray[np.uint8]) -> None:
+    def image(path: Path, width: int, height: int) -> None:
+        path.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (width, height)).save(path)
+
+    (tmp_path / "broken.gif").write_bytes(b"GIF89a and then nothing")
+    (tmp_path / "broken.npy").write_bytes(b"\x93NUMPY nonsense")
+    (tmp_path / "broken.npz").write_bytes(b"PK nonsense")
+    np.save(tmp_path / "floats.npy", frames / 255)
+    np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
+    np.save(tmp_path / "none.npy", frames[:0])
+    np.save(tmp_path / "thin.npy", frames[:, :, :1])
+    np.savez(tmp_path / "two.npz", a=frames, b=frames)
+    (tmp_path / "empty").mkdir()
+    image(tmp_path / "mixed" / "0.png", 8, 6)
+    image(tmp_path / "mixed" / "1.png", 6, 8)
+    image(tmp_path / "bad" / "0.png", 8, 6)
+    (tmp_path / "bad" / "1.png").write_bytes(b"no image")
+    image(tmp_path / "single.png", 8, 6)
+    cases = {
+        "nowhere.gif": "there is no such file",
+        "broken.gif": "cannot be decoded",
+        "broken.npy": "not a readable array",
+        "broken.npz": "not a readable array",
+        "objects.npy": "not a readable array",
+        "floats.npy": "type float64; expected is uint8",
+        "none.npy": r"shape \(0, 3, 21, 33\)",
+        "thin.npy": "at least 2 x 2",
+        "two.npz": "it holds a, b; name the array `video`",
+        "empty": "there are no images",
+        "mixed": "frames of different sizes, 6x8, 8x6",
+        "bad": r"1\.png: not a readable image",
+        "single.png": "is a single image",
+    }
+    for name, expected in cases.items():
+        with pytest.raises(DataError, match=expected):
+            read_video(tmp_path / name)
+    with pytest.raises(DataError, match=r"\.gif, \.webp, \.mp4"):
+        write_video(tmp_path / "video.avi", frames, 10)

@@ -1,0 +1,68 @@
+"""overt/data/tracking/video_stream.py: frames arrive one by one, from files or from a camera."""
+
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from overt.data.tracking import video_stream
+from overt.data.tracking.video_stream import stream_frames
+from overt.errors import DataError
+
+
+def test_an_array_is_streamed_frame_by_frame(tmp_path: Path) -> None:
+    video = np.random.default_rng(0).integers(0, 255, (3, 8, 10, 3), dtype=np.uint8)
+    np.save(tmp_path / "video.npy", video)
+    frames = list(stream_frames(tmp_path / "video.npy"))
+    assert [frame.shape for frame in frames] == [(3, 8, 10)] * 3
+    np.testing.assert_array_equal(frames[1], video[1].transpose(2, 0, 1))
+
+
+class Camera:
+    """Stands in for a container of PyAV: two grey frames."""
+
+    def __init__(self, name: str, kind: str | None) -> None:
+        self.name, self.kind = name, kind
+        self.streams = types.SimpleNamespace(video=[0])
+
+    def __enter__(self) -> "Camera":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        return None
+
+    def decode(self, stream: int) -> Any:
+        for value in (10, 20):
+            pixels = np.full((4, 6, 3), value, np.uint8)
+            yield types.SimpleNamespace(to_ndarray=lambda format, pixels=pixels: pixels)
+
+
+def test_a_number_is_a_camera(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Camera] = []
+
+    def open_camera(name: str, format: str | None = None) -> Camera:
+        opened.append(Camera(name, format))
+        return opened[-1]
+
+    error = types.SimpleNamespace(FFmpegError=ValueError)
+    monkeypatch.setitem(sys.modules, "av", types.SimpleNamespace(open=open_camera, error=error))
+    monkeypatch.setattr(video_stream, "has_pyav", lambda: True)
+    monkeypatch.setattr(sys, "platform", "linux")
+    frames = list(stream_frames(1))
+    assert [int(frame.mean()) for frame in frames] == [10, 20]
+    assert (opened[0].name, opened[0].kind) == ("/dev/video1", "v4l2")
+
+
+def test_what_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match="no such file"):
+        next(stream_frames(tmp_path / "none.mp4"))
+    monkeypatch.setattr(video_stream, "has_pyav", lambda: False)
+    (tmp_path / "video.mp4").write_bytes(b"")
+    with pytest.raises(DataError, match=r"overt\[video\]"):
+        next(stream_frames(tmp_path / "video.mp4"))
+    monkeypatch.setattr(sys, "platform", "plan9")
+    with pytest.raises(DataError, match="cameras are known on linux and darwin"):
+        next(stream_frames(0))

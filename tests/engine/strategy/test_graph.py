@@ -1,0 +1,84 @@
+"""overt/engine/strategy/graph.py: a replayed run equals the run without a graph; refusals."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from toy_runs import losses_by_step, toy_config
+
+from overt.config import build_recipe
+from overt.distributed import init_distributed
+from overt.engine.strategy.graph import GraphedPass, add_over_processes, check_replayable
+from overt.engine.trainer import Trainer
+from overt.errors import ConfigError
+
+gpu = pytest.mark.gpu
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def make(folder: Path, *overrides: str, replayable: bool = True) -> Trainer:
+    config = toy_config(folder, *overrides)
+    recipe: Any = build_recipe(config)
+    recipe.replayable = replayable
+    return Trainer(config, recipe, init_distributed(config.training.device))
+
+
+def test_a_graph_needs_cuda_and_a_recipe_that_can_be_replayed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="CUDA graphs need CUDA"):
+        make(tmp_path, "training.cuda_graph=true", "training.device=cpu")
+
+
+def test_a_recipe_can_say_which_setting_stands_in_the_way() -> None:
+    class Changing:
+        replayable = "data.size=null gives every batch its own shape; set a number"
+
+    with pytest.raises(ConfigError, match=r"data\.size=null .* a number, or set training\.cuda_gr"):
+        check_replayable(Changing(), torch.device("cuda"))
+
+
+@gpu
+@needs_gpu
+def test_a_recipe_has_to_say_that_it_can_be_replayed(tmp_path: Path) -> None:
+    settings = ("training.cuda_graph=true", "training.device=cuda")
+    with pytest.raises(ConfigError, match="replayable = True"):
+        make(tmp_path, *settings, replayable=False)
+
+
+@gpu
+@needs_gpu
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_replayed_run_is_the_run_without_a_graph(accumulation: int, tmp_path: Path) -> None:
+    """Over ends of epochs, whose short batches are not replayed."""
+    shape = (
+        "training.device=cuda",
+        "training.num_epochs=12",
+        "training.num_steps=null",
+        "training.batch_size=2",
+        f"training.accumulation_steps={accumulation}",
+        "training.global_batch_size=null",
+        "logging.every_steps=1",
+    )
+    make(tmp_path / "plain", *shape).train()
+    trainer = make(tmp_path / "graph", *shape, "training.cuda_graph=true")
+    trainer.train()
+    assert isinstance(trainer.graphed, GraphedPass)
+    assert trainer.graphed.recorded is not None
+    expected = losses_by_step(tmp_path / "plain/toy")
+    assert losses_by_step(tmp_path / "graph/toy") == pytest.approx(expected, rel=1e-5)
+
+
+def sum_of_two(factor: float) -> list[float]:
+    world = init_distributed("cpu")
+    layer = nn.Linear(2, 1)
+    layer.weight.grad = torch.full((1, 2), factor * (world.rank + 1))
+    layer.bias.grad = torch.tensor([10.0 * world.rank])
+    unused = nn.Parameter(torch.zeros(3))
+    add_over_processes([layer.weight, unused, layer.bias])
+    assert unused.grad is None
+    return [*layer.weight.grad.flatten().tolist(), *layer.bias.grad.tolist()]
+
+
+def test_gradients_of_all_processes_are_added_up(run_processes: Any) -> None:
+    assert run_processes(sum_of_two, 2, 3.0) == [[9.0, 9.0, 10.0]] * 2

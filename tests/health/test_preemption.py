@@ -1,0 +1,293 @@
+"""overt/health/preemption.py: asked to stop, all processes save at one step, and can go on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy_runs import TOY, losses_by_step, same_bits, toy_config, train_toy, weights
+
+from overt.errors import PREEMPTED_EXIT_CODE, Preempted
+from overt.health.preemption import SIGNALS, StopSignal
+
+RUNS = Callable[..., list[Any]]
+STEPS = 12
+SETTINGS = [f"training.num_steps={STEPS}", "model.dropout=0.3", "training.ema_momentum=0.9"]
+SELDOM = [*SETTINGS, "checkpoint.every_steps=100"]
+
+
+def train_and_signal(
+    folder: Path,
+    *overrides: str,
+    at: dict[int, str],
+    ranks: tuple[int, ...] = (0,),
+    during: str = "loss",
+) -> tuple[int, str | None]:
+    """Train, and send this process a signal at some steps; where it stopped, and what it said."""
+    from overt.config import build_recipe
+    from overt.distributed import init_distributed
+    from overt.engine.trainer import Trainer
+
+    world = init_distributed("cpu")
+    config = toy_config(folder, *overrides)
+    trainer = Trainer(config, build_recipe(config), world)
+    inner = getattr(trainer.recipe if during != "save" else trainer, during)
+
+    def outer(*arguments: Any, **named: Any) -> Any:
+        number = at.get(trainer.state.step)
+        if number is not None and world.rank in ranks:
+            os.kill(os.getpid(), signal.Signals[number])
+        return inner(*arguments, **named)
+
+    setattr(trainer.recipe if during != "save" else trainer, during, outer)
+    said = None
+    try:
+        trainer.train()
+    except Preempted as asked:
+        said = str(asked)
+    return trainer.state.step, said
+
+
+def assert_same_end(one: Path, other: Path) -> None:
+    for part in ("model", "optimizer", "ema", "rng"):
+        assert same_bits(weights(one, STEPS, part), weights(other, STEPS, part)), part
+    assert losses_by_step(one) == losses_by_step(other)
+
+
+def events(run: Path, kind: str) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    return [row for row in rows if row["kind"] == kind]
+
+
+@pytest.fixture(autouse=True)
+def _handlers_come_back() -> Iterator[None]:
+    before = [signal.getsignal(number) for number in SIGNALS]
+    yield
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+# --- the signal -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_is_noted_once_and_does_nothing_else(number: signal.Signals) -> None:
+    other = next(one for one in SIGNALS if one != number)
+    heard: list[int] = []
+    with StopSignal() as stop:
+        assert stop.name is None
+        os.kill(os.getpid(), number)
+        stop.forward = heard.append
+        with stop:  # again, inside itself
+            os.kill(os.getpid(), other)
+        os.kill(os.getpid(), other)
+        assert stop.name == number.name
+        assert heard == [other, other]
+
+
+def test_another_thread_leaves_the_signals_alone() -> None:
+    found: list[object] = []
+
+    def use() -> None:
+        with StopSignal():
+            found.extend(signal.getsignal(number) for number in SIGNALS)
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join()
+    assert found == [signal.getsignal(number) for number in SIGNALS]
+
+
+# --- one process ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", [{3: "SIGTERM"}, {7: "SIGUSR1", 8: "SIGTERM"}])
+def test_one_process_saves_after_the_step_and_goes_on_bit_for_bit(
+    at: dict[int, str], tmp_path: Path
+) -> None:
+    train_toy(tmp_path / "whole", *SELDOM)
+    first = min(at)
+    step, said = train_and_signal(tmp_path, *SELDOM, at=at)
+    assert step == first + 1
+    assert said is not None
+    assert f"{at[first]} asked this run to stop: step {step} of {STEPS} is saved" in said
+    assert events(tmp_path / "toy", "preempted")[0]["step"] == step
+    assert train_and_signal(tmp_path, *SELDOM, at={}) == (STEPS, None)
+    assert_same_end(tmp_path / "toy", tmp_path / "whole/toy")
+
+
+def test_a_step_that_was_saved_is_not_saved_again(tmp_path: Path) -> None:
+    settings = [*SETTINGS, "checkpoint.every_steps=4"]
+    assert train_and_signal(tmp_path, *settings, at={4: "SIGTERM"}, during="save")[0] == 5
+    assert train_and_signal(tmp_path, *settings, at={8: "SIGTERM"}, during="evaluate")[0] == STEPS
+    names = sorted(path.name for path in (tmp_path / "toy/checkpoints").glob("step_*"))
+    assert names == ["step_00000008", f"step_{STEPS:08d}"]
+
+
+@pytest.mark.parametrize("during", ["loss", "evaluate"])
+def test_no_evaluation_is_lost(during: str, tmp_path: Path) -> None:
+    """A signal during step 5: evaluated after the restart; during its evaluation: before it."""
+    settings = [*SETTINGS, "training.evaluate_every_steps=6", "checkpoint.metric_name=error"]
+    train_toy(tmp_path / "whole", *settings)
+    at = {5 if during == "loss" else 6: "SIGTERM"}
+    assert train_and_signal(tmp_path, *settings, at=at, during=during)[0] == 6
+    rows = (tmp_path / "toy/metrics.jsonl").read_text()
+    assert ('"evaluation/error"' in rows) == (during == "evaluate")
+    train_toy(tmp_path, *settings)
+
+    def scores(run: Path) -> dict[int, float]:
+        rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+        return {row["step"]: row["evaluation/error"] for row in rows if "evaluation/error" in row}
+
+    assert scores(tmp_path / "toy") == scores(tmp_path / "whole/toy")
+    assert scores(tmp_path / "toy").keys() == {6, STEPS}
+    assert_same_end(tmp_path / "toy", tmp_path / "whole/toy")
+
+
+def test_at_the_last_step_only_the_evaluation_is_left_to_the_restart(tmp_path: Path) -> None:
+    step, said = train_and_signal(tmp_path, *SELDOM, at={STEPS - 1: "SIGTERM"})
+    assert (step, said is None) == (STEPS, False)
+    assert train_and_signal(tmp_path, *SELDOM, at={}) == (STEPS, None)
+    assert "evaluation/error" in (tmp_path / "toy/metrics.jsonl").read_text()
+
+
+# --- several processes ----------------------------------------------------------------------------
+
+
+PAIR = [*SELDOM, "training.evaluate_every_steps=4"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("undisturbed")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "during"), [((1,), "loss"), ((0, 1), "loss"), ((1,), "evaluate")]
+)
+def test_all_processes_stop_at_the_same_step_and_go_on_bit_for_bit(
+    ranks: tuple[int, ...], during: str, run_processes: RUNS, tmp_path: Path, undisturbed: Path
+) -> None:
+    if not (undisturbed / "toy").exists():
+        run_processes(train_and_signal, 2, undisturbed, *PAIR, at={})
+    answers = run_processes(
+        train_and_signal, 2, tmp_path, *PAIR, at={4: "SIGUSR1"}, ranks=ranks, during=during
+    )
+    assert answers[0] == answers[1]
+    step, said = answers[0]
+    assert said is not None
+    assert 4 <= step <= 6
+    assert run_processes(train_and_signal, 2, tmp_path, *PAIR, at={}) == [(STEPS, None)] * 2
+    assert_same_end(tmp_path / "toy", undisturbed / "toy")
+
+
+def stop_points(points: int, ranks: tuple[int, ...], at: int) -> int:
+    """Come by points as fast as possible, with nothing that keeps the processes together."""
+    from overt.distributed import init_distributed, open_store
+    from overt.health.preemption import Preemption
+
+    world, stop = init_distributed("cpu"), StopSignal()
+    preemption = Preemption(stop, world, open_store("stop"), timeout_minutes=1)
+    preemption.listen()
+    for point in range(points):
+        if point == at and world.rank in ranks:
+            stop.name = "SIGTERM"
+        time.sleep(0)  # lets other threads run, as training does
+        if preemption.signal_here() is not None:
+            preemption.close()
+            return point
+    preemption.close()
+    return -1
+
+
+@pytest.mark.parametrize("ranks", [(2,), (0, 1, 2)])
+def test_agreement_needs_no_lockstep(ranks: tuple[int, ...], run_processes: RUNS) -> None:
+    answers = run_processes(stop_points, 3, 10**9, ranks, 1000)
+    assert len(set(answers)) == 1
+    assert answers[0] >= 1000
+
+
+def ask_alone(folder: Path) -> str:
+    """Process 1 never answers: it does not train at all."""
+    from overt.distributed import init_distributed, open_store
+    from overt.errors import LaunchError
+    from overt.health.preemption import Preemption
+
+    world, stop = init_distributed("cpu"), StopSignal()
+    preemption = Preemption(stop, world, open_store("stop"), timeout_minutes=0.5 / 60)
+    if world.rank == 1:
+        return ""
+    preemption.listen()
+    stop.name = "SIGTERM"
+    try:
+        preemption.signal_here()
+    except LaunchError as error:
+        return str(error)
+    finally:
+        preemption.close()
+    return "no error"
+
+
+def test_a_process_that_never_answers_is_not_waited_for_for_ever(
+    run_processes: RUNS, tmp_path: Path
+) -> None:
+    answers = run_processes(ask_alone, 2, tmp_path)
+    assert "SIGTERM asked this run to stop, but the processes could not agree" in answers[0]
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def start(folder: Path, *overrides: str) -> subprocess.Popen[str]:
+    words = ["--package", str(TOY), "recipe=toy", f"output_dir={folder}", *overrides]
+    return subprocess.Popen(
+        [sys.executable, "-m", "overt.train", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,  # a process group, as a launcher makes one
+    )
+
+
+def test_the_command_ends_with_the_code_for_requeue_although_all_its_processes_are_signalled(
+    tmp_path: Path,
+) -> None:
+    """Loader processes get the signal as well; if they died of it, the run could not save."""
+    settings = ["training.num_steps=1000000", "training.num_workers=2", "logging.every_steps=1"]
+    child = start(tmp_path, *settings)
+    assert child.stdout is not None
+    for line in child.stdout:
+        if "step 2/" in line:
+            break
+    os.killpg(child.pid, signal.SIGTERM)
+    os.killpg(child.pid, signal.SIGUSR1)
+    _, said = child.communicate(timeout=240)
+    assert child.returncode == PREEMPTED_EXIT_CODE, said
+    assert "the same command goes on from there" in said
+
+
+def test_a_signal_during_the_start_is_kept_for_the_first_step(tmp_path: Path) -> None:
+    """Sent as soon as the handler is there, long before torch is imported."""
+    code = (
+        "import os, signal, sys\n"
+        "import overt.train as train\n"
+        "inner = train.load\n"
+        "def load(*arguments):\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    return inner(*arguments)\n"
+        "train.load = load\n"
+        "sys.exit(train.main(sys.argv[1:]))\n"
+    )
+    words = ["--package", str(TOY), "recipe=toy", f"output_dir={tmp_path}"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == PREEMPTED_EXIT_CODE, done.stderr
+    assert (tmp_path / "toy/checkpoints/step_00000000").is_dir()

@@ -1,0 +1,118 @@
+"""The camera solve: finds the camera of a known person, from keypoints and from the silhouette."""
+
+import numpy as np
+import pytest
+import torch
+
+from overt.data.people.synthetic import PeopleOptions, draw_rows
+from overt.geometry.body import BodyModel
+from overt.geometry.body_capsule import capsule_body
+from overt.geometry.camera import project
+from overt.geometry.rotation import axis_angle_to_matrix
+from overt.geometry.silhouette import rasterize
+from overt.recipes.blade.camera import (
+    LIMB_JOINTS,
+    Blur,
+    Observation,
+    Solution,
+    SolveOptions,
+    keypoint_energy,
+    look,
+    pelvis_relative,
+    solve_camera,
+)
+
+SIZE = 80
+
+
+class Known:
+    """Two people before known cameras, and what is seen of them."""
+
+    def __init__(self, device: str = "cpu", noise: float = 1.0) -> None:
+        self.model = BodyModel(capsule_body())
+        people, scene, _ = draw_rows(4, 2, self.model, PeopleOptions(SIZE, seed=5))
+        pose = np.stack([np.concatenate([one.root[None], one.body]) for one in people])
+        self.rotations = axis_angle_to_matrix(torch.tensor(pose, dtype=torch.float32)).to(device)
+        shape = torch.tensor(np.stack([one.shape for one in people]), dtype=torch.float32)
+        self.shape, self.model = shape.to(device), self.model.to(device)
+        self.pelvis, matrix = scene.joints[:, 0].to(device), scene.matrix.to(device)
+        self.focal = matrix[:, 0, 0]
+        vertices, joints = pelvis_relative(self.model, self.shape, self.rotations)
+        pixels, depth = project(vertices, self.pelvis, matrix)
+        mask = rasterize(pixels, depth, self.model.faces, (SIZE, SIZE)).mask.float()
+        places, _ = project(joints[:, LIMB_JOINTS, :], self.pelvis, matrix)
+        good = ((places >= 0) & (places <= SIZE - 1)).all(-1)
+        shaken = noise * torch.randn(places.shape, generator=torch.Generator().manual_seed(0))
+        self.seen = Observation(mask, places + shaken.to(device), good, (SIZE, SIZE))
+
+    def solve(self, iterations: int, **options: bool) -> Solution:
+        chosen = SolveOptions(iterations=iterations, **options)
+        arguments = (self.model, self.shape, self.rotations, self.pelvis[:, 2])
+        return solve_camera(*arguments, self.seen, chosen)
+
+    def errors(self, found: Solution) -> tuple[float, float]:
+        focal = ((found.focal - self.focal).abs() / self.focal).mean()
+        return float(focal), float((found.translation - self.pelvis)[:, :2].norm(dim=1).mean())
+
+
+def test_the_silhouette_mends_what_noisy_keypoints_leave() -> None:
+    known = Known(noise=2.0)
+    start, end = known.errors(known.solve(0)), known.errors(known.solve(30))
+    assert end[0] < 0.6 * start[0]
+    assert end[0] < 0.03
+    assert end[1] < start[1] + 0.005
+
+
+def test_what_is_not_free_stays() -> None:
+    known = Known()
+    found = known.solve(3)
+    torch.testing.assert_close(found.translation[:, 2], known.pelvis[:, 2])
+    torch.testing.assert_close(found.rotations, known.rotations)
+    free = known.solve(3, optimize_depth=True, optimize_pose=True)
+    assert not torch.equal(free.translation[:, 2], known.pelvis[:, 2])
+    assert not torch.equal(free.rotations, known.rotations)
+
+
+def test_it_works_where_gradients_are_off() -> None:
+    known = Known()
+    with torch.inference_mode():
+        inside = known.solve(2)
+    torch.testing.assert_close(inside.focal, known.solve(2).focal)
+
+
+def test_without_a_mask_the_keypoints_decide() -> None:
+    known = Known(noise=0.0)
+    known.seen = known.seen._replace(mask=None)
+    found = known.solve(100)
+    torch.testing.assert_close(found.focal, known.solve(0).focal)
+    assert known.errors(found)[0] < 0.1
+    assert found.soft_iou.isnan().all()
+
+
+def test_the_keypoint_term_is_zero_at_the_truth_only() -> None:
+    known = Known(noise=0.0)
+    vertices, joints = pelvis_relative(known.model, known.shape, known.rotations)
+    nothing = torch.zeros(2)
+    true = Solution(known.focal, known.pelvis, vertices, joints, known.rotations, nothing)
+    assert keypoint_energy(true, known.seen).max() < 1e-5
+    assert keypoint_energy(true._replace(focal=1.1 * known.focal), known.seen).min() > 1e-3
+    pixels, depth = look(joints, known.pelvis, known.focal, (SIZE, SIZE))
+    assert pixels.shape == (2, joints.shape[1], 2)
+    torch.testing.assert_close(depth, joints[..., 2] + known.pelvis[:, 2:])
+
+
+def test_the_blurred_overlap_is_best_at_the_mask_itself() -> None:
+    mask = torch.zeros(1, 40, 40)
+    mask[:, 10:30, 12:24] = 1.0
+    for kind in ((17, 8.0, 0.25), (5, 3.0, 1.0)):
+        blur = Blur(*kind, mask)
+        itself, moved = blur.soft_iou(mask), blur.soft_iou(mask.roll(6, 2))
+        assert moved < itself <= 1.0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_device_finds_the_same_camera() -> None:
+    there, here = Known("cuda"), Known()
+    found, expected = there.solve(20), here.solve(20)
+    torch.testing.assert_close(found.focal.cpu(), expected.focal, rtol=0.01, atol=0)

@@ -1,0 +1,155 @@
+"""People of a data set: bad rows are refused or left out; each kind of label has the pelvis."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from small_blade import small_config, small_recipe
+
+from overt.data.people.crops import centred_side, draw_crop
+from overt.data.people.human_data import HumanData, write_human_data
+from overt.data.people.synthetic import PeopleOptions, write_people
+from overt.data.rng import sample_rng
+from overt.errors import DataError
+from overt.geometry.pose import rotate_in_plane
+from overt.recipes.blade.camera import LIMB_JOINTS
+from overt.recipes.blade.config import BodySettings, DataSettings, SourceSettings
+from overt.recipes.blade.people import People
+from overt.recipes.blade.pose_recipe import true_rotations
+
+BODY = BodySettings("capsule", None, "capsule", None, None)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("people")
+    write_people(folder, "people_train", 4, PeopleOptions(size=32, seed=2))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def settings(root: Path) -> DataSettings:
+    found = small_config(root, "depthnet").settings.data
+    assert isinstance(found, DataSettings)
+    return found
+
+
+def columns(root: Path) -> dict[str, np.ndarray]:
+    data = HumanData.load(root / "preprocessed_datasets" / "people_train.npz")
+    return {name: np.array(column) for name, column in data.columns.items()}
+
+
+def people(
+    root: Path, settings: DataSettings, known: dict[str, np.ndarray] | None = None
+) -> People:
+    name = "people_train.npz"
+    if known is not None:
+        name = "changed.npz"
+        write_human_data(root / "preprocessed_datasets" / name, known)
+    source = SourceSettings("x", f"preprocessed_datasets/{name}", "datasets/people_train", 1.0)
+    return People(source, settings, BODY, root, needs_pose=False)
+
+
+def test_every_kind_of_label_gives_the_same_pelvis(root: Path, settings: DataSettings) -> None:
+    known = columns(root)
+    smplx = people(root, settings)
+    pelvis = np.stack([smplx.pelvis(row) for row in range(4)])
+    stored = known["keypoints2d"][:, 17, :2]  # the projected pelvis
+    focal = known["K"][:, 0, 0, None]
+    np.testing.assert_allclose(focal * pelvis[:, :2] / pelvis[:, 2:] + 16, stored, atol=0.01)
+    given = {name: value for name, value in known.items() if "smpl" not in name}
+    direct = people(root, settings, given | {"pelvis": pelvis})
+    np.testing.assert_allclose(direct.pelvis(2), pelvis[2])
+    smpl = {name: value for name, value in known.items() if "smplx" not in name}
+    hips = people(root, settings, smpl)
+    # The middle of the hips hangs a little below the pelvis.
+    assert np.linalg.norm(hips.pelvis(1) - pelvis[1]) < 0.12
+
+
+def test_boxes_without_size_are_refused_or_left_out(root: Path, settings: DataSettings) -> None:
+    known = columns(root)
+    known["bbox_xywh"][2, 3] = 0.0
+    with pytest.raises(DataError, match=r"1 of 4 rows.*row 2 \(imgs/000002\.jpg\) has a box"):
+        people(root, settings, known)
+    lenient = DataSettings(**{**vars(settings), "drop_bad_rows": True})
+    assert len(people(root, lenient, known)) == 3
+
+
+def test_people_behind_the_camera_are_refused(root: Path, settings: DataSettings) -> None:
+    known = columns(root)
+    known["smplx/transl"][1, 2] = -2.0
+    with pytest.raises(DataError, match=r"row 1 .*is behind the camera.*data\.drop_bad_rows"):
+        people(root, settings, known)
+
+
+def test_absent_pictures_are_named(root: Path, settings: DataSettings) -> None:
+    known = columns(root)
+    known["image_path"][0] = "imgs/gone.jpg"
+    with pytest.raises(DataError, match=r"lists .*gone\.jpg, which is absent; check data\.root"):
+        people(root, settings, known)
+    known = columns(root)
+    known["image_path"][3] = "imgs/gone.jpg"
+    with pytest.raises(DataError, match=r"gone\.jpg: listed in .*\(row 3\) but absent"):
+        people(root, settings, known).picture(3)
+
+
+def test_missing_labels_are_named(root: Path, settings: DataSettings) -> None:
+    known = {name: value for name, value in columns(root).items() if "smpl" not in name}
+    with pytest.raises(DataError, match=r"lack smplx/body_pose, smplx/transl; found are K, bbox"):
+        people(root, settings, known)
+    source = SourceSettings("x", "preprocessed_datasets/changed.npz", "datasets/people_train", 1.0)
+    with pytest.raises(DataError, match="lack smplx/global_orient"):
+        People(source, settings, BODY, root, needs_pose=True)
+
+
+def test_labels_of_smpl_need_its_body(root: Path, settings: DataSettings) -> None:
+    smpl = {name: value for name, value in columns(root).items() if "smplx" not in name}
+    write_human_data(root / "preprocessed_datasets" / "smpl.npz", smpl)
+    source = SourceSettings("x", "preprocessed_datasets/smpl.npz", "datasets/people_train", 1.0)
+    bare = People(source, settings, BodySettings("capsule", None, None, None, None), root, False)
+    with pytest.raises(DataError, match=r"set model\.body\.smpl to SMPL_NEUTRAL"):
+        bare.pelvis(0)
+
+
+AUGMENTED = [
+    "model.depthnet_checkpoint=none",
+    "data.pose_augmentation.rotation=30",
+    "data.pose_augmentation.rotation_probability=1",
+]
+
+
+@pytest.mark.parametrize("stage", ["depthnet", "posenet"])
+def test_a_sample_is_a_function_of_row_and_generator(tmp_path: Path, stage: str) -> None:
+    recipe = small_recipe(tmp_path, stage, *(AUGMENTED if stage == "posenet" else []))
+    source = recipe.build_dataset()
+    one, again, other = (source.sample(3, sample_rng(seed, 0, 3)) for seed in (0, 0, 1))
+    changed = 0 if stage == "depthnet" else 1  # the crop that the draws change
+    assert torch.equal(one[changed], again[changed])
+    assert not torch.equal(one[changed], other[changed])
+
+
+def test_labels_follow_the_augmented_crop(tmp_path: Path) -> None:
+    """Limb joints, projected with the turned and mirrored pose, lie where the crop shows them."""
+    recipe = small_recipe(tmp_path, "posenet", *AUGMENTED)
+    source = recipe.build_dataset().sources[0]
+    body = recipe.body(torch.device("cpu"))
+    kinds = set()
+    for row in range(8):
+        sample = source.sample(row, sample_rng(5, 0, row))
+        generator = sample_rng(5, 0, row)
+        generator.random()  # the side's share of chance, which here is none
+        side = centred_side(source.people.limb_keypoints(row), (32, 32))
+        crop = draw_crop((16, 16), side, (32, 32), source.augmentation, generator)
+        kinds.add(crop.mirrored)
+        pelvis = torch.from_numpy(source.people.pelvis(row))
+        pelvis = pelvis * torch.tensor([-1.0 if crop.mirrored else 1.0, 1.0, 1.0])
+        pelvis = rotate_in_plane(torch.eye(3)[None], torch.tensor([crop.degrees]))[0] @ pelvis
+        joints = body.joints(sample.shape[None], true_rotations(sample.pose[None]))[0]
+        limbs = (joints - joints[0])[list(LIMB_JOINTS)] + pelvis
+        focal = float(source.people.data.columns["K"][row, 0, 0])
+        expected = focal * 32 / side * limbs[:, :2] / limbs[:, 2:] + 16
+        known = sample.keypoints[:, 2] > 0
+        difference = (32 * sample.keypoints[:, :2] - expected)[known].abs()
+        assert difference.max() < 1.5  # a mirrored picture is one pixel off
+    assert kinds == {True, False}

@@ -1,0 +1,136 @@
+"""The two sets of images: opened once, with labels that mean the same in both."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from small_jepa import small_recipe
+
+from overt.data.images.folder import ImageFolder
+from overt.data.images.packed import pack_images
+from overt.data.images.synthetic import write_images
+from overt.distributed import init_distributed
+from overt.errors import ConfigError, DataError
+from overt.recipes.hjepa import data
+from overt.recipes.hjepa.recipe import HJEPARecipe
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    write_images(tmp_path / "images", classes=4, per_class=3, size=16, seed=0)
+    return tmp_path
+
+
+@pytest.fixture
+def without_first(root: Path) -> Path:
+    """The same images without the first class, so that all the others have other numbers."""
+    shutil.copytree(root / "images", root / "held_out")
+    shutil.rmtree(min((root / "held_out").iterdir()))
+    return root / "held_out"
+
+
+def recipe_of(root: Path, training: Path, held_out: Path, *overrides: str) -> HJEPARecipe:
+    places = [f"data.root={training}", f"data.val_root={held_out}", "data.synthetic=null"]
+    return small_recipe(root, *places, "evaluation.k=1", *overrides)
+
+
+def scores_of(recipe: HJEPARecipe) -> dict[str, float]:
+    with torch.inference_mode():
+        return recipe.evaluate(recipe.build_model().eval(), init_distributed("cpu"))
+
+
+@pytest.mark.parametrize("training", ["folder", "pack"])
+@pytest.mark.parametrize("held_out", ["folder", "pack"])
+def test_classes_go_by_name(training: str, held_out: str, root: Path, without_first: Path) -> None:
+    places = [root / "images", without_first]
+    for number, kind in enumerate((training, held_out)):
+        if kind == "pack":
+            pack_images(ImageFolder(places[number]), root / f"pack{number}")
+            places[number] = root / f"pack{number}"
+    recipe = recipe_of(root, *places)
+    bank, wanted = recipe.sets
+    assert wanted.classes == bank.classes
+    assert set(wanted.labels) == {1, 2, 3}
+    assert [wanted.read(index)[1] for index in range(9)] == list(wanted.labels)
+    # Each image is its own nearest neighbour.
+    assert scores_of(recipe)["knn_top1"] == 1.0
+
+
+def test_a_class_that_was_never_trained_is_named(root: Path, without_first: Path) -> None:
+    first = ImageFolder(root / "images").classes[0]
+    with pytest.raises(DataError, match=rf"1 class \({first}\).*data.labelled=false"):
+        recipe_of(root, without_first, root / "images").build_dataset()
+    bank, wanted = recipe_of(root, without_first, root / "images", "data.labelled=false").sets
+    assert bank.classes == wanted.classes == ()
+
+
+def test_classes_of_archives_go_by_number(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name, labels in (("train", [0, 1, 2, 4]), ("test", [1, 2]), ("more", [1, 3, 5])):
+        pixels = rng.integers(0, 256, (len(labels), 16, 16), dtype=np.uint8)
+        np.savez(tmp_path / f"{name}.npz", images=pixels, labels=np.array(labels))
+    train, test, more = (tmp_path / f"{name}.npz" for name in ("train", "test", "more"))
+    assert recipe_of(tmp_path, train, test).sets[1].labels.tolist() == [1, 2]
+    # No image of class 3 was there to learn from, although there is one of class 4.
+    with pytest.raises(DataError, match=r"2 classes \(3, 5\)"):
+        recipe_of(tmp_path, train, more).build_dataset()
+
+
+def test_the_labels_of_a_pack_are_left_alone_where_none_are_wanted(root: Path) -> None:
+    pack_images(ImageFolder(root / "images"), root / "pack")
+    recipe = recipe_of(root, root / "pack", root / "pack", "data.labelled=false")
+    assert "knn_top1" not in scores_of(recipe)
+    assert {recipe.sets[0].read(index)[1] for index in range(12)} == {-1}
+
+
+def test_a_pack_without_classes_is_warned_of(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pack_images(ImageFolder(root / "images", labelled=False), root / "pack")
+    recipe = recipe_of(root, root / "pack", root / "images")
+    assert "knn_top1" not in scores_of(recipe)
+    assert "pack has no classes, so there are neither k-NN nor probes" in caplog.text
+
+
+@pytest.mark.parametrize("probe", ["linear_probe", "attentive_probe"])
+def test_a_probe_without_labels_is_refused(probe: str, root: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"evaluation.{probe}.enabled=true.*data.labelled=false"):
+        small_recipe(root, "data.labelled=false", f"evaluation.{probe}.enabled=true")
+
+
+def test_an_archive_without_labels_names_the_setting(tmp_path: Path) -> None:
+    np.savez(tmp_path / "set.npz", images=np.zeros((4, 16, 16), np.uint8))
+    with pytest.raises(DataError, match=r"no array 'labels'.*data.labelled=false"):
+        recipe_of(tmp_path, tmp_path / "set.npz", tmp_path / "set.npz").build_dataset()
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_sets_are_opened_once(
+    apart: bool, root: Path, without_first: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+    open_images = data.open_images
+    monkeypatch.setattr(
+        data, "open_images", lambda *of: (opened.append(of[0]), open_images(*of))[1]
+    )
+    recipe = recipe_of(root, root / "images", without_first if apart else root / "images")
+    recipe.build_dataset()
+    for _ in range(2):
+        scores_of(recipe)
+        recipe.visualize(recipe.build_model().eval())
+    assert len(opened) == (2 if apart else 1)
+
+
+def test_an_image_is_warned_of_once_in_all_evaluations(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = recipe_of(root, root / "images", root / "images")
+    broken = ImageFolder(root / "images").names[:2]
+    for name in broken:
+        (root / "images" / name).write_bytes(b"broken")
+    recipe.build_dataset().sample(0, np.random.default_rng(0))
+    for _ in range(2):
+        scores = scores_of(recipe)
+        recipe.visualize(recipe.build_model().eval())
+        assert scores["unreadable_images"] == scores["unreadable_training_images"] == 2
+    assert [caplog.text.count(f"{name}: not a readable") for name in broken] == [1, 1]

@@ -1,0 +1,193 @@
+"""The progress line and the meter behind it, with a clock that the test moves."""
+
+import contextlib
+import io
+import logging
+import math
+import re
+
+import pytest
+
+from overt.run import console as console_module
+from overt.run.console import CLEAR, Console, Meter, Rates, as_duration, fit
+
+
+class Clock:
+    """Time that passes only when told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal, and can show what is left on its last lines."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def shown(self) -> list[str]:
+        return [line.split(CLEAR)[-1] for line in self.getvalue().split("\n")]
+
+
+def step(meter: Meter, clock: Clock, seconds: float, wait: float = 0.0) -> None:
+    clock.now += seconds
+    meter.step(samples=8, wait_seconds=wait)
+
+
+def test_rates_are_means_since_the_last_reading() -> None:
+    clock = Clock()
+    meter = Meter(skip_steps=0, clock=clock)
+    for _ in range(4):
+        step(meter, clock, seconds=0.5, wait=0.1)
+    assert meter.read() == pytest.approx(Rates(0.5, 16.0, 0.2))
+    step(meter, clock, seconds=2.0)
+    assert meter.read() == pytest.approx(Rates(2.0, 4.0, 0.0))
+
+
+def test_first_steps_evaluation_and_saving_do_not_count() -> None:
+    clock = Clock()
+    meter = Meter(skip_steps=2, clock=clock)
+    step(meter, clock, seconds=60.0, wait=30.0)  # compiles
+    assert all(math.isnan(rate) for rate in meter.read())
+    step(meter, clock, seconds=5.0)
+    for _ in range(3):
+        step(meter, clock, seconds=0.25)
+        with meter.pause():
+            clock.now += 1000.0
+    assert meter.read() == pytest.approx(Rates(0.25, 32.0, 0.0))
+
+
+def test_a_pause_that_fails_is_still_left_out() -> None:
+    clock = Clock()
+    meter = Meter(skip_steps=0, clock=clock)
+    step(meter, clock, seconds=1.0)
+    with contextlib.suppress(KeyError), meter.pause():
+        clock.now += 50.0
+        raise KeyError
+    assert meter.read().seconds_per_step == pytest.approx(1.0)
+
+
+def test_plain_lines_where_there_is_no_terminal() -> None:
+    stream = io.StringIO()
+    console = Console(1000, stream=stream)
+    console.say("begin")
+    console.update(
+        250,
+        1,
+        {"loss": 0.123456, "lr": 5e-4},
+        seconds_per_step=2.0,
+        data_wait_share=0.034,
+        samples_per_second=15.87,
+        memory_bytes=3 * 2**30,
+    )
+    console.close()
+    assert stream.getvalue() == (
+        "begin\n"
+        "step 250/1000  25%  epoch 1  loss 0.1235  lr 0.0005  15.87 samples/s  ETA 0:25:00  "
+        "data wait 3%  memory 3.00 GiB\n"
+    )
+
+
+def test_what_is_not_known_yet_is_left_out() -> None:
+    stream = io.StringIO()
+    Console(10, stream=stream).update(1, 0, {"loss": math.nan}, **Rates(*[math.nan] * 3)._asdict())
+    assert stream.getvalue() == "step 1/10  10%  epoch 0  loss nan\n"
+
+
+def test_the_estimate_takes_the_median_of_recent_readings() -> None:
+    stream = io.StringIO()
+    console = Console(1000, stream=stream)
+    for index, seconds in enumerate((1.0, 1.0, 90.0, 1.0, 1.0)):
+        console.update(index, 0, {}, seconds_per_step=seconds)
+    times = re.findall(r"ETA (\S+)", stream.getvalue())
+    assert times == ["0:16:40", "0:16:39", "0:16:38", "0:16:37", "0:16:36"]
+
+
+def test_on_a_terminal_one_line_is_drawn_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    stream = Terminal()
+    console = Console(10, stream=stream)
+    console.update(1, 0, {"loss": 2.0})
+    console.update(5, 0, {"loss": 1.0})
+    assert stream.shown() == ["step 5/10  50% [==========          ]  epoch 0  loss 1"]
+    console.say("a message")
+    assert stream.shown()[-2:] == ["a message", stream.shown()[-1]]
+    assert stream.shown()[-1].startswith("step 5/10")
+    console.close()
+    assert stream.getvalue().endswith("loss 1\n")
+    console.close()  # a second time changes nothing
+    assert not stream.getvalue().endswith("\n\n")
+
+
+@pytest.mark.parametrize("columns", range(1, 160, 7))
+def test_the_line_never_wraps_and_shows_whole_parts(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = ["step 12/345   3%", "epoch 1", "loss 0.25", "12 samples/s", "memory 3.00 GiB"]
+    line = fit(parts, 0.03, columns)
+    assert len(line) <= columns
+    assert line.startswith(parts[0][:columns])
+    rest = re.sub(r" \[.*\]", "", line).split("  ")
+    if columns >= len(parts[0]):
+        assert "  ".join(rest) == "  ".join(parts)[: len("  ".join(rest))]
+        assert rest[-1] in ("  ".join(parts)).split("  ")
+    # The console leaves the last column free: writing there makes some terminals wrap.
+    monkeypatch.setenv("COLUMNS", str(columns + 1))
+    stream = Terminal()
+    Console(345, stream=stream).update(12, 1, {"loss": 0.25})
+    assert len(stream.shown()[-1]) <= columns
+
+
+def test_the_table_is_aligned() -> None:
+    stream = io.StringIO()
+    Console(1, stream=stream).table("run", [("batch", "2 x 4 = 8"), ("learning rate", "0.1")])
+    assert stream.getvalue() == "run\n  batch          2 x 4 = 8\n  learning rate  0.1\n"
+
+
+@pytest.mark.parametrize("main", [True, False])
+def test_only_the_main_process_speaks(main: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console_module, "is_main_process", lambda: main)
+    for enabled in (True, False):
+        stream = io.StringIO()
+        console = Console(10, stream=stream, enabled=enabled)
+        console.update(1, 0, {})
+        console.say("hello")
+        console.table("title", [])
+        console.close()
+        assert bool(stream.getvalue()) == (main and enabled)
+
+
+def test_a_warning_does_not_tear_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    stream = Terminal()
+    console = Console(10, stream=stream)
+    console.update(1, 0, {"loss": 2.0})
+    handler = console.handler()
+    handler.handle(logging.makeLogRecord({"msg": "disk %s", "args": ("full",), "levelno": 30,
+                                          "levelname": "WARNING"}))  # fmt: skip
+    assert stream.shown()[-2] == "warning: disk full"
+    assert stream.shown()[-1].startswith("step 1/10")
+
+
+def test_a_closed_stream_or_a_poor_one_does_not_stop_training() -> None:
+    stream = io.StringIO()
+    console = Console(10, stream=stream)
+    stream.close()
+    console.update(1, 0, {"loss": 1.0})
+    console.say("nobody reads this")
+
+    raw = io.BytesIO()
+    poor = io.TextIOWrapper(raw, encoding="ascii")
+    Console(10, stream=poor).say("δ_avg 0.5")
+    assert raw.getvalue() == b"?_avg 0.5\n"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0:00:00"), (59.2, "0:01:00"), (3723, "1:02:03"), (200_000, "2d 7:33:20")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert as_duration(seconds) == text

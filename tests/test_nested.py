@@ -1,0 +1,47 @@
+"""overt/nested.py: every tensor is visited once, in one order, whatever holds it."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from overt.nested import map_tensors, tensors_in
+
+
+class Pair(NamedTuple):
+    first: Tensor
+    second: Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    pair: Pair
+    rows: list[Tensor]
+    names: dict[str, Tensor | str]
+
+
+def make_batch() -> Batch:
+    numbers = [torch.tensor(float(index)) for index in range(5)]
+    return Batch(Pair(*numbers[:2]), numbers[2:4], {"last": numbers[4], "text": "kept"})
+
+
+def test_tensors_are_visited_in_one_order() -> None:
+    visited: list[float] = []
+
+    def record(tensor: Tensor) -> Tensor:
+        visited.append(float(tensor))
+        return tensor
+
+    map_tensors(make_batch(), record)
+    assert visited == [float(tensor) for tensor in tensors_in(make_batch())] == [0, 1, 2, 3, 4]
+
+
+def test_a_mapped_value_keeps_its_types() -> None:
+    mapped = map_tensors((make_batch(), None, 3), lambda tensor: tensor + 10)
+    batch, nothing, number = mapped
+    assert isinstance(mapped, tuple)
+    assert (nothing, number) == (None, 3)
+    assert isinstance(batch.pair, Pair)
+    assert [float(tensor) for tensor in tensors_in(batch)] == [10, 11, 12, 13, 14]
+    assert batch.names["text"] == "kept"

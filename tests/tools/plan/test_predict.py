@@ -1,0 +1,66 @@
+"""Strategies, cards and traffic: what must hold whatever the numbers are."""
+
+import pytest
+
+from overt.tools.plan.communication import Network, ddp_traffic, fsdp_traffic, one_way_seconds
+from overt.tools.plan.fake_step import Model, StepMemory
+from overt.tools.plan.predict import CARDS, CONTEXT, GAPS, GIB, Fitted, device_memory, largest_batch
+
+MODEL = Model(parameters=25_000_000, frozen=0, blocks=10, unit_sizes=(2_000_000,) * 10)
+STEP = StepMemory(
+    batch_size=8, peak=3 * GIB, parameters=10**8, frozen=0, optimizer=2 * 10**8, gradients=10**8,
+    batch=10**6, activations=2 * GIB, transient=2 * GIB, transient_in_update=10**6, flops=10**12,
+)  # fmt: skip
+NETWORK = Network()
+
+
+def test_ddp_holds_all_gradients_and_fsdp_ever_smaller_shares() -> None:
+    static = STEP.parameters + STEP.optimizer + STEP.gradients
+    ddp = [device_memory(STEP, MODEL, "ddp", n) for n in (2, 8, 64)]
+    fsdp = [device_memory(STEP, MODEL, "fsdp", n) for n in (2, 8, 64)]
+    assert ddp[0] == ddp[1] == ddp[2] >= static + STEP.transient
+    assert fsdp == sorted(fsdp, reverse=True)
+    assert fsdp[-1] < ddp[-1]
+
+
+@pytest.mark.parametrize("card", list(CARDS.values()))
+def test_the_largest_batch_fits_and_one_more_does_not(card: float) -> None:
+    other = StepMemory(**{**vars(STEP), "batch_size": 16, "peak": 5 * GIB})
+    line = Fitted(STEP, other)
+
+    def memory(size: int) -> int:
+        return device_memory(line.at(size), MODEL, "single", 1)
+
+    most = largest_batch(memory, card)
+    room = (card * GIB - CONTEXT) / (1 + GAPS)
+    assert memory(most) <= room < memory(most + 1)
+
+
+def test_what_never_fits_is_zero() -> None:
+    assert largest_batch(lambda size: 100 * GIB, 24) == 0
+
+
+def test_one_device_sends_nothing() -> None:
+    traffic = ddp_traffic(10**9, 0.1, 1, NETWORK)
+    assert (traffic.bytes_sent, traffic.seconds, traffic.efficiency) == (0, 0.0, 1.0)
+
+
+def test_bytes_are_those_of_a_ring() -> None:
+    size = 8 * 10**8
+    assert ddp_traffic(size, 0.1, 8, NETWORK).bytes_sent == 2 * 7 * 10**8
+    assert fsdp_traffic(size, size, 10, 0.1, 8, NETWORK).bytes_sent == 3 * 7 * 10**8
+
+
+def test_more_nodes_and_slower_links_never_help() -> None:
+    devices = (2, 8, 16, 64, 512)
+    shares = [ddp_traffic(4 * 10**9, 0.05, n, NETWORK).efficiency for n in devices]
+    assert shares == sorted(shares, reverse=True)
+    slow = Network(network_gbit=50.0)
+    assert one_way_seconds(10**9, 64, slow) > one_way_seconds(10**9, 64, NETWORK)
+    assert one_way_seconds(10**9, 8, slow) == one_way_seconds(10**9, 8, NETWORK)
+
+
+def test_a_long_step_hides_all_but_the_last_bucket() -> None:
+    traffic = ddp_traffic(4 * 10**8, 10.0, 64, NETWORK)
+    buckets = -(-4 * 10**8 // (25 * 2**20))
+    assert traffic.exposed == pytest.approx(traffic.seconds / buckets)
