@@ -1,4 +1,4 @@
-"""Tensors in nested dataclasses, dicts, lists and tuples: the one walker over batches and outputs."""
+"""Tensors in nested dataclasses, dicts, lists and tuples: the one walker over batches."""
 
 from __future__ import annotations
 

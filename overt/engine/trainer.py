@@ -39,7 +39,6 @@ from overt.engine.loader import (
     MicroBatch,
     StepLoader,
     global_counts,
-    map_tensors,
 )
 from overt.engine.optimizer import (
     build_optimizer,
@@ -72,6 +71,7 @@ from overt.health.pace import Pace, StragglerWatch
 from overt.health.phases import Phases
 from overt.health.preemption import Preemption, StopSignal
 from overt.health.profile import StepProfile
+from overt.nested import map_tensors
 from overt.nn.ema import make_average, update_ema
 from overt.recipe import Recipe, StepOutput
 from overt.run import run_folder
