@@ -107,7 +107,6 @@ def clips_per_second(trainer: Trainer, recipe: Any, workers: int, clips: int) ->
         began = time.perf_counter()
         for _ in range(steps):
             trainer.train_step()
-            trainer.state.step += 1
         synchronize(trainer.world)
         return time.perf_counter() - began
 

@@ -42,11 +42,11 @@ def step_milliseconds(trainer: Trainer, world: World, steps: int, every: int | N
     """Training steps with a look every so many steps, or with the monitor switched off."""
     settings = trainer.config.settings
     settings.evaluation.collapse.every_steps = every
-    trainer.interval.names = []  # the numbers of a step change with the monitor
-    trainer.interval.rows = []
+    trainer.progress.interval.names = []  # the numbers of a step change with the monitor
+    trainer.progress.interval.rows = []
+    trainer.state.step += 1  # from there on, a look falls on every step or on none
     if trainer.graphed is not None:
         trainer.graphed = GraphedPass(trainer.run_pass, trainer.parameters)
-    trainer.state.step += 1  # from there on, a look falls on every step or on none
     for _ in range(WARM_UP + 2):
         one_step(trainer)
     times = []

@@ -136,7 +136,6 @@ def engine_loop(trainer: Trainer, steps: int) -> None:
     for _ in range(steps):
         with trainer.profile.around(trainer.state.step + 1):
             trainer.train_step()
-        trainer.state.step += 1
         if trainer.is_due(trainer.config.logging.every_steps):
             trainer.log()
         trainer.stop_if_asked()

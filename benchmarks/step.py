@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from overt.config import build_recipe, load
 from overt.distributed import World, init_distributed
-from overt.engine.loader import Group, MicroBatch
+from overt.engine.loader import MicroBatch, StepBatch
 from overt.engine.strategy.graph import WARM_UP
 from overt.engine.trainer import Trainer
 from overt.tools.plan.batches import BATCHES
@@ -72,14 +72,13 @@ def build(name: str, overrides: list[str], folder: str, device: str) -> tuple[Tr
     trainer = Trainer(config, recipe, world)
     size = trainer.plan.batch_size
     batch = BATCHES[name.split("_")[0]](config, size, world.device)
-    group = Group([MicroBatch((), batch, is_padding=False)], size, 0.0)
-    trainer.loader.next_group = lambda: group  # type: ignore[method-assign]
+    group = StepBatch([MicroBatch((), batch, is_padding=False)], size, 0.0)
+    trainer.loader.next_step = lambda: group  # type: ignore[method-assign]
     return trainer, world
 
 
 def one_step(trainer: Trainer) -> None:
     trainer.train_step()
-    trainer.state.step += 1
 
 
 def measure(trainer: Trainer, world: World, steps: int) -> tuple[float, float, float]:

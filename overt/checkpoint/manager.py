@@ -30,6 +30,7 @@ from overt.checkpoint.weights import (
     read_safetensors,
     split_tied,
 )
+from overt.config import Config
 from overt.distributed import (
     broadcast_object,
     gather_objects,
@@ -129,6 +130,19 @@ class CheckpointManager:
         return None if best is None or not _is_complete(best.path) else best.path
 
     # --- saving ------------------------------------------------------------------------------
+
+    @classmethod
+    def of_run(cls, config: Config, folder: Path) -> CheckpointManager:
+        """Return the manager that the section `checkpoint` asks for."""
+        return cls(
+            folder,
+            keep_best_n=config.checkpoint.keep_best_n,
+            keep_last_n=config.checkpoint.keep_last_n,
+            metric_name=config.checkpoint.metric_name or "",
+            mode=config.checkpoint.mode,
+            background=config.checkpoint.background,
+            timeout_minutes=config.training.timeout_minutes,
+        )
 
     def save_checkpoint(
         self,

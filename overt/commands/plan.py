@@ -111,7 +111,7 @@ def seconds_per_sample(run: Path, devices: int) -> float:
 
 def samples_per_device(config: Config, devices: Sequence[int]) -> int:
     """Of one step, with the first number of devices."""
-    from overt.engine.batch import plan_batches
+    from overt.config.batch import plan_batches
 
     plan = plan_batches(config.training, devices[0])
     return plan.batch_size * plan.accumulation_steps

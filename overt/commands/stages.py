@@ -148,7 +148,7 @@ def check_needs(stage: Stage, stages: Sequence[Stage]) -> None:
 def progress_of(stage: Stage, config: Config) -> Progress:
     """How far a stage is, from its run folder alone; refused where that is of another run."""
     from overt.checkpoint import plain_values, storage
-    from overt.run.run_folder import FREE_TO_CHANGE
+    from overt.run.resume import FREE_TO_CHANGE
 
     stored, _ = storage.scan(stage.run_dir / "checkpoints")
     if not stored:

@@ -2,44 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
+from overt.checkpoint.manager import CheckpointManager
 from overt.distributed import is_lost_peer
+from overt.engine.build import Parts
+from overt.engine.state import State
 from overt.errors import DataError, LaunchError, Preempted, StopError
-from overt.health.memory import explain, is_out_of_memory
-from overt.run import run_folder
-
-if TYPE_CHECKING:
-    from overt.engine.trainer import Trainer
-
-
-@contextmanager
-def ends_in_order(trainer: Trainer) -> Iterator[None]:
-    """Whatever ends the run in here: it is saved where that is possible, explained, and closed."""
-    try:
-        yield
-    except (DataError, StopError) as error:
-        # A run that stops itself does so on every process at this same step; a broken sample stops
-        # one process, which may save only where it need not wait for others.
-        if isinstance(error, StopError) or trainer.world.world_size == 1:
-            _save(trainer, error)
-        raise
-    except (MemoryError, RuntimeError, OSError) as error:
-        if is_out_of_memory(error):
-            raise explain(trainer, error) from error
-        if trainer.world.world_size > 1 and is_lost_peer(error):
-            raise LaunchError(run_folder.note_lost_peer(trainer, error)) from error
-        raise
-    finally:
-        trainer.close()
+from overt.health import memory
+from overt.health.heartbeat import Heartbeat
+from overt.health.preemption import Preemption
+from overt.run import messages
+from overt.run.events import LostPeer
+from overt.run.session import Run
 
 
-def _save(trainer: Trainer, error: StopError | DataError) -> None:
-    """Save, and leave only when every process has written."""
-    if not isinstance(error, Preempted) or trainer.saved_step != trainer.state.step:
-        trainer.save()
-    if isinstance(error, StopError):
-        trainer.manager.wait()
-        trainer.preemption.leave_together()
+@dataclass(frozen=True)
+class Ending:
+    """What is needed to explain an early end."""
+
+    parts: Parts
+    state: State
+    heartbeat: Heartbeat
+    preemption: Preemption
+    manager: CheckpointManager
+    run: Run
+
+    @contextmanager
+    def in_order(self, save: Callable[[], None], close: Callable[[], None]) -> Iterator[None]:
+        """Save, explain and close, whatever ends the run in here."""
+        try:
+            yield
+        except (DataError, StopError) as error:
+            # A run that stops itself does so on every rank at this same step; a broken sample stops
+            # one rank, which may save only where it need not wait for others.
+            may_save = isinstance(error, StopError) or self.run.world.world_size == 1
+            if may_save and not (isinstance(error, Preempted) and self.state.is_saved):
+                save()
+            if isinstance(error, StopError):  # leave only when every rank has written
+                self.manager.wait()
+                self.preemption.leave_together()
+            raise
+        except (MemoryError, RuntimeError, OSError) as error:
+            if memory.is_out_of_memory(error):
+                raise memory.explain(error, self._situation()) from error
+            if self.run.world.world_size > 1 and is_lost_peer(error):
+                raise LaunchError(self._lost_peer(error)) from error
+            raise
+        finally:
+            close()
+
+    def _situation(self) -> memory.Situation:
+        return memory.Situation(
+            self.state.step,
+            self.heartbeat.doing,
+            self.run.world,
+            self.run.config.training,
+            self.parts.plan,
+            self.parts.wrapping.has_blocks,
+        )
+
+    def _lost_peer(self, error: BaseException) -> str:
+        event = LostPeer(self.state.step, str(error).partition("\n")[0])
+        self.run.record(event)
+        return messages.lost_peer(
+            event, self.run.world.rank, self.run.config.training.timeout_minutes
+        )

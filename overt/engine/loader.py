@@ -29,14 +29,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from overt.config.batch import BatchPlan
 from overt.data.rng import sample_rngs
 from overt.distributed import World, sum_over_processes
-from overt.engine.batch import BatchPlan
 from overt.errors import DataError
 from overt.health.preemption import blocked, ignore_until
 from overt.nested import map_tensors
 from overt.recipe import Recipe, SampleSource
-from overt.run.warning_file import note_in_loader
+from overt.run.warning_file import record_in_loader
 
 
 @dataclass(frozen=True)
@@ -71,25 +71,30 @@ class MicroBatch:
 
 
 @dataclass(frozen=True)
-class Group:
-    """All micro-batches that this process contributes to one optimizer step."""
+class StepBatch:
+    """All micro-batches that this rank contributes to one optimizer step."""
 
     micro_batches: list[MicroBatch]
-    samples: int  # of the global batch, over all processes
+    samples: int  # of the global batch, over all ranks
     wait_seconds: float
 
+    @property
+    def sample_ids(self) -> list[tuple[int, int]]:
+        """Return (epoch, index) of this rank's samples."""
+        return [(each.epoch, each.index) for micro in self.micro_batches for each in micro.ids]
 
-def global_counts(recipe: Recipe, group: Group, device: torch.device) -> dict[str, Tensor]:
+
+def global_counts(recipe: Recipe, batch: StepBatch, device: torch.device) -> dict[str, Tensor]:
     """What the losses of this step are divided by: the recipe's counts over the global batch.
 
     `samples` is always there and needs no communication; further counts are added up over
     micro-batches and processes in one reduction.
     """
-    samples = _number(group.samples, device)
+    samples = _number(batch.samples, device)
     if not hasattr(recipe, "counts"):
         return {"samples": samples}
     totals: dict[str, Tensor] = {}
-    for micro in group.micro_batches:
+    for micro in batch.micro_batches:
         for name, count in recipe.counts(micro.batch).items():
             own = count.to(torch.float64) * (0.0 if micro.is_padding else 1.0)
             totals[name] = totals[name] + own if name in totals else own
@@ -202,7 +207,7 @@ class _Collate:
 
 def _start_worker(closing: Event, owner: int, warnings: Path | None, worker: int) -> None:
     if warnings is not None:
-        note_in_loader(warnings)
+        record_in_loader(warnings)
     threading.Thread(target=_leave_with, args=(owner,), daemon=True).start()
     torch.set_num_threads(1)  # many loader processes share the cores
     keep_freed_memory()
@@ -261,12 +266,20 @@ class StepLoader:
         self._iterator: Iterator[Any] | None = None
         self._closing: Event | None = None  # set: loader processes may be ended
 
+    def state_dict(self) -> dict[str, int]:
+        """Return what must not change over a resume; the position belongs to the trainer."""
+        return {
+            "samples": self.length,
+            "global_batch_size": self.plan.global_batch_size,
+            "world_size": self.plan.world_size,
+        }
+
     def seek(self, position: Position) -> None:
         """Go on from this position: nothing is read or replayed to get there."""
         self.position = normalized(position, self.length, self.plan, self.drop_last)
         self._iterator = None
 
-    def next_group(self) -> Group:
+    def next_step(self) -> StepBatch:
         """The next step's micro-batches; `position` moves on by what they hold."""
         began = time.perf_counter()
         if self._iterator is None:
@@ -284,9 +297,9 @@ class StepLoader:
             self.plan,
             self.drop_last,
         )
-        return Group(received, samples, time.perf_counter() - began)
+        return StepBatch(received, samples, time.perf_counter() - began)
 
-    def first_group(self) -> Group:
+    def first_step(self) -> StepBatch:
         """One micro-batch of the first step, read here and now; `position` stays where it is."""
         sampler = StepSampler(
             self.length, self._seed, self.plan, self._world.rank, self.drop_last, START
@@ -294,7 +307,7 @@ class StepLoader:
         batch = self._collate(self._dataset.__getitems__(next(iter(sampler))))
         if isinstance(batch, DataError):
             raise batch
-        return Group([batch], self.plan.global_batch_size, 0.0)
+        return StepBatch([batch], self.plan.global_batch_size, 0.0)
 
     def close(self) -> None:
         """End the loader processes."""

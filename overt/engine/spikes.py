@@ -1,7 +1,7 @@
-"""Losses far above those of the steps before: found by a robust threshold, said or skipped.
+"""Losses far above those of the steps before: found by a robust threshold, reported or skipped.
 
 The threshold follows from a window of global losses, which the log line reads anyway, so it is the
-same on every process and a step need not compute it.
+same on every rank and a step need not compute it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,19 +17,12 @@ from torch import Tensor
 from overt.config.schema import TrainingSection
 from overt.distributed import sum_over_processes
 from overt.recipe import StepOutput
+from overt.run.events import LossSpike
 
 # Of normally distributed numbers the standard deviation is so many times the median deviation.
 NORMAL = 1.4826
-LEAST_SHARE = 0.25  # of the window has to be known before anything is called a spike
+LEAST_FRACTION = 0.25  # of the window has to be known before anything is called a spike
 LEAST_SPREAD = 1e-3  # of the median: a loss that stands still has no spread of its own
-
-
-class Spike(NamedTuple):
-    """A step whose loss stood out."""
-
-    step: int
-    loss: float
-    limit: float
 
 
 class SpikeWatch:
@@ -58,24 +50,31 @@ class SpikeWatch:
         loss, self._loss = self._loss, None
         return None if loss is None else loss <= self._limit_there
 
-    def add(self, losses: Sequence[float], last_step: int) -> list[Spike]:
+    def add(self, losses: Sequence[float], last_step: int) -> list[LossSpike]:
         """Take the losses of the steps up to `last_step`, NaN for skipped ones; the spikes."""
         if self.mode == "ignore":
             return []
         first = last_step - len(losses) + 1
         spikes = [
-            Spike(first + index, loss, self.limit)
+            LossSpike(first + index, loss, self.limit)
             for index, loss in enumerate(losses)
             if loss > self.limit  # never true of NaN
         ]
-        self.restore([*self.losses, *(loss for loss in losses if math.isfinite(loss))])
+        self._fill([*self.losses, *(loss for loss in losses if math.isfinite(loss))])
         return spikes
 
-    def restore(self, losses: Sequence[float]) -> None:
-        """Go on with this window, and with the limit that follows from it."""
+    def state_dict(self) -> list[float]:
+        """Return the window of losses."""
+        return list(self.losses)
+
+    def load_state_dict(self, losses: Sequence[float]) -> None:
+        """Continue with this window, and with the limit that follows from it."""
+        self._fill(losses)
+
+    def _fill(self, losses: Sequence[float]) -> None:
         self.losses = deque(losses, self.losses.maxlen)
         self.limit = math.inf
-        if self.mode != "ignore" and len(self.losses) >= LEAST_SHARE * (self.losses.maxlen or 0):
+        if self.mode != "ignore" and len(self.losses) >= LEAST_FRACTION * (self.losses.maxlen or 0):
             self.limit = robust_limit(self.losses, self.deviations)
         self._limit_there.fill_(self.limit)
 

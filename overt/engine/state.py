@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from overt.engine.loader import START, Position
 
@@ -18,8 +20,39 @@ class State:
     scores: dict[str, float] = field(default_factory=dict)  # of the evaluation at this step
     evaluated_step: int = 0
     wandb_run_id: str | None = None
+    saved_step: int | None = None  # of a checkpoint that lacks nothing
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether a checkpoint of this very step exists."""
+        return self.saved_step == self.step
 
     @property
     def updates(self) -> int:
         """Updates made: what schedules count, so that a skipped step does not move them."""
         return self.step - self.skipped
+
+    def describe(self, path: Path) -> str:
+        """Return where a run resumes, in words."""
+        epoch, offset = self.position
+        return f"{path} at step {self.step}: epoch {epoch}, sample {offset}, nothing replayed"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything but the scores, which belong to the checkpoint's own metrics."""
+        return {
+            "step": self.step,
+            "position": self.position._asdict(),
+            "skipped": self.skipped,
+            "skipped_in_a_row": self.skipped_in_a_row,
+            "evaluated_step": self.evaluated_step,
+            "wandb_run_id": self.wandb_run_id,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.step = state["step"]
+        self.position = Position(**state["position"])
+        self.skipped = state["skipped"]
+        self.skipped_in_a_row = state["skipped_in_a_row"]
+        # Older checkpoints do not say: theirs were saved after the evaluation.
+        self.evaluated_step = state.get("evaluated_step", state["step"])
+        self.wandb_run_id = state["wandb_run_id"]

@@ -1,92 +1,51 @@
 """THE file: one training run from its configuration to its last checkpoint.
 
-`Trainer.__init__` builds everything in a straight line, `train` is the loop, `train_step` is one
-optimizer step. Nothing is wrapped out of sight and nothing is subclassed: what differs between
-methods is the recipe.
+`build` makes what computes, `train` is the loop, `train_step` is one optimizer step. Nothing is
+wrapped out of sight and nothing is subclassed: methods differ by their recipe. `run` writes,
+`checkpoint` saves, `health` notices what goes wrong; all three get values, never the trainer.
 """
 
 from __future__ import annotations
 
-import inspect
-import logging
-import math
-import socket
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
 from overt.checkpoint import random_state
+from overt.checkpoint.manager import CheckpointManager
 from overt.config import Config
-from overt.distributed import World, gather_objects, open_store, seed_everything
-from overt.engine.batch import check_stackable, plan_batches, scaled_learning_rate
-from overt.engine.ending import ends_in_order
-from overt.engine.guard import (
-    FiniteGuard,
-    Interval,
-    Verdict,
-    first_nonfinite_module,
-    idle_parameters,
-    poison_if_not_finite,
-)
-from overt.engine.loader import (
-    MicroBatch,
-    StepLoader,
-    global_counts,
-)
-from overt.engine.optimizer import (
-    build_optimizer,
-    check_levels,
-    clip_gradients,
-    set_learning_rate,
-    set_weight_decay,
-    weight_decay_schedule,
-)
-from overt.engine.precision import AUTOCAST, memory_in_use, set_precision
-from overt.engine.spikes import SpikeWatch
+from overt.distributed import World, open_store, seed_everything
+from overt.engine.build import Parts, build, introduction
+from overt.engine.ending import Ending
+from overt.engine.guard import FiniteGuard, poison_if_nonfinite
+from overt.engine.loader import MicroBatch, global_counts
+from overt.engine.optimizer import clip_gradients, set_learning_rate, set_weight_decay
+from overt.engine.precision import AUTOCAST
+from overt.engine.progress import Progress
+from overt.engine.replay import Replay
+from overt.engine.scoring import score
 from overt.engine.state import State
-from overt.engine.strategy.blocks import compile_model, need_blocks, recompute_in_backward
-from overt.engine.strategy.fsdp import (
-    WholeModel,
-    call_gathered,
-    refuse_contradictions,
-    shard_in_place,
-)
-from overt.engine.strategy.graph import (
-    GraphedPass,
-    add_over_processes,
-    check_replayable,
-    replays_at,
-)
-from overt.errors import ConfigError, NonFiniteError, Preempted
+from overt.engine.strategy.graph import GraphedPass, add_over_ranks, replays_at
+from overt.errors import NonFiniteError, Preempted
 from overt.health.heartbeat import Heartbeat
-from overt.health.observe import Observer
-from overt.health.pace import Pace, StragglerWatch
+from overt.health.nonfinite import check_gradients
 from overt.health.phases import Phases
 from overt.health.preemption import Preemption, StopSignal
 from overt.health.profile import StepProfile
 from overt.nested import map_tensors
-from overt.nn.ema import make_average, update_ema
+from overt.nn.ema import update_ema
 from overt.recipe import Recipe, StepOutput
-from overt.run import run_folder
-from overt.run.console import Console, Meter
-from overt.run.warning_file import WarningFile, path_of
-from overt.schedule import EMAScheduler, build_schedule
-
-# Buffers are not sent around before each forward pass; torch 2.13 has renamed the switch.
-_SWITCHES = inspect.signature(DistributedDataParallel).parameters
-_SWITCH = "forward_sync_buffers" if "forward_sync_buffers" in _SWITCHES else "broadcast_buffers"
-BUFFERS_STAY: dict[str, Any] = {_SWITCH: False}
+from overt.run import messages
+from overt.run.events import Started, StopRequested
+from overt.run.resume import has_to_resume, refuse_other_run
+from overt.run.session import Run, ranks_checkpoints
 
 
 class Trainer:
-    """One training run. Build it on every process, then call `train`."""
+    """One training run. Build it on every rank, then call `train`."""
 
     def __init__(
         self,
@@ -95,139 +54,51 @@ class Trainer:
         world: World,
         stop: StopSignal | None = None,
         phases: Phases | None = None,
+        parts: Parts | None = None,
     ) -> None:
         self.config, self.recipe, self.world, self.device = config, recipe, world, world.device
-        training = config.training
-        self.state = State()
-        self.saved_step: int | None = None  # the step of a checkpoint that lacks nothing
-        self.gradients_checked = False
         self.phases = phases or Phases()  # of this start; they end with the first step
-        self.plan = plan_batches(training, world.world_size)
-        check_stackable(recipe, self.plan)
-        self.loader = StepLoader(
-            recipe.build_dataset(),
-            recipe.collate,
-            self.plan,
-            world,
-            seed=config.seed,
-            drop_last=training.drop_last,
-            num_workers=training.num_workers,
-            warnings=path_of(config.run_dir, world.rank),
-        )
-        steps_per_epoch = self.loader.steps_per_epoch
-        self.total_steps = training.num_steps or (training.num_epochs or 0) * steps_per_epoch
-        if hasattr(recipe, "begin"):
-            recipe.begin(self.total_steps, steps_per_epoch)
-        self.phases.end("data")
-        self.console = Console(self.total_steps, enabled=world.is_main)
-        self.handler = self.console.handler()  # warnings do not tear the progress line
-        self.warned = WarningFile(path_of(config.run_dir, world.rank))
-        logging.getLogger("overt").addHandler(self.handler)
-        logging.getLogger("overt").addHandler(self.warned)
-
-        set_precision(training.precision, training.deterministic)
-        seed_everything(config.seed)  # the same first weights on every process
-        self.model: nn.Module = recipe.build_model().to(self.device)
-        resumes = run_folder.has_to_resume(config)
-        loaded = None if resumes else run_folder.load_initial_weights(config, self.model)
-        # Copies of the bare model, taken before anything is compiled or wrapped.
-        self.average = None if training.ema_momentum is None else make_average(self.model)
-        self.whole = WholeModel(self.model) if training.strategy == "fsdp" else None
-        seed_everything(config.seed, world.rank)  # from here on its own dropout on each
-
-        blocks = recipe.blocks(self.model) if hasattr(recipe, "blocks") else []
-        if training.activation_checkpointing:
-            recompute_in_backward(need_blocks(blocks, "training.activation_checkpointing"))
-        if training.compile != "none":
-            compile_model(recipe, self.model, training)
-
-        # What the recipe's loss is given; the bare model is what is evaluated and saved.
-        self.wrapped: nn.Module = self.model
-        self.ddp: DistributedDataParallel | None = None
-        self.sharded: FSDPModule | None = None
-        # The shares of all processes are to be added up, where DDP and FSDP take their mean.
-        self.share = 1
-        match training.strategy:
-            case "auto" | "ddp" if world.world_size > 1 and not training.cuda_graph:
-                self.wrapped = self.ddp = DistributedDataParallel(
-                    self.model,
-                    device_ids=[self.device] if self.device.type == "cuda" else None,
-                    find_unused_parameters=False,
-                    gradient_as_bucket_view=True,
-                    **BUFFERS_STAY,
-                )
-                self.share = world.world_size
-            case "fsdp" if world.world_size > 1:
-                units = recipe.shard_units(self.model) if hasattr(recipe, "shard_units") else blocks
-                refuse_contradictions(training, units)
-                self.sharded = shard_in_place(self.model, units, world)
-                if self.average is not None:  # never run, so in one piece
-                    shard_in_place(self.average, [], world)
-                self.share = world.world_size
-            case "auto" | "ddp" if world.world_size > 1:
-                pass  # DDP's hooks cannot be replayed: gradients are added up after the pass
-            case "auto" | "single" if world.world_size == 1:
-                pass
-            case strategy:
-                raise ConfigError(
-                    f"training.strategy={strategy} with {world.world_size} process(es): single "
-                    "takes one process, ddp and fsdp take several (torchrun or srun), auto takes "
-                    "either"
-                )
-
-        groups = (
-            recipe.parameter_groups(self.model) if hasattr(recipe, "parameter_groups") else None
-        )
-        self.optimizer = build_optimizer(config.optimizer, self.model, groups)
-        self.parameters = [value for value in self.model.parameters() if value.requires_grad]
-        self.graphed: GraphedPass | None = None
-        if training.cuda_graph:
-            check_replayable(recipe, self.device)
-            self.graphed = GraphedPass(self.run_pass, self.parameters)
-        self.learning_rate = scaled_learning_rate(config.optimizer, self.plan.global_batch_size)
-        epochs = self.total_steps / steps_per_epoch
-        self.schedule = build_schedule(config.schedule, self.learning_rate, epochs, steps_per_epoch)
-        check_levels(self.optimizer, self.schedule)
-        self.weight_decay = weight_decay_schedule(config.optimizer, epochs, steps_per_epoch)
-        momentum = training.ema_momentum or 0.0
-        final = momentum if training.ema_final_momentum is None else training.ema_final_momentum
-        self.momentum = EMAScheduler(momentum, final, epochs, steps_per_epoch)
-
-        # bf16 has the range of fp32: it runs no scaler. A disabled scaler passes everything on.
+        self.run = Run(config, world)
+        resumes = has_to_resume(config)
+        if parts is None:
+            parts = build(config, recipe, world, loads_weights=not resumes, phases=self.phases)
+        self.parts, self.plan, self.loader = parts, parts.plan, parts.loader
+        self.model, self.average, self.wrapping = parts.model, parts.average, parts.wrapping
+        self.optimizer, self.parameters = parts.optimizer, parts.parameters
+        self.scaler, self.schedule, self.momentum = parts.scaler, parts.schedule, parts.momentum
+        self.total_steps = self.run.console.total_steps = parts.total_steps
+        training, paths = config.training, self.run.paths
         self.dtype = AUTOCAST.get(training.precision)
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=training.precision == "fp16")
+        self.graphed = GraphedPass(self.run_pass, self.parameters) if training.cuda_graph else None
 
+        self.state = State()
+        self.gradients_checked = False
+        self.guard = FiniteGuard(self.device)
+        self.progress = Progress(config, world, self.total_steps, self.run.log_histograms)
+        self.spikes, self.pace = self.progress.spikes, self.progress.pace
+        bare = partial(self.wrapping.bare, self.model)
+        self.replay = Replay(recipe, bare, self.to_device, self.autocast)
         self.stop = stop or StopSignal()
         self.preemption = Preemption(self.stop, world, open_store("stop"), training.timeout_minutes)
-        self.heartbeat = Heartbeat(
-            world,
-            open_store("heartbeat"),
-            config.run_dir / "hang",
-            training.hang_minutes,
-            ends_process=training.hang == "stop",
+        self.heartbeat = Heartbeat.of_run(training, world, open_store("heartbeat"), paths.hang)
+        self.profile = StepProfile(training, paths.profile, world)
+        self.manager = CheckpointManager.of_run(config, paths.checkpoints)
+        self.ending = Ending(
+            parts, self.state, self.heartbeat, self.preemption, self.manager, self.run
         )
-        self.guard = FiniteGuard(self.device)
-        self.spikes = SpikeWatch(training, self.device)
-        self.interval = Interval(self.device)
-        self.pace, self.meter = Pace(self.device), Meter()
-        self.hosts = gather_objects(socket.gethostname())  # of every rank, for messages
-        self.stragglers = StragglerWatch()
-        self.observer = Observer()
-        self.profile = StepProfile(training, config.run_dir, world)
-        self.manager = run_folder.open_checkpoints(config)
         self.phases.end("model")
-        if resumes and self.ddp is not None and world.world_size > 2:
-            self.settle_buckets()
-        resumed_from = self.resume() if resumes else None
+        resumed = self.resume() if resumes else None
         self.phases.end("load")
-        run_folder.prepare(config, world)
-        self.logger = run_folder.open_logger(config, self.state, resumes)
-        run_folder.introduce(self, resumed_from, loaded)
+        self.run.open(self.state.step if resumes else None, self.state.wandb_run_id)
+        self.logger = self.run.logger
+        self.run.introduce(introduction(config, parts, world, resumed))
+        if self.state.step >= self.total_steps:
+            self.run.console.say("nothing is left to train: all steps are done")
 
     def train(self) -> dict[str, float]:
-        """Train to the last step; log, evaluate and save when due. The last scores."""
+        """Train to the last step; log, evaluate and save when due. Return the last scores."""
         # In here SIGTERM and SIGUSR1 ask for a save, and do nothing else.
-        with self.stop, ends_in_order(self):
+        with self.stop, self.ending.in_order(self.save, self.close):
             self.preemption.listen()
             self.heartbeat.start()
             self.stop_if_asked()
@@ -238,9 +109,9 @@ class Trainer:
             while self.state.step < self.total_steps:
                 with self.profile.around(self.state.step + 1):
                     self.train_step()
-                self.state.step += 1
                 if not self.phases.told:
-                    run_folder.note_start(self)
+                    self.settle()  # the device has finished the first step as well
+                    self.run.record(Started.after(self.phases, self.state.step))
                 if self.is_due(self.config.logging.every_steps):
                     self.log()
                 self.stop_if_asked()
@@ -248,15 +119,15 @@ class Trainer:
         return self.state.scores
 
     def train_step(self) -> None:
-        """One optimizer step over one global batch."""
+        """Run one optimizer step over one global batch."""
         self.heartbeat.at(self.state.step, "waiting for data")
-        group = self.loader.next_group()
+        batch = self.loader.next_step()
         self.heartbeat.at(self.state.step, "computing")
-        counts = global_counts(self.recipe, group, self.device)  # what the losses are divided by
+        counts = global_counts(self.recipe, batch, self.device)  # what the losses are divided by
         if hasattr(self.recipe, "custom_step"):
-            step = self.recipe.custom_step(self, group.micro_batches, counts)
+            step = self.recipe.custom_step(self, batch.micro_batches, counts)
         else:
-            outputs = self.add_gradients(group.micro_batches, counts)
+            outputs = self.add_gradients(batch.micro_batches, counts)
             step = (outputs, *self.update())
         outputs, grad_norm, applied = step
         if self.average is not None:
@@ -264,70 +135,71 @@ class Trainer:
         if hasattr(self.recipe, "after_step"):
             self.recipe.after_step(self.model, self.state.updates, applied)
         # Nothing below waits for the device.
-        self.interval.add(outputs, applied, grad_norm)
-        self.guard.remember(self.state.step, group, counts, applied, outputs)
+        self.progress.add_step(batch, outputs, applied, grad_norm)
+        self.guard.remember(self.state.step, batch, counts, applied, outputs)
         self.state.position = self.loader.position
         self.state.scores = {}
-        self.meter.step(group.samples, group.wait_seconds)
-        self.pace.add_step(group.wait_seconds)
+        self.state.step += 1
 
     def add_gradients(
         self, micro_batches: list[MicroBatch], counts: dict[str, Tensor]
     ) -> list[StepOutput]:
-        """Forward and backward of this process's micro-batches; gradients of all processes meet."""
-        outputs = []
+        """Run forward and backward of this rank's micro-batches; gradients of all ranks meet."""
+        outputs, wrapping = [], self.wrapping
         graphed = self.graphed if replays_at(self.recipe, self.state.step) else None
         for index, micro in enumerate(micro_batches):
             batch = self.to_device(micro.batch)
-            # Gradients meet across processes only on the last micro-batch; before, they add up.
+            # Gradients meet across ranks only on the last micro-batch; before, they add up locally.
             is_last = index == len(micro_batches) - 1
-            if self.sharded is not None:
+            if wrapping.sharded is not None:
                 early = self.config.training.reduce_every_micro_batch
-                self.sharded.set_requires_gradient_sync(is_last or early)
-            with nullcontext() if is_last or self.ddp is None else self.ddp.no_sync():
+                wrapping.sharded.set_requires_gradient_sync(is_last or early)
+            with nullcontext() if is_last or wrapping.ddp is None else wrapping.ddp.no_sync():
                 if graphed is None or micro.is_padding:
                     outputs.append(self.run_pass(batch, counts, micro.is_padding))
                 else:
                     outputs.append(graphed(batch, counts))
         if self.graphed is not None and self.world.world_size > 1:
-            add_over_processes(self.parameters)
+            add_over_ranks(self.parameters)
         if not self.gradients_checked:
-            self.check_gradients()
+            self.gradients_checked = True
+            several = self.wrapping.gradient_scale > 1
+            check_gradients(self.model, several, self.run.console.say)
         self.spikes.see(outputs)
         return outputs
 
     def run_pass(
         self, batch: Any, counts: dict[str, Tensor], is_padding: bool = False
     ) -> StepOutput:
-        """Forward and backward of one micro-batch."""
+        """Run forward and backward of one micro-batch."""
         self.pace.begin_forward()
         with self.autocast():
-            output = self.recipe.loss(self.wrapped, batch, counts, self.state.step)
+            output = self.recipe.loss(self.wrapping.module, batch, counts, self.state.step)
         self.pace.end_forward()
         if is_padding:
             output = output.scaled(0.0)
-        loss = poison_if_not_finite(output.total)
-        loss = loss if self.share == 1 else loss * self.share
+        loss, scale = poison_if_nonfinite(output.total), self.wrapping.gradient_scale
+        loss = loss if scale == 1 else loss * scale
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         return output
 
     def update(self) -> tuple[Tensor, Tensor]:
-        """One step of the optimizer: the gradient's norm, and 1, or 0 where it was skipped."""
-        self.settle()  # by now the outcome of the step before has arrived
+        """Step the optimizer; return the gradient norm, and 1, or 0 where it was skipped."""
+        self.settle()  # by now the outcome of the previous step has arrived
         self.scaler.unscale_(self.optimizer)  # clip true gradients, not scaled ones
-        self.observer.gradients(self)
+        self.progress.see_gradients(self.model, self.state.step + 1)
         grad_norm = clip_gradients(self.parameters, self.config.training.grad_clip_norm)
-        # 0 where the norm is not finite, or the loss a spike that is to be skipped.
+        # 0 where the norm is non-finite, or the loss a spike that is to be skipped.
         applied = self.guard.protect(self.optimizer, grad_norm, self.spikes.allows())
         set_learning_rate(self.optimizer, self.schedule, self.state.updates)
-        set_weight_decay(self.optimizer, self.weight_decay, self.state.updates)
+        set_weight_decay(self.optimizer, self.parts.weight_decay, self.state.updates)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         return grad_norm, applied
 
     def settle(self) -> None:
-        """Read what became of the last step; note a skipped one, or stop because of it."""
+        """Read the outcome of the last step; record a skipped one, or stop because of it."""
         verdict = self.guard.take()
         if verdict is None:
             return
@@ -336,173 +208,134 @@ class Trainer:
             return
         self.state.skipped += 1
         self.state.skipped_in_a_row += 1
-        module, spiked = None, bool(verdict.spiked)
-        if self.config.training.name_nonfinite_module and not spiked:
-            with random_state.undisturbed(), self.bare(self.model) as model:
-                found = first_nonfinite_module(model, partial(self.replay, model, verdict))
-            # It may have been on another process; every process skips, so every one takes part.
-            module = next(filter(None, gather_objects(found)), None)
-        message = run_folder.note_skipped(self, verdict, module)
-        # With fp16 a single overflow is the scaler's to mend: it lowers its scale.
-        stops = self.config.training.nonfinite == "stop" and not self.scaler.is_enabled()
-        stops = stops and not spiked
-        if stops or self.state.skipped_in_a_row >= self.config.training.max_skipped_in_a_row:
-            raise NonFiniteError(message)
-
-    def replay(self, model: nn.Module, verdict: Verdict) -> Tensor:
-        """This process's loss of a step once more, on the bare model."""
-        losses = []
-        for micro in verdict.group.micro_batches:
-            batch = self.to_device(micro.batch)
-            with self.autocast():
-                output = self.recipe.loss(model, batch, verdict.counts, verdict.step)
-            losses.append(output.total)
-        return torch.stack(losses).sum()
+        spiked, training = bool(verdict.spiked), self.config.training
+        searched = training.name_nonfinite_module and not spiked
+        module = self.replay.nonfinite_module(verdict) if searched else None
+        event = verdict.event(module, searched, self.spikes.limit)
+        self.run.record(event)
+        # With fp16 a single overflow is the scaler's to handle: it lowers its scale.
+        stops = training.nonfinite == "stop" and not self.scaler.is_enabled() and not spiked
+        if stops or self.state.skipped_in_a_row >= training.max_skipped_in_a_row:
+            raise NonFiniteError(messages.stopped_by_nonfinite(event, self.state.skipped_in_a_row))
 
     def stop_if_asked(self) -> None:
-        """Stop here if a signal asks for it; processes come by in the same order and agree."""
+        """Stop here if a signal asks for it; all ranks pass here in the same order and agree."""
         name = self.preemption.signal_here()
         if name is not None:
             self.settle()
-            raise Preempted(run_folder.note_preempted(self, name))
+            event = StopRequested(self.state.step, self.total_steps, name)
+            self.run.record(event)
+            raise Preempted(messages.stopped_by_signal(event, self.run.paths.checkpoints))
 
     def evaluate_and_save(self) -> None:
-        """What may be due after a step."""
+        """Do what may be due after a step."""
         if self.is_due(self.config.training.evaluate_every_steps):
             self.evaluate()
             self.stop_if_asked()
-        if self.is_due(self.config.checkpoint.every_steps) and self.saved_step != self.state.step:
+        if self.is_due(self.config.checkpoint.every_steps) and not self.state.is_saved:
             self.save()
 
     def log(self) -> None:
-        """Losses and speeds since the last log line. One reduction; every process takes part."""
-        self.observer.before_log(self)
+        """Log losses and speeds since the last line. One reduction; every rank takes part."""
+        self.progress.count_flops(self.replay, self.guard.pending)
         self.settle()
-        totals = self.interval.totals(self.pace.read())
-        self.interval.reset()
-        rates = self.meter.read()
-        run_folder.note_spikes(self, self.spikes.add(totals.losses, self.state.step - 1))
-        run_folder.note_straggler(self, totals.said, rates.seconds_per_step)
-        steps = totals.steps or math.nan
-        numbers = {name: value / steps for name, value in totals.sums.items()}
-        numbers["lr"] = float(self.optimizer.param_groups[0]["lr"])
-        numbers["epoch"] = self.state.step / self.loader.steps_per_epoch
-        shown = {"loss": numbers["loss"], "lr": numbers["lr"]}
-        memory = memory_in_use(self.device)
-        self.console.update(
-            self.state.step, numbers["epoch"], shown, memory_bytes=memory, **rates._asdict()
-        )
-        numbers["skipped_steps"] = self.state.skipped
-        numbers["memory_gib"] = memory / 2**30
-        if math.isfinite(rates.seconds_per_step):  # the first steps are no measure
-            numbers |= rates._asdict()
-        numbers = {f"train/{name}": value for name, value in numbers.items()}
-        self.logger.log_metrics(numbers | self.observer.numbers(self, rates), self.state.step)
+        epoch = self.state.step / self.loader.steps_per_epoch
+        rate = float(self.optimizer.param_groups[0]["lr"])
+        line = self.progress.read(self.state.step, epoch, rate, self.state.skipped)
+        self.run.write_line(line)
 
     def evaluate(self) -> dict[str, float]:
-        """The recipe's scores, with the averaged weights where there are any."""
+        """Return the recipe's scores, of the averaged weights where there are any."""
         self.heartbeat.at(self.state.step, "evaluating")
         self.settle()
-        weights = self.model if self.average is None else self.average
-        with self.meter.pause(), random_state.undisturbed(), self.bare(weights) as model:
-            was_training = model.training
-            model.eval()
-            try:
-                with torch.inference_mode(), self.autocast():
-                    scores = self.recipe.evaluate(model, self.world)
-                    if self.world.is_main and hasattr(self.recipe, "visualize"):
-                        for name, picture in self.recipe.visualize(model).items():
-                            self.logger.log_picture(name, picture, self.state.step)
-            finally:
-                model.train(was_training)
+        weights = self.wrapping.bare(self.model if self.average is None else self.average)
+        draw = partial(self.logger.log_picture, step=self.state.step)
+        with self.progress.pause():
+            scores = score(self.recipe, weights, self.world, self.autocast(), draw)
         self.state.scores, self.state.evaluated_step = scores, self.state.step
-        self.saved_step = None
-        self.logger.log_metrics(scores, self.state.step, prefix="evaluation")
-        self.console.say(run_folder.score_line(self.state.step, scores))
+        self.state.saved_step = None
+        self.run.write_scores(scores, self.state.step)
         return scores
 
     def save(self) -> None:
-        """Save everything a bitwise resume needs. Every process takes part."""
+        """Save everything that a bitwise resume needs. Every rank takes part."""
         self.heartbeat.at(self.state.step, "saving")
         self.settle()
-        with self.meter.pause():
+        is_ranked = ranks_checkpoints(self.config.checkpoint.metric_name, self.state.scores)
+        with self.progress.pause():
             self.manager.save_checkpoint(
                 self.state.position.epoch,
                 self.model,
                 self.optimizer,
                 scaler=self.scaler,
                 metrics=self.state.scores,
-                is_best=None if run_folder.has_ranking_score(self) else False,
+                is_best=None if is_ranked else False,
                 step=self.state.step,
                 ema=self.average,
-                state=run_folder.state_of(self),
+                state=self.state_dict(),
                 tensors=random_state.capture_all(),
                 config_yaml=self.config.text,
             )
-        self.saved_step = self.state.step
+        self.state.saved_step = self.state.step
 
-    def resume(self) -> Path:
-        """Go on from the checkpoint that `checkpoint.resume` names; its path."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return what, besides tensors, brings the run back to this step, from its owners."""
+        self.state.wandb_run_id = self.run.logger.wandb_run_id or self.state.wandb_run_id
+        return {
+            **self.state.state_dict(),
+            **self.loader.state_dict(),
+            **self.progress.state_dict(),
+            "learning_rate": self.parts.rate_in_words(self.config.optimizer),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Undo `state_dict`."""
+        self.state.load_state_dict(state)
+        self.progress.load_state_dict(state, self.world)
+        self.loader.seek(self.state.position)
+
+    def resume(self) -> str:
+        """Resume from the checkpoint that `checkpoint.resume` names; return where that is."""
+        if self.wrapping.ddp is not None and self.world.world_size > 2:
+            self.settle_buckets()
         named = None if self.config.checkpoint.resume == "auto" else self.config.checkpoint.resume
         saved = self.manager.load_checkpoint(
             named, self.model, self.optimizer, self.scaler, ema=self.average
         )
-        run_folder.refuse_other_run(self, saved)
-        run_folder.restore_state(self, saved["state"])
-        self.saved_step = self.state.step
-        self.loader.seek(self.state.position)
-        # Last of all, so that nothing draws from them any more before the first step.
+        refuse_other_run(self.config, saved, self.loader.length, self.plan.global_batch_size)
+        self.load_state_dict(saved["state"])
+        self.state.saved_step = self.state.step
+        # Last of all, so that nothing draws from them before the first step.
         if not random_state.restore_own(saved["tensors"], self.world.rank):
-            # More processes than before: a fresh stream that no process had.
+            # More ranks than before: a fresh stream that no rank had.
             seed_everything(self.config.seed + self.state.step, self.world.rank)
-        path: Path = saved["path"]
-        return path
+        return self.state.describe(saved["path"])
 
     def settle_buckets(self) -> None:
-        """A pass that is thrown away, before the state is loaded.
+        """Let DDP rebuild its buckets, as it does after a first backward pass, before loading.
 
-        After its first backward pass DDP packs its messages anew, which changes the order of the
-        sums over three or more processes; that of two is the same either way. A resumed run has to
-        be past that, as it was before.
+        They decide the order of sums over three or more ranks (over two it is the same either way),
+        and the interrupted run was past that. The pass is thrown away.
         """
-        group = self.loader.first_group()
+        batch = self.loader.first_step()
         with random_state.undisturbed():
-            self.add_gradients(group.micro_batches, global_counts(self.recipe, group, self.device))
+            self.add_gradients(batch.micro_batches, global_counts(self.recipe, batch, self.device))
         self.optimizer.zero_grad(set_to_none=True)
 
     def is_due(self, every: int | None) -> bool:
-        """Every so many steps, and after the last."""
+        """Return whether something due every `every` steps, and after the last, is due now."""
         step = self.state.step
         return step == self.total_steps or (every is not None and step % every == 0)
 
-    def bare(self, model: nn.Module) -> AbstractContextManager[nn.Module]:
-        """The model as its author wrote it; a sharded one is gathered for as long as this lasts."""
-        return nullcontext(model) if self.whole is None else self.whole.gathered(model)
-
-    def call(self, method: Callable[..., Any], *arguments: Any) -> Any:
-        """A method of the model, called outside of its forward pass by a `custom_step`."""
-        if self.sharded is None:
-            return method(*arguments)
-        return call_gathered(self.model, method, *arguments)
-
     def autocast(self) -> AbstractContextManager[Any]:
-        """16-bit matrix products where `training.precision` asks for them."""
+        """Return the context of 16-bit matrix products where `training.precision` asks for them."""
         return torch.autocast(self.device.type, self.dtype) if self.dtype else nullcontext()
 
     def to_device(self, batch: Any) -> Any:
-        """The batch on this process's device as the loss takes it; nobody waits for the copy."""
+        """Return the batch on the device as the loss takes it; nobody waits for the copy."""
         if self.device.type != "cpu":
             batch = map_tensors(batch, lambda tensor: tensor.to(self.device, non_blocking=True))
         return self.recipe.on_device(batch) if hasattr(self.recipe, "on_device") else batch
-
-    def check_gradients(self) -> None:
-        """After the first backward pass: DDP would wait for a gradient that never comes."""
-        self.gradients_checked = True
-        message = idle_parameters(self.model)
-        if message and self.share > 1:
-            raise ConfigError(message)
-        if message:
-            self.console.say(f"one process trains all the same, several would not: {message}")
 
     def close(self) -> None:
         """End loader, writer and logs; a failed background write surfaces here."""
@@ -510,8 +343,5 @@ class Trainer:
         self.heartbeat.close()
         self.preemption.close()
         self.loader.close()
-        self.console.close()
-        logging.getLogger("overt").removeHandler(self.handler)
-        logging.getLogger("overt").removeHandler(self.warned)
-        self.logger.finish(exit_code=0 if self.state.step == self.total_steps else 1)
+        self.run.close(exit_code=0 if self.state.step == self.total_steps else 1)
         self.manager.wait()

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from overt.config.schema import TrainingSection
 from overt.distributed import World
 
 if TYPE_CHECKING:
@@ -56,6 +57,14 @@ class Heartbeat:
         self._progress, self._step, self.doing = 0, 0, "starting"
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
+
+    @classmethod
+    def of_run(
+        cls, training: TrainingSection, world: World, store: Store | None, folder: Path
+    ) -> Heartbeat:
+        """Return the heartbeat that the section `training` asks for."""
+        ends_process = training.hang == "stop"
+        return cls(world, store, folder, training.hang_minutes, ends_process)
 
     def at(self, step: int, doing: str) -> None:
         """Training has come to this place."""

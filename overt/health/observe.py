@@ -1,108 +1,102 @@
-"""What is looked at only when a log line is due: norms and histograms of the model, its FLOPs.
+"""What is measured only when a log line is due: norms and histograms of the model, its FLOPs.
 
-Everything here is off unless the section `logging` asks for it, and costs nothing between.
+Everything here is off unless the section `logging` asks for it, and costs nothing in between.
 """
 
 from __future__ import annotations
 
 import math
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
-from overt.checkpoint import random_state
+from overt.config.schema import LoggingSection
 from overt.distributed import get_world_size, sum_over_processes
-from overt.health.flops import count_flops, peak_tflops
-from overt.run.console import Rates
-
-if TYPE_CHECKING:
-    from overt.engine.trainer import Trainer
+from overt.health.flops import peak_tflops
 
 
 class Observer:
-    """Called by the trainer at three places, on every process."""
+    """Measures a model while its gradients are there; called on every rank."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        settings: LoggingSection,
+        total_steps: int,
+        log_histograms: Callable[[nn.Module, int], None],
+    ) -> None:
+        self.settings, self.total_steps = settings, total_steps
+        self.log_histograms = log_histograms
         self.norms: tuple[list[str], Tensor] | None = None  # names, (2, names) on the device
-        self.flops: int | None = None  # of one step on this process
+        self.flops: int | None = None  # of one step on this rank
 
-    def gradients(self, trainer: Trainer) -> None:
-        """While the gradients of the coming step are there, whole and not yet clipped."""
-        settings, step = trainer.config.logging, trainer.state.step + 1
-        is_last = step == trainer.total_steps
-        if settings.norms_depth is not None and (is_last or step % settings.every_steps == 0):
-            self.norms = module_norms(trainer.model, settings.norms_depth)
-        every = settings.histograms_every_steps
-        if every is not None and (is_last or step % every == 0):
-            with trainer.meter.pause():
-                trainer.logger.log_model_gradients(trainer.model, step)
-                trainer.logger.log_model_weights(trainer.model, step)
+    def see_gradients(self, model: nn.Module, step: int) -> None:
+        """Measure the gradients of `step`, complete and not yet clipped."""
+        if self.settings.norms_depth is not None and self._is_due(step, self.settings.every_steps):
+            self.norms = module_norms(model, self.settings.norms_depth)
+        if self.has_histograms(step):
+            self.log_histograms(model, step)
 
-    def before_log(self, trainer: Trainer) -> None:
-        """While the last step can still be run once more."""
-        if not trainer.config.logging.model_flops or self.flops is not None:
-            return
-        verdict = trainer.guard.pending
-        if verdict is None:
-            return
-        with (
-            trainer.meter.pause(),
-            random_state.undisturbed(),
-            trainer.bare(trainer.model) as model,
-        ):
-            self.flops = count_flops(model, partial(trainer.replay, verdict=verdict))
-        if trainer.device.type == "cuda":  # the memory of this pass is not the run's
-            torch.cuda.reset_peak_memory_stats(trainer.device)
+    def has_histograms(self, step: int) -> bool:
+        """Return whether histograms of `step` are logged, which takes its time."""
+        every = self.settings.histograms_every_steps
+        return every is not None and self._is_due(step, every)
 
-    def numbers(self, trainer: Trainer, rates: Rates) -> dict[str, float]:
-        """What was found, and how busy the machine is, under whole names."""
-        found: dict[str, float] = {}
+    @property
+    def wants_flops(self) -> bool:
+        return self.settings.model_flops and self.flops is None
+
+    def numbers(
+        self, seconds_per_step: float, device: torch.device, precision: str
+    ) -> dict[str, float]:
+        """Return what was measured since the last log line, under full names."""
+        numbers: dict[str, float] = {}
         if self.norms is not None:
             names, norms = self.norms
             gradients, weights = norms.tolist()  # the host has caught up: the losses were read
             for kind, values in (("gradient_norm", gradients), ("weight_norm", weights)):
-                found |= {f"{kind}/{name}": one for name, one in zip(names, values, strict=True)}
+                numbers |= {
+                    f"{kind}/{name}": norm for name, norm in zip(names, values, strict=True)
+                }
             self.norms = None
-        if self.flops is not None and math.isfinite(rates.seconds_per_step):
-            found["train/tflops_per_second"] = self.flops / rates.seconds_per_step / 1e12
-            if trainer.device.type == "cuda":
-                name = torch.cuda.get_device_name(trainer.device)
-                peak = peak_tflops(name, trainer.config.training.precision)
+        if self.flops is not None and math.isfinite(seconds_per_step):
+            numbers["train/tflops_per_second"] = self.flops / seconds_per_step / 1e12
+            if device.type == "cuda":
+                peak = peak_tflops(torch.cuda.get_device_name(device), precision)
                 if peak is not None:
-                    found["train/flops_utilization"] = found["train/tflops_per_second"] / peak
-        if trainer.config.logging.system_metrics:
-            found |= trainer.logger.system_metrics()
-        return found
+                    numbers["train/flops_utilization"] = numbers["train/tflops_per_second"] / peak
+        return numbers
+
+    def _is_due(self, step: int, every: int) -> bool:
+        return step == self.total_steps or step % every == 0
 
 
 @torch.no_grad()
 def module_norms(model: nn.Module, depth: int) -> tuple[list[str], Tensor]:
     """L2 norms of the gradients and weights of each module `depth` names deep: names, (2, names).
 
-    Stays on the device. Sharded tensors are added up over the processes, all in one reduction;
-    every process must call this.
+    Stays on the device. Sharded tensors are summed over the ranks, all in one reduction; every rank
+    must call this.
     """
-    named = [(name, one) for name, one in model.named_parameters() if one.grad is not None]
+    named = [pair for pair in model.named_parameters() if pair[1].grad is not None]
     if not named:
         return [], torch.zeros(2, 0)
-    groups: dict[str, int] = {}
-    places, copies = [], []
+    modules: dict[str, int] = {}
+    owners, replicas = [], []
     for name, parameter in named:
         module = ".".join(name.split(".")[:depth])
-        places.append(groups.setdefault(module, len(groups)))
-        copies.append(_copies(parameter))
+        owners.append(modules.setdefault(module, len(modules)))
+        replicas.append(_replicas(parameter))
     gradients = torch._foreach_norm([_local(parameter.grad) for _, parameter in named])
     weights = torch._foreach_norm([_local(parameter) for _, parameter in named])
     squares = torch.stack([torch.stack(gradients), torch.stack(weights)]).double().square()
     if any(isinstance(parameter, DTensor) for _, parameter in named):
-        # What several processes hold alike would be counted as often.
-        squares = sum_over_processes(squares / squares.new_tensor(copies))
-    sums = squares.new_zeros(2, len(groups))
-    sums.index_add_(1, torch.tensor(places, device=sums.device), squares)
-    return list(groups), sums.sqrt()
+        # What several ranks hold alike would be counted as often.
+        squares = sum_over_processes(squares / squares.new_tensor(replicas))
+    sums = squares.new_zeros(2, len(modules))
+    sums.index_add_(1, torch.tensor(owners, device=sums.device), squares)
+    return list(modules), sums.sqrt()
 
 
 def _local(tensor: Tensor | None) -> Tensor:
@@ -111,14 +105,14 @@ def _local(tensor: Tensor | None) -> Tensor:
     return local
 
 
-def _copies(tensor: Tensor) -> int:
-    """How many processes hold the same values of a tensor."""
+def _replicas(tensor: Tensor) -> int:
+    """Return how many ranks hold the same values of a tensor."""
     if not isinstance(tensor, DTensor):
         return get_world_size()
     mesh = tensor.device_mesh
-    shares = math.prod(
-        mesh.size(place)
-        for place, kind in enumerate(tensor.placements)
-        if not isinstance(kind, Replicate)
+    shards = math.prod(
+        mesh.size(dimension)
+        for dimension, placement in enumerate(tensor.placements)
+        if not isinstance(placement, Replicate)
     )
-    return get_world_size() // shares
+    return get_world_size() // shards

@@ -1,14 +1,16 @@
-"""How long a step keeps each process busy by itself, and which process holds the others up.
+"""How fast steps are, how long each rank is busy on its own, and which rank holds up the others.
 
-The time of a whole step says nothing: all processes wait for the slowest. What differs is the time
-before they meet, waiting for data and in the forward pass.
+The time of a whole step does not tell ranks apart: all wait for the slowest. We compare the time
+each rank spends before the all-reduce, waiting for data and in the forward pass.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -16,6 +18,64 @@ import torch
 PARTS = ("waiting for data", "in the forward pass")
 SLOWER = 1.5  # times the median of all processes, and
 NOTABLE = 0.1  # of a step above it: then a process is worth a word
+
+
+class Rates(NamedTuple):
+    """How fast the steps since the last reading were; NaN where none of them counts."""
+
+    seconds_per_step: float
+    samples_per_second: float
+    data_wait_share: float
+
+
+class Meter:
+    """Times steps and excludes what is not training.
+
+    The first `skip_steps` steps, which compile and warm up, and everything inside `pause()` do not
+    count. Times are those of the host: read them where it has caught up with the device, after the
+    metrics were read.
+    """
+
+    def __init__(self, skip_steps: int = 3, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._skip = skip_steps
+        self._begin()
+
+    def step(self, samples: int, wait_seconds: float = 0.0) -> None:
+        """Count a step that is done: its samples, and how long it waited for them."""
+        if self._skip > 0:
+            self._skip -= 1
+            self._begin()
+            return
+        self._steps += 1
+        self._samples += samples
+        self._waited += wait_seconds
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Around evaluation and saving: the time inside does not count."""
+        before = self._clock()
+        try:
+            yield
+        finally:
+            self._start += self._clock() - before
+
+    def read(self) -> Rates:
+        """The rates since the last reading."""
+        if self._steps == 0:
+            return Rates(math.nan, math.nan, math.nan)
+        seconds = max(self._clock() - self._start, 1e-9)
+        rates = Rates(
+            seconds / self._steps, self._samples / seconds, min(self._waited / seconds, 1.0)
+        )
+        self._begin()
+        return rates
+
+    def _begin(self) -> None:
+        self._start = self._clock()
+        self._steps = 0
+        self._samples = 0
+        self._waited = 0.0
 
 
 class Straggler(NamedTuple):

@@ -34,12 +34,12 @@ NOTHING: AbstractContextManager[Any] = nullcontext()
 class StepProfile:
     """Records the steps that the configuration names; the others pass untouched."""
 
-    def __init__(self, training: TrainingSection, run_dir: Path, world: World) -> None:
+    def __init__(self, training: TrainingSection, folder: Path, world: World) -> None:
         self.steps = range(0)
         if training.profile_steps is not None:
             first, last = training.profile_steps
             self.steps = range(first, last + 1)
-        self.folder, self.world = run_dir / "profile", world
+        self.folder, self.world = folder, world
         self.record: profile | None = None
         self.recorded: list[int] = []
         if training.memory_snapshot and world.device.type == "cuda":

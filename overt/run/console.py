@@ -1,7 +1,4 @@
-"""What a person sees while a run goes: one live line on a terminal, plain lines elsewhere.
-
-`Meter` measures what the line shows; nothing here waits for the device.
-"""
+"""What a person sees while a run trains: one live line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -10,11 +7,9 @@ import math
 import shutil
 import statistics
 import sys
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import NamedTuple, TextIO
+from collections.abc import Mapping, Sequence
+from typing import TextIO
 
 from overt.distributed import is_main_process
 
@@ -22,71 +17,13 @@ GIB = 2**30
 CLEAR = "\r\x1b[K"
 
 
-class Rates(NamedTuple):
-    """How fast the steps since the last reading were; NaN where none of them counts."""
-
-    seconds_per_step: float
-    samples_per_second: float
-    data_wait_share: float
-
-
-class Meter:
-    """Times steps and leaves out what is no training.
-
-    The first `skip_steps` steps, which compile and warm up, and everything inside `pause()` do not
-    count. Times are those of the host: read them where it has caught up with the device, after the
-    metrics were read.
-    """
-
-    def __init__(self, skip_steps: int = 3, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
-        self._skip = skip_steps
-        self._begin()
-
-    def step(self, samples: int, wait_seconds: float = 0.0) -> None:
-        """Count a step that is done: its samples, and how long it waited for them."""
-        if self._skip > 0:
-            self._skip -= 1
-            self._begin()
-            return
-        self._steps += 1
-        self._samples += samples
-        self._waited += wait_seconds
-
-    @contextmanager
-    def pause(self) -> Iterator[None]:
-        """Around evaluation and saving: the time inside does not count."""
-        before = self._clock()
-        try:
-            yield
-        finally:
-            self._start += self._clock() - before
-
-    def read(self) -> Rates:
-        """The rates since the last reading."""
-        if self._steps == 0:
-            return Rates(math.nan, math.nan, math.nan)
-        seconds = max(self._clock() - self._start, 1e-9)
-        rates = Rates(
-            seconds / self._steps, self._samples / seconds, min(self._waited / seconds, 1.0)
-        )
-        self._begin()
-        return rates
-
-    def _begin(self) -> None:
-        self._start = self._clock()
-        self._steps = 0
-        self._samples = 0
-        self._waited = 0.0
-
-
 class Console:
     """Progress and messages of the main process; silent on the others."""
 
     def __init__(
-        self, total_steps: int, *, stream: TextIO | None = None, enabled: bool = True
+        self, total_steps: int = 0, *, stream: TextIO | None = None, enabled: bool = True
     ) -> None:
-        self.total_steps = total_steps
+        self.total_steps = total_steps  # known once the data is
         self._stream = sys.stdout if stream is None else stream
         self._enabled = enabled and is_main_process()
         self._live = self._enabled and self._stream.isatty()

@@ -61,10 +61,11 @@ class MetricsLogger:
         wandb_run_id: str | None = None,
         resume_step: int | None = None,
         trackers: Sequence[TrackerMaker] = (),
+        inactive: bool = False,
     ) -> None:
         self.log_dir = Path(log_dir)
         self.wandb_run_id: str | None = None
-        self._active = is_main_process()
+        self._active = is_main_process() and not inactive
         self._folder = RunFolder(self.log_dir)
         self._trackers: list[Tracker] = []
         self._warned: set[str] = set()

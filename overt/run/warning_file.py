@@ -1,7 +1,7 @@
-"""Warnings of a run, written down by every process in which they come up.
+"""Warnings of a run, written by every process that emits them.
 
-The console shows those of the main process; loader processes and other ranks have none of their
-own in the run folder otherwise, and a file that one of them could not read would be named nowhere.
+The console shows those of the main rank. Without these files a sample that a loader worker or
+another rank could not read would be named nowhere in the run folder.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 class WarningFile(logging.Handler):
-    """Appends warnings to a file, made with the first one; a disk that fails stops nothing."""
+    """Append warnings to a file, created with the first one; a failing disk stops nothing."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(logging.WARNING)
@@ -23,19 +23,14 @@ class WarningFile(logging.Handler):
         line = f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {self.format(record)}\n"
         with suppress(OSError):  # it is on the console as well
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # Opened anew each time: a rank and its loader processes write to the same file. Names
-            # of files need not be text.
+            # Opened for each line: a rank and its loader workers write to the same file. File
+            # names need not be valid text.
             with self.path.open("a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(line)
 
 
-def path_of(run_dir: Path, rank: int) -> Path:
-    """Where a process and its loader processes write."""
-    return run_dir / "warnings" / f"rank_{rank}.txt"
-
-
-def note_in_loader(path: Path) -> None:
-    """Write down what a loader process warns of; it is printed besides, as it was."""
+def record_in_loader(path: Path) -> None:
+    """Write what a loader worker warns of; it is printed as well, as before."""
     logger = logging.getLogger("overt")
     logger.addHandler(WarningFile(path))
     logger.addHandler(logging.StreamHandler())

@@ -8,7 +8,7 @@ from toy_runs import TOY, train_toy
 
 from overt.commands.plan import configure, main, read_devices, seconds_per_sample
 from overt.config import CONF, build_recipe
-from overt.engine.batch import scaled_learning_rate
+from overt.config.batch import scaled_learning_rate
 from overt.errors import ConfigError
 from overt.tools.plan.predict import count_samples
 

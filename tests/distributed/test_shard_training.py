@@ -89,8 +89,7 @@ def step_losses(folder: Path, steps: int, *overrides: str) -> dict[str, float]:
     trainer = Trainer(config, build_recipe(config), init_distributed("cpu"))
     for _ in range(steps):
         trainer.train_step()
-        trainer.state.step += 1
-    sums, count, *_ = trainer.interval.totals()
+    sums, count, *_ = trainer.progress.interval.totals()
     tensors = list(trainer.model.parameters())
     tensors += [value for state in trainer.optimizer.state.values() for value in state.values()]
     held = sum(getattr(tensor, "_local_tensor", tensor).numel() for tensor in tensors)

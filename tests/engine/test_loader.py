@@ -20,15 +20,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from overt.config.batch import BatchPlan
 from overt.data.rng import sample_rng
 from overt.distributed import World
-from overt.engine.batch import BatchPlan
 from overt.engine.loader import (
     START,
-    Group,
     MicroBatch,
     Position,
     SampleId,
+    StepBatch,
     StepLoader,
     epoch_order,
     global_counts,
@@ -77,7 +77,7 @@ def make(
     )
 
 
-def rows(groups: list[Group]) -> list[list[float]]:
+def rows(groups: list[StepBatch]) -> list[list[float]]:
     """Index and draw of every real sample, in the order they were handed out."""
     return [
         row
@@ -128,8 +128,8 @@ def test_a_step_holds_the_same_samples_for_any_split(
         for rank in range(size)
     ]
     for _ in range(2 * whole.steps_per_epoch + 1):  # over two ends of an epoch
-        groups = [part.next_group() for part in parts]
-        one = whole.next_group()
+        groups = [part.next_step() for part in parts]
+        one = whole.next_step()
         assert sorted(rows(groups)) == sorted(rows([one]))
         assert {group.samples for group in groups} == {one.samples} == {len(rows([one]))}
         # Every process makes the same number of passes, or they would wait for each other.
@@ -140,7 +140,7 @@ def test_a_step_holds_the_same_samples_for_any_split(
 
 def test_an_epoch_holds_every_sample_once_and_the_next_draws_anew() -> None:
     loader = make(Numbers(7), batch=3)
-    epochs = [rows([loader.next_group() for _ in range(3)]) for _ in range(2)]
+    epochs = [rows([loader.next_step() for _ in range(3)]) for _ in range(2)]
     for epoch, found in enumerate(epochs):
         assert sorted(index for index, _ in found) == list(range(7))
         assert all(draw == sample_rng(0, epoch, int(index)).random() for index, draw in found)
@@ -152,8 +152,8 @@ def test_a_short_last_group_leaves_a_process_idle() -> None:
     groups = []
     for rank in range(2):
         loader = make(Numbers(5), batch=1, accumulation=2, size=2, rank=rank)
-        assert loader.next_group().samples == 4
-        groups.append(loader.next_group())
+        assert loader.next_step().samples == 4
+        groups.append(loader.next_step())
         assert loader.position == Position(1, 0)
     assert [len(group.micro_batches) for group in groups] == [1, 1]
     assert [group.micro_batches[0].is_padding for group in groups] == [False, True]
@@ -176,13 +176,13 @@ def test_seeking_is_the_same_as_having_been_there(
     drop_last = drop_last and length >= batch
     walked, source = make(Numbers(length), batch, drop_last=drop_last), Numbers(length)
     for _ in range(steps):
-        walked.next_group()
+        walked.next_step()
     jumped = make(source, batch, drop_last=drop_last)
     jumped.seek(walked.position)
     assert source.reads == 0
-    group = jumped.next_group()
+    group = jumped.next_step()
     assert source.reads == group.samples  # nothing was replayed
-    assert rows([group]) == rows([walked.next_group()])
+    assert rows([group]) == rows([walked.next_step()])
     assert jumped.position == walked.position
 
 
@@ -190,7 +190,7 @@ def test_seeking_far_costs_no_more_than_seeking_near() -> None:
     source = Numbers(10)
     loader = make(source, batch=2)
     loader.seek(Position(10**9, 4))
-    loader.next_group()
+    loader.next_step()
     assert source.reads == 2
     assert loader.position == Position(10**9, 6)
 
@@ -215,9 +215,9 @@ def test_the_end_of_an_epoch_is_the_start_of_the_next(
 
 def test_seeking_back_starts_anew_in_the_middle_of_a_run() -> None:
     loader = make(Numbers(9), workers=1)
-    first = rows([loader.next_group() for _ in range(3)])
+    first = rows([loader.next_step() for _ in range(3)])
     loader.seek(START)
-    assert rows([loader.next_group() for _ in range(3)]) == first
+    assert rows([loader.next_step() for _ in range(3)]) == first
     loader.close()
 
 
@@ -228,7 +228,7 @@ def test_workers_do_not_change_the_samples() -> None:
     found = []
     for workers in (0, 2):
         loader = make(Numbers(7), accumulation=2, workers=workers)
-        found.append(rows([loader.next_group() for _ in range(5)]))
+        found.append(rows([loader.next_step() for _ in range(5)]))
         loader.close()
     assert found[0] == found[1]
 
@@ -237,7 +237,7 @@ def test_workers_do_not_change_the_samples() -> None:
 LOADS = """
 import os, time
 from overt.distributed import init_distributed
-from overt.engine.batch import BatchPlan
+from overt.config.batch import BatchPlan
 from overt.engine.loader import StepLoader
 
 class Source:
@@ -249,7 +249,7 @@ class Source:
 if __name__ == "__main__":
     loader = StepLoader(Source(), list, BatchPlan(2, 1, 1), init_distributed("cpu"),
                         seed=0, drop_last=True, num_workers=2)
-    groups = [loader.next_group() for _ in range(8)]
+    groups = [loader.next_step() for _ in range(8)]
     print(*{pid for group in groups for pid in group.micro_batches[0].batch}, flush=True)
     time.sleep(600)
 """
@@ -278,7 +278,7 @@ def test_loading_draws_from_no_global_generator() -> None:
         before = states()
         loader = make(Numbers(7), workers=workers)
         for _ in range(5):
-            loader.next_group()
+            loader.next_step()
         loader.close()
         assert states() == before
 
@@ -287,7 +287,7 @@ def test_loading_draws_from_no_global_generator() -> None:
 def test_a_broken_sample_arrives_as_one_clean_message(workers: int) -> None:
     loader = make(Numbers(6, broken=4), batch=6, workers=workers)
     with pytest.raises(DataError) as stopped:
-        loader.next_group()
+        loader.next_step()
     loader.close()
     assert str(stopped.value) == (
         "sample 4 of the training data cannot be read: file 00042.png is truncated; copy it again"
@@ -311,7 +311,7 @@ class PageFaults:
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="needs glibc")
 def test_a_loader_process_uses_its_memory_again() -> None:
     loader = make(PageFaults(), batch=1, workers=1)
-    counts = [loader.next_group().micro_batches[0].batch[0] for _ in range(2)]
+    counts = [loader.next_step().micro_batches[0].batch[0] for _ in range(2)]
     loader.close()
     assert counts[-1] < 1000
 
@@ -359,7 +359,7 @@ def micro(values: list[float], is_padding: bool = False) -> MicroBatch:
 
 
 def test_counts_add_up_over_micro_batches_and_padding_counts_nothing() -> None:
-    group = Group([micro([1.0, 2.0]), micro([3.0, 4.0]), micro([100.0], True)], 4, 0.0)
+    group = StepBatch([micro([1.0, 2.0]), micro([3.0, 4.0]), micro([100.0], True)], 4, 0.0)
     recipe: Any = Counting()
     counts = global_counts(recipe, group, CPU)
     assert {name: value.tolist() for name, value in counts.items()} == {
@@ -375,7 +375,7 @@ def counts_here() -> dict[str, Any]:
     from overt.distributed import init_distributed
 
     world = init_distributed("cpu")
-    group = Group([micro([1.0 + world.rank]), micro([5.0], world.rank == 1)], 3, 0.0)
+    group = StepBatch([micro([1.0 + world.rank]), micro([5.0], world.rank == 1)], 3, 0.0)
     recipe: Any = Counting()
     return {name: value.tolist() for name, value in global_counts(recipe, group, CPU).items()}
 

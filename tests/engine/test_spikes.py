@@ -50,7 +50,7 @@ def test_the_window_holds_each_of_the_last_losses_once(tmp_path: Path) -> None:
         spikes.add([float(first), math.nan, float(first + 1), float(first + 2)], first + 3)
     assert list(spikes.losses) == [float(loss) for loss in range(5, 13)]
     other = watch(tmp_path, "training.loss_spike_window=8")
-    other.restore(list(spikes.losses))
+    other.load_state_dict(list(spikes.losses))
     assert (list(other.losses), other.limit) == (list(spikes.losses), spikes.limit)
 
 
@@ -63,7 +63,7 @@ def test_nothing_is_a_spike_until_enough_is_known(tmp_path: Path) -> None:
     found = spikes.add([1.0, math.nan, 7.0, 1.0], 14)
     assert [(spike.step, spike.loss) for spike in found] == [(13, 7.0)]
     again = watch(tmp_path, "training.loss_spike_window=40")
-    again.restore(list(spikes.losses))
+    again.load_state_dict(list(spikes.losses))
     assert again.limit == spikes.limit
     off = watch(tmp_path, "training.loss_spike=ignore", "training.loss_spike_window=4")
     assert off.add([1.0] * 8 + [1e9], 8) == []

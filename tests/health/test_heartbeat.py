@@ -77,14 +77,14 @@ def hang_at(folder: Path, rank: int, *overrides: str) -> None:
     world = init_distributed("cpu")
     config = toy_config(folder, f"training.hang_minutes={SHORT}", *overrides)
     trainer = Trainer(config, build_recipe(config), world)
-    inner = trainer.loader.next_group
+    inner = trainer.loader.next_step
 
-    def next_group() -> Any:
+    def next_step() -> Any:
         if trainer.state.step == 4 and world.rank == rank:
             threading.Event().wait(100)
         return inner()
 
-    trainer.loader.next_group = next_group  # type: ignore[method-assign]
+    trainer.loader.next_step = next_step  # type: ignore[method-assign]
     trainer.train()
 
 
@@ -96,7 +96,7 @@ def test_every_process_leaves_its_stacks_and_the_one_behind_is_named(
     assert codes == [1, 1]
     folder = tmp_path / "toy/hang"
     stacks = [(folder / f"rank_{rank}.txt").read_text() for rank in range(2)]
-    assert "next_group" in stacks[1]
+    assert "next_step" in stacks[1]
     assert "train_step" in stacks[0]
     for text in stacks:
         assert "Behind the others: rank 1 (waiting for data, step 4" in text

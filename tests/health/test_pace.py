@@ -1,6 +1,8 @@
 """overt/health/pace.py: the process that holds the others up is found, and only that."""
 
+import contextlib
 import json
+import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +12,57 @@ import pytest
 import torch
 from toy_runs import toy_config
 
-from overt.health.pace import Pace, Straggler, StragglerWatch, find_straggler
+from overt.health.pace import Meter, Pace, Rates, Straggler, StragglerWatch, find_straggler
 
 RUNS = Callable[..., list[Any]]
+
+
+class Clock:
+    """Time that passes only when told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def step(meter: Meter, clock: Clock, seconds: float, wait: float = 0.0) -> None:
+    clock.now += seconds
+    meter.step(samples=8, wait_seconds=wait)
+
+
+def test_rates_are_means_since_the_last_reading() -> None:
+    clock = Clock()
+    meter = Meter(skip_steps=0, clock=clock)
+    for _ in range(4):
+        step(meter, clock, seconds=0.5, wait=0.1)
+    assert meter.read() == pytest.approx(Rates(0.5, 16.0, 0.2))
+    step(meter, clock, seconds=2.0)
+    assert meter.read() == pytest.approx(Rates(2.0, 4.0, 0.0))
+
+
+def test_first_steps_evaluation_and_saving_do_not_count() -> None:
+    clock = Clock()
+    meter = Meter(skip_steps=2, clock=clock)
+    step(meter, clock, seconds=60.0, wait=30.0)  # compiles
+    assert all(math.isnan(rate) for rate in meter.read())
+    step(meter, clock, seconds=5.0)
+    for _ in range(3):
+        step(meter, clock, seconds=0.25)
+        with meter.pause():
+            clock.now += 1000.0
+    assert meter.read() == pytest.approx(Rates(0.25, 32.0, 0.0))
+
+
+def test_a_pause_that_fails_is_still_left_out() -> None:
+    clock = Clock()
+    meter = Meter(skip_steps=0, clock=clock)
+    step(meter, clock, seconds=1.0)
+    with contextlib.suppress(KeyError), meter.pause():
+        clock.now += 50.0
+        raise KeyError
+    assert meter.read().seconds_per_step == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("slow", range(4))

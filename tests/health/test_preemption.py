@@ -270,7 +270,7 @@ def test_the_command_ends_with_the_code_for_requeue_although_all_its_processes_a
     os.killpg(child.pid, signal.SIGUSR1)
     _, said = child.communicate(timeout=240)
     assert child.returncode == PREEMPTED_EXIT_CODE, said
-    assert "the same command goes on from there" in said
+    assert "the same command resumes from there" in said
 
 
 def test_a_signal_during_the_start_is_kept_for_the_first_step(tmp_path: Path) -> None:

@@ -34,7 +34,9 @@ def test_writes_the_named_steps_and_changes_no_bit_of_the_result(tmp_path: Path)
 
 def test_a_run_that_ends_within_the_steps_writes_what_it_has(tmp_path: Path) -> None:
     config = toy_config(tmp_path, "training.profile_steps=[5,99]")
-    profile = StepProfile(config.training, tmp_path, World(0, 1, 0, torch.device("cpu")))
+    profile = StepProfile(
+        config.training, tmp_path / "profile", World(0, 1, 0, torch.device("cpu"))
+    )
     for step in (5, 6):
         with profile.around(step):
             torch.ones(3).sum()
@@ -45,7 +47,9 @@ def test_a_run_that_ends_within_the_steps_writes_what_it_has(tmp_path: Path) -> 
 
 def test_other_steps_are_not_touched(tmp_path: Path) -> None:
     config = toy_config(tmp_path, "training.profile_steps=[3,4]")
-    profile = StepProfile(config.training, tmp_path, World(0, 1, 0, torch.device("cpu")))
+    profile = StepProfile(
+        config.training, tmp_path / "profile", World(0, 1, 0, torch.device("cpu"))
+    )
     assert profile.around(2) is NOTHING
     assert profile.around(5) is NOTHING
     assert profile.around(3) is not NOTHING
@@ -53,7 +57,9 @@ def test_other_steps_are_not_touched(tmp_path: Path) -> None:
 
 def test_host_waits_are_counted_per_step(tmp_path: Path) -> None:
     config = toy_config(tmp_path, "training.profile_steps=[1,2]")
-    profile = StepProfile(config.training, tmp_path, World(0, 1, 0, torch.device("cpu")))
+    profile = StepProfile(
+        config.training, tmp_path / "profile", World(0, 1, 0, torch.device("cpu"))
+    )
     for step in (1, 2):
         with profile.around(step):
             for _ in range(3):
@@ -72,7 +78,7 @@ def test_impossible_steps_are_refused(tmp_path: Path, steps: str) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_out_of_memory_leaves_a_snapshot(tmp_path: Path) -> None:
     config = toy_config(tmp_path, "training.memory_snapshot=true")
-    StepProfile(config.training, tmp_path, World(0, 1, 0, torch.device("cuda", 0)))
+    StepProfile(config.training, tmp_path / "profile", World(0, 1, 0, torch.device("cuda", 0)))
     try:
         with pytest.raises(torch.cuda.OutOfMemoryError):
             torch.empty(2**50, dtype=torch.uint8, device="cuda")

@@ -1,6 +1,5 @@
 """The progress line and the meter behind it, with a clock that the test moves."""
 
-import contextlib
 import io
 import logging
 import math
@@ -8,18 +7,9 @@ import re
 
 import pytest
 
+from overt.health.pace import Rates
 from overt.run import console as console_module
-from overt.run.console import CLEAR, Console, Meter, Rates, as_duration, fit
-
-
-class Clock:
-    """Time that passes only when told to."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from overt.run.console import CLEAR, Console, as_duration, fit
 
 
 class Terminal(io.StringIO):
@@ -30,44 +20,6 @@ class Terminal(io.StringIO):
 
     def shown(self) -> list[str]:
         return [line.split(CLEAR)[-1] for line in self.getvalue().split("\n")]
-
-
-def step(meter: Meter, clock: Clock, seconds: float, wait: float = 0.0) -> None:
-    clock.now += seconds
-    meter.step(samples=8, wait_seconds=wait)
-
-
-def test_rates_are_means_since_the_last_reading() -> None:
-    clock = Clock()
-    meter = Meter(skip_steps=0, clock=clock)
-    for _ in range(4):
-        step(meter, clock, seconds=0.5, wait=0.1)
-    assert meter.read() == pytest.approx(Rates(0.5, 16.0, 0.2))
-    step(meter, clock, seconds=2.0)
-    assert meter.read() == pytest.approx(Rates(2.0, 4.0, 0.0))
-
-
-def test_first_steps_evaluation_and_saving_do_not_count() -> None:
-    clock = Clock()
-    meter = Meter(skip_steps=2, clock=clock)
-    step(meter, clock, seconds=60.0, wait=30.0)  # compiles
-    assert all(math.isnan(rate) for rate in meter.read())
-    step(meter, clock, seconds=5.0)
-    for _ in range(3):
-        step(meter, clock, seconds=0.25)
-        with meter.pause():
-            clock.now += 1000.0
-    assert meter.read() == pytest.approx(Rates(0.25, 32.0, 0.0))
-
-
-def test_a_pause_that_fails_is_still_left_out() -> None:
-    clock = Clock()
-    meter = Meter(skip_steps=0, clock=clock)
-    step(meter, clock, seconds=1.0)
-    with contextlib.suppress(KeyError), meter.pause():
-        clock.now += 50.0
-        raise KeyError
-    assert meter.read().seconds_per_step == pytest.approx(1.0)
 
 
 def test_plain_lines_where_there_is_no_terminal() -> None:

@@ -10,7 +10,7 @@ import pytest
 from overt.config import load
 from overt.errors import ConfigError
 from overt.run.log import MetricsLogger
-from overt.run.run_folder import make_tracker
+from overt.run.session import make_tracker
 
 TARGET = "overt.run.mlflow_tracker.MLflow"
 

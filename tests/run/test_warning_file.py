@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from overt.config.batch import BatchPlan
 from overt.distributed import init_distributed
-from overt.engine.batch import BatchPlan
 from overt.engine.loader import StepLoader
-from overt.run.warning_file import WarningFile, path_of
+from overt.run.folder import RunPaths
+from overt.run.warning_file import WarningFile
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def logger() -> logging.Logger:
 
 
 def test_warnings_are_appended_and_nothing_else(logger: logging.Logger, tmp_path: Path) -> None:
-    path = path_of(tmp_path / "run", 1)
+    path = RunPaths(tmp_path / "run").warnings_of(1)
     for word in ("first", "second \udcff"):
         logger.addHandler(handler := WarningFile(path))
         logger.info("not this")
@@ -37,7 +38,7 @@ def test_without_a_warning_there_is_no_file(logger: logging.Logger, tmp_path: Pa
 
 def test_a_disk_that_fails_stops_nothing(logger: logging.Logger, tmp_path: Path) -> None:
     (tmp_path / "warnings").write_text("a file where the folder should be")
-    logger.addHandler(WarningFile(path_of(tmp_path, 0)))
+    logger.addHandler(WarningFile(RunPaths(tmp_path).warnings_of(0)))
     logger.warning("lost")
 
 
@@ -54,12 +55,12 @@ class OneIsWarnedOf:
 
 
 def test_what_a_loader_process_warns_of_is_written_down(tmp_path: Path) -> None:
-    path = path_of(tmp_path, 0)
+    path = RunPaths(tmp_path).warnings_of(0)
     options: dict[str, Any] = {"seed": 0, "drop_last": True, "num_workers": 1}
     loader = StepLoader(
         OneIsWarnedOf(), list, BatchPlan(4, 1, 1), init_distributed("cpu"), warnings=path, **options
     )
     for _ in range(2):
-        loader.next_group()
+        loader.next_step()
     loader.close()
     assert "number 3 is odd" in path.read_text()

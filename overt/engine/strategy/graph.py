@@ -130,8 +130,8 @@ def replays_at(recipe: object, step: int) -> bool:
     return ask is None or bool(ask(step))
 
 
-def add_over_processes(parameters: list[nn.Parameter]) -> None:
-    """Add up the gradients of all processes, in one message."""
+def add_over_ranks(parameters: list[nn.Parameter]) -> None:
+    """Sum the gradients of all ranks, in one message."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     packed = torch.cat([gradient.flatten() for gradient in gradients])
     torch.distributed.all_reduce(packed)

@@ -114,7 +114,7 @@ def _features_of_all(trainer: Any, micro_batches: list[Any]) -> list[Features]:
         for micro in micro_batches:
             batch = trainer.to_device(micro.batch)
             with torch.autocast(device.type, dtype, enabled=dtype is not None):
-                seen = trainer.call(model.see, batch.images, batch.layout, batch.second)
+                seen = trainer.wrapping.call(model.see, batch.images, batch.layout, batch.second)
                 context, summaries = seen
             chosen = choose(context, summaries, batch.is_padding)
             found.append(tuple(one.float() for one in chosen))

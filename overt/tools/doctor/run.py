@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 from overt.config import Config
+from overt.config.batch import plan_batches
 from overt.config.schema import OptimizerSection
 from overt.data.rng import sample_rng
-from overt.engine.batch import plan_batches
 from overt.engine.optimizer import build_optimizer
 from overt.errors import OvertError
 from overt.recipe import Recipe, SampleSource

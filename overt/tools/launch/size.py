@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from overt.config import Config
-from overt.engine.batch import plan_batches
+from overt.config.batch import plan_batches
 from overt.errors import LaunchError
 
 

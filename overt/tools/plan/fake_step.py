@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from overt.config import Config
 from overt.distributed import World
-from overt.engine.guard import poison_if_not_finite
+from overt.engine.guard import poison_if_nonfinite
 from overt.engine.loader import MicroBatch
 from overt.engine.optimizer import build_optimizer, clip_gradients
 from overt.engine.precision import AUTOCAST
@@ -214,7 +214,7 @@ class FakeStep:
         for micro in micro_batches:
             with self.autocast():
                 output = self.recipe.loss(self.model, micro.batch, counts, self.step)
-            poison_if_not_finite(output.total).backward()  # type: ignore[no-untyped-call]
+            poison_if_nonfinite(output.total).backward()  # type: ignore[no-untyped-call]
             outputs.append(output)
         return outputs
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from overt.config import Config
+from overt.config.batch import BatchPlan, learning_rates, plan_batches
 from overt.data.rng import sample_rng
-from overt.engine.batch import BatchPlan, learning_rates, plan_batches
 from overt.errors import ConfigError, DataError
 from overt.health.flops import peak_tflops
 from overt.recipe import Recipe

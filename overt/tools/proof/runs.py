@@ -159,12 +159,12 @@ def _train(
 
 def train(words: list[str], kill_at: int | None) -> int:
     """Runs in each process: what `overt train` does, with an end before step `kill_at`."""
-    from overt.engine.loader import Group as Batch
+    from overt.engine.loader import StepBatch as Batch
     from overt.engine.loader import StepLoader
     from overt.train import main
 
     if kill_at is not None:
-        fetch, left = StepLoader.next_group, kill_at
+        fetch, left = StepLoader.next_step, kill_at
 
         def fetch_or_die(loader: StepLoader) -> Batch:
             nonlocal left
@@ -174,7 +174,7 @@ def train(words: list[str], kill_at: int | None) -> int:
             return fetch(loader)
 
         # This process alone, and it will not live to see another step.
-        StepLoader.next_group = fetch_or_die  # type: ignore[method-assign,assignment]
+        StepLoader.next_step = fetch_or_die  # type: ignore[method-assign,assignment]
     return main(words)
 
 

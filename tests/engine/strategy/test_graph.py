@@ -10,7 +10,7 @@ from toy_runs import losses_by_step, toy_config
 
 from overt.config import build_recipe
 from overt.distributed import init_distributed
-from overt.engine.strategy.graph import GraphedPass, add_over_processes, check_replayable
+from overt.engine.strategy.graph import GraphedPass, add_over_ranks, check_replayable
 from overt.engine.trainer import Trainer
 from overt.errors import ConfigError
 
@@ -75,7 +75,7 @@ def sum_of_two(factor: float) -> list[float]:
     layer.weight.grad = torch.full((1, 2), factor * (world.rank + 1))
     layer.bias.grad = torch.tensor([10.0 * world.rank])
     unused = nn.Parameter(torch.zeros(3))
-    add_over_processes([layer.weight, unused, layer.bias])
+    add_over_ranks([layer.weight, unused, layer.bias])
     assert unused.grad is None
     return [*layer.weight.grad.flatten().tolist(), *layer.bias.grad.tolist()]
 

@@ -20,9 +20,9 @@ from small_pcdiff import (
 from toy_runs import read_rows, same_bits, weights
 
 from overt.config import Config, load
+from overt.config.batch import advice, plan_batches, scaled_learning_rate
 from overt.data.rng import sample_rng
 from overt.distributed import init_distributed
-from overt.engine.batch import advice, plan_batches, scaled_learning_rate
 from overt.errors import ConfigError, DataError
 from overt.recipes.pcdiff.data import HeldOutCases
 

@@ -1,4 +1,4 @@
-"""overt/run/run_folder.py: when a run may go on, from what, and what it writes down."""
+"""overt/run/resume.py: when a run may go on, from what, and what it writes down."""
 
 import json
 import shutil

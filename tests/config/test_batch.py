@@ -1,4 +1,4 @@
-"""overt/engine/batch.py: how the global batch is split, and the learning rate that follows."""
+"""overt/config/batch.py: how the global batch is split, and the learning rate that follows."""
 
 from typing import Any
 
@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_runs import toy_config
 
-from overt.config.schema import OptimizerSection, TrainingSection
-from overt.engine.batch import (
+from overt.config.batch import (
     BatchPlan,
     advice,
     check_stackable,
     plan_batches,
     scaled_learning_rate,
 )
+from overt.config.schema import OptimizerSection, TrainingSection
 from overt.errors import ConfigError
 
 BASE: Any = toy_config("unused").training  # type: ignore[arg-type]

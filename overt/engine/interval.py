@@ -1,0 +1,121 @@
+"""Sums of the steps between two log lines, kept on the device and read in one go."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from overt.distributed import (
+    World,
+    get_rank,
+    get_world_size,
+    is_main_process,
+    sum_over_processes,
+)
+from overt.recipe import StepOutput
+
+
+class Totals(NamedTuple):
+    """The numbers of an interval, over all ranks."""
+
+    sums: dict[str, float]
+    steps: float  # that made an update
+    losses: list[float]  # of every step; NaN where it was skipped
+    rank_timings: list[list[float]]  # reported by each rank
+
+    def means(self) -> dict[str, float]:
+        """Return the mean of each number over the steps; NaN where there were none."""
+        return {name: value / (self.steps or math.nan) for name, value in self.sums.items()}
+
+
+class Interval:
+    """Sums of the steps since the last log line: kept on the device, added up and read only there.
+
+    A step leaves its numbers as they are, since every operation on the device costs the host time.
+    """
+
+    LONGEST = 1024  # steps whose numbers are kept one by one
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.names: list[str] = []
+        self.rows: list[list[Tensor]] = []  # of a step: applied, norm, numbers of each micro-batch
+        self.sums: list[float] = []
+        self.losses: list[float] = []  # this rank's part, step by step
+        self.steps = 0.0
+        self.restored = False  # from a checkpoint, and no step made since
+
+    def add(self, outputs: list[StepOutput], applied: Tensor, grad_norm: Tensor) -> None:
+        """Add this rank's part of one step; a skipped step does not count."""
+        names = ["loss", *outputs[0].losses, *outputs[0].metrics, "grad_norm"]
+        if names != self.names:
+            if self.names and not self.restored:
+                raise ValueError(f"the step's numbers are {names}, before they were {self.names}")
+            # Of a checkpoint whose version measured something else no sum can be carried on.
+            self.names = names
+            self.reset()
+        self.restored = False
+        row = [applied, grad_norm]
+        for output in outputs:
+            row += [output.total.detach()]
+            row += [term.detach() for term in output.losses.values()]
+            row += [value.detach() for value in output.metrics.values()]
+        self.rows.append(row)
+        if len(self.rows) >= self.LONGEST:
+            self._settle()
+
+    def totals(self, timings: Sequence[float] = ()) -> Totals:
+        """Return the totals over all ranks, in one reduction. Every rank must call this."""
+        self._settle()
+        rank, world_size, width = get_rank(), get_world_size(), len(timings)
+        # Each rank fills slots of its own with its timings: the sum then holds them all.
+        slots = [0.0] * (rank * width) + [*timings] + [0.0] * ((world_size - rank - 1) * width)
+        own = torch.tensor(
+            [*self.sums, *self.losses, *slots], dtype=torch.float64, device=self.device
+        )
+        packed = sum_over_processes(own).tolist()
+        sums, packed = packed[: len(self.sums)], packed[len(self.sums) :]
+        losses, packed = packed[: len(self.losses)], packed[len(self.losses) :]
+        by_rank = [packed[index * width : (index + 1) * width] for index in range(world_size)]
+        return Totals(dict(zip(self.names, sums, strict=True)), self.steps, losses, by_rank)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the totals over all ranks. Every rank must call this."""
+        totals = self.totals()
+        return {"sums": totals.sums, "steps": totals.steps, "losses": totals.losses}
+
+    def load_state_dict(self, state: dict[str, Any], world: World) -> None:
+        """Continue with the totals of an earlier session; the main rank carries them."""
+        sums, losses = state["sums"], state.get("losses", [])
+        self.names = list(sums)
+        self.sums = list(sums.values()) if world.is_main else [0.0] * len(sums)
+        self.losses = list(losses) if world.is_main else [0.0] * len(losses)
+        self.steps = state["steps"]
+        self.restored = True
+
+    def reset(self) -> None:
+        self.rows = []
+        self.sums, self.losses, self.steps = [0.0] * len(self.names), [], 0.0
+
+    def _settle(self) -> None:
+        """Read what is still on the device, in one go, and add it up in the order of the steps."""
+        if not self.rows:
+            return
+        numbers = torch.stack([number for row in self.rows for number in row]).tolist()
+        width, begin = len(self.names) - 1, 0
+        for row in self.rows:
+            applied, norm, *values = numbers[begin : begin + len(row)]
+            begin += len(row)
+            self.losses.append(sum(values[::width]) if applied else math.nan)
+            if not applied:
+                continue
+            self.steps += 1.0
+            for index, value in enumerate(values):
+                self.sums[index % width] += value
+            # The same on every rank and for all micro-batches: it counts once.
+            self.sums[-1] += norm if is_main_process() else 0.0
+        self.rows = []

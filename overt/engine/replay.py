@@ -1,0 +1,52 @@
+"""A step's loss computed again, on the bare model: to find NaN in it, or to count its FLOPs.
+
+Neither gradients, buffers nor random generators are changed by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from overt.checkpoint import random_state
+from overt.distributed import gather_objects
+from overt.engine.guard import Verdict
+from overt.health.flops import count_flops
+from overt.health.nonfinite import first_nonfinite_module
+from overt.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Replay:
+    recipe: Recipe
+    bare: Callable[[], AbstractContextManager[nn.Module]]  # gathers a sharded model
+    to_device: Callable[[Any], Any]
+    autocast: Callable[[], AbstractContextManager[Any]]
+
+    def loss(self, model: nn.Module, verdict: Verdict) -> Tensor:
+        """Return this rank's loss of the step again."""
+        losses = []
+        for micro in verdict.batch.micro_batches:
+            batch = self.to_device(micro.batch)
+            with self.autocast():
+                output = self.recipe.loss(model, batch, verdict.counts, verdict.step)
+            losses.append(output.total)
+        return torch.stack(losses).sum()
+
+    def nonfinite_module(self, verdict: Verdict) -> str | None:
+        """Return the first module that produced NaN or Inf. Every rank must call this."""
+        with random_state.undisturbed(), self.bare() as model:
+            own = first_nonfinite_module(model, partial(self.loss, model, verdict))
+        # It may have been on another rank; every rank skips, so every one takes part.
+        return next(filter(None, gather_objects(own)), None)
+
+    def flops(self, verdict: Verdict) -> int:
+        """Return the floating-point operations of the step on this rank."""
+        with random_state.undisturbed(), self.bare() as model:
+            return count_flops(model, partial(self.loss, verdict=verdict))

@@ -1,0 +1,83 @@
+"""When a run resumes, and when resuming would silently be another run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from overt.checkpoint import storage
+from overt.config import Config, differences
+from overt.distributed import broadcast_object, is_main_process
+from overt.errors import CheckpointError, ConfigError
+from overt.run.folder import RunPaths
+
+# Settings that may change between two sessions of a run without changing what it computes.
+FREE_TO_CHANGE = (
+    "exp_name",
+    "output_dir",
+    "logging",
+    "checkpoint",
+    "evaluation",
+    "data.root",
+    "training.batch_size",  # the global batch is compared on its own
+    "training.global_batch_size",
+    "training.accumulation_steps",
+    "training.num_workers",
+    "training.device",
+    "training.strategy",
+    "training.reduce_every_micro_batch",
+    "training.evaluate_every_steps",
+    "training.evaluate_at_start",
+    "training.nonfinite",
+    "training.max_skipped_in_a_row",
+    "training.name_nonfinite_module",
+    "training.loss_spike",
+    "training.loss_spike_deviations",
+    "training.loss_spike_window",
+    "training.timeout_minutes",
+    "training.profile_steps",
+    "training.memory_snapshot",
+    "training.hang_minutes",
+    "training.hang",
+)
+
+
+def has_to_resume(config: Config) -> bool:
+    """Decide whether this run continues from a checkpoint: the main rank looks, all agree."""
+    names = []
+    if is_main_process():
+        stored, broken = storage.scan(RunPaths(config.run_dir).checkpoints)
+        names = [entry.path.name for entry in stored] + [path.name for path in broken]
+    names = broadcast_object(names)
+    if config.checkpoint.resume == "never" and names:
+        raise CheckpointError(
+            f"checkpoint.resume=never, but the run {config.run_dir} already has {names[-1]}; "
+            "choose another exp_name, remove that folder, or use checkpoint.resume=auto"
+        )
+    return config.checkpoint.resume != "never" and (
+        bool(names) or config.checkpoint.resume != "auto"
+    )
+
+
+def refuse_other_run(
+    config: Config, saved: dict[str, Any], samples: int, global_batch_size: int
+) -> None:
+    """Refuse a checkpoint of other settings, data or batch than this run has."""
+    state, confirmed = saved["state"], tuple(config.checkpoint.accept_changes)
+    accepted = (*FREE_TO_CHANGE, *confirmed)
+    changes = {
+        key: f"{key}: {before} -> {after}"
+        for key, before, after in differences(saved["config_yaml"], config.text, accepted)
+    }
+    for key, name, now in (
+        ("data", "samples", samples),
+        ("training.global_batch_size", "global_batch_size", global_batch_size),
+    ):
+        if state[name] != now and key not in confirmed:
+            changes[key] = f"{key}: {name.replace('_', ' ')} {state[name]} -> {now}"
+    if changes:
+        raise ConfigError(
+            f"{saved['path']} was made with other settings:\n  "
+            + "\n  ".join(changes.values())
+            + "\nChoose another exp_name for a new run, or confirm the change to this run with\n  "
+            f"'checkpoint.accept_changes=[{','.join(changes)}]'"
+        )

@@ -1,0 +1,178 @@
+"""`Run`: everything that one session of a run writes, on console and disk.
+
+The engine hands over values and events; their words and files are chosen here.
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from omegaconf import OmegaConf
+from torch import nn
+
+from overt.config import Config, import_target
+from overt.distributed import World
+from overt.health.pace import Rates
+from overt.run.console import Console
+from overt.run.events import Event, LossSpike, SkippedStep, SlowRank
+from overt.run.folder import RunPaths
+from overt.run.log import MetricsLogger
+from overt.run.messages import Introduction, score_line
+from overt.run.trackers import TrackerMaker, append_line
+from overt.run.warning_file import WarningFile
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """What is logged at once: numbers since the last line, and what stood out in them."""
+
+    step: int
+    epoch: float
+    shown: dict[str, float]  # on the console
+    rates: Rates
+    memory_bytes: int
+    numbers: dict[str, float]
+    spikes: Sequence[LossSpike]
+    slow: SlowRank | None
+
+
+class Run:
+    """Console, warnings, metrics and events of a run; only skipped samples are written by all."""
+
+    def __init__(self, config: Config, world: World) -> None:
+        self.config, self.world = config, world
+        self.paths = RunPaths(config.run_dir)
+        self.console = Console(enabled=world.is_main)
+        self.logger = MetricsLogger(config.exp_name, config.run_dir, inactive=True)
+        # Warnings do not tear the progress line, and every rank keeps its own.
+        self._handlers = [
+            self.console.handler(),
+            WarningFile(self.paths.warnings_of(world.rank)),
+        ]
+        for handler in self._handlers:
+            logging.getLogger("overt").addHandler(handler)
+
+    def open(self, resume_step: int | None, wandb_run_id: str | None) -> None:
+        """Create the folder, write configuration and command, open the trackers."""
+        config = self.config
+        if self.world.is_main:
+            self.paths.root.mkdir(parents=True, exist_ok=True)
+            self.paths.config.write_text(config.text)
+            with self.paths.command.open("a") as file:
+                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {shlex.join(sys.argv)}\n")
+        values = OmegaConf.to_container(OmegaConf.create(config.text))
+        assert isinstance(values, dict)
+        self.logger = MetricsLogger(
+            config.exp_name,
+            config.run_dir,
+            {str(key): value for key, value in values.items()},
+            use_wandb=config.logging.use_wandb,
+            use_tensorboard=config.logging.use_tensorboard,
+            wandb_project=config.logging.wandb_project,
+            wandb_tags=config.logging.wandb_tags,
+            wandb_entity=config.logging.wandb_entity,
+            wandb_mode=config.logging.wandb_mode,
+            wandb_run_id=wandb_run_id,
+            resume_step=resume_step,
+            trackers=[make_tracker(entry) for entry in config.logging.trackers],
+        )
+
+    def introduce(self, introduction: Introduction) -> None:
+        """Print what is about to happen."""
+        self.console.table("overt", introduction.rows())
+        for remark in introduction.remarks():
+            self.console.say(remark)
+
+    def record(self, event: Event) -> None:
+        """Write an event to events.jsonl, and print it where it has words."""
+        if isinstance(event, SkippedStep):
+            self._write_samples(event)
+        self.logger.log_event(event.kind, **event.fields())
+        if type(event).__str__ is not object.__str__:
+            self.console.say(str(event))
+
+    def record_spikes(self, spikes: Sequence[LossSpike]) -> None:
+        """Write every spike, and print the highest."""
+        for spike in spikes:
+            self.logger.log_event(spike.kind, **spike.fields())
+        if spikes:
+            worst = max(spikes, key=lambda spike: spike.loss)
+            self.console.say(
+                f"the loss of {len(spikes)} step(s) since the last log line stands out, most at "
+                f"step {worst.step}: {worst.loss:.4g}, above the limit of {worst.limit:.4g} "
+                "(training.loss_spike; all are in events.jsonl)"
+            )
+
+    def write_line(self, line: LogLine) -> None:
+        """Log the numbers of an interval and show where training stands."""
+        self.record_spikes(line.spikes)
+        if line.slow is not None:
+            self.record(line.slow)
+        self.console.update(
+            line.step,
+            line.epoch,
+            line.shown,
+            memory_bytes=line.memory_bytes,
+            **line.rates._asdict(),
+        )
+        system = self.logger.system_metrics() if self.config.logging.system_metrics else {}
+        self.logger.log_metrics(line.numbers | system, line.step)
+
+    def write_scores(self, scores: dict[str, float], step: int) -> None:
+        """Log the scores of an evaluation and print them."""
+        self.logger.log_metrics(scores, step, prefix="evaluation")
+        self.console.say(score_line(step, scores))
+
+    def log_histograms(self, model: nn.Module, step: int) -> None:
+        """Log gradients and weights; every rank must call this for a sharded model."""
+        self.logger.log_model_gradients(model, step)
+        self.logger.log_model_weights(model, step)
+
+    def close(self, exit_code: int) -> None:
+        """End console, handlers and trackers."""
+        self.console.close()
+        for handler in self._handlers:
+            logging.getLogger("overt").removeHandler(handler)
+        self.logger.finish(exit_code)
+
+    def _write_samples(self, event: SkippedStep) -> None:
+        path = self.paths.skipped_by(self.world.rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        row = {
+            "step": event.step,
+            "loss": repr(event.own_loss),
+            "first_nonfinite_module": event.module,
+            "samples": [{"epoch": epoch, "index": index} for epoch, index in event.samples],
+        }
+        append_line(path, row)
+
+
+# Trackers that have moved: stored configurations name them by where they were.
+MOVED = {"overt.engine.mlflow_tracker.MLflow": "overt.run.mlflow_tracker.MLflow"}
+
+
+def make_tracker(entry: dict[str, Any]) -> TrackerMaker:
+    """Return the class that an entry of `logging.trackers` names, with its arguments."""
+    arguments = {key: value for key, value in entry.items() if key != "_target_"}
+    target = MOVED.get(entry["_target_"], entry["_target_"])
+    return partial(import_target("logging.trackers", target), **arguments)
+
+
+def ranks_checkpoints(metric_name: str | None, scores: dict[str, float]) -> bool:
+    """Return whether the scores hold the ranking metric; a wrong name costs no progress."""
+    if metric_name is not None and scores and metric_name not in scores:
+        logger.warning(
+            "checkpoint.metric_name=%s is not among the scores (%s): no checkpoint is called best",
+            metric_name,
+            ", ".join(scores),
+        )
+    return metric_name is not None and metric_name in scores

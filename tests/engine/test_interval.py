@@ -1,0 +1,74 @@
+"""overt/engine/interval.py: sums of the steps between two log lines."""
+
+import pytest
+import torch
+
+from overt.distributed import World
+from overt.engine.interval import Interval
+from overt.recipe import StepOutput
+
+CPU = torch.device("cpu")
+ALONE = World(0, 1, 0, CPU)
+
+
+def output(fit: float, size: float) -> StepOutput:
+    return StepOutput(
+        {"fit": torch.tensor(fit), "reg": torch.tensor(1.0)}, {"s": torch.tensor(size)}
+    )
+
+
+def test_an_interval_adds_micro_batches_and_leaves_out_skipped_steps() -> None:
+    interval = Interval(CPU)
+    yes, no = torch.tensor(1.0), torch.tensor(0.0)
+    interval.add([output(2.0, 5.0), output(3.0, 6.0)], yes, torch.tensor(0.5))
+    interval.add([output(float("nan"), 1.0)], no, torch.tensor(float("nan")))
+    interval.add([output(1.0, 1.0)], yes, torch.tensor(1.5))
+    sums, steps, losses, timings = interval.totals([3.0, 4.0])
+    assert steps == 2
+    assert sums == {"loss": 9.0, "fit": 6.0, "reg": 3.0, "s": 12.0, "grad_norm": 2.0}
+    assert losses == pytest.approx([7.0, float("nan"), 2.0], nan_ok=True)
+    assert timings == [[3.0, 4.0]]
+    other = Interval(CPU)
+    other.load_state_dict({"sums": sums, "steps": steps, "losses": losses[:1]}, ALONE)
+    assert other.totals() == (sums, steps, losses[:1], [[]])
+    interval.reset()
+    assert interval.totals() == (dict.fromkeys(sums, 0.0), 0.0, [], [[]])
+
+
+def test_a_long_interval_is_read_in_parts_with_the_same_sums() -> None:
+    whole, parts = Interval(CPU), Interval(CPU)
+    parts.LONGEST = 3  # type: ignore[misc]
+    for step in range(8):
+        for interval in (whole, parts):
+            interval.add([output(0.1 * step, 1 / 3)], torch.ones(()), torch.tensor(0.7))
+    assert len(parts.rows) == 2
+    assert whole.totals() == parts.totals()
+
+
+def test_only_the_main_process_carries_restored_totals() -> None:
+    interval = Interval(CPU)
+    interval.load_state_dict(
+        {"sums": {"loss": 3.0}, "steps": 2.0, "losses": [1.0, 2.0]}, World(1, 2, 1, CPU)
+    )
+    assert interval.totals() == ({"loss": 0.0}, 2.0, [0.0, 0.0], [[]])
+
+
+def test_an_interval_of_a_version_that_measured_less_begins_anew() -> None:
+    interval = Interval(CPU)
+    interval.load_state_dict(
+        {"sums": {"loss": 3.0, "grad_norm": 1.0}, "steps": 2.0, "losses": [1.0, 2.0]}, ALONE
+    )
+    interval.add([output(2.0, 5.0)], torch.ones(()), torch.tensor(0.5))
+    sums, steps, losses, _ = interval.totals()
+    assert (steps, losses) == (1, [pytest.approx(sums["loss"])])
+    assert sums["grad_norm"] == 0.5
+    with pytest.raises(ValueError, match="before they were"):
+        interval.add([StepOutput({"fit": torch.ones(())})], torch.ones(()), torch.ones(()))
+
+
+def test_an_interval_refuses_numbers_that_change_their_names() -> None:
+    interval = Interval(CPU)
+    one = torch.tensor(1.0)
+    interval.add([output(1.0, 1.0)], one, one)
+    with pytest.raises(ValueError, match="before they were"):
+        interval.add([StepOutput({"other": one})], one, one)
