@@ -163,7 +163,7 @@ def unwatched(trainer: Trainer) -> Callable[[int], None]:
     def run(steps: int) -> None:
         for part, functions in stand_ins.items():
             vars(part).update(functions)  # before the methods of their class
-        with patch("overt.engine.trainer.poison_if_not_finite", lambda total: total):
+        with patch("overt.engine.trainer.poison_if_nonfinite", lambda total: total):
             engine_loop(trainer, steps)
         for part, functions in stand_ins.items():
             for name in functions:
