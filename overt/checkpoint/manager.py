@@ -37,8 +37,8 @@ from overt.distributed import (
     get_rank,
     get_world_size,
     is_main_process,
+    is_sharded,
 )
-from overt.engine.strategy.fsdp import is_sharded
 from overt.errors import CheckpointError, ConfigError
 
 logger = logging.getLogger(__name__)

@@ -94,11 +94,6 @@ def call_gathered(model: nn.Module, method: Callable[..., Any], *arguments: Any)
             model.forward = shadowed
 
 
-def is_sharded(model: nn.Module) -> bool:
-    """Whether this process holds only its share of the model's parameters."""
-    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
-
-
 class WholeModel:
     """The bare model beside its sharded self, without memory until its weights are gathered.
 

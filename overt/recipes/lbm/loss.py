@@ -16,9 +16,19 @@ from overt.recipes.lbm.backbone import STRIDE
 
 if TYPE_CHECKING:
     from overt.recipes.lbm.config import LossSettings
-    from overt.recipes.lbm.model import Prediction
 
 LIMIT = 2.0 * STRIDE  # pixels: larger errors count as so much, and as wrong
+
+
+class Prediction(NamedTuple):
+    """The estimates of all frames of a clip; positions in pixels of the model."""
+
+    points_xy: Tensor  # (B, T, N, 2)
+    visibility: Tensor  # (B, T, N) logits
+    rho: Tensor  # (B, T, N) logits
+    candidates_xy: tuple[Tensor, ...]  # of each layer, (B, T, N, K, 2)
+    candidates_rho: tuple[Tensor, ...]  # of each layer, (B, T, N, K) logits
+    entropy: Tensor | None  # (L, B, T, N) of the true cell among all, where that was given
 
 
 class Targets(NamedTuple):

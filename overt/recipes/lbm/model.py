@@ -7,7 +7,7 @@ Points are (x, y) in pixels, queries (t, x, y). arXiv:2509.16527.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,19 +16,9 @@ from torch.utils.checkpoint import checkpoint
 from overt.nn.reuse import reused
 from overt.recipes.lbm.backbone import STRIDE, Backbone
 from overt.recipes.lbm.layer import Memory
+from overt.recipes.lbm.loss import Prediction
 from overt.recipes.lbm.pyramid import read_points
 from overt.recipes.lbm.transformer import Entry, Estimate, FrameMaps, Transformer
-
-
-class Prediction(NamedTuple):
-    """The estimates of all frames of a clip; positions in pixels of the model."""
-
-    points_xy: Tensor  # (B, T, N, 2)
-    visibility: Tensor  # (B, T, N) logits
-    rho: Tensor  # (B, T, N) logits
-    candidates_xy: tuple[Tensor, ...]  # of each layer, (B, T, N, K, 2)
-    candidates_rho: tuple[Tensor, ...]  # of each layer, (B, T, N, K) logits
-    entropy: Tensor | None  # (L, B, T, N) of the true cell among all, where that was given
 
 
 class LBM(nn.Module):

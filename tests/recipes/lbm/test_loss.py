@@ -6,6 +6,7 @@ import torch
 from overt.recipes.lbm.config import LossSettings
 from overt.recipes.lbm.loss import (
     LIMIT,
+    Prediction,
     Targets,
     counts,
     losses,
@@ -13,7 +14,6 @@ from overt.recipes.lbm.loss import (
     uncertainty,
     uncertainty_of_candidates,
 )
-from overt.recipes.lbm.model import Prediction
 
 SETTINGS = LossSettings(
     classification_weight=3.0,

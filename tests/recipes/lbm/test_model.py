@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from overt.recipes.lbm.blocks import EntryAttention
-from overt.recipes.lbm.loss import true_cells
-from overt.recipes.lbm.model import LBM, Prediction
+from overt.recipes.lbm.loss import Prediction, true_cells
+from overt.recipes.lbm.model import LBM
 from overt.recipes.lbm.pyramid import Resize, make_tokens, normalize, read_points
 from overt.recipes.lbm.transformer import FrameMaps
 
