@@ -4,9 +4,10 @@
     python benchmarks/plan.py --recipes hjepa lbm
     python benchmarks/plan.py --only predicted --recipes cotracker3_tiny      anywhere
 
-Measured is torch.cuda.max_memory_allocated over the engine's own steps after the first, as in
-benchmarks/step.py; predicted is what `overt plan` says of one device. Each number comes from a
-process of its own, a few at a time: what others hold does not count. Predictions see no GPU.
+Measured is torch.cuda.max_memory_allocated over the engine's own steps after the first, including
+augmentation on the device; predicted is what `overt plan` says of one device. Both take the
+recipe's `example_batch`. Each number comes from a process of its own, a few at a time: what others
+hold does not count. Predictions see no GPU.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def measured(recipe: str, words: list[str]) -> int:
     from step import build, one_step
 
     with tempfile.TemporaryDirectory() as folder:
-        trainer, _ = build(recipe, words, folder, "cuda")
+        trainer, _ = build(recipe, words, folder, "cuda", ready=False)
         one_step(trainer)
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -71,8 +72,8 @@ def predicted(recipe: str, words: list[str]) -> int:
     step = FakeStep(config, built, config.training.activation_checkpointing)
     size = config.training.batch_size
     assert size is not None
-    found = step.run(example_batch(config, built, size), size)
-    return device_memory(found, step.numbers, "single", 1)
+    memory = step.run(example_batch(built, size), size)
+    return device_memory(memory, step.numbers, "single", 1)
 
 
 KINDS: dict[str, Callable[[str, list[str]], int]] = {"measured": measured, "predicted": predicted}

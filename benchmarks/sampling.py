@@ -20,7 +20,6 @@ from overt.distributed import init_distributed
 from overt.engine.precision import AUTOCAST, set_precision
 from overt.recipes.pcdiff.recipe import PCDiffRecipe
 from overt.recipes.pcdiff.sampling import ReverseStep, make_plan, record, refuse_overflow
-from overt.tools.plan.batches import clouds
 
 PUBLISHED_MS, GOAL_MS = 690.0, 25.0  # per reverse step, batch 1, on an H200
 
@@ -41,7 +40,7 @@ def main() -> int:
     assert isinstance(recipe, PCDiffRecipe)
     torch.manual_seed(0)
     model = recipe.build_model().to(world.device).eval()
-    known = clouds(config, options.batch, world.device).known
+    known = recipe.example_batch(options.batch).known.to(world.device)
     settings = config.settings
     plan = make_plan(settings.model.diffusion, settings.evaluation)
     dtype = AUTOCAST.get(config.training.precision)

@@ -136,6 +136,13 @@ class RecipeExtras(Protocol):
         Left out: the blocks. What is in no unit is gathered once for the whole pass.
         """
 
+    def example_batch(self, size: int) -> Any:
+        """Make up a batch of `size` samples, for `overt plan` and benchmarks; read no file.
+
+        It has the shapes and dtypes of training: what `collate` returns, on the CPU, before
+        `on_device`. Where samples differ in size, it has the largest.
+        """
+
     def largest_step(self) -> int:
         """A step that takes as much memory as any, for `overt plan`. Left out: all are alike."""
 

@@ -80,6 +80,11 @@ class Shapes:
         images, labels = zip(*samples, strict=True)
         return Drawings(torch.stack(images), torch.tensor(labels))
 
+    def example_batch(self, size: int) -> Drawings:
+        """For `overt plan`: drawings are made up anyway; data from files would not be read."""
+        source = self.build_dataset()
+        return self.collate([source.sample(n, np.random.default_rng(n)) for n in range(size)])
+
     def loss(
         self, model: nn.Module, batch: Drawings, counts: dict[str, Tensor], step: int
     ) -> StepOutput:

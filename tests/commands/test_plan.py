@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+from small_blade import POSE, SHARED
+from toy_recipe.recipe import Toy
 from toy_runs import TOY, train_toy
 
 from overt.commands.plan import configure, main, read_devices, seconds_per_sample
@@ -78,6 +80,29 @@ def test_an_impossible_efficiency_and_an_unknown_card_are_refused() -> None:
         main([*OWN, "--efficiency", "1.5"])
     with pytest.raises(ConfigError, match="--gpu"):
         main([*OWN, "--devices", "1", "--gpu", "Abacus"])
+
+
+def test_a_recipe_is_planned_under_any_name(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [word for word in (*SHARED, *POSE) if word.startswith(("data.", "model."))]
+    renamed = ["recipe=blade_posenet_tiny", "recipe.name=mine", *words]
+    assert main([*renamed, "training.batch_size=2", "--devices", "1", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["recipe"] == "mine"
+    assert plan["devices"][0]["batch_size"] == 2
+
+
+def test_a_recipe_without_an_example_is_told_which_method_it_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(Toy, "example_batch")
+    with pytest.raises(ConfigError, match=r"toy_recipe\.recipe\.Toy has no example_batch\(size\)"):
+        main([*OWN, "--devices", "1"])
+
+
+def test_the_recipe_of_the_examples_can_be_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    example = str(Path(__file__).parents[2] / "examples" / "own_recipe")
+    assert main(["recipe=own_recipe", "--package", example, "--devices", "1"]) == 0
+    assert capsys.readouterr().out.startswith("own_recipe: ")
 
 
 @pytest.mark.parametrize("name", sorted(file.stem for file in (CONF / "recipe").glob("*.yaml")))

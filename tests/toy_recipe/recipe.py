@@ -72,6 +72,10 @@ class Toy:
         inputs, targets, mask, indices = zip(*samples, strict=True)
         return Batch(torch.stack(inputs), torch.stack(targets), torch.stack(mask), indices)
 
+    def example_batch(self, size: int) -> Batch:
+        data = self.build_dataset()
+        return self.collate([data.sample(n, np.random.default_rng(n)) for n in range(size)])
+
     def counts(self, batch: Batch) -> dict[str, Tensor]:
         return {"entries": batch.mask.sum()}
 

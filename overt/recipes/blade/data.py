@@ -36,7 +36,7 @@ from overt.recipes.blade.config import (
     EvaluationSettings,
     SourceSettings,
 )
-from overt.recipes.blade.people import People
+from overt.recipes.blade.people import LabelledPeople, People
 
 TEST_SEED_OFFSET = 1
 
@@ -92,7 +92,7 @@ def collate_pose(samples: list[PoseSample]) -> PoseBatch:
 class DepthSource:
     """Crops of one data set's people, and how far these are."""
 
-    def __init__(self, people: People, settings: DataSettings) -> None:
+    def __init__(self, people: LabelledPeople, settings: DataSettings) -> None:
         self.people, self.size = people, settings.depth_size
         self.augmentation = Augmentation(**dataclasses.asdict(settings.depth_augmentation))
 
@@ -111,7 +111,7 @@ class DepthSource:
 class PoseSource:
     """Two crops of each picture, and pose and shape as they appear in the second."""
 
-    def __init__(self, people: People, settings: DataSettings) -> None:
+    def __init__(self, people: LabelledPeople, settings: DataSettings) -> None:
         self.people, self.settings = people, settings
         self.augmentation = Augmentation(**dataclasses.asdict(settings.pose_augmentation))
 
@@ -151,7 +151,7 @@ class PoseSource:
         )
 
 
-def depth_crop(people: People, row: int, picture: Picture, size: int) -> Tensor:
+def depth_crop(people: LabelledPeople, row: int, picture: Picture, size: int) -> Tensor:
     """DepthNet's crop (3, S, S) as the annotation says, unchanged."""
     centre, side = people.square(row, picture.shape[:2])
     return as_tensor(cut(picture, Crop(centre, side), size)[0])

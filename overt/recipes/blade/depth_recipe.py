@@ -27,6 +27,7 @@ from overt.recipes.blade.data import (
 from overt.recipes.blade.depthnet import DepthNet
 from overt.recipes.blade.dpt import DepthAnything
 from overt.recipes.blade.evaluation import depth_row, score_batches, table
+from overt.recipes.blade.example import example_samples
 from overt.recipes.blade.loss import depth_errors
 from overt.viz.mesh import write_on
 
@@ -56,6 +57,10 @@ class DepthNetRecipe:
 
     def collate(self, samples: list[DepthSample]) -> DepthBatch:
         return collate_depth(samples)
+
+    def example_batch(self, size: int) -> DepthBatch:
+        """Crops of noise, people at different depths."""
+        return self.collate(example_samples(DepthSource, self.settings.data, size))
 
     def parameter_groups(self, model: DepthNet) -> list[dict[str, Any]]:
         """The head at twice the rate of the interface and of a backbone that is trained."""

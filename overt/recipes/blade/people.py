@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
 from overt.data.images.decode import decode_image, read_file
 from overt.data.people.bedlam import read_bedlam
@@ -37,6 +38,26 @@ class SmplxLabel(NamedTuple):
     right_hand: Array  # (15, 3)
     shape: Array  # (10,)
     translation: Array  # (3,)
+
+
+class LabelledPeople(Protocol):
+    """What training samples are made of: `People`, or made-up ones."""
+
+    def __len__(self) -> int: ...
+
+    def picture(self, row: int) -> Picture: ...
+
+    def square(
+        self, row: int, image_size: tuple[int, int]
+    ) -> tuple[tuple[float, float], float]: ...
+
+    def limb_keypoints(self, row: int) -> Array | None: ...
+
+    def label(self, row: int) -> SmplxLabel: ...
+
+    def pelvis(self, row: int) -> Array: ...
+
+    def depth_map(self, row: int) -> Array: ...
 
 
 class People:
@@ -152,6 +173,18 @@ class People:
             rest = self.root(columns["smplx/betas"][row][None])[0]
             return np.asarray(rest + columns["smplx/transl"][row], np.float32)
         return self.hips.pelvis(self.data, row)
+
+    def depth_map(self, row: int) -> Array:
+        """Metres (H, W), 0 where nothing is, from depth/NAME.png in millimetres."""
+        picture = self.picture_path(row)
+        path = picture.parent.parent / "depth" / f"{picture.stem}.png"
+        if not path.is_file():
+            raise DataError(
+                f"{path}: the pretext needs the depth of every pixel; make the data by `overt data "
+                "people ... --depth-maps`, or set data.synthetic.depth_maps=true"
+            )
+        with Image.open(path) as image:
+            return np.asarray(image, dtype=np.float32) / np.float32(1000)
 
     @cached_property
     def root(self) -> RootJoint:

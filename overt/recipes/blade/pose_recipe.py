@@ -32,6 +32,7 @@ from overt.recipes.blade.depthnet import DepthNet
 from overt.recipes.blade.dpt import DepthAnything
 from overt.recipes.blade.estimate import PersonEstimate, estimate_person
 from overt.recipes.blade.evaluation import table
+from overt.recipes.blade.example import example_samples
 from overt.recipes.blade.loss import Bodies, Weights, pose_distances, pose_losses
 from overt.recipes.blade.pose_scores import Scorer, draw_people
 from overt.recipes.blade.posenet import PoseNet, PoseOutput
@@ -59,6 +60,10 @@ class PoseNetRecipe:
 
     def collate(self, samples: list[PoseSample]) -> PoseBatch:
         return collate_pose(samples)
+
+    def example_batch(self, size: int) -> PoseBatch:
+        """Crops of noise, people in different poses."""
+        return self.collate(example_samples(PoseSource, self.settings.data, size))
 
     def counts(self, batch: PoseBatch) -> dict[str, Tensor]:
         return {"keypoints": batch.keypoints[..., 2].sum()}

@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from overt.data.images.decode import as_tensor
 from overt.data.images.transforms import Normalize
 from overt.data.people.crops import Augmentation, Crop, cut, draw_crop
 from overt.distributed import World
-from overt.errors import ConfigError, DataError
+from overt.errors import ConfigError
 from overt.evaluation import Row, summarize
 from overt.geometry.crop import warp_nearest
 from overt.recipe import StepOutput
@@ -29,7 +28,8 @@ from overt.recipes.blade.config import CONV, DataSettings, DepthNetSettings
 from overt.recipes.blade.data import make_evaluation_data, make_missing_data, open_evaluation
 from overt.recipes.blade.dpt import DepthAnything
 from overt.recipes.blade.evaluation import score_batches
-from overt.recipes.blade.people import People
+from overt.recipes.blade.example import example_samples
+from overt.recipes.blade.people import LabelledPeople, People
 
 NEAREST_M = 0.05  # predicted depths below this are taken for it
 
@@ -48,7 +48,7 @@ class DepthMapBatch:
 class DepthMaps:
     """Crops of people with the depth of every pixel."""
 
-    def __init__(self, people: People, settings: DataSettings) -> None:
+    def __init__(self, people: LabelledPeople, settings: DataSettings) -> None:
         self.people, self.size = people, settings.depth_size
         self.augmentation = Augmentation(**dataclasses.asdict(settings.depth_augmentation))
 
@@ -68,22 +68,10 @@ class DepthMaps:
 
     def cut(self, index: int, picture: np.ndarray, crop: Crop) -> DepthMapSample:
         pixels, affine = cut(picture, crop, self.size)
-        depth = self.depth_map(index)
+        depth = self.people.depth_map(index)
         depth = depth[:, ::-1] if crop.mirrored else depth
         cropped = warp_nearest(depth, affine, self.size).astype(np.float32)
         return DepthMapSample(as_tensor(pixels), torch.from_numpy(cropped))
-
-    def depth_map(self, index: int) -> np.ndarray:
-        """Metres (H, W), 0 where nothing is, from depth/NAME.png in millimetres."""
-        picture = self.people.picture_path(index)
-        path = picture.parent.parent / "depth" / f"{picture.stem}.png"
-        if not path.is_file():
-            raise DataError(
-                f"{path}: the pretext needs the depth of every pixel; make the data by `overt data "
-                "people ... --depth-maps`, or set data.synthetic.depth_maps=true"
-            )
-        with Image.open(path) as image:
-            return np.asarray(image, dtype=np.float32) / 1000
 
 
 class DepthMapModel(nn.Module):
@@ -129,6 +117,10 @@ class PretextRecipe:
             torch.stack([sample.image for sample in samples]),
             torch.stack([sample.depth for sample in samples]),
         )
+
+    def example_batch(self, size: int) -> DepthMapBatch:
+        """Crops of noise, with a depth for nearly all pixels."""
+        return self.collate(example_samples(DepthMaps, self.settings.data, size))
 
     def counts(self, batch: DepthMapBatch) -> dict[str, Tensor]:
         return {"pixels": (batch.depth > 0).sum()}

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overt.data.mixture import Mixture
+from overt.data.rng import sample_rng
 from overt.data.tracking.clips import (
     TRIES,
     Clip,
@@ -29,12 +30,17 @@ from overt.data.tracking.clips import (
     training_sequences,
 )
 from overt.data.tracking.clips import TrackBatch as TrackBatch  # the batch of this recipe
+from overt.data.tracking.moving_shapes import SceneSettings, make_sequence
 from overt.data.tracking.packed import read_tracks
 from overt.errors import DataError
 from overt.metrics import scored_clips
 from overt.recipes.cotracker3.config import DataSettings, Settings
 
 POSITIONS = Positions.CENTRES
+
+# (height, width) of the frames of Kubric MOVi-F.
+MOVI_F_SIZE = (512, 512)
+EXAMPLE_SCENE = (32, 32)  # (height, width) of the scene whose tracks an example sample has
 
 # Tracks that stray this far from the middle of the crop, in pixels, are left out: such points lie
 # on objects that were flung away or behind the camera.
@@ -79,22 +85,44 @@ class KubricClips:
         sample says how often.
         """
         wanted = self.settings.traj_per_sample
-        found = []
+        candidate_counts = []
         to_try = sequences_to_try(self.sequences, index % len(self.sequences), rng)
         for redrawn, sequence in enumerate(to_try):
             clip = draw_clip(sequence, self.settings, rng)
             candidates = _candidates(clip, self.settings.sample_vis_last_frame)
             if len(candidates) >= wanted:
-                chosen = rng.permutation(candidates)[:wanted]
-                visible = clip.visible[chosen]
-                frames = _query_frames(visible, self.settings.query_sampling, rng)
-                return to_sample(clip, chosen, frames, wanted, name_of(sequence), redrawn)
-            found.append(len(candidates))
+                return _choose(clip, candidates, self.settings, rng, name_of(sequence), redrawn)
+            candidate_counts.append(len(candidates))
         raise DataError(
             f"data.traj_per_sample={wanted}, but {TRIES} clips drawn for sample {index} had only "
-            f"{min(found)} to {max(found)} tracks to choose from (last tried: {sequence}). Lower "
-            "data.traj_per_sample, or use sequences with more tracks."
+            f"{min(candidate_counts)} to {max(candidate_counts)} tracks to choose from (last "
+            f"tried: {sequence}). Lower data.traj_per_sample, or use sequences with more tracks."
         )
+
+
+def example_sample(settings: DataSettings, index: int) -> TrackSample:
+    """Make up a sample: frames of noise, tracks of moving shapes, as long as a clip can be."""
+    rng = sample_rng(0, 0, index)
+    clip = cut_to_size(_example_clip(settings, index, rng), settings, rng, Path("an example"))
+    candidates = _candidates(clip, settings.sample_vis_last_frame)
+    # A crop that is small in its frames shows few of their tracks: then some are chosen repeatedly.
+    candidates = np.resize(candidates, max(len(candidates), settings.traj_per_sample))
+    return _choose(clip, candidates, settings, rng, "example", redrawn=0)
+
+
+def _example_clip(settings: DataSettings, index: int, rng: np.random.Generator) -> Clip:
+    if settings.synthetic is not None:
+        height, width = settings.synthetic.height, settings.synthetic.width
+    else:
+        height, width = (max(pair) for pair in zip(MOVI_F_SIZE, settings.crop_size, strict=True))
+    length = settings.sequence_len - (settings.random_sequence_len is not None)  # end exclusive
+    points = 4 * settings.traj_per_sample
+    # Only the tracks are used: a small scene is made fast, and enlarged.
+    scene = SceneSettings(length, *EXAMPLE_SCENE, points=points, seed=0, shapes=4, speed=1.0)
+    _, tracks = make_sequence(scene, index)
+    enlarge = np.array([width, height]) / np.array(EXAMPLE_SCENE[::-1])
+    frames = rng.integers(0, 256, (length, 3, height, width), dtype=np.uint8)
+    return Clip(frames, (tracks.coords_xy * enlarge).astype(np.float32), tracks.visible)
 
 
 def training_clips(settings: DataSettings) -> KubricClips | Mixture:
@@ -124,7 +152,13 @@ def draw_clip(sequence: Path, settings: DataSettings, rng: np.random.Generator) 
     """A random run of frames of a sequence, at the size and with the tracks to train on."""
     tracks = read_tracks(sequence)
     indices = frame_indices(tracks.coords_xy.shape[1], settings, rng, sequence)
-    clip = read_clip(sequence, tracks, indices)
+    return cut_to_size(read_clip(sequence, tracks, indices), settings, rng, sequence)
+
+
+def cut_to_size(
+    clip: Clip, settings: DataSettings, rng: np.random.Generator, sequence: Path
+) -> Clip:
+    """Augment the frames, or only crop them, and drop tracks that stray; errors name `sequence`."""
     if settings.augment:
         clip = augmented(clip, settings, POSITIONS, rng)
     else:
@@ -172,6 +206,21 @@ def _candidates(clip: Clip, with_last_frame: bool) -> NDArray[np.intp]:
     length = clip.visible.shape[1]
     moments = [0, length // 2, length - 1] if with_last_frame else [0, length // 2]
     return np.concatenate([np.flatnonzero(clip.visible[:, moment]) for moment in moments])
+
+
+def _choose(
+    clip: Clip,
+    candidates: NDArray[np.intp],
+    settings: DataSettings,
+    rng: np.random.Generator,
+    name: str,
+    redrawn: int,
+) -> TrackSample:
+    """Draw the tracks of a sample and their queries."""
+    wanted = settings.traj_per_sample
+    chosen = rng.permutation(candidates)[:wanted]
+    frames = _query_frames(clip.visible[chosen], settings.query_sampling, rng)
+    return to_sample(clip, chosen, frames, wanted, name, redrawn)
 
 
 def _query_frames(

@@ -27,7 +27,12 @@ from overt.metrics.tracking import score_table
 from overt.recipe import PointTracks, SampleSource, StepOutput
 from overt.recipes.cotracker3 import loss as tracking_loss
 from overt.recipes.cotracker3.config import Settings
-from overt.recipes.cotracker3.data import collate, evaluation_clips, training_clips
+from overt.recipes.cotracker3.data import (
+    collate,
+    evaluation_clips,
+    example_sample,
+    training_clips,
+)
 from overt.recipes.cotracker3.loss import Targets
 from overt.recipes.cotracker3.model import CoTracker3, CoTracker3Offline
 from overt.recipes.cotracker3.online import CoTracker3Online
@@ -37,6 +42,9 @@ from overt.viz.tracks import draw_beside_truth, film_beside_truth
 
 # Side of the grid of support points for `overt track`, as in the published demo.
 TRACKING_GRID = 6
+
+# Different samples of an example batch; beyond these they repeat.
+EXAMPLES = 2
 
 
 class _CoTracker3Recipe(ABC):
@@ -82,6 +90,13 @@ class _CoTracker3Recipe(ABC):
 
     def collate(self, samples: list[TrackSample]) -> TrackBatch:
         return collate(samples)
+
+    def example_batch(self, size: int) -> TrackBatch:
+        """Clips of noise, as long as training draws them."""
+        samples = [
+            example_sample(self.settings.data, index) for index in range(min(size, EXAMPLES))
+        ]
+        return self.collate([samples[index % EXAMPLES] for index in range(size)])
 
     def on_device(self, batch: TrackBatch) -> TrackBatch:
         return rendered(batch)

@@ -29,6 +29,7 @@ from overt.recipes.hjepa.data import (
     open_sets,
     patch_grid,
 )
+from overt.recipes.hjepa.example import example_samples
 from overt.recipes.hjepa.levels import valid_counts
 from overt.recipes.hjepa.model import HJEPA, Output
 from overt.recipes.hjepa.predictor import Predictor, ReferencePredictor
@@ -131,6 +132,10 @@ class HJEPARecipe:
     def build_dataset(self) -> MaskedImages:
         make_missing_data(self.settings.data)
         return MaskedImages(self.sets[0], self.settings)
+
+    def example_batch(self, size: int) -> Batch:
+        """Images of noise, with masks as large as training draws them."""
+        return self.collate(example_samples(self.settings, size))
 
     def counts(self, batch: Batch) -> dict[str, Tensor]:
         return {"tokens": valid_counts(batch.layout.pooling, self.settings.model.num_hierarchies)}

@@ -25,13 +25,16 @@ from overt.recipe import PointTracks, SampleSource, StepOutput
 from overt.recipes.lbm import loss as tracking_loss
 from overt.recipes.lbm.clip import track_clip
 from overt.recipes.lbm.config import Settings
-from overt.recipes.lbm.data import KubricClips, evaluation_clips
+from overt.recipes.lbm.data import KubricClips, evaluation_clips, example_sample
 from overt.recipes.lbm.export import ExportedStep, make_step
 from overt.recipes.lbm.loss import Targets, true_cells
 from overt.recipes.lbm.model import LBM
 from overt.recipes.lbm.online import OnlineTracker
 from overt.recipes.lbm.resnet_weights import load_resnet
 from overt.viz.tracks import draw_beside_truth, film_beside_truth
+
+# Different samples of an example batch; beyond these they repeat.
+EXAMPLES = 2
 
 
 class LBMRecipe:
@@ -57,6 +60,13 @@ class LBMRecipe:
 
     def collate(self, samples: list[TrackSample]) -> TrackBatch:
         return stack_samples(samples)
+
+    def example_batch(self, size: int) -> TrackBatch:
+        """Clips of noise with the tracks of moving shapes."""
+        samples = [
+            example_sample(self.settings.data, index) for index in range(min(size, EXAMPLES))
+        ]
+        return self.collate([samples[index % EXAMPLES] for index in range(size)])
 
     def on_device(self, batch: TrackBatch) -> TrackBatch:
         return rendered(batch)

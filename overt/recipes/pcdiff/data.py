@@ -32,6 +32,9 @@ from overt.errors import ConfigError
 from overt.recipes.pcdiff.config import DataSettings, EvaluationSettings
 
 FIXED_NOISE_SEED = 570
+# The skull of an example, in the coordinates of normalised clouds: half its size along each axis,
+# the thickness of its wall as a fraction of that, and from which height on it is the implant.
+SKULL_EXTENT, WALL, CAP_HEIGHT = (2.4, 3.0, 2.6), 0.06, 0.75
 SKULLBREAK_SPACING = 0.4  # mm, where there is no volume to tell
 
 
@@ -102,19 +105,50 @@ class TrainingClouds:
         settings, item = self.settings, self.items[index]
         known = draw(item.skull, settings.num_known_points, rng)
         implant = draw(item.implant, settings.num_implant_points, rng)
-        rotation = None
-        if settings.augment:
-            limit = np.deg2rad(settings.rotation_degrees)
-            rotation = rotation_matrix(rng.uniform(-limit, limit, 3))
-        cloud = training_cloud(known, implant, rotation, settings.known_box)
-        time = int(rng.integers(self.steps))
-        if time == 0 and settings.fixed_noise_at_t0:
-            rng = sample_rng(FIXED_NOISE_SEED, 0, index)
-        noise = rng.standard_normal((len(implant), 3), dtype=np.float32)
-        points = torch.from_numpy(cloud.points)
-        return CloudSample(
-            points[: len(known)], points[len(known) :], torch.from_numpy(noise), time, item.name
-        )
+        return noised(known, implant, settings, self.steps, index, rng, item.name)
+
+
+def noised(
+    known: Points,
+    implant: Points,
+    settings: DataSettings,
+    steps: int,
+    index: int,
+    rng: np.random.Generator,
+    name: str,
+) -> CloudSample:
+    """A normalised cloud, turned where that is asked for, with its time step and noise."""
+    rotation = None
+    if settings.augment:
+        limit = np.deg2rad(settings.rotation_degrees)
+        rotation = rotation_matrix(rng.uniform(-limit, limit, 3))
+    cloud = training_cloud(known, implant, rotation, settings.known_box)
+    time = int(rng.integers(steps))
+    if time == 0 and settings.fixed_noise_at_t0:
+        rng = sample_rng(FIXED_NOISE_SEED, 0, index)
+    noise = rng.standard_normal((len(implant), 3), dtype=np.float32)
+    points = torch.from_numpy(cloud.points)
+    return CloudSample(
+        points[: len(known)], points[len(known) :], torch.from_numpy(noise), time, name
+    )
+
+
+def example_sample(settings: DataSettings, steps: int, index: int) -> CloudSample:
+    """Make up a skull of two walls, and an implant that is a cap of both."""
+    rng = sample_rng(0, 0, index)
+
+    def shell(count: int, low: float, high: float) -> Points:
+        """Points on both walls between two heights; heights are uniform on a sphere."""
+        height, turn = rng.uniform(low, high, count), rng.uniform(0, 2 * np.pi, count)
+        radius = np.sqrt(1 - height**2)
+        directions = np.stack([radius * np.cos(turn), radius * np.sin(turn), height], axis=1)
+        walls = 1 - WALL * rng.integers(2, size=(count, 1))
+        points: Points = (directions * SKULL_EXTENT * walls).astype(np.float32)
+        return points
+
+    known = shell(settings.num_known_points, -1.0, CAP_HEIGHT)
+    implant = shell(settings.num_implant_points, CAP_HEIGHT, 1.0)
+    return noised(known, implant, settings, steps, index, rng, "example")
 
 
 def draw(path: Path, count: int, rng: np.random.Generator) -> Points:

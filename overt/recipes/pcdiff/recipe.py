@@ -19,6 +19,7 @@ from overt.recipes.pcdiff.data import (
     HeldOutCases,
     TrainingClouds,
     collate,
+    example_sample,
     make_missing_data,
 )
 from overt.recipes.pcdiff.denoiser import Convolutions, Denoiser, Down, Up, make_plans
@@ -84,6 +85,11 @@ class PCDiffRecipe:
 
     def collate(self, samples: list[CloudSample]) -> CloudBatch:
         return collate(samples)
+
+    def example_batch(self, size: int) -> CloudBatch:
+        """Double shells like a skull's, with a cap as the implant."""
+        data, steps = self.settings.data, self.settings.model.diffusion.steps
+        return self.collate([example_sample(data, steps, index) for index in range(size)])
 
     def blocks(self, model: Denoiser) -> list[nn.Module]:
         kinds = (PVConv, SetAbstraction, FeaturePropagation)

@@ -161,17 +161,15 @@ class FakeStep:
         return tensor
 
     def run(self, batch: Any, size: int) -> StepMemory:
-        """The memory and FLOPs of a step on this batch of real or fake tensors."""
+        """The memory and FLOPs of a step on this batch of real tensors, as a loader makes it."""
         with self.fakes():
-            held = map_tensors(batch, lambda tensor: torch.empty_like(tensor, device="cpu"))
-            map_tensors(held, self._is_batch)
             self.memory.reset()
-            counts = self._counts(held, size)
+            counts = self._counts(batch, size)
             before = {
                 name: self.memory.live[name] for name in ("parameters", "frozen", "optimizer")
             }
             static = sum(before.values())
-            micro = [MicroBatch((), held, is_padding=False)]
+            micro = [MicroBatch((), batch, is_padding=False)]
             if hasattr(self.recipe, "custom_step"):
                 self.recipe.custom_step(self, micro, counts)
             else:
@@ -212,8 +210,9 @@ class FakeStep:
     ) -> list[StepOutput]:
         outputs = []
         for micro in micro_batches:
+            batch = self.to_device(micro.batch)
             with self.autocast():
-                output = self.recipe.loss(self.model, micro.batch, counts, self.step)
+                output = self.recipe.loss(self.model, batch, counts, self.step)
             poison_if_nonfinite(output.total).backward()  # type: ignore[no-untyped-call]
             outputs.append(output)
         return outputs
@@ -228,4 +227,9 @@ class FakeStep:
         return torch.autocast("cuda", self.dtype) if self.dtype else nullcontext()
 
     def to_device(self, batch: Any) -> Any:
-        return batch
+        """The batch as the loss takes it; what is on the host counts nothing."""
+        batch = map_tensors(batch, lambda tensor: torch.empty_like(tensor, device="cpu"))
+        map_tensors(batch, self._is_batch)
+        if hasattr(self.recipe, "on_device"):
+            batch = self.recipe.on_device(batch)
+        return map_tensors(batch, self._is_batch)

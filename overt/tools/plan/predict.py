@@ -14,7 +14,6 @@ from typing import Any
 
 from overt.config import Config
 from overt.config.batch import BatchPlan, learning_rates, plan_batches
-from overt.data.rng import sample_rng
 from overt.errors import ConfigError, DataError
 from overt.health.flops import peak_tflops
 from overt.recipe import Recipe
@@ -100,28 +99,26 @@ def largest_batch(memory: Callable[[int], int], card_gib: float) -> int:
     return most
 
 
-def example_batch(config: Config, recipe: Recipe, size: int) -> Any:
-    """A batch of noise for the recipes of overt, else one from the recipe's own data set."""
-    import torch
-
-    from overt.tools.plan.batches import BATCHES
-
-    home = config.recipe._target_.split(".")
-    if home[:2] == ["overt", "recipes"] and home[2] in BATCHES:
-        return BATCHES[home[2]](config, size, torch.device("cpu"))
-    source = recipe.build_dataset()
-    different = min(size, len(source), 8)  # sizes repeat
-    samples = [source.sample(index, sample_rng(0, 0, index)) for index in range(different)]
-    return recipe.collate([samples[number % different] for number in range(size)])
+def example_batch(recipe: Recipe, size: int) -> Any:
+    """The recipe's made-up batch; one without is refused."""
+    if not hasattr(recipe, "example_batch"):
+        kind = type(recipe)
+        raise ConfigError(
+            f"the recipe {kind.__module__}.{kind.__qualname__} has no example_batch(size), from "
+            "which `overt plan` learns the sizes of a batch; add the method: it returns what "
+            "collate would, for `size` made-up samples (docs/add_a_recipe.md)"
+        )
+    return recipe.example_batch(size)
 
 
 def fit(
     config: Config, recipe: Recipe, sizes: tuple[int, int], checkpointing: bool
 ) -> tuple[Model, Fitted]:
     """Run two fake steps."""
+    batches = [example_batch(recipe, size) for size in sizes]
     step = FakeStep(config, recipe, checkpointing)
-    one, other = (step.run(example_batch(config, recipe, size), size) for size in sizes)
-    return step.numbers, Fitted(one, other)
+    first, second = (step.run(*pair) for pair in zip(batches, sizes, strict=True))
+    return step.numbers, Fitted(first, second)
 
 
 def make_plan(config: Config, recipe: Recipe, request: Request) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from overt.ops import HAS_TRITON
 from overt.recipes.pcdiff.data import CloudBatch
 from overt.recipes.pcdiff.recipe import PCDiffRecipe
 from overt.recipes.pcdiff.sampling import make_plan, sample_implants
-from overt.tools.plan.batches import BATCHES
 
 pytestmark = [
     pytest.mark.gpu,
@@ -136,7 +135,9 @@ def test_a_large_batch_gives_each_cloud_the_loss_it_has_alone(root: Path) -> Non
 def test_fifty_steps_at_full_size_in_bf16_follow_those_in_float32() -> None:
     """8 clouds of 30,720 points, the published network and learning rate, dropout included."""
     config = load(["recipe=pcdiff", "data.root=none"])
-    clouds = BATCHES["pcdiff"](config, 8, torch.device("cuda"))
+    example = build_recipe(config)
+    assert isinstance(example, PCDiffRecipe)
+    clouds = on_device(example.example_batch(8))
     samples = {"samples": torch.tensor(8, device="cuda")}
     curves = []
     for dtype in (None, torch.bfloat16):

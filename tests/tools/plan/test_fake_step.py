@@ -20,7 +20,7 @@ def test_parts_are_those_of_the_model(tmp_path: Path) -> None:
     config = toy_config(tmp_path, "training.ema_momentum=0.9", "optimizer=adamw")
     recipe = build_recipe(config)
     step = FakeStep(config, recipe, checkpointing=False)
-    found = step.run(example_batch(config, recipe, 8), 8)
+    memory = step.run(example_batch(recipe, 8), 8)
     real = recipe.build_model()
     trained = [p for p in real.parameters() if p.requires_grad]
     frozen = [p for p in real.parameters() if not p.requires_grad]
@@ -29,11 +29,11 @@ def test_parts_are_those_of_the_model(tmp_path: Path) -> None:
         return sum(rounded(4 * tensor.numel()) for tensor in tensors)
 
     assert step.numbers.parameters == sum(p.numel() for p in trained)
-    assert found.parameters == found.gradients == held(trained)
-    assert found.frozen == held(frozen) + held(trained + frozen)  # and the average of all
+    assert memory.parameters == memory.gradients == held(trained)
+    assert memory.frozen == held(frozen) + held(trained + frozen)  # and the average of all
     # Two moments and a counter for each.
-    assert found.optimizer == 2 * held(trained) + len(trained) * 512
-    assert found.peak >= found.parameters + found.frozen + found.optimizer + found.batch
+    assert memory.optimizer == 2 * held(trained) + len(trained) * 512
+    assert memory.peak >= memory.parameters + memory.frozen + memory.optimizer + memory.batch
 
 
 class Deep:
@@ -82,7 +82,7 @@ def test_nothing_stays_alive_after_a_step(tmp_path: Path) -> None:
     recipe = build_recipe(config)
     step = FakeStep(config, recipe, checkpointing=False)
     before = step.memory.total
-    step.run(example_batch(config, recipe, 4), 4)
+    step.run(example_batch(recipe, 4), 4)
     assert step.memory.total == before
     assert step.memory.live["gradients"] == 0
 
