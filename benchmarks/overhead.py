@@ -43,7 +43,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from overt.config import check
 from overt.distributed import World, init_distributed, shutdown
 from overt.engine.trainer import Trainer
-from overt.recipe import StepOutput
+from overt.recipe import Recipe, StepOutput
 
 LOG_EVERY = 50
 
@@ -96,7 +96,7 @@ class Endless(IterableDataset[Batch]):
         return cycle(self.batches)
 
 
-class Perceptron:
+class Perceptron(Recipe):
     """The recipe of this benchmark."""
 
     def __init__(self, settings: Settings) -> None:

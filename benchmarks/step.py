@@ -76,10 +76,10 @@ def build(
     world = init_distributed(config.training.device)
     recipe = build_recipe(config)
     recipe.build_dataset = OneBatch  # type: ignore[method-assign]
-    recipe.stackable = True  # type: ignore[attr-defined]  # all its samples have one shape
+    recipe.stackable = True  # all its samples have one shape
     trainer = Trainer(config, recipe, world)
     size = trainer.plan.batch_size
-    batch = recipe.example_batch(size)  # type: ignore[attr-defined]
+    batch = recipe.example_batch(size)
     if ready:
         batch = trainer.to_device(batch)
     step_batch = StepBatch([MicroBatch((), batch, is_padding=False)], size, 0.0)

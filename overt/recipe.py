@@ -1,14 +1,17 @@
 """The seam between engine and method: what a recipe provides, what a training step returns.
 
-A recipe is a plain class, built from its typed settings. It knows nothing of the engine.
+A recipe derives from `Recipe`, is built from its typed settings, and knows nothing of the engine.
 Nothing here imports torch at run time, so that a configuration is checked before torch loads.
 """
 
 from __future__ import annotations
 
+import difflib
+import inspect
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from overt.errors import ConfigError
 
@@ -32,13 +35,14 @@ class StepOutput:
     """What one micro-batch contributes to the loss of the global batch.
 
     `losses` are the weighted terms, each the sum over this micro-batch divided by a count of the
-    whole global batch. So the shares of all micro-batches and processes add up to the loss of the
-    one large batch, and so do their gradients. `metrics` add up in the same way and carry no
-    gradient.
+    whole global batch. So the terms of all micro-batches and ranks add up to the loss of the one
+    large batch, and so do their gradients. `metrics` add up in the same way and carry no gradient.
+    `carry` holds tensors for `after_step`, (samples, ...) each: the only way to hand anything on.
     """
 
     losses: dict[str, Tensor]
     metrics: dict[str, Tensor] = field(default_factory=dict)
+    carry: dict[str, Tensor] = field(default_factory=dict)
 
     @cached_property
     def total(self) -> Tensor:
@@ -50,152 +54,211 @@ class StepOutput:
         return total
 
     def scaled(self, factor: float) -> StepOutput:
-        """The same terms, all times `factor`."""
+        """Return the same terms, all times `factor`."""
         return StepOutput(
             {name: term * factor for name, term in self.losses.items()},
             {name: value * factor for name, value in self.metrics.items()},
+            self.carry,
         )
 
 
-class PointTracks(NamedTuple):
-    """Where queried points are in each frame of a video; on the CPU."""
+class Recipe(ABC):
+    """A method. Five hooks are required; the others do what their docstring says, or nothing.
 
-    tracks_xy: Tensor  # (T, N, 2) pixels of the video
-    visible: Tensor  # (T, N) bool
-    visibility: Tensor  # (T, N) probabilities
-    confidence: Tensor  # (T, N) probabilities
-
-
-class Recipe(Protocol):
-    """What the engine asks of every method."""
-
-    def build_model(self) -> nn.Module:
-        """One root module with one forward: what DistributedDataParallel wraps."""
-
-    def build_dataset(self) -> SampleSource:
-        """The training samples; the engine makes sampler and loader."""
-
-    def collate(self, samples: list[Any]) -> Any:
-        """Samples to a batch: tensors in a frozen dataclass, dict, list or tuple, on the CPU."""
-
-    def loss(
-        self, model: nn.Module, batch: Any, counts: dict[str, Tensor], step: int
-    ) -> StepOutput:
-        """This micro-batch's share of the global batch's loss: sums here over counts there."""
-
-    def evaluate(self, model: nn.Module, world: World) -> dict[str, float]:
-        """Scores on held-out data, the same on every process, each sample counted once."""
-
-
-class RecipeExtras(Protocol):
-    """What a recipe may have besides; the engine looks whether it is there."""
+    Derive from it directly. Types of models and batches are yours to narrow.
+    """
 
     # True: the loss is the same device work for all batches of one shape, so that a recording of
     # it can be replayed (`training.cuda_graph`). It looks at no value on the host, nor at `step`.
     # A string says by which setting that is not so.
-    replayable: bool | str
+    replayable: bool | str = False
 
-    # True, or left out: samples are stacked to micro-batches of any size. A string says by which
-    # setting they have shapes of their own, so that a micro-batch holds one.
-    stackable: bool | str
+    # True: samples are stacked to micro-batches of any size. A string says by which setting they
+    # have shapes of their own, so that a micro-batch holds one.
+    stackable: bool | str = True
 
-    # Beginnings of the names of weights that only training uses: what is evaluated may lack them.
-    unscored: tuple[str, ...]
+    # Prefixes of training-only parameters; an evaluation checkpoint may omit them.
+    unscored: tuple[str, ...] = ()
 
-    def replays_at(self, step: int) -> bool:
-        """False for a step that does look at values on the host: it runs as without recording."""
+    # True: `after_step` gets the tensors of all ranks, in the order of the global batch.
+    gathers_carry: bool = False
 
-    def on_device(self, batch: Any) -> Any:
-        """The batch as the loss takes it, made of one that has just come to the device: work of the
-        loader that the device does faster. It is not part of a recording."""
+    # --- required ---------------------------------------------------------------------------
+
+    @abstractmethod
+    def build_model(self) -> nn.Module:
+        """Return one root module with one forward: what DistributedDataParallel wraps."""
+
+    @abstractmethod
+    def build_dataset(self) -> SampleSource:
+        """Return the training samples; the engine makes sampler and loader."""
+
+    @abstractmethod
+    def collate(self, samples: Any) -> Any:
+        """Return a batch of samples: tensors in a frozen dataclass, dict or tuple, on the CPU."""
+
+    @abstractmethod
+    def loss(self, model: Any, batch: Any, counts: dict[str, Tensor], step: int) -> StepOutput:
+        """Return this micro-batch's part of the global batch's loss: sums here over counts there.
+
+        It is pure: it changes neither the recipe nor the model, since the engine calls it again to
+        rebuild DDP's buckets, to count FLOPs and to find NaN. What later code needs goes into
+        `StepOutput.carry`.
+        """
+
+    @abstractmethod
+    def evaluate(self, model: Any, world: World) -> dict[str, float]:
+        """Return scores on held-out data, the same on every rank, each sample counted once."""
+
+    # --- data and model ---------------------------------------------------------------------
 
     def begin(self, total_steps: int, steps_per_epoch: int) -> None:
-        """How long training will be, for schedules of the method's own; called once, early."""
+        """Learn how long training will be, for schedules of the method's own; called once."""
+        return
 
     def counts(self, batch: Any) -> dict[str, Tensor]:
-        """What the loss terms are divided by, for this micro-batch; the engine adds them up.
+        """Return what the loss terms are divided by, for this micro-batch; the engine adds them up.
 
-        Left out: the only count is `samples`, the number of samples.
+        `samples`, the number of samples, is always there.
         """
+        return {}
 
-    def parameter_groups(self, model: nn.Module) -> list[dict[str, Any]]:
-        """Optimizer groups: `params` as (name, parameter) pairs, and `lr_scale`, `level`, ..."""
+    def on_device(self, batch: Any) -> Any:
+        """Return the batch as the loss takes it, made of one that has just come to the device.
 
-    def blocks(self, model: nn.Module) -> list[nn.Module]:
-        """The repeated blocks: compiled, checkpointed and sharded one by one."""
-
-    def compile_units(self, model: nn.Module) -> list[nn.Module]:
-        """What `training.compile=blocks` compiles as one, of one process's whole weights.
-
-        Left out, and with `training.strategy=fsdp`: the blocks.
+        Work of the loader that the device does faster. It is not part of a CUDA graph.
         """
-
-    def shard_units(self, model: nn.Module) -> list[nn.Module]:
-        """What `training.strategy=fsdp` gathers at a time, each used through its forward only.
-
-        Left out: the blocks. What is in no unit is gathered once for the whole pass.
-        """
+        return batch
 
     def example_batch(self, size: int) -> Any:
-        """Make up a batch of `size` samples, for `overt plan` and benchmarks; read no file.
+        """Return a batch of `size` samples as `collate` does, made without any file.
 
-        It has the shapes and dtypes of training: what `collate` returns, on the CPU, before
-        `on_device`. Where samples differ in size, it has the largest.
+        For `overt plan` and benchmarks: shapes and types of training at its largest.
         """
+        raise ConfigError(
+            f"{type(self).__qualname__} has no example_batch(self, size): overt plan and the "
+            "benchmarks need a batch that is made without any file (docs/add_a_recipe.md)"
+        )
+
+    def parameter_groups(self, model: Any) -> list[dict[str, Any]] | None:
+        """Return optimizer groups: `params` as (name, parameter) pairs, `lr_scale`, `level`, ...
+
+        None: one group of all parameters that need a gradient.
+        """
+        return None
+
+    def blocks(self, model: Any) -> list[nn.Module]:
+        """Return the repeated blocks: compiled, checkpointed and sharded one by one."""
+        return []
+
+    def compile_units(self, model: Any) -> list[nn.Module]:
+        """Return what `training.compile=blocks` compiles as one; with FSDP, the blocks."""
+        return self.blocks(model)
+
+    def shard_units(self, model: Any) -> list[nn.Module]:
+        """Return what `training.strategy=fsdp` gathers at a time, each used through its forward.
+
+        What is in no unit is gathered once for the whole pass.
+        """
+        return self.blocks(model)
+
+    # --- the step ---------------------------------------------------------------------------
+
+    def replays_at(self, step: int) -> bool:
+        """Return False for a step that looks at values on the host: it runs without recording."""
+        return True
 
     def largest_step(self) -> int:
-        """A step that takes as much memory as any, for `overt plan`. Left out: all are alike."""
-
-    def after_step(self, model: nn.Module, step: int, applied: Tensor) -> None:
-        """After an update: move an EMA target, say. `applied` is 0 where the update was skipped."""
-
-    def evaluate_rows(self, model: nn.Module, world: World) -> list[dict[str, Any]]:
-        """A row per sample, its `name` and numbers: `evaluate` returns `summarize` of these."""
-
-    def score_table(self, rows: list[dict[str, Any]], scores: dict[str, float]) -> str:
-        """The rows and their means as `overt evaluate` prints them."""
-
-    def track_points(self, model: nn.Module, video: Tensor, queries: Tensor) -> PointTracks:
-        """Follow queries (N, 3) through a video (T, 3, H, W) uint8, for `overt track`."""
-
-    def online_tracker(self, model: nn.Module, frame_size: tuple[int, int], points: int) -> Any:
-        """What follows points frame by frame, for `overt track --online`."""
-
-    def export_step(self, model: nn.Module) -> Any:
-        """One frame or sample as a module with example inputs, for `overt ckpt export`."""
-
-    def complete(self, model: nn.Module, skull: Any, where: str) -> Any:
-        """Implants for a defective skull, for `overt complete`."""
-
-    def visualize(self, model: nn.Module) -> dict[str, Tensor]:
-        """Named pictures, (3, H, W) uint8, and videos, (T, 3, H, W), logged after each evaluation.
-
-        Called on the main process only.
-        """
+        """Return a step that takes as much memory as any, for `overt plan`."""
+        return 1
 
     def custom_step(
         self, trainer: Any, micro_batches: list[Any], counts: dict[str, Tensor]
-    ) -> tuple[list[StepOutput], Tensor, Tensor]:
-        """Another update: combine `trainer.add_gradients(...)` and `trainer.update()` anew.
+    ) -> tuple[list[StepOutput], Tensor, Tensor] | None:
+        """Run another update made of `trainer.add_gradients(...)` and `trainer.update()`.
 
-        Returns the outputs of the micro-batches, the gradient's norm, and 1, or 0 where the update
-        was skipped.
+        Return the outputs of the micro-batches, the gradient norm, and 1, or 0 where the update
+        was skipped. None: the engine runs its own.
         """
+        return None
+
+    def after_step(self, model: Any, step: int, applied: Tensor, carry: dict[str, Tensor]) -> None:
+        """Act after an update: move an EMA target, fill a queue.
+
+        `applied` is 0 where the update was skipped. `carry` holds the tensors of
+        `StepOutput.carry`, detached, micro-batch by micro-batch; see `gathers_carry`. The model is
+        bare: neither DDP nor compiled wrappers are around it.
+        """
+        return
+
+    # --- between steps ----------------------------------------------------------------------
+
+    def visualize(self, model: Any) -> dict[str, Tensor]:
+        """Return pictures (3, H, W) uint8 and videos (T, 3, H, W), logged after each evaluation.
+
+        Called on the main rank only.
+        """
+        return {}
+
+    def finished(self, scores: dict[str, float]) -> str | None:
+        """Return why training is done after this evaluation, or None. The same on every rank."""
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the recipe's own state: tensors and plain values, the same on every rank."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Undo `state_dict`."""
+        return
 
 
-def _methods(protocol: type) -> tuple[str, ...]:
-    return tuple(name for name in vars(protocol) if not name.startswith("_"))
+def _public(kind: type) -> dict[str, Any]:
+    return {name: value for name, value in vars(kind).items() if not name.startswith("_")}
 
 
-REQUIRED, OPTIONAL = _methods(Recipe), _methods(RecipeExtras)
+HOOKS = {name: value for name, value in _public(Recipe).items() if callable(value)}
+REQUIRED = tuple(sorted(Recipe.__abstractmethods__))
 
 
-def check_recipe(recipe: object) -> None:
-    """Refuse a recipe that lacks a required method, before anything is built."""
-    missing = [name for name in REQUIRED if not callable(getattr(recipe, name, None))]
-    if missing:
+def check_recipe(kind: object) -> None:
+    """Refuse a class that is not a recipe, before anything is built."""
+    name = f"{getattr(kind, '__module__', '?')}.{getattr(kind, '__qualname__', kind)}"
+    if not (isinstance(kind, type) and issubclass(kind, Recipe)):
         raise ConfigError(
-            f"the recipe {type(recipe).__module__}.{type(recipe).__qualname__} has no "
-            f"{', '.join(missing)}; a recipe needs {', '.join(REQUIRED)} and may have "
-            f"{', '.join(OPTIONAL)} (docs/add_a_recipe.md)"
+            f"recipe._target_={name} does not derive from overt.Recipe; write "
+            f"`class {name.rpartition('.')[2]}(Recipe)` (docs/add_a_recipe.md)"
         )
+    if kind.__abstractmethods__:
+        missing = ", ".join(sorted(kind.__abstractmethods__))
+        raise ConfigError(
+            f"the recipe {name} has no {missing}; a recipe needs {', '.join(REQUIRED)} "
+            "(docs/add_a_recipe.md)"
+        )
+    for owner in kind.__mro__:
+        if owner is Recipe or not issubclass(owner, Recipe):
+            continue
+        for method, value in _public(owner).items():
+            if inspect.isfunction(value):
+                _check_hook(name, method, value)
+
+
+def _check_hook(recipe: str, method: str, function: Any) -> None:
+    """Refuse a method that is nearly a hook, or a hook that cannot be called as one."""
+    if method not in HOOKS:
+        close = difflib.get_close_matches(method, HOOKS, n=1, cutoff=0.85)
+        if close:
+            raise ConfigError(
+                f"{recipe}.{method} is not a hook and would never be called; did you mean "
+                f"{close[0]}? A method of your own needs a name that differs more, or a leading "
+                "underscore"
+            )
+        return
+    expected = inspect.signature(HOOKS[method])
+    try:
+        inspect.signature(function).bind(*expected.parameters)
+    except TypeError as error:
+        raise ConfigError(
+            f"{recipe}.{method}{inspect.signature(function)} cannot be called as "
+            f"{method}({', '.join(expected.parameters)}): {error}"
+        ) from None

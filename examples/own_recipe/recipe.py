@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from overt.distributed import World
 from overt.evaluation import Row, mean_of_rows, score_each
-from overt.recipe import StepOutput
+from overt.recipe import Recipe, StepOutput
 from own_recipe.config import DataSettings, Settings
 from own_recipe.drawing import KINDS, draw
 
@@ -64,7 +64,7 @@ class ShapeNet(nn.Module):
         return scores
 
 
-class Shapes:
+class Shapes(Recipe):
     """What the engine asks of a recipe, and nothing else."""
 
     def __init__(self, settings: Settings) -> None:

@@ -54,7 +54,7 @@ def load_model(
         part = "ema" if has_average else "model"
     model = recipe.build_model()
     report = load_checkpoint(checkpoint, model, part=part)
-    _refuse_untrained(report, model, getattr(recipe, "unscored", ()))
+    _refuse_untrained(report, model, recipe.unscored)
     return model.eval(), report
 
 

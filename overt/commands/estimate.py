@@ -21,7 +21,7 @@ from overt.config import Config, build_recipe
 from overt.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from overt.recipes.blade.estimate import PersonEstimate
+    from overt.tasks import PersonEstimate
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -26,7 +26,7 @@ from overt.config import Config, build_recipe
 from overt.errors import ConfigError, DataError, need_folder
 
 if TYPE_CHECKING:
-    from overt.recipe import PointTracks
+    from overt.tasks import PointTracks
 
 SMALL = 384  # pixels: shorter videos than this are drawn enlarged
 USUAL_FPS = 12.0
@@ -130,7 +130,7 @@ def follow(
     import torch
 
     from overt.data.tracking.video_stream import stream_frames
-    from overt.recipe import PointTracks
+    from overt.tasks import PointTracks
 
     name = str(options.video)
     source = int(name) if name.isdecimal() and not options.video.exists() else options.video

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from overt.config.schema import OptimizerSection, TrainingSection
 from overt.errors import ConfigError
+from overt.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,9 @@ def plan_batches(training: TrainingSection, world_size: int) -> BatchPlan:
     return plan
 
 
-def check_stackable(recipe: object, plan: BatchPlan) -> None:
+def check_stackable(recipe: Recipe, plan: BatchPlan) -> None:
     """Refuse micro-batches of several samples where the recipe cannot stack them."""
-    stackable = getattr(recipe, "stackable", True)
+    stackable = recipe.stackable
     if isinstance(stackable, str) and plan.batch_size > 1:
         raise ConfigError(
             f"{plan.batch_size} samples in a micro-batch, but {stackable}, or set "

@@ -312,9 +312,9 @@ def add_package(folder: str) -> str:
 
 def build_recipe(config: Config) -> Recipe:
     """The recipe's class, made from its settings. This is where torch is first imported."""
-    recipe = import_target("recipe._target_", config.recipe._target_)(config.settings)
-    check_recipe(recipe)
-    return cast(Recipe, recipe)
+    kind = import_target("recipe._target_", config.recipe._target_)
+    check_recipe(kind)
+    return cast(Recipe, kind(config.settings))
 
 
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:

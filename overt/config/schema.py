@@ -76,6 +76,8 @@ class TrainingSection:
     evaluate_every_steps: int | None = MISSING
     # evaluate before the first step too
     evaluate_at_start: bool = MISSING
+    # stop after so many evaluations in which checkpoint.metric_name did not improve; null: never
+    patience: int | None = MISSING
     # what to do with a step whose loss or gradient is NaN or Inf: skip or stop
     nonfinite: str = MISSING
     # with skip: stop after so many skipped steps in a row
@@ -126,7 +128,7 @@ class TrainingSection:
         for name in (
             "num_steps", "num_epochs", "batch_size", "global_batch_size", "accumulation_steps",
             "grad_clip_norm", "evaluate_every_steps", "max_skipped_in_a_row", "timeout_minutes",
-            "loss_spike_deviations", "loss_spike_window", "hang_minutes",
+            "loss_spike_deviations", "loss_spike_window", "hang_minutes", "patience",
         ):  # fmt: skip
             _positive(f"training.{name}", getattr(self, name))
         if not 0.0 < self.compile_memory_budget <= 1.0:

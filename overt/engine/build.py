@@ -124,8 +124,7 @@ def build(
     steps_per_epoch = loader.steps_per_epoch
     total_steps = training.num_steps or (training.num_epochs or 0) * steps_per_epoch
     epochs = total_steps / steps_per_epoch
-    if hasattr(recipe, "begin"):
-        recipe.begin(total_steps, steps_per_epoch)
+    recipe.begin(total_steps, steps_per_epoch)
     phases.end("data")
 
     set_precision(training.precision, training.deterministic)
@@ -137,10 +136,9 @@ def build(
     whole = WholeModel(model) if training.strategy == "fsdp" else None
     seed_everything(config.seed, world.rank)  # from here on each rank has its own dropout
     wrapping = wrap(config, recipe, world, model, average)
-    wrapping.whole, wrapping.has_blocks = whole, hasattr(recipe, "blocks")
+    wrapping.whole, wrapping.has_blocks = whole, bool(recipe.blocks(model))
 
-    groups = recipe.parameter_groups(model) if hasattr(recipe, "parameter_groups") else None
-    optimizer = build_optimizer(config.optimizer, model, groups)
+    optimizer = build_optimizer(config.optimizer, model, recipe.parameter_groups(model))
     learning_rate = scaled_learning_rate(config.optimizer, plan.global_batch_size)
     schedule = build_schedule(config.schedule, learning_rate, epochs, steps_per_epoch)
     check_levels(optimizer, schedule)
@@ -183,7 +181,7 @@ def wrap(
 ) -> Wrapping:
     """Compile, checkpoint and distribute the model, in place where torch allows it."""
     training = config.training
-    blocks = recipe.blocks(model) if hasattr(recipe, "blocks") else []
+    blocks = recipe.blocks(model)
     if training.activation_checkpointing:
         recompute_in_backward(need_blocks(blocks, "training.activation_checkpointing"))
     if training.compile != "none":
@@ -201,7 +199,7 @@ def wrap(
             )
             return Wrapping(ddp, ddp=ddp, gradient_scale=world.world_size)
         case "fsdp" if world.world_size > 1:
-            units = recipe.shard_units(model) if hasattr(recipe, "shard_units") else blocks
+            units = recipe.shard_units(model)
             refuse_contradictions(training, units)
             sharded = shard_in_place(model, units, world)
             if average is not None:  # never run, so it needs no units

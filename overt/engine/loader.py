@@ -91,13 +91,13 @@ def global_counts(recipe: Recipe, batch: StepBatch, device: torch.device) -> dic
     micro-batches and processes in one reduction.
     """
     samples = _number(batch.samples, device)
-    if not hasattr(recipe, "counts"):
-        return {"samples": samples}
     totals: dict[str, Tensor] = {}
     for micro in batch.micro_batches:
         for name, count in recipe.counts(micro.batch).items():
             own = count.to(torch.float64) * (0.0 if micro.is_padding else 1.0)
             totals[name] = totals[name] + own if name in totals else own
+    if not totals:
+        return {"samples": samples}
     packed = torch.cat([count.flatten() for count in totals.values()])
     if packed.device != device:  # a pinned copy does not wait for the device
         packed = packed.pin_memory().to(device, non_blocking=True)

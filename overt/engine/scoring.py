@@ -28,7 +28,7 @@ def score(
         try:
             with torch.inference_mode(), autocast:
                 scores = recipe.evaluate(model, world)
-                if world.is_main and hasattr(recipe, "visualize"):
+                if world.is_main:
                     for name, picture in recipe.visualize(model).items():
                         log_picture(name, picture)
         finally:

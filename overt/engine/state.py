@@ -6,7 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from overt.engine.loader import START, Position
+
+RECIPE = "recipe/"  # prefix of the recipe's own tensors in a checkpoint
 
 
 @dataclass
@@ -21,6 +25,7 @@ class State:
     evaluated_step: int = 0
     wandb_run_id: str | None = None
     saved_step: int | None = None  # of a checkpoint that lacks nothing
+    finished: str | None = None  # why training ended before its last step
 
     @property
     def is_saved(self) -> bool:
@@ -46,6 +51,7 @@ class State:
             "skipped_in_a_row": self.skipped_in_a_row,
             "evaluated_step": self.evaluated_step,
             "wandb_run_id": self.wandb_run_id,
+            "finished": self.finished,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -56,3 +62,20 @@ class State:
         # Older checkpoints do not say: theirs were saved after the evaluation.
         self.evaluated_step = state.get("evaluated_step", state["step"])
         self.wandb_run_id = state["wandb_run_id"]
+        self.finished = state.get("finished")
+
+
+def split_recipe_state(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return tensors, under names for the checkpoint, and plain values of `Recipe.state_dict`."""
+    tensors = {f"{RECIPE}{key}": item for key, item in state.items() if isinstance(item, Tensor)}
+    plain = {key: item for key, item in state.items() if not isinstance(item, Tensor)}
+    return tensors, plain
+
+
+def join_recipe_state(tensors: dict[str, Tensor], state: dict[str, Any]) -> dict[str, Any]:
+    """Undo `split_recipe_state`; older checkpoints have none."""
+    joined: dict[str, Any] = dict(state.get("recipe", {}))
+    for key, item in tensors.items():
+        if key.startswith(RECIPE):
+            joined[key.removeprefix(RECIPE)] = item
+    return joined

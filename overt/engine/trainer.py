@@ -19,16 +19,19 @@ from overt.checkpoint.manager import CheckpointManager
 from overt.config import Config
 from overt.distributed import World, open_store, seed_everything
 from overt.engine.build import Parts, build, introduction
+from overt.engine.carry import carried
 from overt.engine.ending import Ending
 from overt.engine.guard import FiniteGuard, poison_if_nonfinite
 from overt.engine.loader import MicroBatch, global_counts
 from overt.engine.optimizer import clip_gradients, set_learning_rate, set_weight_decay
+from overt.engine.patience import Patience
 from overt.engine.precision import AUTOCAST
 from overt.engine.progress import Progress
 from overt.engine.replay import Replay
 from overt.engine.scoring import score
-from overt.engine.state import State
-from overt.engine.strategy.graph import GraphedPass, add_over_ranks, replays_at
+from overt.engine.state import State, join_recipe_state, split_recipe_state
+from overt.engine.strategy.ddp import settle_buckets
+from overt.engine.strategy.graph import GraphedPass, add_over_ranks
 from overt.errors import NonFiniteError, Preempted
 from overt.health.heartbeat import Heartbeat
 from overt.health.nonfinite import check_gradients
@@ -39,7 +42,7 @@ from overt.nested import map_tensors
 from overt.nn.ema import update_ema
 from overt.recipe import Recipe, StepOutput
 from overt.run import messages
-from overt.run.events import Started, StopRequested
+from overt.run.events import Finished, Started, StopRequested
 from overt.run.resume import has_to_resume, refuse_other_run
 from overt.run.session import Run, ranks_checkpoints
 
@@ -74,6 +77,7 @@ class Trainer:
         self.state = State()
         self.gradients_checked = False
         self.guard = FiniteGuard(self.device)
+        self.patience = Patience(training.patience, config.checkpoint)
         self.progress = Progress(config, world, self.total_steps, self.run.log_histograms)
         self.spikes, self.pace = self.progress.spikes, self.progress.pace
         bare = partial(self.wrapping.bare, self.model)
@@ -92,8 +96,8 @@ class Trainer:
         self.run.open(self.state.step if resumes else None, self.state.wandb_run_id)
         self.logger = self.run.logger
         self.run.introduce(introduction(config, parts, world, resumed))
-        if self.state.step >= self.total_steps:
-            self.run.console.say("nothing is left to train: all steps are done")
+        if self.is_done():
+            self.run.console.say(f"nothing is left to train: {self.state.finished or 'all done'}")
 
     def train(self) -> dict[str, float]:
         """Train to the last step; log, evaluate and save when due. Return the last scores."""
@@ -106,7 +110,7 @@ class Trainer:
                 self.evaluate()
             if self.state.evaluated_step < self.state.step:
                 self.evaluate_and_save()  # stopped between a step and its evaluation
-            while self.state.step < self.total_steps:
+            while not self.is_done():
                 with self.profile.around(self.state.step + 1):
                     self.train_step()
                 if not self.phases.told:
@@ -124,16 +128,15 @@ class Trainer:
         batch = self.loader.next_step()
         self.heartbeat.at(self.state.step, "computing")
         counts = global_counts(self.recipe, batch, self.device)  # what the losses are divided by
-        if hasattr(self.recipe, "custom_step"):
-            step = self.recipe.custom_step(self, batch.micro_batches, counts)
-        else:
+        step = self.recipe.custom_step(self, batch.micro_batches, counts)
+        if step is None:  # the usual update
             outputs = self.add_gradients(batch.micro_batches, counts)
             step = (outputs, *self.update())
         outputs, grad_norm, applied = step
         if self.average is not None:
             update_ema(self.average, self.model, self.momentum(self.state.updates), applied)
-        if hasattr(self.recipe, "after_step"):
-            self.recipe.after_step(self.model, self.state.updates, applied)
+        carry = carried(outputs, batch, self.plan, self.recipe.gathers_carry)
+        self.recipe.after_step(self.model, self.state.updates, applied, carry)
         # Nothing below waits for the device.
         self.progress.add_step(batch, outputs, applied, grad_norm)
         self.guard.remember(self.state.step, batch, counts, applied, outputs)
@@ -146,7 +149,7 @@ class Trainer:
     ) -> list[StepOutput]:
         """Run forward and backward of this rank's micro-batches; gradients of all ranks meet."""
         outputs, wrapping = [], self.wrapping
-        graphed = self.graphed if replays_at(self.recipe, self.state.step) else None
+        graphed = self.graphed if self.recipe.replays_at(self.state.step) else None
         for index, micro in enumerate(micro_batches):
             batch = self.to_device(micro.batch)
             # Gradients meet across ranks only on the last micro-batch; before, they add up locally.
@@ -241,8 +244,7 @@ class Trainer:
         self.settle()
         epoch = self.state.step / self.loader.steps_per_epoch
         rate = float(self.optimizer.param_groups[0]["lr"])
-        line = self.progress.read(self.state.step, epoch, rate, self.state.skipped)
-        self.run.write_line(line)
+        self.run.write_line(self.progress.read(self.state.step, epoch, rate, self.state.skipped))
 
     def evaluate(self) -> dict[str, float]:
         """Return the recipe's scores, of the averaged weights where there are any."""
@@ -255,12 +257,17 @@ class Trainer:
         self.state.scores, self.state.evaluated_step = scores, self.state.step
         self.state.saved_step = None
         self.run.write_scores(scores, self.state.step)
+        reason = self.recipe.finished(scores) or self.patience.see(scores)
+        if reason is not None and 0 < self.state.step < self.total_steps:
+            self.state.finished = reason
+            self.run.record(Finished(self.state.step, reason))
         return scores
 
     def save(self) -> None:
         """Save everything that a bitwise resume needs. Every rank takes part."""
         self.heartbeat.at(self.state.step, "saving")
         self.settle()
+        tensors, plain = split_recipe_state(self.recipe.state_dict())
         is_ranked = ranks_checkpoints(self.config.checkpoint.metric_name, self.state.scores)
         with self.progress.pause():
             self.manager.save_checkpoint(
@@ -272,8 +279,8 @@ class Trainer:
                 is_best=None if is_ranked else False,
                 step=self.state.step,
                 ema=self.average,
-                state=self.state_dict(),
-                tensors=random_state.capture_all(),
+                state=self.state_dict() | {"recipe": plain},
+                tensors=random_state.capture_all() | tensors,
                 config_yaml=self.config.text,
             )
         self.state.saved_step = self.state.step
@@ -285,6 +292,7 @@ class Trainer:
             **self.state.state_dict(),
             **self.loader.state_dict(),
             **self.progress.state_dict(),
+            "patience": self.patience.state_dict(),
             "learning_rate": self.parts.rate_in_words(self.config.optimizer),
         }
 
@@ -292,40 +300,36 @@ class Trainer:
         """Undo `state_dict`."""
         self.state.load_state_dict(state)
         self.progress.load_state_dict(state, self.world)
+        self.patience.load_state_dict(state.get("patience"))
         self.loader.seek(self.state.position)
 
     def resume(self) -> str:
         """Resume from the checkpoint that `checkpoint.resume` names; return where that is."""
         if self.wrapping.ddp is not None and self.world.world_size > 2:
-            self.settle_buckets()
+            first = self.loader.first_step()
+            counts = global_counts(self.recipe, first, self.device)
+            settle_buckets(first, counts, self.add_gradients, self.optimizer)
         named = None if self.config.checkpoint.resume == "auto" else self.config.checkpoint.resume
         saved = self.manager.load_checkpoint(
             named, self.model, self.optimizer, self.scaler, ema=self.average
         )
         refuse_other_run(self.config, saved, self.loader.length, self.plan.global_batch_size)
         self.load_state_dict(saved["state"])
-        self.state.saved_step = self.state.step
+        self.recipe.load_state_dict(join_recipe_state(saved["tensors"], saved["state"]))
+        self.state.saved_step, self.state.scores = self.state.step, saved["metrics"]
         # Last of all, so that nothing draws from them before the first step.
         if not random_state.restore_own(saved["tensors"], self.world.rank):
             # More ranks than before: a fresh stream that no rank had.
             seed_everything(self.config.seed + self.state.step, self.world.rank)
         return self.state.describe(saved["path"])
 
-    def settle_buckets(self) -> None:
-        """Let DDP rebuild its buckets, as it does after a first backward pass, before loading.
-
-        They decide the order of sums over three or more ranks (over two it is the same either way),
-        and the interrupted run was past that. The pass is thrown away.
-        """
-        batch = self.loader.first_step()
-        with random_state.undisturbed():
-            self.add_gradients(batch.micro_batches, global_counts(self.recipe, batch, self.device))
-        self.optimizer.zero_grad(set_to_none=True)
+    def is_done(self) -> bool:
+        """Return whether nothing is left to train: all steps are done, or the recipe is."""
+        return self.state.step >= self.total_steps or self.state.finished is not None
 
     def is_due(self, every: int | None) -> bool:
         """Return whether something due every `every` steps, and after the last, is due now."""
-        step = self.state.step
-        return step == self.total_steps or (every is not None and step % every == 0)
+        return self.is_done() or (every is not None and self.state.step % every == 0)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context of 16-bit matrix products where `training.precision` asks for them."""
@@ -335,7 +339,7 @@ class Trainer:
         """Return the batch on the device as the loss takes it; nobody waits for the copy."""
         if self.device.type != "cpu":
             batch = map_tensors(batch, lambda tensor: tensor.to(self.device, non_blocking=True))
-        return self.recipe.on_device(batch) if hasattr(self.recipe, "on_device") else batch
+        return self.recipe.on_device(batch)
 
     def close(self) -> None:
         """End loader, writer and logs; a failed background write surfaces here."""
@@ -343,5 +347,5 @@ class Trainer:
         self.heartbeat.close()
         self.preemption.close()
         self.loader.close()
-        self.run.close(exit_code=0 if self.state.step == self.total_steps else 1)
+        self.run.close(exit_code=0 if self.is_done() else 1)
         self.manager.wait()

@@ -108,6 +108,21 @@ class Started:
 
 
 @dataclass(frozen=True)
+class Finished:
+    """Training ended before its last step, on purpose."""
+
+    step: int
+    reason: str
+    kind: ClassVar[str] = "finished"
+
+    def fields(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return f"finished at step {self.step}: {self.reason}"
+
+
+@dataclass(frozen=True)
 class StopRequested:
     """A signal asked the run to stop."""
 

@@ -27,6 +27,7 @@ FREE_TO_CHANGE = (
     "training.reduce_every_micro_batch",
     "training.evaluate_every_steps",
     "training.evaluate_at_start",
+    "training.patience",
     "training.nonfinite",
     "training.max_skipped_in_a_row",
     "training.name_nonfinite_module",

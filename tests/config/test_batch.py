@@ -59,13 +59,18 @@ def test_what_is_left_open_follows(
 
 
 def test_samples_that_cannot_be_stacked_come_one_by_one() -> None:
-    class Recipe:
+    class Ragged:
         stackable = "data.size=null gives every sample its own shape; set a number"
 
-    check_stackable(Recipe(), BatchPlan(1, 8, 2))
-    check_stackable(object(), BatchPlan(4, 2, 2))
+    class Stacked:
+        stackable = True
+
+    ragged: Any = Ragged()
+    stacked: Any = Stacked()
+    check_stackable(ragged, BatchPlan(1, 8, 2))
+    check_stackable(stacked, BatchPlan(4, 2, 2))
     with pytest.raises(ConfigError) as error:
-        check_stackable(Recipe(), BatchPlan(4, 2, 2))
+        check_stackable(ragged, BatchPlan(4, 2, 2))
     assert "4 samples in a micro-batch, but data.size=null gives" in str(error.value)
     assert "set training.batch_size=1, which reaches the global batch of 16" in str(error.value)
 

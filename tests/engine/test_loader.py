@@ -367,7 +367,12 @@ def test_counts_add_up_over_micro_batches_and_padding_counts_nothing() -> None:
         "entries": 10.0,
         "per_level": [4.0, 6.0],
     }
-    plain: Any = object()  # a recipe that names no counts
+
+    class Plain:
+        def counts(self, batch: object) -> dict[str, torch.Tensor]:
+            return {}
+
+    plain: Any = Plain()  # a recipe that names no counts
     assert global_counts(plain, group, CPU) == {"samples": torch.tensor(4.0)}
 
 

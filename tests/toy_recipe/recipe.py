@@ -13,7 +13,7 @@ from overt.distributed import World
 from overt.errors import DataError
 from overt.evaluation import mean_of_rows, score_each
 from overt.nn.ema import update_ema
-from overt.recipe import StepOutput
+from overt.recipe import Recipe, StepOutput
 
 WIDTH = 4
 
@@ -57,7 +57,7 @@ class Model(nn.Module):
         return self.last(self.dropout(torch.tanh(self.first(inputs))))
 
 
-class Toy:
+class Toy(Recipe):
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
@@ -90,7 +90,9 @@ class Toy:
         size = batch.inputs.detach().norm(dim=1).sum() / counts["samples"]
         return StepOutput({"fit": fit}, {"input_norm": size})
 
-    def after_step(self, model: Model, step: int, applied: Tensor) -> None:
+    def after_step(
+        self, model: Model, step: int, applied: Tensor, carry: dict[str, Tensor]
+    ) -> None:
         update_ema(model.target, model.first, 0.9, applied)
 
     def blocks(self, model: Model) -> list[nn.Module]:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from overt.distributed import World
 from overt.evaluation import mean_of_rows, score_each
-from overt.recipe import StepOutput
+from overt.recipe import Recipe, StepOutput
 
 
 class Source(Points):
@@ -20,7 +20,7 @@ class Source(Points):
         return self[index]
 
 
-class Peer:
+class Peer(Recipe):
     def __init__(self, settings: Any) -> None:
         self.settings = settings
 

@@ -28,9 +28,9 @@ def compile_model(recipe: Any, model: nn.Module, training: TrainingSection) -> N
     """Compile the whole model, or its blocks one by one, as `training.compile` says."""
     units = [model]
     if training.compile == "blocks":
-        blocks = recipe.blocks(model) if hasattr(recipe, "blocks") else []
+        blocks = recipe.blocks(model)
         units = need_blocks(blocks, "training.compile=blocks")
-        if hasattr(recipe, "compile_units") and training.strategy != "fsdp":
+        if training.strategy != "fsdp":
             units = recipe.compile_units(model)
     compile_in_place(
         units,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from overt.errors import ConfigError
 from overt.nested import map_tensors, tensors_in
-from overt.recipe import StepOutput
+from overt.recipe import Recipe, StepOutput
 
 WARM_UP = 3  # passes before the recording: lazy set-up and the choice of algorithms happen there
 
@@ -40,6 +41,7 @@ class GraphedPass:
         self.inputs: list[Tensor] = []
         self.gradients: list[Tensor | None] = []
         self.output: StepOutput | None = None
+        self.carry: dict[str, Tensor] = {}
         self.numbers = torch.empty(0)  # those of the output, all in one
 
     def __call__(self, batch: Any, counts: dict[str, Tensor]) -> StepOutput:
@@ -60,8 +62,8 @@ class GraphedPass:
         assert self.output is not None
         # The next replay overwrites what this one has made; one copy is cheaper than dozens.
         copies = iter(self.numbers.clone().unbind())
-        result: StepOutput = map_tensors(self.output, lambda _: next(copies))
-        return result
+        numbers: StepOutput = map_tensors(self.output, lambda _: next(copies))
+        return replace(numbers, carry=map_tensors(self.carry, Tensor.clone))
 
     def _warm_up(self, batch: Any, counts: dict[str, Tensor]) -> StepOutput:
         self.stream.wait_stream(torch.cuda.current_stream())
@@ -81,7 +83,9 @@ class GraphedPass:
         torch.cuda.empty_cache()  # the recording has memory of its own
         # Only this thread is watched: the one that pins the loader's batches may go on.
         with torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode="thread_local"):
-            self.output = map_tensors(self.run(held, held_counts), Tensor.detach)
+            output = map_tensors(self.run(held, held_counts), Tensor.detach)
+            # Numbers are copied out in one launch; tensors for `after_step` one by one.
+            self.carry, self.output = output.carry, replace(output, carry={})
             self.numbers = torch.stack(list(tensors_in(self.output)))
         self.gradients = [parameter.grad for parameter in self.parameters]
         for parameter, gradient in zip(self.parameters, before, strict=True):
@@ -103,14 +107,14 @@ class GraphedPass:
                 parameter.grad += gradient
 
 
-def check_replayable(recipe: object, device: torch.device) -> None:
+def check_replayable(recipe: Recipe, device: torch.device) -> None:
     """Refuse `training.cuda_graph` where there is nothing to record."""
     if device.type != "cuda":
         raise ConfigError(
             f"training.cuda_graph=true with training.device={device.type}: CUDA graphs need CUDA; "
             "set training.cuda_graph=false"
         )
-    replayable = getattr(recipe, "replayable", False)
+    replayable = recipe.replayable
     if isinstance(replayable, str):
         raise ConfigError(
             f"training.cuda_graph=true, but the pass cannot be replayed: {replayable}, or set "
@@ -122,12 +126,6 @@ def check_replayable(recipe: object, device: torch.device) -> None:
             "can be replayed (replayable = True: it neither looks at values on the host nor at the "
             "step); set training.cuda_graph=false"
         )
-
-
-def replays_at(recipe: object, step: int) -> bool:
-    """Whether the recipe's pass of this step is the recorded one."""
-    ask = getattr(recipe, "replays_at", None)
-    return ask is None or bool(ask(step))
 
 
 def add_over_ranks(parameters: list[nn.Parameter]) -> None:

@@ -11,7 +11,7 @@ from overt.data.people.mixture import DrawnMixture
 from overt.distributed import World
 from overt.errors import ConfigError
 from overt.evaluation import Row, summarize
-from overt.recipe import StepOutput
+from overt.recipe import Recipe, StepOutput
 from overt.recipes.blade.build import build_depthnet
 from overt.recipes.blade.config import CONV, DepthNetSettings
 from overt.recipes.blade.data import (
@@ -34,7 +34,7 @@ from overt.viz.mesh import write_on
 HEAD_RATE = 2.0  # the head learns twice as fast as the interface
 
 
-class DepthNetRecipe:
+class DepthNetRecipe(Recipe):
     """How far a person is, from a crop."""
 
     replayable = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,45 +19,10 @@ from overt.recipes.blade.camera import Observation, SolveOptions, look, solve_ca
 from overt.recipes.blade.config import PoseNetSettings
 from overt.recipes.blade.data import whole_crop
 from overt.recipes.blade.posenet import LIMBS, PoseNet, PoseOutput
+from overt.tasks import PersonEstimate
 from overt.viz.mesh import draw_mesh
 
 Array = NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class PersonEstimate:
-    """A person and the camera that saw them; metres in the camera frame, pixels of the picture."""
-
-    vertices: Array  # (V, 3)
-    faces: NDArray[np.int64]  # (F, 3)
-    joints: Array  # (55, 3)
-    focal: float
-    centre: tuple[float, float]  # principal point
-    image_size: tuple[int, int]  # (height, width)
-    pelvis: Array  # (3,)
-    translation: Array  # (3,): `transl` of SMPL-X
-    global_orient: Array  # (3,) axis-angle
-    body_pose: Array  # (21, 3) axis-angle
-    betas: Array  # (10,)
-    keypoints: Array  # (12, 2) limb joints that the camera was fitted to
-    overlay: NDArray[np.uint8]  # (H, W, 3)
-
-    def camera(self) -> dict[str, Any]:
-        """Everything but the mesh, as plain numbers for JSON."""
-        x, y = self.centre
-        return {
-            "focal_length": self.focal,
-            "K": [[self.focal, 0.0, x], [0.0, self.focal, y], [0.0, 0.0, 1.0]],
-            "image_height_width": list(self.image_size),
-            "pelvis": self.pelvis.tolist(),
-            "smplx": {
-                "transl": self.translation.tolist(),
-                "global_orient": self.global_orient.tolist(),
-                "body_pose": self.body_pose.tolist(),
-                "betas": self.betas.tolist(),
-            },
-            "keypoints2d": self.keypoints.tolist(),
-        }
 
 
 @torch.no_grad()

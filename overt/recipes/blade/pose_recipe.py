@@ -16,7 +16,7 @@ from overt.errors import ConfigError
 from overt.evaluation import summarize
 from overt.geometry.body import BODY_JOINTS, HAND_JOINTS, BodyModel
 from overt.geometry.rotation import axis_angle_to_matrix
-from overt.recipe import StepOutput
+from overt.recipe import Recipe, StepOutput
 from overt.recipes.blade.build import build_body, build_posenet
 from overt.recipes.blade.config import PoseNetSettings
 from overt.recipes.blade.data import (
@@ -30,15 +30,16 @@ from overt.recipes.blade.data import (
 )
 from overt.recipes.blade.depthnet import DepthNet
 from overt.recipes.blade.dpt import DepthAnything
-from overt.recipes.blade.estimate import PersonEstimate, estimate_person
+from overt.recipes.blade.estimate import estimate_person
 from overt.recipes.blade.evaluation import table
 from overt.recipes.blade.example import example_samples
 from overt.recipes.blade.loss import Bodies, Weights, pose_distances, pose_losses
 from overt.recipes.blade.pose_scores import Scorer, draw_people
 from overt.recipes.blade.posenet import PoseNet, PoseOutput
+from overt.tasks import PersonEstimate
 
 
-class PoseNetRecipe:
+class PoseNetRecipe(Recipe):
     """Pose and shape of a person, from a picture and the predicted depth."""
 
     def __init__(self, settings: PoseNetSettings) -> None:

@@ -22,7 +22,7 @@ from overt.distributed import World
 from overt.errors import ConfigError
 from overt.evaluation import Row, summarize
 from overt.geometry.crop import warp_nearest
-from overt.recipe import StepOutput
+from overt.recipe import Recipe, StepOutput
 from overt.recipes.blade.build import build_backbone
 from overt.recipes.blade.config import CONV, DataSettings, DepthNetSettings
 from overt.recipes.blade.data import make_evaluation_data, make_missing_data, open_evaluation
@@ -86,7 +86,7 @@ class DepthMapModel(nn.Module):
         return self.depth_backbone.depth_m(self.pixels(images))[:, 0].float()
 
 
-class PretextRecipe:
+class PretextRecipe(Recipe):
     """The depth of every pixel of a person."""
 
     def __init__(self, settings: DepthNetSettings) -> None:

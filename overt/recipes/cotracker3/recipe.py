@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from functools import partial
 from typing import Any, ClassVar
 
@@ -24,7 +24,7 @@ from overt.errors import ConfigError
 from overt.evaluation import NamedRow, summarize
 from overt.metrics.scored_clips import score_clips
 from overt.metrics.tracking import score_table
-from overt.recipe import PointTracks, SampleSource, StepOutput
+from overt.recipe import Recipe, SampleSource, StepOutput
 from overt.recipes.cotracker3 import loss as tracking_loss
 from overt.recipes.cotracker3.config import Settings
 from overt.recipes.cotracker3.data import (
@@ -38,6 +38,7 @@ from overt.recipes.cotracker3.model import CoTracker3, CoTracker3Offline
 from overt.recipes.cotracker3.online import CoTracker3Online
 from overt.recipes.cotracker3.predictor import Prediction, Predictor
 from overt.recipes.cotracker3.windows import since_query, sliding_windows
+from overt.tasks import PointTracks
 from overt.viz.tracks import draw_beside_truth, film_beside_truth
 
 # Side of the grid of support points for `overt track`, as in the published demo.
@@ -47,7 +48,7 @@ TRACKING_GRID = 6
 EXAMPLES = 2
 
 
-class _CoTracker3Recipe(ABC):
+class _CoTracker3Recipe(Recipe):
     """All but the choice of the model and the windows in which it is trained."""
 
     model_class: ClassVar[type[CoTracker3]]

@@ -15,7 +15,7 @@ from overt.data.images.transforms import Normalize
 from overt.distributed import World
 from overt.nn.ema import update_ema
 from overt.nn.vit import VisionTransformer
-from overt.recipe import StepOutput
+from overt.recipe import Recipe, StepOutput
 from overt.recipes.hjepa import evaluation, mixing
 from overt.recipes.hjepa import loss as jepa_loss
 from overt.recipes.hjepa.collapse import CollapseMonitor
@@ -39,7 +39,7 @@ from overt.viz.features import pca_picture
 IMAGES_DRAWN = 4
 
 
-class HJEPARecipe:
+class HJEPARecipe(Recipe):
     """H-JEPA, and with other values I-JEPA."""
 
     model_class: type[HJEPA] = HJEPA  # a recipe of your own may build another
@@ -48,7 +48,7 @@ class HJEPARecipe:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.grid = patch_grid(settings)
-        self.collate = Collate(settings)
+        self._collate = Collate(settings)
         self.replayable: bool | str = True  # whatever the masks, the work is the same
         if not settings.data.masking.fixed_shapes:
             self.replayable = (
@@ -132,6 +132,9 @@ class HJEPARecipe:
     def build_dataset(self) -> MaskedImages:
         make_missing_data(self.settings.data)
         return MaskedImages(self.sets[0], self.settings)
+
+    def collate(self, samples: Any) -> Batch:
+        return self._collate(samples)
 
     def example_batch(self, size: int) -> Batch:
         """Images of noise, with masks as large as training draws them."""
@@ -224,7 +227,9 @@ class HJEPARecipe:
         every = self.settings.evaluation.collapse.every_steps
         return every is None or step % every != 0
 
-    def after_step(self, model: HJEPA, step: int, applied: Tensor) -> None:
+    def after_step(
+        self, model: HJEPA, step: int, applied: Tensor, carry: dict[str, Tensor]
+    ) -> None:
         """Move the target encoder; where the update was skipped it stays."""
         if model.target_encoder is not None:
             assert self.momentum is not None, "begin() says how long training is"

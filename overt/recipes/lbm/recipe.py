@@ -21,7 +21,7 @@ from overt.distributed import World
 from overt.evaluation import NamedRow, summarize
 from overt.metrics.scored_clips import score_clips
 from overt.metrics.tracking import score_table
-from overt.recipe import PointTracks, SampleSource, StepOutput
+from overt.recipe import Recipe, SampleSource, StepOutput
 from overt.recipes.lbm import loss as tracking_loss
 from overt.recipes.lbm.clip import track_clip
 from overt.recipes.lbm.config import Settings
@@ -31,13 +31,14 @@ from overt.recipes.lbm.loss import Targets, true_cells
 from overt.recipes.lbm.model import LBM
 from overt.recipes.lbm.online import OnlineTracker
 from overt.recipes.lbm.resnet_weights import load_resnet
+from overt.tasks import PointTracks
 from overt.viz.tracks import draw_beside_truth, film_beside_truth
 
 # Different samples of an example batch; beyond these they repeat.
 EXAMPLES = 2
 
 
-class LBMRecipe:
+class LBMRecipe(Recipe):
     """An online point tracker, trained on clips of 24 frames."""
 
     replayable = True

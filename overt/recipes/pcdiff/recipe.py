@@ -11,7 +11,7 @@ from overt.data.rng import sample_rng
 from overt.data.skulls.lists import Cloud, Points, draw_points, known_cloud
 from overt.distributed import World, gather_objects
 from overt.evaluation import NamedRow, Row, summarize
-from overt.recipe import StepOutput
+from overt.recipe import Recipe, StepOutput
 from overt.recipes.pcdiff.config import ConvolutionSettings, ModelSettings, Settings
 from overt.recipes.pcdiff.data import (
     CloudBatch,
@@ -46,7 +46,7 @@ class Completion(NamedTuple):
     implants: Tensor  # (n, K, 3)
 
 
-class PCDiffRecipe:
+class PCDiffRecipe(Recipe):
     """Point-cloud diffusion that completes a defective skull with an implant."""
 
     def __init__(self, settings: Settings) -> None:

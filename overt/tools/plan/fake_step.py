@@ -100,17 +100,16 @@ class FakeStep:
         self.world = World(0, 1, 0, torch.device("cpu"))
         self.dtype = AUTOCAST.get(config.training.precision)
         # At step 0, or a round one, recipes may look closer than at most.
-        self.step = recipe.largest_step() if hasattr(recipe, "largest_step") else 1
+        self.step = recipe.largest_step()
         self.memory = LiveMemory()
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
-        if hasattr(recipe, "begin"):
-            recipe.begin(STEPS_PLANNED, STEPS_PLANNED)
+        recipe.begin(STEPS_PLANNED, STEPS_PLANNED)
         averaged = config.training.ema_momentum is not None
         with without_first_weights(), torch.random.fork_rng(devices=[]):
             self.model = recipe.build_model()
             self.average = make_average(self.model) if averaged else None
-        blocks = recipe.blocks(self.model) if hasattr(recipe, "blocks") else []
-        units = recipe.shard_units(self.model) if hasattr(recipe, "shard_units") else blocks
+        blocks = recipe.blocks(self.model)
+        units = recipe.shard_units(self.model)
         trained = [value for value in self.model.parameters() if value.requires_grad]
         self.numbers = Model(
             sum(value.numel() for value in trained),
@@ -123,9 +122,7 @@ class FakeStep:
                 make_fake(owner)
             if checkpointing:
                 recompute_in_backward(need_blocks(blocks, "training.activation_checkpointing"))
-            groups = (
-                recipe.parameter_groups(self.model) if hasattr(recipe, "parameter_groups") else None
-            )
+            groups = recipe.parameter_groups(self.model)
             self.optimizer = build_optimizer(config.optimizer, self.model, groups)
             self.parameters = [value for value in self.model.parameters() if value.requires_grad]
             self.memory.assign(self.parameters, "parameters")
@@ -170,9 +167,7 @@ class FakeStep:
             }
             static = sum(before.values())
             micro = [MicroBatch((), batch, is_padding=False)]
-            if hasattr(self.recipe, "custom_step"):
-                self.recipe.custom_step(self, micro, counts)
-            else:
+            if self.recipe.custom_step(self, micro, counts) is None:
                 self.add_gradients(micro, counts)
                 self.update()
             flops, after_pass, at_peak = self.memory.flops, self.memory.peak, self.memory.at_peak
@@ -181,8 +176,7 @@ class FakeStep:
             applied = torch.ones((), device=self.device)
             if self.average is not None:
                 update_ema(self.average, self.model, 0.5, applied)
-            if hasattr(self.recipe, "after_step"):
-                self.recipe.after_step(self.model, 1, applied)
+            self.recipe.after_step(self.model, 1, applied, {})
             in_update = self.memory.peak_besides_gradients - static
             if self.memory.peak > after_pass:
                 after_pass, at_peak = self.memory.peak, self.memory.at_peak
@@ -199,7 +193,7 @@ class FakeStep:
             )
 
     def _counts(self, batch: Any, size: int) -> dict[str, Tensor]:
-        counts = self.recipe.counts(batch) if hasattr(self.recipe, "counts") else {}
+        counts = self.recipe.counts(batch)
         samples = {"samples": torch.full((), float(size))}
         return samples | {name: count.float() for name, count in counts.items()}
 
@@ -230,6 +224,4 @@ class FakeStep:
         """The batch as the loss takes it; what is on the host counts nothing."""
         batch = map_tensors(batch, lambda tensor: torch.empty_like(tensor, device="cpu"))
         map_tensors(batch, self._is_batch)
-        if hasattr(self.recipe, "on_device"):
-            batch = self.recipe.on_device(batch)
-        return map_tensors(batch, self._is_batch)
+        return map_tensors(self.recipe.on_device(batch), self._is_batch)

@@ -101,13 +101,6 @@ def largest_batch(memory: Callable[[int], int], card_gib: float) -> int:
 
 def example_batch(recipe: Recipe, size: int) -> Any:
     """The recipe's made-up batch; one without is refused."""
-    if not hasattr(recipe, "example_batch"):
-        kind = type(recipe)
-        raise ConfigError(
-            f"the recipe {kind.__module__}.{kind.__qualname__} has no example_batch(size), from "
-            "which `overt plan` learns the sizes of a batch; add the method: it returns what "
-            "collate would, for `size` made-up samples (docs/add_a_recipe.md)"
-        )
     return recipe.example_batch(size)
 
 

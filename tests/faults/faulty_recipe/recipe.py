@@ -106,8 +106,10 @@ class FaultyToy(Toy):
             case "frozen":
                 os.kill(os.getpid(), signal.SIGSTOP)
 
-    def after_step(self, model: Model, step: int, applied: Tensor) -> None:
-        super().after_step(model, step, applied)
+    def after_step(
+        self, model: Model, step: int, applied: Tensor, carry: dict[str, Tensor]
+    ) -> None:
+        super().after_step(model, step, applied, carry)
         assert torch.isfinite(model.first.weight).all(), "NaN reached the weights"
 
 

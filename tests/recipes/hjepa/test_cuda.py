@@ -51,7 +51,7 @@ def test_loss_and_target_update_wait_for_nothing(extra: str, tmp_path: Path) -> 
         with torch.autocast("cuda", torch.bfloat16):
             output = recipe.loss(model, batch, counts, number)
         output.total.backward()
-        recipe.after_step(model, number, applied)
+        recipe.after_step(model, number, applied, {})
 
     step(0)  # the monitor looks, which waits, and kernels are chosen
     torch.cuda.set_sync_debug_mode("error")
@@ -83,7 +83,7 @@ def test_fifty_steps_in_bf16_follow_those_in_float32(tmp_path: Path) -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            recipe.after_step(model, number, applied)
+            recipe.after_step(model, number, applied, {})
             curve.append(loss.item())
         curves.append(curve)
     assert curves[1] == pytest.approx(curves[0], rel=0.05)

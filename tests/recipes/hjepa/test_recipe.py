@@ -112,14 +112,14 @@ def test_the_target_moves_once_per_update_and_only_when_it_was_made(root: Path) 
     with torch.no_grad():
         context += 1
     start = target.clone()
-    recipe.after_step(model, 0, torch.tensor(0.0))
+    recipe.after_step(model, 0, torch.tensor(0.0), {})
     assert torch.equal(target, start)
-    recipe.after_step(model, 0, torch.tensor(1.0))
+    recipe.after_step(model, 0, torch.tensor(1.0), {})
     torch.testing.assert_close(target, 0.9 * start + 0.1 * context)
     before = target.clone()
-    recipe.after_step(model, 5, torch.tensor(1.0))  # half way: 0.95
+    recipe.after_step(model, 5, torch.tensor(1.0), {})  # half way: 0.95
     torch.testing.assert_close(target, 0.95 * before + 0.05 * context)
-    recipe.after_step(model, 10, torch.tensor(1.0))
+    recipe.after_step(model, 10, torch.tensor(1.0), {})
     torch.testing.assert_close(target, 0.95 * before + 0.05 * context)
 
 

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from toy_runs import toy_config
 
 from overt.config import build_recipe
+from overt.distributed import World
 from overt.nested import map_tensors
-from overt.recipe import StepOutput
+from overt.recipe import Recipe, StepOutput
 from overt.tools.plan.fake_step import FakeStep, StepMemory, make_fake, without_first_weights
 from overt.tools.plan.live_memory import rounded
 from overt.tools.plan.predict import Fitted, example_batch
@@ -36,8 +37,17 @@ def test_parts_are_those_of_the_model(tmp_path: Path) -> None:
     assert memory.peak >= memory.parameters + memory.frozen + memory.optimizer + memory.batch
 
 
-class Deep:
+class Deep(Recipe):
     """A recipe of four wide blocks."""
+
+    def build_dataset(self) -> Any:
+        raise AssertionError("planning reads no data")
+
+    def collate(self, samples: Any) -> Any:
+        raise AssertionError("planning reads no data")
+
+    def evaluate(self, model: nn.Module, world: World) -> dict[str, float]:
+        raise AssertionError("planning does not evaluate")
 
     def build_model(self) -> nn.Module:
         parts = [nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(4)]
@@ -53,7 +63,7 @@ class Deep:
 
 def deep_step(folder: Path, sizes: tuple[int, ...], checkpointing: bool) -> list[StepMemory]:
     config = toy_config(folder, "training.precision=bf16")
-    step = FakeStep(config, Deep(), checkpointing)  # type: ignore[arg-type]
+    step = FakeStep(config, Deep(), checkpointing)
     return [step.run(torch.zeros(size, 100, 64), size) for size in sizes]
 
 

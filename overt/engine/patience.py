@@ -1,0 +1,49 @@
+"""Early stopping: a run ends when its ranking score has not improved for some evaluations."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from overt.config.schema import CheckpointSection
+from overt.errors import ConfigError
+
+
+class Patience:
+    """Counts evaluations without a better score."""
+
+    def __init__(self, limit: int | None, checkpoint: CheckpointSection) -> None:
+        if limit is not None and checkpoint.metric_name is None:
+            raise ConfigError(
+                f"training.patience={limit} needs checkpoint.metric_name: the score to improve"
+            )
+        self.limit, self.name, self.mode = limit, checkpoint.metric_name, checkpoint.mode
+        self.best: float | None = None
+        self.waited = 0
+
+    def see(self, scores: dict[str, float]) -> str | None:
+        """Take the scores of an evaluation; return why the run is finished, or None."""
+        if self.limit is None or self.name is None or self.name not in scores:
+            return None
+        score = scores[self.name]
+        if not math.isnan(score) and (self.best is None or self._is_better(score, self.best)):
+            self.best, self.waited = score, 0
+            return None
+        self.waited += 1
+        if self.waited < self.limit:
+            return None
+        return (
+            f"{self.name} has not improved for {self.waited} evaluations (training.patience); the "
+            f"best is {self.best if self.best is not None else math.nan:.6g}"
+        )
+
+    def _is_better(self, score: float, best: float) -> bool:
+        return score < best if self.mode == "min" else score > best
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "waited": self.waited}
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """Undo `state_dict`; older checkpoints have none."""
+        if state is not None:
+            self.best, self.waited = state["best"], state["waited"]

@@ -1,0 +1,144 @@
+"""What a trained model can do besides training: a recipe has the methods of what it offers.
+
+Each protocol names the command that asks for it. They can be checked with `isinstance`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overt.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from overt.distributed import World
+
+Array = NDArray[np.float32]
+
+
+class PointTracks(NamedTuple):
+    """Where queried points are in each frame of a video; on the CPU."""
+
+    tracks_xy: Tensor  # (T, N, 2) pixels of the video
+    visible: Tensor  # (T, N) bool
+    visibility: Tensor  # (T, N) probabilities
+    confidence: Tensor  # (T, N) probabilities
+
+
+@runtime_checkable
+class PointTracker(Protocol):
+    """`overt track`: follow points through a video."""
+
+    def track_points(self, model: Any, video: Tensor, queries: Tensor) -> PointTracks:
+        """Return the tracks of queries (N, 3) [t, x, y] through a video (T, 3, H, W) uint8."""
+
+
+@runtime_checkable
+class OnlinePointTracker(Protocol):
+    """`overt track --online`: follow points frame by frame."""
+
+    def online_tracker(self, model: Any, frame_size: tuple[int, int], points: int) -> Any:
+        """Return an object that takes one frame after the other."""
+
+
+@runtime_checkable
+class ImageEncoder(Protocol):
+    """Features of images, for probes and other tools."""
+
+    def encode_images(self, model: Any, images: Tensor) -> Tensor:
+        """Return features (B, D) of images (B, 3, H, W) uint8."""
+
+
+@runtime_checkable
+class SkullCompleter(Protocol):
+    """`overt complete`: complete a defective skull with an implant."""
+
+    def complete(self, model: Any, skull: Any, where: str) -> Any:
+        """Return implants for a defective skull; `where` names it in messages."""
+
+
+@dataclass(frozen=True)
+class PersonEstimate:
+    """A person and the camera that saw them; meters in the camera frame, pixels of the picture."""
+
+    vertices: Array  # (V, 3)
+    faces: NDArray[np.int64]  # (F, 3)
+    joints: Array  # (55, 3)
+    focal: float
+    centre: tuple[float, float]  # principal point
+    image_size: tuple[int, int]  # (height, width)
+    pelvis: Array  # (3,)
+    translation: Array  # (3,): `transl` of SMPL-X
+    global_orient: Array  # (3,) axis-angle
+    body_pose: Array  # (21, 3) axis-angle
+    betas: Array  # (10,)
+    keypoints: Array  # (12, 2) limb joints that the camera was fitted to
+    overlay: NDArray[np.uint8]  # (H, W, 3)
+
+    def camera(self) -> dict[str, Any]:
+        """Return everything but the mesh, as plain numbers for JSON."""
+        x, y = self.centre
+        return {
+            "focal_length": self.focal,
+            "K": [[self.focal, 0.0, x], [0.0, self.focal, y], [0.0, 0.0, 1.0]],
+            "image_height_width": list(self.image_size),
+            "pelvis": self.pelvis.tolist(),
+            "smplx": {
+                "transl": self.translation.tolist(),
+                "global_orient": self.global_orient.tolist(),
+                "body_pose": self.body_pose.tolist(),
+                "betas": self.betas.tolist(),
+            },
+            "keypoints2d": self.keypoints.tolist(),
+        }
+
+
+@runtime_checkable
+class PersonEstimator(Protocol):
+    """`overt estimate`: mesh and camera of the person in a picture."""
+
+    def estimate(self, model: Any, picture: Any, mask: Any, keypoints: Any) -> PersonEstimate:
+        """Return the person in a picture (H, W, 3) uint8; mask and keypoints may be None."""
+
+
+@runtime_checkable
+class Exportable(Protocol):
+    """`overt ckpt export --to onnx`."""
+
+    def export_step(self, model: Any) -> Any:
+        """Return one frame or sample as a module with example inputs."""
+
+
+@runtime_checkable
+class RowScorer(Protocol):
+    """`overt evaluate`: scores sample by sample; `Recipe.evaluate` returns `summarize` of these."""
+
+    def evaluate_rows(self, model: Any, world: World) -> list[dict[str, Any]]:
+        """Return a row per sample, its `name` and numbers."""
+
+
+@runtime_checkable
+class ScoreTabulator(Protocol):
+    """`overt evaluate`: a table as the method's papers print it."""
+
+    def score_table(self, rows: list[dict[str, Any]], scores: dict[str, float]) -> str:
+        """Return the rows and their means as text."""
+
+
+Task = TypeVar("Task")
+
+
+def need_task(recipe: object, task: type[Task], name: str) -> Task:
+    """Return the recipe as what can do a task; refuse one that cannot."""
+    if not isinstance(recipe, task):
+        methods = [word for word in vars(task) if not word.startswith("_")]
+        raise ConfigError(
+            f"the recipe {name} is not a {task.__name__}: it has no {', '.join(methods)} "
+            "(docs/add_a_recipe.md)"
+        )
+    return recipe
