@@ -131,7 +131,7 @@ def test_workers_that_were_asked_to_stop_do_not_cost_torchrun_a_restart(tmp_path
     """A real torchrun, whose one worker is told to stop and not torchrun itself."""
     program = tmp_path / "program.py"
     program.write_text(
-        "import sys\nfrom overt.launch import worker\nimport overt.train\n"
+        "import sys\nfrom overt.tools.launch import worker\nimport overt.train\n"
         "print('begins', flush=True)\novert.train.main = lambda words: 85\n"
         "sys.exit(worker.main(sys.argv[1:]))\n"
     )
