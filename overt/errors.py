@@ -6,7 +6,6 @@ The command line prints them without a traceback; anything else that escapes is 
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -72,33 +71,3 @@ def need_folder(key: str, path: Path) -> Path:
     if path.exists() and not path.is_dir():
         raise ConfigError(f"{key}={path} is a file; name a folder, new or old")
     return path
-
-
-def within(
-    key: str,
-    value: float | None,
-    lowest: float,
-    highest: float = math.inf,
-    *,
-    above: bool = False,
-    below: bool = False,
-) -> None:
-    """Refuse a number outside of a range, whose ends belong to it unless it is to be `above` or
-    `below` them. None is no number."""
-    if value is None or (
-        (lowest < value if above else lowest <= value)
-        and (value < highest if below else value <= highest)
-    ):
-        return
-    parts = [f"{'above' if above else 'at least'} {lowest:g}"]
-    if highest < math.inf:
-        parts.append(f"{'below' if below else 'at most'} {highest:g}")
-    raise ConfigError(f"{key}={value}; it must be {' and '.join(parts)}")
-
-
-def one_of(key: str, value: str, allowed: Sequence[str]) -> None:
-    """Refuse a value of a setting that is none of these."""
-    if value not in allowed:
-        raise ConfigError(
-            f"{key}={value}{nearest(value, allowed)}; allowed are {', '.join(allowed)}"
-        )

@@ -1,7 +1,8 @@
-"""Evaluation over all processes: each sample once, and the same numbers for any number of them.
+"""Evaluation over all ranks: each sample once, and the same numbers for any world size.
 
-Every process scores its own share; the rows are gathered by sample and averaged in sample order,
-so that not even rounding depends on how many processes there were.
+Batches are cut from the indices alone and dealt out to the ranks whole, rows are gathered by sample
+and averaged in sample order. So not even rounding depends on the world size, as long as every rank
+computes with the same kernels: the same kind of device and, on CPUs, the same number of threads.
 """
 
 from __future__ import annotations
@@ -16,17 +17,36 @@ Row = dict[str, float]
 NamedRow = dict[str, Any]  # a Row with the `name` of its sample
 
 
-def score_each(world: World, count: int, score: Callable[[int], Row]) -> list[Row]:
-    """Score samples 0 to `count` - 1, this process its share; all rows in order, everywhere."""
-    own = {index: score(index) for index in range(world.rank, count, world.world_size)}
+def own_batches(world: World, count: int, size: int) -> list[range]:
+    """This rank's batches of the indices 0 to `count` - 1; which batches there are depends on
+    `count` and `size` alone."""
+    starts = range(world.rank * size, count, world.world_size * size)
+    return [range(start, min(start + size, count)) for start in starts]
+
+
+def score_batches(
+    world: World, count: int, size: int, score: Callable[[range], Sequence[Row]]
+) -> list[Row]:
+    """Score samples 0 to `count` - 1 in batches of `size`; all rows in order, on every rank.
+
+    `score` gets the indices of one of this rank's batches and returns a row for each.
+    """
+    own: dict[int, Row] = {}
+    for indices in own_batches(world, count, size):
+        own.update(zip(indices, score(indices), strict=True))
     rows: dict[int, Row] = {}
-    for part in gather_objects(own):
-        rows.update(part)
+    for rows_of_rank in gather_objects(own):
+        rows.update(rows_of_rank)
     assert sorted(rows) == list(range(count)), "a sample was scored twice or not at all"
     return [rows[index] for index in range(count)]
 
 
-def mean_of_rows(rows: list[Row]) -> Row:
+def score_each(world: World, count: int, score: Callable[[int], Row]) -> list[Row]:
+    """`score_batches` for what is scored one sample at a time."""
+    return score_batches(world, count, 1, lambda indices: [score(index) for index in indices])
+
+
+def mean_of_rows(rows: Sequence[Row]) -> Row:
     """The mean of each number over the samples that have it.
 
     A sample without a value (NaN: a video with no visible point, say) does not count for that
@@ -37,6 +57,11 @@ def mean_of_rows(rows: list[Row]) -> Row:
         values = [row[name] for row in rows if not math.isnan(row.get(name, math.nan))]
         means[name] = math.fsum(values) / len(values) if values else math.nan
     return means
+
+
+def with_names(names: Sequence[str], rows: Sequence[Row]) -> list[NamedRow]:
+    """Each row with the name of its sample in front."""
+    return [{"name": name, **row} for name, row in zip(names, rows, strict=True)]
 
 
 def summarize(rows: Sequence[NamedRow]) -> Row:

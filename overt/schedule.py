@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields
 from typing import Any
 
+from overt.checks import each_within, finite, within
 from overt.errors import ConfigError, nearest
 
 
@@ -29,9 +30,9 @@ class _WarmedUp:
     start_warmup_factor: float | None
 
     def __post_init__(self) -> None:
-        _within(0, math.inf, self, "epochs", "warmup_epochs")
-        _within(1, math.inf, self, "steps_per_epoch")
-        _within(0, 1, self, "warmup_fraction")
+        each_within("", self, ("epochs", "warmup_epochs"), 0)
+        within("steps_per_epoch", self.steps_per_epoch, 1)
+        within("warmup_fraction", self.warmup_fraction, 0, 1)
         if self.warmup_epochs and self.warmup_fraction:
             raise ConfigError("warmup_epochs and warmup_fraction: give one of the two")
         if self.start_warmup_value and self.start_warmup_factor is not None:
@@ -121,7 +122,7 @@ class _Annealed(_WarmedUp):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _within(0, math.inf, self, "stretch", "first_step")
+        each_within("", self, ("stretch", "first_step"), 0)
 
     @property
     def total_steps(self) -> int:
@@ -182,9 +183,9 @@ class OneCycleScheduler:
     extra_steps: int = 0  # by which the cycle is longer than training
 
     def __post_init__(self) -> None:
-        _within(0, math.inf, self, "epochs", "extra_steps")
-        _within(1, math.inf, self, "steps_per_epoch", "initial_divisor", "final_divisor")
-        _within(0, 1, self, "warmup_fraction")
+        each_within("", self, ("epochs", "extra_steps"), 0)
+        each_within("", self, ("steps_per_epoch", "initial_divisor", "final_divisor"), 1)
+        within("warmup_fraction", self.warmup_fraction, 0, 1)
 
     @property
     def total_steps(self) -> int:
@@ -369,16 +370,9 @@ def _check_number(where: str, value: object, kind: object) -> None:
     if value is None and kind == "float | None":
         return
     wanted, types = ("a whole number", int) if kind == "int" else ("a number", int | float)
-    if not isinstance(value, types) or isinstance(value, bool) or not math.isfinite(value):
+    if not isinstance(value, types) or isinstance(value, bool):
         raise ConfigError(f"{where}={value!r}; give {wanted}")
-
-
-def _within(least: float, most: float, scheduler: object, *names: str) -> None:
-    for name in names:
-        value = getattr(scheduler, name)
-        if not least <= value <= most:
-            bounds = f"{least} or more" if most == math.inf else f"{least} to {most}"
-            raise ConfigError(f"{name}={value}; allowed is {bounds}")
+    finite(where, value)
 
 
 def _cosine(start: float, end: float, progress: float) -> float:

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overt.distributed import World, init_distributed
-from overt.evaluation import mean_of_rows, score_each, summarize
+from overt.evaluation import (
+    mean_of_rows,
+    own_batches,
+    score_batches,
+    score_each,
+    summarize,
+    with_names,
+)
 
 ALONE = World(0, 1, 0, torch.device("cpu"))
 COUNTS = (0, 1, 2, 5)  # with three processes some have nothing to do
@@ -48,6 +55,39 @@ def test_rows_and_means_are_those_of_one_process(
 
 def test_rows_come_in_the_order_of_the_samples() -> None:
     assert score_each(ALONE, 3, lambda index: {"i": index}) == [{"i": 0}, {"i": 1}, {"i": 2}]
+
+
+def test_batches_are_scored_once_each() -> None:
+    seen: list[range] = []
+
+    def score(indices: range) -> list[dict[str, float]]:
+        seen.append(indices)
+        return [{"index": float(index)} for index in indices]
+
+    rows = score_batches(ALONE, 7, 3, score)
+    assert [row["index"] for row in rows] == list(range(7))
+    assert seen == [range(3), range(3, 6), range(6, 7)]
+
+
+@given(st.integers(0, 40), st.integers(1, 9), st.integers(1, 6))
+def test_which_samples_share_a_batch_does_not_depend_on_the_world_size(
+    count: int, size: int, world_size: int
+) -> None:
+    worlds = [World(rank, world_size, rank, torch.device("cpu")) for rank in range(world_size)]
+    dealt = [own_batches(world, count, size) for world in worlds]
+    together = sorted((batch for batches in dealt for batch in batches), key=lambda one: one.start)
+    assert together == own_batches(ALONE, count, size)
+    assert [index for batch in together for index in batch] == list(range(count))
+    counts = [len(batches) for batches in dealt]
+    assert max(counts) - min(counts) <= 1
+
+
+def test_a_score_for_each_index_is_needed() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        score_batches(ALONE, 3, 2, lambda indices: [{}])
+    with pytest.raises(ValueError, match="zip"):
+        with_names(["a"], [])
+    assert with_names(["a"], [{"x": 1.0}]) == [{"name": "a", "x": 1.0}]
 
 
 def test_a_sample_without_a_value_does_not_count() -> None:

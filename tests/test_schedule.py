@@ -303,12 +303,12 @@ COSINE = {"_target_": "overt.schedule.CosineScheduler", "final_value": 0.0}
         (COSINE | {"warmup_epoch": 1}, r"schedule\.warmup_epoch is no .*mean warmup_epochs\?"),
         (COSINE | {"base_value": 1.0}, r"schedule\.base_value follows from optimizer\.lr"),
         (COSINE | {"final_value": "1e-6"}, r"schedule\.final_value='1e-6'; give a number"),
-        (COSINE | {"final_value": math.nan}, r"schedule\.final_value=nan; give a number"),
+        (COSINE | {"final_value": math.nan}, r"schedule\.final_value=nan is not finite"),
         (COSINE | {"final_value": None}, r"schedule\.final_value=None; give a number"),
         (COSINE | {"final_value": True}, r"schedule\.final_value=True; give a number"),
         (COSINE | {"first_step": 0.5}, r"schedule\.first_step=0\.5; give a whole number"),
-        (COSINE | {"warmup_epochs": -1}, r"schedule: warmup_epochs=-1; allowed is 0 or more"),
-        (COSINE | {"warmup_fraction": 2}, r"schedule: warmup_fraction=2; allowed is 0 to 1"),
+        (COSINE | {"warmup_epochs": -1}, r"schedule: warmup_epochs=-1; it must be at least 0"),
+        (COSINE | {"warmup_fraction": 2}, r"schedule: warmup_fraction=2; .* and at most 1"),
         (
             COSINE | {"warmup_fraction": 0.1, "warmup_epochs": 1},
             r"warmup_epochs and warmup_fraction: give one",
@@ -323,7 +323,7 @@ COSINE = {"_target_": "overt.schedule.CosineScheduler", "final_value": 0.0}
         ),
         (
             {"_target_": "overt.schedule.OneCycleScheduler", "initial_divisor": 0.5},
-            r"initial_divisor=0\.5; allowed is 1 or more",
+            r"initial_divisor=0\.5; it must be at least 1",
         ),
         ({"_target_": HIERARCHICAL}, r"schedule\.levels=None; give a"),
         (

@@ -5,6 +5,7 @@ What the commands share that use a model without training it. Imports torch only
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,20 +20,25 @@ if TYPE_CHECKING:
 
 
 def configure(
-    checkpoint: Path, overrides: list[str], packages: list[str], remedy: str = "recipe=NAME"
+    checkpoint: Path,
+    overrides: Sequence[str],
+    packages: Sequence[str],
+    remedy: str = "recipe=NAME",
+    needs_data: bool = True,
 ) -> Config:
     """The configuration of `recipe=NAME` where the overrides say so, or the checkpoint's own.
 
-    `remedy` is what the user must add where neither is there.
+    `remedy` is what the user must add where neither is there. `needs_data=False` builds a model
+    for inference: no data set has to be named.
     """
     if not checkpoint.exists():
         raise CheckpointError(f"checkpoint {checkpoint}: there is no such file or folder")
     if any(word.startswith("recipe=") for word in overrides):
-        return load(overrides, packages=packages)
+        return load(overrides, packages=packages, needs_data=needs_data)
     stored = checkpoint / "config.yaml"
     if not stored.is_file():
         raise ConfigError(f"{checkpoint} holds no configuration; add {remedy}")
-    return load(overrides, config_file=str(stored), packages=packages)
+    return load(overrides, str(stored), packages, needs_data)
 
 
 def shipped_weights(recipe: str) -> Path:

@@ -1,19 +1,21 @@
 """From the command line to a checked, typed configuration. Never imports torch."""
 
+from overt.config.checked import (
+    RECIPE_SECTIONS,
+    Config,
+    build_recipe,
+    check,
+    import_target,
+    schema_of,
+)
 from overt.config.compose import (
     CONF,
     GROUPS,
-    RECIPE_SECTIONS,
-    Config,
     add_package,
-    build_recipe,
-    check,
     compose_values,
     differences,
     expand_sweep,
-    import_target,
     load,
-    schema_of,
 )
 
 __all__ = [

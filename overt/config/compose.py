@@ -1,79 +1,47 @@
-"""From the command line to a checked, typed configuration: compose, check, refuse with the remedy.
+"""From the command line to composed values: YAML groups, files, overrides and sweeps.
 
-Hydra composes YAML groups, the dataclasses of `schema.py` and of the recipe check every key, and
-nothing after `load` sees a DictConfig. Never imports torch.
+Hydra composes, `checked.py` checks. Never imports torch.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from importlib import import_module
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast, get_type_hints
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 
-from overt.config.schema import (
-    CheckpointSection,
-    LoggingSection,
-    OptimizerSection,
-    RecipeSection,
-    Schema,
-    TrainingSection,
-)
+from overt.config.checked import Config, check, dotted_keys
 from overt.errors import ConfigError, nearest
-from overt.recipe import Recipe, check_recipe
-from overt.schedule import build_schedule
 
 CONF = Path(__file__).parents[1] / "conf"
 GROUPS = (
     "recipe", "model", "data", "optimizer", "schedule", "logging", "checkpoint", "evaluation"
 )  # fmt: skip
-RECIPE_SECTIONS = ("model", "data", "loss", "evaluation")
-
-
-@dataclass(frozen=True)
-class Config:
-    """A configuration that has passed every check. `text` is the resolved YAML, enough to rerun."""
-
-    exp_name: str
-    output_dir: str
-    seed: int
-    recipe: RecipeSection
-    training: TrainingSection
-    optimizer: OptimizerSection
-    schedule: dict[str, Any]
-    logging: LoggingSection
-    checkpoint: CheckpointSection
-    settings: Any
-    text: str
-
-    @property
-    def run_dir(self) -> Path:
-        return Path(self.output_dir) / self.exp_name
 
 
 def load(
     overrides: Sequence[str],
     config_file: str | None = None,
     packages: Sequence[str] = (),
+    needs_data: bool = True,
 ) -> Config:
     """Compose (or read `config_file`), check, and return the configuration of one run.
 
     `packages` are folders of the user's own recipes: a Python package whose name is thereby
-    allowed in `_target_`, with YAML groups in its `conf` folder.
+    allowed in `_target_`, with YAML groups in its `conf` folder. With `needs_data=False` the
+    section `data` may name no data set: a model is built without one.
     """
     allowed = ["overt", "torch.optim", *map(add_package, packages)]
     values = compose_values(overrides, config_file, packages)
-    return check(values, allowed)
+    return check(values, allowed, needs_data)
 
 
 def compose_values(
@@ -192,107 +160,9 @@ def _check_option(item: Override, search: list[Path]) -> None:
 
 
 def _check_known(key: str, values: DictConfig) -> None:
-    known = list(_flatten(values))
+    known = list(dotted_keys(values))
     if not any(name == key or name.startswith(key + ".") for name in known):
         raise ConfigError(f"there is no key {key}{nearest(key, known)}; `overt config` lists all")
-
-
-def _flatten(values: Any, prefix: str = "") -> Iterator[str]:
-    for key in values:
-        name = f"{prefix}{key}"
-        yield name
-        child = values._get_node(key) if isinstance(values, DictConfig) else None
-        if isinstance(child, DictConfig) and not child._is_none() and not child._is_missing():
-            yield from _flatten(child, name + ".")
-
-
-def check(values: DictConfig, allowed: Sequence[str]) -> Config:
-    """Merge the values into the typed schema, the recipe's own part included, or refuse."""
-    checked = cast(DictConfig, _merge(OmegaConf.structured(Schema), values))
-    _refuse_missing(checked, ("recipe",))
-    for key in ("recipe._target_", "recipe.settings", "optimizer._target_"):
-        _check_allowed(key, str(OmegaConf.select(checked, key)), allowed)
-    settings_class = import_target("recipe.settings", checked.recipe.settings)
-    # A recipe may do without a section; what nobody gave a value needs no name either.
-    sections = {name: checked[name] for name in RECIPE_SECTIONS if values.get(name)}
-    settings = _merge(OmegaConf.structured(settings_class), sections)
-    for name in RECIPE_SECTIONS:
-        checked[name] = settings.get(name, {})
-    _refuse_missing(checked)
-    engine = OmegaConf.masked_copy(
-        checked, [field.name for field in fields(Schema) if field.name not in RECIPE_SECTIONS]
-    )
-    parts = {str(name): _to_object(engine[name]) for name in engine}
-    for tracker in parts["logging"].trackers:
-        _check_allowed("logging.trackers", tracker["_target_"], allowed)
-    # Whatever the schedule refuses, it refuses now: the numbers here only stand in.
-    build_schedule(parts["schedule"], base_value=1.0, epochs=1.0, steps_per_epoch=1)
-    decay = parts["optimizer"].weight_decay_schedule
-    if decay is not None:
-        build_schedule(decay, 1.0, 1.0, 1, where="optimizer.weight_decay_schedule")
-    # A recipe's section may refer to any other, ${training.cuda_graph} for example.
-    whole = cast(DictConfig, OmegaConf.create(OmegaConf.to_container(checked, resolve=True)))
-    settings = _merge(settings, {name: whole[name] for name in sections})
-    return Config(**parts, settings=_to_object(settings), text=OmegaConf.to_yaml(whole))
-
-
-def _merge(schema: Any, values: Any) -> Any:
-    try:
-        return OmegaConf.merge(schema, values)
-    except ConfigKeyError as error:
-        key = str(error.full_key)
-        raise ConfigError(f"there is no key {key}{nearest(key, list(_flatten(schema)))}") from error
-    except OmegaConfBaseException as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"{error.full_key or 'the configuration'}: {reason}") from error
-
-
-def _to_object(node: Any) -> Any:
-    """Typed dataclasses (their own checks run here) or plain values."""
-    if not OmegaConf.is_config(node):
-        return node
-    try:
-        return OmegaConf.to_object(node)
-    except OmegaConfBaseException as error:
-        raise ConfigError(str(error).splitlines()[0]) from error
-
-
-def _refuse_missing(values: DictConfig, sections: Sequence[str] = ()) -> None:
-    missing = [
-        key
-        for key in sorted(OmegaConf.missing_keys(values))
-        if not sections or key.partition(".")[0] in sections
-    ]
-    if missing:
-        raise ConfigError(
-            "these keys have no value yet: "
-            + ", ".join(missing)
-            + "; give them on the command line as KEY=VALUE"
-        )
-
-
-def _check_allowed(key: str, target: str, allowed: Sequence[str]) -> None:
-    if not any(target.startswith(package + ".") for package in allowed):
-        raise ConfigError(
-            f"{key}={target} is not allowed: a configuration may name classes of "
-            f"{', '.join(allowed)} only. If this is your own package, say so on the command line: "
-            "--package FOLDER"
-        )
-
-
-def import_target(key: str, target: str) -> Any:
-    """The object behind a dotted path; the original error is shown where its module fails."""
-    module_name, _, name = target.rpartition(".")
-    try:
-        module = import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(
-            f"{key}={target}: importing {module_name} failed with {type(error).__name__}: {error}"
-        ) from error
-    if not hasattr(module, name):
-        public = [word for word in dir(module) if not word.startswith("_")]
-        raise ConfigError(f"{key}={target}: {module_name} has no {name}{nearest(name, public)}")
-    return getattr(module, name)
 
 
 def add_package(folder: str) -> str:
@@ -308,13 +178,6 @@ def add_package(folder: str) -> str:
         inherited = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(path.parent), inherited]))
     return path.name
-
-
-def build_recipe(config: Config) -> Recipe:
-    """The recipe's class, made from its settings. This is where torch is first imported."""
-    kind = import_target("recipe._target_", config.recipe._target_)
-    check_recipe(kind)
-    return cast(Recipe, kind(config.settings))
 
 
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
@@ -352,20 +215,3 @@ def _leaves(values: Any, prefix: str = "") -> dict[str, Any]:
     for key, value in values.items():
         leaves.update(_leaves(value, f"{prefix}{key}."))
     return leaves
-
-
-def schema_of(config: Config) -> dict[str, type]:
-    """Dotted section name to the dataclass that describes it, for `overt config --explain`."""
-    found: dict[str, type] = {}
-
-    def visit(prefix: str, kind: Any) -> None:
-        if is_dataclass(kind):
-            found[prefix] = cast(type, kind)
-            for name, hint in get_type_hints(kind).items():
-                visit(f"{prefix}.{name}" if prefix else name, hint)
-
-    visit("", Schema)
-    for name, hint in get_type_hints(type(config.settings)).items():
-        visit(name, hint)
-    visit("schedule", import_target("schedule._target_", config.schedule["_target_"]))
-    return found

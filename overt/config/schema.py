@@ -11,7 +11,8 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from overt.errors import ConfigError, one_of
+from overt.checks import each_within, one_of, within
+from overt.errors import ConfigError
 
 
 @dataclass
@@ -125,29 +126,21 @@ class TrainingSection:
                 "training.batch_size and training.global_batch_size are both null; give at least "
                 "one: samples per process and micro-batch, or samples per optimizer step"
             )
-        for name in (
+        positive = (
             "num_steps", "num_epochs", "batch_size", "global_batch_size", "accumulation_steps",
             "grad_clip_norm", "evaluate_every_steps", "max_skipped_in_a_row", "timeout_minutes",
             "loss_spike_deviations", "loss_spike_window", "hang_minutes", "patience",
-        ):  # fmt: skip
-            _positive(f"training.{name}", getattr(self, name))
-        if not 0.0 < self.compile_memory_budget <= 1.0:
-            raise ConfigError(
-                f"training.compile_memory_budget={self.compile_memory_budget}; allowed is above 0, "
-                "up to 1"
-            )
+        )  # fmt: skip
+        each_within("training", self, positive, 0, above=True)
+        within("training.compile_memory_budget", self.compile_memory_budget, 0, 1, above=True)
         steps = self.profile_steps
         if steps is not None and not (len(steps) == 2 and 1 <= steps[0] <= steps[1]):
             raise ConfigError(
                 f"training.profile_steps={steps}; give the first and the last step, such as "
                 "[100,105], or null"
             )
-        if self.num_workers < 0:
-            raise ConfigError(f"training.num_workers={self.num_workers}; allowed is 0 or more")
-        for name in ("ema_momentum", "ema_final_momentum"):
-            momentum = getattr(self, name)
-            if momentum is not None and not 0.0 <= momentum <= 1.0:
-                raise ConfigError(f"training.{name}={momentum}; allowed is 0 to 1")
+        within("training.num_workers", self.num_workers, 0)
+        each_within("training", self, ("ema_momentum", "ema_final_momentum"), 0, 1)
         if self.ema_final_momentum is not None and self.ema_momentum is None:
             raise ConfigError("training.ema_final_momentum is set; set training.ema_momentum too")
 
@@ -172,10 +165,8 @@ class OptimizerSection:
 
     def __post_init__(self) -> None:
         one_of("optimizer.lr_scaling", self.lr_scaling, ("none", "linear", "sqrt"))
-        _positive("optimizer.lr", self.lr)
-        _positive("optimizer.lr_base_batch", self.lr_base_batch)
-        if self.weight_decay < 0:
-            raise ConfigError(f"optimizer.weight_decay={self.weight_decay}; allowed is 0 or more")
+        each_within("optimizer", self, ("lr", "lr_base_batch"), 0, above=True)
+        within("optimizer.weight_decay", self.weight_decay, 0)
         if self.lr_scaling != "none" and self.lr_base_batch is None:
             raise ConfigError(
                 f"optimizer.lr_scaling={self.lr_scaling} needs optimizer.lr_base_batch: the "
@@ -207,8 +198,7 @@ class LoggingSection:
     trackers: list[Any] = MISSING
 
     def __post_init__(self) -> None:
-        for name in ("every_steps", "norms_depth", "histograms_every_steps"):
-            _positive(f"logging.{name}", getattr(self, name))
+        each_within("logging", self, ("every_steps", "norms_depth", "histograms_every_steps"), 1)
         for entry in self.trackers:
             if not isinstance(entry, dict) or not isinstance(entry.get("_target_"), str):
                 raise ConfigError(
@@ -242,10 +232,8 @@ class CheckpointSection:
 
     def __post_init__(self) -> None:
         one_of("checkpoint.mode", self.mode, ("min", "max"))
-        _positive("checkpoint.every_steps", self.every_steps)
-        _positive("checkpoint.keep_last_n", self.keep_last_n)
-        if self.keep_best_n < 0:
-            raise ConfigError(f"checkpoint.keep_best_n={self.keep_best_n}; allowed is 0 or more")
+        each_within("checkpoint", self, ("every_steps", "keep_last_n"), 1)
+        within("checkpoint.keep_best_n", self.keep_best_n, 0)
 
 
 @dataclass
@@ -268,8 +256,3 @@ class Schema:
     data: Any = MISSING
     loss: Any = MISSING
     evaluation: Any = MISSING
-
-
-def _positive(key: str, value: float | None) -> None:
-    if value is not None and value <= 0:
-        raise ConfigError(f"{key}={value}; allowed is a number above 0")

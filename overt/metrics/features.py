@@ -22,6 +22,7 @@ from torch import Tensor
 
 from overt.distributed import World, gather_objects, sum_over_processes
 from overt.errors import DataError
+from overt.evaluation import own_batches
 
 # Queries compared with the bank at a time; with a fixed number every piece has the same rounding.
 _QUERIES = 256
@@ -43,8 +44,7 @@ def gather_features(
     `compute` is called with batches of indices, this process's share of them, and may leave out
     samples that cannot be read; `ids` says which are there.
     """
-    starts = range(world.rank * batch_size, count, world.world_size * batch_size)
-    batches = (compute(range(start, min(start + batch_size, count))) for start in starts)
+    batches = map(compute, own_batches(world, count, batch_size))
     parts = [part for part in batches if len(part.ids)]
     own = Features(*(torch.cat(columns) for columns in zip(*parts, strict=True))) if parts else None
     found = own if world.world_size == 1 else _gather(own)
@@ -116,10 +116,10 @@ def knn_accuracies(
     bank = F.normalize(train_features.float(), dim=1)
     labels = train_labels.to(bank.device)
     correct = torch.zeros(len(ks), dtype=torch.int64, device=bank.device)
-    rank, processes = (world.rank, world.world_size) if world else (0, 1)
+    ranks = world or World(0, 1, 0, bank.device)
     with _exact_products(bank.device):
-        for start in range(rank * _QUERIES, len(test_features), processes * _QUERIES):
-            piece = slice(start, start + _QUERIES)
+        for indices in own_batches(ranks, len(test_features), _QUERIES):
+            piece = slice(indices.start, indices.stop)
             queries = F.normalize(test_features[piece].to(bank.device).float(), dim=1)
             cosine, nearest = (queries @ bank.T).topk(max(ks), dim=1)  # (m, k), nearest first
             votes = ((cosine - 1) / temperature).exp()

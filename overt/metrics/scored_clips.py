@@ -26,7 +26,7 @@ from overt.data.tracking.settings import TAPVID, KubricSettings, ScoringSettings
 from overt.data.tracking.tapvid import TapVid
 from overt.distributed import World
 from overt.errors import DataError
-from overt.evaluation import NamedRow, Row, score_each
+from overt.evaluation import NamedRow, Row, score_each, with_names
 from overt.metrics.tracking import score_clip
 
 SIDE = 256  # pixels of the image in which TAP-Vid measures distances
@@ -140,7 +140,7 @@ def score_clips(
     track: Callable[[TrackSample], tuple[Tensor, Tensor]],  # positions (T, N, 2), visible (T, N)
     world: World,
 ) -> list[NamedRow]:
-    """The scores of each clip, beside those of points that never move; every process has all."""
+    """The scores of each clip, beside those of points that never move; every rank has all."""
 
     def score(index: int) -> Row:
         clip = clips.sample(index)
@@ -151,7 +151,7 @@ def score_clips(
             raise DataError(f"{clips.where(index)}: {error}") from error
 
     rows = score_each(world, len(clips), score)
-    return [{"name": name, **row} for name, row in zip(clips.names, rows, strict=True)]
+    return with_names(clips.names, rows)
 
 
 def to_tapvid_pixels(clip: TrackSample, positions: Positions) -> Tensor:

@@ -196,5 +196,5 @@ def test_a_loss_that_stays_high_stops_the_run(tmp_path: Path) -> None:
 def test_skipping_does_not_go_with_a_loss_scaler(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="use bf16, or"):
         toy_config(tmp_path, "training.loss_spike=skip", "training.precision=fp16")
-    with pytest.raises(ConfigError, match="allowed are ignore, report, skip"):
+    with pytest.raises(ConfigError, match="use one of ignore, report, skip"):
         toy_config(tmp_path, "training.loss_spike=stop")

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from itertools import permutations
 from typing import NamedTuple, Protocol
 
+from overt.checks import each_within, lowest_highest, within
 from overt.errors import ConfigError
 
 OPERATORS = ("brightness", "contrast", "saturation", "hue")
 _ORDERS = list(permutations(OPERATORS))
+_SECTION = "data.augmentation"
 
 
 @dataclass
@@ -69,35 +71,26 @@ class AugmentationSettings:
     exact_points: bool
 
     def __post_init__(self) -> None:
-        for key in (
+        fractions = (
             "erase_probability", "replace_probability", "jitter_probability", "blur_probability",
             "flip_horizontal", "flip_vertical", "drift_momentum", "brightness", "contrast",
             "saturation",
-        ):  # fmt: skip
-            if not 0 <= getattr(self, key) <= 1:
-                raise ConfigError(f"{_key(key)}={getattr(self, key)}; allowed is 0 to 1")
-        if not 0 <= self.hue <= 0.5:
-            raise ConfigError(f"{_key('hue')}={self.hue}; allowed is 0 to 0.5, half the circle")
-        ranges = ("erase_size", "replace_size", "blur_sigma", "scale", "scale_limits")
-        for key in ranges:
-            values = list(getattr(self, key))
-            if len(values) != 2 or not 0 < values[0] <= values[1]:
-                raise ConfigError(f"{_key(key)}={values}; it takes [from, to], both above 0")
-        least = {"erase_max": 1, "replace_max": 1, "pad": 1, "crop_margin": 0, "crop_drift": 1}
-        for key, bound in least.items():
-            if getattr(self, key) < bound:
-                raise ConfigError(f"{_key(key)}={getattr(self, key)}; it must be at least {bound}")
+        )  # fmt: skip
+        each_within(_SECTION, self, fractions, 0, 1)
+        within(_key("hue"), self.hue, 0, 0.5)  # half the circle
+        for name in ("erase_size", "replace_size", "blur_sigma", "scale", "scale_limits"):
+            lowest_highest(_key(name), getattr(self, name))
+        each_within(_SECTION, self, ("erase_max", "replace_max", "pad", "crop_drift"), 1)
+        each_within(_SECTION, self, ("crop_margin", "scale_drift"), 0)
         for key in ("erase_size", "replace_size"):
             if len(set(getattr(self, key))) == 1:
                 raise ConfigError(f"{_key(key)}: its end is exclusive and must exceed its start")
         if self.blur_kernel < 1 or self.blur_kernel % 2 == 0:
             raise ConfigError(f"{_key('blur_kernel')}={self.blur_kernel}; it must be odd")
-        if self.scale_drift < 0:
-            raise ConfigError(f"{_key('scale_drift')}={self.scale_drift}; allowed is 0 or more")
 
 
 def _key(name: str) -> str:
-    return f"data.augmentation.{name}"
+    return f"{_SECTION}.{name}"
 
 
 class Draws(Protocol):

@@ -5,13 +5,13 @@ Names, types and refusals; the values live in the YAML files. This file does not
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from omegaconf import MISSING
 
+from overt.checks import each_within, height_width, one_of, within
 from overt.data.tracking.augment import AugmentationSettings
-from overt.errors import ConfigError, nearest, within
+from overt.errors import ConfigError
 
 HELD_OUT = "kubric_held_out"
 TAPVID = ("tapvid_davis", "tapvid_kinetics", "tapvid_rgb_stacking", "tapvid_robotap")
@@ -54,11 +54,8 @@ class KubricSettings:
     augmentation: AugmentationSettings = MISSING
 
     def __post_init__(self) -> None:
-        if len(self.crop_size) != 2 or min(self.crop_size) < 1:
-            raise ConfigError(
-                f"data.crop_size={list(self.crop_size)}; it takes [height, width] in pixels"
-            )
-        refuse_below("data", self, {"held_out": 0})
+        height_width("data.crop_size", self.crop_size)
+        within("data.held_out", self.held_out, 0)
 
     def given_root(self) -> str:
         """The folder of sequences, refused where none is given."""
@@ -90,23 +87,11 @@ class ScoringSettings:
     fast: bool = MISSING
 
     def __post_init__(self) -> None:
-        choices = {"dataset": (HELD_OUT, *TAPVID), "query_mode": ("first", "strided")}
-        for key, allowed in choices.items():
-            value = getattr(self, key)
-            if value not in allowed:
-                raise ConfigError(
-                    f"evaluation.{key}={value}{nearest(value, allowed)}; allowed are "
-                    f"{', '.join(allowed)}"
-                )
+        one_of("evaluation.dataset", self.dataset, (HELD_OUT, *TAPVID))
+        one_of("evaluation.query_mode", self.query_mode, ("first", "strided"))
         if self.dataset in TAPVID and self.dataset_root is None:
             raise ConfigError(
                 f"evaluation.dataset={self.dataset} needs evaluation.dataset_root=FOLDER: the one "
                 f"that holds the folder {self.dataset}"
             )
-        refuse_below("evaluation", self, {"points_per_sequence": 1, "frames": 1})
-
-
-def refuse_below(section: str, settings: object, least: Mapping[str, int]) -> None:
-    """Refuse a number of a section that is below its bound."""
-    for key, bound in least.items():
-        within(f"{section}.{key}", getattr(settings, key), bound)
+        each_within("evaluation", self, ("points_per_sequence", "frames"), 1)

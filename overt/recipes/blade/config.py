@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from omegaconf import MISSING
 
-from overt.errors import ConfigError, one_of
+from overt.checks import each_within, multiple_of, one_of, within
+from overt.errors import ConfigError
 
 CUSTOM, CONV = "custom", "conv"
 
@@ -85,6 +86,11 @@ class HeadSettings:
     # bias of the last layer at the start; null: as torch draws it
     start_bias: float | None = MISSING
 
+    def __post_init__(self) -> None:
+        each_within("model.depth.head", self, ("num_heads", "hidden", "layers"), 1)
+        within("model.depth.head.dropout", self.dropout, 0, 1, below=True)
+        within("model.depth.head.max_depth", self.max_depth, 0, above=True)
+
 
 @dataclass
 class DepthSettings:
@@ -111,15 +117,9 @@ class DepthSettings:
     def __post_init__(self) -> None:
         one_of("model.depth.encoder", self.encoder, (*ENCODERS, CUSTOM, CONV))
         one_of("model.depth.backbone_precision", self.backbone_precision, ("fp32", "bf16"))
-        if self.channels % self.head.num_heads:
-            raise ConfigError(
-                f"model.depth.channels={self.channels} is not a multiple of "
-                f"model.depth.head.num_heads={self.head.num_heads}"
-            )
-        if self.backbone_batch is not None and self.backbone_batch < 1:
-            raise ConfigError(
-                f"model.depth.backbone_batch={self.backbone_batch}; 1 or more, or null"
-            )
+        each_within("model.depth", self, ("backbone_batch", "channels"), 1)
+        heads = self.head.num_heads
+        multiple_of("model.depth.channels", self.channels, "model.depth.head.num_heads", heads)
         if self.encoder == CUSTOM and (
             len(self.custom.taps) != 4 or len(self.custom.channels) != 4
         ):
@@ -174,10 +174,9 @@ class BranchSettings:
     def __post_init__(self) -> None:
         one_of("model.branch.stem", self.stem, ("conv7", "conv3"))
         one_of("model.branch.norm", self.norm, ("group", "frozen"))
-        if self.features % (4 * self.num_heads):
-            raise ConfigError(
-                f"model.branch.features={self.features} is not a multiple of 4 x num_heads"
-            )
+        each_within("model.branch", self, ("width", "features", "num_heads", "layers"), 1)
+        four_per_head = 4 * self.num_heads
+        multiple_of("model.branch.features", self.features, "4 x num_heads", four_per_head)
         if len(self.blocks) != 4:
             raise ConfigError(f"model.branch.blocks={self.blocks}; four numbers are needed")
 
@@ -245,6 +244,9 @@ class SyntheticSettings:
     # also the depth of every pixel, for the pretext
     depth_maps: bool = MISSING
 
+    def __post_init__(self) -> None:
+        each_within("data.synthetic", self, ("train", "test", "size"), 1)
+
 
 @dataclass
 class AugmentationSettings:
@@ -282,6 +284,7 @@ class DataSettings:
     limb_keypoints: list[int] = MISSING
 
     def __post_init__(self) -> None:
+        each_within("data", self, ("depth_size", "pose_size"), 1)
         if len(self.limb_keypoints) != 12:
             raise ConfigError(f"data.limb_keypoints={self.limb_keypoints}; twelve are needed")
         if not self.sources:
@@ -302,6 +305,11 @@ class CameraSettings:
     # deviation in pixels of noise on the true keypoints that stand in for a detector
     keypoint_noise: float = MISSING
 
+    def __post_init__(self) -> None:
+        not_negative = ("iterations", "keypoint_weight", "keypoint_noise")
+        each_within("evaluation.camera", self, not_negative, 0)
+        within("evaluation.camera.size", self.size, 1)
+
 
 @dataclass
 class EvaluationSettings:
@@ -318,6 +326,7 @@ class EvaluationSettings:
 
     def __post_init__(self) -> None:
         one_of("evaluation.dataset", self.dataset, tuple(PROTOCOLS))
+        each_within("evaluation", self, ("batch_size", "max_samples", "drawn"), 1)
 
 
 @dataclass

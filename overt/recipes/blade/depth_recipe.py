@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from overt.data.people.mixture import DrawnMixture
 from overt.distributed import World
 from overt.errors import ConfigError
-from overt.evaluation import Row, summarize
+from overt.evaluation import Row, score_batches, summarize, with_names
 from overt.recipe import Recipe, StepOutput
 from overt.recipes.blade.build import build_depthnet
 from overt.recipes.blade.config import CONV, DepthNetSettings
@@ -26,7 +26,7 @@ from overt.recipes.blade.data import (
 )
 from overt.recipes.blade.depthnet import DepthNet
 from overt.recipes.blade.dpt import DepthAnything
-from overt.recipes.blade.evaluation import depth_row, score_batches, table
+from overt.recipes.blade.evaluation import depth_row, table
 from overt.recipes.blade.example import example_samples
 from overt.recipes.blade.loss import depth_errors
 from overt.viz.mesh import write_on
@@ -116,7 +116,7 @@ class DepthNetRecipe(Recipe):
 
         rows = score_batches(world, count, settings.evaluation.batch_size, score)
         names = [str(people.data.columns["image_path"][row]) for row in range(count)]
-        return [{"name": name, **row} for name, row in zip(names, rows, strict=True)]
+        return with_names(names, rows)
 
     def score_table(self, rows: list[dict[str, Any]], scores: dict[str, float]) -> str:
         return table(self.settings.evaluation.dataset, rows, scores)

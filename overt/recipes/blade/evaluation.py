@@ -1,12 +1,10 @@
-"""Scores of people by the protocols: each person once, on any number of processes."""
+"""Scores of people by the protocols: errors of a depth, and the table of all scores."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
-from overt.distributed import World, gather_objects
 from overt.evaluation import Row
 
 # Name in the scores, heading of the table, digits.
@@ -25,24 +23,6 @@ COLUMNS = (
     ("miou_raw_percent", "mIoU raw", 1),
     ("pmiou_raw_percent", "P-mIoU raw", 1),
 )
-
-
-def score_batches(
-    world: World, count: int, size: int, score: Callable[[range], list[Row]]
-) -> list[Row]:
-    """Score samples 0 to `count` - 1 in batches of `size`, this process its share; all rows.
-
-    The batches are the same for any number of processes, and so are the numbers.
-    """
-    own: dict[int, Row] = {}
-    for start in range(world.rank * size, count, world.world_size * size):
-        chosen = range(start, min(start + size, count))
-        own.update(zip(chosen, score(chosen), strict=True))
-    rows: dict[int, Row] = {}
-    for part in gather_objects(own):
-        rows.update(part)
-    assert sorted(rows) == list(range(count)), "a sample was scored twice or not at all"
-    return [rows[index] for index in range(count)]
 
 
 def depth_row(predicted: float, true: float) -> Row:

@@ -16,7 +16,7 @@ from overt.data.images.decode import as_tensor
 from overt.data.people.crops import cut
 from overt.distributed import World
 from overt.errors import DataError
-from overt.evaluation import Row
+from overt.evaluation import Row, score_batches, with_names
 from overt.geometry.body import BodyModel
 from overt.geometry.body_files import load_body
 from overt.geometry.crop import Picture
@@ -34,7 +34,7 @@ from overt.recipes.blade.camera import (
 )
 from overt.recipes.blade.config import BodySettings, PoseNetSettings
 from overt.recipes.blade.data import depth_crop, whole_crop
-from overt.recipes.blade.evaluation import depth_row, score_batches
+from overt.recipes.blade.evaluation import depth_row
 from overt.recipes.blade.people import People
 from overt.recipes.blade.posenet import PoseNet, PoseOutput
 from overt.viz.mesh import draw_mesh, write_on
@@ -99,7 +99,7 @@ class Scorer:
         count = min(len(self.people), evaluation.max_samples or len(self.people))
         rows = score_batches(world, count, evaluation.batch_size, self.score)
         names = [str(self.people.data.columns["image_path"][row]) for row in range(count)]
-        return [{"name": name, **row} for name, row in zip(names, rows, strict=True)]
+        return with_names(names, rows)
 
     def score(self, chosen: Sequence[int]) -> list[Row]:
         """The numbers of some people."""

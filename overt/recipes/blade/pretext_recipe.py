@@ -20,14 +20,13 @@ from overt.data.images.transforms import Normalize
 from overt.data.people.crops import Augmentation, Crop, cut, draw_crop
 from overt.distributed import World
 from overt.errors import ConfigError
-from overt.evaluation import Row, summarize
+from overt.evaluation import Row, score_batches, summarize, with_names
 from overt.geometry.crop import warp_nearest
 from overt.recipe import Recipe, StepOutput
 from overt.recipes.blade.build import build_backbone
 from overt.recipes.blade.config import CONV, DataSettings, DepthNetSettings
 from overt.recipes.blade.data import make_evaluation_data, make_missing_data, open_evaluation
 from overt.recipes.blade.dpt import DepthAnything
-from overt.recipes.blade.evaluation import score_batches
 from overt.recipes.blade.example import example_samples
 from overt.recipes.blade.people import LabelledPeople, People
 
@@ -155,7 +154,7 @@ class PretextRecipe(Recipe):
 
         rows = score_batches(world, count, settings.evaluation.batch_size, score)
         names = [str(people.data.columns["image_path"][row]) for row in range(count)]
-        return [{"name": name, **row} for name, row in zip(names, rows, strict=True)]
+        return with_names(names, rows)
 
     def visualize(self, model: DepthMapModel) -> dict[str, Tensor]:
         """Crops, predicted and true depth, bright where near."""

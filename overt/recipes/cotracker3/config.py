@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from omegaconf import MISSING
 
-from overt.data.tracking.settings import HELD_OUT, KubricSettings, ScoringSettings, refuse_below
-from overt.errors import ConfigError, within
+from overt.checks import each_within, height_width, multiple_of, one_of, within
+from overt.data.tracking.settings import HELD_OUT, KubricSettings, ScoringSettings
+from overt.errors import ConfigError
 
 RECOMPUTABLE = ("normed", "features", "correlation", "hidden", "update")
 
@@ -69,22 +70,12 @@ class ModelSettings:
             "hidden_size", "num_heads", "time_depth", "space_depth", "corr_hidden", "corr_out",
             "train_iters", "eval_iters",
         )  # fmt: skip
-        refuse_below("model", self, {**dict.fromkeys(sizes, 1), "corr_radius": 0})
+        each_within("model", self, sizes, 1)
+        within("model.corr_radius", self.corr_radius, 0)
         within("model.mlp_ratio", self.mlp_ratio, 0, above=True)
-        if self.hidden_size % self.num_heads:
-            raise ConfigError(
-                f"model.hidden_size={self.hidden_size} is not a multiple of "
-                f"model.num_heads={self.num_heads}"
-            )
-        if self.time_depth % self.space_depth:
-            raise ConfigError(
-                f"model.time_depth={self.time_depth} is not a multiple of "
-                f"model.space_depth={self.space_depth}"
-            )
-        if len(self.model_resolution) != 2 or min(self.model_resolution) < 1:
-            raise ConfigError(
-                f"model.model_resolution={list(self.model_resolution)}; it takes [height, width]"
-            )
+        multiple_of("model.hidden_size", self.hidden_size, "model.num_heads", self.num_heads)
+        multiple_of("model.time_depth", self.time_depth, "model.space_depth", self.space_depth)
+        height_width("model.model_resolution", self.model_resolution)
 
 
 @dataclass
@@ -116,21 +107,15 @@ class DataSettings(KubricSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.query_sampling not in ("random", "first"):
-            raise ConfigError(
-                f"data.query_sampling={self.query_sampling}; allowed are random and first"
-            )
-        refuse_below("data", self, {"sequence_len": 1, "traj_per_sample": 1, "repeat": 1})
+        one_of("data.query_sampling", self.query_sampling, ("random", "first"))
+        each_within("data", self, ("sequence_len", "traj_per_sample", "repeat"), 1)
         if self.sources is not None and not self.sources:
             raise ConfigError(
                 "data.sources=[] leaves nothing to train on; null trains on data.root, or give a "
                 "list of {root: FOLDER, weight: NUMBER}"
             )
         for number, source in enumerate(self.sources or ()):
-            if not 0 < source.weight < float("inf"):
-                raise ConfigError(
-                    f"data.sources[{number}].weight={source.weight}; allowed is a number above 0"
-                )
+            within(f"data.sources[{number}].weight", source.weight, 0, above=True)
         shortest = self.random_sequence_len
         if shortest is not None and not 1 <= shortest < self.sequence_len:
             raise ConfigError(
@@ -159,10 +144,9 @@ class LossSettings:
     confidence_radius: float = MISSING
 
     def __post_init__(self) -> None:
-        for name in ("visible", "invisible", "visibility", "confidence"):
-            within(f"loss.{name}_weight", getattr(self, f"{name}_weight"), 0)
-        for key in ("gamma", "huber_delta", "confidence_radius"):
-            within(f"loss.{key}", getattr(self, key), 0, above=True)
+        terms = ("visible", "invisible", "visibility", "confidence")
+        each_within("loss", self, [f"{term}_weight" for term in terms], 0)
+        each_within("loss", self, ("gamma", "huber_delta", "confidence_radius"), 0, above=True)
 
 
 @dataclass
@@ -186,12 +170,9 @@ class EvaluationSettings(ScoringSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         within("evaluation.visible_threshold", self.visible_threshold, 0, 1)
-        grids = {"grid_size": 0, "local_grid_size": 0, "random_points": 0}
-        refuse_below("evaluation", self, {"queries_per_batch": 1, **grids})
-        if len(self.resolution) != 2 or min(self.resolution) < 2:
-            raise ConfigError(
-                f"evaluation.resolution={list(self.resolution)}; it takes [height, width] in pixels"
-            )
+        each_within("evaluation", self, ("grid_size", "local_grid_size", "random_points"), 0)
+        within("evaluation.queries_per_batch", self.queries_per_batch, 1)
+        height_width("evaluation.resolution", self.resolution, least=2)
 
 
 @dataclass

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from omegaconf import MISSING
 
-from overt.errors import ConfigError, nearest, one_of, within
+from overt.checks import each_within, height_width, lowest_highest, one_of, within
+from overt.errors import ConfigError, nearest
 
 CUSTOM = "custom"
 
@@ -63,8 +64,7 @@ class PredictorSettings:
     mlp_ratio: float = MISSING
 
     def __post_init__(self) -> None:
-        for key in ("width", "depth", "num_heads"):
-            within(f"model.predictor.{key}", getattr(self, key), 1)
+        each_within("model.predictor", self, ("width", "depth", "num_heads"), 1)
         within("model.predictor.mlp_ratio", self.mlp_ratio, 0, above=True)
 
 
@@ -79,8 +79,7 @@ class EmaSettings:
     stretch: float = MISSING
 
     def __post_init__(self) -> None:
-        for key in ("momentum", "momentum_end"):
-            within(f"model.ema.{key}", getattr(self, key), 0, 1)
+        each_within("model.ema", self, ("momentum", "momentum_end"), 0, 1)
         within("model.ema.momentum_warmup_epochs", self.momentum_warmup_epochs, 0)
         within("model.ema.stretch", self.stretch, 0, above=True)
 
@@ -165,8 +164,8 @@ class ModelSettings:
         one_of("model.projection", self.projection, ("none", "predictions", "shared"))
         one_of("model.projection_norm", self.projection_norm, ("layernorm", "batchnorm", "none"))
         one_of("model.fpn.fusion_method", self.fpn.fusion_method, ("add", "concat"))
-        for key in ("embed_dim", "depth", "num_heads", "patch_size", "num_hierarchies"):
-            within(f"model.{key}", getattr(self, key), 1)
+        sizes_given = ("embed_dim", "depth", "num_heads", "patch_size", "num_hierarchies")
+        each_within("model", self, sizes_given, 1)
         within("model.drop_path_rate", self.drop_path_rate, 0, 1, below=True)
         if self.fpn.use_fpn and self.projection == "none":
             raise ConfigError(
@@ -272,13 +271,10 @@ class MaskingSettings:
         one_of("data.masking.kind", self.kind, ("ijepa", "multiblock", "hierarchical"))
         one_of("data.masking.context", self.context, ("block", "rest"))
         one_of("data.masking.predict", self.predict, ("blocks", "union"))
-        for key in ("mask_scale", "context_scale", "aspect_ratio"):
-            pair = getattr(self, key)
-            largest = float("inf") if key == "aspect_ratio" else 1.0
-            if len(pair) != 2 or not 0 < pair[0] <= pair[1] <= largest:
-                raise ConfigError(f"data.masking.{key}={list(pair)}; give [lowest, highest]")
-        for key in ("num_masks", "num_context_masks", "min_keep"):
-            within(f"data.masking.{key}", getattr(self, key), 1)
+        lowest_highest("data.masking.mask_scale", self.mask_scale, most=1)
+        lowest_highest("data.masking.context_scale", self.context_scale, most=1)
+        lowest_highest("data.masking.aspect_ratio", self.aspect_ratio)
+        each_within("data.masking", self, ("num_masks", "num_context_masks", "min_keep"), 1)
         if self.max_keep is not None and self.max_keep < self.min_keep:
             raise ConfigError(
                 f"data.masking.max_keep={self.max_keep} is below min_keep={self.min_keep}; raise "
@@ -300,8 +296,7 @@ class SyntheticSettings:
     seed: int = MISSING
 
     def __post_init__(self) -> None:
-        for key in ("classes", "per_class", "size"):
-            within(f"data.synthetic.{key}", getattr(self, key), 1)
+        each_within("data.synthetic", self, ("classes", "per_class", "size"), 1)
 
 
 @dataclass
@@ -319,11 +314,7 @@ class AugmentationSettings:
 
     def __post_init__(self) -> None:
         one_of("data.augmentation.interpolation", self.interpolation, ("bilinear", "bicubic"))
-        pair = self.crop_scale
-        if len(pair) != 2 or not 0 < pair[0] <= pair[1] <= 1:
-            raise ConfigError(
-                f"data.augmentation.crop_scale={list(pair)}; give [lowest, highest] within 0 to 1"
-            )
+        lowest_highest("data.augmentation.crop_scale", self.crop_scale, most=1)
         within("data.augmentation.color_jitter", self.color_jitter, 0)
 
 
@@ -349,10 +340,7 @@ class DataSettings:
     masking: MaskingSettings = MISSING
 
     def __post_init__(self) -> None:
-        if len(self.image_size) != 2 or min(self.image_size) < 1:
-            raise ConfigError(
-                f"data.image_size={list(self.image_size)}; it takes [height, width] in pixels"
-            )
+        height_width("data.image_size", self.image_size)
         within("data.held_out", self.held_out, 0, 1, below=True)
         for key in ("mean", "std"):
             if len(getattr(self, key)) != 3:
@@ -398,11 +386,13 @@ class LossSettings:
         one_of("loss.sigreg_test", self.sigreg_test, ("char_function", "reference_points"))
         for weight in self.hierarchy_weights:
             within("loss.hierarchy_weights", weight, 0)
-        names = ("vicreg", "vicreg_variance", "vicreg_covariance", "sigreg", "contrastive")
-        for name in names:
-            within(f"loss.{name}_weight", getattr(self, f"{name}_weight"), 0)
-        for key in ("huber_delta", "vicreg_eps", "contrastive_temperature"):
-            within(f"loss.{key}", getattr(self, key), 0, above=True)
+        weights = (
+            "vicreg_weight", "vicreg_variance_weight", "vicreg_covariance_weight", "sigreg_weight",
+            "contrastive_weight",
+        )  # fmt: skip
+        each_within("loss", self, weights, 0)
+        positive = ("huber_delta", "vicreg_eps", "contrastive_temperature")
+        each_within("loss", self, positive, 0, above=True)
         within("loss.sigreg_num_slices", self.sigreg_num_slices, 1)
 
     @property
@@ -430,8 +420,7 @@ class CollapseSettings:
     stop_after: int | None = MISSING
 
     def __post_init__(self) -> None:
-        for key in ("every_steps", "max_tokens", "stop_after"):
-            within(f"evaluation.collapse.{key}", getattr(self, key), 1)
+        each_within("evaluation.collapse", self, ("every_steps", "max_tokens", "stop_after"), 1)
 
 
 @dataclass
@@ -472,13 +461,11 @@ class EvaluationSettings:
     collapse: CollapseSettings = MISSING
 
     def __post_init__(self) -> None:
-        for key in ("max_samples", "batch_size", "k", "layers"):
-            within(f"evaluation.{key}", getattr(self, key), 1)
+        each_within("evaluation", self, ("max_samples", "batch_size", "k", "layers"), 1)
         within("evaluation.temperature", self.temperature, 0, above=True)
         for name in ("linear_probe", "attentive_probe"):
             probe, section = getattr(self, name), f"evaluation.{name}"
-            within(f"{section}.epochs", probe.epochs, 1)
-            within(f"{section}.batch_size", probe.batch_size, 1)
+            each_within(section, probe, ("epochs", "batch_size"), 1)
             within(f"{section}.lr", probe.lr, 0, above=True)
 
 

@@ -6,6 +6,7 @@ are left out, counted and named.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from overt.distributed import World, sum_over_processes
+from overt.evaluation import own_batches
 from overt.metrics.collapse import reference_metrics
 from overt.metrics.features import Features, export_features, gather_features, knn_accuracy
 from overt.metrics.probes import ProbeSettings, attentive_probe_accuracy, linear_probe_accuracy
@@ -154,21 +156,25 @@ def held_out_loss(
         settings.evaluation.batch_size,
         images_used(images, settings.evaluation.max_samples),
     )
-    sums = torch.zeros(2, levels, dtype=torch.float64, device=device)
+    batches = math.ceil(len(used) / size)
+    # A row for each batch, filled by one rank: the sum over ranks then rounds nothing, and the sum
+    # over batches is the same for any world size.
+    sums = torch.zeros(batches, 2, levels, dtype=torch.float64, device=device)
     skipped = torch.zeros((), dtype=torch.float64, device=device)
     ones = torch.ones(levels, device=device)
-    for start in range(world.rank * size, len(used), world.world_size * size):
-        chosen = used[start : start + size].tolist()
-        samples = [one for one in map(images.try_sample, chosen) if one is not None]
+    for indices in own_batches(world, len(used), size):
+        chosen = used[indices.start : indices.stop].tolist()
+        samples = [sample for sample in map(images.try_sample, chosen) if sample is not None]
         skipped += len(chosen) - len(samples)
         if not samples:
             continue
         batch = collate(samples)
         layout = to_device(batch.layout, device)
         output = model(batch.images.to(device), layout)
-        sums[0] += torch.stack(level_losses(output, ones)).double()
-        sums[1] += valid_counts(layout.pooling, levels)
-    totals, counts = sum_over_processes(sums).tolist()
+        row = sums[indices.start // size]
+        row[0] = torch.stack(level_losses(output, ones))
+        row[1] = valid_counts(layout.pooling, levels)
+    totals, counts = sum_over_processes(sums).sum(dim=0).tolist()
     means = [total / max(valid, 1) for total, valid in zip(totals, counts, strict=True)]
     weights = settings.loss.hierarchy_weights
     weighted = sum(mean * weight for mean, weight in zip(means, weights, strict=True))

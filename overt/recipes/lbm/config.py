@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from omegaconf import MISSING
 
-from overt.data.tracking.settings import HELD_OUT, KubricSettings, ScoringSettings, refuse_below
+from overt.checks import each_within, height_width, multiple_of, one_of, within
+from overt.data.tracking.settings import HELD_OUT, KubricSettings, ScoringSettings
 from overt.errors import ConfigError
 
 RECOMPUTE = ("none", "maps", "frames")
@@ -50,39 +51,23 @@ class ModelSettings:
     backbone_weights: str | None = MISSING
 
     def __post_init__(self) -> None:
-        if len(self.input_size) != 2 or any(side < 32 or side % 32 for side in self.input_size):
-            raise ConfigError(
-                f"model.input_size={list(self.input_size)}; it takes [height, width], multiples "
-                "of 32"
-            )
-        if self.embed_dim % self.num_heads:
-            raise ConfigError(
-                f"model.embed_dim={self.embed_dim} is not a multiple of "
-                f"model.num_heads={self.num_heads}"
-            )
-        least = {
-            "num_layers": 2, "num_heads": 1, "num_levels": 1, "num_neighbors": 1,
-            "top_k_regions": 1, "memory_size": 1, "backbone_width": 1,
-        }  # fmt: skip
-        refuse_below("model", self, least)
+        height_width("model.input_size", self.input_size, least=32, multiple=32)
+        within("model.num_layers", self.num_layers, 2)
+        sizes = (
+            "embed_dim", "num_heads", "num_levels", "num_neighbors", "top_k_regions",
+            "memory_size", "backbone_width",
+        )  # fmt: skip
+        each_within("model", self, sizes, 1)
+        multiple_of("model.embed_dim", self.embed_dim, "model.num_heads", self.num_heads)
         if self.num_levels > 4:
             raise ConfigError(
                 f"model.num_levels={self.num_levels}; at most 4: the input's sides are multiples "
                 "of 32, and the coarsest cell is then 32 pixels wide"
             )
-        for key in ("dropout", "random_memory_mask_drop"):
-            if not 0 <= getattr(self, key) < 1:
-                raise ConfigError(f"model.{key}={getattr(self, key)}; allowed is 0 to below 1")
-        if not 0 < self.visible_threshold < 1:
-            raise ConfigError(
-                f"model.visible_threshold={self.visible_threshold}; allowed is above 0 to below 1"
-            )
-        if self.recompute not in RECOMPUTE:
-            raise ConfigError(
-                f"model.recompute={self.recompute}; allowed are {', '.join(RECOMPUTE)}"
-            )
-        if self.temperature <= 0:
-            raise ConfigError(f"model.temperature={self.temperature}; allowed is a number above 0")
+        each_within("model", self, ("dropout", "random_memory_mask_drop"), 0, 1, below=True)
+        within("model.visible_threshold", self.visible_threshold, 0, 1, above=True, below=True)
+        one_of("model.recompute", self.recompute, RECOMPUTE)
+        within("model.temperature", self.temperature, 0, above=True)
 
 
 @dataclass
@@ -94,7 +79,7 @@ class DataSettings(KubricSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse_below("data", self, {"frames": 1, "points": 1})
+        each_within("data", self, ("frames", "points"), 1)
 
 
 @dataclass
@@ -125,12 +110,8 @@ class EvaluationSettings(ScoringSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse_below("evaluation", self, {"memory_size": 1})
-        if not 0 < self.visible_threshold < 1:
-            raise ConfigError(
-                f"evaluation.visible_threshold={self.visible_threshold}; allowed is above 0 to "
-                "below 1"
-            )
+        within("evaluation.memory_size", self.memory_size, 1)
+        within("evaluation.visible_threshold", self.visible_threshold, 0, 1, above=True, below=True)
 
 
 @dataclass

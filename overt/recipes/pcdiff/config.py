@@ -6,11 +6,11 @@ Sizes are those of Friedrich et al., arXiv:2303.08061. This file does not import
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from omegaconf import MISSING
 
-from overt.errors import ConfigError, one_of
+from overt.checks import each_within, one_of, within
+from overt.errors import ConfigError
 
 DATASETS = ("skullbreak", "skullfix")
 SCHEDULES = ("linear", "warm0.1", "warm0.2", "warm0.5", "cosine")
@@ -73,7 +73,7 @@ class DiffusionSettings:
                 f"model.diffusion.beta_start={self.beta_start} and beta_end={self.beta_end}; "
                 "allowed is 0 < beta_start < beta_end < 1"
             )
-        _at_least("model.diffusion.steps", self.steps, 2)
+        within("model.diffusion.steps", self.steps, 2)
 
 
 @dataclass
@@ -99,33 +99,30 @@ class ModelSettings:
                 f"model.down has {len(self.down)} levels and model.up {len(self.up)}; there is one "
                 "on the way up for each on the way down"
             )
-        _at_least("model.embed_dim", self.embed_dim, 4)
+        within("model.embed_dim", self.embed_dim, 4)
+        multipliers = ("width_multiplier", "resolution_multiplier")
+        each_within("model", self, multipliers, 0, above=True)
         self._check_width("the last layer's 128", 128)
-        if self.dropout is not None and not 0 <= self.dropout < 1:
-            raise ConfigError(f"model.dropout={self.dropout}; allowed is 0 to below 1, or null")
+        within("model.dropout", self.dropout, 0, 1, below=True)
         for number, level in enumerate(self.down):
             self._check_widths(f"model.down[{number}]", level)
         for number, step in enumerate(self.up):
             self._check_widths(f"model.up[{number}]", step)
+        positive = ("centers", "radius", "neighbours", "pairs_per_center")
         for number, level in enumerate(self.down):
-            for key in ("centers", "radius", "neighbours", "pairs_per_center"):
-                value = getattr(level, key)
-                if value is not None and value <= 0:
-                    raise ConfigError(
-                        f"model.down[{number}].{key}={value}; allowed is a number above 0"
-                    )
+            each_within(f"model.down[{number}]", level, positive, 0, above=True)
 
     def _check_widths(self, where: str, level: DownSettings | UpSettings) -> None:
         block = level.convolutions
         widths = {f"{where}.widths": list(level.widths)}
         if block is not None:
             widths[f"{where}.convolutions.channels"] = [block.channels]
-            _at_least(
+            within(
                 f"{where}.convolutions.resolution x model.resolution_multiplier",
                 int(block.resolution * self.resolution_multiplier),
                 1,
             )
-            _at_least(f"{where}.convolutions.count", block.count, 1)
+            within(f"{where}.convolutions.count", block.count, 1)
         for key, values in widths.items():
             for value in values:
                 self._check_width(f"{key}={value}", value)
@@ -175,14 +172,13 @@ class DataSettings:
 
     def __post_init__(self) -> None:
         one_of("data.dataset", self.dataset, DATASETS)
-        _at_least("data.num_implant_points", self.num_implant_points, 1)
+        within("data.num_implant_points", self.num_implant_points, 1)
         if self.num_points <= self.num_implant_points:
             raise ConfigError(
                 f"data.num_points={self.num_points} counts the {self.num_implant_points} of "
                 "data.num_implant_points; it must be larger"
             )
-        if self.rotation_degrees < 0:
-            raise ConfigError(f"data.rotation_degrees={self.rotation_degrees}; allowed is 0 and up")
+        within("data.rotation_degrees", self.rotation_degrees, 0)
         if self.synthetic is not None and self.dataset != "skullbreak":
             raise ConfigError("data.synthetic writes the layout of skullbreak; set data.dataset so")
 
@@ -200,8 +196,7 @@ class LossSettings:
 
     def __post_init__(self) -> None:
         one_of("loss.type", self.type, LOSSES)
-        if self.min_snr_gamma <= 0:
-            raise ConfigError(f"loss.min_snr_gamma={self.min_snr_gamma}; allowed is above 0")
+        within("loss.min_snr_gamma", self.min_snr_gamma, 0, above=True)
 
 
 @dataclass
@@ -236,18 +231,10 @@ class EvaluationSettings:
 
     def __post_init__(self) -> None:
         one_of("evaluation.sampler", self.sampler, SAMPLERS)
-        _at_least("evaluation.ensemble", self.ensemble, 1)
-        _at_least("evaluation.batch_size", self.batch_size, 1)
-        _at_least("evaluation.loss_times", self.loss_times, 0)
-        if self.cases is not None:
-            _at_least("evaluation.cases", self.cases, 1)
-        if not 0 <= self.eta <= 1:
-            raise ConfigError(f"evaluation.eta={self.eta}; allowed is 0 to 1")
-        for name in ("border_mm", "found_mm", "solid_mm"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(
-                    f"evaluation.{name}={getattr(self, name)}; allowed is a number above 0"
-                )
+        each_within("evaluation", self, ("ensemble", "batch_size", "cases"), 1)
+        within("evaluation.loss_times", self.loss_times, 0)
+        within("evaluation.eta", self.eta, 0, 1)
+        each_within("evaluation", self, ("border_mm", "found_mm", "solid_mm"), 0, above=True)
 
 
 @dataclass
@@ -267,8 +254,3 @@ class Settings:
             raise ConfigError(
                 f"evaluation.loss_times={self.evaluation.loss_times}; there are only {total} steps"
             )
-
-
-def _at_least(key: str, value: Any, least: int) -> None:
-    if value < least:
-        raise ConfigError(f"{key}={value}; allowed is {least} or more")

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from overt.data.rng import sample_rng
 from overt.data.skulls.lists import Cloud, Points, draw_points, known_cloud
-from overt.distributed import World, gather_objects
-from overt.evaluation import NamedRow, Row, summarize
+from overt.distributed import World
+from overt.evaluation import NamedRow, Row, score_batches, summarize, with_names
 from overt.recipe import Recipe, StepOutput
 from overt.recipes.pcdiff.config import ConvolutionSettings, ModelSettings, Settings
 from overt.recipes.pcdiff.data import (
@@ -136,23 +136,17 @@ class PCDiffRecipe(Recipe):
         return summarize(self.evaluate_rows(model, world))
 
     def evaluate_rows(self, model: nn.Module, world: World) -> list[NamedRow]:
-        """The same for each skull. Batches do not depend on the number of processes."""
+        """The same for each skull."""
         settings = self.settings.evaluation
         cases = HeldOutCases(self.settings.data, settings)
         plan = make_plan(self.settings.model.diffusion, settings)
         arrays = self.arrays_on(next(model.parameters()).device)
-        size = settings.batch_size
-        batches = [
-            range(first, min(first + size, len(cases))) for first in range(0, len(cases), size)
-        ]
-        own: dict[int, Row] = {}
-        for indices in batches[world.rank :: world.world_size]:
-            scores = score_batch(cast(Denoiser, model), cases, indices, settings, plan, arrays)
-            own |= dict(zip(indices, scores, strict=True))
-        rows: dict[int, Row] = {}
-        for part in gather_objects(own):
-            rows |= part
-        return [{"name": cases.items[index].name, **rows[index]} for index in range(len(cases))]
+
+        def score(indices: range) -> list[Row]:
+            return score_batch(cast(Denoiser, model), cases, indices, settings, plan, arrays)
+
+        rows = score_batches(world, len(cases), settings.batch_size, score)
+        return with_names([item.name for item in cases.items], rows)
 
     def visualize(self, model: nn.Module) -> dict[str, Tensor]:
         """The first held-out skulls with sampled and true implants, from several sides."""

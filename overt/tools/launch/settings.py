@@ -14,6 +14,7 @@ from typing import Any, cast
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
+from overt.checks import each_within, one_of
 from overt.config import CONF
 from overt.errors import ConfigError, nearest
 
@@ -44,22 +45,10 @@ class SlurmSettings:
     mounts: list[str] = MISSING
 
     def __post_init__(self) -> None:
-        for key, allowed in (
-            ("tasks_per", ("node", "gpu")),
-            ("container_runtime", ("apptainer", "pyxis")),
-        ):
-            value = getattr(self, key)
-            if value not in allowed:
-                raise ConfigError(
-                    f"{key}={value}{nearest(value, allowed)}; allowed are {', '.join(allowed)}"
-                )
-        for key in ("signal_seconds", "rendezvous_seconds", "cpus_per_process"):
-            value = getattr(self, key)
-            if value is not None and value < 1:
-                raise ConfigError(f"{key}={value}; allowed is 1 or more")
-        for key in ("max_restarts", "max_requeues", "max_fruitless"):
-            if getattr(self, key) < 0:
-                raise ConfigError(f"{key}={getattr(self, key)}; allowed is 0 or more")
+        one_of("tasks_per", self.tasks_per, ("node", "gpu"))
+        one_of("container_runtime", self.container_runtime, ("apptainer", "pyxis"))
+        each_within("", self, ("signal_seconds", "rendezvous_seconds", "cpus_per_process"), 1)
+        each_within("", self, ("max_restarts", "max_requeues", "max_fruitless"), 0)
         for name in self.env:
             if not re.fullmatch(r"[A-Za-z_]\w*", name):
                 raise ConfigError(f"env: {name!r} is no name of a variable; write NAME=VALUE")

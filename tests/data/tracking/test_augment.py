@@ -129,10 +129,13 @@ def test_a_clip_of_one_frame():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"erase_probability": 1.1}, r"erase_probability=1\.1; allowed is 0 to 1"),
+        (
+            {"erase_probability": 1.1},
+            r"erase_probability=1\.1; it must be at least 0 and at most 1",
+        ),
         ({"flip_vertical": -0.1}, r"flip_vertical=-0\.1"),
         ({"hue": 0.6}, r"hue=0\.6"),
-        ({"scale": [1.2, 0.8]}, r"scale=\[1\.2, 0\.8\]; it takes \[from, to\]"),
+        ({"scale": [1.2, 0.8]}, r"scale=\[1\.2, 0\.8\]; give \[lowest, highest\]"),
         ({"blur_sigma": [0.0, 1.0]}, r"blur_sigma=\[0\.0, 1\.0\]"),
         ({"erase_size": [5]}, r"erase_size=\[5\]"),
         ({"erase_size": [5, 5]}, r"erase_size: its end is exclusive"),

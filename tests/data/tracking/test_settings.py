@@ -10,14 +10,14 @@ from overt.errors import ConfigError
 
 RECIPES = ("cotracker3_tiny", "lbm_tiny")
 REFUSED = [
-    ("data.crop_size=[32]", r"data\.crop_size=\[32\]; it takes \[height, width\]"),
+    ("data.crop_size=[32]", r"data\.crop_size=\[32\]; give \[height, width\]"),
     ("data.held_out=-1", r"data\.held_out=-1; it must be at least 0"),
     ("data.root=null", r"data\.root; add data\.root=FOLDER"),
     ("evaluation.frames=0", r"evaluation\.frames=0; it must be at least 1"),
     ("evaluation.points_per_sequence=0", r"points_per_sequence=0; it must be at least 1"),
     ("evaluation.dataset=davis", r"did you mean tapvid_davis\?"),
     ("evaluation.dataset=tapvid_davis", r"needs evaluation\.dataset_root=FOLDER"),
-    ("evaluation.query_mode=last", r"allowed are first, strided"),
+    ("evaluation.query_mode=last", r"use one of first, strided"),
 ]
 
 

@@ -14,7 +14,6 @@ from overt.config import load
 from overt.distributed import World, init_distributed
 from overt.errors import ConfigError
 from overt.evaluation import summarize
-from overt.recipes.blade.evaluation import score_batches
 from overt.recipes.blade.loss import depth_errors
 
 STAGES = ("depthnet", "posenet", "pretext")
@@ -207,18 +206,6 @@ def test_a_pretext_backbone_serves_depthnet(tmp_path: Path) -> None:
     model.require_weights("")
     stored = weights(run, 4)["depth_backbone.pretrained.cls_token"]
     assert torch.equal(model.depth_backbone.pretrained.cls_token, stored)
-
-
-def test_batches_are_scored_once_each() -> None:
-    seen: list[range] = []
-
-    def score(chosen: range) -> list[dict[str, float]]:
-        seen.append(chosen)
-        return [{"index": float(index)} for index in chosen]
-
-    found = score_batches(ALONE, 7, 3, score)
-    assert [row["index"] for row in found] == list(range(7))
-    assert seen == [range(3), range(3, 6), range(6, 7)]
 
 
 def test_every_recipe_says_what_it_runs_on(root: Path) -> None:

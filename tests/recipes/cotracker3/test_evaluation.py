@@ -236,7 +236,7 @@ def test_the_command_writes_table_and_json(
 REFUSED = [
     (["evaluation.dataset=davis"], "did you mean tapvid_davis"),
     (["evaluation=tapvid_davis", "evaluation.dataset_root=null"], "evaluation.dataset_root=FOLDER"),
-    (["evaluation.query_mode=last"], "allowed are first, strided"),
+    (["evaluation.query_mode=last"], "use one of first, strided"),
     (["evaluation.queries_per_batch=0"], "at least 1"),
     (["evaluation.grid_size=-1"], "at least 0"),
     (["evaluation.resolution=[256]"], "[height, width]"),

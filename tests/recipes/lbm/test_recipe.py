@@ -225,7 +225,7 @@ def test_the_encoder_starts_from_torchvisions_file(data_root: Path, tmp_path: Pa
         (["model.embed_dim=30"], r"not a multiple of model\.num_heads"),
         (["model.num_layers=1"], r"model\.num_layers=1; it must be at least 2"),
         (["model.num_levels=5"], "at most 4"),
-        (["model.dropout=1.0"], r"model\.dropout=1\.0; allowed is 0 to below 1"),
+        (["model.dropout=1.0"], r"model\.dropout=1\.0; it must be at least 0 and below 1"),
         (["model.temperature=0"], r"model\.temperature=0"),
         (["model.visible_threshold=1"], r"model\.visible_threshold=1"),
         (["data.points=0"], r"data\.points=0; it must be at least 1"),

@@ -72,7 +72,7 @@ def test_the_table_of_the_scaling_guide(
 REFUSED = {
     "model.diffusion.schedule=lineer": "did you mean linear",
     "model.diffusion.beta_end=1.5": "beta_start < beta_end < 1",
-    "model.dropout=1.0": "0 to below 1",
+    "model.dropout=1.0": "at least 0 and below 1",
     "model.width_multiplier=0.3": "multiple of 8",
     "model.up=[]": "one on the way up for each",
     "data.dataset=skullbrake": "did you mean skullbreak",
@@ -80,7 +80,7 @@ REFUSED = {
     "loss.type=mae": "did you mean mse",
     "evaluation.sampler=dpm": "did you mean ddpm",
     "evaluation.steps=1": "2 to model.diffusion.steps",
-    "evaluation.ensemble=0": "1 or more",
+    "evaluation.ensemble=0": "at least 1",
     "evaluation.found_mm=0": "above 0",
 }
 

@@ -28,9 +28,9 @@ def test_the_command_line_wins_over_the_site_and_the_site_over_the_defaults(tmp_
     ("options", "expected"),
     [
         ({"tasks_per": "gpus"}, "did you mean gpu?"),
-        ({"container_runtime": "docker"}, "allowed are apptainer, pyxis"),
-        ({"signal_seconds": 0}, "allowed is 1 or more"),
-        ({"max_fruitless": -1}, "allowed is 0 or more"),
+        ({"container_runtime": "docker"}, "use one of apptainer, pyxis"),
+        ({"signal_seconds": 0}, "it must be at least 1"),
+        ({"max_fruitless": -1}, "it must be at least 0"),
         ({"time": "1:00", "signal_seconds": 60}, "ask for more time"),
         ({"time": "a day"}, "DAYS-HH:MM:SS"),
         ({"env": {"A B": "c"}}, "no name of a variable"),

@@ -1,0 +1,220 @@
+"""From composed values to a checked, typed configuration: every key, type and number, or refused.
+
+Nothing after `check` sees a DictConfig. Never imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, is_dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast, get_type_hints
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
+
+from overt.checks import finite
+from overt.config.schema import (
+    CheckpointSection,
+    LoggingSection,
+    OptimizerSection,
+    RecipeSection,
+    Schema,
+    TrainingSection,
+)
+from overt.errors import ConfigError, nearest
+from overt.recipe import Recipe, check_recipe
+from overt.schedule import build_schedule
+
+RECIPE_SECTIONS = ("model", "data", "loss", "evaluation")
+# Stands for paths of the section `data` where no data set is needed; shows up in errors as a path.
+NO_DATA = "(data.root was not given)"
+
+
+@dataclass(frozen=True)
+class Config:
+    """A configuration that has passed every check. `text` is the resolved YAML, enough to rerun."""
+
+    exp_name: str
+    output_dir: str
+    seed: int
+    recipe: RecipeSection
+    training: TrainingSection
+    optimizer: OptimizerSection
+    schedule: dict[str, Any]
+    logging: LoggingSection
+    checkpoint: CheckpointSection
+    settings: Any
+    text: str
+
+    @property
+    def run_dir(self) -> Path:
+        return Path(self.output_dir) / self.exp_name
+
+
+def check(values: DictConfig, allowed: Sequence[str], needs_data: bool = True) -> Config:
+    """Merge the values into the typed schema, the recipe's own part included, or refuse."""
+    checked = cast(DictConfig, _merge(OmegaConf.structured(Schema), values))
+    _refuse_missing(checked, ("recipe",))
+    for key in ("recipe._target_", "recipe.settings", "optimizer._target_"):
+        _check_allowed(key, str(OmegaConf.select(checked, key)), allowed)
+    settings_class = import_target("recipe.settings", checked.recipe.settings)
+    # A recipe may do without a section; what nobody gave a value needs no name either.
+    sections = {name: checked[name] for name in RECIPE_SECTIONS if values.get(name)}
+    settings = _merge(OmegaConf.structured(settings_class), sections)
+    if not needs_data:
+        _leave_data_open(settings.get("data"))
+    for name in RECIPE_SECTIONS:
+        checked[name] = settings.get(name, {})
+    _refuse_missing(checked)
+    _refuse_nonfinite(checked)
+    engine = OmegaConf.masked_copy(
+        checked, [field.name for field in fields(Schema) if field.name not in RECIPE_SECTIONS]
+    )
+    parts = {str(name): _to_object(engine[name]) for name in engine}
+    for tracker in parts["logging"].trackers:
+        _check_allowed("logging.trackers", tracker["_target_"], allowed)
+    # Whatever the schedule refuses, it refuses now: the numbers here only stand in.
+    build_schedule(parts["schedule"], base_value=1.0, epochs=1.0, steps_per_epoch=1)
+    decay = parts["optimizer"].weight_decay_schedule
+    if decay is not None:
+        build_schedule(decay, 1.0, 1.0, 1, where="optimizer.weight_decay_schedule")
+    # A recipe's section may refer to any other, ${training.cuda_graph} for example.
+    whole = cast(DictConfig, OmegaConf.create(OmegaConf.to_container(checked, resolve=True)))
+    settings = _merge(settings, {name: whole[name] for name in sections})
+    return Config(**parts, settings=_to_object(settings), text=OmegaConf.to_yaml(whole))
+
+
+def _merge(schema: Any, values: Any) -> Any:
+    try:
+        return OmegaConf.merge(schema, values)
+    except ConfigKeyError as error:
+        key = str(error.full_key)
+        raise ConfigError(
+            f"there is no key {key}{nearest(key, list(dotted_keys(schema)))}"
+        ) from error
+    except OmegaConfBaseException as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"{error.full_key or 'the configuration'}: {reason}") from error
+
+
+def _to_object(node: Any) -> Any:
+    """Typed dataclasses (their own checks run here) or plain values."""
+    if not OmegaConf.is_config(node):
+        return node
+    try:
+        return OmegaConf.to_object(node)
+    except OmegaConfBaseException as error:
+        raise ConfigError(str(error).splitlines()[0]) from error
+
+
+def _refuse_missing(values: DictConfig, sections: Sequence[str] = ()) -> None:
+    try:
+        keys = sorted(OmegaConf.missing_keys(values))
+    except OmegaConfBaseException as error:  # an interpolation that leads nowhere
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"{error.full_key or 'the configuration'}: {reason}") from error
+    missing = [key for key in keys if not sections or key.partition(".")[0] in sections]
+    if missing:
+        raise ConfigError(
+            "these keys have no value yet: "
+            + ", ".join(missing)
+            + "; give them on the command line as KEY=VALUE"
+        )
+
+
+def _leave_data_open(data: Any) -> None:
+    """Give every path of the section `data` that is missing, and a null `root`, a stand-in."""
+    if not OmegaConf.is_dict(data):
+        return
+    unset = {key for key in map(str, data) if OmegaConf.is_missing(data, key)}
+    if "root" in data and "root" not in unset and data.root is None:
+        unset.add("root")
+    for key in unset:
+        # A number has no stand-in: it stays missing, and is refused as such.
+        with suppress(ValidationError):
+            data[key] = NO_DATA
+
+
+def _refuse_nonfinite(values: Any, prefix: str = "") -> None:
+    """Refuse NaN and Inf for every number, unless its field has `metadata={"finite": False}`."""
+    if OmegaConf.is_list(values):
+        children = [(f"{prefix}[{index}]", index) for index in range(len(values))]
+    else:
+        kind = OmegaConf.get_type(values)
+        exempt = [
+            field.name
+            for field in (fields(kind) if kind is not None and is_dataclass(kind) else ())
+            if not field.metadata.get("finite", True)
+        ]
+        keys = [key for key in values if key not in exempt]
+        children = [(f"{prefix}.{key}" if prefix else str(key), key) for key in keys]
+    for name, key in children:
+        try:
+            value = values[key]
+        except OmegaConfBaseException as error:  # an interpolation that leads nowhere
+            raise ConfigError(f"{name}: {str(error).splitlines()[0]}") from error
+        if OmegaConf.is_config(value):
+            _refuse_nonfinite(value, name)
+        elif isinstance(value, float):
+            finite(name, value)
+
+
+def _check_allowed(key: str, target: str, allowed: Sequence[str]) -> None:
+    if not any(target.startswith(package + ".") for package in allowed):
+        raise ConfigError(
+            f"{key}={target} is not allowed: a configuration may name classes of "
+            f"{', '.join(allowed)} only. If this is your own package, say so on the command line: "
+            "--package FOLDER"
+        )
+
+
+def import_target(key: str, target: str) -> Any:
+    """The object behind a dotted path; the original error is shown where its module fails."""
+    module_name, _, name = target.rpartition(".")
+    try:
+        module = import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(
+            f"{key}={target}: importing {module_name} failed with {type(error).__name__}: {error}"
+        ) from error
+    if not hasattr(module, name):
+        public = [word for word in dir(module) if not word.startswith("_")]
+        raise ConfigError(f"{key}={target}: {module_name} has no {name}{nearest(name, public)}")
+    return getattr(module, name)
+
+
+def dotted_keys(values: Any, prefix: str = "") -> Iterator[str]:
+    """Every key below a node, sections included."""
+    for key in values:
+        name = f"{prefix}{key}"
+        yield name
+        child = values._get_node(key) if isinstance(values, DictConfig) else None
+        if isinstance(child, DictConfig) and not child._is_none() and not child._is_missing():
+            yield from dotted_keys(child, name + ".")
+
+
+def build_recipe(config: Config) -> Recipe:
+    """The recipe's class, made from its settings. This is where torch is first imported."""
+    kind = import_target("recipe._target_", config.recipe._target_)
+    check_recipe(kind)
+    return cast(Recipe, kind(config.settings))
+
+
+def schema_of(config: Config) -> dict[str, type]:
+    """Dotted section name to the dataclass that describes it, for `overt config --explain`."""
+    found: dict[str, type] = {}
+
+    def visit(prefix: str, kind: Any) -> None:
+        if is_dataclass(kind):
+            found[prefix] = cast(type, kind)
+            for name, hint in get_type_hints(kind).items():
+                visit(f"{prefix}.{name}" if prefix else name, hint)
+
+    visit("", Schema)
+    for name, hint in get_type_hints(type(config.settings)).items():
+        visit(name, hint)
+    visit("schedule", import_target("schedule._target_", config.schedule["_target_"]))
+    return found

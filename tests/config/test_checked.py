@@ -1,0 +1,115 @@
+"""overt/config/checked.py: numbers that are not finite, and data that is not named."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from toy_runs import TOY
+
+from overt.config import CONF, RECIPE_SECTIONS, check, compose_values, import_target, load
+from overt.config.checked import NO_DATA, _refuse_nonfinite
+from overt.config.schema import Schema
+from overt.errors import ConfigError
+
+RECIPES = sorted(path.stem for path in (CONF / "recipe").glob("*.yaml"))
+SEEN: set[tuple[str, str]] = set()
+
+
+def float_keys(values: Any, prefix: str = "") -> Iterator[str]:
+    """Keys below a node that take a float: by the type of the field, else by the value."""
+    keys = range(len(values)) if isinstance(values, ListConfig) else list(values)
+    for key in keys:
+        name = f"{prefix}.{key}" if prefix else str(key)
+        node = values._get_node(key)
+        if isinstance(node, DictConfig | ListConfig):
+            if not node._is_none() and not node._is_missing():
+                yield from float_keys(node, name)
+        elif node._metadata.ref_type is float or isinstance(node._value(), float):
+            yield name
+
+
+def typed(values: DictConfig) -> DictConfig:
+    """The values in the schema of engine and recipe, so that every float is known as one."""
+    whole = OmegaConf.merge(OmegaConf.structured(Schema), values)
+    settings = OmegaConf.structured(import_target("recipe.settings", whole.recipe.settings))
+    merged = OmegaConf.merge(settings, {name: values[name] for name in RECIPE_SECTIONS})
+    for name in RECIPE_SECTIONS:
+        whole[name] = merged[name]
+    return whole
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_float_of_every_recipe_refuses_what_is_not_finite(recipe: str) -> None:
+    values = compose_values([f"recipe={recipe}", "data.root=somewhere"])
+    keys = list(float_keys(typed(values)))
+    assert {"optimizer.lr", "training.timeout_minutes", "training.grad_clip_norm"} <= set(keys)
+    assert any(key.startswith("model.") for key in keys)
+    numbers = itertools.cycle([float("nan"), float("inf"), float("-inf")])
+    for key in keys:
+        owner = str(values.recipe.settings) if key.split(".")[0] in RECIPE_SECTIONS else ""
+        if (owner, key) in SEEN:
+            continue
+        SEEN.add((owner, key))
+        broken = values.copy()
+        number = next(numbers)
+        OmegaConf.update(broken, key, number)
+        with pytest.raises(ConfigError) as refused:
+            check(broken, ["overt", "torch.optim"])
+        shown = str(refused.value).partition("=")[0]
+        assert shown.replace("[", ".").replace("]", "") == key
+        assert str(refused.value).endswith(f"={number} is not finite; use a number such as 1e-4.")
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("optimizer.lr=inf", "optimizer.lr=inf"),
+        ("optimizer.lr=1e400", "optimizer.lr=inf"),
+        ("optimizer.arguments={eps:nan}", "optimizer.arguments.eps=nan"),
+        ("optimizer.arguments.betas=[0.9,inf]", "optimizer.arguments.betas[1]=inf"),
+        ("schedule.final_value=-inf", "schedule.final_value=-inf"),
+        ("logging.trackers=[{_target_:overt.x,rate:nan}]", "logging.trackers[0].rate=nan"),
+        ("loss.scale=nan", "loss.scale=nan"),
+        ("model.dropout=${optimizer.lr} optimizer.lr=inf", "optimizer.lr=inf"),
+        ("model.dropout=${nowhere}", "model.dropout: Interpolation key 'nowhere' not found"),
+    ],
+)
+def test_numbers_of_untyped_sections_and_of_own_recipes_are_looked_at_too(
+    override: str, key: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load(["recipe=toy", *override.split()], packages=[str(TOY)])
+    assert str(refused.value).startswith(key)
+
+
+def test_a_field_may_say_that_it_takes_infinity() -> None:
+    @dataclass
+    class Limits:
+        reach: float = field(default=float("inf"), metadata={"finite": False})
+        step: float = 1.0
+
+    _refuse_nonfinite(OmegaConf.structured(Limits))
+    with pytest.raises(ConfigError, match=r"^step=inf is not finite"):
+        _refuse_nonfinite(OmegaConf.structured(Limits(step=float("inf"))))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_model_can_be_configured_without_naming_data(recipe: str) -> None:
+    named = compose_values([f"recipe={recipe}"])
+    root = None if OmegaConf.is_missing(named.data, "root") else named.data.root
+    config = load([f"recipe={recipe}"], needs_data=False)
+    assert config.settings.data.root == (NO_DATA if root is None else root)
+    if root is not None:
+        assert config == load([f"recipe={recipe}"])
+
+
+def test_a_recipe_without_a_path_of_data_needs_no_stand_in() -> None:
+    config = load(["recipe=toy"], packages=[str(TOY)], needs_data=False)
+    assert config == load(["recipe=toy"], packages=[str(TOY)])
+    values = compose_values(["recipe=toy"], packages=[str(TOY)])
+    values.data.samples = "???"  # a number: no stand-in would be true
+    with pytest.raises(ConfigError, match=r"no value yet: data\.samples"):
+        check(values, ["overt", "torch.optim", "toy_recipe"], needs_data=False)
