@@ -237,13 +237,20 @@ class CheckpointSection:
     accept_changes: list[str] = MISSING
     # weights to start from: any checkpoint file or folder; null: fresh weights
     init_from: str | None = MISSING
+    # keys or prefixes of tensors that init_from leaves at their random start: [head, encoder.pos]
+    init_skip: list[str] = MISSING
 
     def __post_init__(self) -> None:
         one_of("checkpoint.mode", self.mode, ("min", "max"))
         _positive("checkpoint.every_steps", self.every_steps)
         _positive("checkpoint.keep_last_n", self.keep_last_n)
         if self.keep_best_n < 0:
-            raise ConfigError(f"checkpoint.keep_best_n={self.keep_best_n}; allowed is 0 or more")
+            raise ConfigError(f"checkpoint.keep_best_n={self.keep_best_n}; use 0 or more")
+        if self.init_skip and self.init_from is None:
+            raise ConfigError(
+                f"checkpoint.init_skip={list(self.init_skip)} has no effect without weights to "
+                "start from; set checkpoint.init_from, or checkpoint.init_skip=[]"
+            )
 
 
 @dataclass

@@ -28,7 +28,7 @@ from torch import nn
 
 from overt.checkpoint import storage
 from overt.checkpoint.manager import CheckpointManager
-from overt.checkpoint.weights import load_checkpoint
+from overt.checkpoint.weights import load_initial
 from overt.config import Config, differences, import_target
 from overt.distributed import World, broadcast_object, is_main_process
 from overt.engine.batch import advice, learning_rates
@@ -217,12 +217,14 @@ def refuse_other_run(trainer: Trainer, saved: dict[str, Any]) -> None:
         )
 
 
-def load_initial_weights(config: Config, model: nn.Module) -> str | None:
+def load_initial_weights(
+    config: Config, model: nn.Module, unscored: tuple[str, ...] = ()
+) -> str | None:
     """Weights of `checkpoint.init_from`, if it names any; what became of each of them."""
     source = config.checkpoint.init_from
     if source is None:
         return None
-    report = load_checkpoint(source, model)
+    report = load_initial(source, model, config.checkpoint.init_skip, unscored)
     if is_main_process() and Path(source).is_dir():
         # Another run's retention does not delete what this one starts from.
         storage.pin(Path(source), f"{config.run_dir} starts from it")
