@@ -19,7 +19,6 @@ _HOMES = {
         "seed_everything",
     ),
     "overt.checkpoint.manager": ("CheckpointManager",),
-    "overt.checkpoint.weights": ("load_checkpoint",),
     "overt.run.log": ("MetricsLogger",),
     "overt.engine.trainer": ("Trainer",),
     "overt.recipe": ("Recipe", "SampleSource", "StepOutput"),
@@ -35,11 +34,14 @@ _HOMES = {
         "create_lr_scheduler",
     ),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_HOME_OF = {name: (home, name) for home, names in _HOMES.items() for name in names}
+# CheckpointManager.load_checkpoint restores a run; this one reads weights of any file.
+_HOME_OF["load_checkpoint"] = ("overt.checkpoint.weights", "load_weights")
 __all__ = sorted(_HOME_OF)
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"overt has no {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(_HOME_OF[name]), name)
+    home, its_name = _HOME_OF[name]
+    return getattr(import_module(home), its_name)

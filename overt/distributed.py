@@ -17,9 +17,8 @@ import torch.distributed as dist
 # Early: its functions hold the group of their import as a default, and one that is held does not
 # end. Its threads would go on while Python ends, where one that needs it aborts the process.
 import torch.distributed.nn.functional
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
-from torch.distributed.tensor import DTensor
 
 from overt.errors import LaunchError
 
@@ -257,11 +256,6 @@ def sum_over_processes(tensor: Tensor) -> Tensor:
     if dist.is_initialized():
         dist.all_reduce(tensor)
     return tensor
-
-
-def is_sharded(model: nn.Module) -> bool:
-    """Return whether this rank holds only its shard of the model's parameters."""
-    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
 def is_lost_peer(error: BaseException) -> bool:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from overt.checkpoint.weights import clean_keys
 from overt.errors import CheckpointError
+from overt.files.weight_files import clean_keys
 
 # Not saved: the parameters themselves (their names are, cleaned) and how an update is computed,
 # which belongs to the machine and not to the state.
@@ -27,10 +27,10 @@ logger = logging.getLogger(__name__)
 
 
 def parameter_names(model: nn.Module, optimizer: Optimizer) -> dict[Tensor, str]:
-    """The clean name in `model` of every parameter that `optimizer` holds."""
-    found = dict(model.named_parameters())
-    clean = clean_keys(found, "the model")
-    names: dict[Tensor, str] = {parameter: clean[name] for name, parameter in found.items()}
+    """Return the clean name in `model` of every parameter that `optimizer` holds."""
+    parameters = dict(model.named_parameters())
+    clean = clean_keys(parameters, "the model")
+    names: dict[Tensor, str] = {parameter: clean[name] for name, parameter in parameters.items()}
     for index, group in enumerate(optimizer.param_groups):
         strangers = sum(parameter not in names for parameter in group["params"])
         if strangers:
@@ -43,7 +43,7 @@ def parameter_names(model: nn.Module, optimizer: Optimizer) -> dict[Tensor, str]
 
 
 def describe(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The state as tensors named `parameter/entry`, and the rest: groups and plain entries."""
+    """Return the state as tensors named `parameter/entry`, and groups and plain entries."""
     names = parameter_names(model, optimizer)
     tensors: dict[str, Tensor] = {}
     entries: dict[str, dict[str, Any]] = {}
@@ -69,8 +69,8 @@ def restore(
     if saved["class"] != type(optimizer).__name__:
         raise CheckpointError(
             f"the checkpoint holds the state of {saved['class']}, but the optimizer is "
-            f"{type(optimizer).__name__}. Resume with the same optimizer, or start anew from the "
-            "weights alone (init_from)."
+            f"{type(optimizer).__name__}. Resume with the same optimizer, or start a new run from "
+            "the weights alone (init_from)."
         )
     names = parameter_names(model, optimizer)
     state: dict[str, dict[str, Any]] = {
@@ -92,7 +92,7 @@ def restore(
     if held != origin.keys():
         logger.info(
             "%d parameter(s) are new to the optimizer and start without state; the saved state of "
-            "%d that it no longer holds is left out",
+            "%d that it no longer holds is dropped",
             len(held - origin.keys()),
             len(origin.keys() - held),
         )

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from overt.errors import CheckpointError
 
 
+class HasState(Protocol):
+    """A scheduler or scaler: its state is a dictionary of plain values."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None: ...
+
+
 def encode(value: Any, where: str) -> bytes:
-    """`value` as JSON; a lone number of numpy or torch becomes Python's."""
+    """Return `value` as JSON; a lone number of numpy or torch becomes Python's."""
     return json.dumps(_to_json(value, where), indent=1).encode()
 
 
 def decode(text: bytes) -> Any:
-    """The inverse of `encode`, but for tuples, which come back as lists."""
+    """Invert `encode`; tuples come back as lists."""
     try:
         return _from_json(json.loads(text))
     except (ValueError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"not the plain values that a checkpoint holds: {error}") from None
+        raise CheckpointError(f"not the plain values of a checkpoint: {error}") from None
 
 
 def _to_json(value: Any, where: str) -> Any:
@@ -36,9 +44,9 @@ def _to_json(value: Any, where: str) -> Any:
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         return value.item()
     raise CheckpointError(
-        f"{where} is a {type(value).__name__}, which a checkpoint cannot hold; allowed are "
-        "numbers, text, True, False, None, and lists and dictionaries of these. Tensors belong "
-        "into the model or into `tensors`."
+        f"{where} is a {type(value).__name__}, which a checkpoint cannot hold; use numbers, "
+        "text, True, False, None, and lists and dictionaries of these. Tensors belong into the "
+        "model or into `tensors`."
     )
 
 

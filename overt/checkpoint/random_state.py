@@ -1,4 +1,4 @@
-"""The states of the global random generators of processes, as tensors that a checkpoint holds.
+"""The states of the global random generators of all ranks, as tensors of a checkpoint.
 
 Data never draws from these generators; dropout and other layers of the model do.
 """
@@ -17,7 +17,7 @@ from overt.distributed import gather_objects
 
 
 def capture() -> dict[str, Tensor]:
-    """Python's, NumPy's and torch's generators, with that of the current CUDA device if any."""
+    """Return the states of Python, NumPy, torch, and the current CUDA device if there is one."""
     version, words, gauss = random.getstate()
     assert version == 3
     name, keys, index, has_gauss, cached = np.random.get_state(legacy=True)
@@ -35,7 +35,7 @@ def capture() -> dict[str, Tensor]:
 
 
 def restore(states: dict[str, Tensor]) -> None:
-    """Put the generators back. A CUDA state is left alone where there is no CUDA device."""
+    """Set the generators to these states; a CUDA state is ignored where there is no CUDA device."""
     gauss = float(states["python_gauss"])
     words = tuple(int(word) for word in states["python"])
     random.setstate((3, words, None if gauss != gauss else gauss))
@@ -48,7 +48,7 @@ def restore(states: dict[str, Tensor]) -> None:
 
 
 def capture_all() -> dict[str, Tensor]:
-    """The generators of all processes, on each of them; every process must call this."""
+    """Return the states of all ranks, on every rank; all must call this."""
     return {
         f"rank{rank}/{name}": state
         for rank, states in enumerate(gather_objects(capture()))
@@ -57,9 +57,11 @@ def capture_all() -> dict[str, Tensor]:
 
 
 def restore_own(states: dict[str, Tensor], rank: int) -> bool:
-    """Put the generators of this rank back; False where it has none among those of all."""
+    """Restore the generators of this rank; False where `states` has none of it."""
     prefix = f"rank{rank}/"
-    own = {key.removeprefix(prefix): one for key, one in states.items() if key.startswith(prefix)}
+    own = {
+        key.removeprefix(prefix): state for key, state in states.items() if key.startswith(prefix)
+    }
     if own:
         restore(own)
     return bool(own)
@@ -67,7 +69,7 @@ def restore_own(states: dict[str, Tensor], rank: int) -> bool:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Whatever happens inside, training goes on with the random numbers it would have had."""
+    """Restore the generators afterwards: training continues with the same random numbers."""
     states = capture()
     try:
         yield

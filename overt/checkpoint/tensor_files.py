@@ -1,6 +1,9 @@
 """Tensors to a safetensors file, durably and fast.
 
-Past the page cache (direct I/O); summed and written while the next piece is being copied.
+Past the page cache (direct I/O); the checksum and the write of a block overlap with the copy of the
+next. Compared with `safetensors.torch.save_file` and fsync, a save of 1.2 GB blocks for 1.0 s
+instead of 3.1 s, and instead of 5.0 s where the checksum is computed afterwards:
+`python benchmarks/checkpoint.py`, two ARM cores shared with other work, local disk.
 """
 
 from __future__ import annotations
@@ -22,9 +25,9 @@ from torch import Tensor
 
 from overt.errors import CheckpointError
 
-PIECE = 4 << 20  # bytes copied, summed and written at a time
+BLOCK = 4 << 20  # bytes copied, summed and written at a time
 PAGE = 4096  # what direct I/O asks of addresses, offsets and lengths
-IN_FLIGHT = 2  # pieces being summed and written while the next one is filled
+IN_FLIGHT = 2  # blocks being summed and written while the next one is filled
 
 DTYPE_NAMES = {
     torch.float64: "F64",
@@ -48,7 +51,7 @@ Result = TypeVar("Result")
 
 
 class SameThread(Executor):
-    """Runs what it is given at once: for saves in the background.
+    """Runs each call at once, in the calling thread: for saves in the background.
 
     Python starts no thread while it exits, when a last save may still be under way; and a single
     thread leaves more of the processor to training.
@@ -66,29 +69,30 @@ class SameThread(Executor):
 
 
 def workers(count: int, parallel: bool) -> Executor:
+    """Return as many threads as tasks, or none: then each task runs when it is submitted."""
     return ThreadPoolExecutor(max(count, 1)) if parallel else SameThread()
 
 
 class Content(Protocol):
-    """What a file will hold: its size is known, its bytes come piece by piece."""
+    """What a file will hold: its size is known, its bytes come block by block."""
 
     size: int
 
-    def pieces(self) -> Iterator[memoryview]:
-        """Page-aligned, whole pages each (the last one padded).
+    def blocks(self) -> Iterator[memoryview]:
+        """Yield page-aligned blocks of whole pages; the last one is padded.
 
-        A piece may be overwritten once IN_FLIGHT more have been asked for.
+        A block may be overwritten once IN_FLIGHT more have been asked for.
         """
 
 
 class Bytes:
-    """A small file, given whole."""
+    """A small file, all of it at once."""
 
     def __init__(self, data: bytes) -> None:
         self.size = len(data)
         self._data = data
 
-    def pieces(self) -> Iterator[memoryview]:
+    def blocks(self) -> Iterator[memoryview]:
         page = aligned_buffer(whole_pages(self.size))
         view = bytes_of(page)
         view[: self.size] = self._data
@@ -96,7 +100,7 @@ class Bytes:
 
 
 class TensorFile:
-    """A safetensors file to be: the places of all tensors are fixed, the bytes are read later."""
+    """A safetensors file to be: all offsets are fixed, the bytes are read later."""
 
     def __init__(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None):
         # Wide types first, as the format's own writer does: every tensor then lies aligned.
@@ -120,23 +124,23 @@ class TensorFile:
         self.on_cuda = any(tensor.is_cuda for tensor in self._tensors)
 
     def sources(self) -> Iterator[Tensor]:
-        """The bytes of the file in order, each part a flat uint8 tensor where it lies now."""
+        """Yield the bytes of the file in order, as flat uint8 tensors on their devices."""
         yield torch.frombuffer(bytearray(self._header), dtype=torch.uint8)
         for tensor in self._tensors:
             if tensor.numel() > 0:
                 yield tensor.contiguous().reshape(-1).view(torch.uint8)
 
-    def pieces(self) -> Iterator[memoryview]:
-        ring = [aligned_buffer(PIECE, pinned=self.on_cuda) for _ in range(IN_FLIGHT + 1)]
+    def blocks(self) -> Iterator[memoryview]:
+        ring = [aligned_buffer(BLOCK, pinned=self.on_cuda) for _ in range(IN_FLIGHT + 1)]
         turn = used = 0
         for source in self.sources():
             start = 0
             while start < len(source):
-                count = min(len(source) - start, PIECE - used)
+                count = min(len(source) - start, BLOCK - used)
                 ring[turn][used : used + count].copy_(source[start : start + count])
                 start += count
                 used += count
-                if used == PIECE:
+                if used == BLOCK:
                     yield bytes_of(ring[turn])
                     turn, used = (turn + 1) % len(ring), 0
         if used:
@@ -144,7 +148,7 @@ class TensorFile:
 
 
 class Snapshot:
-    """The bytes of one file at one moment, in a host buffer that the next snapshot uses again."""
+    """The bytes of one file at one moment, in a host buffer that the next snapshot reuses."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -153,7 +157,7 @@ class Snapshot:
         self._unpin: weakref.finalize[[int], Snapshot] | None = None
 
     def take(self, file: TensorFile) -> None:
-        """Copy `file` as it is now; copies from a CUDA device may still be under way after this."""
+        """Copy `file` as it is now; copies from a CUDA device may still be in flight afterwards."""
         self.size = file.size
         room = whole_pages(file.size)
         if len(self._buffer) < room or file.on_cuda != (self._unpin is not None):
@@ -173,7 +177,7 @@ class Snapshot:
         self._copied = [torch.cuda.current_stream(device).record_event() for device in devices]
 
     def _pin(self) -> weakref.finalize[[int], Snapshot]:
-        """Let CUDA copy into the buffer by itself; memory pinned by torch is a power of two."""
+        """Register the buffer with CUDA; memory pinned by torch is rounded up to a power of two."""
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         address = self._buffer.data_ptr()
         torch.cuda.check_error(runtime.cudaHostRegister(address, len(self._buffer), 0))
@@ -181,16 +185,16 @@ class Snapshot:
         unpin.atexit = False  # the process takes its memory with it
         return unpin
 
-    def pieces(self) -> Iterator[memoryview]:
+    def blocks(self) -> Iterator[memoryview]:
         for event in self._copied:
             event.synchronize()
         view = bytes_of(self._buffer[: whole_pages(self.size)])
-        for start in range(0, len(view), PIECE):
-            yield view[start : start + PIECE]
+        for start in range(0, len(view), BLOCK):
+            yield view[start : start + BLOCK]
 
 
 class Checksum:
-    """CRC-32: enough against damage by chance; the cost of SHA-256 would rule the whole save."""
+    """CRC-32: enough against accidental damage; SHA-256 would take longer than the write."""
 
     def __init__(self) -> None:
         self.value = 0
@@ -203,20 +207,20 @@ class Checksum:
 
 
 def write_file(path: Path, content: Content, parallel: bool = True) -> str:
-    """Write a new file, wait until it is on the disk, and return its checksum."""
+    """Write a new file, make it durable, and return its checksum."""
     descriptor = _open_for_writing(path, content.size)
     checksum = Checksum()
     try:
-        # One thread each, so that pieces are summed in order; both leave Python's lock.
+        # One thread each, so that blocks are summed in order; both leave Python's lock.
         with workers(1, parallel) as checker, workers(1, parallel) as writer:
             in_flight: deque[tuple[Future[None], Future[None]]] = deque()
             start = 0
-            for piece in content.pieces():
-                used = piece[: content.size - start]  # without the padding
+            for block in content.blocks():
+                used = block[: content.size - start]  # without the padding
                 in_flight.append(
                     (
                         checker.submit(checksum.update, used),
-                        writer.submit(_write_at, descriptor, piece, start),
+                        writer.submit(_write_at, descriptor, block, start),
                     )
                 )
                 start += len(used)
@@ -233,9 +237,9 @@ def write_file(path: Path, content: Content, parallel: bool = True) -> str:
 
 
 def checksum_file(path: Path) -> str:
-    """The checksum that `write_file` returned, if the file is still what it was."""
+    """Return the checksum of a file: that of `write_file`, if it has not changed."""
     checksum = Checksum()
-    buffer = memoryview(bytearray(PIECE))
+    buffer = memoryview(bytearray(BLOCK))
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(buffer):
             checksum.update(buffer[:count])
@@ -243,7 +247,7 @@ def checksum_file(path: Path) -> str:
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """What a safetensors file says of its tensors (dtype, shape, data_offsets), without them."""
+    """Return the header of a safetensors file: dtype, shape and data_offsets of each tensor."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -261,25 +265,26 @@ def read_header(path: Path) -> dict[str, Any]:
 
 
 def aligned_buffer(size: int, pinned: bool = False) -> Tensor:
-    """Host memory that starts at a page, as direct I/O needs it."""
+    """Allocate host memory that starts at a page, as direct I/O needs it."""
     memory = torch.empty(size + PAGE, dtype=torch.uint8, pin_memory=pinned)
     start = -memory.data_ptr() % PAGE
     return memory[start : start + size]
 
 
 def bytes_of(buffer: Tensor) -> memoryview:
-    """The memory of a flat uint8 tensor on the host, without a copy."""
+    """Return the memory of a flat uint8 tensor on the host, without a copy."""
     return buffer.numpy().data
 
 
 def whole_pages(size: int) -> int:
+    """Round a number of bytes up to pages."""
     return -(-size // PAGE) * PAGE
 
 
 def _check_storable(name: str, tensor: Tensor) -> None:
     if hasattr(tensor, "full_tensor"):
         raise CheckpointError(
-            f"{name} is a sharded tensor (DTensor), of which this process holds a part only; "
+            f"{name} is a sharded tensor (DTensor), of which this rank holds only its shard; "
             "gather it first, or save a model that is not sharded."
         )
     if tensor.dtype not in DTYPE_NAMES or tensor.layout is not torch.strided:
@@ -316,16 +321,16 @@ def _open_for_writing(path: Path, size: int) -> int:
     return descriptor
 
 
-def _write_at(descriptor: int, piece: memoryview, start: int) -> None:
-    while len(piece) > 0:
+def _write_at(descriptor: int, block: memoryview, start: int) -> None:
+    while len(block) > 0:
         try:
-            count = os.pwrite(descriptor, piece, start)
+            count = os.pwrite(descriptor, block, start)
         except OSError as error:
             flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
             direct: int = getattr(os, "O_DIRECT", 0)
             if error.errno != errno.EINVAL or not flags & direct:
                 raise
-            # This disk wants coarser alignment: go on through the page cache.
+            # This disk wants coarser alignment: continue through the page cache.
             fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~direct)
             continue
-        piece, start = piece[count:], start + count
+        block, start = block[count:], start + count

@@ -1,6 +1,6 @@
-"""A trained model from its checkpoint: which configuration it has, and its weights in a module.
+"""A trained model from its checkpoint: its configuration, and its weights in a module.
 
-What the commands share that use a model without training it. Imports torch only when it loads.
+Shared by the commands that use a model without training it. Imports torch only when it loads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def configure(
     remedy: str = "recipe=NAME",
     needs_data: bool = True,
 ) -> Config:
-    """The configuration of `recipe=NAME` where the overrides say so, or the checkpoint's own.
+    """Compose `recipe=NAME` where the overrides have it, else read the checkpoint's configuration.
 
     `remedy` is what the user must add where neither is there. `needs_data=False` builds a model
     for inference: no data set has to be named.
@@ -42,40 +42,35 @@ def configure(
 
 
 def shipped_weights(recipe: str) -> Path:
-    """The file of trained weights that comes with the package."""
+    """Return the path of the trained weights that come with the package."""
     return Path(__file__).parents[1] / "weights" / f"{recipe}.safetensors"
 
 
 def load_model(
     recipe: Recipe, checkpoint: Path, part: str = "auto"
 ) -> tuple[nn.Module, LoadReport]:
-    """The recipe's model with the checkpoint's weights, in evaluation mode.
+    """Build the recipe's model with the checkpoint's weights, in evaluation mode.
 
     `auto` takes the average of the weights where there is one.
     """
-    from overt.checkpoint.weights import folder_parts, load_checkpoint
+    from overt.checkpoint.reading import folder_parts
+    from overt.checkpoint.weights import load_weights
 
     if part == "auto":
         has_average = checkpoint.is_dir() and "ema" in folder_parts(checkpoint)
         part = "ema" if has_average else "model"
     model = recipe.build_model()
-    report = load_checkpoint(checkpoint, model, part=part)
-    _refuse_untrained(report, model, recipe.unscored)
+    report = load_weights(checkpoint, model, part=part)
+    _refuse_missing(report, model, recipe.unscored)
     return model.eval(), report
 
 
-def _refuse_untrained(report: LoadReport, model: nn.Module, unscored: tuple[str, ...]) -> None:
-    """A computed table may differ from the file's; what is trained would stay at random numbers."""
+def _refuse_missing(report: LoadReport, model: nn.Module, unscored: tuple[str, ...]) -> None:
+    """Refuse a file that leaves trained tensors at random values, other than training-only ones."""
+    from overt.checkpoint.weights import trained_keys
     from overt.files.weight_files import some
 
-    trained = {key for key, weight in model.named_parameters() if weight.requires_grad}
-    resized = [key for key in report.skipped if key in trained]
-    if resized:
-        raise CheckpointError(
-            f"{report.source}: trained tables of another size than in the model: "
-            f"{', '.join(resized)}. The model's own are random numbers. Leave the sizes in the "
-            "sections model and data as the checkpoint's configuration has them."
-        )
+    trained = trained_keys(model)
     missing = [key for key in report.missing if key in trained and not key.startswith(unscored)]
     if missing:
         raise CheckpointError(

@@ -1,29 +1,25 @@
-"""Weights from any checkpoint into a model: overt's own, safetensors, and torch files of others.
+"""Weights of any checkpoint into a model: to evaluate it, or to start a new run from.
 
-Wrapper prefixes are taken off, what did not fit is reported, and nothing in a file is ever run.
+Wrapper prefixes are removed on both sides, and what did not fit is reported. A model may declare:
+- `computed_tensors`, on the class of any of its modules: the names of that module's own tensors
+  that follow from its settings, such as a sinusoidal table. Where a file has one of another shape,
+  the model keeps its own. A property, where it depends on the instance.
+- `adapt_tensors(tensors, settings) -> tensors`: rename and resize the tensors of other files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from overt.checkpoint import storage
-from overt.errors import CheckpointError
-from overt.files.weight_files import clean_keys as clean_keys
-from overt.files.weight_files import find_weights, read_torch_file, refuse_collisions, some
-from overt.files.weight_files import is_safetensors as is_safetensors
-from overt.files.weight_files import read_safetensors as read_safetensors
-
-# Tables that follow from the sizes of a model: its own are kept where the file's do not fit.
-SIZE_DEPENDENT = ("time_emb", "pos_emb")
-PARTS = ("model", "ema")
-FOLDER_PARTS = (*PARTS, "optimizer")
+from overt.checkpoint.named_tensors import memory_of
+from overt.checkpoint.reading import read_tensors
+from overt.errors import CheckpointError, ConfigError
+from overt.files.weight_files import clean_key, clean_keys, refuse_collisions, some
 
 
 @dataclass
@@ -34,7 +30,7 @@ class LoadReport:
     mapped: list[tuple[str, str]] = field(default_factory=list)  # (key in file, key in model)
     missing: list[str] = field(default_factory=list)  # keys of the model that the file lacks
     unexpected: list[str] = field(default_factory=list)  # keys of the file that the model lacks
-    skipped: list[str] = field(default_factory=list)  # shapes differ; the model's own are kept
+    skipped: list[str] = field(default_factory=list)  # keys whose values in the model are kept
 
     @property
     def renamed(self) -> int:
@@ -48,7 +44,7 @@ class LoadReport:
         return "\n".join(lines)
 
 
-def load_checkpoint(
+def load_weights(
     path: str | Path,
     model: nn.Module,
     strict: bool = False,
@@ -58,21 +54,14 @@ def load_checkpoint(
 ) -> LoadReport:
     """Load the weights of any checkpoint into `model`; `strict` refuses missing and unexpected.
 
-    A model that knows the keys and sizes of others says so by `adapt_tensors(tensors, settings)`:
-    tensors by clean keys, and the configuration of the run where the checkpoint is overt's own.
+    Public as `overt.load_checkpoint`.
     """
-    tensors, rest = read_tensors(path, part)
-    adapt = getattr(model, "adapt_tensors", None)
-    if adapt is not None:
-        names = clean_keys(tensors, str(path))
-        try:
-            tensors = adapt(
-                {names[key]: value for key, value in tensors.items()}, rest.get("settings")
-            )
-        except CheckpointError as error:  # the model does not know the file's name
-            raise CheckpointError(f"{path}: {error}") from None
     return load_tensors(
-        tensors, model, strict, source=str(path), allow_shape_mismatch=allow_shape_mismatch
+        _read_adapted(path, model, part),
+        model,
+        strict,
+        source=str(path),
+        allow_shape_mismatch=allow_shape_mismatch,
     )
 
 
@@ -85,53 +74,203 @@ def load_tensors(
     allow_shape_mismatch: bool = False,
 ) -> LoadReport:
     """Load named tensors into `model`, whatever wrappers either side has been through."""
-    own = {key: value for key, value in model.state_dict().items() if isinstance(value, Tensor)}
-    here = {clean: key for key, clean in clean_keys(own, "the model").items()}
-    there = _match_leading_model(clean_keys(tensors, source), here)
-
-    report = LoadReport(source)
-    chosen: dict[str, Tensor] = {}
-    wrong: list[str] = []
-    for key, clean in there.items():
-        if clean not in here:
-            report.unexpected.append(key)
-        elif tensors[key].shape == own[here[clean]].shape:
-            chosen[here[clean]] = tensors[key]
-            report.mapped.append((key, here[clean]))
-        else:
-            report.skipped.append(here[clean])
-            if not any(name in clean for name in SIZE_DEPENDENT):
-                sizes = f"{tuple(tensors[key].shape)} in the file, {tuple(own[here[clean]].shape)}"
-                wrong.append(f"{key}: {sizes} in the model")
-    report.missing = _without_tied(
-        [key for key in own if key not in chosen and key not in report.skipped], chosen, own
-    )
-
-    if not report.mapped:
+    match = _match(tensors, model, source)
+    if match.misfits and not allow_shape_mismatch:
         raise CheckpointError(
-            f"{source} is a checkpoint of another model: none of its {len(tensors)} tensors fits. "
-            f"The file has {some(tensors)}; the model has {some(own)}. Check the model's "
-            "configuration, or give the checkpoint that belongs to it."
-        )
-    if wrong and not allow_shape_mismatch:
-        raise CheckpointError(
-            f"{source}: {len(wrong)} tensor(s) have another shape than in the model:\n  "
-            + "\n  ".join(wrong)
+            f"{source}: {len(match.misfits)} tensor(s) have another shape than in the model:\n  "
+            + "\n  ".join(match.misfits.values())
             + "\nSet the sizes in the configuration to those of the checkpoint; a folder of overt "
             "has them in its config.yaml, and `overt evaluate` without recipe= takes them from "
             "there. In Python, allow_shape_mismatch=True keeps the model's own values for these."
         )
+    report = match.report
     if strict and (report.missing or report.unexpected):
         raise CheckpointError(
             f"{report}\nWith strict=True every key must be on both sides. Check the model's "
             "configuration, or load with strict=False."
         )
-    model.load_state_dict(chosen, strict=False)
+    model.load_state_dict(match.chosen, strict=False)
     return report
 
 
+def load_initial(
+    path: str | Path, model: nn.Module, skip: Sequence[str] = (), optional: Sequence[str] = ()
+) -> LoadReport:
+    """Load the weights that a new run starts from, so that no trained tensor stays random unseen.
+
+    `skip` (`checkpoint.init_skip`): keys or prefixes that keep the model's fresh values.
+    `optional`: prefixes that the file may lack, such as those of a recipe's `unscored`.
+    """
+    tensors = _read_adapted(path, model, "model")
+    match = _match(tensors, model, str(path), keys_to_skip(skip, model))
+    trained = trained_keys(model)
+    missing = [
+        key
+        for key in match.report.missing
+        if key in trained and not clean_key(key).startswith(tuple(optional))
+    ]
+    if match.misfits or missing:
+        lines = [*match.misfits.values(), *(f"{key}: not in the file" for key in missing)]
+        keys = [clean_key(key) for key in (*match.misfits, *missing)]
+        own = [clean_key(key) for key in model.state_dict()]
+        raise CheckpointError(
+            f"{path} does not fill {len(lines)} tensor(s) of the model, which would start from "
+            f"random values:\n  {_first_lines(lines)}\nSet the section model to that of the file "
+            "(a folder of overt has it in its config.yaml), or let these start from random values "
+            f"with\n  'checkpoint.init_skip=[{','.join(shortest_prefixes(keys, own))}]'"
+        )
+    model.load_state_dict(match.chosen, strict=False)
+    return match.report
+
+
+def trained_keys(model: nn.Module) -> set[str]:
+    """Return the keys of the parameters that training changes."""
+    return {key for key, weight in model.named_parameters() if weight.requires_grad}
+
+
+def computed_tensors(model: nn.Module) -> set[str]:
+    """Return the clean keys of the tensors that modules declare as computed; never trained ones."""
+    keys = set()
+    for path, module in model.named_modules():
+        # Declared by the class: a compiled module would pass on the attributes of its inner one.
+        if not hasattr(type(module), "computed_tensors"):
+            continue
+        own = {**module._parameters, **module._buffers}
+        for name in module.computed_tensors:
+            if name not in own:
+                raise CheckpointError(
+                    f"{type(module).__name__}.computed_tensors names {name!r}, which is not a "
+                    f"tensor of the module itself; it has {', '.join(own) or 'none'}"
+                )
+            tensor = own[name]
+            if tensor is not None and not tensor.requires_grad:
+                keys.add(clean_key(f"{path}.{name}" if path else name))
+    return keys
+
+
+# --- checkpoint.init_skip --------------------------------------------------------------------
+
+
+def keys_to_skip(entries: Sequence[str], model: nn.Module) -> set[str]:
+    """Return the clean keys that `checkpoint.init_skip` names, each by itself or by a prefix."""
+    own = [clean_key(key) for key in model.state_dict()]
+    prefixes = list(dict.fromkeys(prefix for key in own for prefix in _prefixes(key)))
+    skipped = set()
+    for entry in entries:
+        if entry.rstrip(".") not in prefixes:
+            close = difflib.get_close_matches(entry, prefixes, n=1, cutoff=0.5)
+            top = dict.fromkeys(key.partition(".")[0] for key in own)
+            hint = f"did you mean {close[0]}?" if close else f"the model has {', '.join(top)}"
+            raise ConfigError(
+                f"checkpoint.init_skip: {entry!r} is neither a tensor of the model nor a module "
+                f"with tensors ({hint})"
+            )
+        skipped |= {key for key in own if f"{key}.".startswith(f"{entry.rstrip('.')}.")}
+    if own and skipped == set(own):
+        raise ConfigError(
+            "checkpoint.init_skip names every tensor of the model; set checkpoint.init_from=null "
+            "to start from random values"
+        )
+    return skipped
+
+
+def _prefixes(key: str) -> list[str]:
+    parts = key.split(".")
+    return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+
+
+def shortest_prefixes(keys: Iterable[str], all_keys: Iterable[str]) -> list[str]:
+    """Return as few prefixes as cover `keys` and none of the others, in the order of `keys`."""
+    wanted = list(keys)
+    others = set(all_keys) - set(wanted)
+    prefixes: dict[str, None] = {}
+    for key in wanted:
+        covered = (
+            prefix
+            for prefix in _prefixes(key)
+            if not any(f"{other}.".startswith(f"{prefix}.") for other in others)
+        )
+        prefixes[next(covered, key)] = None
+    return list(prefixes)
+
+
+def _first_lines(lines: Sequence[str], count: int = 8) -> str:
+    more = [f"and {len(lines) - count} more"] if len(lines) > count else []
+    return "\n  ".join([*lines[:count], *more])
+
+
+# --- matching --------------------------------------------------------------------------------
+
+
+@dataclass
+class _Match:
+    """Which tensor of a file belongs to which key of a model; nothing is loaded yet."""
+
+    report: LoadReport
+    chosen: dict[str, Tensor] = field(default_factory=dict)  # by key of the model
+    misfits: dict[str, str] = field(default_factory=dict)  # key of the model: both shapes, in words
+
+
+def _match(
+    tensors: Mapping[str, Tensor],
+    model: nn.Module,
+    source: str,
+    skipped: Iterable[str] = (),  # clean keys that keep the model's own values
+) -> _Match:
+    own = {key: value for key, value in model.state_dict().items() if isinstance(value, Tensor)}
+    here = {clean: key for key, clean in clean_keys(own, "the model").items()}
+    there = _match_leading_model(clean_keys(tensors, source), here)
+    kept, computed = set(skipped), computed_tensors(model)
+    report = LoadReport(source, skipped=[here[clean] for clean in here if clean in kept])
+    match = _Match(report)
+    fitting = 0
+    for key, clean in there.items():
+        if clean not in here:
+            report.unexpected.append(key)
+            continue
+        fits = tensors[key].shape == own[here[clean]].shape
+        fitting += fits
+        if clean in kept:
+            continue
+        if fits:
+            match.chosen[here[clean]] = tensors[key]
+            report.mapped.append((key, here[clean]))
+            continue
+        report.skipped.append(here[clean])
+        if clean not in computed:
+            shapes = f"{tuple(tensors[key].shape)} in the file, {tuple(own[here[clean]].shape)}"
+            match.misfits[here[clean]] = f"{key}: {shapes} in the model"
+    if not fitting:
+        raise CheckpointError(
+            f"{source} is a checkpoint of another model: none of its {len(tensors)} tensors fits. "
+            f"The file has {some(tensors)}; the model has {some(own)}. Check the model's "
+            "configuration, or give the checkpoint that belongs to it."
+        )
+    report.missing = _without_tied(
+        [key for key in own if key not in match.chosen and key not in report.skipped],
+        match.chosen,
+        own,
+    )
+    return match
+
+
+def _read_adapted(path: str | Path, model: nn.Module, part: str) -> Mapping[str, Tensor]:
+    """Read a checkpoint, under the model's keys and in its sizes where the model knows how."""
+    tensors, rest = read_tensors(path, part)
+    adapt = getattr(model, "adapt_tensors", None)
+    if adapt is None:
+        return tensors
+    names = clean_keys(tensors, str(path))
+    clean = {names[key]: value for key, value in tensors.items()}
+    try:
+        adapted: Mapping[str, Tensor] = adapt(clean, rest.get("settings"))
+    except CheckpointError as error:  # the model does not know the file's name
+        raise CheckpointError(f"{path}: {error}") from None
+    return adapted
+
+
 def _match_leading_model(cleaned: dict[str, str], here: Mapping[str, str]) -> dict[str, str]:
-    """Take a leading `model.` off the file's keys, or put one on, where that makes more match."""
+    """Remove a leading `model.` from the file's keys, or add one, where that makes more match."""
     candidates = [
         cleaned,
         {key: clean.removeprefix("model.") for key, clean in cleaned.items()},
@@ -143,90 +282,6 @@ def _match_leading_model(cleaned: dict[str, str], here: Mapping[str, str]) -> di
 
 
 def _without_tied(missing: list[str], chosen: Iterable[str], own: dict[str, Tensor]) -> list[str]:
-    """A key is not missing when it is the same memory as one that was loaded."""
-    loaded = {_memory(own[key]) for key in chosen if own[key].numel() > 0}
-    return [key for key in missing if _memory(own[key]) not in loaded]
-
-
-def _memory(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
-
-
-def split_tied(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Each memory once, and for every further name of it the name under which it is kept."""
-    kept: dict[str, Tensor] = {}
-    aliases: dict[str, str] = {}
-    first: dict[tuple[Any, ...], str] = {}
-    for name, tensor in tensors.items():
-        owner = first.setdefault(_memory(tensor), name) if tensor.numel() > 0 else name
-        if owner == name:
-            kept[name] = tensor
-        else:
-            aliases[name] = owner
-    return kept, aliases
-
-
-# --- reading files ---------------------------------------------------------------------------
-
-
-def read_tensors(path: str | Path, part: str = "model") -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The weights in a checkpoint of any format, on the CPU, and whatever else it says."""
-    path = Path(path)
-    if part not in PARTS:
-        raise CheckpointError(f"a checkpoint has the parts {' and '.join(PARTS)}, not {part!r}")
-    if path.is_dir():
-        return _read_folder(path, part)
-    if not path.is_file():
-        raise CheckpointError(f"there is no checkpoint at {path}; check the path")
-    if part != "model":
-        raise CheckpointError(f"{path} is a single file; only overt's own folders have an EMA part")
-    if is_safetensors(path):
-        tensors, metadata = read_safetensors(path)
-        return tensors, {"metadata": metadata}
-    return find_weights(read_torch_file(path), path)
-
-
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    if not (folder / storage.MANIFEST).exists() and (folder / "latest").exists():
-        raise CheckpointError(
-            f"{folder} holds several checkpoints; name one, such as {folder / 'latest'} or "
-            f"{folder / 'best'}"
-        )
-    return storage.read_manifest(folder)
-
-
-def _read_folder(folder: Path, part: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    manifest = _read_manifest(folder)
-    found = storage.verify(folder)
-    if not found.good:
-        raise CheckpointError(
-            f"{folder} is broken ({found}); use an older checkpoint beside it, or copy it again "
-            "from where it came"
-        )
-    rest: dict[str, Any] = {"manifest": manifest}
-    if "config.yaml" in manifest["files"]:
-        rest["settings"] = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
-    return read_part(folder, part), rest
-
-
-def read_part(folder: Path, part: str) -> dict[str, Tensor]:
-    """The tensors of one part of a checkpoint folder: model, ema or optimizer. Not checked anew."""
-    if part not in folder_parts(folder):
-        raise CheckpointError(
-            f"{folder} has no {part} part; it holds {', '.join(folder_parts(folder))}"
-        )
-    if storage.SHARDS in storage.read_manifest(folder)["files"]:
-        from overt.checkpoint import shards
-
-        return shards.read_part(folder, part)
-    return read_safetensors(folder / f"{part}.safetensors")[0]
-
-
-def folder_parts(folder: Path) -> list[str]:
-    """What a checkpoint folder holds: model, and maybe ema and optimizer."""
-    files = _read_manifest(folder)["files"]
-    if storage.SHARDS in files:
-        from overt.checkpoint import shards
-
-        return shards.folder_parts(folder)
-    return [part for part in FOLDER_PARTS if f"{part}.safetensors" in files]
+    """Drop the keys whose memory was loaded under another name."""
+    loaded = {memory_of(own[key]) for key in chosen if own[key].numel() > 0}
+    return [key for key in missing if memory_of(own[key]) not in loaded]

@@ -30,7 +30,7 @@ class Entry(NamedTuple):
 
 
 def main(arguments: list[str]) -> int:
-    """Run one of the verbs; 1 where `inspect` finds the checkpoint broken."""
+    """Run one of the verbs; returns 1 where `inspect` finds the checkpoint broken."""
     parser = argparse.ArgumentParser(prog="overt ckpt", description=DESCRIPTION)
     verbs = parser.add_subparsers(dest="verb", required=True)
     inspecting = verbs.add_parser("inspect", help="show what is in a checkpoint")
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
     if options.verb == "export":
         for name in ("recipe", "package", "set"):
             if getattr(options, name):
-                raise ConfigError(f"--{name} is for --to onnx; leave it out for {options.to}")
+                raise ConfigError(f"--{name} is for --to onnx; drop it for {options.to}")
         return export(
             options.file,
             options.to,
@@ -72,7 +72,8 @@ def inspect(path: Path, keys: bool = False) -> int:
     """Print what a checkpoint holds."""
     if path.is_dir():
         return _inspect_folder(path, keys)
-    from overt.checkpoint.weights import is_safetensors, read_tensors
+    from overt.checkpoint.reading import read_tensors
+    from overt.files.weight_files import is_safetensors
 
     if path.is_file() and is_safetensors(path):
         entries, metadata = _read_entries(path)
@@ -99,29 +100,28 @@ def export(
 ) -> int:
     """Write the weights of a checkpoint as one file with the keys of the bare model."""
     _check_output(output, force)
-    from overt.checkpoint import storage
+    from overt.checkpoint.reading import read_tensors
     from overt.checkpoint.tensor_files import TensorFile, write_file
-    from overt.checkpoint.weights import clean_keys, read_tensors
+    from overt.checkpoint.writing import megabytes, write_whole_file
+    from overt.files.weight_files import clean_keys
 
-    found, _ = read_tensors(path, part)
-    names = clean_keys(found, str(path))
+    read, _ = read_tensors(path, part)
+    names = clean_keys(read, str(path))
     tensors = {
         prefix + names[key]: _alone(_halved(key, tensor) if half else tensor.detach())
-        for key, tensor in found.items()
+        for key, tensor in read.items()
     }
     file = TensorFile(tensors, {"format": "pt"})
     if to == "safetensors":
-        storage.write_whole_file(output, lambda hidden: write_file(hidden, file), file.size)
+        write_whole_file(output, lambda hidden: write_file(hidden, file), file.size)
     else:
-        storage.write_whole_file(output, lambda hidden: _save(tensors, hidden), file.size)
-    print(
-        f"{len(tensors)} tensors written to {output} ({storage.megabytes(output.stat().st_size)})"
-    )
+        write_whole_file(output, lambda hidden: _save(tensors, hidden), file.size)
+    print(f"{len(tensors)} tensors written to {output} ({megabytes(output.stat().st_size)})")
     return 0
 
 
 def export_onnx(options: argparse.Namespace) -> int:
-    """Write what the recipe does for one frame or sample, with weights, for other runtimes."""
+    """Write the recipe's step for one frame or sample, with its weights, for other runtimes."""
     from overt.checkpoint.trained import configure, load_model
     from overt.config import build_recipe
 
@@ -134,14 +134,14 @@ def export_onnx(options: argparse.Namespace) -> int:
     recipe = build_recipe(config)
     if not hasattr(recipe, "export_step"):
         raise ConfigError(f"the recipe {config.recipe.name} cannot be written as ONNX")
-    from overt.checkpoint import storage
+    from overt.checkpoint.writing import megabytes, write_whole_file
     from overt.files.onnx_file import write_onnx
 
     model, report = load_model(recipe, options.file, options.part)
     print(report)
     step = recipe.export_step(model)
     size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
-    storage.write_whole_file(
+    write_whole_file(
         options.output,
         lambda hidden: write_onnx(
             hidden,
@@ -155,20 +155,20 @@ def export_onnx(options: argparse.Namespace) -> int:
         size,
     )
     print(
-        f"{options.output} ({storage.megabytes(options.output.stat().st_size)}): {step.note}\n"
+        f"{options.output} ({megabytes(options.output.stat().st_size)}): {step.note}\n"
         f"  inputs   {', '.join(step.input_names)}\n  outputs  {', '.join(step.output_names)}"
     )
     return 0
 
 
 def _halved(key: str, tensor: Tensor) -> Tensor:
-    """The tensor in float16 if it is one of floats, none of which may get lost."""
+    """Return a tensor of floats in float16; refused where a value would overflow."""
     if not tensor.is_floating_point():
         return tensor.detach()
     result = tensor.detach().half()
     if bool((result.isinf() & tensor.isfinite()).any()):
         raise CheckpointError(
-            f"{key} holds {float(tensor.abs().max()):.3g}, more than float16 can; leave out --half"
+            f"{key} holds {float(tensor.abs().max()):.3g}, more than float16 can; drop --half"
         )
     return result
 
@@ -183,7 +183,7 @@ def _check_output(output: Path, force: bool) -> None:
 
 
 def _alone(tensor: Tensor) -> Tensor:
-    """torch.save writes the whole memory of a view: copy one that sees only a part of it."""
+    """Copy a view of a larger memory: torch.save would write all of that memory."""
     whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
     return tensor if whole else tensor.clone()
 
@@ -201,29 +201,31 @@ def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def _inspect_folder(folder: Path, keys: bool) -> int:
-    from overt.checkpoint import plain_values, storage
+    from overt.checkpoint import plain_values
+    from overt.checkpoint.manifest import MANIFEST, SHARDS, read_manifest, verify
+    from overt.checkpoint.writing import megabytes
 
-    if not (folder / storage.MANIFEST).exists() and (folder / "latest").is_dir():
+    if not (folder / MANIFEST).exists() and (folder / "latest").is_dir():
         folder = folder / "latest"
-    manifest = storage.read_manifest(folder)
-    found = storage.verify(folder)
+    manifest = read_manifest(folder)
+    verification = verify(folder)
     print(f"{folder.resolve()}\nformat      overt checkpoint, version {manifest['format']}")
-    print(f"check       {found}")
+    print(f"check       {verification}")
     facts = {name: manifest[name] for name in ("step", "epoch", "world_size", "is_best")}
-    if found.good:
+    if verification.good:
         facts["metrics"] = plain_values.decode((folder / "state.json").read_bytes())["metrics"]
     facts["versions"] = manifest["versions"]
     files = manifest["files"]
-    if storage.SHARDS in files:
-        facts["shares"] = f"one file for each of {manifest['world_size']} processes"
+    if SHARDS in files:
+        facts["shards"] = f"one file for each of {manifest['world_size']} processes"
     if manifest["config_sha256"] is not None:
         facts["config"] = f"config.yaml, SHA-256 {manifest['config_sha256'][:16]}"
     _print_facts(facts)
     for name, file in files.items():
-        print(f"  {name:24} {storage.megabytes(file['size']):>14}")
-    if not found.good:
+        print(f"  {name:24} {megabytes(file['size']):>14}")
+    if not verification.good:
         return 1
-    sharded = _read_sharded(folder) if storage.SHARDS in files else {}
+    sharded = _read_sharded(folder) if SHARDS in files else {}
     for part in PARTS:
         if f"{part}.safetensors" in files:
             entries, _ = _read_entries(folder / f"{part}.safetensors")
@@ -234,8 +236,8 @@ def _inspect_folder(folder: Path, keys: bool) -> int:
 
 
 def _read_sharded(folder: Path) -> dict[str, list[Entry]]:
-    """The tensors of a folder that was saved in shares, by part, each counted once."""
-    from overt.checkpoint.shards import read_index
+    """List the tensors of a sharded checkpoint by part, each counted once."""
+    from overt.checkpoint.shard_index import read_index
     from overt.checkpoint.tensor_files import DTYPE_NAMES
 
     parts: dict[str, list[Entry]] = {}
@@ -248,7 +250,7 @@ def _read_sharded(folder: Path) -> dict[str, list[Entry]]:
 
 
 def _read_entries(path: Path) -> tuple[list[Entry], dict[str, str]]:
-    """The tensors of a safetensors file by its header alone."""
+    """List the tensors of a safetensors file by its header alone."""
     from overt.checkpoint.tensor_files import read_header
 
     header = read_header(path)
@@ -268,7 +270,7 @@ def _entry(name: str, tensor: Tensor) -> Entry:
 
 
 def _print_facts(facts: Mapping[str, Any]) -> None:
-    """Numbers and words as they are; of anything else its kind."""
+    """Print numbers and words as they are; of anything else its type."""
     for name, value in facts.items():
         if isinstance(value, Mapping) and all(_is_plain(item) for item in value.values()):
             text = ", ".join(f"{key} {item}" for key, item in value.items()) or "none"
@@ -285,8 +287,8 @@ def _is_plain(value: Any) -> bool:
 
 
 def _print_tensors(part: str, entries: list[Entry], keys: bool) -> None:
-    """Totals, the branches of the module tree, and on request every key."""
-    from overt.checkpoint.storage import megabytes
+    """Print totals, the branches of the module tree, and on request every key."""
+    from overt.checkpoint.writing import megabytes
 
     dtypes = Counter(entry.dtype for entry in entries)
     print(
@@ -303,7 +305,7 @@ def _print_tensors(part: str, entries: list[Entry], keys: bool) -> None:
 
 
 def _branches(entries: list[Entry]) -> dict[str, list[Entry]]:
-    """Tensors by top-level module, below the prefix that all of them share."""
+    """Group tensors by top-level module, below the prefix that all of them have."""
     paths = [entry.name.split(".") for entry in entries]
     depth = 1
     while paths and all(len(path) > depth and path[:depth] == paths[0][:depth] for path in paths):

@@ -229,11 +229,18 @@ class CheckpointSection:
     accept_changes: list[str] = MISSING
     # weights to start from: any checkpoint file or folder; null: fresh weights
     init_from: str | None = MISSING
+    # keys or prefixes of tensors that init_from leaves at their random start: [head, encoder.pos]
+    init_skip: list[str] = MISSING
 
     def __post_init__(self) -> None:
         one_of("checkpoint.mode", self.mode, ("min", "max"))
         each_within("checkpoint", self, ("every_steps", "keep_last_n"), 1)
         within("checkpoint.keep_best_n", self.keep_best_n, 0)
+        if self.init_skip and self.init_from is None:
+            raise ConfigError(
+                f"checkpoint.init_skip={list(self.init_skip)} has no effect without weights to "
+                "start from; set checkpoint.init_from, or checkpoint.init_skip=[]"
+            )
 
 
 @dataclass

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from overt.checkpoint import storage
-from overt.checkpoint.weights import load_checkpoint
+from overt.checkpoint.weights import load_initial
 from overt.config import Config
 from overt.config.batch import BatchPlan, check_stackable, plan_batches, scaled_learning_rate
 from overt.config.schema import OptimizerSection
@@ -130,7 +130,7 @@ def build(
     set_precision(training.precision, training.deterministic)
     seed_everything(config.seed)  # the same initial weights on every rank
     model = recipe.build_model().to(world.device)
-    loaded = load_initial_weights(config, model) if loads_weights else None
+    loaded = load_initial_weights(config, model, recipe.unscored) if loads_weights else None
     # Copies of the bare model, taken before anything is compiled or wrapped.
     average = None if training.ema_momentum is None else make_average(model)
     whole = WholeModel(model) if training.strategy == "fsdp" else None
@@ -236,12 +236,12 @@ def introduction(config: Config, parts: Parts, world: World, resumed: str | None
     )
 
 
-def load_initial_weights(config: Config, model: nn.Module) -> str | None:
+def load_initial_weights(config: Config, model: nn.Module, unscored: tuple[str, ...]) -> str | None:
     """Load the weights of `checkpoint.init_from`, if it names any; what became of each of them."""
     source = config.checkpoint.init_from
     if source is None:
         return None
-    report = load_checkpoint(source, model)
+    report = load_initial(source, model, config.checkpoint.init_skip, unscored)
     if is_main_process() and Path(source).is_dir():
         # Another run's retention does not delete what this one starts from.
         storage.pin(Path(source), f"{config.run_dir} starts from it")

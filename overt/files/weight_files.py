@@ -1,6 +1,6 @@
-"""Weights in files of any origin: safetensors, and what torch.save wrote. Nothing of them is run.
+"""Weights in files of any origin: safetensors, and what torch.save wrote. Nothing in them is run.
 
-Tensors by name, found within the containers of training scripts; keys without their wrappers.
+Tensors are found within the containers of training scripts; wrappers are removed from keys.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ CONTAINERS = ("model", "state_dict", "model_state", "model_state_dict")
 
 
 def clean_keys(keys: Iterable[str], source: str) -> dict[str, str]:
-    """Every key without its wrappers; refused where two keys would become one."""
+    """Return every key without its wrappers; refused where two keys would become one."""
     cleaned = {key: clean_key(key) for key in keys}
     refuse_collisions(cleaned, source)
     return cleaned
 
 
 def clean_key(key: str) -> str:
-    """The key as the bare module would name it: `model.module._orig_mod.a.weight` and so on."""
+    """Return a key as the bare module names it: `module._orig_mod.a.weight` is `a.weight`."""
     *path, name = key.split(".")
     return ".".join([part for part in path if part not in WRAPPERS] + [name])
 
 
 def refuse_collisions(cleaned: Mapping[str, str], source: str) -> None:
-    """Refuse new names of keys where two keys have become one."""
+    """Refuse renamed keys where two have become one."""
     seen: dict[str, str] = {}
     for key, clean in cleaned.items():
         if clean in seen:
@@ -54,14 +54,14 @@ def refuse_collisions(cleaned: Mapping[str, str], source: str) -> None:
 
 
 def is_safetensors(path: Path) -> bool:
-    """Whether a file starts like safetensors: a length, then a JSON object."""
+    """Tell whether a file starts like safetensors: a length, then a JSON object."""
     with path.open("rb") as file:
         start = file.read(9)
     return len(start) == 9 and start[8:] == b"{"
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """All tensors of a safetensors file, tied ones under all their names, and its metadata."""
+    """Read a safetensors file: tensors, tied ones under all their names, and its metadata."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -70,7 +70,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
-            f"{path} is not a whole safetensors file ({error}); copy it again from where it came"
+            f"{path} is not a complete safetensors file ({error}); copy it again from where it came"
         ) from None
     for name, owner in json.loads(metadata.get("overt.tied", "{}")).items():
         tensors[name] = tensors[owner]
@@ -80,7 +80,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 def find_weights(
     content: Any, path: Path, containers: Sequence[str] = CONTAINERS
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors of what a file holds, from within any containers, and whatever else it says.
+    """Return the tensors of a file's content, from within any containers, and all the rest of it.
 
     Several state dicts side by side become one, with their names before the keys.
     """
@@ -112,12 +112,12 @@ def _is_state_dict(value: Any) -> bool:
     return (
         isinstance(value, Mapping)
         and len(value) > 0
-        and all(isinstance(one, Tensor) for one in value.values())
+        and all(isinstance(item, Tensor) for item in value.values())
     )
 
 
 def read_torch_file(path: Path) -> Any:
-    """A file of `torch.save`, read without running anything that it contains."""
+    """Read a file of `torch.save` without running anything that it contains."""
     try:
         with torch.serialization.safe_globals(_harmless()):
             return torch.load(
@@ -136,28 +136,28 @@ def _refusal(path: Path, error: Exception) -> CheckpointError:
     if isinstance(error, pickle.UnpicklingError) and named is not None:
         return CheckpointError(
             f"{path} asks for {named[1]}, which could run code when loaded. Nothing of it was run. "
-            "Allowed are tensors, numbers, text, lists, dictionaries, argparse.Namespace, numpy "
+            "Allowed: tensors, numbers, text, lists, dictionaries, argparse.Namespace, numpy "
             "values and paths. If you trust where the file comes from, load it where it was "
             "written and save `model.state_dict()` alone."
         )
     # Without torch's advice to switch its safety off.
     reason = text.partition("WeightsUnpickler error:")[2] or text.partition(" In PyTorch 2.6")[0]
     return CheckpointError(
-        f"{path} is neither a safetensors file nor a whole file of torch.save with plain values "
+        f"{path} is neither a safetensors file nor a complete file of torch.save with plain values "
         f"({reason.strip().splitlines()[0]}). Nothing of it was run. Copy it again from where it "
-        "came, or save `model.state_dict()` once more."
+        "came, or save `model.state_dict()` again."
     )
 
 
 def _encode_latin1(text: str, encoding: str) -> bytes:
-    """How pickle writes bytes; the one encoding it uses, and no look-up of others."""
+    """Encode text as pickle does for bytes; any other encoding is refused, not looked up."""
     if encoding != "latin1":
         raise pickle.UnpicklingError(f"refused the text encoding {encoding!r}")
     return text.encode("latin1")
 
 
 def _harmless() -> list[Any]:
-    """Classes that training scripts leave in their files and that can do nothing but hold data."""
+    """List the classes in files of training scripts that can do nothing but hold data."""
     number_types = {type(np.dtype(code)) for code in np.typecodes["All"] if code not in "OV"}
     scalar, reconstruct = np.float64(0).__reduce__()[0], np.zeros(1).__reduce__()[0]
     return [
@@ -177,7 +177,7 @@ def _harmless() -> list[Any]:
 
 
 def some(keys: Iterable[str], count: int = 4) -> str:
-    """The first few of many keys, for a message."""
+    """Join the first few of many keys, for a message."""
     listed = list(keys)
     more = f" and {len(listed) - count} more" if len(listed) > count else ""
     return ", ".join(listed[:count]) + more

@@ -112,6 +112,11 @@ class VisionTransformer(nn.Module):
         self.initialize()
 
     @property
+    def computed_tensors(self) -> tuple[str, ...]:
+        """Name the tensors that follow from the settings (overt/checkpoint/weights.py)."""
+        return ("pos_embed",) if self.fixed_positions else ()
+
+    @property
     def prefix(self) -> int:
         """Tokens before the patches."""
         return 0 if self.cls_token is None else 1

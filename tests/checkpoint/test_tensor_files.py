@@ -73,7 +73,7 @@ def test_any_tensors_come_back_bit_for_bit(tmp_path, through, kinds):
 
 
 def test_many_pieces_and_strange_strides(tmp_path, monkeypatch):
-    monkeypatch.setattr(tensor_files, "PIECE", 4096)
+    monkeypatch.setattr(tensor_files, "BLOCK", 4096)
     matrix = torch.randn(70, 90)
     tensors = {
         "long": torch.randn(12345),
@@ -95,13 +95,13 @@ def test_snapshot_keeps_its_buffer_and_its_values():
     tensor = torch.arange(1000.0)
     snapshot = Snapshot()
     snapshot.take(TensorFile({"a": tensor}))
-    first = bytes(next(snapshot.pieces()))
+    first = bytes(next(snapshot.blocks()))
     where = snapshot._buffer.data_ptr()
     tensor.zero_()
-    assert bytes(next(snapshot.pieces())) == first
+    assert bytes(next(snapshot.blocks())) == first
     snapshot.take(TensorFile({"a": tensor}))
     assert snapshot._buffer.data_ptr() == where
-    assert bytes(next(snapshot.pieces())) != first
+    assert bytes(next(snapshot.blocks())) != first
 
 
 @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097])

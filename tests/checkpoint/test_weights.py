@@ -1,6 +1,5 @@
 import argparse
 import os
-import pickle
 from collections import OrderedDict
 from pathlib import Path
 
@@ -13,19 +12,17 @@ from safetensors.torch import save_file
 from torch import nn
 
 from overt.checkpoint.manager import CheckpointManager
-from overt.checkpoint.weights import load_checkpoint, load_tensors, read_tensors
-from overt.errors import CheckpointError
+from overt.checkpoint.weights import (
+    computed_tensors,
+    load_initial,
+    load_tensors,
+    load_weights,
+    shortest_prefixes,
+)
+from overt.errors import CheckpointError, ConfigError
 from overt.files import weight_files
 from overt.files.weight_files import clean_key
-
-
-class Tracker(nn.Module):
-    def __init__(self, frames=8, width=4):
-        super().__init__()
-        self.encoder = nn.Sequential(nn.Linear(3, width), nn.LayerNorm(width))
-        self.head = nn.Linear(width, 2)
-        self.register_buffer("time_emb", torch.randn(1, frames, width))
-        self.register_buffer("count", torch.tensor(0))
+from tests.checkpoint.foreign import Runs, Tracker
 
 
 class Wrapped(nn.Module):
@@ -109,7 +106,7 @@ LAYOUTS = {
 def test_every_layout_of_torch_files_loads(tmp_path, source, target, layout, zipped):
     path = tmp_path / "weights.pth"
     torch.save(LAYOUTS[layout](source), path, _use_new_zipfile_serialization=zipped)
-    report = load_checkpoint(path, target, strict=True)
+    report = load_weights(path, target, strict=True)
     assert_same(source, target)
     assert len(report.mapped) == len(source.state_dict())
     assert (report.missing, report.unexpected, report.skipped) == ([], [], [])
@@ -117,18 +114,18 @@ def test_every_layout_of_torch_files_loads(tmp_path, source, target, layout, zip
 
 def test_safetensors_and_own_folders_load(tmp_path, source, target):
     save_file(dict(source.state_dict()), tmp_path / "weights.safetensors")
-    load_checkpoint(tmp_path / "weights.safetensors", target, strict=True)
+    load_weights(tmp_path / "weights.safetensors", target, strict=True)
     assert_same(source, target)
 
     average, again = Tracker(), Tracker()
     manager = CheckpointManager(tmp_path / "run")
     folder = manager.save_checkpoint(0, source, ema=average)
-    load_checkpoint(folder, again, strict=True)
+    load_weights(folder, again, strict=True)
     assert_same(source, again)
-    load_checkpoint(tmp_path / "run" / "latest", again, strict=True, part="ema")
+    load_weights(tmp_path / "run" / "latest", again, strict=True, part="ema")
     assert_same(average, again)
     with pytest.raises(CheckpointError, match="name one, such as"):
-        load_checkpoint(tmp_path / "run", again)
+        load_weights(tmp_path / "run", again)
 
 
 WRAPPER_LISTS = st.lists(st.sampled_from(sorted(weight_files.WRAPPERS)), max_size=4)
@@ -155,7 +152,7 @@ def test_any_nesting_of_wrappers_is_taken_off(outer, middle, inner, leading_ther
 def test_wrapped_models_load_bare_checkpoints(tmp_path, source):
     torch.save(source.state_dict(), tmp_path / "bare.pt")
     for target in (torch.compile(Tracker()), Parallel(Tracker())):
-        load_checkpoint(tmp_path / "bare.pt", target, strict=True)
+        load_weights(tmp_path / "bare.pt", target, strict=True)
         assert_same(source, target)
 
 
@@ -163,14 +160,14 @@ def test_two_keys_that_become_one_are_refused(tmp_path, source, target):
     state = source.state_dict()
     torch.save({**state, "module.head.weight": state["head.weight"]}, tmp_path / "two.pt")
     with pytest.raises(CheckpointError, match=r"head.weight and module.head.weight both become"):
-        load_checkpoint(tmp_path / "two.pt", target)
+        load_weights(tmp_path / "two.pt", target)
 
 
 def test_embeddings_of_other_sizes_keep_the_models_own(tmp_path, source):
     torch.save(source.state_dict(), tmp_path / "a.pt")
     target = Tracker(frames=16)
     own = target.time_emb.clone()
-    report = load_checkpoint(tmp_path / "a.pt", target, strict=True)
+    report = load_weights(tmp_path / "a.pt", target, strict=True)
     assert report.skipped == ["time_emb"]
     assert report.missing == []
     assert torch.equal(target.time_emb, own)
@@ -183,13 +180,13 @@ def test_other_shapes_are_refused_with_both_and_nothing_is_loaded(tmp_path, sour
     target = Tracker(width=5)
     before = {key: value.clone() for key, value in target.state_dict().items()}
     with pytest.raises(CheckpointError) as caught:
-        load_checkpoint(tmp_path / "a.pt", target)
+        load_weights(tmp_path / "a.pt", target)
     assert "head.weight: (2, 4) in the file, (2, 5) in the model" in str(caught.value)
     assert "time_emb" not in str(caught.value)
     # Something to do from the command line comes first.
     assert "Set the sizes in the configuration to those of the checkpoint" in str(caught.value)
     assert all(torch.equal(value, before[key]) for key, value in target.state_dict().items())
-    report = load_checkpoint(tmp_path / "a.pt", target, allow_shape_mismatch=True)
+    report = load_weights(tmp_path / "a.pt", target, allow_shape_mismatch=True)
     assert "head.weight" in report.skipped
     assert ("head.bias", "head.bias") in report.mapped
 
@@ -198,18 +195,18 @@ def test_missing_and_unexpected_are_reported_and_refused_when_strict(tmp_path, s
     state = dict(source.state_dict())
     state["extra.weight"] = state.pop("head.bias")
     torch.save({"model": {f"module.{key}": value for key, value in state.items()}}, tmp_path / "a")
-    report = load_checkpoint(tmp_path / "a", target)
+    report = load_weights(tmp_path / "a", target)
     assert report.missing == ["head.bias"]
     assert report.unexpected == ["module.extra.weight"]
     assert report.renamed == len(report.mapped) == len(state) - 1
     with pytest.raises(CheckpointError, match="missing: 1"):
-        load_checkpoint(tmp_path / "a", target, strict=True)
+        load_weights(tmp_path / "a", target, strict=True)
 
 
 def test_a_checkpoint_of_another_model_shows_both_sides(tmp_path, target):
     torch.save(nn.Conv2d(1, 1, 1).state_dict(), tmp_path / "a.pt")
     with pytest.raises(CheckpointError, match="another model") as caught:
-        load_checkpoint(tmp_path / "a.pt", target)
+        load_weights(tmp_path / "a.pt", target)
     assert "The file has weight, bias; the model has time_emb, count" in str(caught.value)
 
 
@@ -223,18 +220,8 @@ def test_a_tied_name_is_not_missing(tmp_path):
 
     source, target = Tied(), Tied()
     save_file({"embedding.weight": source.embedding.weight.detach()}, tmp_path / "a")
-    assert load_checkpoint(tmp_path / "a", target, strict=True).missing == []
+    assert load_weights(tmp_path / "a", target, strict=True).missing == []
     assert torch.equal(target.out.weight, source.embedding.weight)
-
-
-class Runs:
-    """Would make a file if it were ever loaded."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (self.path,)
 
 
 @pytest.mark.parametrize("zipped", [True, False])
@@ -242,63 +229,8 @@ def test_a_file_that_would_run_code_is_refused_and_runs_nothing(tmp_path, target
     content = {"model": target.state_dict(), "hook": Runs(str(tmp_path / "proof"))}
     torch.save(content, tmp_path / "evil.pt", _use_new_zipfile_serialization=zipped)
     with pytest.raises(CheckpointError, match=r"posix.mkdir.*Nothing of it was run"):
-        load_checkpoint(tmp_path / "evil.pt", target)
+        load_weights(tmp_path / "evil.pt", target)
     assert not (tmp_path / "proof").exists()
-
-
-def test_plain_pickles_and_whole_modules_are_refused(tmp_path, target):
-    (tmp_path / "a.pkl").write_bytes(pickle.dumps(Runs(str(tmp_path / "proof")), protocol=2))
-    torch.save(target, tmp_path / "module.pt")
-    with pytest.raises(CheckpointError, match="Nothing of it was run"):
-        read_tensors(tmp_path / "a.pkl")
-    with pytest.raises(CheckpointError, match="Tracker"):
-        read_tensors(tmp_path / "module.pt")
-    assert not (tmp_path / "proof").exists()
-
-
-def test_only_harmless_classes_are_allowed_and_only_while_reading(tmp_path):
-    before = set(torch.serialization.get_safe_globals())  # torch gives them in any order
-    torch.save({"a": torch.ones(1), "n": argparse.Namespace(x=np.int64(3))}, tmp_path / "a.pt")
-    _, rest = read_tensors(tmp_path / "a.pt")
-    assert rest["n"].x == 3
-    assert set(torch.serialization.get_safe_globals()) == before
-    torch.save({"a": torch.ones(1), "n": np.array([{}], dtype=object)}, tmp_path / "b.pt")
-    with pytest.raises(CheckpointError, match="ObjectDType"):
-        read_tensors(tmp_path / "b.pt")
-    with pytest.raises(pickle.UnpicklingError):
-        weight_files._encode_latin1("text", "rot13")
-
-
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
-@pytest.mark.parametrize("kind", ["zip", "old", "safetensors"])
-def test_truncated_files_are_refused(tmp_path, source, kind, share):
-    path = tmp_path / "a"
-    if kind == "safetensors":
-        save_file(dict(source.state_dict()), path)
-    else:
-        torch.save(source.state_dict(), path, _use_new_zipfile_serialization=kind == "zip")
-    os.truncate(path, int(path.stat().st_size * share))
-    with pytest.raises(CheckpointError, match="opy it again"):
-        read_tensors(path)
-
-
-def test_what_is_no_checkpoint_is_refused(tmp_path):
-    (tmp_path / "text").write_text("hello " * 50)
-    torch.save([1, 2], tmp_path / "list.pt")
-    torch.save({"epoch": 3}, tmp_path / "empty.pt")
-    (tmp_path / "folder").mkdir()
-    for name, message in (
-        ("text", "neither a safetensors file"),
-        ("list.pt", "holds a list"),
-        ("empty.pt", r"no tensors .* it has epoch"),
-        ("folder", "no manifest.json"),
-        ("absent", "no checkpoint at"),
-    ):
-        with pytest.raises(CheckpointError, match=message):
-            read_tensors(tmp_path / name)
-    torch.save({"a": torch.ones(1)}, tmp_path / "a.pt")
-    with pytest.raises(CheckpointError, match="EMA"):
-        read_tensors(tmp_path / "a.pt", "ema")
 
 
 def test_a_broken_own_checkpoint_is_refused(tmp_path, source):
@@ -307,4 +239,140 @@ def test_a_broken_own_checkpoint_is_refused(tmp_path, source):
         file.seek(-1, os.SEEK_END)
         file.write(b"\x55")
     with pytest.raises(CheckpointError, match=r"broken.*contents have changed"):
-        load_checkpoint(folder, source)
+        load_weights(folder, source)
+
+
+# --- what a model declares -------------------------------------------------------------------
+
+
+class Declaring(nn.Module):
+    computed_tensors = ("table",)
+
+    def __init__(self, rows=3):
+        super().__init__()
+        self.register_buffer("table", torch.arange(float(rows)))
+        self.inner = nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize("wrap", [nn.Sequential, Parallel, torch.compile])
+def test_computed_tensors_are_found_below_any_wrapper(wrap):
+    model = wrap(Declaring())
+    prefix = "0." if wrap is nn.Sequential else ""
+    assert computed_tensors(model) == {f"{prefix}table"}
+    report = load_tensors(
+        {f"{prefix}{key}": value for key, value in Declaring(5).state_dict().items()},
+        model,
+        source="a file",
+    )
+    assert [clean_key(key) for key in report.skipped] == [f"{prefix}table"]
+
+
+def test_a_declaration_of_what_is_not_there_is_refused():
+    model = Declaring()
+    model.__class__ = type("Wrong", (Declaring,), {"computed_tensors": ("tabel",)})
+    with pytest.raises(
+        CheckpointError, match=r"Wrong.computed_tensors names 'tabel'.*it has table"
+    ):
+        computed_tensors(model)
+
+
+# --- checkpoint.init_from --------------------------------------------------------------------
+
+
+@pytest.fixture
+def file(tmp_path, source):
+    torch.save(source.state_dict(), tmp_path / "a.pt")
+    return tmp_path / "a.pt"
+
+
+def test_a_new_run_starts_from_a_file_that_fills_the_model(file, source, target):
+    report = load_initial(file, target)
+    assert_same(source, target)
+    assert (report.missing, report.skipped) == ([], [])
+
+
+def test_trained_tensors_of_another_size_are_refused_with_keys_shapes_and_remedy(file):
+    target = Tracker(frames=16, width=5)
+    before = {key: value.clone() for key, value in target.state_dict().items()}
+    with pytest.raises(CheckpointError) as caught:
+        load_initial(file, target)
+    message = str(caught.value)
+    assert "a.pt does not fill 5 tensor(s) of the model" in message
+    assert "head.weight: (2, 4) in the file, (2, 5) in the model" in message
+    assert "time_emb" not in message  # computed
+    # All of the encoder, but only the weight of the head.
+    assert message.endswith("'checkpoint.init_skip=[encoder,head.weight]'")
+    assert all(torch.equal(value, before[key]) for key, value in target.state_dict().items())
+
+
+def test_what_init_skip_names_keeps_its_fresh_values_and_is_reported(file, source):
+    target = Tracker(width=5)
+    fresh = target.encoder[0].weight.clone()
+    report = load_initial(file, target, ["encoder.", "head.weight"])
+    assert torch.equal(target.encoder[0].weight, fresh)
+    assert torch.equal(target.head.bias, source.head.bias)
+    assert report.skipped == [
+        "encoder.0.weight", "encoder.0.bias", "encoder.1.weight", "encoder.1.bias",
+        "head.weight", "time_emb",
+    ]  # fmt: skip
+    # Also what would fit: the head of a pretrained model, say.
+    target = Tracker()
+    fresh = target.head.weight.clone()
+    load_initial(file, target, ["head"])
+    assert torch.equal(target.head.weight, fresh)
+
+
+def test_trained_tensors_that_the_file_lacks_are_refused_unless_optional(tmp_path, source, target):
+    state = {key: value for key, value in source.state_dict().items() if "head" not in key}
+    del state["count"]  # a buffer: nothing is trained there
+    torch.save(state, tmp_path / "encoder.pt")
+    with pytest.raises(CheckpointError) as caught:
+        load_initial(tmp_path / "encoder.pt", target)
+    assert "head.weight: not in the file\n  head.bias: not in the file" in str(caught.value)
+    assert str(caught.value).endswith("'checkpoint.init_skip=[head]'")
+    assert load_initial(tmp_path / "encoder.pt", target, optional=["head."]).missing == [
+        "count", "head.weight", "head.bias"
+    ]  # fmt: skip
+    report = load_initial(tmp_path / "encoder.pt", target, ["head"])
+    assert report.missing == ["count"]
+    assert "skipped: 2 (head.weight, head.bias)" in str(report)
+    target.head.requires_grad_(False)  # of a file of its own, say
+    load_initial(tmp_path / "encoder.pt", target)
+
+
+@pytest.mark.parametrize(
+    ("entry", "hint"),
+    [
+        ("heads", "did you mean head?"),
+        ("head.wieght", "did you mean head.weight?"),
+        ("encoder.2", "did you mean encoder."),
+        ("enc", "did you mean encoder?"),
+        ("", "the model has time_emb, count, encoder, head"),
+    ],
+)
+def test_an_entry_of_init_skip_that_matches_nothing_is_refused(file, target, entry, hint):
+    with pytest.raises(
+        ConfigError, match=r"checkpoint.init_skip: .* is neither a tensor"
+    ) as caught:
+        load_initial(file, target, [entry])
+    assert repr(entry) in str(caught.value)
+    assert hint in str(caught.value)
+
+
+def test_init_skip_of_everything_is_refused(file, target):
+    with pytest.raises(ConfigError, match="every tensor of the model"):
+        load_initial(file, target, ["encoder", "head", "time_emb", "count"])
+
+
+def test_a_file_of_another_model_is_refused_as_such(tmp_path, target):
+    torch.save(nn.Conv2d(1, 1, 1).state_dict(), tmp_path / "a.pt")
+    with pytest.raises(CheckpointError, match="another model"):
+        load_initial(tmp_path / "a.pt", target, ["head"])
+
+
+def test_prefixes_cover_the_keys_and_no_others():
+    keys = ["a.b.x", "a.b.y", "a.c", "d.e.x"]
+    assert shortest_prefixes(["a.b.x", "a.b.y"], keys) == ["a.b"]
+    assert shortest_prefixes(["a.b.x", "a.b.y", "a.c"], keys) == ["a"]
+    assert shortest_prefixes(["a.b.x", "d.e.x"], keys) == ["a.b.x", "d"]
+    assert shortest_prefixes(["a"], ["a", "a.b"]) == ["a"]

@@ -15,14 +15,14 @@ SECONDS = 60.0
 
 def train_while_writing(folder: Path) -> list[tuple[int, int]]:
     """Each write waits for two more steps; when it began, and when it went on."""
-    from overt.checkpoint import storage
+    from overt.checkpoint import writing
     from overt.config import build_recipe
     from overt.distributed import init_distributed
     from overt.engine.trainer import Trainer
 
     config = toy_config(folder, *SETTINGS, "checkpoint.background=true")
     trainer = Trainer(config, build_recipe(config), init_distributed("cpu"))
-    inner, seen = storage.write_folder, []
+    inner, seen = writing.write_folder, []
 
     def write(*arguments: Any, **named: Any) -> Any:
         began, give_up = trainer.state.step, time.monotonic() + SECONDS
@@ -32,7 +32,7 @@ def train_while_writing(folder: Path) -> list[tuple[int, int]]:
         seen.append((began, trainer.state.step))
         return inner(*arguments, **named)
 
-    storage.write_folder = write
+    writing.write_folder = write
     trainer.train()
     return seen
 

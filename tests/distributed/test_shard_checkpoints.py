@@ -98,7 +98,7 @@ def test_a_folder_in_shares_is_of_use_to_everyone(
     whole_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Inspected, exported to one file and started from, without any group of processes."""
-    from overt.checkpoint.weights import read_tensors
+    from overt.checkpoint.reading import read_tensors
     from overt.commands import ckpt
 
     folder = step_folder(whole_run, 12)
@@ -145,8 +145,8 @@ def test_a_broken_share_is_found_and_the_one_before_is_used(
 
 
 def test_what_the_index_says_is_not_believed_blindly(whole_run: Path, tmp_path: Path) -> None:
-    from overt.checkpoint import storage
-    from overt.checkpoint.shards import read_index
+    from overt.checkpoint.manifest import SHARDS, read_manifest
+    from overt.checkpoint.shard_index import read_index
     from overt.errors import CheckpointError
 
     index = json.loads((step_folder(whole_run, 12) / "shards.json").read_text())
@@ -166,7 +166,7 @@ def test_what_the_index_says_is_not_believed_blindly(whole_run: Path, tmp_path: 
         before, piece[key] = piece[key], value
         (folder / "shards.json").write_text(json.dumps(index))
         piece[key] = before
-        assert storage.SHARDS in storage.read_manifest(folder)["files"]
+        assert SHARDS in read_manifest(folder)["files"]
         with pytest.raises(CheckpointError, match=r"shards.json.*use an older checkpoint"):
             read_index(folder)
 
@@ -184,7 +184,7 @@ def make_sharded(folder: Path) -> Any:
 
 def change_while_writing(folder: Path) -> bool:
     """Whether the checkpoint holds what was there when it was asked for."""
-    from overt.checkpoint import storage, tensor_files
+    from overt.checkpoint import tensor_files, writing
     from overt.checkpoint.shards import read_part
 
     trainer = make_sharded(folder)
@@ -195,7 +195,7 @@ def change_while_writing(folder: Path) -> bool:
         may_write.wait()
         return tensor_files.write_file(*arguments)
 
-    storage.write_file = slow  # type: ignore[assignment]
+    writing.write_file = slow  # type: ignore[assignment]
     trainer.save()  # returns although no byte can be written
     with torch.no_grad():
         for parameter in trainer.model.parameters():
@@ -217,7 +217,7 @@ def full_disk_on_one(folder: Path) -> list[str]:
     """What each process hears when the second cannot write its share."""
     import errno
 
-    from overt.checkpoint import storage
+    from overt.checkpoint import writing
     from overt.errors import CheckpointError
 
     trainer = make_sharded(folder)
@@ -230,7 +230,7 @@ def full_disk_on_one(folder: Path) -> list[str]:
         def full(*arguments: Any) -> str:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        storage.write_file = full  # type: ignore[assignment]
+        writing.write_file = full  # type: ignore[assignment]
     trainer.save()  # in the background: the next one hears of it
     try:
         trainer.save()

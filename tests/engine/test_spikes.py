@@ -13,7 +13,7 @@ import pytest
 import torch
 from toy_runs import losses_by_step, same_bits, toy_config, weights
 
-from overt.checkpoint.weights import read_part
+from overt.checkpoint.reading import read_part
 from overt.engine.spikes import SpikeWatch, robust_limit
 from overt.errors import ConfigError, NonFiniteError
 

@@ -138,9 +138,10 @@ def strike_at(
 def good_steps(run: Path) -> list[int]:
     """Steps of the checkpoints that pass their check, without touching anything."""
     from overt.checkpoint import storage
+    from overt.checkpoint.manifest import verify
 
     stored, _ = storage.scan(run / "checkpoints")
-    return sorted(one.manifest["step"] for one in stored if storage.verify(one.path).good)
+    return sorted(entry.manifest["step"] for entry in stored if verify(entry.path).good)
 
 
 def check_ended(trial: Trial, ended: Ended) -> None:

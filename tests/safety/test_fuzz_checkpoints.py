@@ -13,10 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from overt.checkpoint import plain_values, storage
+from overt.checkpoint import plain_values
 from overt.checkpoint.manager import CheckpointManager
-from overt.checkpoint.tensor_files import read_header
-from overt.checkpoint.weights import read_safetensors, read_tensors
+from overt.checkpoint.manifest import MANIFEST, hash_of, verify
+from overt.checkpoint.reading import read_tensors
+from overt.checkpoint.tensor_files import checksum_file, read_header
+from overt.files.weight_files import read_safetensors
 
 
 @pytest.fixture
@@ -28,7 +30,7 @@ def read_everything(folder: Path) -> None:
     """What resume and inspection do with a folder."""
     manager = CheckpointManager(folder.parent, metric_name=None)
     manager.get_latest_checkpoint()
-    storage.verify(folder)
+    verify(folder)
     manager.load_checkpoint(folder, nn.Linear(2, 2))
 
 
@@ -46,15 +48,15 @@ def restored(folder: Path) -> Iterator[None]:
 def sign(folder: Path, manifest: Any) -> None:
     """Write a manifest whose own hash is right, as only someone who means it would."""
     if isinstance(manifest, dict):
-        manifest["sha256"] = storage._manifest_hash(manifest)
-    (folder / storage.MANIFEST).write_text(json.dumps(manifest))
+        manifest["sha256"] = hash_of(manifest)
+    (folder / MANIFEST).write_text(json.dumps(manifest))
 
 
 @examples(30)
 @given(st.data())
 def test_a_spoilt_manifest(folder: Path, data: st.DataObject) -> None:
     with restored(folder):
-        file = folder / storage.MANIFEST
+        file = folder / MANIFEST
         file.write_bytes(data.draw(spoilt(file.read_bytes())))
         parses_or_refuses(lambda: read_everything(folder))
 
@@ -62,7 +64,7 @@ def test_a_spoilt_manifest(folder: Path, data: st.DataObject) -> None:
 @examples(40)
 @given(st.data())
 def test_a_forged_manifest(folder: Path, data: st.DataObject) -> None:
-    manifest = json.loads((folder / storage.MANIFEST).read_bytes())
+    manifest = json.loads((folder / MANIFEST).read_bytes())
     key = data.draw(st.sampled_from(sorted(manifest)))
     if data.draw(st.booleans()):
         del manifest[key]
@@ -83,10 +85,10 @@ def test_a_forged_state(folder: Path, data: st.DataObject) -> None:
     """The sums in the manifest are made to fit, so that only the state itself is wrong."""
     file = folder / "state.json"
     content = data.draw(spoilt(file.read_bytes()) | st.builds(_dumped, JSON))
-    manifest = json.loads((folder / storage.MANIFEST).read_bytes())
+    manifest = json.loads((folder / MANIFEST).read_bytes())
     with restored(folder):
         file.write_bytes(content)
-        crc = storage.checksum_file(file)
+        crc = checksum_file(file)
         manifest["files"]["state.json"] = {"size": len(content), "crc32": crc}
         sign(folder, manifest)
         parses_or_refuses(lambda: read_everything(folder))

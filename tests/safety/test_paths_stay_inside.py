@@ -10,6 +10,8 @@ from torch import nn
 
 from overt.checkpoint import storage
 from overt.checkpoint.manager import CheckpointManager
+from overt.checkpoint.manifest import MANIFEST, hash_of, verify
+from overt.checkpoint.tensor_files import checksum_file
 from overt.data.images.folder import ImageFolder
 from overt.data.images.packed import PackedImages, pack_images
 from overt.data.tracking import packed
@@ -24,11 +26,11 @@ def checkpoint(tmp_path: Path) -> Path:
 
 def add_to_manifest(folder: Path, name: str, target: Path) -> None:
     """List a file with its true size and sum, and sign the manifest anew."""
-    path = folder / storage.MANIFEST
+    path = folder / MANIFEST
     manifest = json.loads(path.read_text())
-    sum_of = storage.checksum_file(target)
+    sum_of = checksum_file(target)
     manifest["files"][name] = {"size": target.stat().st_size, "crc32": sum_of}
-    manifest["sha256"] = storage._manifest_hash(manifest)
+    manifest["sha256"] = hash_of(manifest)
     path.write_text(json.dumps(manifest))
 
 
@@ -39,7 +41,7 @@ def test_a_manifest_cannot_name_a_file_elsewhere(
     secret = checkpoint.parent / "secret"
     secret.write_text("mine")
     add_to_manifest(checkpoint, name.format(root=checkpoint.parent), secret)
-    assert "outside the folder" in str(storage.verify(checkpoint))
+    assert "outside the folder" in str(verify(checkpoint))
     with pytest.raises(CheckpointError, match="outside the folder"):
         CheckpointManager(checkpoint.parent).load_checkpoint(checkpoint, nn.Linear(2, 2))
     assert secret.read_text() == "mine"
@@ -50,19 +52,19 @@ def test_a_link_is_no_file_of_a_checkpoint(checkpoint: Path, tmp_path: Path) -> 
     elsewhere = tmp_path / "weights"
     file.rename(elsewhere)
     file.symlink_to(elsewhere)
-    assert "model.safetensors: missing" in str(storage.verify(checkpoint))
+    assert "model.safetensors: missing" in str(verify(checkpoint))
 
 
 def test_a_link_is_no_checkpoint_and_is_not_deleted_through(checkpoint: Path) -> None:
     link = checkpoint.with_name("step_00000099")
     link.symlink_to(checkpoint)
     stored, broken = storage.scan(checkpoint.parent)
-    assert [one.path for one in stored] == [checkpoint]
+    assert [entry.path for entry in stored] == [checkpoint]
     assert broken == []
     left = checkpoint.with_name(".overt-writing-host-1-00000000-x")
     left.symlink_to(checkpoint)
     storage.clean_left_overs(checkpoint.parent)
-    assert storage.verify(checkpoint).good
+    assert verify(checkpoint).good
 
 
 def test_names_in_packed_tracks_are_never_paths(tmp_path: Path) -> None:

@@ -203,6 +203,8 @@ class CoTracker3(nn.Module):
     All defaults are those of the released checkpoints, whose state-dict keys it carries.
     """
 
+    computed_tensors = ("time_emb",)  # sinusoids: a file of another window length keeps ours
+
     time_emb: Tensor  # (1, window_len, token width)
     level_scale: Tensor  # (L,) cells of the finest level per cell
 

@@ -80,6 +80,8 @@ def _inside(lengths: np.ndarray) -> np.ndarray:
 class Predictor(nn.Module):
     """I-JEPA's predictor: narrow, with a fixed position table of its own."""
 
+    computed_tensors = ("predictor_pos_embed",)
+
     def __init__(
         self,
         grid: Grid,
@@ -128,6 +130,8 @@ class Predictor(nn.Module):
 
 class ReferencePredictor(nn.Module):
     """The H-JEPA reference's predictor: as wide as the encoder, with the encoder's positions."""
+
+    computed_tensors = ("pos_embed_predictor",)
 
     def __init__(
         self, width: int, depth: int, heads: int, mlp_ratio: float = 4.0, fan_in: bool = False

@@ -53,6 +53,9 @@ class Entry(NamedTuple):
 class Transformer(PostNorm):
     """Finds the points in a frame, given its maps and the memories."""
 
+    # In every published file; here they follow from the input size, and nothing reads them.
+    computed_tensors = ("spatial_shapes", "start_levels")
+
     spatial_shapes: Tensor
     start_levels: Tensor
 

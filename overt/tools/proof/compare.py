@@ -24,7 +24,7 @@ class Comparison(NamedTuple):
 def compare_checkpoints(one: Path, other: Path) -> Comparison:
     """Every tensor of two checkpoint folders, then step, position and counters."""
     from overt.checkpoint import plain_values
-    from overt.checkpoint.weights import read_safetensors
+    from overt.files.weight_files import read_safetensors
 
     counted: Counter[str] = Counter()
     names = sorted({_name(path, root) for root in (one, other) for path in _files(root)})

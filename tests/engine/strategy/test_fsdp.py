@@ -9,7 +9,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_
 from toy_runs import toy_config, train_toy
 
-from overt.distributed import World, is_sharded
+from overt.checkpoint.named_tensors import is_sharded
+from overt.distributed import World
 from overt.engine.guard import FiniteGuard
 from overt.engine.strategy.fsdp import (
     WholeModel,

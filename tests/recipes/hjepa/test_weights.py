@@ -11,7 +11,7 @@ from small_jepa import SPLIT, make_trainer, small_recipe
 from torch import Tensor
 
 from overt.checkpoint.trained import load_model
-from overt.checkpoint.weights import load_checkpoint
+from overt.checkpoint.weights import load_weights
 from overt.cli import main
 from overt.errors import CheckpointError
 from overt.nn.vit import VisionTransformer
@@ -78,7 +78,7 @@ def test_an_official_ijepa_file_fills_each_encoder_and_the_predictor(
     model = build(root, f"model.class_token={class_token}", "model.positions=learned")
     file = tmp_path / "ijepa.pth"
     content = official(file, Predictor((4, 4), 32, 16, 1, 2))
-    report = load_checkpoint(file, model)
+    report = load_weights(file, model)
     assert model.target_encoder is not None
     for part, ours in {
         "encoder": model.context_encoder.vit,
@@ -100,13 +100,13 @@ def test_a_predictor_of_other_sizes_is_left_out_and_listed(
 ) -> None:
     model = build(root)
     official(tmp_path / "ijepa.pth", Predictor((4, 4), 32, 24, 3, 2))
-    report = load_checkpoint(tmp_path / "ijepa.pth", model)
+    report = load_weights(tmp_path / "ijepa.pth", model)
     assert "the predictor in the file is left out" in caplog.text
     assert "predictor.predictor_embed.weight" in report.missing
     assert not any("encoder" in key for key in report.missing)
     # A deeper one of the same sizes: what fits by name is taken, the rest is listed.
     official(tmp_path / "deep.pth", Predictor((4, 4), 32, 16, 2, 2))
-    report = load_checkpoint(tmp_path / "deep.pth", model)
+    report = load_weights(tmp_path / "deep.pth", model)
     assert not any("predictor" in key for key in report.missing)
     assert all(key.startswith("predictor.predictor_blocks.1.") for key in report.unexpected)
     assert report.unexpected
@@ -128,14 +128,14 @@ def test_an_encoder_of_another_width_is_refused_with_file_and_widths(
     other = VisionTransformer((16, 16), 4, 64, 2, 2).state_dict()
     torch.save({prefix + key: value for key, value in other.items()}, tmp_path / "timm.pth")
     with pytest.raises(CheckpointError, match=r"timm\.pth: .* 64 features wide.*model's is 32"):
-        load_checkpoint(tmp_path / "timm.pth", build(root))
+        load_weights(tmp_path / "timm.pth", build(root))
 
 
 def test_a_run_without_a_target_encoder_fills_both(root: Path) -> None:
     end_to_end = ["model.use_target_encoder=false", "loss.detach_targets=false"]
     source = train(root, "end_to_end", *end_to_end, "training.num_steps=1")
     model = build(root)
-    report = load_checkpoint(source, model)
+    report = load_weights(source, model)
     assert not report.missing
     assert model.target_encoder is not None
     target = model.target_encoder.state_dict()
@@ -143,7 +143,7 @@ def test_a_run_without_a_target_encoder_fills_both(root: Path) -> None:
         assert torch.equal(value, target[name]), name
     # The other way round the file's target is not needed, and listed.
     again = build(root, *end_to_end)
-    report = load_checkpoint(train(root, "both", "training.num_steps=1"), again)
+    report = load_weights(train(root, "both", "training.num_steps=1"), again)
     assert report.unexpected
     assert all(key.startswith("target_encoder.vit.") for key in report.unexpected)
 
@@ -167,10 +167,10 @@ def test_tables_of_a_run_are_resized_from_its_own_grid(
     wide: Path, root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     same = small_recipe(root, *WIDE).build_model()
-    load_checkpoint(wide, same, strict=True)
+    load_weights(wide, same, strict=True)
     assert not caplog.text
     square = build(root, *LEARNED)
-    load_checkpoint(wide, square, strict=True)
+    load_weights(wide, square, strict=True)
     assert "position table resized from (2, 8) to (4, 4) patches" in caplog.text
     for table, before in zip(tables(square), tables(same), strict=True):
         assert table.shape == before.shape
@@ -180,12 +180,12 @@ def test_tables_of_a_run_are_resized_from_its_own_grid(
 def test_fixed_tables_are_those_of_the_model_not_of_the_file(wide: Path, root: Path) -> None:
     model = build(root)
     own, predictor = tables(model)[0].clone(), model.predictor.state_dict()
-    load_checkpoint(wide, model, strict=True)
+    load_weights(wide, model, strict=True)
     assert all(torch.equal(table, own) for table in tables(model))
     after = model.predictor.state_dict()["predictor_pos_embed"]
     assert torch.equal(after, predictor["predictor_pos_embed"])
     larger = build(root, "data.image_size=[32,32]")
-    assert not load_checkpoint(wide, larger, strict=True).skipped
+    assert not load_weights(wide, larger, strict=True).skipped
 
 
 def test_an_evaluation_at_another_size_resizes_and_does_not_depend_on_the_seed(

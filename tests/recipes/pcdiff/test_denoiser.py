@@ -7,7 +7,7 @@ import torch
 from small_pcdiff import small_recipe
 from torch import Tensor
 
-from overt.checkpoint.weights import load_checkpoint
+from overt.checkpoint.weights import load_weights
 from overt.cli import main
 from overt.config import build_recipe, load
 from overt.recipes.pcdiff.denoiser import Convolutions, Denoiser, Down, Up, time_embedding
@@ -64,7 +64,7 @@ def test_published_files_load_whatever_wrapped_the_model(prefix: str, tmp_path: 
     optimizer = torch.optim.Adam(source.parameters()).state_dict()
     content = {"epoch": 7, "model_state": state, "optimizer_state": optimizer, "loss": 0.1}
     torch.save(content, tmp_path / "epoch_7.pth")
-    report = load_checkpoint(tmp_path / "epoch_7.pth", target, strict=True)
+    report = load_weights(tmp_path / "epoch_7.pth", target, strict=True)
     assert len(report.mapped) == len(state)
     for key, value in source.state_dict().items():
         assert torch.equal(target.state_dict()[key], value)

@@ -1,0 +1,86 @@
+"""The tensors in a checkpoint of any kind: overt's folders, safetensors, torch files of others.
+
+Nothing that a file contains is ever run.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from overt.checkpoint.manifest import MANIFEST, PARTS, SHARDS, read_manifest, verify
+from overt.errors import CheckpointError
+from overt.files.weight_files import (
+    find_weights,
+    is_safetensors,
+    read_safetensors,
+    read_torch_file,
+)
+
+WEIGHTS = ("model", "ema")  # the parts that are a model's weights
+
+
+def read_tensors(path: str | Path, part: str = "model") -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read the weights in a checkpoint of any format, on the CPU, and whatever else it says."""
+    path = Path(path)
+    if part not in WEIGHTS:
+        raise CheckpointError(f"a checkpoint has the parts {' and '.join(WEIGHTS)}, not {part!r}")
+    if path.is_dir():
+        return _read_folder(path, part)
+    if not path.is_file():
+        raise CheckpointError(f"there is no checkpoint at {path}; check the path")
+    if part != "model":
+        raise CheckpointError(f"{path} is a single file; only overt's own folders have an EMA part")
+    if is_safetensors(path):
+        tensors, metadata = read_safetensors(path)
+        return tensors, {"metadata": metadata}
+    return find_weights(read_torch_file(path), path)
+
+
+def read_part(folder: Path, part: str) -> dict[str, Tensor]:
+    """Read one part of a checkpoint folder: model, ema or optimizer; checksums are not compared."""
+    if part not in folder_parts(folder):
+        raise CheckpointError(
+            f"{folder} has no {part} part; it holds {', '.join(folder_parts(folder))}"
+        )
+    if SHARDS in read_manifest(folder)["files"]:
+        from overt.checkpoint import shards
+
+        return shards.read_part(folder, part)
+    return read_safetensors(folder / f"{part}.safetensors")[0]
+
+
+def folder_parts(folder: Path) -> list[str]:
+    """Name what a checkpoint folder holds: model, and maybe ema and optimizer."""
+    files = _read_manifest(folder)["files"]
+    if SHARDS in files:
+        from overt.checkpoint import shards
+
+        return shards.folder_parts(folder)
+    return [part for part in PARTS if f"{part}.safetensors" in files]
+
+
+def _read_folder(folder: Path, part: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    manifest = _read_manifest(folder)
+    verification = verify(folder)
+    if not verification.good:
+        raise CheckpointError(
+            f"{folder} is broken ({verification}); use an older checkpoint beside it, or copy it "
+            "again from where it came"
+        )
+    rest: dict[str, Any] = {"manifest": manifest}
+    if "config.yaml" in manifest["files"]:
+        rest["settings"] = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
+    return read_part(folder, part), rest
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    if not (folder / MANIFEST).exists() and (folder / "latest").exists():
+        raise CheckpointError(
+            f"{folder} holds several checkpoints; name one, such as {folder / 'latest'} or "
+            f"{folder / 'best'}"
+        )
+    return read_manifest(folder)

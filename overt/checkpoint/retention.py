@@ -1,0 +1,100 @@
+"""Which checkpoints of a run are the newest and the best, and which of the others are deleted."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from overt.checkpoint import storage
+from overt.checkpoint.manifest import Stored, verify
+
+
+class Retention:
+    """Ranks the checkpoints of a folder, moves the links `latest` and `best`, prunes the others."""
+
+    def __init__(
+        self,
+        directory: Path,
+        metric_name: str | None,
+        mode: str,
+        keep_best_n: int,
+        keep_last_n: int,
+    ) -> None:
+        self.directory = directory
+        self.metric_name = metric_name
+        self.sign = 1.0 if mode == "min" else -1.0
+        self.keep_best_n = keep_best_n
+        self.keep_last_n = keep_last_n
+        self.stored: list[Stored] = []  # oldest first; replaced, never changed: threads read it
+
+    def read_disk(self) -> None:
+        """Look again which checkpoints there are."""
+        self.stored, _ = storage.scan(self.directory)
+
+    def add(self, checkpoint: Stored) -> None:
+        """Count a checkpoint that has just been written as the newest."""
+        self.stored = [*self.stored, checkpoint]
+        self.move_pointers()
+
+    def next_serial(self) -> int:
+        """Return the number of the next save."""
+        return self.stored[-1].serial + 1 if self.stored else 1
+
+    def is_better(self, value: float, than: float | None) -> bool:
+        """Tell whether `value` beats another; NaN never does, and any number beats none."""
+        if math.isnan(value):
+            return False
+        return than is None or self.sign * value < self.sign * than
+
+    def newest_complete(self) -> Path | None:
+        """Return the newest checkpoint that is complete by names and sizes."""
+        paths = (checkpoint.path for checkpoint in reversed(self.stored))
+        return next((path for path in paths if is_complete(path)), None)
+
+    def best(self) -> Stored | None:
+        """Return the last one saved as best: it beat, or was said to beat, all before it."""
+        flagged = (
+            checkpoint
+            for checkpoint in reversed(self.stored)
+            if checkpoint.is_best and checkpoint.metric_name == self.metric_name
+        )
+        return next(flagged, None)
+
+    def ranking(self) -> list[Stored]:
+        """Return what was measured by the metric, best first."""
+        best = self.best()
+        ranked = [
+            (checkpoint is not best, self.sign * checkpoint.metric, checkpoint.serial, checkpoint)
+            for checkpoint in self.stored
+            if checkpoint.metric is not None
+            and not math.isnan(checkpoint.metric)
+            and checkpoint.metric_name == self.metric_name
+        ]
+        return [checkpoint for *_, checkpoint in sorted(ranked, key=lambda entry: entry[:3])]
+
+    def move_pointers(self) -> None:
+        """Let `latest` and `best` name the checkpoints that are."""
+        newest = self.stored[-1].path if self.stored else None
+        best = self.best()
+        storage.point(self.directory / "latest", newest)
+        storage.point(self.directory / "best", None if best is None else best.path)
+
+    def prune(self) -> list[Path]:
+        """Hide the checkpoints that are neither new, nor good, nor pinned; the caller deletes."""
+        keep = {checkpoint.path for checkpoint in self.stored[-self.keep_last_n :]}
+        keep |= {checkpoint.path for checkpoint in self.ranking()[: self.keep_best_n]}
+        superfluous = [
+            checkpoint.path
+            for checkpoint in self.stored
+            if checkpoint.path not in keep and not storage.is_pinned(checkpoint.path)
+        ]
+        self.stored = [
+            checkpoint for checkpoint in self.stored if checkpoint.path not in superfluous
+        ]
+        self.move_pointers()  # before their targets go: a pointer never dangles
+        return [storage.hide(path) for path in superfluous]
+
+
+def is_complete(path: Path) -> bool:
+    """Tell whether a checkpoint has all its files in their sizes; their contents are not read."""
+    return verify(path, contents=False).good

@@ -1,0 +1,92 @@
+"""Optimizer state by parameter name, through saves and loads."""
+
+import pytest
+import torch
+from torch import nn
+
+from overt.checkpoint.manager import CheckpointManager
+from overt.errors import CheckpointError
+from tests.checkpoint.small_net import Net, adamw, same_entries, train
+
+
+def test_optimizer_state_follows_names_not_order(tmp_path):
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = adamw(model)
+    train(model, optimizer)
+    CheckpointManager(tmp_path).save_checkpoint(0, model, optimizer)
+
+    other = Net(order=("third", "first", "second"))
+    for parameter in other.second.parameters():
+        parameter.requires_grad_(False)
+    groups = [
+        {"params": list(other.third.parameters()), "lr": 5.0},
+        {"params": list(other.first.parameters()), "lr": 6.0},
+    ]
+    regrouped = torch.optim.AdamW(groups, betas=(0.1, 0.2))
+    CheckpointManager(tmp_path).load_checkpoint(None, other, regrouped)
+    assert [group["lr"] for group in regrouped.param_groups] == [0.01, 0.1]
+    assert regrouped.param_groups[1]["weight_decay"] == 0.0
+    assert regrouped.param_groups[0]["betas"] == (0.8, 0.9)
+    for name in ("first", "third"):
+        for ours, theirs in zip(
+            getattr(model, name).parameters(), getattr(other, name).parameters(), strict=True
+        ):
+            assert same_entries(optimizer.state[ours], regrouped.state[theirs])
+
+
+def test_unfrozen_and_regrouped_parameters(tmp_path, caplog):
+    model = Net()
+    frozen = torch.optim.AdamW(model.first.parameters(), lr=0.1)
+    model.first(torch.ones(1, 3)).sum().backward()
+    frozen.step()
+    frozen.add_param_group({"params": list(model.third.parameters()), "lr": 0.7})  # no state yet
+    CheckpointManager(tmp_path).save_checkpoint(0, model, frozen)
+    everything = torch.optim.AdamW(model.parameters(), lr=0.3)
+    train(model, everything)
+    CheckpointManager(tmp_path).load_checkpoint(None, model, everything)
+    assert model.first.weight in everything.state
+    assert model.third.weight not in everything.state  # it had none when saved
+    assert model.second.weight in everything.state  # unknown to the checkpoint: left alone
+    assert everything.param_groups[0]["lr"] == 0.3
+    assert "different lr" in caplog.text
+    train(model, everything)
+
+
+def test_state_of_another_precision_is_not_rounded(tmp_path):
+    """torch's own load_state_dict would cast float32 moments to the parameter's bfloat16."""
+    model = nn.Linear(2, 2).to(torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    moments = torch.tensor([[1.0 + 2**-20, 2.0], [3.0, 4.0]])
+    optimizer.state[model.weight] = {"momentum_buffer": moments, "count": 3, "note": None}
+    CheckpointManager(tmp_path).save_checkpoint(0, model, optimizer)
+    optimizer.state.clear()
+    CheckpointManager(tmp_path).load_checkpoint(None, model, optimizer)
+    restored = optimizer.state[model.weight]
+    assert torch.equal(restored["momentum_buffer"], moments)
+    assert (restored["count"], restored["note"]) == (3, None)
+
+
+def test_state_keeps_the_memory_order_of_its_parameter(tmp_path):
+    model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 3, 5, 5)).sum().backward()
+    optimizer.step()
+    moments = optimizer.state[model.weight]["exp_avg"].clone()
+    CheckpointManager(tmp_path).save_checkpoint(0, model, optimizer)
+    CheckpointManager(tmp_path).load_checkpoint(None, model, optimizer)
+    restored = optimizer.state[model.weight]["exp_avg"]
+    assert torch.equal(restored, moments)
+    assert restored.stride() == model.weight.stride()
+
+
+def test_optimizers_that_do_not_belong_are_refused(tmp_path):
+    model = Net()
+    manager = CheckpointManager(tmp_path)
+    with pytest.raises(CheckpointError, match=r"2 parameter\(s\) that the model does not have"):
+        manager.save_checkpoint(0, model, torch.optim.SGD(nn.Linear(1, 1).parameters()))
+    manager.save_checkpoint(0, model, adamw(model))
+    with pytest.raises(CheckpointError, match=r"state of AdamW, but the optimizer is SGD"):
+        manager.load_checkpoint(None, model, torch.optim.SGD(model.parameters()))
+    with pytest.raises(CheckpointError, match="pass the model together"):
+        manager.load_checkpoint(None, None, adamw(model))

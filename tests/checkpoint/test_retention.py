@@ -1,0 +1,101 @@
+"""Best, last and pinned checkpoints: what is kept, and what the links name."""
+
+import math
+import os
+
+import pytest
+
+from overt.checkpoint import storage, writing
+from overt.checkpoint.manager import CheckpointManager
+from overt.errors import CheckpointError
+from tests.checkpoint.small_net import Net, names
+
+
+def save_values(manager, values, model=None):
+    for epoch, value in enumerate(values):
+        manager.save_checkpoint(epoch, model or Net(), metrics={"val_loss": value})
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_best_and_last_are_kept_as_separate_sets(tmp_path, background):
+    manager = CheckpointManager(tmp_path, keep_best_n=2, keep_last_n=2, background=background)
+    save_values(manager, [3.0, 1.0, 2.0, 5.0, 4.0, math.nan, 6.0])
+    manager.wait()
+    kept = ["epoch_0001", "epoch_0002", "epoch_0005", "epoch_0006"]
+    assert names(tmp_path) == ["best", *kept, "latest"]
+    assert os.readlink(tmp_path / "best") == "epoch_0001"
+    assert os.readlink(tmp_path / "latest") == "epoch_0006"
+    assert manager.get_best_checkpoint() == tmp_path / "epoch_0001"
+    assert manager.get_latest_checkpoint() == tmp_path / "epoch_0006"
+    assert manager.best_metric == 1.0
+
+    again = CheckpointManager(tmp_path, keep_best_n=2, keep_last_n=2)
+    assert again.best_metric == 1.0
+    again.save_checkpoint(7, Net(), metrics={"val_loss": 0.5})
+    assert names(tmp_path) == ["best", "epoch_0001", "epoch_0006", "epoch_0007", "latest"]
+    assert os.readlink(tmp_path / "best") == "epoch_0007"
+
+
+def test_larger_is_better_with_mode_max(tmp_path):
+    manager = CheckpointManager(tmp_path, keep_best_n=1, keep_last_n=1, mode="max")
+    save_values(manager, [3.0, 7.0, 5.0, 7.0])
+    assert manager.get_best_checkpoint().name == "epoch_0001"
+    assert not manager.is_better_metric(7.0)
+    assert manager.is_better_metric(7.5)
+    assert not manager.is_better_metric(math.nan)
+
+
+def test_the_caller_may_decide_what_is_best(tmp_path):
+    manager = CheckpointManager(tmp_path, keep_best_n=1, keep_last_n=1)
+    manager.save_checkpoint(0, Net(), metrics={"val_loss": 1.0})
+    manager.save_checkpoint(1, Net(), metrics={"val_loss": 2.0}, is_best=True)
+    manager.save_checkpoint(2, Net(), metrics={"val_loss": 0.1}, is_best=False)
+    assert manager.get_best_checkpoint().name == "epoch_0001"
+    assert names(tmp_path) == ["best", "epoch_0001", "epoch_0002", "latest"]
+
+
+def test_no_best_set_keeps_the_best_value(tmp_path):
+    manager = CheckpointManager(tmp_path, keep_best_n=0, keep_last_n=1)
+    save_values(manager, [1.0, 2.0])
+    assert names(tmp_path) == ["epoch_0001", "latest"]
+    assert manager.best_metric == 1.0
+    again = CheckpointManager(tmp_path, keep_best_n=0, keep_last_n=1)
+    again.load_checkpoint()
+    assert again.best_metric == 1.0
+
+
+def test_another_metric_starts_its_own_ranking(tmp_path):
+    CheckpointManager(tmp_path).save_checkpoint(0, Net(), metrics={"val_loss": 0.1})
+    manager = CheckpointManager(tmp_path, metric_name="AJ", mode="max")
+    assert manager.best_metric is None
+    assert manager.get_best_checkpoint() is None
+
+
+def test_pinned_checkpoints_stay(tmp_path):
+    manager = CheckpointManager(tmp_path, keep_best_n=0, keep_last_n=1)
+    storage.pin(manager.save_checkpoint(0, Net()), "another run starts from it")
+    manager.save_checkpoint(1, Net())
+    manager.save_checkpoint(2, Net())
+    assert names(tmp_path) == ["epoch_0000", "epoch_0000.keep", "epoch_0002", "latest"]
+    manager.wait()
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_nothing_is_deleted_when_the_new_one_is_not_as_it_should_be(tmp_path, monkeypatch):
+    manager = CheckpointManager(tmp_path, keep_best_n=0, keep_last_n=1)
+    manager.save_checkpoint(0, Net())
+    real = writing.write_folder
+
+    def spoil(*arguments, **named):
+        stored = real(*arguments, **named)
+        os.truncate(stored.path / "model.safetensors", 10)
+        return stored
+
+    monkeypatch.setattr(writing, "write_folder", spoil)
+    with pytest.raises(CheckpointError, match="not as it should be"):
+        manager.save_checkpoint(1, Net())
+    assert manager.get_latest_checkpoint() == tmp_path / "epoch_0000"
+    monkeypatch.undo()
+    assert manager.load_checkpoint()["epoch"] == 0
+    assert "epoch_0001.broken" in names(tmp_path)
+    assert os.readlink(tmp_path / "latest") == "epoch_0000"
