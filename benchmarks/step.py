@@ -23,6 +23,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from overt.config import build_recipe, load
 from overt.distributed import World, init_distributed
+from overt.engine.batch import plan_batches
 from overt.engine.loader import Group, MicroBatch
 from overt.engine.strategy.graph import WARM_UP
 from overt.engine.trainer import Trainer
@@ -75,11 +76,11 @@ def build(
     config = load([*words, *overrides])
     world = init_distributed(config.training.device)
     recipe = build_recipe(config)
+    size = plan_batches(config.training, world.world_size).batch_size
+    batch = recipe.example_batch(size)  # type: ignore[attr-defined]
     recipe.build_dataset = OneBatch  # type: ignore[method-assign]
     recipe.stackable = True  # type: ignore[attr-defined]  # all its samples have one shape
     trainer = Trainer(config, recipe, world)
-    size = trainer.plan.batch_size
-    batch = recipe.example_batch(size)  # type: ignore[attr-defined]
     if ready:
         batch = trainer.to_device(batch)
     group = Group([MicroBatch((), batch, is_padding=False)], size, 0.0)
