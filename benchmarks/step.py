@@ -22,6 +22,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from overt.config import build_recipe, load
+from overt.config.batch import plan_batches
 from overt.distributed import World, init_distributed
 from overt.engine.loader import MicroBatch, StepBatch
 from overt.engine.strategy.graph import WARM_UP
@@ -75,11 +76,11 @@ def build(
     config = load([*words, *overrides])
     world = init_distributed(config.training.device)
     recipe = build_recipe(config)
+    size = plan_batches(config.training, world.world_size).batch_size
+    batch = recipe.example_batch(size)
     recipe.build_dataset = OneBatch  # type: ignore[method-assign]
     recipe.stackable = True  # all its samples have one shape
     trainer = Trainer(config, recipe, world)
-    size = trainer.plan.batch_size
-    batch = recipe.example_batch(size)
     if ready:
         batch = trainer.to_device(batch)
     step_batch = StepBatch([MicroBatch((), batch, is_padding=False)], size, 0.0)

@@ -192,7 +192,6 @@ def wrap(
         case "auto" | "ddp" if world.world_size > 1 and not training.cuda_graph:
             ddp = DistributedDataParallel(
                 model,
-                device_ids=[world.device] if world.device.type == "cuda" else None,
                 find_unused_parameters=False,
                 gradient_as_bucket_view=True,
                 **BUFFERS_STAY,
@@ -217,7 +216,9 @@ def wrap(
             )
 
 
-def introduction(config: Config, parts: Parts, world: World, resumed: str | None) -> Introduction:
+def introduction(
+    config: Config, parts: Parts, world: World, resumed: str | None, done: str | None
+) -> Introduction:
     """Return what is printed when a run starts."""
     cuda = world.device.type == "cuda"
     return Introduction(
@@ -233,6 +234,7 @@ def introduction(config: Config, parts: Parts, world: World, resumed: str | None
         schedule=describe(parts.schedule, parts.total_steps),
         loaded=parts.loaded,
         resumed=resumed,
+        done=done,
     )
 
 

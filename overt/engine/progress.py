@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -23,7 +23,7 @@ from overt.health.observe import Observer
 from overt.health.pace import Meter, Pace, StragglerWatch
 from overt.recipe import StepOutput
 from overt.run.events import SlowRank
-from overt.run.session import LogLine
+from overt.run.session import LogLine, Run
 
 
 class Progress:
@@ -34,13 +34,14 @@ class Progress:
         config: Config,
         world: World,
         total_steps: int,
-        log_histograms: Callable[[nn.Module, int], None],
+        run: Run,
     ) -> None:
         self.device, self.precision = world.device, config.training.precision
         self.interval, self.spikes = Interval(self.device), SpikeWatch(config.training, self.device)
         self.pace, self.meter, self.stragglers = Pace(self.device), Meter(), StragglerWatch()
-        self.observer = Observer(config.logging, total_steps, log_histograms)
-        self.hosts = gather_objects(socket.gethostname())  # of every rank, for messages
+        self.observer = Observer(config.logging, total_steps, run.log_histograms)
+        # Of every rank, for messages.
+        self.hosts = [] if run.silent else gather_objects(socket.gethostname())
 
     def add_step(
         self, batch: StepBatch, outputs: list[StepOutput], applied: Tensor, grad_norm: Tensor

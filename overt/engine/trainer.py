@@ -61,8 +61,9 @@ class Trainer:
     ) -> None:
         self.config, self.recipe, self.world, self.device = config, recipe, world, world.device
         self.phases = phases or Phases()  # of this start; they end with the first step
-        self.run = Run(config, world)
-        resumes = has_to_resume(config)
+        alone = parts is not None  # for a step alone: nothing is written, resumed or heard
+        self.run = Run(config, world, silent=alone)
+        resumes = not alone and has_to_resume(config)
         if parts is None:
             parts = build(config, recipe, world, loads_weights=not resumes, phases=self.phases)
         self.parts, self.plan, self.loader = parts, parts.plan, parts.loader
@@ -73,18 +74,18 @@ class Trainer:
         training, paths = config.training, self.run.paths
         self.dtype = AUTOCAST.get(training.precision)
         self.graphed = GraphedPass(self.run_pass, self.parameters) if training.cuda_graph else None
-
         self.state = State()
         self.gradients_checked = False
         self.guard = FiniteGuard(self.device)
         self.patience = Patience(training.patience, config.checkpoint)
-        self.progress = Progress(config, world, self.total_steps, self.run.log_histograms)
+        self.progress = Progress(config, world, parts.total_steps, self.run)
         self.spikes, self.pace = self.progress.spikes, self.progress.pace
         bare = partial(self.wrapping.bare, self.model)
         self.replay = Replay(recipe, bare, self.to_device, self.autocast)
         self.stop = stop or StopSignal()
-        self.preemption = Preemption(self.stop, world, open_store("stop"), training.timeout_minutes)
-        self.heartbeat = Heartbeat.of_run(training, world, open_store("heartbeat"), paths.hang)
+        stores = [None if alone else open_store(name) for name in ("stop", "heartbeat")]
+        self.preemption = Preemption(self.stop, world, stores[0], training.timeout_minutes)
+        self.heartbeat = Heartbeat.of_run(training, world, stores[1], paths.hang)
         self.profile = StepProfile(training, paths.profile, world)
         self.manager = CheckpointManager.of_run(config, paths.checkpoints)
         self.ending = Ending(
@@ -95,9 +96,8 @@ class Trainer:
         self.phases.end("load")
         self.run.open(self.state.step if resumes else None, self.state.wandb_run_id)
         self.logger = self.run.logger
-        self.run.introduce(introduction(config, parts, world, resumed))
-        if self.is_done():
-            self.run.console.say(f"nothing is left to train: {self.state.finished or 'all done'}")
+        done = (self.state.finished or "all steps are done") if self.is_done() else None
+        self.run.introduce(partial(introduction, config, parts, world, resumed, done))
 
     def train(self) -> dict[str, float]:
         """Train to the last step; log, evaluate and save when due. Return the last scores."""

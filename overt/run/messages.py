@@ -26,6 +26,7 @@ class Introduction:
     schedule: str
     loaded: str | None  # what became of the weights of checkpoint.init_from
     resumed: str | None
+    done: str | None  # why nothing is left to train
 
     def rows(self) -> list[tuple[str, str]]:
         config, plan, optimizer = self.config, self.plan, self.config.optimizer
@@ -71,6 +72,7 @@ class Introduction:
         return [
             *([] if self.loaded is None else [self.loaded]),
             *([] if hint is None else [f"advice: {hint}"]),
+            *([] if self.done is None else [f"nothing is left to train: {self.done}"]),
         ]
 
 

@@ -9,7 +9,7 @@ import logging
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -48,21 +48,22 @@ class LogLine:
 class Run:
     """Console, warnings, metrics and events of a run; only skipped samples are written by all."""
 
-    def __init__(self, config: Config, world: World) -> None:
-        self.config, self.world = config, world
+    def __init__(self, config: Config, world: World, silent: bool = False) -> None:
+        """`silent`: nothing is printed or written."""
+        self.config, self.world, self.silent = config, world, silent
         self.paths = RunPaths(config.run_dir)
-        self.console = Console(enabled=world.is_main)
+        self.console = Console(enabled=world.is_main and not silent)
         self.logger = MetricsLogger(config.exp_name, config.run_dir, inactive=True)
         # Warnings do not tear the progress line, and every rank keeps its own.
-        self._handlers = [
-            self.console.handler(),
-            WarningFile(self.paths.warnings_of(world.rank)),
-        ]
+        warnings = WarningFile(self.paths.warnings_of(world.rank))
+        self._handlers = [] if silent else [self.console.handler(), warnings]
         for handler in self._handlers:
             logging.getLogger("overt").addHandler(handler)
 
     def open(self, resume_step: int | None, wandb_run_id: str | None) -> None:
         """Create the folder, write configuration and command, open the trackers."""
+        if self.silent:
+            return
         config = self.config
         if self.world.is_main:
             self.paths.root.mkdir(parents=True, exist_ok=True)
@@ -86,8 +87,11 @@ class Run:
             trackers=[make_tracker(entry) for entry in config.logging.trackers],
         )
 
-    def introduce(self, introduction: Introduction) -> None:
+    def introduce(self, make: Callable[[], Introduction]) -> None:
         """Print what is about to happen."""
+        if self.silent:
+            return
+        introduction = make()
         self.console.table("overt", introduction.rows())
         for remark in introduction.remarks():
             self.console.say(remark)

@@ -99,6 +99,12 @@ def test_a_recipe_without_an_example_is_told_which_method_it_needs(
         main([*OWN, "--devices", "1"])
 
 
+def test_a_step_that_reads_values_is_refused_with_its_line() -> None:
+    words = ["recipe=pcdiff_tiny", "data.num_points=160", "data.num_implant_points=32"]
+    with pytest.raises(ConfigError, match=r"point_pairs\.py, line \d+.*pairs_per_center=null"):
+        main([*words, "training.global_batch_size=1", "--devices", "1"])
+
+
 def test_the_recipe_of_the_examples_can_be_planned(capsys: pytest.CaptureFixture[str]) -> None:
     example = str(Path(__file__).parents[2] / "examples" / "own_recipe")
     assert main(["recipe=own_recipe", "--package", example, "--devices", "1"]) == 0

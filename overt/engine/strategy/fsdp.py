@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -52,13 +52,18 @@ def shard_in_place(model: nn.Module, units: list[nn.Module], world: World) -> FS
     """Leave each process its share of every parameter: unit by unit, then of the rest."""
     chosen = set(units)
     _refuse_ties_between_units(model, chosen)
-    mesh = init_device_mesh(world.device.type, (world.world_size,))
+    mesh = make_mesh(world)
     # Inner units first: what is left of an outer one, and last of the model, is its own.
     for module in reversed([module for module in model.modules() if module in chosen]):
         if module is not model and any(True for _ in module.parameters()):
             fully_shard(module, mesh=mesh, mp_policy=FLOAT32)
     sharded: FSDPModule = fully_shard(model, mesh=mesh, mp_policy=FLOAT32)
     return sharded
+
+
+def make_mesh(world: World) -> DeviceMesh:
+    """Return all ranks in one dimension."""
+    return init_device_mesh(world.device.type, (world.world_size,))
 
 
 def _refuse_ties_between_units(model: nn.Module, units: set[nn.Module]) -> None:

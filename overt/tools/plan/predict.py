@@ -7,10 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+)
 
 from overt.config import Config
 from overt.config.batch import BatchPlan, learning_rates, plan_batches
@@ -109,9 +116,26 @@ def fit(
 ) -> tuple[Model, Fitted]:
     """Run two fake steps."""
     batches = [example_batch(recipe, size) for size in sizes]
-    step = FakeStep(config, recipe, checkpointing)
-    first, second = (step.run(*pair) for pair in zip(batches, sizes, strict=True))
+    try:
+        step = FakeStep(config, recipe, checkpointing)
+        first, second = (step.run(*pair) for pair in zip(batches, sizes, strict=True))
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise ConfigError(_reads_values(config, recipe, error)) from error
     return step.numbers, Fitted(first, second)
+
+
+def _reads_values(config: Config, recipe: Recipe, error: Exception) -> str:
+    """Which line of the recipe's step needs a value where a plan knows only sizes."""
+    outside = tuple(str(Path(file).parent) for file in (torch.__file__, __file__))
+    frames = traceback.extract_tb(error.__traceback__)
+    reader = [frame for frame in frames if not frame.filename.startswith(outside)][-1]
+    line = f"{reader.filename}, line {reader.lineno}"
+    replayable = getattr(recipe, "replayable", False)
+    remedy = f": {replayable}" if isinstance(replayable, str) else ""
+    return (
+        f"recipe.name={config.recipe.name} cannot be planned, since a plan knows the sizes of "
+        f"tensors only and its step reads a value of one on the host ({line}){remedy}"
+    )
 
 
 def make_plan(config: Config, recipe: Recipe, request: Request) -> dict[str, Any]:
