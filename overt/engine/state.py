@@ -37,6 +37,10 @@ class State:
         """Updates made: what schedules count, so that a skipped step does not move them."""
         return self.step - self.skipped
 
+    def record_scores(self, scores: dict[str, float]) -> None:
+        """Take the scores of this step; a checkpoint of it, made before, lacks them."""
+        self.scores, self.evaluated_step, self.saved_step = scores, self.step, None
+
     def describe(self, path: Path) -> str:
         """Return where a run resumes, in words."""
         epoch, offset = self.position

@@ -254,8 +254,7 @@ class Trainer:
         draw = partial(self.logger.log_picture, step=self.state.step)
         with self.progress.pause():
             scores = score(self.recipe, weights, self.world, self.autocast(), draw)
-        self.state.scores, self.state.evaluated_step = scores, self.state.step
-        self.state.saved_step = None
+        self.state.record_scores(scores)
         self.run.write_scores(scores, self.state.step)
         reason = self.recipe.finished(scores) or self.patience.see(scores)
         if reason is not None and 0 < self.state.step < self.total_steps:
