@@ -15,6 +15,8 @@ from overt.recipes.hjepa.config import Settings
 from overt.recipes.hjepa.data import MaskedImages, Masks, Places, Sample
 
 MASKS_DRAWN = 2048  # of which the largest batch is taken
+# Memory of a visible patch, which goes through encoder and predictor, over that of a predicted one.
+VISIBLE_COST = 4
 
 
 class NoiseImages:
@@ -49,14 +51,16 @@ def example_samples(settings: Settings, size: int) -> list[Sample]:
 
 
 def large_masks(masks: Masks, size: int) -> list[tuple[Places, Places]]:
-    """The masks with the most patches among those drawn for several batches.
+    """The masks that take the most memory among those drawn for several batches.
 
     Batches differ in their number of patches, small ones by a third: a plan is for the large ones.
     """
     count = size * max(MASKS_DRAWN // size, 1)
     drawn = [masks.draw(sample_rng(0, 0, index)) for index in range(count)]
 
-    def patches(batch: list[tuple[Places, Places]]) -> int:
-        return sum(len(places) for image in batch for side in image for places in side)
+    def cost(batch: list[tuple[Places, Places]]) -> int:
+        visible = sum(len(places) for contexts, _ in batch for places in contexts)
+        predicted = sum(len(places) for _, targets in batch for places in targets)
+        return VISIBLE_COST * visible + predicted
 
-    return max((drawn[first : first + size] for first in range(0, count, size)), key=patches)
+    return max((drawn[first : first + size] for first in range(0, count, size)), key=cost)

@@ -1,0 +1,30 @@
+"""Every recipe at its published size takes its own example batch, on tensors without memory."""
+
+import pytest
+
+from overt.config import CONF, build_recipe, load
+from overt.tools.plan.fake_step import FakeStep
+from overt.tools.plan.predict import example_batch
+
+RECIPES = sorted(file.stem for file in (CONF / "recipe").glob("*.yaml"))
+# Short clips and a single iteration: the same work over and over needs no second look.
+SHORT = {
+    "cotracker3_offline": ["data.sequence_len=3", "data.random_sequence_len=2"],
+    "cotracker3_online": ["data.sequence_len=8", "model.window_len=8"],
+    "lbm": ["data.frames=2"],
+}
+# Built with real weights before these are made fake.
+TOO_LARGE = {"ijepa_vith14": "630 M weights and their average take 5 GB of this machine"}
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if not name.endswith("_tiny")])
+def test_the_step_takes_the_example_batch(name: str) -> None:
+    if name in TOO_LARGE:
+        pytest.skip(TOO_LARGE[name])
+    once = ["model.train_iters=1"] if "cotracker3" in name else []
+    config = load([f"recipe={name}", "data.root=absent", *SHORT.get(name, []), *once])
+    recipe = build_recipe(config)
+    memory = FakeStep(config, recipe, checkpointing=False).run(example_batch(recipe, 1), 1)
+    assert memory.batch > 0
+    assert memory.flops > 0
+    assert memory.peak > memory.parameters + memory.frozen + memory.optimizer
