@@ -56,5 +56,5 @@ def test_what_cannot_be_read_is_explained(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"model\.x=.*code\.pth.*Nothing of it was run"):
         read_weights(tmp_path / "code.pth", "model.x")
     (tmp_path / "bad.safetensors").write_bytes(b"no")
-    with pytest.raises(CheckpointError, match="not a whole safetensors file"):
+    with pytest.raises(CheckpointError, match="not a complete safetensors file"):
         read_weights(tmp_path / "bad.safetensors", "model.x")
