@@ -6,7 +6,7 @@ import itertools
 import os
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ import torch.distributed.nn.functional
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 
-from overt.errors import LaunchError
+from overt.errors import LaunchError, OvertError
 
 _OPENED = itertools.count()  # stores so far
 # What Gloo says, in plain RuntimeErrors, when a process or the link to it is gone.
@@ -291,6 +291,31 @@ def broadcast_object(item: Any) -> Any:
     items = [item]
     dist.broadcast_object_list(items, src=0)
     return items[0]
+
+
+def main_first(make: Callable[[], object]) -> None:
+    """Call `make` on the main rank while the others wait; what it raises is raised on every rank.
+
+    Every rank has to call this. Nobody waits forever for a main rank that failed.
+    """
+    if not dist.is_initialized():
+        make()
+        return
+    failure: Exception | None = None
+    if is_main_process():
+        try:
+            make()
+        except Exception as error:  # told to the others first
+            failure = error
+    told = None
+    if failure is not None:
+        reason = f"the main rank failed with {type(failure).__name__}: {failure}"
+        told = failure if isinstance(failure, OvertError) else RuntimeError(reason)
+    told = broadcast_object(told)
+    if failure is not None:
+        raise failure
+    if told is not None:
+        raise told
 
 
 def seed_everything(seed: int, rank: int = 0) -> None:

@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,11 +26,12 @@ from overt.distributed import (
     get_world_size,
     init_distributed,
     is_main_process,
+    main_first,
     read_launch,
     seed_everything,
     sum_over_processes,
 )
-from overt.errors import LaunchError
+from overt.errors import DataError, LaunchError
 
 TORCHRUN = {
     "RANK": "5",
@@ -314,3 +316,38 @@ def test_seeds_repeat_and_differ_by_rank_and_seed() -> None:
 def test_world_is_the_tuple_of_the_contract() -> None:
     assert tuple(World(3, 8, 1, CPU)) == (3, 8, 1, CPU)
     assert not World(3, 8, 1, CPU).is_main
+
+
+def make_on_main(folder: Path, failure: str) -> str:
+    world = init_distributed("cpu")
+
+    def make() -> None:
+        assert world.is_main
+        if failure == "refused":
+            raise DataError("the disk is full")
+        if failure == "broken":
+            raise ZeroDivisionError("a bug")
+        (folder / "made").write_text("complete")
+
+    try:
+        main_first(make)
+    except Exception as error:  # of any kind: it is the answer
+        return f"{type(error).__name__}: {error}"
+    return (folder / "made").read_text()
+
+
+def test_one_makes_and_the_others_wait(
+    run_processes: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    assert run_processes(make_on_main, 2, tmp_path, "") == ["complete"] * 2
+    assert (
+        run_processes(make_on_main, 2, tmp_path, "refused") == ["DataError: the disk is full"] * 2
+    )
+    broken = run_processes(make_on_main, 2, tmp_path, "broken")
+    assert broken[0] == "ZeroDivisionError: a bug"
+    assert broken[1] == "RuntimeError: the main rank failed with ZeroDivisionError: a bug"
+
+
+def test_one_process_makes_by_itself(tmp_path: Path) -> None:
+    assert make_on_main(tmp_path, "") == "complete"
+    assert make_on_main(tmp_path, "broken") == "ZeroDivisionError: a bug"

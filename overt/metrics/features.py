@@ -7,7 +7,6 @@ changes not a bit of the result.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from torch import Tensor
 from overt.distributed import World, gather_objects, sum_over_processes
 from overt.errors import DataError
 from overt.evaluation import own_batches
+from overt.files.atomic import new_file
 
 # Queries compared with the bank at a time; with a fixed number every piece has the same rounding.
 _QUERIES = 256
@@ -166,10 +166,8 @@ def export_features(
         "labels": labels.detach().cpu().contiguous(),
         "names": torch.frombuffer(bytearray(text), dtype=torch.uint8),
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    save_file(tensors, partial, metadata={"names": "a JSON list, as UTF-8 bytes"})
-    os.replace(partial, path)
+    with new_file(path) as hidden:
+        save_file(tensors, hidden, metadata={"names": "a JSON list, as UTF-8 bytes"})
 
 
 def load_features(path: Path | str) -> tuple[Tensor, Tensor, list[str]]:

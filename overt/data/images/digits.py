@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from overt.errors import DataError
+from overt.files.atomic import new_file
 
 
 def load_digits(size: int = 32) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -38,8 +39,8 @@ def write_digits(root: Path | str, size: int = 32) -> tuple[Path, Path]:
     """Write ROOT/train.npz and ROOT/test.npz for `ImageArrays`; returns the two paths."""
     images, labels = load_digits(size)
     root = Path(root)
-    root.mkdir(parents=True, exist_ok=True)
     paths = root / "train.npz", root / "test.npz"
     for path, part in zip(paths, split_thirds(len(images)), strict=True):
-        np.savez(path, images=images[part], labels=labels[part])
+        with new_file(path) as hidden, hidden.open("wb") as file:
+            np.savez(file, images=images[part], labels=labels[part])
     return paths

@@ -14,7 +14,6 @@ import json
 import mmap
 import multiprocessing
 import os
-import shutil
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -30,6 +29,7 @@ from overt.data.images.decode import as_tensor, decode_image, read_file
 from overt.data.images.files import Names
 from overt.data.images.folder import ImageFolder
 from overt.errors import DataError
+from overt.files.atomic import new_folder, remove_left_overs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -176,17 +176,9 @@ def pack_images(
     out = Path(out)
     if out.exists():
         raise DataError(f"{out} exists and is not written over. Choose another name, or remove it.")
-    # A folder under its final name is complete: it is filled elsewhere and renamed.
-    unfinished = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    try:
-        packed = _fill(unfinished, images, side, raw, workers, report)
-        unfinished.rename(out)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
-    return packed
+    remove_left_overs(out.parent)
+    with new_folder(out) as folder:
+        return _fill(folder, images, side, raw, workers, report)
 
 
 def _fill(

@@ -7,7 +7,6 @@ neither colour nor place tells the class. (x, y) from -1 to 1 over the image. No
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from PIL import Image
 
 from overt.data.rng import sample_rng
 from overt.errors import DataError
+from overt.files.atomic import new_folder, remove_left_overs
 
 Array = NDArray[Any]
 
@@ -184,17 +184,15 @@ def write_images(
             f"{root} exists; synthetic images are not mixed into other data. Choose another "
             "folder, or remove this one."
         )
-    # A folder under its final name is complete: it is filled elsewhere and renamed.
-    partial = root.with_name(f".{root.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    remove_left_overs(root.parent)
     order = [f"{shape}_{texture}" for shape in SHAPES for texture in TEXTURES]
-    for done, name in enumerate(names):
-        (partial / name).mkdir(parents=True)
-        for number in range(per_class):
-            rng = sample_rng(seed, order.index(name), number)
-            pixels = draw_image(name, size, rng)
-            Image.fromarray(pixels).save(partial / name / f"{number:05d}.png", compress_level=1)
-            if report is not None:
-                report(done * per_class + number + 1)
-    partial.rename(root)  # over an empty folder too
+    with new_folder(root) as folder:
+        for done, name in enumerate(names):
+            (folder / name).mkdir()
+            for number in range(per_class):
+                rng = sample_rng(seed, order.index(name), number)
+                pixels = draw_image(name, size, rng)
+                Image.fromarray(pixels).save(folder / name / f"{number:05d}.png", compress_level=1)
+                if report is not None:
+                    report(done * per_class + number + 1)
     return names

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overt.errors import DataError
+from overt.files.atomic import new_file
 from overt.files.pickles import load_pickle
 
 Array = NDArray[Any]
@@ -217,8 +218,8 @@ def write_human_data(path: Path, columns: Mapping[str, Array]) -> None:
             content[group] = np.array(inside, dtype=object)
     content["__data_len__"] = np.int64(len(columns["image_path"]))
     content["__key_strict__"] = np.bool_(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(path, **content)
+    with new_file(path) as hidden, hidden.open("wb") as file:
+        np.savez_compressed(file, **content)
 
 
 def _cached(path: Path) -> dict[str, Array]:

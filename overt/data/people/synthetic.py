@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from overt.data.people.human_data import write_human_data
 from overt.data.people.render import draw_look, paint
 from overt.data.rng import sample_rng
 from overt.errors import DataError
+from overt.files.atomic import new_file
 from overt.geometry.body import BODY_JOINTS, BodyModel
 from overt.geometry.body_capsule import STANDING_HEIGHT_M, capsule_body
 from overt.geometry.camera import intrinsics, project
@@ -241,14 +242,12 @@ def write_people(
         )
         for number in range(rows):
             stem = f"{first + number:06d}"
-            Image.fromarray(painted.pictures[number]).save(
-                images / "imgs" / f"{stem}.jpg", quality=95
-            )
-            Image.fromarray(painted.parts[number]).save(images / "masks" / f"{stem}.png")
+            _save(images / "imgs" / f"{stem}.jpg", painted.pictures[number], "JPEG", quality=95)
+            _save(images / "masks" / f"{stem}.png", painted.parts[number], "PNG")
             if options.depth_maps:
                 millimetres = np.nan_to_num(painted.depth_m[number] * 1000, posinf=0)
-                stored = Image.fromarray(millimetres.clip(0, 65535).astype(np.uint16))
-                stored.save(images / "depth" / f"{stem}.png")
+                stored = millimetres.clip(0, 65535).astype(np.uint16)
+                _save(images / "depth" / f"{stem}.png", stored, "PNG")
         parts.append(_labels(first, people, scene, pixels, options))
         if report is not None:
             report(first + rows)
@@ -256,6 +255,12 @@ def write_people(
     path = root / "preprocessed_datasets" / f"{name}.npz"
     write_human_data(path, columns)
     return path
+
+
+def _save(path: Path, pixels: NDArray[Any], kind: str, **options: int) -> None:
+    """Write a picture that nobody sees half: another process may be training from the same set."""
+    with new_file(path) as hidden:
+        Image.fromarray(pixels).save(hidden, kind, **options)
 
 
 def _labels(

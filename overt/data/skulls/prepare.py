@@ -20,6 +20,7 @@ from overt.data.skulls.lists import DEFECTS, SUFFIX, SkullItem, cloud_problem
 from overt.data.skulls.surfaces import Points, sample_surface, surface_triangles
 from overt.data.skulls.volumes import Frame, Volume, read_nrrd, skullfix_frame
 from overt.errors import DataError
+from overt.files.atomic import new_file
 
 TRAIN_SHARE = 0.8
 LISTS = ("train.csv", "test.csv")
@@ -128,22 +129,22 @@ def cloud_of(mask: NDArray[np.bool_], points: int, rng: np.random.Generator, pat
 
 def save_cloud(target: Path, cloud: Points) -> None:
     """Write a cloud in float32, under its name only once it is whole."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    hidden = target.with_name(f".{target.name}.partial")
-    with hidden.open("wb") as file:
+    with new_file(target) as hidden, hidden.open("wb") as file:
         np.save(file, cloud.astype(np.float32))
-    hidden.replace(target)
 
 
-def write_lists(root: Path, names: list[str], seed: int) -> None:
-    """train.csv and test.csv by a seeded shuffle, 80 to 20; lists that are there stay."""
+def write_lists(root: Path, names: list[str], seed: int, replace: bool = False) -> None:
+    """Write train.csv and test.csv by a seeded shuffle, 80 to 20; existing lists stay, unless
+    they are to be replaced."""
     order = np.random.default_rng(seed).permutation(len(names))
     split = min(max(round(TRAIN_SHARE * len(names)), 1), max(len(names) - 1, 1))
     for file, part in zip(LISTS, (order[:split], order[split:]), strict=True):
         target = root / file
-        if not target.exists():
+        if replace or not target.exists():
             rows = (f"complete_skull/{names[number]}{SUFFIX}.npy\n" for number in sorted(part))
-            target.write_text("".join(rows))
+            # Never missing for a moment: another process may be training from it.
+            with new_file(target) as hidden:
+                hidden.write_text("".join(rows))
 
 
 def load_masks(item: SkullItem, dataset: str) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:

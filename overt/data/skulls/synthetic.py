@@ -6,20 +6,18 @@ implant is what was taken out. Volumes, clouds and lists are those that real sku
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from overt.data.making import claim_folder
 from overt.data.skulls.lists import DEFECTS, SUFFIX
-from overt.data.skulls.prepare import LISTS, cloud_of, save_cloud, write_lists
+from overt.data.skulls.prepare import cloud_of, save_cloud, write_lists
 from overt.data.skulls.volumes import Volume, write_nrrd
-from overt.errors import DataError
 
 HEAD_MM = 200.0  # the length of the volume, whatever its voxels
-_MANIFEST = "synthetic.json"
 _FORMAT = 1  # counts up when the same settings come to mean other volumes
 
 # Where the defects of each kind are, as a direction from the middle (x right, y back, z up), and
@@ -49,7 +47,8 @@ def write_skulls(
     side of the volumes, `points` that of the points of a cloud.
     """
     root = Path(root)
-    _claim(root, {"format": _FORMAT, "side": side, "points": points, "seed": seed})
+    settings = {"format": _FORMAT, "side": side, "points": points, "seed": seed}
+    claim_folder(root, settings, "skulls")
     names = [f"{number:03d}" for number in range(count)]
     written = 0
     for number, name in enumerate(names):
@@ -59,10 +58,7 @@ def write_skulls(
             written += 1
         if report is not None:
             report(number + 1)
-    if written:
-        for file in LISTS:
-            (root / file).unlink(missing_ok=True)
-    write_lists(root, names, seed)
+    write_lists(root, names, seed, replace=written > 0)
     return written
 
 
@@ -125,28 +121,3 @@ def make_implant(complete: Mask, defect: str, rng: np.random.Generator) -> Mask:
     implant = np.zeros_like(complete)
     implant[tuple(voxels[taken].T)] = True
     return implant
-
-
-def _claim(root: Path, wanted: dict[str, int]) -> None:
-    """Refuse a folder with other content; else leave a note there of what it holds."""
-    manifest = root / _MANIFEST
-    if manifest.is_file():
-        try:
-            found = json.loads(manifest.read_text())
-        except ValueError:
-            found = None
-        if found == wanted:
-            return
-        raise DataError(
-            f"{root} holds other synthetic skulls ({found} there, {wanted} asked for); sets are "
-            "not mixed. Choose another folder, or remove this one."
-        )
-    if root.exists() and (not root.is_dir() or any(root.iterdir())):
-        raise DataError(
-            f"{root} exists and was not made by this command (it has no {_MANIFEST}); synthetic "
-            "skulls are not mixed into other data. Choose a new or empty folder."
-        )
-    root.mkdir(parents=True, exist_ok=True)
-    partial = root / f".{_MANIFEST}.partial"
-    partial.write_text(json.dumps(wanted) + "\n")
-    partial.replace(manifest)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overt.errors import DataError
+from overt.files.atomic import new_file
 
 SIDE = 512  # voxels along a side of a whole volume
 SKULLFIX_SPACING = 0.45  # mm, to which SkullFix is resampled
@@ -105,10 +106,8 @@ def write_nrrd(path: Path, volume: Volume) -> None:
         "kinds: domain domain domain", "encoding: gzip", "space origin: (0,0,0)", "", "",
     ]  # fmt: skip
     body = gzip.compress(values.tobytes(order="F"), compresslevel=4, mtime=0)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes("\n".join(header).encode() + body)
-    partial.replace(path)
+    with new_file(path) as hidden:
+        hidden.write_bytes("\n".join(header).encode() + body)
 
 
 class Frame(NamedTuple):

@@ -23,7 +23,7 @@ from overt.data.tracking.kubric import Tracks
 from overt.data.tracking.packed import SUFFIX, find_sequences, read_frames
 from overt.data.tracking.settings import KubricSettings
 from overt.data.tracking.synthetic_kubric import write_sequences
-from overt.distributed import barrier, is_main_process
+from overt.distributed import main_first
 from overt.errors import DataError
 
 # Draws before a sample is given up, the first of them from the sequence that was asked for.
@@ -114,10 +114,13 @@ def redrawn_metric(batch: TrackBatch, counts: Mapping[str, Tensor]) -> dict[str,
 
 
 def make_missing_sequences(settings: KubricSettings) -> None:
-    """Write the synthetic sequences that `data.synthetic` describes, unless they are there."""
-    if settings.synthetic is not None and is_main_process():
-        write_sequences(settings.given_root(), **asdict(settings.synthetic))
-    barrier()
+    """Write the synthetic sequences that `data.synthetic` describes, unless they are there.
+
+    Every rank has to call this.
+    """
+    if settings.synthetic is not None:
+        options = asdict(settings.synthetic)
+        main_first(lambda: write_sequences(settings.given_root(), **options))
 
 
 def training_sequences(settings: KubricSettings) -> list[Path]:

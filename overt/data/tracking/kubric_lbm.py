@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from overt.data.tracking.kubric import Tracks, frame_paths, list_sequences, read_tracks
 from overt.errors import DataError
+from overt.files.atomic import MadeMeanwhileError, new_folder, remove_left_overs
 
 FRAMES = 24
 TRACKS = 2048
@@ -48,14 +50,15 @@ def convert(
     out = Path(out)
     sequences = list_sequences(source)
     out.mkdir(parents=True, exist_ok=True)
+    remove_left_overs(out)
     result = Converted([], 0, {})
     for number, sequence in enumerate(sequences):
         try:
-            found = read_tracks(sequence)
+            known = read_tracks(sequence)
         except DataError as error:
             result.left_out[sequence.name] = str(error)
             continue
-        length = found.coords_xy.shape[1]
+        length = known.coords_xy.shape[1]
         runs = length // frames if windows is None else min(windows, length // frames)
         if runs == 0:
             result.left_out[sequence.name] = f"{length} frames, fewer than {frames}"
@@ -66,48 +69,46 @@ def convert(
                 result = result._replace(kept=result.kept + 1)
                 continue
             span = range(run * frames, (run + 1) * frames)
-            chosen = _choose(found, span, tracks)
+            chosen = _choose(known, span, tracks)
             if len(chosen) == 0:
                 result.left_out[target.name] = "no track is visible in its first frame"
                 continue
-            _write(sequence, target, found, span, chosen)
+            _write(sequence, target, known, span, chosen)
             result.written.append(target)
         if report is not None:
             report(number + 1)
     return result
 
 
-def _choose(found: Tracks, span: range, limit: int) -> NDArray[np.intp]:
+def _choose(tracks: Tracks, span: range, limit: int) -> NDArray[np.intp]:
     """Tracks visible in the first frame of the run, spread evenly over those there are."""
-    seen = np.flatnonzero(found.visible[:, span.start])
+    seen = np.flatnonzero(tracks.visible[:, span.start])
     count = min(limit, len(seen))
     return seen[np.linspace(0, len(seen) - 1, count).round().astype(np.intp)]
 
 
 def _write(
-    sequence: Path, target: Path, found: Tracks, span: range, chosen: NDArray[np.intp]
+    sequence: Path, target: Path, tracks: Tracks, span: range, chosen: NDArray[np.intp]
 ) -> None:
-    # A folder under its final name is complete: it is filled elsewhere and renamed.
-    partial = target.with_name(f".{target.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    folders = {"frames": frame_paths(sequence)}
+    images = {"frames": frame_paths(sequence)}
     if (sequence / "depths").is_dir():
-        folders["depths"] = sorted((sequence / "depths").iterdir())
-    for name, paths in folders.items():
-        (partial / name).mkdir(parents=True)
-        for number, frame in enumerate(span):
-            if frame < len(paths):
-                _place(paths[frame], partial / name / f"{number:03d}{paths[frame].suffix}")
+        images["depths"] = sorted((sequence / "depths").iterdir())
     content = {
-        "coords": found.coords_xy[chosen, span.start : span.stop],
-        "visibility": ~found.visible[chosen, span.start : span.stop],
+        "coords": tracks.coords_xy[chosen, span.start : span.stop],
+        "visibility": ~tracks.visible[chosen, span.start : span.stop],
     }
-    array = np.array(content, dtype=object)
-    np.save(partial / f"{target.name}.npy", array, allow_pickle=True)
-    partial.rename(target)
+    # Another process that converts the same set may be faster: its sequence is the same.
+    with suppress(MadeMeanwhileError), new_folder(target) as folder:
+        for name, paths in images.items():
+            (folder / name).mkdir()
+            for number, frame in enumerate(span):
+                if frame < len(paths):
+                    _link(paths[frame], folder / name / f"{number:03d}{paths[frame].suffix}")
+        array = np.array(content, dtype=object)
+        np.save(folder / f"{target.name}.npy", array, allow_pickle=True)
 
 
-def _place(path: Path, target: Path) -> None:
+def _link(path: Path, target: Path) -> None:
     try:
         os.link(path, target)
     except OSError:  # another file system, or one without links

@@ -9,7 +9,6 @@ that a data set may be either.
 from __future__ import annotations
 
 import io
-import os
 import re
 import zipfile
 from collections.abc import Callable, Iterable
@@ -20,10 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from overt.checks import one_of
 from overt.data.images.decode import decode_image
 from overt.data.tracking import kubric
 from overt.data.tracking.kubric import Tracks
-from overt.errors import ConfigError, DataError, nearest
+from overt.errors import DataError
+from overt.files.atomic import new_file, remove_left_overs
 
 SUFFIX = ".npz"
 STORAGES = ("raw", "files", "jpeg")
@@ -101,13 +102,11 @@ def pack_sequences(
     `jpeg` encodes frames anew, which is small but changes them a little. `report` is called with
     the number of sequences done.
     """
-    if storage not in STORAGES:
-        raise ConfigError(
-            f"storage {storage}{nearest(storage, STORAGES)}; allowed are {', '.join(STORAGES)}"
-        )
+    one_of("storage", storage, STORAGES)
     out = Path(out)
     sequences = kubric.list_sequences(root)
     out.mkdir(parents=True, exist_ok=True)
+    remove_left_overs(out)
     written: list[Path] = []
     left_out: dict[str, str] = {}
     kept = 0
@@ -154,13 +153,8 @@ def _jpeg(frame: NDArray[np.uint8], quality: int) -> NDArray[np.uint8]:
 
 
 def _write(target: Path, arrays: dict[str, NDArray[Any]]) -> None:
-    # A file under its final name is complete: it is written elsewhere and renamed.
-    partial = target.with_name(f".{target.name}.partial")
-    with partial.open("wb") as file:
+    with new_file(target, durable=True) as hidden, hidden.open("wb") as file:
         np.savez(file, allow_pickle=False, **arrays)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(target)
 
 
 def _open(sequence: Path) -> zipfile.ZipFile:

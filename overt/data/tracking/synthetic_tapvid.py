@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from PIL import Image
 from overt.data.tracking.moving_shapes import SceneSettings, make_sequence
 from overt.data.tracking.tapvid import FORMATS
 from overt.errors import DataError
+from overt.files.atomic import new_folder, remove_left_overs
 
 # The files of each data set; videos are dealt out to them in turn.
 _FILES = {
@@ -48,18 +48,15 @@ def write_videos(
             "folder, or remove this one."
         )
     settings = SceneSettings(frames, height, width, points, seed, shapes, speed)
-    # A folder under its final name is complete: it is filled elsewhere and renamed.
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    remove_left_overs(folder.parent)
     files = _FILES[dataset][:videos]
-    for number, name in enumerate(files):
-        chosen = range(number, videos, len(files))
-        entries = {f"synthetic-{index:03d}": _video(settings, index, dataset) for index in chosen}
-        named = FORMATS[dataset].container is dict
-        with (partial / name).open("wb") as file:
-            pickle.dump(entries if named else list(entries.values()), file, protocol=4)
-    partial.rename(folder)
+    named = FORMATS[dataset].container is dict
+    with new_folder(folder) as unfinished:
+        for number, name in enumerate(files):
+            chosen = range(number, videos, len(files))
+            entries = {f"synthetic-{i:03d}": _video(settings, i, dataset) for i in chosen}
+            with (unfinished / name).open("wb") as file:
+                pickle.dump(entries if named else list(entries.values()), file, protocol=4)
     return [folder / name for name in files]
 
 

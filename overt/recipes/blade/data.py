@@ -25,7 +25,7 @@ from overt.data.people.crops import (
 )
 from overt.data.people.mixture import DrawnMixture
 from overt.data.people.synthetic import PeopleOptions, write_people
-from overt.distributed import barrier, is_main_process
+from overt.distributed import main_first
 from overt.geometry.crop import Picture, transform_points
 from overt.geometry.pose import mirror_pose, rotate_in_plane
 from overt.geometry.rotation import axis_angle_to_matrix, matrix_to_axis_angle
@@ -169,26 +169,30 @@ def whole_crop(image_size: tuple[int, int]) -> Crop:
 def make_missing_data(settings: DataSettings) -> None:
     """Render the people that `data.synthetic` describes, unless they are there.
 
-    Every process has to call this: one renders, the others wait.
+    Every rank has to call this.
     """
-    made = settings.synthetic
+    synthetic = settings.synthetic
+    if synthetic is None:
+        return
     root = Path(settings.root)
-    if made is not None and is_main_process():
+
+    def make() -> None:
         for name, count, seed in (
-            ("people_train", made.train, made.seed),
-            ("people_test", made.test, made.seed + TEST_SEED_OFFSET),
+            ("people_train", synthetic.train, synthetic.seed),
+            ("people_test", synthetic.test, synthetic.seed + TEST_SEED_OFFSET),
         ):
             if not (root / "preprocessed_datasets" / f"{name}.npz").exists():
                 options = PeopleOptions(
-                    size=made.size,
+                    size=synthetic.size,
                     seed=seed,
-                    framing=made.framing,
-                    orthographic=made.orthographic,
-                    fixed_colours=made.fixed_colours,
-                    depth_maps=made.depth_maps,
+                    framing=synthetic.framing,
+                    orthographic=synthetic.orthographic,
+                    fixed_colours=synthetic.fixed_colours,
+                    depth_maps=synthetic.depth_maps,
                 )
                 write_people(root, name, count, options)
-    barrier()
+
+    main_first(make)
 
 
 def make_evaluation_data(settings: DataSettings, evaluation: EvaluationSettings) -> None:

@@ -20,7 +20,7 @@ from overt.data.images.packed import PackedImages
 from overt.data.images.synthetic import write_images
 from overt.data.images.transforms import ColourJitter, EvaluationTransform, TrainingTransform
 from overt.data.rng import sample_rng
-from overt.distributed import barrier, is_main_process
+from overt.distributed import main_first
 from overt.errors import DataError
 from overt.nn.vit import pack_patches
 from overt.recipes.hjepa.config import DataSettings, MaskingSettings, ModelSettings, Settings
@@ -200,11 +200,23 @@ def numbered_alike(held_out: Images, training: Images) -> Images:
 def make_missing_data(settings: DataSettings) -> None:
     """Write the synthetic images that `data.synthetic` describes, unless they are there.
 
-    Every process has to call this.
+    Every rank has to call this.
     """
-    if settings.synthetic is not None and is_main_process() and not Path(settings.root).exists():
-        write_images(settings.root, **dataclasses.asdict(settings.synthetic))
-    barrier()
+    synthetic = settings.synthetic
+    if synthetic is None:
+        return
+
+    def make() -> None:
+        if Path(settings.root).exists():
+            return
+        try:
+            write_images(settings.root, **dataclasses.asdict(synthetic))
+        except DataError:
+            if not Path(settings.root).exists():
+                raise
+            # Another run that makes the same images was faster: this one takes them.
+
+    main_first(make)
 
 
 def open_sets(settings: DataSettings) -> tuple[ReadableImages, ReadableImages]:

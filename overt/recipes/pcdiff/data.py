@@ -27,7 +27,7 @@ from overt.data.skulls.lists import (
 )
 from overt.data.skulls.synthetic import write_skulls
 from overt.data.skulls.volumes import SKULLFIX_SPACING, read_nrrd
-from overt.distributed import barrier, is_main_process
+from overt.distributed import main_first
 from overt.errors import ConfigError
 from overt.recipes.pcdiff.config import DataSettings, EvaluationSettings
 
@@ -67,10 +67,13 @@ def collate(samples: list[CloudSample]) -> CloudBatch:
 
 
 def make_missing_data(settings: DataSettings) -> None:
-    """Write the synthetic skulls that `data.synthetic` describes, unless they are there."""
-    if settings.synthetic is not None and is_main_process():
-        write_skulls(given_root(settings), **dataclasses.asdict(settings.synthetic))
-    barrier()
+    """Write the synthetic skulls that `data.synthetic` describes, unless they are there.
+
+    Every rank has to call this.
+    """
+    if settings.synthetic is not None:
+        options = dataclasses.asdict(settings.synthetic)
+        main_first(lambda: write_skulls(given_root(settings), **options))
 
 
 def given_root(settings: DataSettings) -> Path:

@@ -1,8 +1,10 @@
 """A pack reads as the folder it was made of; damage and half-written packs are noticed."""
 
 import json
+import os
 import pickle
 import shutil
+import socket
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from PIL import Image
 from overt.data.images.folder import ImageFolder, ReadableImages
 from overt.data.images.packed import PackedImages, pack_images
 from overt.errors import DataError
+from overt.files.atomic import MadeMeanwhileError
 
 
 @pytest.fixture
@@ -103,9 +106,21 @@ def test_an_interrupted_pack_leaves_nothing(folder, tmp_path):
         pack_images(folder, tmp_path / "pack", report=interrupt)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder"]
     # and what a killed process left behind does not stand in the way
-    (tmp_path / ".pack.partial").mkdir()
+    (tmp_path / f".pack.{socket.gethostname()}-{os.getpid()}-00000000-0.partial").mkdir()
     pack_images(folder, tmp_path / "pack")
     assert same(PackedImages(tmp_path / "pack"), folder)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "pack"]
+
+
+def test_a_pack_that_another_process_wrote_meanwhile_is_kept(folder, tmp_path):
+    def report(done):
+        if done == 3:
+            pack_images(folder, tmp_path / "pack")
+
+    with pytest.raises(MadeMeanwhileError, match="made by another process"):
+        pack_images(folder, tmp_path / "pack", raw=True, report=report)
+    assert same(PackedImages(tmp_path / "pack"), folder)
+    assert not PackedImages(tmp_path / "pack").is_raw
 
 
 @pytest.mark.parametrize("raw", [False, True])

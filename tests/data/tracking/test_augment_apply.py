@@ -264,8 +264,14 @@ def test_enhancements_are_those_of_pillow(seed, factor, operator):
     expected = from_pillow(enhance(as_pillow(frame)).enhance(factor))
     ours = jitter_frame(frame, UNCHANGED._replace(order=(operator,), **{operator: factor}))
     difference = (ours.int() - expected.int()).abs()
-    assert difference.max() <= 1  # where a product lies on a whole number
-    assert (difference > 0).double().mean() < 1e-3
+    assert difference.max() <= 1
+    # Processors that fuse the product with the sum, as ARM does, round it otherwise where the exact
+    # result is a whole number; nothing else may differ.
+    grey = torch.from_numpy(np.array(as_pillow(frame).convert("L"))).double()
+    base = {"brightness": torch.zeros(()), "contrast": (grey.mean() + 0.5).floor()}
+    start = base.get(operator, grey)
+    exact = start + (frame.double() - start) * factor
+    assert ((exact - exact.round()).abs() < 1e-4)[difference > 0].all()
 
 
 @pytest.mark.parametrize("turn", [-0.2, -0.05, 0.0, 0.08, 0.45])

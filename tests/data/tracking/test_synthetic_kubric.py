@@ -1,6 +1,8 @@
 """Written sequences are read back as they were made; sets are continued, never mixed."""
 
 import json
+import os
+import socket
 
 import numpy as np
 import pytest
@@ -65,8 +67,9 @@ def test_an_interrupted_set_is_completed(tmp_path):
 
     def interrupt(sequence):
         # As left behind by a process that was killed while it wrote the second one.
-        (broken / ".0001.partial" / "frames").mkdir(parents=True)
-        (broken / ".0001.partial" / "frames" / "000.png").write_bytes(b"half")
+        left = broken / f".0001.{socket.gethostname()}-{os.getpid()}-00000000-0.partial"
+        (left / "frames").mkdir(parents=True)
+        (left / "frames" / "000.png").write_bytes(b"half")
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

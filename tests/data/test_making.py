@@ -1,0 +1,116 @@
+"""overt/data/making.py: a folder of synthetic data has one set of settings, and many makers."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from overt.config import build_recipe, load
+from overt.data.making import MANIFEST, claim_folder
+from overt.errors import DataError
+
+# Tiny recipes that make their data, with as little of it as shows a race.
+FIRST_STARTS = {
+    "hjepa_tiny": ["data.synthetic.classes=4", "data.synthetic.per_class=24"],
+    "cotracker3_tiny": [
+        "data.synthetic.count=6", "data.held_out=2", "data.synthetic.points=400",
+    ],
+    "pcdiff_tiny": [
+        "data.synthetic.count=4", "data.synthetic.side=24", "data.synthetic.points=800",
+    ],
+    "blade_depthnet_tiny": ["data.synthetic.train=40", "data.synthetic.test=4"],
+}  # fmt: skip
+
+
+def meet(folder: Path, ranks: int) -> None:
+    """Wait until all processes are here: they go on at the same moment."""
+    (folder / f"here_{os.environ['RANK']}").touch()
+    deadline = time.monotonic() + 60
+    while len(list(folder.glob("here_*"))) < ranks:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def start(recipe: str, folder: Path) -> list[str]:
+    """As much of a first start as makes data, and reads all of them."""
+    words = [f"recipe={recipe}", f"data.root={folder / 'data'}", *FIRST_STARTS[recipe]]
+    built = build_recipe(load(words))
+    meet(folder, 2)
+    data = built.build_dataset()
+    for index in range(len(data)):
+        data.sample(index, np.random.default_rng(index))
+    paths = (folder / "data").rglob("*")
+    return sorted(path.relative_to(folder).as_posix() for path in paths)
+
+
+@pytest.mark.parametrize("recipe", FIRST_STARTS)
+def test_two_first_starts_at_once_do_not_disturb_each_other(
+    recipe: str, run_processes: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    run_processes(start, 2, recipe, tmp_path)  # each a run by itself: no process group
+    left = [path for path in (tmp_path / "data").rglob("*") if path.name.endswith(".partial")]
+    assert left == []
+
+
+def claim(folder: Path, rounds: int, seed: int) -> list[str]:
+    meet(folder, 2)
+    answers = []
+    for number in range(rounds):
+        root = folder / str(number)
+        try:
+            claim_folder(root, {"format": 1, "seed": seed + int(os.environ["RANK"])}, "skulls")
+            (root / f"content_{os.environ['RANK']}").touch()
+            answers.append("mine")
+        except DataError as error:
+            answers.append(str(error))
+    return answers
+
+
+def test_of_two_settings_that_claim_a_folder_at_once_one_gets_it(
+    run_processes: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    first, second = run_processes(claim, 2, tmp_path, 200, 0)
+    for number, answers in enumerate(zip(first, second, strict=True)):
+        winners = [rank for rank, answer in enumerate(answers) if answer == "mine"]
+        assert len(winners) == 1
+        assert "holds other synthetic skulls" in answers[1 - winners[0]]
+        stored = json.loads((tmp_path / str(number) / MANIFEST).read_text())
+        assert stored["seed"] == winners[0]
+        assert not list((tmp_path / str(number)).glob(".*"))
+
+
+def test_a_folder_is_claimed_once_and_found_again(tmp_path: Path) -> None:
+    root = tmp_path / "deep" / "set"
+    claim_folder(root, {"format": 1, "seed": 0}, "skulls")
+    (root / "content").touch()
+    claim_folder(root, {"format": 1, "seed": 0}, "skulls")
+    with pytest.raises(DataError, match="seed 0 there and 1 asked for"):
+        claim_folder(root, {"format": 1, "seed": 1}, "skulls")
+    (root / MANIFEST).write_text("{")
+    with pytest.raises(DataError, match=r"synthetic\.json is not readable"):
+        claim_folder(root, {"format": 1, "seed": 0}, "skulls")
+
+
+def test_a_file_system_without_links_will_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    claim_folder(tmp_path / "set", {"seed": 0}, "skulls")
+    assert [path.name for path in (tmp_path / "set").iterdir()] == [MANIFEST]
+
+
+@pytest.mark.parametrize("content", ["precious.txt", ".hidden", "folder/file"])
+def test_other_content_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / content).parent.mkdir(exist_ok=True)
+    (tmp_path / content).write_text("mine")
+    with pytest.raises(DataError, match="not mixed into other data"):
+        claim_folder(tmp_path, {"seed": 0}, "skulls")
+    assert not (tmp_path / MANIFEST).exists()
