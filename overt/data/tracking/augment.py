@@ -11,8 +11,8 @@ from itertools import permutations
 from typing import NamedTuple, Protocol
 
 from overt.errors import ConfigError
+from overt.ops.jitter.operators import OPERATORS, Jitter
 
-OPERATORS = ("brightness", "contrast", "saturation", "hue")
 _ORDERS = list(permutations(OPERATORS))
 
 
@@ -127,16 +127,6 @@ class Patch(NamedTuple):
     frame: int
     left: int
     top: int
-
-
-class Jitter(NamedTuple):
-    """Factors of three operators, the turn of the hue, and the order in which they act."""
-
-    order: tuple[str, ...]
-    brightness: float
-    contrast: float
-    saturation: float
-    hue: float
 
 
 class Pad(NamedTuple):
