@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from overt.config import build_recipe, load
-from overt.ops import HAS_TRITON
-from overt.ops.deformable import deformable, deformable_plain
+from overt.ops.deformable.api import deformable
+from overt.ops.deformable.plain import deformable_plain
+from overt.ops.dispatch import HAS_TRITON
 from overt.recipes.lbm.model import LBM
 from overt.recipes.lbm.online import OnlineTracker
 from overt.recipes.lbm.pyramid import level_sizes

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from overt.errors import DataError
+from overt.ops.attention.api import attention
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class AttentiveProbe(nn.Module):
         both = self.key_value(self.norm_tokens(tokens))  # (n, N, 2 D)
         key, value = both.unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)  # (n, h, N, d)
         query = self.query.view(1, 1, self.heads, -1).transpose(1, 2).expand(batch, -1, -1, -1)
-        pooled = F.scaled_dot_product_attention(query, key, value).reshape(batch, width)
+        pooled = attention(query, key, value).reshape(batch, width)
         x = self.query[0] + self.attended(pooled)  # (n, D)
         x = x + self.mlp(self.norm_mlp(x))
         logits: Tensor = self.head(self.norm_head(x))

@@ -1,4 +1,4 @@
-"""Self-attention over equal sequences, and over sequences of any length packed one after another.
+"""Self-attention layers over equal sequences, and over sequences of any length packed together.
 
 Shapes: S sequences, T tokens in all, L tokens of the longest, H heads, d features of a head.
 """
@@ -6,92 +6,16 @@ Shapes: S sequences, T tokens in all, L tokens of the longest, H heads, d featur
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention.varlen import varlen_attn
 
-from overt.ops.short_attention import can_attend, packed_attention
+from overt.ops.attention.api import attend, attend_packed
+from overt.ops.attention.packing import Packing
 
-FLASH_TYPES = (torch.float16, torch.bfloat16)
 BLOCKS_PER_CHAIN = 4  # longer chains take longer to compile
-
-
-@dataclass(frozen=True)
-class Packing:
-    """Where sequences of different length lie among packed tokens (T, ...); made on the host."""
-
-    offsets: Tensor  # (S + 1,) int32, where each begins, and the end
-    places: Tensor  # (T,) int64, where each token stands among S x L padded ones
-    visible: Tensor  # (S, 1, 1, L) bool, which padded places hold a token
-    bound: int  # no sequence of any batch is longer: a constant, so that nothing is recompiled
-    longest: int  # of this batch
-
-    @classmethod
-    def of(
-        cls,
-        lengths: Sequence[int] | np.ndarray,
-        bound: int | None = None,
-        longest: int | None = None,  # to be taken for the longest, where it is to be a constant too
-    ) -> Packing:
-        """The packing of sequences of these lengths."""
-        sizes = np.asarray(lengths, dtype=np.int64)
-        longest = int(sizes.max(initial=0)) if longest is None else longest
-        ends = np.cumsum(sizes)
-        begins = ends - sizes
-        inside = np.arange(sizes.sum()) - np.repeat(begins, sizes)
-        places = inside + np.repeat(np.arange(len(sizes)) * longest, sizes)
-        visible = np.arange(longest) < sizes[:, None]
-        return cls(
-            offsets=torch.from_numpy(np.concatenate([[0], ends]).astype(np.int32)),
-            places=torch.from_numpy(places),
-            visible=torch.from_numpy(visible)[:, None, None],
-            bound=longest if bound is None else bound,
-            longest=longest,
-        )
-
-
-def attend(
-    query: Tensor, key: Tensor, value: Tensor, packing: Packing | None = None
-) -> Tensor:  # (S, L, H, d), or (T, H, d) with a packing
-    """Scaled dot-product attention within each sequence; the same shape as `query`."""
-    if packing is None:
-        mixed = F.scaled_dot_product_attention(
-            query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-        )
-        return mixed.transpose(1, 2)
-    if query.is_cuda and query.dtype in FLASH_TYPES:
-        offsets, bound = packing.offsets, packing.bound
-        packed = varlen_attn(query, key, value, offsets, offsets, bound, bound)
-        assert isinstance(packed, Tensor)
-        return packed
-    return _attend_padded(query, key, value, packing)
-
-
-def attend_packed(projected: Tensor, packing: Packing) -> Tensor:
-    """`attend` to query, key and value in one tensor: (T, H, d) of (T, 3, H, d)."""
-    if can_attend(projected, packing.bound):
-        return packed_attention(projected, packing.offsets, packing.bound)
-    query, key, value = projected.unbind(-3)
-    return attend(query, key, value, packing)
-
-
-def _attend_padded(query: Tensor, key: Tensor, value: Tensor, packing: Packing) -> Tensor:
-    sequences = packing.visible.shape[0]
-
-    def pad(tokens: Tensor) -> Tensor:  # (T, H, d) to (S, H, L, d)
-        empty = tokens.new_zeros(sequences * packing.longest, *tokens.shape[1:])
-        padded = empty.index_copy(0, packing.places, tokens)
-        return padded.view(sequences, packing.longest, *tokens.shape[1:]).transpose(1, 2)
-
-    mixed = F.scaled_dot_product_attention(
-        pad(query), pad(key), pad(value), attn_mask=packing.visible
-    )
-    return mixed.transpose(1, 2).flatten(0, 1).index_select(0, packing.places)
 
 
 class Attention(nn.Module):

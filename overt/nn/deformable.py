@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from overt.nn.dropout import SeededDropout
-from overt.ops.deformable import Sizes, deformable
+from overt.ops.deformable.api import deformable
+from overt.ops.deformable.plain import Sizes
 
 
 class DeformableAttention(nn.Module):

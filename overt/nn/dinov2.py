@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from overt.nn.vit import Grid, VisionTransformer
+from overt.ops.resize.api import resize
 
 PATCH = 14
 # The table is stretched by (grid + OFFSET) / stored per axis, as it was when the weights were made.
@@ -43,7 +43,7 @@ class DinoVisionTransformer(VisionTransformer):
         first, patches = self.pos_embed[:, :1], self.pos_embed[:, 1:]
         square = torch.unflatten(patches, 1, self.grid).permute(0, 3, 1, 2)  # (1, D, down, across)
         factors = [(new + OFFSET) / old for new, old in zip(grid, self.grid, strict=True)]
-        stretched = F.interpolate(square.float(), scale_factor=factors, mode="bicubic")
+        stretched = resize(square.float(), scale_factor=factors, mode="bicubic")
         assert stretched.shape[2:] == grid, "the stretched table misses the grid"
         table = stretched.flatten(2).transpose(1, 2).to(patches.dtype)
         return torch.cat([first, table], dim=1)

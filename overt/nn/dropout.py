@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from overt.ops.dropout import dropout
+from overt.ops.dropout.api import dropout
 
 
 class SeededDropout(nn.Module):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from overt.ops import compute_type
+from overt.ops.dispatch import compute_type
 
 Run = Callable[..., Any]
 

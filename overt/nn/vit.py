@@ -16,7 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from overt.errors import CheckpointError
-from overt.nn.attention import Block, Packing, in_chains
+from overt.nn.attention import Block, in_chains
+from overt.ops.attention.packing import Packing
+from overt.ops.resize.api import resize
 
 Grid = tuple[int, int]  # patches (down, across)
 
@@ -341,7 +343,7 @@ def resize_positions(table: Tensor, before: Grid, after: Grid, prefix: int) -> T
     """A position table (1, prefix + N, D) for another grid, by bicubic interpolation."""
     first, patches = table[:, :prefix], table[:, prefix:]
     square = patches.reshape(len(table), *before, -1).permute(0, 3, 1, 2).float()
-    resized = F.interpolate(square, after, mode="bicubic", antialias=True, align_corners=False)
+    resized = resize(square, after, mode="bicubic", antialias=True)
     return torch.cat([first, resized.permute(0, 2, 3, 1).flatten(1, 2).to(table.dtype)], dim=1)
 
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from overt.nn.attention import Attention, Block, DropPath, Packing, attend, rotate
+from overt.nn.attention import Attention, Block, DropPath, rotate
+from overt.ops.attention.packing import Packing
 
 LENGTHS = [[3, 1, 5], [4, 4], [1], [2, 7, 1, 1]]
 
@@ -36,22 +37,6 @@ def test_what_is_outside_a_sequence_does_not_change_it() -> None:
     before, after = attention(tokens, packing), attention(other, packing)
     assert torch.equal(before[:3], after[:3])
     assert not torch.allclose(before[3:], after[3:])
-
-
-def test_the_packing_says_where_every_token_stands() -> None:
-    packing = Packing.of([2, 0, 3], bound=9)
-    assert packing.offsets.tolist() == [0, 2, 2, 5]
-    assert packing.offsets.dtype == torch.int32  # what the kernel takes
-    assert packing.places.tolist() == [0, 1, 6, 7, 8]
-    assert packing.visible[:, 0, 0].tolist() == [[True, True, False], [False] * 3, [True] * 3]
-    assert (packing.longest, packing.bound) == (3, 9)
-
-
-def test_equal_weights_give_the_mean() -> None:
-    values = torch.randn(5, 1, 4)
-    found = attend(torch.zeros(5, 1, 4), torch.randn(5, 1, 4), values, Packing.of([2, 3]))
-    expected = [values[:2].mean(0)] * 2 + [values[2:].mean(0)] * 3
-    torch.testing.assert_close(found, torch.stack(expected))
 
 
 def turned(vector: Tensor, angle: float) -> Tensor:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from overt.ops import HAS_TRITON
+from overt.ops.dispatch import HAS_TRITON
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ON_GPU = DEVICE == "cuda"

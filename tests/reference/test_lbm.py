@@ -11,8 +11,9 @@ from fill_rule import fill
 from torch import Tensor
 
 from overt.nn.deformable import DeformableAttention
-from overt.ops import HAS_TRITON
-from overt.ops.deformable import deformable, sampling_locations
+from overt.ops.deformable.api import deformable
+from overt.ops.deformable.plain import sampling_locations
+from overt.ops.dispatch import HAS_TRITON
 from overt.recipes.lbm.config import RECOMPUTE, LossSettings
 from overt.recipes.lbm.layer import Found
 from overt.recipes.lbm.loss import (

@@ -14,10 +14,10 @@ from torch.nn.utils import clip_grad_norm_
 
 from overt.data.skulls.lists import known_cloud, rotation_matrix, training_cloud
 from overt.metrics.implants import implant_scores
-from overt.ops import HAS_TRITON
-from overt.ops.point_rows import mix_rows
-from overt.ops.point_search import ball_query, furthest_point_sample, three_nearest
-from overt.ops.point_voxels import average_voxels, grid_coordinates, make_grid, read_voxels
+from overt.ops.dispatch import HAS_TRITON
+from overt.ops.point_rows.api import mix_rows
+from overt.ops.point_search.api import ball_query, furthest_point_sample, three_nearest
+from overt.ops.point_voxels.api import average_voxels, grid_coordinates, make_grid, read_voxels
 from overt.recipes.pcdiff import diffusion
 from overt.recipes.pcdiff.denoiser import time_embedding
 from overt.recipes.pcdiff.geometry import LevelPlan, Nearest, find_level, furthest_centers

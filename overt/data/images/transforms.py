@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from overt.data.tracking.augment import OPERATORS, Jitter
-from overt.data.tracking.augment_apply import jitter_frame
+from overt.ops.jitter.operators import OPERATORS, Jitter
+from overt.ops.jitter.plain import jitter_frame
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)

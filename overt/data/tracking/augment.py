@@ -12,8 +12,8 @@ from typing import NamedTuple, Protocol
 
 from overt.checks import each_within, lowest_highest, within
 from overt.errors import ConfigError
+from overt.ops.jitter.operators import OPERATORS, Jitter
 
-OPERATORS = ("brightness", "contrast", "saturation", "hue")
 _ORDERS = list(permutations(OPERATORS))
 _SECTION = "data.augmentation"
 
@@ -120,16 +120,6 @@ class Patch(NamedTuple):
     frame: int
     left: int
     top: int
-
-
-class Jitter(NamedTuple):
-    """Factors of three operators, the turn of the hue, and the order in which they act."""
-
-    order: tuple[str, ...]
-    brightness: float
-    contrast: float
-    saturation: float
-    hue: float
 
 
 class Pad(NamedTuple):

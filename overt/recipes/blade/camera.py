@@ -17,6 +17,7 @@ from overt.geometry.body import BodyModel
 from overt.geometry.camera import fit_camera
 from overt.geometry.rotation import axis_angle_to_matrix
 from overt.geometry.silhouette import soft_silhouette
+from overt.ops.resize.api import resize
 
 # Joints of the body that are the twelve limb keypoints: shoulders, elbows, wrists, hips, knees,
 # ankles, left first.
@@ -221,7 +222,7 @@ class Blur:
         maps = F.conv2d(maps[:, None], self.kernel.view(1, 1, -1, 1), padding=(margin, 0))
         maps = F.conv2d(maps, self.kernel.view(1, 1, 1, -1), padding=(0, margin))
         if self.size != 1.0:
-            maps = F.interpolate(maps, scale_factor=self.size, mode="bilinear", antialias=False)
+            maps = resize(maps, scale_factor=(self.size, self.size))
         return maps[:, 0]
 
     def soft_iou(self, alpha: Tensor) -> Tensor:  # (B,)

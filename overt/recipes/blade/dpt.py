@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 from overt.nn.dinov2 import DinoVisionTransformer
 from overt.nn.vit import Grid
+from overt.ops.resize.api import resize as interpolate
 
 MAX_DEPTH_M = 20.0  # of the depth map
 
 
 def resize(maps: Tensor, size: tuple[int, int]) -> Tensor:
     """Bilinear, corners on corners."""
-    return F.interpolate(maps, size, mode="bilinear", align_corners=True)
+    return interpolate(maps, size, align_corners=True)
 
 
 class ResidualConvUnit(nn.Module):

@@ -20,6 +20,7 @@ from overt.data.images.transforms import Normalize
 from overt.errors import CheckpointError
 from overt.geometry.body import BODY_JOINTS, SHAPE_NUMBERS
 from overt.geometry.rotation import six_to_matrix
+from overt.ops.attention.api import attention
 from overt.recipes.blade.depthnet import DepthNet
 from overt.recipes.blade.resnet import ResNet, make_norm
 
@@ -66,7 +67,7 @@ class DecoderLayer(nn.Module):
             torch.unflatten(part, -1, (self.heads, -1)).transpose(1, 2)
             for part in (query, key, value)
         )
-        return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+        return attention(query, key, value).transpose(1, 2).flatten(2)
 
 
 class TzMaps(nn.Module):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from overt.ops.max_pool.api import max_pool
 from overt.recipes.blade.norm import FrozenBatchNorm2d
 
 EXPANSION = 4
@@ -72,7 +73,7 @@ class ResNet(nn.Module):
     def forward(self, images: Tensor) -> list[Tensor]:
         maps = F.relu(self.bn1(self.conv1(images)))
         if self.pool:
-            maps = F.max_pool2d(maps, 3, 2, 1)
+            maps = max_pool(maps, 3, 2, 1)
         found = []
         for number in range(1, 5):
             maps = self.get_submodule(f"layer{number}")(maps)

@@ -19,9 +19,9 @@ from torch.utils.checkpoint import (
 )
 
 from overt.geometry.sample import resize_bilinear
-from overt.ops.linear_gelu import linear_gelu
-from overt.ops.map_norm import normalize_maps
-from overt.ops.short_attention import attend_within
+from overt.ops.attention.api import attend_within, attention
+from overt.ops.linear_gelu.api import linear_gelu
+from overt.ops.map_norm.api import normalize_maps
 
 
 class FeatureNetwork(nn.Module):
@@ -195,7 +195,7 @@ class Attention(nn.Module):
         )  # (B, heads, L, D/heads)
         key_value = self.to_kv(context).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
         key, value = key_value.unbind()  # each (B, heads, M, D / heads)
-        y = F.scaled_dot_product_attention(query, key, value)
+        y = attention(query, key, value)
         output: Tensor = self.to_out(y.transpose(1, 2).flatten(-2))
         return output
 

@@ -1,7 +1,8 @@
 """CoTracker3 (arXiv:2410.11831): points followed through a video by repeated refinement.
 
 Letters: B batch, T frames, N points, L pyramid levels, C feature channels; P and S as in
-`overt/geometry/sample.py`. "Cells" are positions on the finest feature map, pixels over stride.
+`overt/ops/correlation/taps.py`. "Cells" are positions on the finest feature map: pixels over the
+stride.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from overt.errors import DataError
-from overt.geometry.sample import SquareTaps, mix_taps
 from overt.nn.embedding import fourier_encoding, sine_time_embedding
 from overt.nn.reuse import reused
-from overt.ops import compute_type
-from overt.ops.correlation import SharedGradient, correlate, result_width, shared_gradient
+from overt.ops.correlation.api import correlate, result_width, shared_gradient
+from overt.ops.correlation.shared_gradient import SharedGradient
+from overt.ops.correlation.taps import SquareTaps, mix_taps
+from overt.ops.dispatch import compute_type
 from overt.recipes.cotracker3.blocks import FeatureNetwork, Perceptron, UpdateTransformer
 
 MOTION_DEGREES = 10  # relative motion is encoded at frequencies 2^0 .. 2^9

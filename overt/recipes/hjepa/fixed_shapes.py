@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from overt.nn.attention import Packing
 from overt.nn.vit import PackedPatches
+from overt.ops.attention.packing import Packing
 from overt.recipes.hjepa.levels import Cells, GridPooling
 from overt.recipes.hjepa.model import Layout
 from overt.recipes.hjepa.predictor import Prediction

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from overt.nested import map_tensors
+from overt.ops.resize.api import resize
 from overt.recipes.hjepa.masks import Grid
 
 Value = TypeVar("Value")
@@ -72,7 +73,7 @@ class SequencePooling:
         length = self.token_valid.shape[1] // 2**level
         if above.shape[1] == length:
             return above
-        wide = F.interpolate(above.transpose(1, 2), length, mode="linear", align_corners=False)
+        wide = resize(above.transpose(1, 2), [length], mode="linear")
         return wide.transpose(1, 2)
 
     def valid(self, level: int) -> Tensor:

@@ -13,8 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from overt.nn.attention import Block, Packing, attend_packed, in_chains
+from overt.nn.attention import Block, in_chains
 from overt.nn.vit import initialize, sincos_table
+from overt.ops.attention.api import attend_packed
+from overt.ops.attention.packing import Packing
 from overt.recipes.hjepa.masks import Grid
 
 

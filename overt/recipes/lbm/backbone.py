@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torch.utils.checkpoint import checkpoint
 
+from overt.ops.max_pool.api import max_pool
 from overt.recipes.lbm.pyramid import Resize
 
 STRIDE = 4  # pixels per cell
@@ -33,6 +34,17 @@ class BatchNorm(nn.BatchNorm2d):
         assert self.running_var is not None, "made with statistics"
         scratch = self.running_mean.clone(), self.running_var.clone()
         return F.batch_norm(x, *scratch, self.weight, self.bias, training=True, eps=self.eps)
+
+
+class MaxPool(nn.Module):
+    """The largest number in each window, with a repeatable gradient where that is asked for."""
+
+    def __init__(self, size: int, stride: int, padding: int) -> None:
+        super().__init__()
+        self.size, self.stride, self.padding = size, stride, padding
+
+    def forward(self, images: Tensor) -> Tensor:
+        return max_pool(images, self.size, self.stride, self.padding)
 
 
 class BasicBlock(nn.Module):
@@ -78,7 +90,7 @@ class Backbone(nn.Module):
             nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False),
             BatchNorm(width),
             nn.ReLU(inplace=True),
-            nn.MaxPool2d(3, stride=2, padding=1),
+            MaxPool(3, stride=2, padding=1),
             nn.Sequential(BasicBlock(width, width, 1), BasicBlock(width, width, 1)),
         )
         self.layer2 = nn.Sequential(

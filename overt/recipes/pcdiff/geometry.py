@@ -12,9 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from overt.ops.point_pairs import Pairs, find_pairs
-from overt.ops.point_search import furthest_point_sample, three_nearest
-from overt.ops.point_voxels import VoxelGrid, grid_coordinates, make_grid
+from overt.ops.point_pairs.api import find_pairs
+from overt.ops.point_pairs.plain import Pairs
+from overt.ops.point_search.api import furthest_point_sample, three_nearest
+from overt.ops.point_voxels.api import VoxelGrid, grid_coordinates, make_grid
 
 
 class LevelPlan(NamedTuple):

@@ -14,10 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from overt.ops.point_norm import norm_swish, norm_swish_max, norm_swish_pairs
-from overt.ops.point_pairs import Pairs
-from overt.ops.point_rows import mix_rows
-from overt.ops.point_voxels import VoxelGrid, average_voxels, read_voxels
+from overt.ops.attention.api import attention
+from overt.ops.point_norm.api import norm_swish, norm_swish_max, norm_swish_pairs
+from overt.ops.point_pairs.plain import Pairs
+from overt.ops.point_rows.api import mix_rows
+from overt.ops.point_voxels.api import VoxelGrid, average_voxels, read_voxels
 from overt.recipes.pcdiff.geometry import Nearest
 
 GROUPS = 8  # of every group normalisation
@@ -117,7 +118,7 @@ class Attention(nn.Module):
             F.linear(rows, matrix(part), part.bias).unsqueeze(1)
             for part in (self.q, self.k, self.v)
         )  # (B, 1, R, C)
-        mixed = F.scaled_dot_product_attention(query, key, value, scale=1.0).squeeze(1)
+        mixed = attention(query, key, value, scale=1.0).squeeze(1)
         return normalized(rows + F.linear(mixed, matrix(self.out), self.out.bias), self.norm)
 
 

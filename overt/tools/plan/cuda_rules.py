@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 import overt.ops
+from overt.ops import dispatch
 
 CUDA = torch.device("cuda", 0)
 CPU = torch.device("cpu")
@@ -197,24 +198,16 @@ def _in_float32(operator: Any) -> Callable[..., Any]:
 @contextmanager
 def _kernels() -> Iterator[None]:
     """Reach the Triton operators, even where Triton is not installed: only shapes are asked for."""
-    before = overt.ops.HAS_TRITON
     with ExitStack() as stack:
-        if before:
+        if dispatch.HAS_TRITON:
             from triton.runtime.jit import JITFunction
 
             # A kernel that is launched outside an operator has its results in hand already.
             stack.enter_context(patch.object(JITFunction, "run", lambda *_, **__: None))
         else:
             _import_kernels()
-        _set_has_triton(True)
-        stack.callback(_set_has_triton, before)
+        stack.enter_context(patch.object(dispatch, "HAS_TRITON", True))
         yield
-
-
-def _set_has_triton(value: bool) -> None:
-    for name, module in list(sys.modules.items()):
-        if name.startswith("overt.") and hasattr(module, "HAS_TRITON"):
-            module.HAS_TRITON = value  # type: ignore[attr-defined]
 
 
 def _import_kernels() -> None:
@@ -223,8 +216,8 @@ def _import_kernels() -> None:
     folder = Path(overt.ops.__file__).parent
     sys.modules.update(stand_ins)
     try:
-        for path in [*folder.glob("*_kernels.py"), *folder.glob("*_operators.py")]:
-            import_module(f"overt.ops.{path.stem}")
+        for path in sorted(folder.glob("*/*kernels.py")):
+            import_module(f"overt.ops.{path.parent.name}.{path.stem}")
     finally:
         for name in stand_ins:
             del sys.modules[name]

@@ -8,8 +8,9 @@ from augmentation_settings import KUBRIC
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overt.data.tracking.augment import OPERATORS, AugmentationSettings, draw_plan
+from overt.data.tracking.augment import AugmentationSettings, draw_plan
 from overt.errors import ConfigError
+from overt.ops.jitter.operators import OPERATORS
 
 SIZE, CROP, FRAMES = (120, 140), (64, 96), 12
 NOTHING = dataclasses.replace(

@@ -8,20 +8,21 @@ import torch
 from augmentation_settings import KUBRIC
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageEnhance, ImageFilter
+from PIL import Image, ImageFilter
 
-from overt.data.tracking.augment import OPERATORS, Box, Jitter, Pad, Patch, Plan, draw_plan
+from overt.data.tracking.augment import Box, Pad, Patch, Plan, draw_plan
 from overt.data.tracking.augment_apply import (
     blur,
     erase,
-    jitter,
-    jitter_frame,
     move_points,
     render,
     replace,
     resample,
 )
 from overt.errors import DataError
+from overt.ops.jitter.api import jitter
+from overt.ops.jitter.operators import OPERATORS, Jitter
+from overt.ops.jitter.plain import jitter_frame
 
 HEIGHT, WIDTH, FRAMES = 70, 90, 4
 GEOMETRY = dataclasses.replace(
@@ -237,7 +238,7 @@ def test_replaced_boxes_show_another_place_and_hide_points():
     assert moved.visible[0].tolist() == [True, False, True, True]
 
 
-# --- colours and blur against Pillow -------------------------------------------------------------
+# --- blur against Pillow -------------------------------------------------------------------------
 
 
 def as_pillow(frame):
@@ -246,64 +247,6 @@ def as_pillow(frame):
 
 def from_pillow(image):
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    seed=st.integers(0, 100),
-    factor=st.floats(0.5, 1.625, width=32),
-    operator=st.sampled_from(["brightness", "contrast", "saturation"]),
-)
-def test_enhancements_are_those_of_pillow(seed, factor, operator):
-    frame = noise(1, seed)[0]
-    enhance = {
-        "brightness": ImageEnhance.Brightness,
-        "contrast": ImageEnhance.Contrast,
-        "saturation": ImageEnhance.Color,
-    }[operator]
-    expected = from_pillow(enhance(as_pillow(frame)).enhance(factor))
-    ours = jitter_frame(frame, UNCHANGED._replace(order=(operator,), **{operator: factor}))
-    difference = (ours.int() - expected.int()).abs()
-    assert difference.max() <= 1
-    # Processors that fuse the product with the sum, as ARM does, round it otherwise where the exact
-    # result is a whole number; nothing else may differ.
-    grey = torch.from_numpy(np.array(as_pillow(frame).convert("L"))).double()
-    base = {"brightness": torch.zeros(()), "contrast": (grey.mean() + 0.5).floor()}
-    start = base.get(operator, grey)
-    exact = start + (frame.double() - start) * factor
-    assert ((exact - exact.round()).abs() < 1e-4)[difference > 0].all()
-
-
-@pytest.mark.parametrize("turn", [-0.2, -0.05, 0.0, 0.08, 0.45])
-def test_hue_turns_like_pillow_but_for_its_eight_bits(turn):
-    frame = noise(1)[0]
-    hue, saturation, value = as_pillow(frame).convert("HSV").split()
-    turned = (np.array(hue).astype(int) + round(turn * 255)) % 256
-    channels = [Image.fromarray(turned.astype(np.uint8)), saturation, value]
-    expected = from_pillow(Image.merge("HSV", channels).convert("RGB")).int()
-    ours = jitter_frame(frame, UNCHANGED._replace(order=("hue",), hue=turn)).int()
-    assert (ours - expected).abs().double().mean() < 2.5
-    assert torch.equal(ours.amax(0), frame.int().amax(0))
-    assert torch.equal(ours.amin(0), frame.int().amin(0))
-
-
-def test_a_third_of_the_circle_moves_the_channels():
-    frame = noise(1)[0]
-    ours = jitter_frame(frame, UNCHANGED._replace(order=("hue",), hue=1 / 3))
-    assert (ours.int() - frame[[2, 0, 1]].int()).abs().max() <= 1
-
-
-def test_order_of_the_operators_matters():
-    frame = noise(1)[0]
-    strong = Jitter(("contrast", "brightness"), 1.2, 1.2, 1.0, 0.0)
-    other = strong._replace(order=("brightness", "contrast"))
-    assert not torch.equal(jitter_frame(frame, strong), jitter_frame(frame, other))
-
-
-def test_grey_stays_grey():
-    frame = noise(1)[0, :1].expand(3, -1, -1)
-    turned = jitter_frame(frame, UNCHANGED._replace(order=("hue", "saturation"), hue=0.3))
-    assert torch.equal(turned, frame)
 
 
 def test_blur_is_a_gaussian_of_this_deviation():

@@ -9,7 +9,8 @@ from small_jepa import first_batch, small_recipe
 from overt.distributed import init_distributed
 from overt.metrics.probes import linear_probe_accuracy
 from overt.nested import map_tensors
-from overt.nn.attention import Packing, _attend_padded, attend
+from overt.ops.attention.api import attend, attend_padded
+from overt.ops.attention.packing import Packing
 from overt.recipes.hjepa import evaluation
 
 pytestmark = [
@@ -26,7 +27,7 @@ def test_packed_attention_is_the_padded_one(width: int) -> None:
     tokens = [torch.randn(sum(lengths), 4, width, device="cuda") for _ in range(3)]
     exact = [one.clone().requires_grad_() for one in tokens]
     fast = [one.to(torch.bfloat16).requires_grad_() for one in tokens]
-    expected, found = _attend_padded(*exact, packing), attend(*fast, packing)
+    expected, found = attend_padded(*exact, packing), attend(*fast, packing)
     torch.testing.assert_close(found.float(), expected, atol=2e-2, rtol=2e-2)
     for result in (expected, found):
         result.float().square().sum().backward()

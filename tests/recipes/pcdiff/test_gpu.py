@@ -9,7 +9,7 @@ from small_pcdiff import first_batch, small_recipe
 from torch import Tensor, nn
 
 from overt.config import build_recipe, load
-from overt.ops import HAS_TRITON
+from overt.ops.dispatch import HAS_TRITON
 from overt.recipes.pcdiff.data import CloudBatch
 from overt.recipes.pcdiff.recipe import PCDiffRecipe
 from overt.recipes.pcdiff.sampling import make_plan, sample_implants

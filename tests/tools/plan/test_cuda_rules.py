@@ -10,8 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-import overt.ops
-from overt.ops import correlation
+from overt.ops import dispatch
 from overt.tools.plan.cuda_rules import as_on_cuda
 from overt.tools.plan.live_memory import LiveMemory
 
@@ -52,15 +51,15 @@ def test_the_cpu_has_its_own_rules_back_afterwards() -> None:
 
 
 def test_kernels_are_reached_by_their_shapes_and_left_alone_afterwards() -> None:
-    before, modules = overt.ops.HAS_TRITON, "triton" in sys.modules
+    before, modules = dispatch.HAS_TRITON, "triton" in sys.modules
     with FakeTensorMode(), as_on_cuda():
-        assert correlation.HAS_TRITON
-        from overt.ops.dropout_kernels import dropout_fused
+        assert dispatch.HAS_TRITON
+        from overt.ops.dropout.kernels import dropout_fused
 
         x = torch.zeros(4, 8, device="cuda")
         seed = torch.zeros(1, dtype=torch.int64, device="cuda")
         assert dropout_fused(x, seed, 0, 0.5).shape == x.shape
-    assert before == overt.ops.HAS_TRITON == correlation.HAS_TRITON
+    assert before == dispatch.HAS_TRITON
     assert ("triton" in sys.modules) == (modules or before)
 
 

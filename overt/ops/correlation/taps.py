@@ -1,0 +1,59 @@
+"""The pixels and weights of a square of bilinear samples around a position.
+
+Letters: r radius, P = 2r + 1 samples and S = 2r + 2 pixels along each side of the square. Integer
+coordinates are pixel centers, (0, 0) the first.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class SquareTaps(nn.Module):
+    """Which pixels, mixed by which weights, give P x P samples one pixel apart around a centre.
+
+    All samples share the fraction of their centre, so that S x S pixels serve them all, and
+    `mix_taps` makes the samples with two small products. Being linear, it can as well be applied
+    to products with the pixels. Outside the image the nearest pixel is repeated.
+    """
+
+    offsets: Tensor  # (S,)
+    lower: Tensor  # (P, S): sample p takes (1 - fraction) of pixel p
+    upper: Tensor  # (P, S): and the fraction of pixel p + 1
+
+    def __init__(self, radius: int) -> None:
+        super().__init__()
+        self.radius = radius
+        samples, pixels = 2 * radius + 1, 2 * radius + 2
+        # Buffers, not made on each call: this runs in the inner loop.
+        self.register_buffer("offsets", torch.arange(pixels) - radius, persistent=False)
+        self.register_buffer("lower", torch.eye(samples, pixels), persistent=False)
+        self.register_buffer("upper", torch.eye(pixels)[1:], persistent=False)
+
+    def forward(self, centres_xy: Tensor, sizes_xy: Tensor) -> tuple[Tensor, Tensor]:
+        """Pixel numbers `y * width + x`, (..., S*S), and weights along x and y, (..., 2, P, S).
+
+        Of the pixels, x varies slowest. `sizes_xy`, (width, height) as integers, broadcasts
+        against `centres_xy`, (..., 2).
+        """
+        floor = centres_xy.floor()
+        fraction = (centres_xy - floor)[..., None, None]
+        weights = self.lower * (1 - fraction) + self.upper * fraction
+        pixels = floor.long().unsqueeze(-1) + self.offsets  # (..., 2, S)
+        pixels = torch.minimum(pixels.clamp(min=0), sizes_xy.unsqueeze(-1) - 1)
+        x, y = pixels.unbind(-2)
+        numbers = y.unsqueeze(-2) * sizes_xy[..., :1, None] + x.unsqueeze(-1)  # (..., S, S)
+        return numbers.flatten(-2), weights
+
+
+def mix_taps(weights: Tensor, values: Tensor) -> Tensor:
+    """Weights (..., 2, P, S) of `SquareTaps` on values (..., S*S, D): samples (..., P*P, D).
+
+    Of the samples, as of the values, x varies slowest.
+    """
+    along_x, along_y = weights.unbind(-3)
+    pixels = weights.shape[-1]
+    values = torch.unflatten(values, -2, (pixels, pixels)).flatten(-2)  # (..., S, S * D)
+    values = torch.unflatten(along_x @ values, -1, (pixels, -1))  # (..., P, S, D)
+    return (along_y.unsqueeze(-3) @ values).flatten(-3, -2)

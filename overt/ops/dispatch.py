@@ -1,0 +1,133 @@
+"""One rule for every operation: its Triton kernels, or plain PyTorch.
+
+The rule knows device, type, size and determinism (`training.deterministic`). The second half is for
+operations of torch itself whose gradient on CUDA differs from run to run: what replaces them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+HAS_TRITON = find_spec("triton") is not None
+
+HALVES = (torch.float16, torch.bfloat16)
+FLOATS = (*HALVES, torch.float32)  # kernels add in float32: float64 would lose its digits
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """What the kernels of one operation can serve."""
+
+    repeatable: bool  # the same bits every time, in the backward pass too
+    reason: str  # why they are repeatable, or are not
+    dtypes: tuple[torch.dtype, ...] = FLOATS
+    longest: int | None = None  # tokens of a sequence
+    widest: int | None = None  # features of a head
+    alignment: int = 1  # the features of a head are a multiple of this
+    needs_triton: bool = True
+
+
+KERNELS = {
+    "attention": Kernels(
+        True,
+        "one program computes a head of a sequence; nothing is added up between programs",
+        HALVES,
+        longest=512,  # longer sequences are better served by several programs for each
+        widest=128,
+        alignment=8,  # 16-bit numbers that are read and written at once
+    ),
+    "correlation": Kernels(
+        False, "the backward pass adds to cells and to queries with float atomics"
+    ),
+    "deformable": Kernels(False, "the backward pass adds to the values with float atomics"),
+    "dropout": Kernels(True, "each number depends on its index and the seed alone"),
+    "jitter": Kernels(True, "its atomic sums are of integers, exact in any order", (torch.uint8,)),
+    "linear_gelu": Kernels(
+        True, "one matrix product of cuBLAS, without a gradient", HALVES, needs_triton=False
+    ),
+    "map_norm": Kernels(True, "sums of programs are stored, then added in a fixed order"),
+    "point_norm": Kernels(True, "sums of programs are stored, then added in a fixed order"),
+    "point_pairs": Kernels(True, "each pair is written by one program", (torch.int32,)),
+    "point_rows": Kernels(
+        False, "spreading rows, the gradient of mixing them, adds with float atomics"
+    ),
+    "point_search": Kernels(True, "comparisons only: each choice is made by one program"),
+}
+
+
+def can_serve(
+    kernels: Kernels,
+    device_type: str,
+    dtype: torch.dtype,
+    *,
+    deterministic: bool,
+    has_triton: bool = True,
+    length: int = 0,
+    width: int = 0,
+) -> bool:
+    """Decide: a function of its arguments alone."""
+    return (
+        device_type == "cuda"
+        and (has_triton or not kernels.needs_triton)
+        and (kernels.repeatable or not deterministic)
+        and dtype in kernels.dtypes
+        and (kernels.longest is None or length <= kernels.longest)
+        and (kernels.widest is None or width <= kernels.widest)
+        and width % kernels.alignment == 0
+    )
+
+
+def use_kernels(
+    operation: str,
+    tensor: Tensor,
+    *,
+    dtype: torch.dtype | None = None,  # to compute in; that of the tensor
+    length: int = 0,
+    width: int = 0,
+) -> bool:
+    """Whether the kernels of an operation serve this tensor here and now."""
+    return tensor.is_cuda and can_serve(
+        KERNELS[operation],
+        "cuda",
+        tensor.dtype if dtype is None else dtype,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+        has_triton=HAS_TRITON,
+        length=length,
+        width=width,
+    )
+
+
+# Operations of torch whose backward pass on CUDA adds with float atomics. Those with a repeatable
+# variant of torch's own (index_select, gather, index_add, convolutions, ...) are not listed.
+REPLACED_IN_TORCH = {
+    "attention": "flash and memory-efficient attention add the gradient of queries; torch warns "
+    "and stays with them where `warn_only` is set",
+    "grid_sample": "pixels add the gradients of all samples that read them",
+    "max_pool": "a pixel adds the gradients of all windows in which it is the largest",
+    "resize": "pixels add the gradients of all that is interpolated from them",
+}
+
+
+def must_replace(device_type: str, *, deterministic: bool, has_gradient: bool) -> bool:
+    """Decide for `REPLACED_IN_TORCH`: a function of its arguments alone."""
+    return device_type == "cuda" and deterministic and has_gradient
+
+
+def replaces(operation: str, *inputs: Tensor) -> bool:
+    """Whether an operation of torch gives way to a plain one with a repeatable gradient."""
+    assert operation in REPLACED_IN_TORCH, operation
+    return inputs[0].is_cuda and must_replace(
+        "cuda",
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+        has_gradient=torch.is_grad_enabled() and any(part.requires_grad for part in inputs),
+    )
+
+
+def compute_type(like: Tensor) -> torch.dtype:
+    """The type of matrix products: autocast's where that is on, or the tensor's own."""
+    device = like.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else like.dtype

@@ -1,0 +1,28 @@
+"""Brightness, contrast, saturation and hue of frames: two kernels for all frames, or one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from overt.ops.dispatch import use_kernels
+from overt.ops.jitter.operators import OPERATORS, Jitter
+from overt.ops.jitter.plain import jitter_plain
+
+
+def jitter(frames: Tensor, jitters: Sequence[Jitter]) -> Tensor:
+    """Change brightness, contrast, saturation and hue of the frames (n, 3, H, W) uint8."""
+    if not use_kernels("jitter", frames):
+        return jitter_plain(frames, jitters)
+    from overt.ops.jitter.kernels import jitter_fused
+
+    operators = [[OPERATORS.index(name) for name in each.order] for each in jitters]
+    amounts = [[getattr(each, name) for name in each.order] for each in jitters]
+    return jitter_fused(frames, _send(operators, frames), _send(amounts, frames))
+
+
+def _send(numbers: list[list[int]] | list[list[float]], to: Tensor) -> Tensor:
+    """A few numbers on the device of a tensor, which the host does not wait for."""
+    return torch.tensor(numbers).to(to.device, non_blocking=True)

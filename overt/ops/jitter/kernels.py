@@ -1,0 +1,115 @@
+"""Triton kernels of `jitter_plain`: two launches.
+
+The mean grey of a frame is needed halfway, for its contrast: one kernel adds it up, in whole
+numbers and so in any order, and another changes the colours. n frames, P operators of each.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# As numbered in `OPERATORS`.
+CONTRAST, SATURATION, HUE = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+BLOCK = 1024
+
+
+@triton.jit
+def _grey(red, green, blue):
+    return tl.floor((19595 * red + 38470 * green + 7471 * blue + 32768) / 65536)
+
+
+@triton.jit
+def _away_from(base, channel, factor):
+    return tl.floor(tl.minimum(tl.maximum((channel - base) * factor + base, 0), 255))
+
+
+@triton.jit
+def _turned(sixth, start, chroma, value):
+    place = sixth + start
+    place -= 6 * tl.floor(place / 6)
+    share = tl.minimum(tl.maximum(tl.minimum(place, 4 - place), 0), 1)
+    return tl.floor(value - share * chroma + 0.5)
+
+
+@triton.jit
+def _change(operator, amount, mean, red, green, blue):
+    """The colours of pixels after one operator; what each does says the definition."""
+    if operator == HUE:
+        value = tl.maximum(red, tl.maximum(green, blue))
+        chroma = value - tl.minimum(red, tl.minimum(green, blue))
+        is_red = value == red
+        is_green = value == green
+        sixth = tl.where(is_red, green - blue, tl.where(is_green, blue - red, red - green))
+        sixth = sixth / tl.maximum(chroma, 1)
+        sixth += tl.where(is_red, 0.0, tl.where(is_green, 2.0, 4.0))
+        red = _turned(sixth, 5 + 6 * amount, chroma, value)
+        green = _turned(sixth, 3 + 6 * amount, chroma, value)
+        blue = _turned(sixth, 1 + 6 * amount, chroma, value)
+    else:
+        base = tl.where(operator == CONTRAST, mean, 0.0)
+        base = tl.where(operator == SATURATION, _grey(red, green, blue), base)
+        red = _away_from(base, red, amount)
+        green = _away_from(base, green, amount)
+        blue = _away_from(base, blue, amount)
+    return red, green, blue
+
+
+@triton.jit
+def _load(frames, pixels, BLOCK: tl.constexpr):
+    """The program's pixels: where red is, which there are, and the three channels."""
+    pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = pixel < pixels
+    place = tl.program_id(1).to(tl.int64) * 3 * pixels + pixel
+    red = tl.load(frames + place, mask=inside, other=0).to(tl.float32)
+    green = tl.load(frames + place + pixels, mask=inside, other=0).to(tl.float32)
+    blue = tl.load(frames + place + 2 * pixels, mask=inside, other=0).to(tl.float32)
+    return place, inside, red, green, blue
+
+
+@triton.jit
+def _sum_greys(frames, operators, amounts, sums, pixels, PLACES: tl.constexpr, BLOCK: tl.constexpr):
+    """Add up the grey of each frame as it is when its contrast is changed."""
+    _, inside, red, green, blue = _load(frames, pixels, BLOCK)
+    frame = tl.program_id(1)
+    before = True
+    for place in tl.static_range(PLACES):
+        operator = tl.load(operators + frame * PLACES + place)
+        amount = tl.load(amounts + frame * PLACES + place)
+        before = before & (operator != CONTRAST)
+        if before:
+            red, green, blue = _change(operator, amount, 0.0, red, green, blue)
+    greys = tl.where(inside, _grey(red, green, blue), 0.0).to(tl.int64)
+    tl.atomic_add(sums + frame, tl.sum(greys))
+
+
+@triton.jit
+def _recolour(
+    frames, operators, amounts, sums, result, pixels, PLACES: tl.constexpr, BLOCK: tl.constexpr
+):
+    pixel, inside, red, green, blue = _load(frames, pixels, BLOCK)
+    frame = tl.program_id(1)
+    mean = tl.floor(tl.load(sums + frame).to(tl.float32) / pixels + 0.5)
+    for place in tl.static_range(PLACES):
+        operator = tl.load(operators + frame * PLACES + place)
+        amount = tl.load(amounts + frame * PLACES + place)
+        red, green, blue = _change(operator, amount, mean, red, green, blue)
+    tl.store(result + pixel, red.to(tl.int32).to(tl.uint8), mask=inside)
+    tl.store(result + pixel + pixels, green.to(tl.int32).to(tl.uint8), mask=inside)
+    tl.store(result + pixel + 2 * pixels, blue.to(tl.int32).to(tl.uint8), mask=inside)
+
+
+def jitter_fused(frames: Tensor, operators: Tensor, amounts: Tensor) -> Tensor:
+    """Frames (n, 3, H, W) uint8 after `operators` (n, P), whole numbers, by `amounts` (n, P)."""
+    frames = frames.contiguous()
+    count, pixels = len(frames), frames.shape[2] * frames.shape[3]
+    sums = torch.zeros(count, dtype=torch.int64, device=frames.device)
+    result = torch.empty_like(frames)
+    grid = (triton.cdiv(pixels, BLOCK), count)
+    given = (frames, operators, amounts, sums)
+    sizes = {"PLACES": operators.shape[1], "BLOCK": BLOCK}
+    _sum_greys[grid](*given, pixels, **sizes)
+    _recolour[grid](*given, result, pixels, **sizes)
+    return result

@@ -1,0 +1,190 @@
+"""The Triton programs that normalize points, as operators that autograd and compile can see."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from overt.ops.point_norm import programs
+from overt.ops.point_norm.plain import EPS
+
+TILE = 2048  # numbers of a block: rows times channels
+PROGRAMS = 1024  # enough to fill a large device
+PARTS_AT_ONCE = 8
+
+
+class _Shape:
+    """How rows are split over programs; a cloud's `length` counts its padding too."""
+
+    def __init__(self, rows: Tensor, batch: int, length: int, starts: Tensor | None) -> None:
+        self.channels = rows.shape[1]
+        self.width = triton.next_power_of_2(self.channels)
+        self.height = max(TILE // self.width, 1)
+        self.length = length
+        self.pairs = starts is not None
+        self.centers = 0 if starts is None else (starts.shape[0] - 1) // batch
+        mean_rows = triton.cdiv(rows.shape[0], batch)
+        parts = min(triton.cdiv(mean_rows, self.height), triton.cdiv(PROGRAMS, batch))
+        self.grid = (batch, max(parts, 1))
+
+    def options(self) -> dict[str, int | bool]:
+        return {"PAIRS": self.pairs, "ROWS": self.height, "WIDTH": self.width}
+
+
+def _normalize(
+    rows: Tensor,
+    groups: int,
+    shape: _Shape,
+    weights: Tensor,
+    starts: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Mean and one over the deviation, (B, C) float32."""
+    (batch, parts), channels = shape.grid, shape.channels
+    sums = torch.empty((batch, parts, 2, channels), dtype=torch.float32, device=rows.device)
+    mean = torch.empty((batch, channels), dtype=torch.float32, device=rows.device)
+    factor = torch.empty_like(mean)
+    sizes = (shape.length, shape.centers, channels)
+    programs.moments[shape.grid](rows, weights, starts, sums, *sizes, **shape.options())
+    programs.statistics[(batch,)](
+        rows, starts, sums, mean, factor, *sizes, parts,
+        EPSILON=EPS, PAIRS=shape.pairs, GROUPS=groups, AT_ONCE=PARTS_AT_ONCE, WIDTH=shape.width,
+    )  # fmt: skip
+    return mean, factor
+
+
+@torch.library.custom_op("overt::norm_swish", mutates_args=())
+def norm_swish_fused(
+    rows: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    groups: int,
+    batch: int,
+    length: int,
+    weights: Tensor | None,
+    owners: Tensor | None,
+    starts: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `norm_swish` and `norm_swish_pairs`; mean and one over the deviation besides."""
+    rows = rows.contiguous()
+    shape = _Shape(rows, batch, length, starts)
+    mean, factor = _normalize(rows, groups, shape, _or(weights, rows), _or(starts, rows))
+    # Rows of unused pairs are nobody's, but a matrix product reads them.
+    result = torch.zeros_like(rows) if shape.pairs else torch.empty_like(rows)
+    programs.values[shape.grid](
+        rows, _or(starts, rows), mean, factor, scale, shift, result,
+        length, shape.centers, shape.channels, **shape.options(),
+    )  # fmt: skip
+    return result, mean, factor
+
+
+@norm_swish_fused.register_fake
+def _(rows, scale, shift, groups, batch, length, weights, owners, starts):
+    moments = rows.new_empty((batch, rows.shape[1]), dtype=torch.float32)
+    return torch.empty_like(rows), moments, torch.empty_like(moments)
+
+
+@torch.library.custom_op("overt::norm_swish_max", mutates_args=())
+def norm_swish_max_fused(
+    rows: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    groups: int,
+    batch: int,
+    length: int,
+    weights: Tensor,
+    owners: Tensor,
+    starts: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """See `norm_swish_max`; which pair was chosen, mean and one over the deviation besides."""
+    rows = rows.contiguous()
+    shape = _Shape(rows, batch, length, starts)
+    mean, factor = _normalize(rows, groups, shape, weights, starts)
+    count = starts.shape[0] - 1
+    result = rows.new_empty((count, shape.channels))
+    chosen = torch.empty((count, shape.channels), dtype=torch.int32, device=rows.device)
+    programs.largest[(count,)](
+        rows, starts, mean, factor, scale, shift, result, chosen,
+        shape.centers, shape.channels, WIDTH=shape.width, num_warps=1 if shape.width <= 128 else 4,
+    )  # fmt: skip
+    return result, chosen, mean, factor
+
+
+@norm_swish_max_fused.register_fake
+def _(rows, scale, shift, groups, batch, length, weights, owners, starts):
+    result = rows.new_empty((starts.shape[0] - 1, rows.shape[1]))
+    moments = rows.new_empty((batch, rows.shape[1]), dtype=torch.float32)
+    return result, torch.empty_like(result, dtype=torch.int32), moments, torch.empty_like(moments)
+
+
+@torch.library.custom_op("overt::norm_swish_backward", mutates_args=())
+def _norm_swish_backward(
+    gradient: Tensor,
+    rows: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    mean: Tensor,
+    factor: Tensor,
+    groups: int,
+    length: int,
+    chosen: Tensor | None,
+    weights: Tensor | None,
+    owners: Tensor | None,
+    starts: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    rows, gradient = rows.contiguous(), gradient.contiguous()
+    batch, channels = mean.shape
+    shape = _Shape(rows, batch, length, starts)
+    parts = shape.grid[1]
+    sums = torch.empty((batch, parts, 2, channels), dtype=torch.float32, device=rows.device)
+    totals = torch.empty((batch, 2, channels), dtype=torch.float32, device=rows.device)
+    levels = torch.empty_like(totals)
+    result = torch.zeros_like(rows) if shape.pairs else torch.empty_like(rows)
+    where = (_or(chosen, rows), _or(owners, rows))
+    known = (mean, factor, scale, shift)
+    sizes = (length, shape.centers, channels)
+    options = shape.options() | {"MAX": chosen is not None}
+    programs.gradient_sums[shape.grid](
+        rows, gradient, *where, _or(starts, rows), *known, sums, *sizes, **options
+    )
+    programs.gradient_statistics[(batch,)](
+        sums, scale, totals, levels, length, channels, parts,
+        GROUPS=groups, AT_ONCE=PARTS_AT_ONCE, WIDTH=shape.width,
+    )  # fmt: skip
+    programs.gradient_values[shape.grid](
+        rows, gradient, *where, _or(weights, rows), _or(starts, rows), *known, levels, result,
+        *sizes, **options,
+    )  # fmt: skip
+    shift_gradient, scale_gradient = totals.sum(0).unbind(0)
+    return result, scale_gradient.to(scale.dtype, copy=True), shift_gradient.clone()
+
+
+@_norm_swish_backward.register_fake
+def _(gradient, rows, scale, shift, mean, factor, groups, length, chosen, weights, owners, starts):
+    return torch.empty_like(rows), torch.empty_like(scale), torch.empty_like(shift)
+
+
+def _or(given: Tensor | None, stand_in: Tensor) -> Tensor:
+    """A pointer that a kernel takes and, by its constants, never reads."""
+    return stand_in if given is None else given
+
+
+def _keep(ctx, inputs, output):
+    rows, scale, shift, ctx.groups, _, ctx.length, weights, owners, starts = inputs
+    chosen = output[1] if len(output) == 4 else None
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(rows, scale, shift, *output[-2:], chosen, weights, owners, starts)
+
+
+def _differentiate(ctx, gradient, *_):
+    if gradient is None:
+        return (None,) * 9
+    rows, scale, shift, mean, factor, *rest = ctx.saved_tensors
+    gradients = _norm_swish_backward(
+        gradient, rows, scale, shift, mean, factor, ctx.groups, ctx.length, *rest
+    )
+    return (*gradients, *(None,) * 6)
+
+
+norm_swish_fused.register_autograd(_differentiate, setup_context=_keep)
+norm_swish_max_fused.register_autograd(_differentiate, setup_context=_keep)

@@ -1,0 +1,102 @@
+"""overt/ops/point_norm/kernels.py against the definition."""
+
+import pytest
+import torch
+from kernel_tests import DEVICE, ON_GPU, assert_same_results, kernel_test
+from torch import Tensor
+
+from overt.ops.point_norm import plain as norm
+from overt.ops.point_pairs.api import find_pairs
+from overt.ops.point_pairs.plain import Pairs
+
+SLOTS, CENTERS, POINTS = 12, 15, 60
+
+
+def make_pairs(capacity: int | None = None) -> Pairs:
+    generator = torch.Generator().manual_seed(0)
+    points = torch.randn(2, POINTS, 3, generator=generator).to(DEVICE)
+    centers = points[:, :CENTERS].clone()
+    centers[0, 3] = 50.0  # an empty ball
+    return find_pairs(centers, points, 1.0, SLOTS, capacity)
+
+
+def parameters(channels: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return tuple(torch.randn(channels, generator=generator).to(DEVICE) for _ in range(2))
+
+
+@kernel_test
+@pytest.mark.parametrize("channels", [16, 48, 512])
+def test_the_kernel_normalises_rows(channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from overt.ops.point_norm import kernels
+
+    if not ON_GPU:  # several programs for a cloud
+        monkeypatch.setattr(kernels, "TILE", 1024)
+        monkeypatch.setattr(kernels, "PROGRAMS", 6)
+    length = 3000 if ON_GPU else 40
+    rows = torch.randn(2, length, channels, generator=torch.Generator().manual_seed(0)) * 2 + 30
+    assert_same_results(
+        lambda z, scale, shift: kernels.norm_swish_fused(
+            z.flatten(0, 1), scale, shift, 8, 2, length, None, None, None
+        )[0].view_as(z),
+        lambda z, scale, shift: norm.norm_swish_plain(z, scale, shift, 8),
+        [rows.to(DEVICE), *parameters(channels)],
+        tolerance=3e-5,
+    )
+
+
+@kernel_test
+@pytest.mark.parametrize("capacity", [None, 400])
+@pytest.mark.parametrize("kind", ["values", "maxima"])
+def test_the_kernel_normalises_pairs(
+    capacity: int | None, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from overt.ops.point_norm import kernels
+
+    if not ON_GPU:
+        monkeypatch.setattr(kernels, "TILE", 256)
+        monkeypatch.setattr(kernels, "PROGRAMS", 6)
+    pairs = make_pairs(capacity)
+    rows = torch.randn(len(pairs.points), 16, generator=torch.Generator().manual_seed(2)) + 5
+    rest = (8, 2, CENTERS * SLOTS, pairs.weights, pairs.centers, pairs.starts)
+    real = (pairs.weights > 0)[:, None]
+    if kind == "maxima":
+        assert_same_results(
+            lambda z, scale, shift: kernels.norm_swish_max_fused(z, scale, shift, *rest)[0],
+            lambda z, scale, shift: norm.norm_swish_max_plain(z, scale, shift, 8, pairs),
+            [rows.to(DEVICE), *parameters(16)],
+        )
+    else:
+        assert_same_results(
+            lambda z, scale, shift: kernels.norm_swish_fused(z, scale, shift, *rest)[0] * real,
+            lambda z, scale, shift: norm.norm_swish_pairs_plain(z, scale, shift, 8, pairs) * real,
+            [rows.to(DEVICE), *parameters(16)],
+        )
+
+
+@kernel_test
+def test_rows_of_unused_pairs_are_zero_and_a_lost_neighbourhood_is_nan() -> None:
+    from overt.ops.point_norm.kernels import norm_swish_fused, norm_swish_max_fused
+
+    scale, shift = parameters(16)
+    roomy = make_pairs(400)
+    rows = torch.randn(400, 16, device=DEVICE)
+    rest = (8, 2, CENTERS * SLOTS, roomy.weights, roomy.centers, roomy.starts)
+    found = norm_swish_fused(rows, scale, shift, *rest)[0]
+    assert not found[int(roomy.wanted) :].any()
+    cut = make_pairs(30)
+    rest = (8, 2, CENTERS * SLOTS, cut.weights, cut.centers, cut.starts)
+    found = norm_swish_max_fused(rows[:30].contiguous(), scale, shift, *rest)[0]
+    assert found[-1].isnan().all()
+
+
+@kernel_test
+def test_low_precision_rows_are_normalised_in_float32() -> None:
+    from overt.ops.point_norm.kernels import norm_swish_fused
+
+    rows = torch.randn(2 * 40, 16, device=DEVICE).bfloat16()
+    scale, shift = parameters(16)
+    found = norm_swish_fused(rows, scale, shift, 8, 2, 40, None, None, None)[0]
+    assert found.dtype == torch.bfloat16
+    exact = norm.norm_swish_plain(rows.view(2, 40, 16), scale, shift, 8).reshape(found.shape)
+    assert (found.float() - exact.float()).abs().max() < 0.05
