@@ -64,15 +64,15 @@ def measured(recipe: str, words: list[str]) -> int:
 def predicted(recipe: str, words: list[str]) -> int:
     """Peak bytes that the plan gives for one device."""
     from overt.config import build_recipe, load
-    from overt.tools.plan.fake_step import FakeStep
-    from overt.tools.plan.predict import device_memory, example_batch
+    from overt.tools.plan.engine_step import EngineStep
+    from overt.tools.plan.predict import device_memory
 
     config = load([f"recipe={recipe}", "data.root=none", *words])
     built = build_recipe(config)
-    step = FakeStep(config, built, config.training.activation_checkpointing)
+    step = EngineStep(config, built, config.training.activation_checkpointing)
     size = config.training.batch_size
     assert size is not None
-    memory = step.run(example_batch(built, size), size)
+    memory = step.run(built.example_batch(size), size)
     return device_memory(memory, step.numbers, "single", 1)
 
 

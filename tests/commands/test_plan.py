@@ -95,13 +95,13 @@ def test_a_recipe_without_an_example_is_told_which_method_it_needs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delattr(Toy, "example_batch")
-    with pytest.raises(ConfigError, match=r"toy_recipe\.recipe\.Toy has no example_batch\(size\)"):
+    with pytest.raises(ConfigError, match=r"Toy has no example_batch\(self, size\)"):
         main([*OWN, "--devices", "1"])
 
 
 def test_a_step_that_reads_values_is_refused_with_its_line() -> None:
     words = ["recipe=pcdiff_tiny", "data.num_points=160", "data.num_implant_points=32"]
-    with pytest.raises(ConfigError, match=r"point_pairs\.py, line \d+.*pairs_per_center=null"):
+    with pytest.raises(ConfigError, match=r"point_pairs/api\.py, line \d+.*pairs_per_center=null"):
         main([*words, "training.global_batch_size=1", "--devices", "1"])
 
 

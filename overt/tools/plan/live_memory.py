@@ -91,6 +91,17 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.live[before] -= size
             self.live[purpose] += size
 
+    def resize(self, tensor: Tensor) -> None:
+        """Count a storage again whose size has changed in place."""
+        storage = tensor.untyped_storage()
+        if storage._cdata in self.known:
+            reference, purpose, before = self.known[storage._cdata]
+            size = rounded(storage.nbytes())
+            self.known[storage._cdata] = (reference, purpose, size)
+            self.live[purpose] += size - before
+            self.total += size - before
+            self._note_peak(0)
+
     def _forget(self, key: int, _: object) -> None:
         _, purpose, size = self.known.pop(key)
         self.live[purpose] -= size

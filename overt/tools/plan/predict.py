@@ -25,7 +25,7 @@ from overt.errors import ConfigError, DataError
 from overt.health.flops import peak_tflops
 from overt.recipe import Recipe
 from overt.tools.plan.communication import Network, Traffic, ddp_traffic, fsdp_traffic
-from overt.tools.plan.fake_step import FakeStep, Model, StepMemory
+from overt.tools.plan.engine_step import EngineStep, Model, StepMemory
 
 GIB = 2**30
 # Work space of cuBLAS (32 MiB on Hopper) in the threads of the forward and of the backward pass,
@@ -73,19 +73,15 @@ def device_memory(step: StepMemory, model: Model, strategy: str, devices: int) -
     match strategy:
         case "ddp" if devices > 1:
             # Gradients lie in buckets, which are there all the time.
-            return (
-                static + step.gradients + max(step.transient, step.transient_in_update) + LIBRARIES
-            )
+            return static + step.gradients + step.transient + LIBRARIES
         case "fsdp" if devices > 1:
-            shares = math.ceil((static + step.gradients) / devices)
+            shards = math.ceil((static + step.gradients) / devices)
             unit = 4 * max(model.unit_sizes, default=0)
             rest = 4 * max(model.parameters + model.frozen - sum(model.unit_sizes), 0)
             # Whole at a time: what belongs to no unit, this unit, the one fetched ahead and what
             # it arrives in; this unit's gradient and what it leaves in.
             whole = rest + 3 * unit + 2 * unit
-            # Averages are moved share by share.
-            in_update = step.transient_in_update // devices
-            return shares + max(whole + step.transient, in_update) + LIBRARIES
+            return shards + whole + step.transient + LIBRARIES
         case _:
             return step.peak + LIBRARIES
 
@@ -106,18 +102,13 @@ def largest_batch(memory: Callable[[int], int], card_gib: float) -> int:
     return most
 
 
-def example_batch(recipe: Recipe, size: int) -> Any:
-    """The recipe's made-up batch; one without is refused."""
-    return recipe.example_batch(size)
-
-
 def fit(
     config: Config, recipe: Recipe, sizes: tuple[int, int], checkpointing: bool
 ) -> tuple[Model, Fitted]:
     """Run two fake steps."""
-    batches = [example_batch(recipe, size) for size in sizes]
+    batches = [recipe.example_batch(size) for size in sizes]
     try:
-        step = FakeStep(config, recipe, checkpointing)
+        step = EngineStep(config, recipe, checkpointing)
         first, second = (step.run(*pair) for pair in zip(batches, sizes, strict=True))
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise ConfigError(_reads_values(config, recipe, error)) from error

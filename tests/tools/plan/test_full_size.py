@@ -3,8 +3,7 @@
 import pytest
 
 from overt.config import CONF, build_recipe, load
-from overt.tools.plan.fake_step import FakeStep
-from overt.tools.plan.predict import example_batch
+from overt.tools.plan.engine_step import EngineStep
 
 RECIPES = sorted(file.stem for file in (CONF / "recipe").glob("*.yaml"))
 # Short clips and a single iteration: the same work over and over needs no second look.
@@ -24,7 +23,7 @@ def test_the_step_takes_the_example_batch(name: str) -> None:
     once = ["model.train_iters=1"] if "cotracker3" in name else []
     config = load([f"recipe={name}", "data.root=absent", *SHORT.get(name, []), *once])
     recipe = build_recipe(config)
-    memory = FakeStep(config, recipe, checkpointing=False).run(example_batch(recipe, 1), 1)
+    memory = EngineStep(config, recipe, checkpointing=False).run(recipe.example_batch(1), 1)
     assert memory.batch > 0
     assert memory.flops > 0
     assert memory.peak > memory.parameters + memory.frozen + memory.optimizer

@@ -3,13 +3,13 @@
 import pytest
 
 from overt.tools.plan.communication import Network, ddp_traffic, fsdp_traffic, one_way_seconds
-from overt.tools.plan.fake_step import Model, StepMemory
+from overt.tools.plan.engine_step import Model, StepMemory
 from overt.tools.plan.predict import CARDS, CONTEXT, GAPS, GIB, Fitted, device_memory, largest_batch
 
 MODEL = Model(parameters=25_000_000, frozen=0, blocks=10, unit_sizes=(2_000_000,) * 10)
 STEP = StepMemory(
     batch_size=8, peak=3 * GIB, parameters=10**8, frozen=0, optimizer=2 * 10**8, gradients=10**8,
-    batch=10**6, activations=2 * GIB, transient=2 * GIB, transient_in_update=10**6, flops=10**12,
+    batch=10**6, activations=2 * GIB, transient=2 * GIB, flops=10**12,
 )  # fmt: skip
 NETWORK = Network()
 

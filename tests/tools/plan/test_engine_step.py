@@ -1,4 +1,4 @@
-"""A fake step holds what a real one would: weights, gradients, averages, activations."""
+"""overt/tools/plan/engine_step.py: the engine's step on fake tensors holds what a real one does."""
 
 from pathlib import Path
 from typing import Any
@@ -6,22 +6,22 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from toy_runs import toy_config
+from toy_runs import losses_by_step, toy_config, train_toy
 
-from overt.config import build_recipe
+from overt.config import build_recipe, load
 from overt.distributed import World
 from overt.nested import map_tensors
 from overt.recipe import Recipe, StepOutput
-from overt.tools.plan.fake_step import FakeStep, StepMemory, make_fake, without_first_weights
+from overt.tools.plan.engine_step import EngineStep, StepMemory, make_fake, without_first_weights
 from overt.tools.plan.live_memory import rounded
-from overt.tools.plan.predict import Fitted, example_batch
+from overt.tools.plan.predict import Fitted
 
 
 def test_parts_are_those_of_the_model(tmp_path: Path) -> None:
     config = toy_config(tmp_path, "training.ema_momentum=0.9", "optimizer=adamw")
     recipe = build_recipe(config)
-    step = FakeStep(config, recipe, checkpointing=False)
-    memory = step.run(example_batch(recipe, 8), 8)
+    step = EngineStep(config, recipe, checkpointing=False)
+    memory = step.run(recipe.example_batch(8), 8)
     real = recipe.build_model()
     trained = [p for p in real.parameters() if p.requires_grad]
     frozen = [p for p in real.parameters() if not p.requires_grad]
@@ -63,7 +63,7 @@ class Deep(Recipe):
 
 def deep_step(folder: Path, sizes: tuple[int, ...], checkpointing: bool) -> list[StepMemory]:
     config = toy_config(folder, "training.precision=bf16")
-    step = FakeStep(config, Deep(), checkpointing)
+    step = EngineStep(config, Deep(), checkpointing)
     return [step.run(torch.zeros(size, 100, 64), size) for size in sizes]
 
 
@@ -87,14 +87,51 @@ def test_recompute_trades_memory_for_flops(tmp_path: Path) -> None:
     assert again.parameters == kept.parameters
 
 
-def test_nothing_stays_alive_after_a_step(tmp_path: Path) -> None:
-    config = toy_config(tmp_path)
+def measure(folder: Path, strategy: str, devices: int, *words: str) -> StepMemory:
+    config = toy_config(folder, *words)
     recipe = build_recipe(config)
-    step = FakeStep(config, recipe, checkpointing=False)
-    before = step.memory.total
-    step.run(example_batch(recipe, 4), 4)
-    assert step.memory.total == before
-    assert step.memory.live["gradients"] == 0
+    step = EngineStep(config, recipe, False, strategy, devices)
+    return step.run(recipe.example_batch(4), 4)
+
+
+def test_a_plan_leaves_no_trace_in_a_training_of_the_same_process(tmp_path: Path) -> None:
+    train_toy(tmp_path / "before", "training.num_steps=4")
+    generators, precision = torch.get_rng_state(), torch.get_float32_matmul_precision()
+    for strategy, devices in (("single", 1), ("ddp", 2), ("fsdp", 4)):
+        measure(tmp_path, strategy, devices, "training.precision=bf16")
+    assert torch.equal(torch.get_rng_state(), generators)
+    assert torch.get_float32_matmul_precision() == precision
+    assert not (tmp_path / "toy").exists()
+    train_toy(tmp_path / "after", "training.num_steps=4")
+    before, after = (losses_by_step(tmp_path / name / "toy") for name in ("before", "after"))
+    assert before == after
+
+
+def test_ddp_holds_all_gradients_in_its_buckets(tmp_path: Path) -> None:
+    alone, ddp = measure(tmp_path, "single", 1), measure(tmp_path, "ddp", 8)
+    formula = sum((alone.parameters, alone.frozen, alone.optimizer, alone.gradients))
+    # Buckets are one storage where gradients are several, each rounded up.
+    rounding = 512 * 8
+    assert ddp.peak == pytest.approx(formula + alone.transient, abs=rounding)
+
+
+def test_fsdp_holds_a_shard_of_weights_and_optimizer(tmp_path: Path) -> None:
+    few, many = (measure(tmp_path, "fsdp", n, "model.width=4096") for n in (2, 8))
+    # Not a quarter: a matrix of four rows has no eighth.
+    assert many.parameters < 0.5 * few.parameters
+    assert many.optimizer < 0.5 * few.optimizer
+    assert many.peak < few.peak
+    assert many.flops == few.flops
+
+
+def test_a_custom_step_is_planned(tmp_path: Path) -> None:
+    package = str(Path(__file__).parents[3] / "examples" / "own_recipe")
+    config = load(["recipe=own_recipe_sharpness", f"output_dir={tmp_path}"], packages=[package])
+    recipe = build_recipe(config)
+    usual = load(["recipe=own_recipe", f"output_dir={tmp_path}"], packages=[package])
+    twice = EngineStep(config, recipe, False).run(recipe.example_batch(4), 4)
+    once = EngineStep(usual, build_recipe(usual), False).run(recipe.example_batch(4), 4)
+    assert twice.flops == 2 * once.flops  # it walks uphill first
 
 
 def test_tied_parameters_stay_one_and_first_weights_are_not_drawn() -> None:
@@ -112,6 +149,14 @@ def test_tied_parameters_stay_one_and_first_weights_are_not_drawn() -> None:
 def test_a_recipe_names_the_step_that_takes_most(tmp_path: Path) -> None:
     config = toy_config(tmp_path)
     recipe = build_recipe(config)
-    assert FakeStep(config, recipe, checkpointing=False).step == 1
-    recipe.largest_step = lambda: 7  # type: ignore[attr-defined]
-    assert FakeStep(config, recipe, checkpointing=False).step == 7
+    loss, steps = recipe.loss, []
+
+    def recorded(model: Any, batch: Any, counts: Any, step: int) -> StepOutput:
+        steps.append(step)
+        return loss(model, batch, counts, step)
+
+    recipe.loss = recorded  # type: ignore[method-assign]
+    EngineStep(config, recipe, False).run(recipe.example_batch(4), 4)
+    recipe.largest_step = lambda: 7  # type: ignore[method-assign]
+    EngineStep(config, recipe, False).run(recipe.example_batch(4), 4)
+    assert steps == [1, 7]
