@@ -1,6 +1,6 @@
 """What one reading of the host costs: overt's meter of /proc against psutil, and do they agree?
 
-    python benchmarks/system.py                psutil is no dependency of overt: pip install psutil
+    pip install psutil; python benchmarks/system.py
 
 Both read memory, load, disk and network; the readings alternate.
 """

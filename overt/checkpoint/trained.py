@@ -26,7 +26,7 @@ def configure(
     `remedy` is what the user must add where neither exists.
     """
     if not checkpoint.exists():
-        raise CheckpointError(f"checkpoint {checkpoint}: there is no such file or folder")
+        raise CheckpointError(f"checkpoint {checkpoint} does not exist; check the path")
     if any(word.startswith("recipe=") for word in overrides):
         return load(overrides, packages=packages)
     stored = checkpoint / "config.yaml"
