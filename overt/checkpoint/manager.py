@@ -353,8 +353,8 @@ class CheckpointManager:
         self._retention.move_pointers()
         if path is None:
             raise CheckpointError(
-                f"there is no good checkpoint in {self.checkpoint_dir}; start the run from "
-                "scratch, or name a checkpoint elsewhere"
+                f"no good checkpoint in {self.checkpoint_dir}; start the run from scratch, or name "
+                "a checkpoint elsewhere"
             )
         return path
 

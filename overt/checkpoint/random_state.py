@@ -35,7 +35,7 @@ def capture() -> dict[str, Tensor]:
 
 
 def restore(states: dict[str, Tensor]) -> None:
-    """Set the generators to these states; a CUDA state is ignored where there is no CUDA device."""
+    """Set the generators to these states; a CUDA state is ignored without a CUDA device."""
     gauss = float(states["python_gauss"])
     words = tuple(int(word) for word in states["python"])
     random.setstate((3, words, None if gauss != gauss else gauss))

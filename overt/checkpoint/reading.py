@@ -31,7 +31,7 @@ def read_tensors(path: str | Path, part: str = "model") -> tuple[dict[str, Tenso
     if path.is_dir():
         return _read_folder(path, part)
     if not path.is_file():
-        raise CheckpointError(f"there is no checkpoint at {path}; check the path")
+        raise CheckpointError(f"no checkpoint at {path}; check the path")
     if part != "model":
         raise CheckpointError(f"{path} is a single file; only overt's own folders have an EMA part")
     if is_safetensors(path):

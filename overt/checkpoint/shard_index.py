@@ -117,6 +117,6 @@ def _parse(path: Path, files: Mapping[str, Any]) -> Index:
 
 def _fits(chunk: Chunk, shape: tuple[int, ...]) -> bool:
     return len(chunk.offsets) == len(chunk.sizes) == len(shape) and all(
-        start >= 0 and size > 0 and start + size <= whole
-        for start, size, whole in zip(chunk.offsets, chunk.sizes, shape, strict=True)
+        start >= 0 and size > 0 and start + size <= length
+        for start, size, length in zip(chunk.offsets, chunk.sizes, shape, strict=True)
     )

@@ -256,10 +256,10 @@ def read_header(path: Path) -> dict[str, Any]:
         ends = [entry["data_offsets"][1] for name, entry in header.items() if name[:2] != "__"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is not a safetensors file: {error}") from None
-    whole = 8 + length + max(ends, default=0)
-    if size != whole:
+    complete = 8 + length + max(ends, default=0)
+    if size != complete:
         raise CheckpointError(
-            f"{path} has {size} bytes instead of {whole}; copy it again from where it came"
+            f"{path} has {size} bytes instead of {complete}; copy it again from where it came"
         )
     return header
 

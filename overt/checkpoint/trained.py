@@ -32,7 +32,7 @@ def configure(
     for inference: no data set has to be named.
     """
     if not checkpoint.exists():
-        raise CheckpointError(f"checkpoint {checkpoint}: there is no such file or folder")
+        raise CheckpointError(f"checkpoint {checkpoint} does not exist; check the path")
     if any(word.startswith("recipe=") for word in overrides):
         return load(overrides, packages=packages, needs_data=needs_data)
     stored = checkpoint / "config.yaml"

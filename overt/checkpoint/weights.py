@@ -99,7 +99,7 @@ def load_initial(
     """Load the weights that a new run starts from, so that no trained tensor stays random unseen.
 
     `skip` (`checkpoint.init_skip`): keys or prefixes that keep the model's fresh values.
-    `optional`: prefixes that the file may lack, such as those of a recipe's `unscored`.
+    `optional`: prefixes that the file may omit, such as a recipe's `unscored`.
     """
     tensors = _read_adapted(path, model, "model")
     match = _match(tensors, model, str(path), keys_to_skip(skip, model))
@@ -208,7 +208,7 @@ class _Match:
 
     report: LoadReport
     chosen: dict[str, Tensor] = field(default_factory=dict)  # by key of the model
-    misfits: dict[str, str] = field(default_factory=dict)  # key of the model: both shapes, in words
+    misfits: dict[str, str] = field(default_factory=dict)  # by key of the model: both shapes
 
 
 def _match(

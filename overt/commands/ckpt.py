@@ -184,8 +184,8 @@ def _check_output(output: Path, force: bool) -> None:
 
 def _alone(tensor: Tensor) -> Tensor:
     """Copy a view of a larger memory: torch.save would write all of that memory."""
-    whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-    return tensor if whole else tensor.clone()
+    owns_all = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    return tensor if owns_all else tensor.clone()
 
 
 def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -217,7 +217,7 @@ def _inspect_folder(folder: Path, keys: bool) -> int:
     facts["versions"] = manifest["versions"]
     files = manifest["files"]
     if SHARDS in files:
-        facts["shards"] = f"one file for each of {manifest['world_size']} processes"
+        facts["shards"] = f"one file for each of {manifest['world_size']} ranks"
     if manifest["config_sha256"] is not None:
         facts["config"] = f"config.yaml, SHA-256 {manifest['config_sha256'][:16]}"
     _print_facts(facts)

@@ -106,7 +106,7 @@ def test_a_folder_in_shares_is_of_use_to_everyone(
     assert ckpt.main(["inspect", str(folder), "--keys"]) == 0
     shown = capsys.readouterr().out
     assert "check       good" in shown
-    assert "one file for each of 2 processes" in shown
+    assert "one file for each of 2 ranks" in shown
     assert "ema: 6 tensors, 88 values" in shown
     for kind in ("safetensors", "torch"):
         output = tmp_path / f"weights.{kind}"

@@ -9,7 +9,9 @@ import pytest
 from overt.health.system import SystemMeter, commit_of, environment, resident_bytes
 
 DISKS = [
-    one.name for one in sorted(Path("/sys/block").glob("*")) if one.name[:3] not in ("loo", "ram")
+    path.name
+    for path in sorted(Path("/sys/block").glob("*"))
+    if path.name[:3] not in ("loo", "ram")
 ]
 
 
