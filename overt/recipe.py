@@ -11,23 +11,19 @@ import inspect
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from overt.data.source import EpochOrder as EpochOrder
+from overt.data.source import OrderedSource as OrderedSource
+from overt.data.source import SampleSource as SampleSource
+from overt.data.source import SampleStream as SampleStream
+from overt.data.source import SplitStream as SplitStream
 from overt.errors import ConfigError
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Tensor, nn
 
     from overt.distributed import World
-
-
-class SampleSource(Protocol):
-    """Training samples by index; all randomness of a sample comes from the generator given."""
-
-    def __len__(self) -> int: ...
-
-    def sample(self, index: int, rng: np.random.Generator) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -91,7 +87,10 @@ class Recipe(ABC):
 
     @abstractmethod
     def build_dataset(self) -> SampleSource:
-        """Return the training samples; the engine makes sampler and loader."""
+        """Return the training samples; the engine makes sampler and loader.
+
+        A source may give its own order, or be a stream: see overt/data/source.py.
+        """
 
     @abstractmethod
     def collate(self, samples: Any) -> Any:

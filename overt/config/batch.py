@@ -25,7 +25,7 @@ class BatchPlan:
 
     def steps_per_epoch(self, samples: int, drop_last: bool) -> int:
         whole = samples // self.global_batch_size
-        steps = whole if drop_last else math.ceil(samples / self.global_batch_size)
+        steps = whole if drop_last else -(-samples // self.global_batch_size)
         if steps == 0:
             raise ConfigError(
                 f"the data set has {samples} samples, fewer than one global batch of "

@@ -1,82 +1,215 @@
-"""A data set composed of others, each with its share of the samples."""
+"""A data set composed of others, in proportion to weights.
+
+`InterleavedMixture` is the one to use for anything new. `Mixture` keeps the samples of runs that
+were started with it.
+"""
 
 from __future__ import annotations
 
 import math
+import warnings
 from bisect import bisect_right
 from collections.abc import Sequence
+from fractions import Fraction
+from functools import lru_cache
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from overt.data.permutation import PATTERN, order_of, random_stream
+from overt.data.recent import Recent
+from overt.data.source import EpochOrder, SampleSource, SampleStream, SplitStream
 from overt.errors import DataError
 
+# Positions whose sources are shuffled together: the pattern of a mixture is held for these alone.
+PATTERN_LENGTH = 1024
 
-class Source(Protocol):
-    """Samples by index; all randomness of a sample comes from the generator given."""
 
-    def __len__(self) -> int: ...
+class InterleavedMixture:
+    """Several sources interleaved in proportion to their weights, each in its own order.
 
-    def sample(self, index: int, rng: np.random.Generator) -> Any: ...
+    An epoch has `samples` samples, by default as many as the sources together. Each source gets its
+    fraction of every epoch exactly, rounded by largest remainder, spread evenly over the epoch.
+    A source is passed through without repetition, and then again in another order: a pass
+    continues in the next epoch where the last one stopped. Streams and mixtures can be sources.
+
+    Everything follows from (position, epoch, seed), so ranks, workers and resumes change nothing.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[SampleSource],
+        weights: Sequence[float],
+        samples: int | None = None,
+    ) -> None:
+        _check(sources, weights)
+        self.sources, self.lengths = list(sources), [len(source) for source in sources]
+        total = sum(self.lengths) if samples is None else samples
+        if total < 1:
+            raise DataError(f"samples={samples} of a mixture; expected 1 or more")
+        # As written: 0.7 is 7/10 here, so that ties are those that the user sees.
+        self.counts = _apportion(total, [Fraction(repr(float(weight))) for weight in weights])
+        _refuse_empty(self.counts, weights)
+        self._orders: Recent[tuple[int, int, int], EpochOrder] = Recent(2 * len(self.sources))
+        self._patterns: Recent[tuple[int, int, int], _Pattern] = Recent(4)
+
+    def __len__(self) -> int:
+        return sum(self.counts)
+
+    def sample(self, index: int, rng: np.random.Generator) -> Any:
+        """Return a sample of epoch 0 with seed 0; the engine uses `sample_at`."""
+        return self.sample_at(position=index, epoch=0, seed=0, rng=rng)
+
+    def sample_at(self, position: int, epoch: int, seed: int, rng: np.random.Generator) -> Any:
+        """Return the sample at a position of an epoch, in constant time."""
+        number, taken = self.source_at(position, epoch, seed)
+        # Samples that this source gave in all epochs before count as well.
+        passes, offset = divmod(epoch * self.counts[number] + taken, self.lengths[number])
+        source, own_seed = self.sources[number], _seed_of_source(seed, number)
+        if isinstance(source, SampleStream):
+            return source.sample_at(position=offset, epoch=passes, seed=own_seed, rng=rng)
+        key = (number, passes, own_seed)
+        order = self._orders.get(key, lambda: order_of(source, own_seed, passes))
+        return source.sample(int(order[offset : offset + 1][0]), rng)
+
+    def source_at(self, position: int, epoch: int, seed: int) -> tuple[int, int]:
+        """Return the source of a position, and how many samples it gave before in this epoch."""
+        if not 0 <= position < len(self):
+            raise IndexError(f"position {position} of {len(self)}")
+        block, within = divmod(position, PATTERN_LENGTH)
+        key = (block, epoch, seed)
+        pattern = self._patterns.get(key, lambda: self._pattern(block, epoch, seed))
+        return int(pattern.sources[within]), int(pattern.taken[within])
+
+    def check_split(self, batch_size: int, world_size: int, num_workers: int) -> None:
+        """Warn where every loader process has to read all of a source."""
+        readers = world_size * max(num_workers, 1)
+        for number, source in enumerate(self.sources):
+            if isinstance(source, InterleavedMixture):
+                source.check_split(batch_size, world_size, num_workers)
+            elif isinstance(source, SplitStream) and readers > 1:
+                warnings.warn(
+                    f"source {number} of the mixture can only be read in sequence: each of the "
+                    f"{readers} loader processes reads all of its shards. Sources that are read by "
+                    "index (overt.data.streams.TarSamples) avoid that",
+                    stacklevel=2,
+                )
+
+    def _pattern(self, block: int, epoch: int, seed: int) -> _Pattern:
+        first = block * PATTERN_LENGTH
+        before = _taken_before(first, self.counts)
+        after = _taken_before(min(first + PATTERN_LENGTH, len(self)), self.counts)
+        own = [end - start for start, end in zip(before, after, strict=True)]
+        sources = np.repeat(np.arange(len(own)), own)
+        np.random.default_rng(random_stream(seed, epoch, PATTERN, block)).shuffle(sources)
+        taken = np.empty(len(sources), np.int64)
+        for number, (start, end) in enumerate(zip(before, after, strict=True)):
+            taken[sources == number] = np.arange(start, end)
+        return _Pattern(sources, taken)
+
+
+class _Pattern(NamedTuple):
+    """The sources of some consecutive positions."""
+
+    sources: NDArray[np.int64]  # (positions,)
+    taken: NDArray[np.int64]  # (positions,) samples that the source gave before in this epoch
+
+
+@lru_cache(maxsize=64)
+def _seed_of_source(seed: int, number: int) -> int:
+    """Return a seed for one source: sources of the same length must not share their order."""
+    state = np.random.SeedSequence(seed, spawn_key=(PATTERN, number)).generate_state(1, np.uint64)
+    return int(state[0])
+
+
+def _taken_before(position: int, counts: Sequence[int]) -> list[int]:
+    """Return how many samples each source gives before a position, spread evenly.
+
+    Sample j of a source with n samples is due at (j + 1/2) / n of the epoch; these are the first
+    `position` of all in that order. So no count ever falls, and at the end they are `counts`.
+    """
+    total = sum(counts)
+    # Those due before `position` / total of the epoch: right up to one for each source.
+    taken = [max(0, -(-(2 * count * position - total) // (2 * total))) for count in counts]
+
+    def due(number: int, sample: int) -> tuple[Fraction, int]:
+        return Fraction(2 * sample + 1, 2 * counts[number]), number
+
+    while (missing := position - sum(taken)) != 0:
+        if missing > 0:
+            numbers = [number for number, count in enumerate(counts) if taken[number] < count]
+            taken[min(numbers, key=lambda number: due(number, taken[number]))] += 1
+        else:
+            numbers = [number for number, given in enumerate(taken) if given]
+            taken[max(numbers, key=lambda number: due(number, taken[number] - 1))] -= 1
+    return taken
 
 
 class Mixture:
-    """Several sources in proportion to their weights.
+    """Several sources in proportion to their weights, by index.
 
-    An epoch has as many samples as the sources together. Every source gets its share of them to the
-    nearest sample, in every epoch alike, and the share is spread evenly over the source: a source
-    asked for as many samples as it has gives each once, one asked for half of them gives one of
-    every two neighbours, drawn anew each epoch.
+    An epoch has as many samples as the sources together. Every source gets its fraction of them to
+    the nearest sample, in every epoch alike, and is covered evenly: a source asked for as many
+    samples as it has gives each once, one asked for half of them gives a random one of every two
+    neighbors.
     """
 
-    def __init__(self, sources: Sequence[Source], weights: Sequence[float]) -> None:
-        if not sources or len(sources) != len(weights):
-            raise DataError(
-                f"{len(sources)} sources with {len(weights)} weights; a mixture needs at least one "
-                "source, and a weight for each"
-            )
-        for number, (source, weight) in enumerate(zip(sources, weights, strict=True)):
-            if len(source) == 0:
-                raise DataError(f"source {number} of the mixture has no samples; leave it out")
-            if not 0 < weight < math.inf:
-                raise DataError(
-                    f"source {number} of the mixture has weight {weight}; allowed is a number "
-                    "above 0"
-                )
+    def __init__(self, sources: Sequence[SampleSource], weights: Sequence[float]) -> None:
+        _check(sources, weights)
         self.sources = list(sources)
-        self.shares = _shares(sum(len(source) for source in sources), weights)
-        if 0 in self.shares:
-            number = self.shares.index(0)
-            raise DataError(
-                f"source {number} of the mixture has weight {weights[number]} of {sum(weights)}, "
-                f"less than one of the {sum(self.shares)} samples of an epoch; raise it or leave "
-                "the source out"
-            )
+        # In floats, whose ties decide rounding: other ones would change the samples of old runs.
+        self.counts = _apportion(sum(len(source) for source in sources), weights)
+        _refuse_empty(self.counts, weights)
         # Indices up to ends[k] belong to the sources 0 to k.
-        self.ends = list(accumulate(self.shares))
+        self.ends = list(accumulate(self.counts))
 
     def __len__(self) -> int:
         return self.ends[-1]
 
     def sample(self, index: int, rng: np.random.Generator) -> Any:
-        """The sample `index` of an epoch; a function of the arguments alone, in constant time."""
+        """Return sample `index` of an epoch; a function of the arguments alone."""
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
         number = bisect_right(self.ends, index)
-        source, share = self.sources[number], self.shares[number]
-        place = index - (self.ends[number] - share)
-        # A place in the `place`-th of `share` equal stretches of the source.
-        stretch = place * len(source) + int(rng.random() * len(source))
-        return source.sample(stretch // share, rng)
+        source, count = self.sources[number], self.counts[number]
+        offset = index - (self.ends[number] - count)
+        # A random sample of the `offset`-th of `count` equal stretches of the source.
+        stretch = offset * len(source) + int(rng.random() * len(source))
+        return source.sample(stretch // count, rng)
 
 
-def _shares(total: int, weights: Sequence[float]) -> list[int]:
-    """Whole numbers in proportion to the weights that add up to `total`."""
+def _check(sources: Sequence[SampleSource], weights: Sequence[float]) -> None:
+    if not sources or len(sources) != len(weights):
+        raise DataError(
+            f"{len(sources)} sources with {len(weights)} weights; a mixture needs at least one "
+            "source, and a weight for each"
+        )
+    for number, (source, weight) in enumerate(zip(sources, weights, strict=True)):
+        if len(source) == 0:
+            raise DataError(f"source {number} of the mixture has no samples; remove it")
+        if not 0 < weight < math.inf:
+            raise DataError(
+                f"source {number} of the mixture has weight {weight}; expected a number above 0"
+            )
+
+
+def _refuse_empty(counts: Sequence[int], weights: Sequence[float]) -> None:
+    if 0 in counts:
+        number = list(counts).index(0)
+        raise DataError(
+            f"source {number} of the mixture has weight {weights[number]} of {sum(weights)}, "
+            f"less than one of the {sum(counts)} samples of an epoch; raise it or remove the source"
+        )
+
+
+def _apportion(total: int, weights: Sequence[float | Fraction]) -> list[int]:
+    """Return integers in proportion to the weights that add up to `total`: largest remainder."""
     scale = total / sum(weights)
-    shares = [math.floor(weight * scale) for weight in weights]
-    remainders = [share - weight * scale for share, weight in zip(shares, weights, strict=True)]
+    counts = [math.floor(weight * scale) for weight in weights]
+    remainders = [count - weight * scale for count, weight in zip(counts, weights, strict=True)]
     largest = sorted(range(len(weights)), key=lambda number: remainders[number])
-    for number in largest[: total - sum(shares)]:
-        shares[number] += 1
-    return shares
+    for number in largest[: total - sum(counts)]:
+        counts[number] += 1
+    return counts

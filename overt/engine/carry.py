@@ -9,7 +9,8 @@ import torch.distributed
 from torch import Tensor
 
 from overt.config.batch import BatchPlan
-from overt.engine.loader import StepBatch, micro_batches
+from overt.engine.loader import StepBatch
+from overt.engine.order import micro_batches
 from overt.errors import ConfigError
 from overt.recipe import StepOutput
 

@@ -1,7 +1,7 @@
-"""The order of the data: which samples make up step k, on which process, with which randomness.
+"""From samples to the micro-batches of a step: reading, collating, loader processes.
 
-Nothing is iterated to: order and position are computed from (seed, epoch, offset), so a resumed run
-starts at once, and neither processes, workers nor accumulation change what a step holds.
+Which samples a step holds is computed in order.py. Each sample is read with its own generator, so
+that neither ranks, workers nor accumulation change it.
 """
 
 from __future__ import annotations
@@ -22,40 +22,29 @@ from functools import lru_cache, partial
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.synchronize import Event
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from overt.config.batch import BatchPlan
 from overt.data.rng import sample_rngs
 from overt.distributed import World, sum_over_processes
+from overt.engine.order import (
+    START,
+    Position,
+    SampleId,
+    StepSampler,
+    micro_batches,
+    normalized,
+)
 from overt.errors import DataError
 from overt.health.preemption import blocked, ignore_until
 from overt.nested import map_tensors
-from overt.recipe import Recipe, SampleSource
+from overt.recipe import Recipe, SampleSource, SampleStream, SplitStream
 from overt.run.warning_file import record_in_loader
-
-
-@dataclass(frozen=True)
-class SampleId:
-    """What a sampler asks of a loader process; enough to draw the sample anew at any time."""
-
-    epoch: int
-    index: int
-    is_padding: bool = False
-
-
-class Position(NamedTuple):
-    """How far training has come: samples of `epoch` already consumed, over all processes."""
-
-    epoch: int
-    offset: int
-
-
-START = Position(0, 0)
 
 
 @dataclass(frozen=True)
@@ -113,79 +102,29 @@ def _number(value: int, device: torch.device) -> Tensor:
     return torch.full((), float(value), device=device)
 
 
-def epoch_order(seed: int, epoch: int, length: int) -> np.ndarray:
-    """The order of an epoch: a permutation drawn from a private generator."""
-    # The spawn key keeps this stream apart from those of the samples.
-    stream = np.random.SeedSequence([seed, epoch], spawn_key=(1,))
-    return np.random.default_rng(stream).permutation(length)
-
-
-class StepSampler(Sampler[list[SampleId]]):
-    """For ever, the samples of this process's next micro-batch, from a position onwards.
-
-    The global batch at offset o is order[o : o + G]. Micro-batch m of process r is its
-    (m x W + r)-th slice, so the whole is the same for every split of G.
-    """
-
-    def __init__(
-        self, length: int, seed: int, plan: BatchPlan, rank: int, drop_last: bool, start: Position
-    ) -> None:
-        self.length, self.seed, self.plan, self.rank = length, seed, plan, rank
-        self.drop_last, self.start = drop_last, start
-
-    def __iter__(self) -> Iterator[list[SampleId]]:
-        position, order = normalized(self.start, self.length, self.plan, self.drop_last), None
-        epoch_of_order = -1
-        while True:
-            if epoch_of_order != position.epoch:
-                order = epoch_order(self.seed, position.epoch, self.length)
-                epoch_of_order = position.epoch
-            assert order is not None
-            group = order[position.offset : position.offset + self.plan.global_batch_size]
-            for micro in range(micro_batches(len(group), self.plan)):
-                first = (micro * self.plan.world_size + self.rank) * self.plan.batch_size
-                own = group[first : first + self.plan.batch_size]
-                if len(own):
-                    yield [SampleId(position.epoch, int(index)) for index in own]
-                else:  # a short last group leaves nothing for this process: any sample pads
-                    yield [SampleId(position.epoch, int(group[0]), is_padding=True)]
-            position = normalized(
-                Position(position.epoch, position.offset + len(group)),
-                self.length,
-                self.plan,
-                self.drop_last,
-            )
-
-
-def micro_batches(samples: int, plan: BatchPlan) -> int:
-    """Micro-batches of a group of so many samples; the same number on every process."""
-    return -(-samples // (plan.batch_size * plan.world_size))
-
-
-def normalized(position: Position, length: int, plan: BatchPlan, drop_last: bool) -> Position:
-    """The end of one epoch is the start of the next."""
-    left = length - position.offset
-    if left <= 0 or (drop_last and left < plan.global_batch_size):
-        return Position(position.epoch + 1, 0)
-    return position
-
-
 class _Samples(Dataset[Any]):
-    """Draws each sample with its own generator; carries a data error to the training process."""
+    """Reads each sample with its own generator; carries a data error to the training process."""
 
     def __init__(self, source: SampleSource, seed: int) -> None:
         self.source, self.seed = source, seed
 
     def __getitems__(self, ids: list[SampleId]) -> list[tuple[SampleId, Any]]:
-        """The samples of a micro-batch, all of one epoch."""
-        found: list[tuple[SampleId, Any]] = []
+        """Return the samples of a micro-batch, all of one epoch."""
+        samples: list[tuple[SampleId, Any]] = []
         generators = sample_rngs(self.seed, ids[0].epoch, [identity.index for identity in ids])
         for identity, rng in zip(ids, generators, strict=True):
             try:
-                found.append((identity, self.source.sample(identity.index, rng)))
+                samples.append((identity, self._read(identity, rng)))
             except DataError as error:
-                found.append((identity, error))
-        return found
+                samples.append((identity, error))
+        return samples
+
+    def _read(self, identity: SampleId, rng: np.random.Generator) -> Any:
+        if isinstance(self.source, SampleStream):
+            return self.source.sample_at(
+                position=identity.index, epoch=identity.epoch, seed=self.seed, rng=rng
+            )
+        return self.source.sample(identity.index, rng)
 
 
 class _Collate:
@@ -262,7 +201,10 @@ class StepLoader:
         self.position = START
         self._seed, self._world, self._num_workers = seed, world, num_workers
         self._warnings = warnings
-        self._dataset, self._collate = _Samples(source, seed), _Collate(collate)
+        if isinstance(source, SplitStream):
+            source.check_split(plan.batch_size, plan.world_size, num_workers)
+        self._source, self._dataset = source, _Samples(source, seed)
+        self._collate = _Collate(collate)
         self._iterator: Iterator[Any] | None = None
         self._closing: Event | None = None  # set: loader processes may be ended
 
@@ -301,9 +243,7 @@ class StepLoader:
 
     def first_step(self) -> StepBatch:
         """One micro-batch of the first step, read here and now; `position` stays where it is."""
-        sampler = StepSampler(
-            self.length, self._seed, self.plan, self._world.rank, self.drop_last, START
-        )
+        sampler = self._sampler(START)
         batch = self._collate(self._dataset.__getitems__(next(iter(sampler))))
         if isinstance(batch, DataError):
             raise batch
@@ -315,10 +255,13 @@ class StepLoader:
             self._closing.set()
         self._iterator = None
 
-    def _batches(self) -> Iterator[MicroBatch | DataError]:
-        sampler = StepSampler(
-            self.length, self._seed, self.plan, self._world.rank, self.drop_last, self.position
+    def _sampler(self, start: Position) -> StepSampler:
+        return StepSampler(
+            self._source, self._seed, self.plan, self._world.rank, self.drop_last, start
         )
+
+    def _batches(self) -> Iterator[MicroBatch | DataError]:
+        sampler = self._sampler(self.position)
         pins = self._world.device.type == "cuda"
         if self._num_workers == 0:
             for ids in sampler:

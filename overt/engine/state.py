@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from overt.engine.loader import START, Position
+from overt.engine.order import START, Position
 
 RECIPE = "recipe/"  # prefix of the recipe's own tensors in a checkpoint
 

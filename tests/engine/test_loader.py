@@ -1,4 +1,4 @@
-"""overt/engine/loader.py: one global order for any split, and a position that is computed."""
+"""overt/engine/loader.py: the same samples for any split, from any position on."""
 
 import ctypes
 import os
@@ -23,18 +23,8 @@ from torch import Tensor
 from overt.config.batch import BatchPlan
 from overt.data.rng import sample_rng
 from overt.distributed import World
-from overt.engine.loader import (
-    START,
-    MicroBatch,
-    Position,
-    SampleId,
-    StepBatch,
-    StepLoader,
-    epoch_order,
-    global_counts,
-    map_tensors,
-    normalized,
-)
+from overt.engine.loader import MicroBatch, StepBatch, StepLoader, global_counts, map_tensors
+from overt.engine.order import START, Position, SampleId
 from overt.errors import ConfigError, DataError
 from overt.recipe import SampleSource
 
@@ -91,23 +81,6 @@ def rows(groups: list[StepBatch]) -> list[list[float]]:
 # --- the order ------------------------------------------------------------------------------------
 
 
-@given(seed=st.integers(0, 2**64), epoch=st.integers(0, 1000), length=st.integers(0, 300))
-@settings(max_examples=30, deadline=None)
-def test_an_order_is_a_permutation_and_a_function_of_seed_and_epoch(
-    seed: int, epoch: int, length: int
-) -> None:
-    order = epoch_order(seed, epoch, length)
-    assert sorted(order) == list(range(length))
-    assert np.array_equal(order, epoch_order(seed, epoch, length))
-
-
-def test_orders_differ_between_epochs_and_seeds_and_from_the_draws_of_samples() -> None:
-    orders = [tuple(epoch_order(seed, epoch, 50)) for seed in range(3) for epoch in range(3)]
-    assert len(set(orders)) == 9
-    draws = [tuple(sample_rng(0, 0, index).permutation(50)) for index in range(3)]
-    assert not set(draws) & set(orders)
-
-
 SMALL = st.integers(1, 3)
 
 
@@ -141,9 +114,9 @@ def test_a_step_holds_the_same_samples_for_any_split(
 def test_an_epoch_holds_every_sample_once_and_the_next_draws_anew() -> None:
     loader = make(Numbers(7), batch=3)
     epochs = [rows([loader.next_step() for _ in range(3)]) for _ in range(2)]
-    for epoch, found in enumerate(epochs):
-        assert sorted(index for index, _ in found) == list(range(7))
-        assert all(draw == sample_rng(0, epoch, int(index)).random() for index, draw in found)
+    for epoch, samples in enumerate(epochs):
+        assert sorted(index for index, _ in samples) == list(range(7))
+        assert all(draw == sample_rng(0, epoch, int(index)).random() for index, draw in samples)
     assert not {draw for _, draw in epochs[0]} & {draw for _, draw in epochs[1]}
 
 
@@ -195,24 +168,6 @@ def test_seeking_far_costs_no_more_than_seeking_near() -> None:
     assert loader.position == Position(10**9, 6)
 
 
-@pytest.mark.parametrize(
-    ("drop_last", "offset", "expected"),
-    [
-        (False, 0, (3, 0)),
-        (False, 8, (3, 8)),
-        (False, 10, (4, 0)),
-        (True, 4, (3, 4)),
-        (True, 8, (4, 0)),
-        (True, 10, (4, 0)),
-    ],
-)
-def test_the_end_of_an_epoch_is_the_start_of_the_next(
-    drop_last: bool, offset: int, expected: tuple[int, int]
-) -> None:
-    plan = BatchPlan(4, 1, 1)
-    assert normalized(Position(3, offset), 10, plan, drop_last) == Position(*expected)
-
-
 def test_seeking_back_starts_anew_in_the_middle_of_a_run() -> None:
     loader = make(Numbers(9), workers=1)
     first = rows([loader.next_step() for _ in range(3)])
@@ -225,12 +180,12 @@ def test_seeking_back_starts_anew_in_the_middle_of_a_run() -> None:
 
 
 def test_workers_do_not_change_the_samples() -> None:
-    found = []
+    samples = []
     for workers in (0, 2):
         loader = make(Numbers(7), accumulation=2, workers=workers)
-        found.append(rows([loader.next_step() for _ in range(5)]))
+        samples.append(rows([loader.next_step() for _ in range(5)]))
         loader.close()
-    assert found[0] == found[1]
+    assert samples[0] == samples[1]
 
 
 # A process that loads with two workers, says who they are, and waits.

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from overt.data.mixture import Source
+from overt.data.source import SampleSource
 from overt.errors import DataError
 
 
@@ -21,7 +21,7 @@ class DrawnMixture:
     generator, so that no two processes draw the same rows.
     """
 
-    def __init__(self, sources: Sequence[Source], shares: Sequence[float]) -> None:
+    def __init__(self, sources: Sequence[SampleSource], shares: Sequence[float]) -> None:
         if not sources or len(sources) != len(shares):
             raise DataError(f"{len(sources)} data sets with {len(shares)} shares; each needs one")
         if any(not 0 < share < math.inf for share in shares):

@@ -1,0 +1,60 @@
+"""What training samples come from: sources by index, sources with an order, streams.
+
+Only the first is required. The others are found by their methods; a source derives from nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class SampleSource(Protocol):
+    """Training samples by index; all randomness of a sample comes from the generator given."""
+
+    def __len__(self) -> int: ...
+
+    def sample(self, index: int, rng: np.random.Generator) -> Any: ...
+
+
+class EpochOrder(Protocol):
+    """The sample indices of one epoch, by position.
+
+    An array, a list or a range will do; an object that computes slices needs no memory for them.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, positions: slice, /) -> Any: ...  # a sequence of integers
+
+
+@runtime_checkable
+class OrderedSource(SampleSource, Protocol):
+    """A source that says in which order an epoch takes its samples.
+
+    `order` must follow from its arguments alone: it is called again on every rank and after a
+    resume. It has as many positions as the source has samples.
+    """
+
+    def order(self, epoch: int, seed: int) -> EpochOrder: ...
+
+
+@runtime_checkable
+class SampleStream(SampleSource, Protocol):
+    """A source whose samples are read by their position in an epoch.
+
+    A sample must follow from position, epoch and seed alone. A loader process asks for growing
+    positions, until a new epoch or a resume. `sample(index, rng)` is that of epoch 0 and seed 0.
+    """
+
+    def sample_at(self, position: int, epoch: int, seed: int, rng: np.random.Generator) -> Any: ...
+
+
+@runtime_checkable
+class SplitStream(SampleStream, Protocol):
+    """A stream that serves some splits over ranks and loader processes only."""
+
+    def check_split(self, batch_size: int, world_size: int, num_workers: int) -> None:
+        """Refuse a split: samples per micro-batch, ranks, loader processes of each."""
