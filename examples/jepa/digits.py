@@ -10,7 +10,6 @@ hjepa_digits; words such as training.num_steps=600 change all three.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import NamedTuple
 from overt.config import build_recipe, load
 from overt.data.images.digits import write_digits
 from overt.errors import StopError
+from overt.run.reader import read_rows
 
 PACKAGE = str(Path(__file__).parent)
 # Narrow layers with small weights and a slow target: the features of all patches become alike.
@@ -76,7 +76,7 @@ def train_once(words: Sequence[str]) -> Found:
         trainer.train()
     except StopError as error:
         alarm = str(error)
-    rows = [json.loads(line) for line in (config.run_dir / "metrics.jsonl").open()]
+    rows = list(read_rows(config.run_dir / "metrics.jsonl"))
 
     def ends(name: str) -> tuple[float, float]:
         values = [row[name] for row in rows if name in row]

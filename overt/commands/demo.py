@@ -19,6 +19,7 @@ from pathlib import Path
 
 from overt.checkpoint.trained import shipped_weights
 from overt.errors import OvertError
+from overt.run.reader import read_rows
 
 RECIPE = "cotracker3_tiny"
 # Videos in which all is about three times as fast as in those that the small tracker comes from.
@@ -70,8 +71,9 @@ def show(verb: str, words: list[str]) -> None:
 
 def first_scores(run: Path) -> dict[str, float]:
     """Those of the evaluation before the first step, from the run's log."""
-    with (run / "metrics.jsonl").open() as log:
-        row = json.loads(log.readline())
+    row = next(read_rows(run / "metrics.jsonl"), None)
+    if row is None:
+        raise OvertError(f"{run / 'metrics.jsonl'} has no rows; remove {run} and start again")
     return {name.removeprefix("evaluation/"): value for name, value in row.items()}
 
 

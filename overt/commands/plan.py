@@ -20,6 +20,7 @@ from omegaconf import OmegaConf
 
 from overt.config import Config, add_package, build_recipe, check, compose_values
 from overt.errors import ConfigError
+from overt.run.reader import number_of, read_rows
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -98,9 +99,9 @@ def seconds_per_sample(run: Path, devices: int) -> float:
     for path in (log, settings):
         if not path.is_file():
             raise ConfigError(f"--measured {run}: there is no {path.name}; name a run folder")
-    rows = [json.loads(line) for line in log.read_text().splitlines() if line.strip()]
     key = "train/seconds_per_step"
-    times = [row[key] for row in rows if isinstance(row.get(key), int | float)]
+    numbers = (number_of(row.get(key)) for row in read_rows(log))
+    times = [seconds for seconds in numbers if seconds is not None and math.isfinite(seconds)]
     if not times:
         raise ConfigError(f"--measured {run}: its log has no {key} yet; let it run for longer")
     values = compose_values([], str(settings))

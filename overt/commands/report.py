@@ -7,11 +7,11 @@ differences, environment and commands. A run is a folder below output_dir.
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from overt.errors import OvertError
+from overt.checks import within
+from overt.files.atomic import new_file
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -26,18 +26,14 @@ def main(arguments: Sequence[str]) -> int:
         "--pictures", type=int, default=12, metavar="N", help="at most so many of each name and run"
     )
     options = parser.parse_args(arguments)
-    if options.pictures < 1:
-        raise OvertError(f"--pictures {options.pictures}; allowed is 1 or more")
+    within("--pictures", options.pictures, 1)
     from overt.tools.report.page import build_page
-    from overt.tools.report.run import open_runs
+    from overt.tools.report.reading import open_runs
 
     runs = open_runs(options.runs)
     output = options.output or options.runs[0] / "report.html"
     page = build_page(runs, options.pictures)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    # Whoever reloads the page while it is written sees the old one.
-    temporary = output.with_name(f".{output.name}.tmp")
-    temporary.write_text(page, encoding="utf-8")
-    os.replace(temporary, output)
+    with new_file(output) as hidden:  # whoever reloads the page meanwhile sees the old one
+        hidden.write_text(page, encoding="utf-8", errors="replace")
     print(f"{output}  ({len(page) / 1e6:.1f} MB, opens in any browser)")
     return 0

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from overt.tools.report import text
-from overt.tools.report.run import Run, find_runs, open_run
+from overt.tools.report.reading import find_runs, open_run
+from overt.tools.report.run import Run
 
 HEAD = ("run", "status", "step", "best", "left", "last sign")
 
@@ -28,16 +29,29 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     options = parser.parse_args(arguments)
     folder = Path(options.folder)
-    runs = [open_run(path, path.relative_to(folder).as_posix()) for path in find_runs(folder)]
+    runs: list[Run] = []
+    unreadable: dict[Path, str] = {}
+    for path in find_runs(folder):
+        try:
+            runs.append(open_run(path, path.relative_to(folder).as_posix()))
+        except OSError as error:  # one run's files: the others are listed all the same
+            unreadable[path] = error.strerror or str(error)
     runs.sort(key=lambda run: run.last_sign, reverse=True)
     if options.json:
         for run in runs:
             print(json.dumps(as_row(run)))
+        for path, reason in unreadable.items():
+            print(json.dumps({"path": str(path), "status": "unreadable", "error": reason}))
         return 0
-    if not runs:
+    if not runs and not unreadable:
         print(f"there are no runs below {folder}")
         return 0
-    print(as_table([HEAD, *(as_words(run) for run in runs)]))
+    rows = [as_words(run) for run in runs]
+    rows += [
+        (path.relative_to(folder).as_posix(), "unreadable", reason, "", "", "")
+        for path, reason in unreadable.items()
+    ]
+    print(as_table([HEAD, *rows]))
     return 0
 
 

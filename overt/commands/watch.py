@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from overt.errors import OvertError
+from overt.checks import within
 from overt.tools.report import text
-from overt.tools.report.run import Run, open_run
+from overt.tools.report.reading import RunFollower
+from overt.tools.report.run import Run
 
 SHOWN = ("loss", "lr", "grad_norm", "samples_per_second", "data_wait_share", "memory_gib")
 CLEAR_BELOW = "\x1b[J"
@@ -31,8 +32,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--every", type=float, default=2.0, metavar="SECONDS", help="default: 2")
     parser.add_argument("--once", action="store_true", help="show it once")
     options = parser.parse_args(arguments)
-    if options.every <= 0:
-        raise OvertError(f"--every {options.every}; allowed is a number of seconds above 0")
+    within("--every", options.every, 0, above=True)
     try:
         return follow(options.run, options.every, options.once, sys.stdout)
     except KeyboardInterrupt:  # how one ends watching; the run is not touched
@@ -48,30 +48,31 @@ def follow(
 ) -> int:
     """Show the run until it ends: redrawn in place on a terminal, lines of news elsewhere."""
     live = stream.isatty()
-    drawn = 0  # lines on the terminal that the next drawing replaces
-    said = ""
-    while True:
-        run = open_run(path)
-        status = run.status()
-        lines = picture(run, status, shutil.get_terminal_size().columns - 1)
-        if live:
-            up = f"\x1b[{drawn}A\r" if drawn else ""
-            stream.write(up + CLEAR_BELOW + "\n".join(lines) + "\n")
-            drawn = len(lines)
-        elif not said or once:
-            stream.write("\n".join(lines) + "\n")
-            said = brief(run, status)
-        elif (news := brief(run, status)) != said:
-            stream.write(news + "\n")
-            said = news
-        stream.flush()
-        if once or status != "running":
-            return 0 if once or status == "finished" else 1
-        wait(every)
+    lines_drawn = 0  # on the terminal, which the next drawing replaces
+    last_line = ""
+    with RunFollower(path) as follower:
+        while True:
+            run = follower.read()
+            status = run.status()
+            lines = picture(run, status, shutil.get_terminal_size().columns - 1)
+            line = brief(run, status)
+            if live:
+                up = f"\x1b[{lines_drawn}A\r" if lines_drawn else ""
+                stream.write(up + CLEAR_BELOW + "\n".join(lines) + "\n")
+                lines_drawn = len(lines)
+            elif not last_line:
+                stream.write("\n".join(lines) + "\n")
+            elif line != last_line:
+                stream.write(line + "\n")
+            last_line = line
+            stream.flush()
+            if once or status != "running":
+                return 0 if once or status == "finished" else 1
+            wait(every)
 
 
 def picture(run: Run, status: str, columns: int) -> list[str]:
-    """The run on a few lines: progress, curve of the loss, numbers, scores, what happened."""
+    """The run on a few lines: progress, curve of the loss, numbers, scores, restarts, error."""
     lines = [brief(run, status)]
     total = run.total_steps
     if total:

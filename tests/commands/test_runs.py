@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from overt.cli import main
+from overt.commands import runs as commands_runs
+from overt.tools.report.reading import open_run
 
 CONFIG = """\
 training: {num_steps: 100}
@@ -71,3 +73,26 @@ def test_one_run_and_none(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["runs", str(tmp_path / "empty")]) == 0
     assert "there are no runs below" in capsys.readouterr().out
     assert main(["runs", str(tmp_path / "missing")]) == 1
+
+
+def test_a_run_that_cannot_be_read_fails_alone(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (runs / "old" / "metrics.jsonl").write_bytes(b'{"a": ' * 5000 + b"\xff\n")
+    (runs / "old" / "config.yaml").write_bytes(b"\xff")
+
+    def refuse(path: Path, name: str) -> Any:
+        if name == "now":
+            raise PermissionError(13, "Permission denied")
+        return open_run(path, name)
+
+    monkeypatch.setattr(commands_runs, "open_run", refuse)
+    assert main(["runs", str(runs)]) == 0
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert [line.split()[:2] for line in lines] == [
+        ["sweep/lr=0.1", "failed"], ["old", "finished"], ["now", "unreadable"],
+    ]  # fmt: skip
+    assert lines[-1].endswith("Permission denied")
+    assert main(["runs", str(runs), "--json"]) == 0
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (last["status"], last["error"]) == ("unreadable", "Permission denied")

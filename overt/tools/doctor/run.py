@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
 import statistics
 import time
-from collections.abc import Sequence
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from overt.data.rng import sample_rng
 from overt.engine.optimizer import build_optimizer
 from overt.errors import OvertError
 from overt.recipe import Recipe, SampleSource
+from overt.run.reader import number_of, read_rows
 from overt.tools.doctor.cluster import nearest_existing
 from overt.tools.doctor.report import Check, fail, ok, warn
 
@@ -150,20 +150,7 @@ def loader_speed(
 
 def measured_step_seconds(run: Path) -> float | None:
     """Seconds per step of an earlier session of this run, from its metrics."""
-    file = run / "metrics.jsonl"
-    if not file.is_file():
-        return None
-    found: Sequence[float] = [
-        float(row["train/seconds_per_step"])
-        for row in map(_row, file.read_text().splitlines())
-        if "train/seconds_per_step" in row
-    ]
-    return statistics.median(found[-20:]) if found else None
-
-
-def _row(line: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except ValueError:  # torn by a crash
-        return {}
-    return row if isinstance(row, dict) else {}
+    rows = read_rows(run / "metrics.jsonl")
+    numbers = (number_of(row.get("train/seconds_per_step")) for row in rows)
+    recent = deque((seconds for seconds in numbers if seconds is not None), maxlen=20)
+    return statistics.median(recent) if recent else None

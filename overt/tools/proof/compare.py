@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from overt.errors import OvertError
+from overt.run.reader import number_of, read_rows, step_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,10 +87,17 @@ def _kind(tensor: Tensor) -> str:
 
 def read_losses(run: Path) -> dict[int, float]:
     """Loss by step of a run's metrics.jsonl."""
-    rows: list[dict[str, Any]] = [
-        json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()
-    ]
-    return {row["step"]: float(row["train/loss"]) for row in rows if "train/loss" in row}
+    log = run / "metrics.jsonl"
+    if not log.is_file():
+        raise OvertError(
+            f"{run} has no metrics.jsonl: that run did not get as far as its first log"
+        )
+    losses: dict[int, float] = {}
+    for row in read_rows(log):
+        step, loss = step_of(row), number_of(row.get("train/loss"))
+        if step is not None and loss is not None:
+            losses[step] = loss
+    return losses
 
 
 def loss_difference(one: dict[int, float], other: dict[int, float]) -> str | None:

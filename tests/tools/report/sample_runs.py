@@ -34,6 +34,15 @@ class Clock:
         return self.now
 
 
+def write(folder: Path, events: list[Any], rows: list[Any] = (), config: str = "") -> Path:  # type: ignore[assignment]
+    """A run folder with these lines in its logs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, lines in (("events.jsonl", events), ("metrics.jsonl", rows)):
+        (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "config.yaml").write_text(config)
+    return folder
+
+
 def write_run(
     folder: Path, monkeypatch: pytest.MonkeyPatch, lr: str = "0.001", extra: str = "extra"
 ) -> Path:

@@ -9,7 +9,7 @@ from browser import Page, chromium, find_chromium
 from sample_runs import EVIL, write_evil_run, write_run
 
 from overt.tools.report.page import build_page
-from overt.tools.report.run import open_run, open_runs
+from overt.tools.report.reading import open_run, open_runs
 
 PROGRAM = find_chromium()
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="needs Chromium or Chrome on the PATH")

@@ -10,7 +10,7 @@ from sample_runs import EVIL, write_evil_run, write_run
 
 from overt.tools.report.markup import Html, element, join
 from overt.tools.report.page import build_page, embed
-from overt.tools.report.run import open_run, open_runs
+from overt.tools.report.reading import open_run, open_runs
 
 
 class Reader(HTMLParser):
