@@ -30,7 +30,8 @@ from overt.config import Config
 from overt.distributed import World
 from overt.engine import loader
 from overt.engine.build import build
-from overt.engine.loader import START, MicroBatch, StepBatch
+from overt.engine.loader import MicroBatch, StepBatch
+from overt.engine.order import START
 from overt.engine.strategy import fsdp
 from overt.engine.trainer import Trainer
 from overt.nested import map_tensors
