@@ -61,9 +61,8 @@ def _fixed_seed() -> None:
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
-    # The first bfloat16 product on a CPU without such instructions switches oneDNN off for the
-    # whole process: from then on float32 is rounded otherwise than in a fresh process.
-    torch.backends.mkldnn.set_flags(True)
+    # A run leaves this as it was set; kernels would give way to their definitions.
+    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(scope="session", autouse=True)

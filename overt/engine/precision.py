@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -13,6 +15,8 @@ def set_precision(precision: str, deterministic: bool) -> None:
     torch.set_float32_matmul_precision("highest" if exact else "high")
     torch.backends.cudnn.allow_tf32 = not exact
     torch.backends.cudnn.benchmark = not deterministic
+    if deterministic:  # read when cuBLAS starts: one workspace, so that sums have one order
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(deterministic, warn_only=True)
 
 
