@@ -265,8 +265,6 @@ def test_only_harmless_classes_are_allowed_and_only_while_reading(tmp_path):
     torch.save({"a": torch.ones(1), "n": np.array([{}], dtype=object)}, tmp_path / "b.pt")
     with pytest.raises(CheckpointError, match="ObjectDType"):
         read_tensors(tmp_path / "b.pt")
-    with pytest.raises(pickle.UnpicklingError):
-        weight_files._encode_latin1("text", "rot13")
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
