@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from overt.commands.arguments import configure_model, export_options
 from overt.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -36,16 +37,17 @@ def main(arguments: list[str]) -> int:
     inspecting = verbs.add_parser("inspect", help="show what is in a checkpoint")
     inspecting.add_argument("file", type=Path, help="checkpoint folder, safetensors or torch file")
     inspecting.add_argument("--keys", action="store_true", help="list every tensor")
-    exporting = verbs.add_parser("export", help="write the weights, with clean keys, to one file")
+    exporting = verbs.add_parser(
+        "export",
+        help="write the weights, with clean keys, to one file",
+        parents=[export_options()],
+    )
     exporting.add_argument("file", type=Path, help="checkpoint folder, safetensors or torch file")
     exporting.add_argument("--to", required=True, choices=("safetensors", "torch", "onnx"))
     exporting.add_argument("--output", required=True, type=Path, help="the file to write")
-    exporting.add_argument("--part", default="model", choices=("model", "ema"))
     exporting.add_argument("--force", action="store_true", help="replace an existing file")
     exporting.add_argument("--half", action="store_true", help="weights in 16 bits, half the size")
     exporting.add_argument("--prefix", default="", help="put before every key: model.module.")
-    exporting.add_argument("--recipe", help="onnx: recipe of the weights; a folder knows it")
-    exporting.add_argument("--package", action="append", default=[], help="of your own recipe")
     exporting.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="onnx: a setting"
     )
@@ -122,15 +124,11 @@ def export(
 
 def export_onnx(options: argparse.Namespace) -> int:
     """Write the recipe's step for one frame or sample, with its weights, for other runtimes."""
-    from overt.checkpoint.trained import configure, load_model
+    from overt.checkpoint.trained import load_model
     from overt.config import build_recipe
 
     _check_output(options.output, options.force)
-    overrides = list(options.set)
-    if options.recipe is not None:
-        # No data set is read here; a recipe that asks where its own is gets an answer.
-        overrides = [f"recipe={options.recipe}", "data.root=not_used", *overrides]
-    config = configure(options.file, overrides, options.package, remedy="--recipe NAME")
+    config = configure_model(options.file, options.recipe, options.set, options.package)
     recipe = build_recipe(config)
     if not hasattr(recipe, "export_step"):
         raise ConfigError(f"the recipe {config.recipe.name} cannot be written as ONNX")

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from overt.checkpoint.trained import configure, load_model
+from overt.checkpoint.trained import load_model
+from overt.commands.arguments import configure_model, model_options, whole_number
 from overt.config import Config, build_recipe
 from overt.errors import ConfigError, DataError
 
@@ -82,14 +83,11 @@ def make_parser() -> argparse.ArgumentParser:
         prog="overt complete",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[model_options()],
     )
     parser.add_argument("skull", type=Path, metavar="SKULL")
-    parser.add_argument("--checkpoint", type=Path, required=True, help="weights, file or folder")
-    parser.add_argument("--recipe", help="recipe of the weights; a checkpoint folder knows it")
-    parser.add_argument("--samples", type=int, metavar="N", help="how many implants")
+    parser.add_argument("--samples", type=whole_number(1), metavar="N", help="how many implants")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="default: SKULL_implant")
-    parser.add_argument("--part", choices=("auto", "model", "ema"), default="auto")
-    parser.add_argument("--package", action="append", default=[], help="folder of your own recipe")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of the configuration")
     return parser
 
@@ -98,10 +96,7 @@ def _configure(options: argparse.Namespace) -> Config:
     overrides = list(options.overrides)
     if options.samples is not None:
         overrides.append(f"evaluation.ensemble={options.samples}")
-    if options.recipe is not None:
-        # No data set is read here; a recipe that asks where its own is gets an answer.
-        overrides = [f"recipe={options.recipe}", "data.root=not_used", *overrides]
-    return configure(options.checkpoint, overrides, options.package, remedy="--recipe NAME")
+    return configure_model(options.checkpoint, options.recipe, overrides, options.package)
 
 
 def read_skull(path: Path, config: Config) -> tuple[Volume | None, NDArray[np.floating[Any]]]:

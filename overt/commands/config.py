@@ -9,6 +9,7 @@ from dataclasses import fields
 
 from omegaconf import OmegaConf
 
+from overt.commands.arguments import config_options
 from overt.config import load, schema_of
 from overt.errors import ConfigError, nearest
 
@@ -16,10 +17,10 @@ ABSENT = object()
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="overt config", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="overt config", description=__doc__, parents=[config_options()]
+    )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
-    parser.add_argument("--config", help="a resolved config.yaml instead of composing")
-    parser.add_argument("--package", action="append", default=[], help="folder of your own recipe")
     parser.add_argument(
         "--explain", nargs="?", const="", metavar="KEY", help="say what every key, or KEY, means"
     )

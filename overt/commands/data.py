@@ -8,10 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from overt.commands.arguments import finite_number, whole_number
 from overt.errors import ConfigError
 
 if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_positive = whole_number(1)
+_not_negative = whole_number(0)
+_side = whole_number(16, "pixels")
+_speed = finite_number(0)
 
 
 def main(arguments: list[str]) -> int:
@@ -438,31 +444,3 @@ def _counter(noun: str, total: int) -> Callable[[int], None]:
             print(f"\r{noun} {done} of {total}", end="\r", flush=True)
 
     return report
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number}, but at least 1 is needed")
-    return number
-
-
-def _not_negative(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{number}, but at least 0 is needed")
-    return number
-
-
-def _side(text: str) -> int:
-    number = int(text)
-    if number < 16:
-        raise argparse.ArgumentTypeError(f"{number} pixels, but at least 16 are needed")
-    return number
-
-
-def _speed(text: str) -> float:
-    number = float(text)
-    if not 0 <= number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text}, but a number from 0 on is needed")
-    return number

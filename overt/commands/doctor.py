@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from overt.commands.arguments import config_options, finite_number, whole_number
 from overt.config import Config, build_recipe, load
 from overt.errors import OvertError
 
@@ -31,14 +32,17 @@ def make_parser() -> argparse.ArgumentParser:
         prog="overt doctor",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[config_options()],
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="recipe=NAME, ...")
-    parser.add_argument("--config", help="a resolved config.yaml instead of composing")
-    parser.add_argument("--package", action="append", default=[], help="folder of your own recipe")
     parser.add_argument("--folder", type=Path, help="where runs will be written (runs)")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--samples", type=int, default=8, help="how many samples to read (8)")
-    parser.add_argument("--step-seconds", type=float, help="what one step takes, if you know")
+    parser.add_argument(
+        "--samples", type=whole_number(1), default=8, help="how many samples to read (8)"
+    )
+    parser.add_argument(
+        "--step-seconds", type=finite_number(0, above=True), help="what one step takes, if you know"
+    )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.add_argument("--strict", action="store_true", help="a warning is a failure too")
     return parser

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from overt.checkpoint.trained import configure, load_model
-from overt.config import Config, build_recipe
+from overt.checkpoint.trained import load_model
+from overt.commands.arguments import configure_model, model_options
+from overt.config import build_recipe
 from overt.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -51,18 +52,15 @@ def make_parser() -> argparse.ArgumentParser:
         prog="overt estimate",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[model_options()],
     )
     parser.add_argument("image", type=Path, metavar="IMAGE")
-    parser.add_argument("--checkpoint", type=Path, required=True, help="weights, file or folder")
-    parser.add_argument("--recipe", help="recipe of the weights; a checkpoint folder knows it")
     parser.add_argument("--mask", type=Path, help="PNG of the picture's size, person not black")
     parser.add_argument(
         "--keypoints", type=Path, help="JSON: 12 rows x, y, confidence; shoulders to ankles"
     )
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="default: IMAGE_person")
     parser.add_argument("--format", choices=("obj", "ply"), default="obj")
-    parser.add_argument("--part", choices=("auto", "model", "ema"), default="auto")
-    parser.add_argument("--package", action="append", default=[], help="folder of your own recipe")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of the configuration")
     return parser
 
@@ -82,7 +80,7 @@ def estimate(
     picture = read_picture(image)
     shown = None if mask is None else read_mask(mask)
     places = None if keypoints is None else read_keypoints(keypoints)
-    config = _configure(Path(checkpoint), recipe, list(packages), list(overrides))
+    config = configure_model(Path(checkpoint), recipe, overrides, packages)
 
     from overt.distributed import init_distributed
 
@@ -96,15 +94,6 @@ def estimate(
     model, _ = load_model(built, Path(checkpoint), part)
     found: PersonEstimate = built.estimate(model.to(world.device), picture, shown, places)
     return found
-
-
-def _configure(
-    checkpoint: Path, recipe: str | None, packages: list[str], overrides: list[str]
-) -> Config:
-    if recipe is not None:
-        # No data set is read here; a recipe that asks where its own is gets an answer.
-        overrides = [f"recipe={recipe}", "data.root=not_used", *overrides]
-    return configure(checkpoint, overrides, packages, remedy="--recipe NAME")
 
 
 def read_picture(image: Path | str | NDArray[np.uint8]) -> NDArray[np.uint8]:

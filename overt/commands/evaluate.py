@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from omegaconf import OmegaConf
 
 from overt.checkpoint.trained import configure, load_model
+from overt.commands.arguments import evaluation_options
 from overt.config import Config, build_recipe
 from overt.errors import ConfigError, need_folder
 
@@ -36,15 +37,9 @@ def main(arguments: Sequence[str]) -> int:
         prog="overt evaluate",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[evaluation_options()],
     )
     parser.add_argument("words", nargs="*", metavar="KEY=VALUE")
-    parser.add_argument("--package", action="append", default=[], help="folder of your own recipe")
-    parser.add_argument(
-        "--part",
-        choices=("auto", "model", "ema"),
-        default="auto",
-        help="auto: ema where there is one",
-    )
     parser.add_argument(
         "--compile",
         action="store_true",

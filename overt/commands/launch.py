@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from overt.commands.arguments import config_options, finite_number
 from overt.config import Config, expand_sweep, load
 from overt.errors import ConfigError, LaunchError
 from overt.tools.launch import local, slurm, systemd
@@ -45,12 +46,10 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parser(where: str, description: str) -> argparse.ArgumentParser:
     """The options that every place shares: those of `overt train`, and the number of devices."""
-    parser = argparse.ArgumentParser(prog=f"overt launch {where}", description=description)
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="recipe=NAME, ...")
-    parser.add_argument("--config", help="start from a resolved config.yaml instead of composing")
-    parser.add_argument(
-        "--package", action="append", default=[], help="folder of your own recipe; repeatable"
+    parser = argparse.ArgumentParser(
+        prog=f"overt launch {where}", description=description, parents=[config_options()]
     )
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="recipe=NAME, ...")
     parser.add_argument("--gpus", type=int, metavar="N", help="GPUs per node, one process on each")
     parser.add_argument(
         "--processes", type=int, metavar="N", help="processes per node, on the CPU (--gpus 0)"
@@ -63,7 +62,8 @@ def _parser(where: str, description: str) -> argparse.ArgumentParser:
 
 def _words(overrides: Sequence[str], options: argparse.Namespace) -> list[str]:
     """The words of `overt train`."""
-    words = [*overrides, *(word for one in options.package for word in ("--package", one))]
+    packages = (word for package in options.package for word in ("--package", package))
+    words = [*overrides, *packages]
     return [*words, "--config", options.config] if options.config else words
 
 
@@ -245,7 +245,10 @@ def _manage(what: str, arguments: Sequence[str]) -> int:
     parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder")
     if what == "stop":
         parser.add_argument(
-            "--seconds", type=float, default=120.0, help="how long to wait for it to save"
+            "--seconds",
+            type=finite_number(0),
+            default=120.0,
+            help="how long to wait for it to save",
         )
     options = parser.parse_args(arguments)
     started = local.read(options.run)

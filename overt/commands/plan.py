@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
-from overt.config import Config, add_package, build_recipe, check, compose_values
+from overt.checks import within
+from overt.commands.arguments import config_options, finite_number, whole_number
+from overt.config import Config, build_recipe, check, compose_values, load
 from overt.errors import ConfigError
 from overt.run.reader import number_of, read_rows
 
@@ -26,8 +26,7 @@ from overt.run.reader import number_of, read_rows
 def main(arguments: Sequence[str]) -> int:
     options = make_parser().parse_intermixed_args(arguments)
     devices = read_devices(options.devices)
-    if not 0 < options.efficiency <= 1:
-        raise ConfigError(f"--efficiency {options.efficiency}; allowed is above 0, up to 1")
+    within("--efficiency", options.efficiency, 0, 1, above=True)
     config = configure(options.overrides, options.config, options.package)
     measured = None
     if options.measured is not None:
@@ -51,22 +50,24 @@ def make_parser() -> argparse.ArgumentParser:
         prog="overt plan",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[config_options()],
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="recipe=NAME, ...")
     parser.add_argument("--devices", default="1,2,4,8", metavar="N,N,...")
-    parser.add_argument("--gpu", default="H200", help="whose peak the efficiency is a share of")
+    parser.add_argument("--gpu", default="H200", help="whose peak --efficiency is a fraction of")
     parser.add_argument(
-        "--efficiency", type=float, default=0.3, help="share of the peak that is reached"
+        "--efficiency", type=float, default=0.3, help="fraction of the peak that is reached"
     )
     parser.add_argument("--measured", type=Path, metavar="RUN", help="step time of this run folder")
-    parser.add_argument("--seconds", type=float, help="of one step on one device, without others")
-    parser.add_argument("--measured-devices", type=int, default=1, help="devices of that run")
-    parser.add_argument("--samples", type=int, help="in the data set, where that is elsewhere")
-    parser.add_argument("--gpus-per-node", type=int, default=8)
-    parser.add_argument("--network-gbit", type=float, default=400.0, help="of each GPU, in Gb/s")
+    positive, count = finite_number(0, above=True), whole_number(1)
+    parser.add_argument(
+        "--seconds", type=positive, help="of one step on one device, without others"
+    )
+    parser.add_argument("--measured-devices", type=count, default=1, help="devices of that run")
+    parser.add_argument("--samples", type=count, help="in the data set, where that is elsewhere")
+    parser.add_argument("--gpus-per-node", type=count, default=8)
+    parser.add_argument("--network-gbit", type=positive, default=400.0, help="of each GPU, in Gb/s")
     parser.add_argument("--json", action="store_true", help="all numbers, in bytes and seconds")
-    parser.add_argument("--config", help="a resolved config.yaml instead of composing")
-    parser.add_argument("--package", action="append", default=[], help="folder of your own recipe")
     return parser
 
 
@@ -83,14 +84,7 @@ def read_devices(text: str) -> tuple[int, ...]:
 
 def configure(overrides: Sequence[str], file: str | None, packages: Sequence[str]) -> Config:
     """The configuration; where its data set lies need not be known yet."""
-    allowed = ["overt", "torch.optim", *map(add_package, packages)]
-    values = compose_values(overrides, file, packages)
-    data = values.get("data")
-    if OmegaConf.is_dict(data):
-        open_yet = "root" in data and data.root is None and not data.get("sources")
-        if open_yet or OmegaConf.is_missing(data, "root"):
-            data.root = "not_there_yet"
-    return check(values, allowed)
+    return load(overrides, file, packages, needs_data=False)
 
 
 def seconds_per_sample(run: Path, devices: int) -> float:

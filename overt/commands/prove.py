@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from overt.commands.arguments import config_options, finite_number, whole_number
 from overt.config import Config, load
 from overt.errors import ConfigError
 
@@ -24,18 +25,23 @@ def make_parser() -> argparse.ArgumentParser:
         prog="overt prove",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[config_options()],
     )
     parser.add_argument("claim", choices=("resume", "world"))
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="recipe=NAME, ...")
-    parser.add_argument("--config", help="start from a resolved config.yaml instead of composing")
-    parser.add_argument("--package", action="append", default=[], help="folder of your own recipe")
     parser.add_argument("--steps", type=int, default=12, help="length of each run (12)")
     parser.add_argument("--save-every", type=int, default=3, help="steps between checkpoints (3)")
     parser.add_argument("--kill-at", default="random", help="steps before the kill, or random")
     parser.add_argument("--processes", type=int, help="on this host (resume: 1, world: 2)")
-    parser.add_argument("--seed", type=int, default=0, help="decides step and victim of the kill")
-    parser.add_argument("--tolerance", type=float, default=TOLERANCE, help="world: of the losses")
-    parser.add_argument("--deadline", type=float, default=3600.0, help="seconds for each run")
+    parser.add_argument(
+        "--seed", type=whole_number(0), default=0, help="decides step and victim of the kill"
+    )
+    parser.add_argument(
+        "--tolerance", type=finite_number(0), default=TOLERANCE, help="world: of the losses"
+    )
+    parser.add_argument(
+        "--deadline", type=finite_number(0, above=True), default=3600.0, help="seconds for each run"
+    )
     parser.add_argument("--folder", type=Path, help="keep the runs here (default: a temporary one)")
     parser.add_argument("--json", action="store_true", help="print the verdict as JSON")
     return parser

@@ -21,7 +21,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from overt.checkpoint.trained import configure, load_model, shipped_weights
+from overt.checkpoint.trained import load_model, shipped_weights
+from overt.commands.arguments import (
+    configure_model,
+    finite_number,
+    model_options,
+    whole_number,
+)
 from overt.config import Config, build_recipe
 from overt.errors import ConfigError, DataError, need_folder
 
@@ -94,18 +100,19 @@ def make_parser() -> argparse.ArgumentParser:
         prog="overt track",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[model_options(default=f"the small {SHIPPED}")],
     )
     parser.add_argument("video", type=Path, metavar="VIDEO", help="file, folder, or camera number")
     parser.add_argument("--online", action="store_true", help="frame by frame, as they arrive")
     parser.add_argument(
-        "--frames", type=_grid_size, metavar="N", help="--online: stop after so many"
+        "--frames", type=whole_number(1), metavar="N", help="--online: stop after N"
     )
     parser.add_argument(
-        "--checkpoint", type=Path, help=f"weights, file or folder; default: the small {SHIPPED}"
-    )
-    parser.add_argument("--recipe", help="recipe of the weights; a checkpoint folder knows it")
-    parser.add_argument(
-        "--grid", type=_grid_size, default=20, metavar="N", help="N x N points of the first frame"
+        "--grid",
+        type=whole_number(1),
+        default=20,
+        metavar="N",
+        help="N x N points of the first frame",
     )
     parser.add_argument(
         "--queries", type=Path, metavar="FILE", help="follow these instead: CSV or JSON of t, x, y"
@@ -114,9 +121,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--format", choices=("mp4", "webp", "gif"), help="default: mp4 with overt[video], else webp"
     )
-    parser.add_argument("--fps", type=_fps, help="default: that of the video, or 12")
-    parser.add_argument("--part", choices=("auto", "model", "ema"), default="auto")
-    parser.add_argument("--package", action="append", default=[], help="folder of your own recipe")
+    parser.add_argument(
+        "--fps", type=finite_number(0, above=True), help="default: that of the video, or 12"
+    )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of the configuration")
     return parser
 
@@ -177,17 +184,13 @@ def follow(
 
 
 def _configure(options: argparse.Namespace) -> Config:
-    overrides = list(options.overrides)
     if options.checkpoint is None:
         if options.recipe not in (None, SHIPPED) or options.online:
             asked = "--online" if options.online else f"--recipe {options.recipe}"
             raise ConfigError(f"{asked} needs --checkpoint FILE: only {SHIPPED} comes with overt")
         options.recipe = SHIPPED
         options.checkpoint = shipped_weights(SHIPPED)
-    if options.recipe is not None:
-        # No data set is read here; a recipe that asks where its own is gets an answer.
-        overrides = [f"recipe={options.recipe}", "data.root=not_used", *overrides]
-    return configure(options.checkpoint, overrides, options.package, remedy="--recipe NAME")
+    return configure_model(options.checkpoint, options.recipe, options.overrides, options.package)
 
 
 def grid_queries(size: int, shape: tuple[int, ...]) -> Queries:
@@ -264,20 +267,3 @@ def write_tracks(folder: Path, queries: Queries, found: PointTracks) -> None:
                 visible = int(arrays["visible"][frame, point])
                 numbers = [f"{x:.3f}", f"{y:.3f}", visible, *(f"{part:.4f}" for part in sure)]
                 writer.writerow([point, frame, *numbers])
-
-
-def _grid_size(text: str) -> int:
-    # A ValueError would be shown with the name of this function instead of what is allowed.
-    if not text.strip().isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}, but a whole number from 1 on is needed")
-    return int(text)
-
-
-def _fps(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text}, but a number above 0 is needed")
-    return number

@@ -141,9 +141,18 @@ def _parameter(data: object, *_: object) -> object:
     return data  # the tensor within, without its gradient
 
 
-_ADMITTED: dict[tuple[str, str], object] = {
+# The one list of what a pickle may name of numpy, and what stands for it.
+NUMPY: dict[tuple[str, str], object] = {
     ("numpy", "ndarray"): _NDARRAY,
     ("numpy", "dtype"): _dtype,
+}
+for _core in ("numpy.core", "numpy._core"):  # numpy 1 and numpy 2
+    NUMPY[f"{_core}.multiarray", "_reconstruct"] = _reconstruct
+    NUMPY[f"{_core}.multiarray", "scalar"] = _scalar
+    NUMPY[f"{_core}.numeric", "_frombuffer"] = _frombuffer
+
+_ADMITTED: dict[tuple[str, str], object] = {
+    **NUMPY,
     ("_codecs", "encode"): _encode,  # how protocols 0 to 2 write bytes
     ("collections", "OrderedDict"): OrderedDict,
     ("torch._utils", "_rebuild_tensor_v2"): _tensor,
@@ -157,10 +166,6 @@ for _module in ("builtins", "__builtin__"):  # protocols 3 and later, 0 to 2
     _ADMITTED[_module, "object"] = _OBJECT
 for _module in ("copyreg", "copy_reg"):  # Python 3 and 2
     _ADMITTED[_module, "_reconstructor"] = _new
-for _core in ("numpy.core", "numpy._core"):  # numpy 1 and numpy 2
-    _ADMITTED[f"{_core}.multiarray", "_reconstruct"] = _reconstruct
-    _ADMITTED[f"{_core}.multiarray", "scalar"] = _scalar
-    _ADMITTED[f"{_core}.numeric", "_frombuffer"] = _frombuffer
 
 
 def _build(unpickler: Any) -> None:
@@ -204,6 +209,72 @@ def _check_dtype_state(dtype: np.dtype[Any], state: Any) -> None:
     )
     if not plain:
         raise pickle.UnpicklingError(f"array type with state {state!r}")
+
+
+# --- the same list for torch.load, which sets states by itself -----------------------------------
+
+
+class _TypeOfNumbers:
+    """Stands for a numpy.dtype in a torch file: checks the state that torch sets."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.dtype = _dtype(*arguments)
+        if self.dtype.hasobject:
+            raise pickle.UnpicklingError("array of objects (ObjectDType)")
+
+    def __setstate__(self, state: Any) -> None:
+        _check_dtype_state(self.dtype, state)
+        self.dtype = self.dtype.newbyteorder(state[1])
+
+
+class CheckedArray(np.ndarray[Any, Any]):
+    """An array of a torch file: checks the state that torch sets. A file cannot make one."""
+
+    def __new__(cls, *_: object) -> CheckedArray:
+        raise pickle.UnpicklingError("array that numpy did not write")
+
+    def __setstate__(self, state: Any) -> None:
+        version, shape, kind, fortran, content = state
+        checked = (version, shape, _type_of(kind), fortran, content)
+        _check_array_state(checked)
+        super().__setstate__(checked)
+
+
+def _type_of(kind: object) -> np.dtype[Any]:
+    if not isinstance(kind, _TypeOfNumbers):
+        raise pickle.UnpicklingError(f"array of type {kind!r}")
+    return kind.dtype
+
+
+def _checked_array(kind: object, shape: object, code: object) -> CheckedArray:
+    return _reconstruct(kind, shape, code).view(CheckedArray)
+
+
+def _checked_scalar(kind: object, data: bytes | str) -> Any:
+    return _scalar(_type_of(kind), data)
+
+
+def _checked_buffer(
+    buffer: Any, kind: object, shape: tuple[int, ...], order: Any, axis_order: Any = None
+) -> np.ndarray[Any, Any]:
+    return _frombuffer(buffer, _type_of(kind), shape, order, axis_order)
+
+
+def safe_globals() -> list[tuple[Any, str]]:
+    """The list `NUMPY` for `torch.serialization.safe_globals`."""
+    checked: dict[object, object] = {
+        _dtype: _TypeOfNumbers,
+        _reconstruct: _checked_array,
+        _scalar: _checked_scalar,
+        _frombuffer: _checked_buffer,
+    }
+    named = [
+        (checked.get(function, function), f"{module}.{name}")
+        for (module, name), function in NUMPY.items()
+    ]
+    empty = [(_no_bytes, f"{module}.bytes") for module in ("builtins", "__builtin__")]
+    # Torch sets the state of objects of a listed class only.
+    return [*named, *empty, (CheckedArray, f"{__name__}.CheckedArray")]
 
 
 # The unpickler written in Python, since the one in C offers no way to check what BUILD sets. An

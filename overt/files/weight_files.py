@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from overt.errors import CheckpointError
+from overt.files import pickles
 
 # What DDP, torch.compile, FSDP and activation checkpointing put into the middle of a key.
 WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
@@ -120,14 +121,31 @@ def read_torch_file(path: Path) -> Any:
     """Read a file of `torch.save` without running anything that it contains."""
     try:
         with torch.serialization.safe_globals(_harmless()):
-            return torch.load(
+            content = torch.load(
                 path,
                 map_location="cpu",
                 weights_only=True,
                 mmap=zipfile.is_zipfile(path),
             )
+        return _with_plain_arrays(content)
     except Exception as error:  # a damaged file can make torch's reader fail in any way
         raise _refusal(path, error) from None
+
+
+def _with_plain_arrays(value: Any) -> Any:
+    """The same content, with numpy's own arrays for those that checked what they were given."""
+    if isinstance(value, pickles.CheckedArray):
+        return np.asarray(value)
+    if isinstance(value, dict):
+        for key, item in value.items():
+            value[key] = _with_plain_arrays(item)
+    elif isinstance(value, list):
+        value[:] = map(_with_plain_arrays, value)
+    elif type(value) is tuple:
+        return tuple(map(_with_plain_arrays, value))
+    elif isinstance(value, argparse.Namespace):
+        _with_plain_arrays(vars(value))
+    return value
 
 
 def _refusal(path: Path, error: Exception) -> CheckpointError:
@@ -149,30 +167,15 @@ def _refusal(path: Path, error: Exception) -> CheckpointError:
     )
 
 
-def _encode_latin1(text: str, encoding: str) -> bytes:
-    """Encode text as pickle does for bytes; any other encoding is refused, not looked up."""
-    if encoding != "latin1":
-        raise pickle.UnpicklingError(f"refused the text encoding {encoding!r}")
-    return text.encode("latin1")
-
-
 def _harmless() -> list[Any]:
     """List the classes in files of training scripts that can do nothing but hold data."""
-    number_types = {type(np.dtype(code)) for code in np.typecodes["All"] if code not in "OV"}
-    scalar, reconstruct = np.float64(0).__reduce__()[0], np.zeros(1).__reduce__()[0]
     return [
         argparse.Namespace,
         collections.OrderedDict,
-        pathlib.PosixPath,
-        # Written by numpy before and since 2.0, and by Python before and since 3.13.
-        (pathlib.PosixPath, "pathlib._local.PosixPath"),
+        # Written by Python before and since 3.13.
         (pathlib.PosixPath, "pathlib.PosixPath"),
-        *((scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
-        *((reconstruct, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")),
-        np.ndarray,
-        np.dtype,
-        *number_types,
-        (_encode_latin1, "_codecs.encode"),
+        (pathlib.PosixPath, "pathlib._local.PosixPath"),
+        *pickles.safe_globals(),
     ]
 
 

@@ -54,8 +54,8 @@ def test_other_settings_are_refused(tmp_path):
         (["--sequences", "0"], "at least 1"),
         (["--seed", "-1"], "at least 0"),
         (["--size", "8", "128"], "at least 16"),
-        (["--speed", "nan"], "from 0 on"),
-        (["--frames", "many"], "invalid"),
+        (["--speed", "nan"], "not a number of at least 0"),
+        (["--frames", "many"], "not a whole number"),
     ],
 )
 def test_impossible_numbers(tmp_path, capsys, option, message):

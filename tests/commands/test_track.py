@@ -193,11 +193,11 @@ def test_bad_queries_are_refused(
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--grid", "x"], "argument --grid: x, but a whole number from 1 on is needed"),
-        (["--grid", "0"], "argument --grid: 0, but a whole number from 1 on is needed"),
-        (["--online", "--frames", "1.5"], "argument --frames: 1.5, but a whole number from 1 on"),
-        (["--fps", "fast"], "argument --fps: fast, but a number above 0 is needed"),
-        (["--fps", "-1"], "argument --fps: -1, but a number above 0 is needed"),
+        (["--grid", "x"], "argument --grid: x is not a whole number of at least 1"),
+        (["--grid", "0"], "argument --grid: 0 is not a whole number of at least 1"),
+        (["--online", "--frames", "1.5"], "argument --frames: 1.5 is not a whole number"),
+        (["--fps", "fast"], "argument --fps: fast is not a number above 0"),
+        (["--fps", "-1"], "argument --fps: -1 is not a number above 0"),
     ],
 )
 def test_numbers_that_are_none_are_refused_with_what_is_allowed(

@@ -1,14 +1,20 @@
 """overt/files/weight_files.py: what engine and recipes share in reading files of others."""
 
+import argparse
+import re
+import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from forged_pickles import ARRAYS, FORGERIES, Forged, same
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from overt.errors import CheckpointError
+from overt.files.pickles import CheckedArray
 from overt.files.weight_files import (
     CONTAINERS,
     WRAPPERS,
@@ -84,3 +90,58 @@ def test_formats_are_told_apart_by_content(tmp_path: Path) -> None:
     assert torch.equal(read_torch_file(tmp_path / "two")["a"], weights["a"])
     with pytest.raises(CheckpointError, match="Nothing of it was run"):
         read_torch_file(tmp_path / "one")
+
+
+VALUES = {
+    "float64": np.float64(0.5),
+    "int64": np.int64(-3),
+    "bool": np.bool_(True),
+    "text": np.str_("abc"),
+    **{f"array of {name}": array for name, array in ARRAYS.items() if name != "objects"},
+}
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("name", VALUES)
+def test_values_of_numpy_come_back_as_they_were(name: str, zipped: bool, tmp_path: Path) -> None:
+    content = {
+        "value": VALUES[name],
+        "deep": [{"value": (VALUES[name], 1)}, argparse.Namespace(value=VALUES[name])],
+        "a": torch.ones(1),
+    }
+    torch.save(content, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
+    loaded = read_torch_file(tmp_path / "a.pt")
+    deep = loaded["deep"]
+    for value in (loaded["value"], deep[0]["value"][0], deep[1].value):
+        assert same(value, VALUES[name])
+        assert type(value) is type(VALUES[name])
+
+
+@pytest.mark.parametrize("core", ["numpy.core", "numpy._core"])
+def test_values_of_numpy_1_and_numpy_2(core: str, tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(1), "x": np.arange(3), "y": np.float32(2)}, tmp_path / "now.pt")
+    with zipfile.ZipFile(tmp_path / "now.pt") as now, zipfile.ZipFile(tmp_path / "a", "w") as then:
+        for entry in now.namelist():
+            content = now.read(entry)
+            if entry.endswith("data.pkl"):
+                content = re.sub(rb"numpy\._?core", core.encode(), content)
+            then.writestr(entry, content)
+    loaded = read_torch_file(tmp_path / "a")
+    assert loaded["x"].tolist() == [0, 1, 2]
+    assert loaded["y"] == 2
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("name", FORGERIES)
+def test_forged_values_of_numpy_are_refused(name: str, zipped: bool, tmp_path: Path) -> None:
+    content = {"a": torch.ones(1), "x": FORGERIES[name]}
+    torch.save(content, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
+    with pytest.raises(CheckpointError, match="Nothing of it was run"):
+        read_torch_file(tmp_path / "a.pt")
+
+
+def test_a_file_cannot_make_the_arrays_that_stand_in(tmp_path: Path) -> None:
+    forged = Forged(CheckedArray, ((1,), "O", b"\x41" * 8))
+    torch.save({"a": torch.ones(1), "x": forged}, tmp_path / "a.pt")
+    with pytest.raises(CheckpointError, match="array that numpy did not write"):
+        read_torch_file(tmp_path / "a.pt")

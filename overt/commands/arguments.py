@@ -1,0 +1,132 @@
+"""What several commands share of their command lines: options of a trained model, types of numbers.
+
+Parents for `argparse.ArgumentParser(parents=[...])`; positional arguments stay with each command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from overt.config import Config
+
+PARTS = ("auto", "model", "ema")
+
+
+def _parent() -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(add_help=False)
+
+
+def _add_config(parent: argparse.ArgumentParser) -> None:
+    parent.add_argument("--config", help="start from a resolved config.yaml instead of composing")
+
+
+def _add_package(parent: argparse.ArgumentParser) -> None:
+    parent.add_argument(
+        "--package", action="append", default=[], help="folder of your own recipe; repeatable"
+    )
+
+
+def _add_recipe(parent: argparse.ArgumentParser, note: str) -> None:
+    text = f"{note}recipe of the weights; a checkpoint folder knows it"
+    parent.add_argument("--recipe", help=text)
+
+
+def _add_part(parent: argparse.ArgumentParser, parts: Sequence[str]) -> None:
+    text = "auto: ema where there is one" if "auto" in parts else f"default: {parts[0]}"
+    parent.add_argument("--part", choices=tuple(parts), default=parts[0], help=text)
+
+
+def config_options() -> argparse.ArgumentParser:
+    """--config and --package: where a configuration comes from, as for `overt train`."""
+    parent = _parent()
+    _add_config(parent)
+    _add_package(parent)
+    return parent
+
+
+def evaluation_options() -> argparse.ArgumentParser:
+    """--package and --part: a trained model whose checkpoint is named by a word."""
+    parent = _parent()
+    _add_package(parent)
+    _add_part(parent, PARTS)
+    return parent
+
+
+def export_options() -> argparse.ArgumentParser:
+    """--part, --recipe and --package: a checkpoint of which only ONNX needs the recipe."""
+    parent = _parent()
+    _add_part(parent, PARTS[1:])
+    _add_recipe(parent, "onnx: ")
+    _add_package(parent)
+    return parent
+
+
+def model_options(default: str | None = None) -> argparse.ArgumentParser:
+    """--checkpoint, --recipe, --part and --package: a trained model.
+
+    `default` says in the help which weights are used without --checkpoint; else it is required.
+    """
+    parent = _parent()
+    more = "" if default is None else f"; default: {default}"
+    parent.add_argument(
+        "--checkpoint", type=Path, required=default is None, help=f"weights, file or folder{more}"
+    )
+    _add_recipe(parent, "")
+    _add_part(parent, PARTS)
+    _add_package(parent)
+    return parent
+
+
+def configure_model(
+    checkpoint: Path, recipe: str | None, overrides: Sequence[str], packages: Sequence[str]
+) -> Config:
+    """The configuration of a trained model, whose recipe `--recipe` or the checkpoint names.
+
+    No data set has to be named: none is read.
+    """
+    from overt.checkpoint.trained import (
+        configure,  # Hydra: not for commands without a configuration
+    )
+
+    named = [] if recipe is None else [f"recipe={recipe}"]
+    return configure(checkpoint, [*named, *overrides], packages, "--recipe NAME", needs_data=False)
+
+
+def whole_number(least: int, unit: str = "") -> Callable[[str], int]:
+    """The type of an option that takes a whole number of at least `least`."""
+
+    def parse(text: str) -> int:
+        # A ValueError would be shown with the name of this function instead of what is allowed.
+        try:
+            number = int(text)
+        except ValueError:
+            number = None
+        if number is None or number < least:
+            raise argparse.ArgumentTypeError(
+                f"{text} is not a whole number{unit and f' of {unit}'} of at least {least}"
+            )
+        return number
+
+    return parse
+
+
+def finite_number(least: float, above: bool = False) -> Callable[[str], float]:
+    """The type of an option that takes a finite number of at least, or above, `least`."""
+
+    def parse(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        large_enough = number > least if above else number >= least
+        if not math.isfinite(number) or not large_enough:
+            bound = f"{'above' if above else 'of at least'} {least:g}"
+            raise argparse.ArgumentTypeError(f"{text} is not a number {bound}")
+        return number
+
+    return parse
