@@ -61,6 +61,8 @@ def _fixed_seed() -> None:
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
+    # A run leaves this as it was set; kernels would give way to their definitions.
+    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(scope="session", autouse=True)

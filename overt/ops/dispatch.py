@@ -90,9 +90,9 @@ def use_kernels(
     width: int = 0,
 ) -> bool:
     """Whether the kernels of an operation serve this tensor here and now."""
-    return tensor.is_cuda and can_serve(
+    return can_serve(
         KERNELS[operation],
-        "cuda",
+        tensor.device.type,
         tensor.dtype if dtype is None else dtype,
         deterministic=torch.are_deterministic_algorithms_enabled(),
         has_triton=HAS_TRITON,
@@ -120,8 +120,8 @@ def must_replace(device_type: str, *, deterministic: bool, has_gradient: bool) -
 def replaces(operation: str, *inputs: Tensor) -> bool:
     """Whether an operation of torch gives way to a plain one with a repeatable gradient."""
     assert operation in REPLACED_IN_TORCH, operation
-    return inputs[0].is_cuda and must_replace(
-        "cuda",
+    return must_replace(
+        inputs[0].device.type,
         deterministic=torch.are_deterministic_algorithms_enabled(),
         has_gradient=torch.is_grad_enabled() and any(part.requires_grad for part in inputs),
     )

@@ -115,7 +115,6 @@ def test_what_is_asked_of_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
         return True
 
     monkeypatch.setattr(dispatch, "must_replace", note)
-    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     leaf = torch.zeros(2, requires_grad=True)
     constant = torch.zeros(2)
     assert replaces("resize", constant, leaf)

@@ -13,6 +13,27 @@ from overt.engine.trainer import Trainer
 from overt.recipes.hjepa.data import Batch
 from overt.recipes.hjepa.recipe import HJEPARecipe
 
+SMALL = [
+    "data.synthetic.classes=4",
+    "data.synthetic.per_class=9",
+    "data.synthetic.size=16",
+    "data.image_size=[16,16]",
+    "data.masking.min_keep=2",
+    "model.embed_dim=32",
+    "model.depth=2",
+    "model.num_heads=2",
+    "model.predictor.width=16",
+    "model.predictor.depth=1",
+    "model.predictor.num_heads=2",
+    "evaluation.k=3",
+    "evaluation.collapse.every_steps=2",
+    "training.batch_size=8",
+    "training.num_workers=0",
+    "training.device=cpu",
+    "training.evaluate_at_start=false",
+    "logging.every_steps=1",
+    "logging.use_tensorboard=false",
+]
 # One global batch, to be split in any way.
 SPLIT = [
     "training.global_batch_size=8",
@@ -26,30 +47,7 @@ SPLIT = [
 @cache
 def composed() -> DictConfig:
     """Composing takes most of a second; the overrides of a test are merged into it."""
-    return compose_values(
-        [
-            "recipe=hjepa_tiny",
-            "data.synthetic.classes=4",
-            "data.synthetic.per_class=9",
-            "data.synthetic.size=16",
-            "data.image_size=[16,16]",
-            "data.masking.min_keep=2",
-            "model.embed_dim=32",
-            "model.depth=2",
-            "model.num_heads=2",
-            "model.predictor.width=16",
-            "model.predictor.depth=1",
-            "model.predictor.num_heads=2",
-            "evaluation.k=3",
-            "evaluation.collapse.every_steps=2",
-            "training.batch_size=8",
-            "training.num_workers=0",
-            "training.device=cpu",
-            "training.evaluate_at_start=false",
-            "logging.every_steps=1",
-            "logging.use_tensorboard=false",
-        ]
-    )
+    return compose_values(["recipe=hjepa_tiny", *SMALL])
 
 
 def small_config(root: Path, *overrides: str) -> Config:

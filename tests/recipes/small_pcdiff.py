@@ -14,6 +14,26 @@ from overt.engine.trainer import Trainer
 from overt.recipes.pcdiff.data import CloudBatch
 from overt.recipes.pcdiff.recipe import PCDiffRecipe
 
+SMALL = [
+    "data.synthetic.count=2",
+    "data.synthetic.side=24",
+    "data.synthetic.points=400",
+    "data.num_points=160",
+    "data.num_implant_points=32",
+    "model.width_multiplier=0.5",
+    "model.resolution_multiplier=0.5",
+    "model.embed_dim=16",
+    "evaluation.steps=3",
+    "evaluation.cases=3",
+    "evaluation.batch_size=2",
+    "evaluation.loss_times=2",
+    "training.global_batch_size=5",
+    "training.num_workers=0",
+    "training.device=cpu",
+    "training.evaluate_at_start=false",
+    "logging.every_steps=1",
+    "logging.use_tensorboard=false",
+]
 # One global batch, to be split in any way.
 SPLIT = [
     "training.global_batch_size=4",
@@ -26,29 +46,7 @@ SPLIT = [
 @cache
 def composed() -> DictConfig:
     """Composing takes most of a second; the overrides of a test are merged into it."""
-    return compose_values(
-        [
-            "recipe=pcdiff_tiny",
-            "data.synthetic.count=2",
-            "data.synthetic.side=24",
-            "data.synthetic.points=400",
-            "data.num_points=160",
-            "data.num_implant_points=32",
-            "model.width_multiplier=0.5",
-            "model.resolution_multiplier=0.5",
-            "model.embed_dim=16",
-            "evaluation.steps=3",
-            "evaluation.cases=3",
-            "evaluation.batch_size=2",
-            "evaluation.loss_times=2",
-            "training.global_batch_size=5",
-            "training.num_workers=0",
-            "training.device=cpu",
-            "training.evaluate_at_start=false",
-            "logging.every_steps=1",
-            "logging.use_tensorboard=false",
-        ]
-    )
+    return compose_values(["recipe=pcdiff_tiny", *SMALL])
 
 
 def small_config(root: Path, *overrides: str) -> Config:

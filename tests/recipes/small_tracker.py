@@ -26,6 +26,25 @@ SIZES = {
 }
 
 
+# A tiny recipe made smaller still: less data, a narrower model, fewer points.
+SMALL = [
+    "data.synthetic.count=4",
+    "data.synthetic.height=40",
+    "data.synthetic.width=40",
+    "data.crop_size=[32,32]",
+    "data.held_out=1",
+    "data.traj_per_sample=8",
+    "model.latent_dim=16",
+    "model.corr_radius=1",
+    "model.hidden_size=32",
+    "model.corr_hidden=32",
+    "model.train_iters=2",
+    "model.eval_iters=2",
+    "training.num_workers=0",
+    "training.device=cpu",
+]
+
+
 def small(model_class: type[Tracker], **changed: object) -> Tracker:
     torch.manual_seed(0)
     model = model_class(**(SIZES | changed))

@@ -8,9 +8,12 @@ and leave their gradients likewise.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
 
 from overt.ops.attention.packing import Packing
@@ -31,6 +34,11 @@ def attention(
     if replaces("attention", query, key, value):
         return attention_plain(query, key, value, mask, scale)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+
+
+def repeatable_attention(*inputs: Tensor) -> AbstractContextManager[None]:
+    """A context for layers of torch that attend by themselves, such as its transformers."""
+    return sdpa_kernel(SDPBackend.MATH) if replaces("attention", *inputs) else nullcontext()
 
 
 def attend(

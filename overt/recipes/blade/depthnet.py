@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from overt.data.images.transforms import Normalize
 from overt.errors import CheckpointError
+from overt.ops.attention.api import repeatable_attention
 from overt.recipes.blade.dpt import DepthAnything
 from overt.recipes.blade.norm import SharedBatchNorm2d
 
@@ -56,8 +57,9 @@ class DepthDecoder(nn.Module):
         if self.places is not None:
             memory = memory + self.places
         query = self.query.weight.expand(len(maps), 1, -1).to(memory.dtype)
-        found = self.z_out(self.decoder(query, memory))[:, 0]
-        return self.max_depth_m * torch.sigmoid(found.float())
+        with repeatable_attention(query, memory):
+            decoded = self.decoder(query, memory)
+        return self.max_depth_m * torch.sigmoid(self.z_out(decoded)[:, 0].float())
 
 
 class DepthHead(nn.Module):

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from small_tracker import SMALL
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from toy_runs import losses_by_step, read_rows, same_bits, weights
@@ -34,27 +35,7 @@ def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def small_config(name: str, data_root: Path, *overrides: str) -> Config:
     """A tiny recipe made smaller still: less data, a narrower model, fewer points."""
-    return load(
-        [
-            f"recipe={name}",
-            f"data.root={data_root}",
-            "data.synthetic.count=4",
-            "data.synthetic.height=40",
-            "data.synthetic.width=40",
-            "data.crop_size=[32,32]",
-            "data.held_out=1",
-            "data.traj_per_sample=8",
-            "model.latent_dim=16",
-            "model.corr_radius=1",
-            "model.hidden_size=32",
-            "model.corr_hidden=32",
-            "model.train_iters=2",
-            "model.eval_iters=2",
-            "training.num_workers=0",
-            "training.device=cpu",
-            *overrides,
-        ]
-    )
+    return load([f"recipe={name}", f"data.root={data_root}", *SMALL, *overrides])
 
 
 def small_recipe(name: str, data_root: Path, *overrides: str) -> Recipe:
