@@ -6,7 +6,7 @@ Each protocol names the command that asks for it. They can be checked with `isin
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,15 +130,12 @@ class ScoreTabulator(Protocol):
         """Return the rows and their means as text."""
 
 
-Task = TypeVar("Task")
-
-
-def need_task(recipe: object, task: type[Task], name: str) -> Task:
-    """Return the recipe as what can do a task; refuse one that cannot."""
+def need_task(recipe: object, task: Any, name: str) -> Any:
+    """Return the recipe where it can do a task, one of the protocols above; else refuse it."""
     if not isinstance(recipe, task):
         methods = [word for word in vars(task) if not word.startswith("_")]
         raise ConfigError(
             f"the recipe {name} is not a {task.__name__}: it has no {', '.join(methods)} "
-            "(docs/add_a_recipe.md)"
+            "(overt/tasks.py lists what a recipe can offer; docs/add_a_recipe.md)"
         )
     return recipe

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from overt.commands.arguments import configure_model, export_options
 from overt.errors import CheckpointError, ConfigError
+from overt.tasks import Exportable, need_task
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -130,14 +131,13 @@ def export_onnx(options: argparse.Namespace) -> int:
     _check_output(options.output, options.force)
     config = configure_model(options.file, options.recipe, options.set, options.package)
     recipe = build_recipe(config)
-    if not hasattr(recipe, "export_step"):
-        raise ConfigError(f"the recipe {config.recipe.name} cannot be written as ONNX")
+    exportable = need_task(recipe, Exportable, config.recipe.name)
     from overt.checkpoint.writing import megabytes, write_whole_file
     from overt.files.onnx_file import write_onnx
 
     model, report = load_model(recipe, options.file, options.part)
     print(report)
-    step = recipe.export_step(model)
+    step = exportable.export_step(model)
     size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
     write_whole_file(
         options.output,

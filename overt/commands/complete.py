@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from overt.checkpoint.trained import load_model
 from overt.commands.arguments import configure_model, model_options, whole_number
 from overt.config import Config, build_recipe
-from overt.errors import ConfigError, DataError
+from overt.errors import DataError
+from overt.tasks import SkullCompleter, need_task
 
 if TYPE_CHECKING:
     from overt.data.skulls.volumes import Volume
@@ -42,10 +43,7 @@ def main(arguments: Sequence[str]) -> int:
 
     world = init_distributed(config.training.device)
     recipe = build_recipe(config)
-    if not hasattr(recipe, "complete"):
-        raise ConfigError(
-            f"the recipe {config.recipe.name} completes no skulls: it has no method `complete`"
-        )
+    completer = need_task(recipe, SkullCompleter, config.recipe.name)
     model, report = load_model(recipe, options.checkpoint, options.part)
     print(report)
     set_precision(config.training.precision, config.training.deterministic)
@@ -54,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
         torch.inference_mode(),
         torch.autocast(world.device.type, dtype, enabled=dtype is not None),
     ):
-        found = recipe.complete(model.to(world.device), skull, str(options.skull))
+        found = completer.complete(model.to(world.device), skull, str(options.skull))
 
     folder = options.output or Path(f"{options.skull.stem}_implant")
     folder.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from overt.checkpoint.trained import load_model
 from overt.commands.arguments import configure_model, model_options
 from overt.config import build_recipe
-from overt.errors import ConfigError, DataError
+from overt.errors import DataError
+from overt.tasks import PersonEstimator, need_task
 
 if TYPE_CHECKING:
     from overt.tasks import PersonEstimate
@@ -86,14 +87,10 @@ def estimate(
 
     world = init_distributed(config.training.device)
     built = build_recipe(config)
-    if not hasattr(built, "estimate"):
-        raise ConfigError(
-            f"the recipe {config.recipe.name} does not estimate people: it has no method estimate; "
-            "blade_posenet has"
-        )
+    estimator = need_task(built, PersonEstimator, config.recipe.name)
     model, _ = load_model(built, Path(checkpoint), part)
-    found: PersonEstimate = built.estimate(model.to(world.device), picture, shown, places)
-    return found
+    person: PersonEstimate = estimator.estimate(model.to(world.device), picture, shown, places)
+    return person
 
 
 def read_picture(image: Path | str | NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -24,6 +24,7 @@ from overt.checkpoint.trained import configure, load_model
 from overt.commands.arguments import evaluation_options
 from overt.config import Config, build_recipe
 from overt.errors import ConfigError, need_folder
+from overt.tasks import RowScorer, ScoreTabulator
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -128,15 +129,15 @@ def score(config: Config, recipe: Recipe, model: nn.Module, world: World) -> Res
         torch.inference_mode(),
         torch.autocast(world.device.type, dtype, enabled=dtype is not None),
     ):
-        if hasattr(recipe, "evaluate_rows"):
+        if isinstance(recipe, RowScorer):
             rows = recipe.evaluate_rows(model, world)
             scores = summarize(rows)
         else:
             scores = recipe.evaluate(model, world)
-        if world.is_main and hasattr(recipe, "visualize"):
+        if world.is_main:
             pictures = recipe.visualize(model)
     table = plain_table(scores)
-    if rows and hasattr(recipe, "score_table"):
+    if rows and isinstance(recipe, ScoreTabulator):
         table = recipe.score_table(rows, scores)
     return Result(scores, rows, table, pictures)
 

@@ -30,6 +30,7 @@ from overt.commands.arguments import (
 )
 from overt.config import Config, build_recipe
 from overt.errors import ConfigError, DataError, need_folder
+from overt.tasks import OnlinePointTracker, PointTracker, need_task
 
 if TYPE_CHECKING:
     from overt.tasks import PointTracks
@@ -65,12 +66,7 @@ def main(arguments: Sequence[str]) -> int:
 
     world = init_distributed(config.training.device)
     recipe: Any = build_recipe(config)
-    needed = "online_tracker" if options.online else "track_points"
-    if not hasattr(recipe, needed):
-        raise ConfigError(
-            f"the recipe {config.recipe.name} does not track points"
-            f"{' online' if options.online else ''}: it has no {needed} (docs/add_a_recipe.md)"
-        )
+    need_task(recipe, OnlinePointTracker if options.online else PointTracker, config.recipe.name)
     model, report = load_model(recipe, options.checkpoint, options.part)
     print(report)
     model.to(world.device)

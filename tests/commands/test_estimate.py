@@ -81,5 +81,5 @@ def test_wrong_inputs_are_explained(root: Path, tmp_path: Path) -> None:
 
 def test_a_recipe_without_people_is_refused(root: Path) -> None:
     depth = root / "runs" / "depthnet" / "checkpoints" / "best"
-    with pytest.raises(ConfigError, match=r"does not estimate people.*blade_posenet has"):
+    with pytest.raises(ConfigError, match="is not a PersonEstimator: it has no estimate"):
         estimate(picture(root), depth)
