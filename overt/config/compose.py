@@ -7,6 +7,7 @@ nothing after `load` sees a DictConfig. Never imports torch.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -37,6 +38,7 @@ CONF = Path(__file__).parents[1] / "conf"
 GROUPS = (
     "recipe", "model", "data", "optimizer", "schedule", "logging", "checkpoint", "evaluation"
 )  # fmt: skip
+ABSENT = object()
 RECIPE_SECTIONS = ("model", "data", "loss", "evaluation")
 
 
@@ -193,6 +195,8 @@ def _check_option(item: Override, search: list[Path]) -> None:
 
 def _check_known(key: str, values: DictConfig) -> None:
     known = list(_flatten(values))
+    if re.search(r"\.\d+\.", key):  # of an entry of a list: optimizer.rules.0.lr_scale
+        known += [key] if OmegaConf.select(values, key, default=ABSENT) is not ABSENT else []
     if not any(name == key or name.startswith(key + ".") for name in known):
         raise ConfigError(f"there is no key {key}{nearest(key, known)}; `overt config` lists all")
 
@@ -223,6 +227,8 @@ def check(values: DictConfig, allowed: Sequence[str]) -> Config:
         checked, [field.name for field in fields(Schema) if field.name not in RECIPE_SECTIONS]
     )
     parts = {str(name): _to_object(engine[name]) for name in engine}
+    for key, target in parts["optimizer"].rule_targets.items():
+        _check_allowed(key, target, allowed)
     for tracker in parts["logging"].trackers:
         _check_allowed("logging.trackers", tracker["_target_"], allowed)
     # Whatever the schedule refuses, it refuses now: the numbers here only stand in.
@@ -335,9 +341,16 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def differences(before: str, after: str, ignore: Sequence[str]) -> list[tuple[str, Any, Any]]:
-    """Keys that differ between two resolved configurations, but for those below `ignore`."""
+    """Keys that differ between two resolved configurations, but for those below `ignore`.
+
+    A list that is empty in one and unknown to the other, which is of an older overt, is the same.
+    """
     old, new = (_leaves(OmegaConf.to_container(OmegaConf.create(text))) for text in (before, after))
-    keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    keys = [
+        key
+        for key in {**old, **new}
+        if old.get(key) != new.get(key) and not (old.get(key, []) == [] and new.get(key, []) == [])
+    ]
     return [
         (key, old.get(key), new.get(key))
         for key in keys

@@ -37,6 +37,12 @@ class State:
         """Updates made: what schedules count, so that a skipped step does not move them."""
         return self.step - self.skipped
 
+    def counts_as_made(self, applied: bool) -> bool:
+        """Count a step whose outcome is now known; return whether its update was made."""
+        self.skipped += not applied
+        self.skipped_in_a_row = 0 if applied else self.skipped_in_a_row + 1
+        return applied
+
     def describe(self, path: Path) -> str:
         """Return where a run resumes, in words."""
         epoch, offset = self.position

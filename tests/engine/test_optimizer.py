@@ -86,7 +86,7 @@ def test_another_class_and_the_way_to_it(tmp_path: Path) -> None:
     ("changes", "expected"),
     [
         ({"_target_": "torch.optim.Adamm"}, "did you mean Adam?"),
-        ({"_target_": "torch.optim.lr_scheduler.StepLR"}, "is no torch.optim.Optimizer"),
+        ({"_target_": "torch.optim.lr_scheduler.StepLR"}, "is not a torch.optim.Optimizer"),
         ({"arguments": {"betas": [2.0, 3.0]}}, "refuses its settings: Invalid beta"),
         ({"arguments": {"betas": "x"}}, "torch.optim.AdamW refuses its settings"),
     ],

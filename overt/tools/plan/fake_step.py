@@ -23,6 +23,7 @@ from overt.engine.loader import MicroBatch
 from overt.engine.optimizer import build_optimizer, clip_gradients
 from overt.engine.precision import AUTOCAST
 from overt.engine.strategy.blocks import need_blocks, recompute_in_backward
+from overt.engine.trainable import Only, Trainable
 from overt.nested import map_tensors
 from overt.nn.ema import make_average, update_ema
 from overt.recipe import Recipe, StepOutput
@@ -124,7 +125,8 @@ class FakeStep:
                 recompute_in_backward(need_blocks(blocks, "training.activation_checkpointing"))
             groups = recipe.parameter_groups(self.model)
             self.optimizer = build_optimizer(config.optimizer, self.model, groups)
-            self.parameters = [value for value in self.model.parameters() if value.requires_grad]
+            self.trainable = Trainable(self.model)
+            self.parameters = self.trainable.parameters
             self.memory.assign(self.parameters, "parameters")
             for owner in filter(None, (self.model, self.average)):
                 rest = [*owner.parameters(), *owner.buffers()]
@@ -200,21 +202,23 @@ class FakeStep:
     # What a recipe's own step finds in a trainer.
 
     def add_gradients(
-        self, micro_batches: list[MicroBatch], counts: dict[str, Tensor]
+        self, micro_batches: list[MicroBatch], counts: dict[str, Tensor], only: Only = None
     ) -> list[StepOutput]:
         outputs = []
-        for micro in micro_batches:
-            batch = self.to_device(micro.batch)
-            with self.autocast():
-                output = self.recipe.loss(self.model, batch, counts, self.step)
-            poison_if_nonfinite(output.total).backward()  # type: ignore[no-untyped-call]
-            outputs.append(output)
+        with self.trainable.gradients_for(only):
+            for micro in micro_batches:
+                batch = self.to_device(micro.batch)
+                with self.autocast():
+                    output = self.recipe.loss(self.model, batch, counts, self.step)
+                poison_if_nonfinite(output.total).backward()  # type: ignore[no-untyped-call]
+                outputs.append(output)
         return outputs
 
-    def update(self) -> tuple[Tensor, Tensor]:
-        norm = clip_gradients(self.parameters, self.config.training.grad_clip_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+    def update(self, only: Only = None) -> tuple[Tensor, Tensor]:
+        with self.trainable.only_gradients_of(only) as parameters:
+            norm = clip_gradients(parameters, self.config.training.grad_clip_norm)
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
         return norm, torch.ones(())
 
     def autocast(self) -> AbstractContextManager[Any]:
