@@ -88,7 +88,7 @@ def restore(
     for name, entries in saved["entries"].items():
         state[name].update(entries)
     origin = {name: group for group in saved["groups"] for name in group["parameters"]}
-    _refuse_moved_parameters(optimizer, names, origin)
+    _refuse_moved_parameters(optimizer, names, origin, saved["class"])
     for group in optimizer.param_groups:
         known = [names[p] for p in group["params"] if names[p] in origin]
         _restore_hyper_parameters(group, [origin[name] for name in known])
@@ -106,12 +106,19 @@ def restore(
 
 
 def _refuse_moved_parameters(
-    optimizer: Optimizer, names: dict[Tensor, str], origin: dict[str, dict[str, Any]]
+    optimizer: Optimizer,
+    names: dict[Tensor, str],
+    origin: dict[str, dict[str, Any]],
+    class_of_all: str,
 ) -> None:
-    """Refuse a parameter whose state is of another class than the one that steps it now."""
+    """Refuse a parameter whose state is of another class than the one that steps it now.
+
+    Groups name their class where there are several.
+    """
     for group in optimizer.param_groups:
+        now = group.get("class", class_of_all)
         for name in (names[parameter] for parameter in group["params"]):
-            before, now = origin.get(name, group).get("class"), group.get("class")
+            before = origin[name].get("class", class_of_all) if name in origin else now
             if before != now:
                 raise CheckpointError(
                     f"the checkpoint holds the state of {before} for {name}, which {now} steps now "

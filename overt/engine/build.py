@@ -24,7 +24,12 @@ from overt.config.batch import BatchPlan, check_stackable, plan_batches, scaled_
 from overt.config.schema import OptimizerSection
 from overt.distributed import World, is_main_process, seed_everything
 from overt.engine.loader import StepLoader
-from overt.engine.optimizer import build_optimizer, check_levels, weight_decay_schedule
+from overt.engine.optimizer import (
+    build_optimizer,
+    check_levels,
+    parameters_of_each,
+    weight_decay_schedule,
+)
 from overt.engine.precision import set_precision
 from overt.engine.strategy.blocks import compile_model, need_blocks, recompute_in_backward
 from overt.engine.strategy.fsdp import (
@@ -233,6 +238,7 @@ def introduction(config: Config, parts: Parts, world: World, resumed: str | None
         samples=parts.loader.length,
         steps_per_epoch=parts.loader.steps_per_epoch,
         total_steps=parts.total_steps,
+        optimizers=parameters_of_each(parts.optimizer),
         learning_rate=parts.learning_rate,
         schedule=describe(parts.schedule, parts.total_steps),
         loaded=parts.loaded,

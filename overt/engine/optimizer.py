@@ -46,6 +46,15 @@ def members(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
     return optimizer.members if isinstance(optimizer, Optimizers) else [optimizer]
 
 
+def parameters_of_each(optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """Return how many parameters each class of optimizer steps."""
+    counts: dict[str, int] = {}
+    for member in members(optimizer):
+        held = sum(value.numel() for group in member.param_groups for value in group["params"])
+        counts[type(member).__name__] = counts.get(type(member).__name__, 0) + held
+    return counts
+
+
 def build_optimizer(
     section: OptimizerSection, model: nn.Module, groups: list[dict[str, Any]] | None = None
 ) -> torch.optim.Optimizer:
@@ -98,7 +107,7 @@ def _build_one(part: Assignment, lr: float) -> torch.optim.Optimizer:
             f"{part.key}._target_={part.target} computes the loss several times in one step "
             "(closure), which a training step does not offer; choose another class"
         )
-    if "fused" in allowed and "foreach" not in arguments:
+    if "fused" in allowed and "foreach" not in arguments and _can_fuse(kind, part):
         arguments.setdefault("fused", True)  # one kernel for all parameters
     try:
         optimizer: torch.optim.Optimizer = kind(part.groups, **arguments)
@@ -110,6 +119,13 @@ def _build_one(part: Assignment, lr: float) -> torch.optim.Optimizer:
     for group in optimizer.param_groups:
         group["decays"] = group.get("weight_decay", 0.0) > 0
     return optimizer
+
+
+def _can_fuse(kind: type, part: Assignment) -> bool:
+    """Return whether torch has a fused kernel for these parameters: of shards, for Adam alone."""
+    adam = issubclass(kind, torch.optim.Adam | torch.optim.AdamW)
+    pairs = (pair for group in part.groups for pair in group["params"])
+    return adam or not any(isinstance(parameter, DTensor) for _, parameter in pairs)
 
 
 def _refuse_weight_decay(part: Assignment) -> None:
