@@ -59,17 +59,23 @@ def describe(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Tensor],
                     tensors[f"{names[parameter]}/{key}"] = value
                 else:
                     entries.setdefault(names[parameter], {})[key] = value
-    return tensors, {"class": type(optimizer).__name__, "groups": groups, "entries": entries}
+    return tensors, {"class": class_name(optimizer), "groups": groups, "entries": entries}
+
+
+def class_name(optimizer: Optimizer) -> str:
+    """Return the optimizer's class, or those that its groups name where there are several."""
+    names = [group["class"] for group in optimizer.param_groups if "class" in group]
+    return " + ".join(dict.fromkeys(names)) or type(optimizer).__name__
 
 
 def restore(
     model: nn.Module, optimizer: Optimizer, tensors: dict[str, Tensor], saved: dict[str, Any]
 ) -> None:
     """Give every parameter the state saved under its name, and every group its numbers."""
-    if saved["class"] != type(optimizer).__name__:
+    if saved["class"] != class_name(optimizer):
         raise CheckpointError(
             f"the checkpoint holds the state of {saved['class']}, but the optimizer is "
-            f"{type(optimizer).__name__}. Resume with the same optimizer, or start a new run from "
+            f"{class_name(optimizer)}. Resume with the same optimizer, or start a new run from "
             "the weights alone (init_from)."
         )
     names = parameter_names(model, optimizer)
@@ -82,6 +88,7 @@ def restore(
     for name, entries in saved["entries"].items():
         state[name].update(entries)
     origin = {name: group for group in saved["groups"] for name in group["parameters"]}
+    _refuse_moved_parameters(optimizer, names, origin, saved["class"])
     for group in optimizer.param_groups:
         known = [names[p] for p in group["params"] if names[p] in origin]
         _restore_hyper_parameters(group, [origin[name] for name in known])
@@ -96,6 +103,28 @@ def restore(
             len(held - origin.keys()),
             len(origin.keys() - held),
         )
+
+
+def _refuse_moved_parameters(
+    optimizer: Optimizer,
+    names: dict[Tensor, str],
+    origin: dict[str, dict[str, Any]],
+    class_of_all: str,
+) -> None:
+    """Refuse a parameter whose state is of another class than the one that steps it now.
+
+    Groups name their class where there are several.
+    """
+    for group in optimizer.param_groups:
+        now = group.get("class", class_of_all)
+        for name in (names[parameter] for parameter in group["params"]):
+            before = origin[name].get("class", class_of_all) if name in origin else now
+            if before != now:
+                raise CheckpointError(
+                    f"the checkpoint holds the state of {before} for {name}, which {now} steps now "
+                    "(optimizer.rules). Resume with the same rules, or start a new run from the "
+                    "weights alone (init_from)."
+                )
 
 
 def _restore_hyper_parameters(group: dict[str, Any], origins: list[dict[str, Any]]) -> None:

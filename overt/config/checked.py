@@ -74,6 +74,8 @@ def check(values: DictConfig, allowed: Sequence[str], needs_data: bool = True) -
         checked, [field.name for field in fields(Schema) if field.name not in RECIPE_SECTIONS]
     )
     parts = {str(name): _to_object(engine[name]) for name in engine}
+    for key, target in parts["optimizer"].rule_targets.items():
+        _check_allowed(key, target, allowed)
     for tracker in parts["logging"].trackers:
         _check_allowed("logging.trackers", tracker["_target_"], allowed)
     # Whatever the schedule refuses, it refuses now: the numbers here only stand in.

@@ -6,6 +6,7 @@ Hydra composes, `checked.py` checks. Never imports torch.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ CONF = Path(__file__).parents[1] / "conf"
 GROUPS = (
     "recipe", "model", "data", "optimizer", "schedule", "logging", "checkpoint", "evaluation"
 )  # fmt: skip
+ABSENT = object()
 
 
 def load(
@@ -161,6 +163,8 @@ def _check_option(item: Override, search: list[Path]) -> None:
 
 def _check_known(key: str, values: DictConfig) -> None:
     known = list(dotted_keys(values))
+    if re.search(r"\.\d+\.", key):  # of an entry of a list: optimizer.rules.0.lr_scale
+        known += [key] if OmegaConf.select(values, key, default=ABSENT) is not ABSENT else []
     if not any(name == key or name.startswith(key + ".") for name in known):
         raise ConfigError(f"there is no key {key}{nearest(key, known)}; `overt config` lists all")
 
@@ -198,9 +202,16 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def differences(before: str, after: str, ignore: Sequence[str]) -> list[tuple[str, Any, Any]]:
-    """Keys that differ between two resolved configurations, but for those below `ignore`."""
+    """Keys that differ between two resolved configurations, but for those below `ignore`.
+
+    A list that is empty in one and unknown to the other, which is of an older overt, is the same.
+    """
     old, new = (_leaves(OmegaConf.to_container(OmegaConf.create(text))) for text in (before, after))
-    keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    keys = [
+        key
+        for key in {**old, **new}
+        if old.get(key) != new.get(key) and not (old.get(key, []) == [] and new.get(key, []) == [])
+    ]
     return [
         (key, old.get(key), new.get(key))
         for key in keys

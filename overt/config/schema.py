@@ -6,7 +6,8 @@ A comment line above a field is its explanation in `overt config --explain`. Nev
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from typing import Any
 
 from omegaconf import MISSING
@@ -146,6 +147,46 @@ class TrainingSection:
 
 
 @dataclass
+class OptimizerRule:
+    """Parameters with an optimizer class of their own. What a rule does not say has a default."""
+
+    # matrices (2-D weights but those of embeddings), or a regular expression found in the names
+    match: str = MISSING
+    # class of their optimizer
+    _target_: str = MISSING
+    # of these, a regular expression of names that stay with the other classes; null: none
+    skip: str | None = None
+    # learning rate where optimizer.lr is the section's: follows the same schedule; null: lr_scale
+    lr: float | None = None
+    # factor of the learning rate
+    lr_scale: float = 1.0
+    # null: optimizer.weight_decay
+    weight_decay: float | None = None
+    # further arguments of the class
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    def check(self, key: str) -> None:
+        """Refuse what cannot be right in the rule with this key."""
+        for name in ("match", "skip"):
+            try:
+                re.compile(getattr(self, name) or "")
+            except re.error as error:
+                raise ConfigError(
+                    f"{key}.{name}={getattr(self, name)} is not a regular expression: {error}"
+                ) from None
+        for name in ("lr", "lr_scale"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{key}.{name}={value}; use a number above 0")
+        if self.lr is not None and self.lr_scale != 1.0:
+            raise ConfigError(
+                f"{key}.lr={self.lr} and {key}.lr_scale={self.lr_scale}: give one of the two"
+            )
+        if self.weight_decay is not None and not self.weight_decay >= 0:
+            raise ConfigError(f"{key}.weight_decay={self.weight_decay}; use 0 or more")
+
+
+@dataclass
 class OptimizerSection:
     # class of the optimizer, of torch.optim or of an allowed package
     _target_: str = MISSING
@@ -162,8 +203,19 @@ class OptimizerSection:
     lr_base_batch: int | None = MISSING
     # further arguments of the class, such as betas and eps
     arguments: dict[str, Any] = MISSING
+    # parameters with a class of their own, the first rule that matches: [{match: matrices or a
+    # regular expression, _target_: torch.optim.Muon, skip, lr or lr_scale, weight_decay,
+    # arguments}]; has a value here for files from before there were rules
+    rules: list[OptimizerRule] = field(default_factory=list)
+
+    @property
+    def rule_targets(self) -> dict[str, str]:
+        """Return the classes of the rules by their keys."""
+        return {f"optimizer.rules.{n}._target_": rule._target_ for n, rule in enumerate(self.rules)}
 
     def __post_init__(self) -> None:
+        for number, rule in enumerate(self.rules):
+            rule.check(f"optimizer.rules.{number}")
         one_of("optimizer.lr_scaling", self.lr_scaling, ("none", "linear", "sqrt"))
         each_within("optimizer", self, ("lr", "lr_base_batch"), 0, above=True)
         within("optimizer.weight_decay", self.weight_decay, 0)

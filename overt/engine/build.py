@@ -24,7 +24,12 @@ from overt.config.batch import BatchPlan, check_stackable, plan_batches, scaled_
 from overt.config.schema import OptimizerSection
 from overt.distributed import World, is_main_process, seed_everything
 from overt.engine.loader import StepLoader
-from overt.engine.optimizer import build_optimizer, check_levels, weight_decay_schedule
+from overt.engine.optimizer import (
+    build_optimizer,
+    check_levels,
+    parameters_of_each,
+    weight_decay_schedule,
+)
 from overt.engine.precision import set_precision
 from overt.engine.strategy.blocks import compile_model, need_blocks, recompute_in_backward
 from overt.engine.strategy.fsdp import (
@@ -34,6 +39,7 @@ from overt.engine.strategy.fsdp import (
     shard_in_place,
 )
 from overt.engine.strategy.graph import check_replayable
+from overt.engine.trainable import Only, Trainable
 from overt.errors import ConfigError
 from overt.health.phases import Phases
 from overt.nn.ema import make_average
@@ -58,6 +64,7 @@ class Parts:
     model: nn.Module  # bare: what is evaluated and saved
     average: nn.Module | None  # EMA of its weights
     wrapping: Wrapping
+    trainable: Trainable
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     learning_rate: float  # after the scaling rule
@@ -65,10 +72,6 @@ class Parts:
     weight_decay: Callable[[int], Any] | None
     momentum: EMAScheduler
     loaded: str | None  # what became of the weights of checkpoint.init_from
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def rate_in_words(self, optimizer: OptimizerSection) -> dict[str, Any]:
         """Return where the learning rate comes from, for whoever reads the checkpoint."""
@@ -87,10 +90,14 @@ class Wrapping:
     ddp: DistributedDataParallel | None = None
     sharded: FSDPModule | None = None
     whole: WholeModel | None = None  # the bare twin of a sharded model
-    # DDP and FSDP average gradients; our losses are already divided by global counts, so multiply
-    # by the world size.
+    # Gradients are averaged over ranks; our losses are already divided by global counts, so
+    # multiply by the world size.
     gradient_scale: int = 1
     has_blocks: bool = False  # that could be recomputed
+
+    def reduces(self, only: Only) -> bool:
+        """Return whether torch reduces these gradients: FSDP does any, DDP all or none."""
+        return self.sharded is not None or (self.ddp is not None and only is None)
 
     def bare(self, model: nn.Module) -> AbstractContextManager[nn.Module]:
         """Return the model as its author wrote it; a sharded one is gathered inside the context."""
@@ -151,6 +158,7 @@ def build(
         model=model,
         average=average,
         wrapping=wrapping,
+        trainable=Trainable(model),
         optimizer=optimizer,
         # bf16 has the range of fp32: it runs no scaler. A disabled scaler passes everything on.
         scaler=torch.amp.GradScaler(world.device.type, enabled=training.precision == "fp16"),
@@ -205,7 +213,8 @@ def wrap(
                 shard_in_place(average, [], world)
             return Wrapping(model, sharded=sharded, gradient_scale=world.world_size)
         case "auto" | "ddp" if world.world_size > 1:
-            return Wrapping(model)  # DDP's hooks cannot be replayed: we reduce after the pass
+            # DDP's hooks cannot be replayed: we reduce after the pass.
+            return Wrapping(model, gradient_scale=world.world_size)
         case "auto" | "single" if world.world_size == 1:
             return Wrapping(model)
         case strategy:
@@ -226,10 +235,11 @@ def introduction(
         parts.plan,
         torch.cuda.get_device_name(world.device) if cuda else "CPU",
         parameters=sum(parameter.numel() for parameter in parts.model.parameters()),
-        trained_parameters=sum(parameter.numel() for parameter in parts.parameters),
+        trained_parameters=sum(parameter.numel() for parameter in parts.trainable.parameters),
         samples=parts.loader.length,
         steps_per_epoch=parts.loader.steps_per_epoch,
         total_steps=parts.total_steps,
+        optimizers=parameters_of_each(parts.optimizer),
         learning_rate=parts.learning_rate,
         schedule=describe(parts.schedule, parts.total_steps),
         loaded=parts.loaded,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from overt.engine.loader import StepBatch
+from overt.engine.optimizer import members
 from overt.recipe import StepOutput
 from overt.run.events import SkippedStep
 
@@ -64,6 +65,7 @@ class FiniteGuard:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.pending: Verdict | None = None
+        self._updates: list[Tensor] = []  # outcomes of the updates of the step that is running
         self.one, self.zero = torch.ones(()), torch.zeros(())
         self.spiked = self.nothing = torch.zeros((), device=device)
 
@@ -77,8 +79,15 @@ class FiniteGuard:
 
         Nor where `allowed`, a scalar on the device, is false: the loss is a spike. Returns 1 or 0,
         a scalar on the device. Fused optimizers take the flag into their kernel; for others on CUDA
-        the host has to read it, which costs a wait.
+        the host has to read it, which costs a wait. Several optimizers step together or not at all.
         """
+        applied = self._protect(optimizer, grad_norm, allowed)
+        self._updates.append(applied)
+        return applied
+
+    def _protect(
+        self, optimizer: torch.optim.Optimizer, grad_norm: Tensor, allowed: Tensor | None
+    ) -> Tensor:
         self.spiked = self.nothing
         if self.device.type == "cpu":  # there reading costs nothing
             if math.isfinite(grad_norm):
@@ -92,12 +101,18 @@ class FiniteGuard:
         if allowed is not None:
             self.spiked = applied * ~allowed
             applied = applied * allowed
-        if getattr(optimizer, "_step_supports_amp_scaling", False):
-            optimizer.grad_scale = None  # type: ignore[attr-defined]
-            optimizer.found_inf = 1.0 - applied  # type: ignore[attr-defined]
-        elif not applied:
-            optimizer.zero_grad(set_to_none=True)
+        for member in members(optimizer):
+            if getattr(member, "_step_supports_amp_scaling", False):
+                member.grad_scale = None  # type: ignore[attr-defined]
+                member.found_inf = 1.0 - applied  # type: ignore[attr-defined]
+            elif not applied:
+                member.zero_grad(set_to_none=True)
         return applied
+
+    def all_applied(self, applied: Tensor) -> Tensor:
+        """Return the outcome of a step: as given, or where it made several updates, of all."""
+        updates, self._updates = self._updates, []
+        return applied if len(updates) < 2 else torch.stack([applied, *updates]).amin()
 
     def remember(
         self,

@@ -1,4 +1,4 @@
-"""Parameter groups, the optimizer, and its learning rate."""
+"""Parameter groups, the optimizer or optimizers, their learning rates and weight decay."""
 
 from __future__ import annotations
 
@@ -13,17 +13,56 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from overt.config import import_target
 from overt.config.schema import OptimizerSection
+from overt.engine.optimizer_rules import Assignment, assign
 from overt.errors import ConfigError, nearest
 from overt.schedule import HierarchicalScheduler, build_schedule
+
+
+class Optimizers(torch.optim.Optimizer):
+    """Several optimizers over different parameters that work as one.
+
+    Groups and state are those of its members, in one list and one dictionary, so that schedules,
+    clipping, the loss scaler and checkpoints need not know how many there are. Each group names its
+    class.
+    """
+
+    def __init__(self, members: list[torch.optim.Optimizer]) -> None:
+        groups = [group for member in members for group in member.param_groups]
+        super().__init__([parameter for group in groups for parameter in group["params"]], {})
+        self.members, self.param_groups = members, groups
+        for member in members:
+            member.state = self.state  # no two members share a parameter, so one will do
+            for group in member.param_groups:
+                group["class"] = type(member).__name__
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Step every member."""
+        for member in self.members:
+            member.step()
+
+
+def members(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    """Return the optimizers that `optimizer` is made of; usually itself."""
+    return optimizer.members if isinstance(optimizer, Optimizers) else [optimizer]
+
+
+def parameters_of_each(optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """Return how many parameters each class of optimizer steps."""
+    counts: dict[str, int] = {}
+    for member in members(optimizer):
+        held = sum(value.numel() for group in member.param_groups for value in group["params"])
+        counts[type(member).__name__] = counts.get(type(member).__name__, 0) + held
+    return counts
 
 
 def build_optimizer(
     section: OptimizerSection, model: nn.Module, groups: list[dict[str, Any]] | None = None
 ) -> torch.optim.Optimizer:
-    """The optimizer over all parameters that need a gradient, or over the recipe's own groups.
+    """Return the optimizer over all parameters that need a gradient, or the recipe's own groups.
 
     Groups carry their parameters' names, `lr_scale` (a factor of the learning rate) and `level`
-    (which value of a hierarchical schedule is theirs).
+    (which value of a hierarchical schedule is theirs). `optimizer.rules` may give some of the
+    parameters another class; there is one class as a rule, and it is returned as it is.
     """
     if groups is None:
         groups = [{"params": [pair for pair in model.named_parameters() if pair[1].requires_grad]}]
@@ -32,27 +71,76 @@ def build_optimizer(
     if section.decay_only_matrices:
         groups = [part for group in groups for part in _split_by_dimensions(group)]
     groups = [{"lr_scale": 1.0, "level": 0} | group for group in groups]
-    kind = import_target("optimizer._target_", section._target_)
+    optimizers = [_build_one(part, section.lr) for part in assign(section, model, groups)]
+    optimizer = optimizers[0] if len(optimizers) == 1 else Optimizers(optimizers)
+    decays = any(group["decays"] for group in optimizer.param_groups)
+    if section.weight_decay_schedule is not None and not decays:
+        raise ConfigError(
+            f"optimizer.weight_decay_schedule with optimizer.weight_decay={section.weight_decay}: "
+            "no parameter has weight decay that could follow it; set "
+            "optimizer.weight_decay_schedule=null, or a weight decay above 0"
+        )
+    return optimizer
+
+
+def _build_one(part: Assignment, lr: float) -> torch.optim.Optimizer:
+    """Return the optimizer of one class over its groups, or say what it does not take."""
+    kind = import_target(f"{part.key}._target_", part.target)
     if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)):
-        raise ConfigError(f"optimizer._target_={section._target_} is no torch.optim.Optimizer")
-    arguments = {"lr": section.lr, "weight_decay": section.weight_decay, **section.arguments}
+        raise ConfigError(f"{part.key}._target_={part.target} is not a torch.optim.Optimizer")
     allowed = list(inspect.signature(kind).parameters)
+    arguments = {"lr": lr, **part.arguments}
+    if "weight_decay" in allowed:
+        arguments.setdefault("weight_decay", part.weight_decay)
+    else:
+        _refuse_weight_decay(part)
     for name in arguments:
         if name not in allowed:
             raise ConfigError(
-                f"optimizer.arguments.{name}: {section._target_} has no such argument"
+                f"{part.key}.arguments.{name}: {part.target} has no such argument"
                 f"{nearest(name, allowed)}; it has {', '.join(allowed)}. What another class left "
-                f"there is taken away by ~optimizer.arguments.{name}"
+                f"there is taken away by ~{part.key}.arguments.{name}"
             )
-    if "fused" in allowed and "foreach" not in arguments:
+    closure = inspect.signature(kind.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise ConfigError(
+            f"{part.key}._target_={part.target} computes the loss several times in one step "
+            "(closure), which a training step does not offer; choose another class"
+        )
+    if "fused" in allowed and "foreach" not in arguments and _can_fuse(kind, part):
         arguments.setdefault("fused", True)  # one kernel for all parameters
     try:
-        optimizer: torch.optim.Optimizer = kind(groups, **arguments)
+        optimizer: torch.optim.Optimizer = kind(part.groups, **arguments)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"{section._target_} refuses its settings: {error}") from error
+        hint = ""
+        if kind is torch.optim.Muon:
+            hint = ". optimizer=muon gives Muon the matrices and AdamW the rest"
+        raise ConfigError(f"{part.target} refuses its settings: {error}{hint}") from error
     for group in optimizer.param_groups:
-        group["decays"] = group["weight_decay"] > 0
+        group["decays"] = group.get("weight_decay", 0.0) > 0
     return optimizer
+
+
+def _can_fuse(kind: type, part: Assignment) -> bool:
+    """Return whether torch has a fused kernel for these parameters: of shards, for Adam alone."""
+    adam = issubclass(kind, torch.optim.Adam | torch.optim.AdamW)
+    pairs = (pair for group in part.groups for pair in group["params"])
+    return adam or not any(isinstance(parameter, DTensor) for _, parameter in pairs)
+
+
+def _refuse_weight_decay(part: Assignment) -> None:
+    """Refuse weight decay for a class that has none, wherever it was asked for."""
+    if part.weight_decay != 0:
+        raise ConfigError(
+            f"{part.key}.weight_decay={part.weight_decay}: {part.target} has no weight decay; set "
+            f"{part.key}.weight_decay=0"
+        )
+    names = [group["params"][0][0] for group in part.groups if group.get("weight_decay", 0.0) != 0]
+    if names:
+        raise ConfigError(
+            f"the recipe gives the parameter group of {names[0]} a weight decay, but {part.target} "
+            "has none; choose another class"
+        )
 
 
 def _split_by_dimensions(group: dict[str, Any]) -> list[dict[str, Any]]:
@@ -124,4 +212,4 @@ def set_weight_decay(
     value = schedule(update)
     for group in optimizer.param_groups:
         if group["decays"]:
-            group["weight_decay"] = value
+            group["weight_decay"] = value * group.get("decay_scale", 1.0)

@@ -20,6 +20,7 @@ from overt.engine.guard import Verdict
 from overt.health.flops import count_flops
 from overt.health.nonfinite import first_nonfinite_module
 from overt.recipe import Recipe
+from overt.run.events import SkippedStep
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,12 @@ class Replay:
                 output = self.recipe.loss(model, batch, verdict.counts, verdict.step)
             losses.append(output.total)
         return torch.stack(losses).sum()
+
+    def explain(self, verdict: Verdict, searches: bool, spike_limit: float) -> SkippedStep:
+        """Return what there is to say about a skipped step. Every rank must call this."""
+        searches = searches and not bool(verdict.spiked)
+        module = self.nonfinite_module(verdict) if searches else None
+        return verdict.event(module, searches, spike_limit)
 
     def nonfinite_module(self, verdict: Verdict) -> str | None:
         """Return the first module that produced NaN or Inf. Every rank must call this."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from overt.config.schema import TrainingSection
 from overt.distributed import sum_over_processes
+from overt.errors import ConfigError
 from overt.recipe import StepOutput
 from overt.run.events import LossSpike
 
@@ -36,10 +37,15 @@ class SpikeWatch:
         self._limit_there = torch.full((), math.inf, device=device)
         self._loss: Tensor | None = None
 
-    def see(self, outputs: Sequence[StepOutput]) -> None:
-        """With skip: add up the loss of this step over all processes, without waiting for it."""
+    def see(self, outputs: Sequence[StepOutput], only: object = None) -> None:
+        """With skip: add up the loss of this step over all ranks, without waiting for it."""
         if self.mode != "skip":
             return
+        if only is not None:
+            raise ConfigError(
+                f"training.loss_spike=skip with add_gradients(only={only!r}): one window of losses "
+                "cannot judge several losses of a step; use training.loss_spike=report or ignore"
+            )
         own = outputs[0].total.detach().to(torch.float32)
         for output in outputs[1:]:
             own = own + output.total.detach()

@@ -41,6 +41,12 @@ class State:
         """Take the scores of this step; a checkpoint of it, made before, lacks them."""
         self.scores, self.evaluated_step, self.saved_step = scores, self.step, None
 
+    def counts_as_made(self, applied: bool) -> bool:
+        """Count a step whose outcome is now known; return whether its update was made."""
+        self.skipped += not applied
+        self.skipped_in_a_row = 0 if applied else self.skipped_in_a_row + 1
+        return applied
+
     def describe(self, path: Path) -> str:
         """Return where a run resumes, in words."""
         epoch, offset = self.position

@@ -30,8 +30,9 @@ from overt.engine.progress import Progress
 from overt.engine.replay import Replay
 from overt.engine.scoring import score
 from overt.engine.state import State, join_recipe_state, split_recipe_state
-from overt.engine.strategy.ddp import settle_buckets
-from overt.engine.strategy.graph import GraphedPass, add_over_ranks
+from overt.engine.strategy.ddp import average_over_ranks, settle_buckets
+from overt.engine.strategy.graph import GraphedPass
+from overt.engine.trainable import Only
 from overt.errors import NonFiniteError, Preempted
 from overt.health.heartbeat import Heartbeat
 from overt.health.nonfinite import check_gradients
@@ -68,14 +69,14 @@ class Trainer:
             parts = build(config, recipe, world, loads_weights=not resumes, phases=self.phases)
         self.parts, self.plan, self.loader = parts, parts.plan, parts.loader
         self.model, self.average, self.wrapping = parts.model, parts.average, parts.wrapping
-        self.optimizer, self.parameters = parts.optimizer, parts.parameters
-        self.scaler, self.schedule, self.momentum = parts.scaler, parts.schedule, parts.momentum
+        self.optimizer, self.scaler, self.schedule = parts.optimizer, parts.scaler, parts.schedule
+        self.trainable, self.parameters = parts.trainable, parts.trainable.parameters
         self.total_steps = self.run.console.total_steps = parts.total_steps
         training, paths = config.training, self.run.paths
         self.dtype = AUTOCAST.get(training.precision)
         self.graphed = GraphedPass(self.run_pass, self.parameters) if training.cuda_graph else None
-        self.state = State()
-        self.gradients_checked = False
+
+        self.state, self.gradients_checked = State(), False
         self.guard = FiniteGuard(self.device)
         self.patience = Patience(training.patience, config.checkpoint)
         self.progress = Progress(config, world, parts.total_steps, self.run)
@@ -115,6 +116,7 @@ class Trainer:
                     self.train_step()
                 if not self.phases.told:
                     self.settle()  # the device has finished the first step as well
+                    self.trainable.check()
                     self.run.record(Started.after(self.phases, self.state.step))
                 if self.is_due(self.config.logging.every_steps):
                     self.log()
@@ -133,8 +135,9 @@ class Trainer:
             outputs = self.add_gradients(batch.micro_batches, counts)
             step = (outputs, *self.update())
         outputs, grad_norm, applied = step
+        applied = self.guard.all_applied(applied)  # a step of several updates is made if all were
         if self.average is not None:
-            update_ema(self.average, self.model, self.momentum(self.state.updates), applied)
+            update_ema(self.average, self.model, self.parts.momentum(self.state.updates), applied)
         carry = carried(outputs, batch, self.plan, self.recipe.gathers_carry)
         self.recipe.after_step(self.model, self.state.updates, applied, carry)
         # Nothing below waits for the device.
@@ -145,30 +148,31 @@ class Trainer:
         self.state.step += 1
 
     def add_gradients(
-        self, micro_batches: list[MicroBatch], counts: dict[str, Tensor]
+        self, micro_batches: list[MicroBatch], counts: dict[str, Tensor], only: Only = None
     ) -> list[StepOutput]:
-        """Run forward and backward of this rank's micro-batches; gradients of all ranks meet."""
+        """Run forward and backward; gradients, of `only` or all parameters, meet across ranks."""
         outputs, wrapping = [], self.wrapping
-        graphed = self.graphed if self.recipe.replays_at(self.state.step) else None
-        for index, micro in enumerate(micro_batches):
-            batch = self.to_device(micro.batch)
-            # Gradients meet across ranks only on the last micro-batch; before, they add up locally.
-            is_last = index == len(micro_batches) - 1
-            if wrapping.sharded is not None:
-                early = self.config.training.reduce_every_micro_batch
-                wrapping.sharded.set_requires_gradient_sync(is_last or early)
-            with nullcontext() if is_last or wrapping.ddp is None else wrapping.ddp.no_sync():
-                if graphed is None or micro.is_padding:
-                    outputs.append(self.run_pass(batch, counts, micro.is_padding))
-                else:
-                    outputs.append(graphed(batch, counts))
-        if self.graphed is not None and self.world.world_size > 1:
-            add_over_ranks(self.parameters)
-        if not self.gradients_checked:
+        graphed = self.graphed if only is None and self.recipe.replays_at(self.state.step) else None
+        with self.trainable.gradients_for(only) as parameters:
+            for index, micro in enumerate(micro_batches):
+                batch = self.to_device(micro.batch)
+                # Gradients meet across ranks on the last micro-batch; before, they add up locally.
+                is_last = index == len(micro_batches) - 1
+                if wrapping.sharded is not None:
+                    early = self.config.training.reduce_every_micro_batch
+                    wrapping.sharded.set_requires_gradient_sync(is_last or early)
+                syncs = is_last and only is None  # DDP reduces all parameters, or none
+                with nullcontext() if syncs or wrapping.ddp is None else wrapping.ddp.no_sync():
+                    if graphed is None or micro.is_padding:
+                        outputs.append(self.run_pass(batch, counts, micro.is_padding))
+                    else:
+                        outputs.append(graphed(batch, counts))
+        if only is None and not self.gradients_checked:
             self.gradients_checked = True
-            several = self.wrapping.gradient_scale > 1
-            check_gradients(self.model, several, self.run.console.say)
-        self.spikes.see(outputs)
+            check_gradients(self.model, wrapping.reduces(only), self.run.console.say)
+        if self.world.world_size > 1 and not wrapping.reduces(only):
+            average_over_ranks(parameters)
+        self.spikes.see(outputs, only)
         return outputs
 
     def run_pass(
@@ -186,38 +190,32 @@ class Trainer:
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         return output
 
-    def update(self) -> tuple[Tensor, Tensor]:
-        """Step the optimizer; return the gradient norm, and 1, or 0 where it was skipped."""
+    def update(self, only: Only = None) -> tuple[Tensor, Tensor]:
+        """Step parameters, of `only` or all; return the gradient norm, and 1, or 0 if skipped."""
         self.settle()  # by now the outcome of the previous step has arrived
-        self.scaler.unscale_(self.optimizer)  # clip true gradients, not scaled ones
-        self.progress.see_gradients(self.model, self.state.step + 1)
-        grad_norm = clip_gradients(self.parameters, self.config.training.grad_clip_norm)
-        # 0 where the norm is non-finite, or the loss a spike that is to be skipped.
-        applied = self.guard.protect(self.optimizer, grad_norm, self.spikes.allows())
-        set_learning_rate(self.optimizer, self.schedule, self.state.updates)
-        set_weight_decay(self.optimizer, self.parts.weight_decay, self.state.updates)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
+        with self.trainable.only_gradients_of(only, self.scaler.is_enabled()) as parameters:
+            self.scaler.unscale_(self.optimizer)  # clip true gradients, not scaled ones
+            self.progress.see_gradients(self.model, self.state.step + 1)
+            grad_norm = clip_gradients(parameters, self.config.training.grad_clip_norm)
+            # 0 where the norm is non-finite, or the loss a spike that is to be skipped.
+            applied = self.guard.protect(self.optimizer, grad_norm, self.spikes.allows())
+            set_learning_rate(self.optimizer, self.schedule, self.state.updates)
+            set_weight_decay(self.optimizer, self.parts.weight_decay, self.state.updates)
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.optimizer.zero_grad(set_to_none=True)
         return grad_norm, applied
 
     def settle(self) -> None:
         """Read the outcome of the last step; record a skipped one, or stop because of it."""
         verdict = self.guard.take()
-        if verdict is None:
+        if verdict is None or self.state.counts_as_made(verdict.was_applied()):
             return
-        if verdict.was_applied():
-            self.state.skipped_in_a_row = 0
-            return
-        self.state.skipped += 1
-        self.state.skipped_in_a_row += 1
-        spiked, training = bool(verdict.spiked), self.config.training
-        searched = training.name_nonfinite_module and not spiked
-        module = self.replay.nonfinite_module(verdict) if searched else None
-        event = verdict.event(module, searched, self.spikes.limit)
+        training = self.config.training
+        event = self.replay.explain(verdict, training.name_nonfinite_module, self.spikes.limit)
         self.run.record(event)
         # With fp16 a single overflow is the scaler's to handle: it lowers its scale.
-        stops = training.nonfinite == "stop" and not self.scaler.is_enabled() and not spiked
+        stops = training.nonfinite == "stop" and not (self.scaler.is_enabled() or event.is_spike)
         if stops or self.state.skipped_in_a_row >= training.max_skipped_in_a_row:
             raise NonFiniteError(messages.stopped_by_nonfinite(event, self.state.skipped_in_a_row))
 
@@ -236,10 +234,12 @@ class Trainer:
             self.evaluate()
             self.stop_if_asked()
         if self.is_due(self.config.checkpoint.every_steps) and not self.state.is_saved:
+            self.trainable.check()
             self.save()
 
     def log(self) -> None:
         """Log losses and speeds since the last line. One reduction; every rank takes part."""
+        self.trainable.check()
         self.progress.count_flops(self.replay, self.guard.pending)
         self.settle()
         epoch = self.state.step / self.loader.steps_per_epoch
@@ -249,6 +249,7 @@ class Trainer:
     def evaluate(self) -> dict[str, float]:
         """Return the recipe's scores, of the averaged weights where there are any."""
         self.heartbeat.at(self.state.step, "evaluating")
+        self.trainable.check()
         self.settle()
         weights = self.wrapping.bare(self.model if self.average is None else self.average)
         draw = partial(self.logger.log_picture, step=self.state.step)
@@ -307,7 +308,8 @@ class Trainer:
         if self.wrapping.ddp is not None and self.world.world_size > 2:
             first = self.loader.first_step()
             counts = global_counts(self.recipe, first, self.device)
-            settle_buckets(first, counts, self.add_gradients, self.optimizer)
+            passes = partial(self.add_gradients, first.micro_batches, counts)
+            settle_buckets(passes, self.parameters)
         named = None if self.config.checkpoint.resume == "auto" else self.config.checkpoint.resume
         saved = self.manager.load_checkpoint(
             named, self.model, self.optimizer, self.scaler, ema=self.average
@@ -342,9 +344,7 @@ class Trainer:
 
     def close(self) -> None:
         """End loader, writer and logs; a failed background write surfaces here."""
-        self.profile.close()
-        self.heartbeat.close()
-        self.preemption.close()
-        self.loader.close()
+        for part in (self.profile, self.heartbeat, self.preemption, self.loader):
+            part.close()
         self.run.close(exit_code=0 if self.is_done() else 1)
         self.manager.wait()

@@ -29,9 +29,12 @@ class SkippedStep:
     spike_limit: float | None  # None: non-finite
     kind: ClassVar[str] = "skipped_step"
 
+    @property
+    def is_spike(self) -> bool:
+        return self.spike_limit is not None
+
     def fields(self) -> dict[str, Any]:
-        is_spike = self.spike_limit is not None
-        return {"step": self.step, "module": self.module, "spike": is_spike}
+        return {"step": self.step, "module": self.module, "spike": self.is_spike}
 
     def __str__(self) -> str:
         reason = (

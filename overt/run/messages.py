@@ -22,6 +22,7 @@ class Introduction:
     samples: int
     steps_per_epoch: int
     total_steps: int
+    optimizers: dict[str, int]  # parameters of each class
     learning_rate: float
     schedule: str
     loaded: str | None  # what became of the weights of checkpoint.init_from
@@ -61,6 +62,9 @@ class Introduction:
         if len(rates) > 1:
             by_rule = ", ".join(f"{name} {rate:g}" for name, rate in rates.items())
             rows.append(("by each rule", by_rule))
+        if len(self.optimizers) > 1:
+            parts = [f"{name} for {count:,}" for name, count in self.optimizers.items()]
+            rows.append(("optimizers", ", ".join(parts) + " parameters"))
         rows.append(("schedule", self.schedule))
         if self.resumed is not None:
             rows.append(("resumed", self.resumed))

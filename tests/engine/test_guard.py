@@ -11,6 +11,7 @@ from toy_runs import same_bits
 from overt.distributed import World
 from overt.engine.guard import FiniteGuard, poison_if_nonfinite
 from overt.engine.loader import StepBatch
+from overt.engine.optimizer import Optimizers
 from overt.recipe import StepOutput
 
 CPU = torch.device("cpu")
@@ -24,7 +25,18 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Te
     return copy.deepcopy(tensors)
 
 
+def muon_and_adamw(parameters: Any, **arguments: Any) -> Optimizers:
+    weight, bias = parameters
+    return Optimizers(
+        [
+            torch.optim.AdamW([bias], fused=True, **arguments),
+            torch.optim.Muon([weight], **arguments),
+        ]
+    )
+
+
 OPTIMIZERS: list[Any] = [
+    pytest.param(muon_and_adamw, {}, id="two"),
     pytest.param(torch.optim.AdamW, {"fused": True}, id="fused"),
     pytest.param(torch.optim.AdamW, {"foreach": True}, id="foreach"),
     pytest.param(torch.optim.SGD, {"momentum": 0.9}, id="momentum"),

@@ -86,7 +86,7 @@ def test_another_class_and_the_way_to_it(tmp_path: Path) -> None:
     ("changes", "expected"),
     [
         ({"_target_": "torch.optim.Adamm"}, "did you mean Adam?"),
-        ({"_target_": "torch.optim.lr_scheduler.StepLR"}, "is no torch.optim.Optimizer"),
+        ({"_target_": "torch.optim.lr_scheduler.StepLR"}, "is not a torch.optim.Optimizer"),
         ({"arguments": {"betas": [2.0, 3.0]}}, "refuses its settings: Invalid beta"),
         ({"arguments": {"betas": "x"}}, "torch.optim.AdamW refuses its settings"),
     ],
@@ -100,6 +100,53 @@ def test_what_torch_would_choke_on_is_refused(changes: dict[str, Any], expected:
 def test_a_model_with_nothing_to_train_is_refused() -> None:
     with pytest.raises(ConfigError, match="no parameter that needs a gradient"):
         build_optimizer(section(), model().requires_grad_(False))
+
+
+RPROP = {"_target_": "torch.optim.Rprop", "arguments": {}}
+
+
+def test_a_class_without_weight_decay_can_be_used() -> None:
+    net = model()
+    optimizer = build_optimizer(section(**RPROP, weight_decay=0.0), net)
+    assert isinstance(optimizer, torch.optim.Rprop)
+    assert not any(group["decays"] for group in optimizer.param_groups)
+    set_weight_decay(optimizer, ConstantScheduler(0.5, 1, 1), 0)
+    before = net[0].weight.clone()
+    net[0](torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    assert not torch.equal(net[0].weight, before)
+
+
+def test_weight_decay_for_a_class_without_it_is_refused_with_what_works(tmp_path: Path) -> None:
+    settings = ["optimizer._target_=torch.optim.Rprop"]
+    settings += ["~optimizer.arguments.betas", "~optimizer.arguments.eps"]
+    with pytest.raises(ConfigError) as refused:
+        build_optimizer(toy_config(tmp_path, *settings).optimizer, model())
+    assert "optimizer.weight_decay=0.01: torch.optim.Rprop has no weight decay" in str(
+        refused.value
+    )
+    remedy = str(refused.value).rpartition("set ")[2]
+    assert remedy == "optimizer.weight_decay=0"
+    build_optimizer(toy_config(tmp_path, *settings, remedy).optimizer, model())
+
+
+def test_weight_decay_of_the_recipes_groups_needs_a_class_that_has_it() -> None:
+    net = model()
+    groups = [{"params": list(net.named_parameters())[:4], "weight_decay": 0.3}]
+    with pytest.raises(ConfigError, match=r"recipe gives .* 0\.weight a weight decay"):
+        build_optimizer(section(**RPROP, weight_decay=0.0), net, groups)
+
+
+def test_a_schedule_of_weight_decay_that_nothing_follows_is_refused() -> None:
+    schedule = {"_target_": "overt.schedule.LinearScheduler", "final_value": 0.4}
+    with pytest.raises(ConfigError, match=r"weight_decay_schedule=null, or a weight decay above 0"):
+        build_optimizer(section(weight_decay=0.0, weight_decay_schedule=schedule), model())
+
+
+def test_a_class_that_runs_the_loss_itself_is_refused() -> None:
+    chosen = section(_target_="torch.optim.LBFGS", arguments={}, weight_decay=0.0)
+    with pytest.raises(ConfigError, match=r"LBFGS computes the loss several times"):
+        build_optimizer(chosen, model())
 
 
 def test_weight_decay_follows_its_schedule_where_there_is_any() -> None:

@@ -363,7 +363,7 @@ def test_the_average_follows_its_momentum_schedule(tmp_path: Path) -> None:
     for step in range(12):
         trainer.train_step()
         momentum = 0.5 + 0.5 * step / 12
-        assert trainer.momentum(step) == pytest.approx(momentum)
+        assert trainer.parts.momentum(step) == pytest.approx(momentum)
         expected = momentum * expected + (1 - momentum) * trainer.model.state_dict()[key]
     torch.testing.assert_close(trainer.average.state_dict()[key], expected)
     trainer.close()

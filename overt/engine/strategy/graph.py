@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed
 from torch import Tensor, nn
 
 from overt.errors import ConfigError
@@ -126,14 +125,3 @@ def check_replayable(recipe: Recipe, device: torch.device) -> None:
             "can be replayed (replayable = True: it neither looks at values on the host nor at the "
             "step); set training.cuda_graph=false"
         )
-
-
-def add_over_ranks(parameters: list[nn.Parameter]) -> None:
-    """Sum the gradients of all ranks, in one message."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    packed = torch.cat([gradient.flatten() for gradient in gradients])
-    torch.distributed.all_reduce(packed)
-    sums = torch.split(packed, [gradient.numel() for gradient in gradients])
-    torch._foreach_copy_(
-        gradients, [part.view_as(own) for part, own in zip(sums, gradients, strict=True)]
-    )

@@ -8,6 +8,7 @@ import shutil
 import statistics
 import time
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from overt.config.batch import plan_batches
 from overt.config.schema import OptimizerSection
 from overt.data.rng import sample_rng
 from overt.engine.optimizer import build_optimizer
+from overt.engine.optimizer_rules import Assignment, assign
 from overt.errors import OvertError
 from overt.recipe import Recipe, SampleSource
 from overt.run.reader import number_of, read_rows
@@ -64,9 +66,13 @@ def checkpoint_bytes(config: Config, recipe: Recipe) -> int:
     """Size of one checkpoint: weights, their average, and what the optimizer keeps of each."""
     model = _build(recipe)
     weights = _bytes(model.state_dict().values())
-    trained = _bytes(value for value in model.parameters() if value.requires_grad)
     average = 0 if config.training.ema_momentum is None else weights
-    return weights + average + math.ceil(trained * optimizer_share(config.optimizer))
+    trained = [pair for pair in model.named_parameters() if pair[1].requires_grad]
+    moments = 0.0
+    for part in assign(config.optimizer, model, [{"params": trained, "lr_scale": 1.0}]):
+        size = _bytes(value for group in part.groups for _, value in group["params"])
+        moments += size * state_ratio(part, config.optimizer)
+    return weights + average + math.ceil(moments)
 
 
 def _build(recipe: Recipe) -> nn.Module:
@@ -80,10 +86,18 @@ def _build(recipe: Recipe) -> nn.Module:
         return recipe.build_model()
 
 
-def optimizer_share(section: OptimizerSection) -> float:
-    """Bytes that the optimizer keeps for each byte of a trained weight, seen on a small matrix."""
+def state_ratio(part: Assignment, section: OptimizerSection) -> float:
+    """Bytes that an optimizer keeps for each byte of a trained weight, seen on a small matrix."""
+    alone = replace(
+        section,
+        _target_=part.target,
+        weight_decay=part.weight_decay,
+        weight_decay_schedule=None,
+        arguments=part.arguments,
+        rules=[],
+    )
     model = nn.Linear(32, 32, bias=False)
-    optimizer = build_optimizer(section, model)
+    optimizer = build_optimizer(alone, model)
     model.weight.grad = torch.zeros_like(model.weight)
     optimizer.step()
     kept = [value for value in optimizer.state[model.weight].values() if torch.is_tensor(value)]

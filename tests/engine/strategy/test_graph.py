@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from toy_runs import losses_by_step, toy_config
 
 from overt.config import build_recipe
 from overt.distributed import init_distributed
-from overt.engine.strategy.graph import GraphedPass, add_over_ranks, check_replayable
+from overt.engine.strategy.graph import GraphedPass, check_replayable
 from overt.engine.trainer import Trainer
 from overt.errors import ConfigError
 
@@ -67,18 +66,3 @@ def test_a_replayed_run_is_the_run_without_a_graph(accumulation: int, tmp_path: 
     assert trainer.graphed.recorded is not None
     expected = losses_by_step(tmp_path / "plain/toy")
     assert losses_by_step(tmp_path / "graph/toy") == pytest.approx(expected, rel=1e-5)
-
-
-def sum_of_two(factor: float) -> list[float]:
-    world = init_distributed("cpu")
-    layer = nn.Linear(2, 1)
-    layer.weight.grad = torch.full((1, 2), factor * (world.rank + 1))
-    layer.bias.grad = torch.tensor([10.0 * world.rank])
-    unused = nn.Parameter(torch.zeros(3))
-    add_over_ranks([layer.weight, unused, layer.bias])
-    assert unused.grad is None
-    return [*layer.weight.grad.flatten().tolist(), *layer.bias.grad.tolist()]
-
-
-def test_gradients_of_all_processes_are_added_up(run_processes: Any) -> None:
-    assert run_processes(sum_of_two, 2, 3.0) == [[9.0, 9.0, 10.0]] * 2
