@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from overt.tools.plan.fake_step import FakeStep
+from overt.tools.plan.engine_step import EngineStep
 from torch import Tensor, nn
 from toy_recipe.recipe import Toy
 from toy_runs import losses_by_step, read_rows, toy_config, train_toy
@@ -332,7 +332,7 @@ def test_doctor_and_plan_count_what_each_class_keeps(tmp_path: Path) -> None:
     assert isinstance(recipe, Toy)
     # 116 weights; two moments of the biases, one of the matrices.
     assert checkpoint_bytes(config, recipe) == 4 * (116 + 2 * 12 + 64)
-    memory = FakeStep(config, recipe, checkpointing=False).run(recipe.example_batch(2), 2)
+    memory = EngineStep(config, recipe, checkpointing=False).run(recipe.example_batch(2), 2)
     # Blocks of 512 bytes: one for each matrix; two and a step counter for each bias.
     assert memory.optimizer == 512 * (2 * 1 + 2 * 3)
 

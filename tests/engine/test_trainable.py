@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from overt.tools.plan.fake_step import FakeStep
+from overt.tools.plan.engine_step import EngineStep
 from small_gan import Gan, Model
 from torch import Tensor, nn
 from toy_recipe.recipe import Toy
@@ -300,7 +300,7 @@ def test_a_spike_cannot_be_judged_over_several_losses(tmp_path: Path) -> None:
 def test_turns_can_be_planned(tmp_path: Path) -> None:
     config = toy_config(tmp_path)
     recipe = Watched(config.settings)
-    memory = FakeStep(config, recipe, checkpointing=False).run(recipe.example_batch(2), 2)
+    memory = EngineStep(config, recipe, checkpointing=False).run(recipe.example_batch(2), 2)
     assert memory.gradients > 0
     assert recipe.seen == [("critic", {"critic"}), ("generator", {"generator"})]
 
