@@ -1,7 +1,7 @@
 """Where the randomness of the data side comes from: one generator for every sample.
 
-Every draw is a function of run seed, epoch and sample index. So neither the number of processes and
-workers, nor accumulation, nor a resume can change what a sample looks like.
+Every draw is a function of run seed, epoch and sample index. So neither world size and workers, nor
+accumulation, nor a resume can change what a sample looks like.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ POOL = 4  # words
 
 
 def sample_rng(seed: int, epoch: int, index: int) -> np.random.Generator:
-    """The generator of sample `index` in `epoch`; independent of that of any other sample."""
+    """Return the generator of sample `index` in `epoch`, independent of all others."""
     # As a spawn key epoch and index cannot run into the words of a large seed.
     words = np.random.SeedSequence(seed, spawn_key=(epoch, index))
     return np.random.Generator(np.random.PCG64(words))
 
 
 def sample_rngs(seed: int, epoch: int, indices: Sequence[int]) -> list[np.random.Generator]:
-    """`sample_rng` of some samples of an epoch, in a tenth of the time for many.
+    """Return `sample_rng` of several samples of an epoch, in a tenth of the time.
 
-    What they share is computed once, and the rest for all of them together.
+    What they have in common is computed once, and the rest for all of them together.
     """
     if len(indices) == 1 or max(indices) > BITS:
         return [sample_rng(seed, epoch, index) for index in indices]
@@ -42,12 +42,12 @@ def sample_rngs(seed: int, epoch: int, indices: Sequence[int]) -> list[np.random
     state = (np.concatenate([mixed, mixed], axis=1) ^ BEFORE_OUT) * AFTER_OUT
     state = (state ^ state >> HALF).astype("<u4").view("<u8")  # (samples, POOL)
     # numpy takes any ISeedSequence; its annotations name one.
-    bits = [np.random.PCG64(_Words(words)) for words in state]  # type: ignore[arg-type]
-    return [np.random.Generator(one) for one in bits]
+    generators = [np.random.PCG64(_Words(words)) for words in state]  # type: ignore[arg-type]
+    return [np.random.Generator(generator) for generator in generators]
 
 
 class _Words(ISeedSequence):
-    """The words that a bit generator asks of a SeedSequence, at hand."""
+    """The words that a bit generator asks of a SeedSequence, computed before."""
 
     def __init__(self, words: np.ndarray) -> None:
         self.words = words
@@ -57,7 +57,7 @@ class _Words(ISeedSequence):
 
 
 def _constants(start: int, factor: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """What words are hashed with, before and after the multiplication, from word `first` on."""
+    """Return what words are hashed with, before and after the multiplication, from word `first`."""
     numbers = range(first, first + count + 1)
     powers = [start * pow(factor, number, BITS + 1) & BITS for number in numbers]
     return np.array(powers[:-1], dtype=np.uint32), np.array(powers[1:], dtype=np.uint32)
@@ -68,7 +68,7 @@ BEFORE_OUT, AFTER_OUT = _constants(START_OUT, FACTOR_OUT, 0, 2 * POOL)
 
 @lru_cache(maxsize=4)
 def _mixed_so_far(seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """SeedSequence's pool with all but the index mixed in, and the constants for that."""
+    """Return SeedSequence's pool with all but the index mixed in, and the constants for that."""
     pool = np.random.SeedSequence(seed, spawn_key=(epoch,)).pool
     words = max(POOL, _words(seed)) + _words(epoch)
     # Each word of the pool was hashed once, and mixed into the others; each further word into all.

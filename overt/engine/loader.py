@@ -49,7 +49,7 @@ from overt.run.warning_file import record_in_loader
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One forward pass of one process. `is_padding`: it only keeps the processes in step."""
+    """One forward pass of one rank. `is_padding`: it only keeps the ranks in step."""
 
     ids: tuple[SampleId, ...]
     batch: Any
@@ -74,10 +74,10 @@ class StepBatch:
 
 
 def global_counts(recipe: Recipe, batch: StepBatch, device: torch.device) -> dict[str, Tensor]:
-    """What the losses of this step are divided by: the recipe's counts over the global batch.
+    """Return what the losses of this step are divided by: counts over the global batch.
 
-    `samples` is always there and needs no communication; further counts are added up over
-    micro-batches and processes in one reduction.
+    `samples` is always there and needs no communication; the recipe's counts are added up over
+    micro-batches and ranks in one reduction.
     """
     samples = _number(batch.samples, device)
     totals: dict[str, Tensor] = {}
@@ -98,7 +98,7 @@ def global_counts(recipe: Recipe, batch: StepBatch, device: torch.device) -> dic
 
 @lru_cache(maxsize=8)
 def _number(value: int, device: torch.device) -> Tensor:
-    """A count on the device; nearly all steps have the same."""
+    """Return a count on the device; nearly all steps have the same."""
     return torch.full((), float(value), device=device)
 
 
@@ -128,7 +128,7 @@ class _Samples(Dataset[Any]):
 
 
 class _Collate:
-    """Samples to a micro-batch by the recipe's collate; a failed sample stays an error."""
+    """Makes a micro-batch of samples by the recipe's collate; a failed sample stays an error."""
 
     def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
         self.collate = collate
@@ -154,10 +154,10 @@ def _start_worker(closing: Event, owner: int, warnings: Path | None, worker: int
 
 
 def keep_freed_memory() -> None:
-    """Let this process use the memory of a large array that is freed for the next one.
+    """Let this process reuse the memory of a large array that is freed.
 
-    The C library would hand it back, and the system clear every page of it again: a third of the
-    time in which a clip is augmented. The process stays as large as it ever was.
+    The C library would return it, and the system clear every page of it again: a third of the time
+    in which a clip is augmented. The process stays as large as it ever was.
     """
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt"):  # glibc's; others have nothing to set
@@ -169,8 +169,8 @@ def keep_freed_memory() -> None:
 def _leave_with(owner: int) -> None:
     """End this process when the one it loads for has ended, however that came about.
 
-    Its parent is the fork server, which lives as long as any of its children: left alone, both
-    would stay for ever after a training process was killed.
+    Its parent is the fork server, which lives as long as any of its children: both would stay
+    forever after a training process was killed.
     """
     if sys.platform == "linux":  # elsewhere nothing tells of the end of another's process
         with suppress(ProcessLookupError):  # it has ended already
@@ -217,12 +217,12 @@ class StepLoader:
         }
 
     def seek(self, position: Position) -> None:
-        """Go on from this position: nothing is read or replayed to get there."""
+        """Continue from this position: nothing is read or replayed to get there."""
         self.position = normalized(position, self.length, self.plan, self.drop_last)
         self._iterator = None
 
     def next_step(self) -> StepBatch:
-        """The next step's micro-batches; `position` moves on by what they hold."""
+        """Return the next step's micro-batches; `position` moves by what they hold."""
         began = time.perf_counter()
         if self._iterator is None:
             self._iterator = self._batches()
@@ -242,7 +242,7 @@ class StepLoader:
         return StepBatch(received, samples, time.perf_counter() - began)
 
     def first_step(self) -> StepBatch:
-        """One micro-batch of the first step, read here and now; `position` stays where it is."""
+        """Return one micro-batch of the first step, read at once; `position` stays."""
         sampler = self._sampler(START)
         batch = self._collate(self._dataset.__getitems__(next(iter(sampler))))
         if isinstance(batch, DataError):

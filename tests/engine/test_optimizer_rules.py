@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from overt.tools.plan.engine_step import EngineStep
 from torch import Tensor, nn
 from toy_recipe.recipe import Toy
 from toy_runs import losses_by_step, read_rows, toy_config, train_toy
@@ -25,6 +24,7 @@ from overt.engine.trainer import Trainer
 from overt.errors import CheckpointError, ConfigError
 from overt.schedule import ConstantScheduler, HierarchicalScheduler
 from overt.tools.doctor.run import checkpoint_bytes
+from overt.tools.plan.engine_step import EngineStep
 
 SGD = "torch.optim.SGD"
 MUON = "torch.optim.Muon"

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from overt.tools.plan.engine_step import EngineStep
 from small_gan import Gan, Model
 from torch import Tensor, nn
 from toy_recipe.recipe import Toy
@@ -21,6 +20,7 @@ from overt.engine.trainable import Trainable
 from overt.engine.trainer import Trainer
 from overt.errors import ConfigError
 from overt.recipe import Recipe, StepOutput
+from overt.tools.plan.engine_step import EngineStep
 
 RUNS = Callable[..., list[Any]]
 # The critic has a class and a learning rate of its own.

@@ -29,7 +29,7 @@ from overt.distributed import get_rank, get_world_size
 from overt.errors import DataError
 
 Transform = Callable[[dict[str, Any], np.random.Generator], Any]
-# What is larger or longer stands in an extended header.
+# What is larger or longer is in an extended header.
 LARGEST_IN_HEADER = 8**11  # bytes
 LONGEST_IN_HEADER = 99  # characters of a name
 MOST_OPEN = 256  # files of a process; systems allow 1,024 and more

@@ -1,5 +1,6 @@
 """Streams in training runs: a stopped and resumed run ends with the same bits."""
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from toy_runs import same_bits, toy_config, weights
+from toy_runs import HERE, same_bits, toy_config, weights
 
 from overt.config import build_recipe
 from overt.data.mixture import InterleavedMixture
@@ -18,7 +19,7 @@ from overt.distributed import init_distributed
 from overt.engine.trainer import Trainer
 from overt.errors import ConfigError
 
-from .shard_files import open_forward, write_shards
+from .shard_files import open_forward, png, write_shards, write_tar
 
 
 def regression(sample: dict[str, Any], rng: np.random.Generator) -> tuple[Tensor, ...]:
@@ -74,3 +75,23 @@ def test_a_stream_that_cannot_serve_a_split_stops_a_run_before_it_starts(tmp_pat
     write_shards(tmp_path / "shards", [5] * 8)
     with pytest.raises(ConfigError, match=r"8 lanes, but 1 rank\(s\) x 3 loader process"):
         train(tmp_path, sequential(tmp_path / "shards"), "training.num_workers=3")
+
+
+def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/data_order.md, block by block, with shards of the names that it uses."""
+    page = (HERE.parent / "docs" / "data_order.md").read_text()
+    (tmp_path / "shards").mkdir()
+    for number in range(4):
+        members = {f"{number}.jpg": png(number), f"{number}.cls": b"1"}
+        for suffix, mode in (("tar", "w"), ("tar.gz", "w:gz")):
+            write_tar(tmp_path / f"shards/train-{number:04d}.{suffix}", members, mode=mode)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    sources = []
+    for block in re.findall(r"^```python\n(from overt.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        exec(block, names)
+        sources.append(names.get("mixture", names["source"]))
+    assert [len(source) for source in sources] == [4, 1000, 100]
+    image, label = sources[0].sample(2, np.random.default_rng(0))
+    assert (image.shape, label) == ((3, 3, 4), 1)
+    assert sources[2].sample(99, np.random.default_rng(0))["cls"] == 1
