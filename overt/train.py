@@ -1,6 +1,7 @@
 """Train one run: `overt train recipe=NAME ...` or `torchrun --nproc_per_node=8 -m overt.train ...`
 
 A configuration is checked before torch is imported; then come process group, recipe, trainer.
+In Python this module can be called: `overt.train(config)` is `overt.api.train`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
 
 from overt.config import build_recipe, expand_sweep, load
 from overt.errors import PREEMPTED_EXIT_CODE, ConfigError, OvertError, Preempted
@@ -105,6 +108,17 @@ def run_one(command: list[str], stop: StopSignal) -> int:
         stop.forward = None
     return code
 
+
+class _Callable(ModuleType):
+    """Two things have the name `overt.train`: this module, and the function for notebooks."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        from overt.api import train
+
+        return train(*arguments, **options)
+
+
+sys.modules[__name__].__class__ = _Callable
 
 if __name__ == "__main__":
     sys.exit(main())

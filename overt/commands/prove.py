@@ -1,6 +1,7 @@
 """`overt prove resume recipe=NAME ...`: kill and resume a short run of yours, compare every bit.
 
 `overt prove world recipe=NAME ... --processes 2`: one process that accumulates against several.
+`overt prove loss recipe=NAME ...`: the loss, called again and again, changes nothing.
 Exit code 0: proved; 1: not, and the first difference is named; 2: a wrong command line.
 """
 
@@ -27,7 +28,7 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         parents=[config_options()],
     )
-    parser.add_argument("claim", choices=("resume", "world"))
+    parser.add_argument("claim", choices=("resume", "world", "loss"))
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="recipe=NAME, ...")
     parser.add_argument("--steps", type=int, default=12, help="length of each run (12)")
     parser.add_argument("--save-every", type=int, default=3, help="steps between checkpoints (3)")
@@ -53,6 +54,8 @@ def main(arguments: Sequence[str]) -> int:
         options.processes = 1 if options.claim == "resume" else 2
     _check(options)
     config = load(options.overrides, options.config, options.package)
+    if options.claim == "loss":
+        return _prove_loss(config, options.json)
 
     from overt.tools.proof.runs import Plan, choose_kill, prove_resume, prove_world
 
@@ -98,6 +101,25 @@ def main(arguments: Sequence[str]) -> int:
     if verdict.difference is None and options.folder is None:
         shutil.rmtree(folder)
     return 0 if verdict.difference is None else 1
+
+
+def _prove_loss(config: Config, as_json: bool) -> int:
+    """Call the loss on one batch, in this process."""
+    from overt.distributed import init_distributed
+    from overt.tools.proof.purity import check_purity
+
+    purity = check_purity(config, init_distributed(config.training.device))
+    verdict = {"facts": {"compared": purity.compared}, "difference": purity.difference}
+    if as_json:
+        print(json.dumps({"proved": purity.difference is None, **verdict}, indent=1))
+    else:
+        print(f"overt prove loss: {config.recipe.name}\n  compared     {purity.compared}")
+        if purity.difference is None:
+            print("PROVED: loss changes nothing, and returns the same when it is called again")
+        else:
+            print(f"NOT PROVED: {purity.difference}")
+            print("What later code needs goes into StepOutput.carry (docs/add_a_recipe.md).")
+    return 0 if purity.difference is None else 1
 
 
 def _check(options: argparse.Namespace) -> None:

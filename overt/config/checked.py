@@ -5,9 +5,9 @@ Nothing after `check` sees a DictConfig. Never imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast, get_type_hints
@@ -48,19 +48,32 @@ class Config:
     checkpoint: CheckpointSection
     settings: Any
     text: str
+    # Of a recipe that was given as a class; one of a notebook cannot be imported.
+    recipe_class: type[Recipe] | None = field(default=None, repr=False, compare=False)
 
     @property
     def run_dir(self) -> Path:
         return Path(self.output_dir) / self.exp_name
 
 
-def check(values: DictConfig, allowed: Sequence[str], needs_data: bool = True) -> Config:
-    """Merge the values into the typed schema, the recipe's own part included, or refuse."""
+def check(
+    values: DictConfig,
+    allowed: Sequence[str],
+    needs_data: bool = True,
+    classes: Mapping[str, type] | None = None,
+) -> Config:
+    """Merge the values into the typed schema, the recipe's own part included, or refuse.
+
+    `classes` are those of `recipe._target_` and `recipe.settings` that need not be imported.
+    """
+    classes = classes or {}
     checked = cast(DictConfig, _merge(OmegaConf.structured(Schema), values))
     _refuse_missing(checked, ("recipe",))
     for key in ("recipe._target_", "recipe.settings", "optimizer._target_"):
         _check_allowed(key, str(OmegaConf.select(checked, key)), allowed)
-    settings_class = import_target("recipe.settings", checked.recipe.settings)
+    settings_class = classes.get("recipe.settings") or import_target(
+        "recipe.settings", checked.recipe.settings
+    )
     # A recipe may do without a section; what nobody gave a value needs no name either.
     sections = {name: checked[name] for name in RECIPE_SECTIONS if values.get(name)}
     settings = _merge(OmegaConf.structured(settings_class), sections)
@@ -71,7 +84,7 @@ def check(values: DictConfig, allowed: Sequence[str], needs_data: bool = True) -
     _refuse_missing(checked)
     _refuse_nonfinite(checked)
     engine = OmegaConf.masked_copy(
-        checked, [field.name for field in fields(Schema) if field.name not in RECIPE_SECTIONS]
+        checked, [part.name for part in fields(Schema) if part.name not in RECIPE_SECTIONS]
     )
     parts = {str(name): _to_object(engine[name]) for name in engine}
     for key, target in parts["optimizer"].rule_targets.items():
@@ -86,7 +99,12 @@ def check(values: DictConfig, allowed: Sequence[str], needs_data: bool = True) -
     # A recipe's section may refer to any other, ${training.cuda_graph} for example.
     whole = cast(DictConfig, OmegaConf.create(OmegaConf.to_container(checked, resolve=True)))
     settings = _merge(settings, {name: whole[name] for name in sections})
-    return Config(**parts, settings=_to_object(settings), text=OmegaConf.to_yaml(whole))
+    return Config(
+        **parts,
+        settings=_to_object(settings),
+        text=OmegaConf.to_yaml(whole),
+        recipe_class=classes.get("recipe._target_"),
+    )
 
 
 def _merge(schema: Any, values: Any) -> Any:
@@ -123,7 +141,7 @@ def _refuse_missing(values: DictConfig, sections: Sequence[str] = ()) -> None:
         raise ConfigError(
             "these keys have no value yet: "
             + ", ".join(missing)
-            + "; give them on the command line as KEY=VALUE"
+            + "; give them on the command line as KEY=VALUE, in Python to overt.configure"
         )
 
 
@@ -200,9 +218,13 @@ def dotted_keys(values: Any, prefix: str = "") -> Iterator[str]:
 
 def build_recipe(config: Config) -> Recipe:
     """The recipe's class, made from its settings. This is where torch is first imported."""
-    kind = import_target("recipe._target_", config.recipe._target_)
+    kind: Any = config.recipe_class
+    if kind is None:
+        kind = import_target("recipe._target_", config.recipe._target_)
     check_recipe(kind)
-    return cast(Recipe, kind(config.settings))
+    has_settings = kind.__init__ is not object.__init__
+    recipe: Recipe = kind(config.settings) if has_settings else kind()
+    return recipe
 
 
 def schema_of(config: Config) -> dict[str, type]:

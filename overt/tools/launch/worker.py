@@ -16,9 +16,9 @@ from overt.tools.launch.stopping import leave_at_signals, write_note
 def main(arguments: Sequence[str]) -> int:
     notes, words = Path(arguments[0]), arguments[1:]
     leave_at_signals(notes, exit_code=0)
-    from overt import train
+    from overt.train import main as train
 
-    code = train.main(words)
+    code = train(words)
     if code == PREEMPTED_EXIT_CODE:
         write_note(notes)
         return 0

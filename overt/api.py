@@ -1,0 +1,257 @@
+"""Training from Python, in a notebook or script: `configure`, `train`, `evaluate` of `overt`.
+
+What the commands of the same names do, with values in place of words. Imports torch when it runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import pickle
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Unpack
+
+from overt.checkpoint.trained import load_model
+from overt.config import Config, build_recipe
+from overt.config.python import Options, configure, is_importable, read, script
+from overt.errors import CheckpointError, ConfigError, Preempted
+from overt.health.preemption import StopSignal
+from overt.recipe import Recipe
+from overt.run.folder import RunPaths
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from overt.distributed import World
+
+__all__ = ["Result", "configure", "evaluate", "train"]
+
+GUARD = "put the call of {} under `if __name__ == '__main__':`"
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run that has been trained."""
+
+    config: Config
+    step: int  # optimizer steps done
+    scores: dict[str, float]  # of the last evaluation
+    finished: str | None  # why it ended before its last step
+
+    @property
+    def run_dir(self) -> Path:
+        return self.config.run_dir
+
+    @property
+    def checkpoint(self) -> Path:
+        """The newest checkpoint."""
+        return RunPaths(self.run_dir).checkpoints / "latest"
+
+    def load_model(self, part: str = "auto") -> nn.Module:
+        """Return the trained model in evaluation mode; `auto`: its averaged weights, if any."""
+        return load_model(build_recipe(self.config), self.checkpoint, part)[0]
+
+
+def train(recipe: type[Recipe] | str | Config, **options: Unpack[Options]) -> Result:
+    """Train a run to its end, or resume it where its folder has a checkpoint.
+
+    Takes a configuration, or what `overt.configure` takes. The first interrupt (Ctrl-C) saves
+    after the current step, and raises KeyboardInterrupt; the same call resumes.
+    """
+    refuse_import_by_child("overt.train")
+    config = _configuration(recipe, options)
+    with _one_session(config) as (stop, world):
+        return _train(config, stop, world)
+
+
+def _train(config: Config, stop: StopSignal, world: World) -> Result:
+    """Train; nothing of the trainer is left when the process group goes."""
+    from overt.engine.trainer import Trainer
+    from overt.health.heartbeat import keep_flight_records
+
+    keep_flight_records(config.run_dir / "hang")
+    recipe = build_recipe(config)
+    _check_workers(config, recipe)
+    trainer = Trainer(config, recipe, world, stop)
+    first_step = trainer.state.step
+    try:
+        with _interrupts_ask(stop):
+            scores = trainer.train()
+    except Preempted as asked:
+        if stop.name == "SIGINT":
+            raise KeyboardInterrupt(str(asked)) from None
+        raise
+    except RuntimeError as error:
+        began = trainer.state.step > first_step
+        if "exited unexpectedly" in str(error) and script() is not None and not began:
+            raise ConfigError(
+                "a loader process ended before its first batch. Loader processes import this "
+                f"script: {GUARD.format('overt.train')}, or set training.num_workers=0 ({error})"
+            ) from None
+        raise
+    return Result(config, trainer.state.step, scores, trainer.state.finished)
+
+
+def evaluate(
+    trained: Result | str | Path,
+    *,
+    recipe: type[Recipe] | str | None = None,
+    settings: Any = None,
+    part: str = "auto",
+    packages: Sequence[str | Path] = (),
+) -> dict[str, float]:
+    """Return the scores of a trained model on held-out data.
+
+    `trained` is what `overt.train` returned, a run folder (its newest checkpoint counts) or any
+    checkpoint. A checkpoint brings its own configuration; `recipe` is needed for a class of a
+    notebook, and for weights of others. `settings` change that configuration:
+    `settings={"evaluation": {...}}`. `part` is model, ema, or auto: ema where there is one.
+    """
+    config, checkpoint = _trained(trained, recipe, packages)
+    if settings is not None:
+        config = configure(config, settings=settings)
+    with _one_session(config) as (_, world):
+        import torch
+
+        from overt.checkpoint import random_state
+        from overt.engine.precision import AUTOCAST, set_precision
+
+        built = build_recipe(config)
+        model, _ = load_model(built, checkpoint, part)
+        model.to(world.device)
+        set_precision(config.training.precision, config.training.deterministic)
+        dtype = AUTOCAST.get(config.training.precision)
+        with (
+            random_state.undisturbed(),
+            torch.inference_mode(),
+            torch.autocast(world.device.type, dtype, enabled=dtype is not None),
+        ):
+            return built.evaluate(model, world)
+
+
+def _configuration(recipe: type[Recipe] | str | Config, options: Options) -> Config:
+    if isinstance(recipe, Config) and not options:
+        return recipe
+    return configure(recipe, **options)
+
+
+def _trained(
+    trained: Result | str | Path,
+    recipe: type[Recipe] | str | None,
+    packages: Sequence[str | Path],
+) -> tuple[Config, Path]:
+    """Return the configuration and the weights to evaluate."""
+    if isinstance(trained, Result):
+        return trained.config, trained.checkpoint
+    checkpoint = Path(trained)
+    newest = RunPaths(checkpoint).checkpoints / "latest"
+    if newest.is_dir():
+        checkpoint = newest
+    if not checkpoint.exists():
+        raise CheckpointError(f"checkpoint {checkpoint}: there is no such file or folder")
+    if isinstance(recipe, str):
+        return configure(recipe, packages=packages), checkpoint
+    stored = checkpoint / "config.yaml"
+    if stored.is_file():
+        return read(stored, recipe, packages), checkpoint
+    if recipe is None:
+        raise ConfigError(f"{checkpoint} holds no configuration; add recipe=NAME or a class")
+    return configure(recipe, packages=packages), checkpoint
+
+
+@contextmanager
+def _one_session(config: Config) -> Iterator[tuple[StopSignal, World]]:
+    """Join the process group, and leave it and the log as they were."""
+    with StopSignal() as stop:
+        import torch.distributed
+
+        from overt.distributed import init_distributed, shutdown
+
+        joined = torch.distributed.is_initialized()
+        log = logging.getLogger("overt")
+        handlers = list(log.handlers)
+        world = init_distributed(config.training.device, config.training.timeout_minutes)
+        try:
+            yield stop, world
+        finally:
+            log.handlers[:] = handlers  # a run that fails while it is built leaves its own
+        if not joined:  # after an error the other ranks may still wait in it
+            shutdown()
+
+
+@contextmanager
+def _interrupts_ask(stop: StopSignal) -> Iterator[None]:
+    """Let the first Ctrl-C ask for a save; the second one stops at once."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is None:
+        yield  # Python hears signals in its main thread only
+        return
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, before)
+        stop.name = stop.name or "SIGINT"
+        print("\ninterrupted: saving after this step; interrupt again to stop at once", flush=True)
+
+    signal.signal(signal.SIGINT, ask)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def refuse_import_by_child(function: str) -> None:
+    """Refuse to train in a process that is importing the script of its parent."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise ConfigError(f"a process of this script imports it: {GUARD.format(function)}")
+
+
+class _Finder(pickle.Pickler):
+    """Finds a class or function that another process could not import."""
+
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        super().__init__(_Sink(write))
+        self.found: str | None = None
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, type) and not is_importable(value):
+            self.found = self.found or value.__qualname__
+        return NotImplemented
+
+
+@dataclass(frozen=True)
+class _Sink:
+    """A file that keeps nothing."""
+
+    write: Callable[[bytes], object]
+
+
+def _check_workers(config: Config, recipe: Recipe) -> None:
+    """Refuse loader processes for a recipe that does not reach them, before any is started."""
+    workers = config.training.num_workers
+    if workers == 0:
+        return
+    if hasattr(sys.modules["__main__"], "__file__") and script() is None:
+        raise ConfigError(
+            f"training.num_workers={workers}, but loader processes cannot start from a program "
+            "that Python reads from standard input; put it into a file, or set "
+            "training.num_workers=0"
+        )
+    finder = _Finder(lambda content: len(content))
+    try:
+        finder.dump(recipe.collate)
+        problem = finder.found and f"{finder.found} is defined in a notebook or a function"
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        problem = f"the recipe cannot be pickled: {error}"
+    if problem:
+        raise ConfigError(
+            f"training.num_workers={workers}, but loader processes cannot import "
+            f"{config.recipe.name}: {problem}. Move it into a module (a .py file) and import it "
+            "from there, or set training.num_workers=0"
+        )

@@ -1,0 +1,283 @@
+"""From Python values to a checked configuration: no YAML file, no words of a command line.
+
+The defaults of `overt/conf` apply, and everything passes the checks of `compose.check`.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, TypedDict, cast, get_type_hints
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from overt.config import RECIPE_SECTIONS, Config, add_package, check, compose_values, load
+from overt.errors import ConfigError, nearest
+from overt.recipe import Recipe, check_recipe
+
+# Keys of a section; or the name of one of its YAML files, alone or with keys that differ.
+Section: TypeAlias = Mapping[str, Any] | str | tuple[str, Mapping[str, Any]]
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of `configure`."""
+
+    settings: Any
+    exp_name: str | None
+    output_dir: str | Path | None
+    seed: int | None
+    training: Mapping[str, Any] | None
+    optimizer: Section | None
+    schedule: Section | None
+    logging: Section | None
+    checkpoint: Section | None
+    packages: Sequence[str | Path]
+
+
+@dataclass
+class _Draft:
+    """A configuration before its checks."""
+
+    values: DictConfig
+    allowed: list[str]  # packages whose classes may be named
+    classes: dict[str, type] = field(default_factory=dict)  # key to a class that is at hand
+
+    def name_class(self, key: str, kind: type) -> None:
+        """Write where a class is found, and keep it, since not every class can be imported."""
+        OmegaConf.update(self.values, key, dotted(kind), force_add=True)
+        self.classes[key] = kind
+        self.allowed.append(kind.__module__)
+
+    def check(self) -> Config:
+        return check(self.values, self.allowed, classes=self.classes)
+
+
+def configure(
+    recipe: type[Recipe] | str | Config,
+    *,
+    settings: Any = None,
+    exp_name: str | None = None,
+    output_dir: str | Path | None = None,
+    seed: int | None = None,
+    training: Mapping[str, Any] | None = None,
+    optimizer: Section | None = None,
+    schedule: Section | None = None,
+    logging: Section | None = None,
+    checkpoint: Section | None = None,
+    packages: Sequence[str | Path] = (),
+) -> Config:
+    """Return the checked configuration of a run.
+
+    `recipe` is a class, the name of a YAML file (of overt, or below a folder of `packages`), or a
+    configuration to change. `settings` is the recipe's dataclass, filled in, or a dict of its
+    sections. Other sections are dicts of the keys that differ from the defaults; a string chooses
+    another YAML file of that section: `optimizer="sgd"` or `optimizer=("sgd", {"lr": 0.1})`.
+    """
+    sections: dict[str, Any] = {
+        "training": training,
+        "optimizer": optimizer,
+        "schedule": schedule,
+        "logging": logging,
+        "checkpoint": checkpoint,
+    }
+    own, settings_class = _settings(settings)
+    names, changes = _split({**sections, **own})
+    draft = _draft(recipe, names, [str(folder) for folder in packages])
+    if settings_class is not None:
+        draft.name_class("recipe.settings", settings_class)
+    elif own and draft.classes.get("recipe.settings") is NoSettings:
+        raise ConfigError(
+            f"settings={settings!r}: nothing says which dataclass checks them; annotate it, "
+            "`def __init__(self, settings: Settings)`, or give an instance of it"
+        )
+    scalars = {"exp_name": exp_name, "output_dir": output_dir, "seed": seed}
+    changes |= {key: value for key, value in scalars.items() if value is not None}
+    if isinstance(recipe, type) and "num_workers" not in changes.get("training", {}):
+        _load_here(recipe, changes)
+    for key, change in changes.items():
+        _merge(draft, key, change)
+    return draft.check()
+
+
+def read(file: Path, recipe: type[Recipe] | None, packages: Sequence[str | Path]) -> Config:
+    """Return the configuration that a run has stored; `recipe` is its class where it is at hand."""
+    folders = [str(folder) for folder in packages]
+    if recipe is None:
+        return load([], str(file), folders)
+    draft = _Draft(compose_values([], str(file)), _allowed(folders))
+    _name_recipe(draft, recipe)
+    return draft.check()
+
+
+def dotted(kind: type) -> str:
+    """Return the path by which a class is imported."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def is_importable(kind: type) -> bool:
+    """Return whether another process can import a class: one of a notebook it cannot."""
+    if "<locals>" in kind.__qualname__:
+        return False
+    # Other processes import the file of a script; a notebook has none.
+    return kind.__module__ != "__main__" or script() is not None
+
+
+def script() -> Path | None:
+    """Return the file that this process runs; a notebook and standard input have none."""
+    path = getattr(sys.modules["__main__"], "__file__", None)
+    return Path(path) if path is not None and Path(path).is_file() else None
+
+
+def _allowed(packages: list[str]) -> list[str]:
+    """Return the packages whose classes may be named; those of the user become importable."""
+    return ["overt", "torch.optim", *map(add_package, packages)]
+
+
+def _draft(recipe: type[Recipe] | str | Config, names: list[str], packages: list[str]) -> _Draft:
+    """Return the values that are there before those of the call."""
+    allowed = _allowed(packages)
+    match recipe:
+        case Config():
+            if names:
+                raise ConfigError(
+                    f"{names[0]}: YAML files are chosen with a recipe; to a configuration give "
+                    "single keys, as a dict"
+                )
+            draft = _Draft(cast(DictConfig, OmegaConf.create(recipe.text)), allowed)
+            # These have passed the check already.
+            targets = (recipe.recipe._target_, recipe.recipe.settings, recipe.optimizer._target_)
+            targets += tuple(tracker["_target_"] for tracker in recipe.logging.trackers)
+            draft.allowed += [target.rpartition(".")[0] for target in targets]
+            draft.classes["recipe.settings"] = type(recipe.settings)
+            if recipe.recipe_class is not None:
+                draft.classes["recipe._target_"] = recipe.recipe_class
+        case str():
+            words = [f"recipe={recipe}", *names]
+            draft = _Draft(compose_values(words, packages=packages), allowed)
+        case _:
+            check_recipe(recipe)
+            draft = _Draft(compose_values(["~recipe", *names], packages=packages), allowed)
+            OmegaConf.set_struct(draft.values, False)
+            draft.values.recipe = {"name": recipe.__name__}
+            _name_recipe(draft, recipe)
+    OmegaConf.set_struct(draft.values, False)
+    return draft
+
+
+def _name_recipe(draft: _Draft, recipe: type[Recipe]) -> None:
+    check_recipe(recipe)
+    draft.name_class("recipe._target_", recipe)
+    draft.name_class("recipe.settings", _settings_class(recipe))
+
+
+@dataclass
+class NoSettings:
+    """Of a recipe that has none."""
+
+
+def _settings_class(recipe: type[Recipe]) -> type:
+    """Return the dataclass that `__init__` is annotated with."""
+    try:
+        hints = get_type_hints(recipe.__init__)
+    except NameError:  # a class of a function's own; the instance says which
+        return NoSettings
+    hints.pop("return", None)
+    kinds = [hint for hint in hints.values() if isinstance(hint, type) and is_dataclass(hint)]
+    return kinds[0] if kinds else NoSettings
+
+
+def _settings(settings: Any) -> tuple[dict[str, Any], type | None]:
+    """Return the sections of the recipe, and the class of the dataclass that holds them."""
+    if settings is None:
+        return {}, None
+    if isinstance(settings, Mapping):
+        names, kind = list(settings), None
+    elif is_dataclass(settings) and not isinstance(settings, type):
+        names, kind = [each.name for each in fields(settings)], type(settings)
+    else:
+        raise ConfigError(
+            f"settings={settings!r}; give the recipe's dataclass, filled in, or a dict of its "
+            f"sections {', '.join(RECIPE_SECTIONS)}"
+        )
+    for name in names:
+        if name not in RECIPE_SECTIONS:
+            raise ConfigError(
+                f"settings.{name} is not a section of a recipe{nearest(name, RECIPE_SECTIONS)}; "
+                f"allowed are {', '.join(RECIPE_SECTIONS)}: put single settings into a dataclass "
+                "of one of these (docs/python.md)"
+            )
+    if kind is None:
+        return dict(settings), None
+    return {name: getattr(settings, name) for name in names}, kind
+
+
+def _split(sections: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
+    """Return names of YAML files as words of a command line, and keys by section."""
+    names: list[str] = []
+    changes: dict[str, Any] = {}
+    for key, section in sections.items():
+        match section:
+            case None | "???":
+                continue
+            case str():
+                names.append(f"{key}={section}")
+            case (str() as name, Mapping() as values):
+                names.append(f"{key}={name}")
+                changes[key] = values
+            case Mapping():
+                changes[key] = section
+            case _ if is_dataclass(section) and not isinstance(section, type):
+                changes[key] = section
+            case _:
+                raise ConfigError(
+                    f"{key}={section!r}; give a dict of its keys, or the name of a YAML file"
+                )
+    return names, changes
+
+
+def _load_here(recipe: type[Recipe], changes: dict[str, Any]) -> None:
+    """Choose no loader processes where they could not import the recipe."""
+    if not is_importable(recipe):
+        changes["training"] = {**changes.get("training", {}), "num_workers": 0}
+        warnings.warn(
+            f"{recipe.__name__} is defined in a notebook or a function, where loader processes "
+            "cannot import it: training.num_workers=0. Move it into a module to load in parallel.",
+            stacklevel=3,
+        )
+
+
+def _merge(draft: _Draft, key: str, change: Any) -> None:
+    """Put values over those of one section."""
+    plain = _plain(draft, change)
+    # Arguments of a class are none of another's.
+    target = plain.get("_target_") if isinstance(plain, dict) else None
+    if key == "schedule" and target not in (None, draft.values[key]._target_):
+        draft.values[key] = {}
+    if key == "optimizer" and target not in (None, draft.values[key]._target_):
+        draft.values[key].arguments = {}
+    try:
+        merged = OmegaConf.merge(draft.values, {key: plain})
+    except (OmegaConfBaseException, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"{getattr(error, 'full_key', None) or key}: {reason}") from error
+    draft.values = cast(DictConfig, merged)
+
+
+def _plain(draft: _Draft, value: Any) -> Any:
+    """Return values as YAML has them: no paths, tuples or classes."""
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, type):
+        draft.allowed.append(value.__module__)
+        return dotted(value)
+    if is_dataclass(value):
+        return {each.name: _plain(draft, getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(draft, item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(draft, item) for item in value]
+    return value

@@ -1,0 +1,125 @@
+"""Every shipped tiny recipe keeps the contract: `overt.testing.check_recipe` on the smallest of it.
+
+A YAML file that is new is found by itself; until it has a size below, it runs at its own.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overt.config import CONF, load
+from overt.testing import check_recipe
+
+TINY = sorted(file.stem for file in (CONF / "recipe").glob("*_tiny.yaml"))
+
+CLIPS = [
+    "data.synthetic.count=5",
+    "data.synthetic.height=40",
+    "data.synthetic.width=40",
+    "data.crop_size=[32,32]",
+    "data.held_out=1",
+]
+COTRACKER3 = [
+    *CLIPS,
+    "data.traj_per_sample=8",
+    "model.latent_dim=16",
+    "model.corr_radius=1",
+    "model.hidden_size=32",
+    "model.corr_hidden=32",
+    "model.train_iters=2",
+    "optimizer.lr=4e-3",
+]
+PEOPLE = [
+    "data.synthetic.train=16",
+    "data.synthetic.test=1",
+    "data.synthetic.size=32",
+    "data.depth_size=32",
+    "data.pose_size=32",
+    "data.pose_step_sizes=[32]",
+    "model.depth.channels=32",
+    "model.depth.head.hidden=32",
+]
+SMALLEST = {
+    "cotracker3_tiny": COTRACKER3,
+    "cotracker3_online_tiny": COTRACKER3,
+    "lbm_tiny": [
+        *CLIPS,
+        "data.synthetic.frames=5",
+        "data.synthetic.points=48",
+        "data.frames=3",
+        "data.points=8",
+        "model.input_size=[32,32]",
+        "model.embed_dim=16",
+        "model.backbone_width=4",
+        "model.memory_size=3",
+    ],
+    "hjepa_tiny": [
+        "data.synthetic.classes=4",
+        "data.synthetic.per_class=4",
+        "data.synthetic.size=16",
+        "data.image_size=[16,16]",
+        "data.masking.min_keep=2",
+        "model.embed_dim=32",
+        "model.depth=2",
+        "model.num_heads=2",
+        "model.predictor.width=16",
+        "model.predictor.depth=1",
+        "model.predictor.num_heads=2",
+        # The collapse monitor remembers in `loss` what it saw.
+        "evaluation.collapse.every_steps=null",
+    ],
+    "pcdiff_tiny": [
+        "data.synthetic.count=2",
+        "data.synthetic.side=24",
+        "data.synthetic.points=400",
+        "data.num_points=160",
+        "data.num_implant_points=32",
+        "model.width_multiplier=0.5",
+        "model.resolution_multiplier=0.5",
+        "model.embed_dim=16",
+    ],
+    "blade_depthnet_tiny": PEOPLE,
+    "blade_posenet_tiny": [
+        *PEOPLE,
+        "model.branch.width=4",
+        "model.branch.features=16",
+        "model.branch.num_heads=2",
+        "model.branch.layers=1",
+        # The base estimator has PoseNet's data and branch, and asks for no stage before it.
+        "model.tz_conditioning=false",
+    ],
+    "blade_pretext_tiny": [
+        "data.synthetic.train=8",
+        "data.synthetic.test=1",
+        "model.depth.custom.width=24",
+        "model.depth.custom.depth=4",
+        "model.depth.custom.features=16",
+        "model.depth.custom.channels=[8,8,16,16]",
+    ],
+}
+FULL_SIZE = {"plan": "tests/tools/plan/test_full_size.py plans it"}  # with minutes of fake tensors
+OPTIONS: dict[str, dict[str, Any]] = {
+    "cotracker3_tiny": {"steps": 10, "skip": FULL_SIZE},
+    "cotracker3_online_tiny": {"steps": 10, "skip": FULL_SIZE},
+    "lbm_tiny": {"steps": 10, "skip": FULL_SIZE},
+    "blade_posenet_tiny": {"skip": FULL_SIZE},
+    "pcdiff_tiny": {"skip": {"plan": "pairs_per_center=null: the step reads a number of pairs"}},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("contract")
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_it_keeps_the_contract(name: str, folder: Path) -> None:
+    words = [f"data.root={folder / name}", *SMALLEST.get(name, [])]
+    config = load([f"recipe={name}", *words])
+    report = check_recipe(config, **OPTIONS.get(name, {}))
+    left = {check: outcome for check, outcome in report.items() if outcome != "passed"}
+    expected = (
+        {"fsdp": "skipped: the recipe has no blocks"} if name == "blade_depthnet_tiny" else {}
+    )
+    assert left.keys() == {*OPTIONS.get(name, {}).get("skip", {}), *expected}
