@@ -113,7 +113,7 @@ def _is_state_dict(value: Any) -> bool:
     return (
         isinstance(value, Mapping)
         and len(value) > 0
-        and all(isinstance(one, Tensor) for one in value.values())
+        and all(isinstance(item, Tensor) for item in value.values())
     )
 
 
