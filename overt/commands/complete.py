@@ -52,25 +52,25 @@ def main(arguments: Sequence[str]) -> int:
         torch.inference_mode(),
         torch.autocast(world.device.type, dtype, enabled=dtype is not None),
     ):
-        found = completer.complete(model.to(world.device), skull, str(options.skull))
+        completion = completer.complete(model.to(world.device), skull, str(options.skull))
 
     folder = options.output or Path(f"{options.skull.stem}_implant")
     folder.mkdir(parents=True, exist_ok=True)
-    known, implants = found.known, found.implants.numpy()
+    known, implants = completion.known, completion.implants.numpy()
     whole = [np.concatenate([known.points, implant]) for implant in implants]
     np.save(folder / "input.npy", known.points[None])
     np.save(folder / "sample.npy", np.stack(whole))
     np.save(folder / "shift.npy", known.shift[None])
     np.save(folder / "scale.npy", known.scale[None])
-    places = implants * known.scale + known.shift  # (n, K, 3), as the skull has them
-    for number, implant in enumerate(places):
+    implants_in_skull = implants * known.scale + known.shift  # (n, K, 3), as the skull has them
+    for number, implant in enumerate(implants_in_skull):
         write_ply(folder / f"implant_{number}.ply", implant)
     seen = torch.from_numpy(known.points)
-    rows = [Shown(f"implant {n}", seen, part) for n, part in enumerate(found.implants)]
+    rows = [Shown(f"implant {n}", seen, part) for n, part in enumerate(completion.implants)]
     save_image(folder / "picture.png", draw_clouds(rows))
     written = f"input.npy, sample.npy, {len(rows)} implant_N.ply, picture.png"
     if volume is not None:
-        write_solid(folder / "implant.nrrd", places, volume, config)
+        write_solid(folder / "implant.nrrd", implants_in_skull, volume, config)
         written += ", implant.nrrd"
     print(f"{len(rows)} implant(s) of {implants.shape[1]} points\nwritten to {folder}: {written}")
     return 0
@@ -130,11 +130,11 @@ def write_ply(path: Path, points: NDArray[np.floating[Any]]) -> None:
 
 
 def write_solid(
-    path: Path, places: NDArray[np.floating[Any]], volume: Volume, config: Config
+    path: Path, implants: NDArray[np.floating[Any]], volume: Volume, config: Config
 ) -> None:
     """The implants grown together to one solid, where most of them are and the skull is not."""
     from overt.data.skulls.volumes import Volume, write_nrrd
     from overt.geometry.voxels import solid_of_votes
 
     radius = config.settings.evaluation.solid_mm / volume.spacing[0]
-    write_nrrd(path, Volume(solid_of_votes(places, volume.mask, radius), volume.spacing))
+    write_nrrd(path, Volume(solid_of_votes(implants, volume.mask, radius), volume.spacing))

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def explanations(kind: type) -> dict[str, str]:
     """Field name to `type: explanation`, the comment lines above or behind it in the source."""
-    found: dict[str, str] = {}
+    meanings: dict[str, str] = {}
     names = {field.name for field in fields(kind) if field.init}
     # A base class describes the fields it declares.
     for base in reversed(kind.__mro__):
@@ -69,6 +69,6 @@ def explanations(kind: type) -> dict[str, str]:
                 hint, _, behind = rest.partition("  # ")
                 kind_of_value = hint.partition("=")[0].strip()
                 words = " ".join([*comments, behind.strip()]).strip()
-                found[name] = f"{kind_of_value}: {words}" if words else kind_of_value
+                meanings[name] = f"{kind_of_value}: {words}" if words else kind_of_value
             comments = []
-    return found
+    return meanings

@@ -137,13 +137,13 @@ def _meet(device: str) -> tuple[Launch, World | None, Check | None]:
     except OvertError as error:
         return launch, None, fail("rendezvous", str(error), remedy)
     except RuntimeError as error:  # of the process group, which says little about the reason
-        found = f"{launch.world_size} processes could not meet: {str(error).splitlines()[0]}"
+        problem = f"{launch.world_size} processes could not meet: {str(error).splitlines()[0]}"
         remedy = (
             f"from every host, {launch.master_addr} must lead to rank 0's host and port "
             f"{launch.master_port} be open; with several network cards set NCCL_SOCKET_IFNAME or "
             "GLOO_SOCKET_IFNAME"
         )
-        return launch, None, fail("rendezvous", found, remedy)
+        return launch, None, fail("rendezvous", problem, remedy)
 
 
 def _examine_run(config: Config, options: argparse.Namespace, world: World) -> list[Check]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str]) -> int:
     options = make_parser().parse_intermixed_args(arguments)
-    found = estimate(
+    person = estimate(
         options.image,
         options.checkpoint,
         mask=options.mask,
@@ -39,10 +39,10 @@ def main(arguments: Sequence[str]) -> int:
         overrides=options.overrides,
     )
     folder = options.output or Path(f"{options.image.stem}_person")
-    write(folder, found, options.format)
-    x, y, z = found.pelvis
+    write(folder, person, options.format)
+    x, y, z = person.pelvis
     print(
-        f"pelvis at {x:.3f}, {y:.3f}, {z:.3f} m, focal length {found.focal:.1f} pixels\n"
+        f"pelvis at {x:.3f}, {y:.3f}, {z:.3f} m, focal length {person.focal:.1f} pixels\n"
         f"written to {folder}: mesh.{options.format}, camera.json, overlay.png"
     )
     return 0
@@ -80,7 +80,7 @@ def estimate(
     """The person in a picture, given as a file or as pixels (H, W, 3)."""
     picture = read_picture(image)
     shown = None if mask is None else read_mask(mask)
-    places = None if keypoints is None else read_keypoints(keypoints)
+    points = None if keypoints is None else read_keypoints(keypoints)
     config = configure_model(Path(checkpoint), recipe, overrides, packages)
 
     from overt.distributed import init_distributed
@@ -89,7 +89,7 @@ def estimate(
     built = build_recipe(config)
     estimator = need_task(built, PersonEstimator, config.recipe.name)
     model, _ = load_model(built, Path(checkpoint), part)
-    person: PersonEstimate = estimator.estimate(model.to(world.device), picture, shown, places)
+    person: PersonEstimate = estimator.estimate(model.to(world.device), picture, shown, points)
     return person
 
 
@@ -120,13 +120,13 @@ def read_keypoints(keypoints: Path | str | NDArray[Any]) -> NDArray[np.float32]:
         raise DataError(f"--keypoints {keypoints}: no JSON list of rows ({error})") from None
 
 
-def write(folder: Path, found: PersonEstimate, kind: str) -> None:
+def write(folder: Path, person: PersonEstimate, kind: str) -> None:
     """Mesh, camera and picture into a folder."""
     from PIL import Image
 
     from overt.data.people.mesh import write_mesh
 
     folder.mkdir(parents=True, exist_ok=True)
-    write_mesh(folder / f"mesh.{kind}", found.vertices, found.faces)
-    (folder / "camera.json").write_text(json.dumps(found.camera(), indent=1) + "\n")
-    Image.fromarray(found.overlay).save(folder / "overlay.png")
+    write_mesh(folder / f"mesh.{kind}", person.vertices, person.faces)
+    (folder / "camera.json").write_text(json.dumps(person.camera(), indent=1) + "\n")
+    Image.fromarray(person.overlay).save(folder / "overlay.png")

@@ -156,12 +156,12 @@ def write(folder: Path, checkpoint: Path, config: Config, result: Result) -> Non
     print(result.table)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(config.text)
-    found = {
+    content = {
         "checkpoint": str(checkpoint.resolve()),
         "evaluation": _scored(config.text)["evaluation"],
         "scores": result.scores,
     }
-    write_json(folder / "scores.json", found)
+    write_json(folder / "scores.json", content)
     if result.rows:
         write_json(folder / "rows.json", result.rows)
     for name, picture in result.pictures.items():

@@ -112,15 +112,15 @@ def launch_slurm(arguments: Sequence[str]) -> int:
     settings = read_settings(options.site, _given(options))
     planned = _plan_stages(options, settings) if options.stages else [_plan(options, settings)]
     if options.print:
-        print("\n".join(slurm.render(one.job) for one in planned), end="")
+        print("\n".join(slurm.render(entry.job) for entry in planned), end="")
         return 0
     numbers: dict[str, str] = {}
-    for one in planned:
-        numbers[one.job.name] = slurm.submit(one.job, [numbers[name] for name in one.after])
+    for entry in planned:
+        numbers[entry.job.name] = slurm.submit(entry.job, [numbers[name] for name in entry.after])
         print(
-            f"job {numbers[one.job.name]}: {one.job.name} on {one.job.size}"
-            + (f", after {', '.join(one.after)}" if one.after else "")
-            + f"\n  script {one.job.script}\n  log    {_log(one.job, numbers[one.job.name])}"
+            f"job {numbers[entry.job.name]}: {entry.job.name} on {entry.job.size}"
+            + (f", after {', '.join(entry.after)}" if entry.after else "")
+            + f"\n  script {entry.job.script}\n  log    {_log(entry.job, numbers[entry.job.name])}"
         )
     return 0
 
@@ -228,14 +228,14 @@ def launch_local(arguments: Sequence[str]) -> int:
 
 
 def _local_command(
-    options: argparse.Namespace, place: str, max_restarts: int, stop_seconds: int
+    options: argparse.Namespace, where: str, max_restarts: int, stop_seconds: int
 ) -> tuple[Config, list[str]]:
     size = make_size(1, _need_gpus(options.gpus), options.processes)
     config = load(options.overrides, options.config, options.package)
     check_size(config, size)
     _variables(options.env)
     words = _words(options.overrides, options)
-    notes = _absolute(config) / f"{place}.stopped"
+    notes = _absolute(config) / f"{where}.stopped"
     command = local.training_command(words, size.processes, notes, max_restarts, stop_seconds)
     return config, command
 

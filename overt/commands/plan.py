@@ -185,7 +185,7 @@ def _time_table(rows: list[dict[str, Any]]) -> list[str]:
             f"{row['samples_per_second']:.1f}",
             "?" if row["steps"] is None else row["steps"],
             "?" if row["hours"] is None else f"{row['hours']:.1f} h",
-            " / ".join(f"{one['efficiency']:.0%}" for one in row["traffic"].values()) or "-",
+            " / ".join(f"{link['efficiency']:.0%}" for link in row["traffic"].values()) or "-",
         ]
         for row in rows
     ]

@@ -131,7 +131,7 @@ def run(stage: Stage, command: list[str]) -> None:
 
 def check_needs(stage: Stage, stages: Sequence[Stage]) -> None:
     """Refuse to start a stage whose checkpoints do not exist."""
-    folders = {one.name: one.run_dir / "checkpoints" for one in stages}
+    folders = {other.name: other.run_dir / "checkpoints" for other in stages}
     for name, which in stage.needs:
         link = folders[name] / which
         if not link.exists():

@@ -71,21 +71,21 @@ def main(arguments: Sequence[str]) -> int:
     print(report)
     model.to(world.device)
     if options.online:
-        video, queries, found = follow(recipe, model, options, asked)
+        video, queries, tracks = follow(recipe, model, options, asked)
         frames = torch.from_numpy(video)
     else:
         queries = grid_queries(options.grid, video.shape) if asked is None else asked
         frames = torch.from_numpy(video)
         with torch.inference_mode():
-            found = recipe.track_points(model, frames, torch.from_numpy(queries))
+            tracks = recipe.track_points(model, frames, torch.from_numpy(queries))
 
     scale = max(1, SMALL // max(video.shape[2:]))
-    drawn = draw_video(frames, found.tracks_xy, found.visible, scale=scale)
+    drawn = draw_video(frames, tracks.tracks_xy, tracks.visible, scale=scale)
     write_video(folder / f"video.{format}", drawn.numpy(), options.fps or fps or USUAL_FPS)
-    write_tracks(folder, queries, found)
+    write_tracks(folder, queries, tracks)
     print(
         f"{len(queries)} points in {len(video)} frames, visible in "
-        f"{found.visible.float().mean():.0%} of them\n"
+        f"{tracks.visible.float().mean():.0%} of them\n"
         f"written to {folder}: video.{format}, tracks.npz, tracks.csv"
     )
     return 0
@@ -170,13 +170,13 @@ def follow(
         )
     print(f"{len(seen) / (time.perf_counter() - began):.1f} frames per second, reading included")
     # Before it is given, a point rests at its query, invisible.
-    places = torch.from_numpy(queries[:, 1:]).repeat(len(seen), 1, 1)
-    visible = torch.zeros(places.shape[:2], dtype=torch.bool)
-    sure, right = torch.zeros(places.shape[:2]), torch.zeros(places.shape[:2])
-    for time_step, (numbers, *found) in enumerate(rows):
-        for whole, part in zip((places, visible, sure, right), found, strict=True):
+    points_xy = torch.from_numpy(queries[:, 1:]).repeat(len(seen), 1, 1)
+    visible = torch.zeros(points_xy.shape[:2], dtype=torch.bool)
+    sure, right = torch.zeros(points_xy.shape[:2]), torch.zeros(points_xy.shape[:2])
+    for time_step, (numbers, *values) in enumerate(rows):
+        for whole, part in zip((points_xy, visible, sure, right), values, strict=True):
             whole[time_step, torch.from_numpy(numbers)] = part
-    return np.stack(seen), queries, PointTracks(places, visible, sure, right)
+    return np.stack(seen), queries, PointTracks(points_xy, visible, sure, right)
 
 
 def _configure(options: argparse.Namespace) -> Config:
@@ -193,8 +193,8 @@ def grid_queries(size: int, shape: tuple[int, ...]) -> Queries:
     """A regular grid in the first frame of a video of this shape, (T, 3, H, W)."""
     from overt.geometry.grid import point_grid
 
-    places = point_grid(size, (shape[2], shape[3])).numpy()
-    return np.concatenate([np.zeros((len(places), 1)), places], axis=1, dtype=np.float32)
+    points_xy = point_grid(size, (shape[2], shape[3])).numpy()
+    return np.concatenate([np.zeros((len(points_xy), 1)), points_xy], axis=1, dtype=np.float32)
 
 
 def read_queries(path: Path) -> Queries:
@@ -248,9 +248,9 @@ def _bad_query(path: Path, number: int, row: object) -> DataError:
     )
 
 
-def write_tracks(folder: Path, queries: Queries, found: PointTracks) -> None:
+def write_tracks(folder: Path, queries: Queries, tracks: PointTracks) -> None:
     """The tracks as arrays (T, N, ...) in tracks.npz and, a line for each point, in tracks.csv."""
-    arrays = {name: part.numpy() for name, part in found._asdict().items()}
+    arrays = {name: part.numpy() for name, part in tracks._asdict().items()}
     np.savez_compressed(folder / "tracks.npz", queries=queries, **arrays)
     frames, points = arrays["visible"].shape
     with (folder / "tracks.csv").open("w", newline="") as file:

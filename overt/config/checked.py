@@ -229,11 +229,11 @@ def build_recipe(config: Config) -> Recipe:
 
 def schema_of(config: Config) -> dict[str, type]:
     """Dotted section name to the dataclass that describes it, for `overt config --explain`."""
-    found: dict[str, type] = {}
+    sections: dict[str, type] = {}
 
     def visit(prefix: str, kind: Any) -> None:
         if is_dataclass(kind):
-            found[prefix] = cast(type, kind)
+            sections[prefix] = cast(type, kind)
             for name, hint in get_type_hints(kind).items():
                 visit(f"{prefix}.{name}" if prefix else name, hint)
 
@@ -241,4 +241,4 @@ def schema_of(config: Config) -> dict[str, type]:
     for name, hint in get_type_hints(type(config.settings)).items():
         visit(name, hint)
     visit("schedule", import_target("schedule._target_", config.schedule["_target_"]))
-    return found
+    return sections

@@ -47,14 +47,14 @@ def gather_features(
     batches = map(compute, own_batches(world, count, batch_size))
     parts = [part for part in batches if len(part.ids)]
     own = Features(*(torch.cat(columns) for columns in zip(*parts, strict=True))) if parts else None
-    found = own if world.world_size == 1 else _gather(own)
-    if found is None:
+    gathered = own if world.world_size == 1 else _gather(own)
+    if gathered is None:
         raise DataError(f"none of the {count} samples has features; are there images to read?")
-    order = found.ids.argsort()
-    ids = found.ids[order]
+    order = gathered.ids.argsort()
+    ids = gathered.ids[order]
     assert (ids.diff() > 0).all(), "a sample was counted twice"
     assert ids[-1] < count, "a sample that was not asked for"
-    return Features(ids, found.values[order], found.labels[order])
+    return Features(ids, gathered.values[order], gathered.labels[order])
 
 
 def _gather(own: Features | None) -> Features | None:
@@ -65,11 +65,11 @@ def _gather(own: Features | None) -> Features | None:
         return None
     counts = [0 if layout is None else layout[0][0][0] for layout in layouts]
     columns = []
-    for place, (shape, dtype, device) in enumerate(known):
+    for column, (shape, dtype, device) in enumerate(known):
         # Equal lengths for the exchange: filled up here, cut off there.
         filled = torch.zeros((max(counts), *shape[1:]), dtype=dtype, device=device)
         if own is not None:
-            filled[: len(own[place])] = own[place]
+            filled[: len(own[column])] = own[column]
         received = [torch.empty_like(filled) for _ in counts]
         dist.all_gather(received, filled)
         columns.append(torch.cat([part[:n] for part, n in zip(received, counts, strict=True)]))
@@ -124,9 +124,9 @@ def knn_accuracies(
             cosine, nearest = (queries @ bank.T).topk(max(ks), dim=1)  # (m, k), nearest first
             votes = ((cosine - 1) / temperature).exp()
             truth = test_labels[piece].to(bank.device)
-            for place, k in enumerate(ks):
+            for position, k in enumerate(ks):
                 predicted = _vote(labels[nearest[:, :k]], votes[:, :k])
-                correct[place] += (predicted == truth).sum()
+                correct[position] += (predicted == truth).sum()
     totals: list[int] = (sum_over_processes(correct) if world else correct).tolist()
     return {k: total / len(test_features) for k, total in zip(ks, totals, strict=True)}
 

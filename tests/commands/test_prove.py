@@ -8,7 +8,6 @@ from toy_runs import TOY
 
 from overt.commands.prove import main
 from overt.errors import ConfigError, OvertError
-from overt.tools.proof.runs import choose_kill
 
 TOY_RUN = ["--package", str(TOY), "recipe=toy"]
 SHORT = ["--steps", "5", "--save-every", "2"]
@@ -105,10 +104,3 @@ def test_the_folder_must_be_new(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="is not empty"):
         main(["resume", *TOY_RUN, "--folder", str(tmp_path)])
-
-
-def test_the_kill_follows_from_the_seed_and_leaves_something_to_resume() -> None:
-    kills = [choose_kill("random", 12, 3, 4, seed) for seed in range(200)]
-    assert kills == [choose_kill("random", 12, 3, 4, seed) for seed in range(200)]
-    assert {step for step, _ in kills} == set(range(4, 12))
-    assert {victim for _, victim in kills} == {0, 1, 2, 3}

@@ -64,17 +64,17 @@ def collect_features(
     """`compute` of uint8 images (B, 3, H, W), of all processes' images together."""
     used = images_used(images, settings.max_samples)
 
-    def batch(places: range) -> Features:
-        read = [(place, images.try_read(int(used[place]))) for place in places]
-        found = [(place, one[0], one[1]) for place, one in read if one is not None]
-        if not found:
+    def batch(positions: range) -> Features:
+        read = [(position, images.try_read(int(used[position]))) for position in positions]
+        readable = [(position, *image) for position, image in read if image is not None]
+        if not readable:
             return Features(torch.empty(0), torch.empty(0), torch.empty(0))
-        ids, pixels, labels = zip(*found, strict=True)
+        ids, pixels, labels = zip(*readable, strict=True)
         values = compute(torch.stack(pixels).to(world.device)).cpu()
         return Features(torch.tensor(ids), values, torch.tensor(labels))
 
-    found = gather_features(world, len(used), settings.batch_size, batch)
-    return found._replace(ids=torch.from_numpy(used)[found.ids])
+    gathered = gather_features(world, len(used), settings.batch_size, batch)
+    return gathered._replace(ids=torch.from_numpy(used)[gathered.ids])
 
 
 def pooled_features(model: HJEPA, layers: int, images: Tensor) -> Tensor:

@@ -70,10 +70,10 @@ def clocks(world: World) -> Check:
 
 def same_versions(text: str) -> Check | None:
     """Refuse processes that run different software, which ends in hangs or silent differences."""
-    found = gather_objects((socket.gethostname(), text))
-    if len({version for _, version in found}) == 1:
+    versions = gather_objects((socket.gethostname(), text))
+    if len({version for _, version in versions}) == 1:
         return None
-    rows = "; ".join(f"{host}: {version}" for host, version in dict(found).items())
+    rows = "; ".join(f"{host}: {version}" for host, version in dict(versions).items())
     return fail(
         "versions", rows, "use one environment on all hosts, on a shared disk or as an image"
     )
@@ -101,8 +101,8 @@ def shared_folder(folder: Path, world: World, patience: float = INVISIBLE_SECOND
             shutil.rmtree(probe, ignore_errors=True)
     blind = [str(rank) for rank, wait in enumerate(waits) if wait is None]
     if blind:
-        found = f"{existing}: written by rank 0, not seen by rank {', '.join(blind)}"
-        return fail(name, found, "set output_dir to a folder on a file system that all hosts share")
+        text = f"{existing}: written by rank 0, not seen by rank {', '.join(blind)}"
+        return fail(name, text, "set output_dir to a folder on a file system that all hosts share")
     slowest = max(wait for wait in waits if wait is not None)
     text = f"{existing}: rename and fsync work, in {synced:.3f} s"
     if world.world_size > 1:

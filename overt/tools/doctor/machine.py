@@ -28,14 +28,14 @@ DEFAULT_PORT = 29500  # torchrun's
 
 def versions() -> Check:
     """Python and the packages that a run's numbers depend on."""
-    found = {"Python": platform.python_version(), "overt": __version__}
+    installed = {"Python": platform.python_version(), "overt": __version__}
     missing = []
     for package in PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            installed[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             missing.append(package)
-    text = ", ".join(f"{name} {version}" for name, version in found.items())
+    text = ", ".join(f"{name} {version}" for name, version in installed.items())
     if missing:
         return fail("versions", f"{text}; missing: {', '.join(missing)}", "pip install overt")
     series = tuple(int(part) for part in torch.__version__.split(".")[:2])
@@ -53,28 +53,28 @@ def gpus(device: str, world: World | None, precision: str = "fp32") -> Check:
         return ok(name, "not used: training.device=cpu")
     if not torch.cuda.is_available():
         built = torch.version.cuda
-        found = "torch sees no CUDA device"
+        problem = "torch sees no CUDA device"
         if built is None:
-            found += f", since torch {torch.__version__} was built without CUDA"
+            problem += f", since torch {torch.__version__} was built without CUDA"
             remedy = "install a torch for CUDA (pytorch.org says which), or train on the CPU"
         else:
             remedy = f"look at `nvidia-smi`: is the driver loaded, and new enough for CUDA {built}?"
         remedy += "; CUDA_VISIBLE_DEVICES=" + os.environ.get("CUDA_VISIBLE_DEVICES", "not set")
-        return (fail if device == "cuda" else warn)(name, found, remedy)
+        return (fail if device == "cuda" else warn)(name, problem, remedy)
     count = torch.cuda.device_count()
     own = range(count) if world is None else [world.device.index or 0]
     names = [torch.cuda.get_device_name(index) for index in own]
     driver = driver_version()
     text = f"{count} visible; {', '.join(dict.fromkeys(names))}; driver {driver or 'unknown'}"
     for index in own:
-        one = torch.ones(64, 64, device=torch.device("cuda", index))
-        if float((one @ one).sum()) != 64**3:
+        ones = torch.ones(64, 64, device=torch.device("cuda", index))
+        if float((ones @ ones).sum()) != 64**3:
             return fail(name, f"GPU {index} computes wrongly", "take it out of service")
         free, total = torch.cuda.mem_get_info(index)
         if free < ENOUGH_FREE * total:
             used = (total - free) / 2**30
-            found = f"{text}; {used:.1f} GiB of GPU {index} are in use already"
-            return warn(name, found, "see `nvidia-smi` for the process, and end it or wait")
+            problem = f"{text}; {used:.1f} GiB of GPU {index} are in use already"
+            return warn(name, problem, "see `nvidia-smi` for the process, and end it or wait")
     if precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
         remedy = "use training.precision=fp16"
         return warn(name, f"{text}; no bf16 in hardware: slow", remedy)

@@ -58,18 +58,18 @@ def merged(by_process: Sequence[Sequence[Check]], labels: Sequence[str]) -> list
     names = list(dict.fromkeys(check.name for checks in by_process for check in checks))
     result = []
     for name in names:
-        found = [
+        candidates = [
             (check, label)
             for checks, label in zip(by_process, labels, strict=True)
             for check in checks
             if check.name == name
         ]
-        worst = max(found, key=lambda pair: pair[0].level)[0]
-        where = [label for check, label in found if check == worst]
+        worst = max(candidates, key=lambda pair: pair[0].level)[0]
+        where = [label for check, label in candidates if check == worst]
         if len(where) == len(labels):
             result.append(worst)
         elif worst.level is Level.OK:  # all well, with numbers of their own: the first speaks
-            result.append(found[0][0])
+            result.append(candidates[0][0])
         else:
             more = f" and {len(where) - 3} more" if len(where) > 3 else ""
             text = f"{worst.found} ({', '.join(where[:3])}{more})"

@@ -128,8 +128,8 @@ def read_samples(
             remedy = "mend or remove that file"
             return fail("data", f"sample {index} cannot be read: {error}", remedy), None
         except Exception as error:  # a bug of the data set is a finding too
-            found = f"sample {index} raises {type(error).__name__}: {error}"
-            return fail("data", found, "the data set's code does not expect what it found"), None
+            problem = f"sample {index} raises {type(error).__name__}: {error}"
+            return fail("data", problem, "the data set's code does not expect what it found"), None
         seconds.append(time.perf_counter() - began)
     typical = statistics.median(seconds)
     text = f"{length:,} samples; {len(seconds)} of them read, {1e3 * typical:.1f} ms each"

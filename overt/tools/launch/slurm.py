@@ -222,13 +222,13 @@ def _container(job: Job) -> tuple[str, list[str]]:
     mounts = list(dict.fromkeys(folders))
     image = shlex.quote(settings.container)
     if settings.container_runtime == "pyxis":
-        pairs = ",".join(one if ":" in one else f"{one}:{one}" for one in mounts)
+        pairs = ",".join(folder if ":" in folder else f"{folder}:{folder}" for folder in mounts)
         return "", [
             f"--container-image={image}",
             f"--container-mounts={shlex.quote(pairs)}",
             f"--container-workdir={shlex.quote(str(job.work_dir))}",
         ]
-    binds = " ".join(f"--bind {shlex.quote(one)}" for one in mounts)
+    binds = " ".join(f"--bind {shlex.quote(folder)}" for folder in mounts)
     gpus = "--nv " if job.size.gpus else ""
     return f"apptainer exec {gpus}{binds} {image}", []
 

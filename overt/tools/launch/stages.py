@@ -37,7 +37,8 @@ class Stage:
     @property
     def words(self) -> list[str]:
         """The arguments of `overt train`."""
-        return [*self.overrides, *(word for one in self.packages for word in ("--package", one))]
+        packages = (word for package in self.packages for word in ("--package", package))
+        return [*self.overrides, *packages]
 
     @property
     def after(self) -> list[str]:
@@ -155,8 +156,8 @@ def _overrides(path: Path, where: str, value: Any) -> list[str]:
     if value is None:
         return []
     if isinstance(value, Mapping):
-        return [f"{key}={_word(one)}" for key, one in value.items()]
-    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        return [f"{key}={_word(item)}" for key, item in value.items()]
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return list(value)
     raise ConfigError(f"{path}: {where}`overrides` is a mapping, or a list of KEY=VALUE")
 

@@ -67,10 +67,10 @@ def choose_charts(runs: Sequence[Run]) -> list[Chart]:
     order = list(SECTIONS)
     ranking = [f"evaluation/{run.config.get('checkpoint.metric_name')}" for run in runs]
     first = ["train/loss", *ranking, *(f"train/{name}" for name in SPEED)]
-    places = {name: place for place, name in reversed(list(enumerate(first)))}
+    ranks = {name: rank for rank, name in reversed(list(enumerate(first)))}
     return sorted(
         charts,
-        key=lambda chart: (order.index(chart.section), places.get(chart.name, len(first))),
+        key=lambda chart: (order.index(chart.section), ranks.get(chart.name, len(first))),
     )
 
 
@@ -100,18 +100,18 @@ def thin(curve: Curve, points: int = POINTS) -> Curve:
     kept = {0, count - 1}
     stretches = max(points // 2, 1)
     for stretch in range(stretches):
-        places = range(stretch * count // stretches, (stretch + 1) * count // stretches)
-        finite = [place for place in places if math.isfinite(curve.values[place])]
+        positions = range(stretch * count // stretches, (stretch + 1) * count // stretches)
+        finite = [position for position in positions if math.isfinite(curve.values[position])]
         if finite:
             kept.add(min(finite, key=curve.values.__getitem__))
             kept.add(max(finite, key=curve.values.__getitem__))
-        if len(finite) < len(places):  # a hole stays a hole
-            kept.add(next(place for place in places if not math.isfinite(curve.values[place])))
+        if len(finite) < len(positions):  # a hole stays a hole
+            kept.add(next(index for index in positions if not math.isfinite(curve.values[index])))
     chosen = sorted(kept)
     return Curve(
-        [curve.steps[place] for place in chosen],
-        [curve.times[place] for place in chosen],
-        [curve.values[place] for place in chosen],
+        [curve.steps[position] for position in chosen],
+        [curve.times[position] for position in chosen],
+        [curve.values[position] for position in chosen],
     )
 
 
@@ -123,7 +123,7 @@ def chart_data(chart: Chart, runs: Sequence[Run]) -> dict[str, Any]:
             continue
         # The parts of a distribution must keep the same steps.
         curves = [run.curves[part] for part in chart.parts]
-        curves = [thin(curves[0])] if len(curves) == 1 else [every_nth(one) for one in curves]
+        curves = [thin(curves[0])] if len(curves) == 1 else [every_nth(curve) for curve in curves]
         begin = run.sessions[0].begin if run.sessions else curves[0].times[0]
         series.append(
             {

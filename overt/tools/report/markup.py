@@ -27,14 +27,17 @@ def element(name: str, /, *children: str, **attributes: str | float | bool | Non
 
 def join(*children: str) -> Html:
     """Pieces one after the other; those that are plain text are escaped."""
-    return Html("".join(one if isinstance(one, Html) else html.escape(one) for one in children))
+    texts = (child if isinstance(child, Html) else html.escape(child) for child in children)
+    return Html("".join(texts))
 
 
 def table(head: list[str], rows: list[list[str]], class_: str | None = None) -> Html:
     """A table whose first column names the rows; it scrolls by itself where it is too wide."""
     cells = [element("th", text, scope="col") for text in head]
     body = [
-        element("tr", element("th", row[0], scope="row"), *(element("td", one) for one in row[1:]))
+        element(
+            "tr", element("th", row[0], scope="row"), *(element("td", cell) for cell in row[1:])
+        )
         for row in rows
     ]
     whole = element(

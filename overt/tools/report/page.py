@@ -34,16 +34,16 @@ def build_page(runs: Sequence[Run], most_pictures: int = 12) -> str:
         ("happened", "What happened", _happened(runs)),
     ]
     for section, title in SECTIONS.items():
-        chosen = [place for place, chart in enumerate(charts) if chart.section == section]
+        chosen = [index for index, chart in enumerate(charts) if chart.section == section]
         if not chosen:
             continue
-        figures = [_figure(place, charts[place], runs) for place in chosen]
+        figures = [_figure(index, charts[index], runs) for index in chosen]
         parts.append((section, title, _charts(section, figures)))
     # What a run looks like comes before how it was doing inside.
-    place = 1 + max(
+    position = 1 + max(
         (number for number, part in enumerate(parts) if part[0] in SEEN_BEFORE_PICTURES), default=0
     )
-    parts.insert(place, ("pictures", "Pictures", gallery))
+    parts.insert(position, ("pictures", "Pictures", gallery))
     parts += [
         ("scores", "Last scores", sections.scores(runs)),
         ("settings", "Settings", sections.settings(runs)),
@@ -59,7 +59,7 @@ def build_page(runs: Sequence[Run], most_pictures: int = 12) -> str:
     return _document(runs, shown, data)
 
 
-def _figure(place: int, chart: Chart, runs: Sequence[Run]) -> Html:
+def _figure(index: int, chart: Chart, runs: Sequence[Run]) -> Html:
     """The frame of a chart, which the script fills; its description says what will be in it."""
     words = f"{chart.name}. {describe(chart, runs)}. Arrow keys move the cursor."
     return element(
@@ -68,7 +68,7 @@ def _figure(place: int, chart: Chart, runs: Sequence[Run]) -> Html:
         element(
             "div",
             class_="plot",
-            data_chart=place,
+            data_chart=index,
             tabindex="0",
             role="application",
             aria_roledescription="chart",

@@ -23,21 +23,24 @@ TYPES = {
 def galleries(runs: Sequence[Run], most: int) -> tuple[Html | None, dict[str, Any]]:
     """A gallery for each name of a picture, runs side by side, and the data its slider needs.
 
-    Of each run and name at most `most` are shown: the first, the last, and some between.
+    Of each run and name up to `most` are shown: the first, the last, and some between.
     """
     names = list(dict.fromkeys(picture.name for run in runs for picture in run.pictures))
     blocks, data = [], {}
     for number, name in enumerate(names):
         identity = f"gallery{number}"
         shown = [
-            (index, some([one for one in run.pictures if one.name == name and opens(one)], most))
+            (
+                index,
+                some([each for each in run.pictures if each.name == name and opens(each)], most),
+            )
             for index, run in enumerate(runs)
         ]
         shown = [(index, pictures) for index, pictures in shown if pictures]
         if not shown:
             continue
         steps = sorted(
-            {one.step for _, pictures in shown for one in pictures if one.step is not None}
+            {each.step for _, pictures in shown for each in pictures if each.step is not None}
         )
         figures = [
             element(
@@ -60,7 +63,7 @@ def galleries(runs: Sequence[Run], most: int) -> tuple[Html | None, dict[str, An
                 ),
                 class_="tools slider",
             )  # fmt: skip
-        moving = any(is_moving(one.path) for _, pictures in shown for one in pictures)
+        moving = any(is_moving(picture.path) for _, pictures in shown for picture in pictures)
         button = element("button", "stop", type="button", class_="motion") if moving else Html("")
         head = element("div", element("h3", name), slider, button, class_="gallery-head")
         pictures_row = element("div", *figures, class_="pictures")
@@ -71,12 +74,12 @@ def galleries(runs: Sequence[Run], most: int) -> tuple[Html | None, dict[str, An
                 str(index): [
                     # The last one is what the page shows at first: it is not put in twice.
                     {
-                        "step": one.step,
-                        "uri": None if one is pictures[-1] else as_uri(one.path),
-                        "still": still(one.path),
+                        "step": picture.step,
+                        "uri": None if picture is pictures[-1] else as_uri(picture.path),
+                        "still": still(picture.path),
                     }
-                    for one in pictures
-                    if not one.is_film
+                    for picture in pictures
+                    if not picture.is_film
                 ]
                 for index, pictures in shown
             },
@@ -104,24 +107,27 @@ def _caption(picture: Picture) -> Html:
 
 
 def opens(picture: Picture) -> bool:
-    """Whether a picture can be shown: a crash may have left half of one."""
+    """Whether a picture can be shown: a crash may have left half of one, or a file be forged."""
     if picture.is_film:
         return True
     try:
         with Image.open(picture.path):
-            return True
-    except OSError:
+            pass
+        still(picture.path)
+    # Pillow stops at a damaged file with many kinds, and at a huge one with its own.
+    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError):
         return False
+    return True
 
 
 def some(pictures: list[Picture], most: int) -> list[Picture]:
-    """At most `most` of them at equal distances, the last always among them."""
+    """Up to `most` of them at equal distances, the last always among them."""
     if len(pictures) <= most:
         return pictures
     if most == 1:
         return pictures[-1:]
     last = len(pictures) - 1
-    return [pictures[round(place * last / (most - 1))] for place in range(most)]
+    return [pictures[round(position * last / (most - 1))] for position in range(most)]
 
 
 def as_uri(path: Path) -> str:

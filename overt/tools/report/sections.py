@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
+from overt.run.reader import step_of
 from overt.tools.report import text
 from overt.tools.report.markup import Html, element, join, table
 from overt.tools.report.run import Run
@@ -89,23 +90,23 @@ def timeline(runs: Sequence[Run]) -> Html:
 def _bar(index: int, run: Run) -> Html:
     begin, end = run.sessions[0].begin, max(run.last_sign, run.sessions[0].begin + 1)
 
-    def place(moment: float) -> float:
+    def x_of(moment: float) -> float:
         return round(1000 * (moment - begin) / (end - begin), 2)
 
     shapes = [element("rect", x=0, y=10, width=1000, height=12, class_="idle")]
     for session in run.sessions:
-        left, right = place(session.begin), place(session.end)
+        left, right = x_of(session.begin), x_of(session.end)
         width = max(right - left, 2)
         shapes.append(element("rect", x=left, y=10, width=width, height=12, class_="session"))
         if session.exit_code not in (0, None):
             cap = max(left, left + width - 5)
             shapes.append(element("rect", x=cap, y=6, width=5, height=20, class_="failed"))
     restarts = [session.begin for session in run.sessions[1:]]
-    skips = [float(one["time"]) for one in run.events if one["kind"] == "skipped_step"]
+    skips = [float(event["time"]) for event in run.events if event["kind"] == "skipped_step"]
     for moment in restarts:
-        shapes.append(_line(place(moment), "restart"))
+        shapes.append(_line(x_of(moment), "restart"))
     for moment in skips:
-        shapes.append(_line(place(moment), "skip"))
+        shapes.append(_line(x_of(moment), "skip"))
     words = f"{run.name}: {len(run.sessions)} session(s) over {text.duration(end - begin)}"
     words += f", {len(restarts)} restart(s), {len(skips)} skipped step(s)"
     view = element(
@@ -133,7 +134,7 @@ def _line(x: float, kind: str) -> Html:
 
 
 def happened(runs: Sequence[Run]) -> Html:
-    """Starts, restarts, skipped steps, ends and what else was written down, by time."""
+    """Starts, restarts, skipped steps, ends and all other events, by time."""
     rows = []
     for index, run in enumerate(runs):
         for event in run.events:
@@ -173,14 +174,14 @@ def _details(event: Mapping[str, Any]) -> str:
 
 def scores(runs: Sequence[Run]) -> Html | None:
     """The last evaluation of each run, and what `overt evaluate` said of its checkpoint."""
-    values = [_scores(run) for run in runs]
-    names = list(dict.fromkeys(name for one in values for name in one))
+    by_run = [_scores(run) for run in runs]
+    names = list(dict.fromkeys(name for values in by_run for name in values))
     if not names:
         return None
     rows: list[list[str]] = []
     for name in names:
-        found = [one.get(name) for one in values]
-        rows.append([name, *("" if one is None else text.number(one) for one in found)])
+        numbers = [values.get(name) for values in by_run]
+        rows.append([name, *("" if number is None else text.number(number) for number in numbers)])
     return table(["score", *(label(index, run) for index, run in enumerate(runs))], rows, "numbers")
 
 
@@ -202,10 +203,10 @@ def settings(runs: Sequence[Run]) -> Html:
     rows = []
     differing = 0
     for key in keys:
-        found = [text.value(run.config[key]) if key in run.config else "(none)" for run in runs]
-        differs = len(set(found)) > 1
+        values = [text.value(run.config[key]) if key in run.config else "(none)" for run in runs]
+        differs = len(set(values)) > 1
         differing += differs
-        cells = [element("td", element("code", one)) for one in found]
+        cells = [element("td", element("code", value)) for value in values]
         name = join(key, element("span", " differs", class_="visually-hidden")) if differs else key
         rows.append(
             element(
@@ -241,12 +242,15 @@ def settings(runs: Sequence[Run]) -> Html:
 
 def environment(runs: Sequence[Run]) -> Html | None:
     """Where each run's last session ran, and with which versions."""
-    found = [run.sessions[-1].environment if run.sessions else {} for run in runs]
-    names = list(dict.fromkeys(name for one in found for name in one if name != "pid"))
+    environments = [run.sessions[-1].environment if run.sessions else {} for run in runs]
+    names = list(dict.fromkeys(name for own in environments for name in own if name != "pid"))
     if not names:
         return None
     rows = [
-        [name.replace("_", " "), *(text.value(one[name]) if name in one else "" for one in found)]
+        [
+            name.replace("_", " "),
+            *(text.value(own[name]) if name in own else "" for own in environments),
+        ]
         for name in names
     ]
     return table(["environment", *(label(index, run) for index, run in enumerate(runs))], rows)
@@ -300,9 +304,9 @@ def marks(run: Run) -> list[dict[str, Any]]:
     return [
         {
             "kind": "resume" if event["kind"] == "resume" else "skip",
-            "step": event["step"],
+            "step": step_of(event),
             "hours": round((float(event["time"]) - begin) / 3600, 6),
         }
         for event in run.events
-        if event["kind"] in ("resume", "skipped_step") and isinstance(event.get("step"), int)
+        if event["kind"] in ("resume", "skipped_step") and step_of(event) is not None
     ]

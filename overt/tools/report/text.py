@@ -26,12 +26,12 @@ def duration(seconds: float) -> str:
         return "unknown"
     whole = max(math.ceil(seconds), 0)
     units = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
-    for place, (unit, size) in enumerate(units):
+    for position, (unit, size) in enumerate(units):
         if whole >= size or unit == "s":
             count, rest = divmod(whole, size)
             words = [f"{count} {unit}"]
-            if place + 1 < len(units) and rest // units[place + 1][1]:
-                words.append(f"{rest // units[place + 1][1]} {units[place + 1][0]}")
+            if position + 1 < len(units) and rest // units[position + 1][1]:
+                words.append(f"{rest // units[position + 1][1]} {units[position + 1][0]}")
             return " ".join(words)
     raise AssertionError("the last unit takes what is left")
 
@@ -61,7 +61,7 @@ def value(item: Any) -> str:
     if isinstance(item, bool):
         return str(item).lower()
     if isinstance(item, list):
-        return f"[{', '.join(value(one) for one in item)}]"
+        return f"[{', '.join(value(entry) for entry in item)}]"
     return str(item)
 
 

@@ -1,0 +1,44 @@
+"""overt/tools/proof/processes.py: groups of processes, their exit codes and their deadline."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from overt.tools.proof.processes import Group
+
+
+def end_with(code: int) -> int:
+    print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}", flush=True)
+    return code
+
+
+def wait_forever(ready: Path, name: str) -> int:
+    (ready / name).touch()
+    while True:
+        time.sleep(0.05)
+
+
+def test_exit_codes_come_by_rank_and_all_that_was_printed_is_in_the_log(tmp_path: Path) -> None:
+    group = Group(end_with, [(0,), (3,)], tmp_path / "log")
+    ended = group.wait(deadline=120)
+    assert (ended.codes, ended.late) == ([0, 3], [])
+    assert sorted((tmp_path / "log").read_text().splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
+    assert not group.send(0, signal.SIGTERM)  # it has ended
+
+
+def test_a_signal_ends_one_and_grace_ends_the_others(tmp_path: Path) -> None:
+    group = Group(wait_forever, [(tmp_path, "a"), (tmp_path, "b")], tmp_path / "log")
+    deadline = time.monotonic() + 120
+    while not ((tmp_path / "a").exists() and (tmp_path / "b").exists()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert group.send(1, signal.SIGTERM)
+    ended = group.wait(deadline=120, grace=0.1)
+    assert ended.codes == [-signal.SIGKILL, -signal.SIGTERM]
+    assert ended.late == [0]
+
+
+def test_who_is_alive_at_the_deadline_is_killed_and_named(tmp_path: Path) -> None:
+    ended = Group(wait_forever, [(tmp_path, "a")], tmp_path / "log").wait(deadline=0.1)
+    assert (ended.codes, ended.late) == ([-signal.SIGKILL], [0])
