@@ -23,6 +23,8 @@ from doc_commands import (
 )
 from omegaconf import OmegaConf
 
+from overt.config import GROUPS
+
 EXAMPLE = str(ROOT / "examples" / "own_recipe")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 QUOTE = re.compile(r"<!-- from (\S+) -->\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -131,6 +133,19 @@ def test_quoted_code_is_in_the_file_it_names(page: Path) -> None:
             if line != "...":  # left out
                 found = any(other.startswith(line) for other in lines)  # in the same order
                 assert found, f"{name(page)} quotes {line!r}, not found in {source}"
+
+
+def test_the_groups_are_those_of_the_folder() -> None:
+    """docs/configuration.md lists every group with every choice, and nothing else."""
+    page = (ROOT / "docs/configuration.md").read_text()
+    table = page.partition("| group | sets | choices |")[2].partition("\n\n")[0]
+    rows = [line.strip("|").split("|") for line in table.splitlines() if "`" in line]
+    listed = {group.strip(" `"): re.findall(r"`(\w+)`", names) for group, _, names in rows}
+    folder = ROOT / "overt/conf"
+    there = {
+        group: sorted(path.stem for path in (folder / group).glob("*.yaml")) for group in GROUPS
+    }
+    assert listed == there
 
 
 def test_symptoms_read_as_in_the_log() -> None:

@@ -91,9 +91,18 @@ def _read_file(config_file: str, parsed: list[Override]) -> DictConfig:
                 f"{item.input_line}: groups are chosen when a configuration is composed; with "
                 f"--config give single keys, such as {item.key_or_group}.KEY=VALUE"
             )
-        _check_known(item.key_or_group, values)
-        OmegaConf.update(values, item.key_or_group, item.value())
+        if not (item.is_add() or item.is_force_add()):
+            _check_known(item.key_or_group, values)
+        if item.is_delete():
+            _delete(values, item.key_or_group)
+        else:
+            OmegaConf.update(values, item.key_or_group, item.value())
     return values
+
+
+def _delete(values: DictConfig, key: str) -> None:
+    section, _, name = key.rpartition(".")
+    del (OmegaConf.select(values, section) if section else values)[name]
 
 
 def _fill_in(values: DictConfig) -> None:

@@ -124,6 +124,15 @@ def test_a_config_file_of_before_a_key_came_still_loads(key: str, tmp_path: Path
     assert found.settings == config.settings
 
 
+def test_keys_of_a_config_file_can_be_added_and_taken_away(tmp_path: Path) -> None:
+    """What the message about an argument that a class does not have asks for."""
+    file = tmp_path / "config.yaml"
+    file.write_text(toy_config(tmp_path).text)
+    changes = ["~optimizer.arguments.betas", "+optimizer.arguments.amsgrad=true"]
+    arguments = load(changes, config_file=str(file), packages=[str(TOY)]).optimizer.arguments
+    assert arguments == {"eps": 1e-8, "amsgrad": True}
+
+
 def test_overrides_apply_to_a_config_file(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(load(["recipe=cotracker3_offline", "data.root=x"]).text)
