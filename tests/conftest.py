@@ -16,8 +16,8 @@ import torch
 HERE = Path(__file__).parent
 # Modules that several tests share are imported by their own name.
 SHARED = (
-    ".", "benchmarks", "cluster", "data/tracking", "faults", "ops", "recipes", "reference", "run",
-    "safety", "tools/report",
+    ".", "benchmarks", "cluster", "data/tracking", "faults", "ops", "reference", "run", "safety",
+    "tools/report",
 )  # fmt: skip
 sys.path[:0] = [str(HERE / folder) for folder in SHARED]
 

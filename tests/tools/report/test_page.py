@@ -2,42 +2,14 @@
 
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from page_reader import Reader
 from sample_runs import EVIL, write_evil_run, write_run
 
-from overt.tools.report.markup import Html, element, join
-from overt.tools.report.page import build_page, embed
+from overt.tools.report.page import build_page
 from overt.tools.report.run import open_run, open_runs
-
-
-class Reader(HTMLParser):
-    """Tags with their attributes, and the text outside of scripts and styles."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.words = ""
-        self.data = ""
-        self._inside = ""
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attributes)))
-        self._inside = tag if tag in ("script", "style") else self._inside
-        if tag == "script":
-            self._inside = dict(attributes).get("id") or tag
-
-    def handle_endtag(self, tag: str) -> None:
-        self._inside = "" if tag in ("script", "style") else self._inside
-
-    def handle_data(self, data: str) -> None:
-        if self._inside == "data":
-            self.data += data
-        elif not self._inside:
-            self.words += data
 
 
 def test_everything_is_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,57 +81,6 @@ def test_no_text_of_a_run_becomes_markup(tmp_path: Path, monkeypatch: pytest.Mon
     assert any(EVIL in chart["name"] for chart in data["charts"])
 
 
-def test_markup_only_comes_from_elements() -> None:
-    assert element("p", "<b>", class_='a"b', hidden=True, title=None) == (
-        '<p class="a&quot;b" hidden>&lt;b&gt;</p>'
-    )
-    assert join(Html("<i>"), "<i>") == "<i>&lt;i&gt;"
-    assert element("input", data_run=3) == '<input data-run="3">'
-    assert json.loads(embed({"a": "</script>\u2028&"})) == {"a": "</script>\u2028&"}
-    assert not set("<>&\u2028") & set(embed("</script>\u2028&"))
-
-
 def test_a_run_that_has_only_begun_has_a_page(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text('{"time": 1.0, "kind": "start"}\n')
     assert "Overview" in build_page([open_run(tmp_path)])
-
-
-def test_the_timeline_spans_a_run_that_failed(tmp_path: Path) -> None:
-    events = [
-        {"time": 1000.0, "kind": "start"},
-        {"time": 1600.0, "kind": "finish", "exit_code": 1, "error": "DataError: torn file"},
-        {"time": 2000.0, "kind": "resume", "step": 0},
-        {"time": 2400.0, "kind": "skipped_step", "step": 3},
-        {"time": 3000.0, "kind": "finish", "exit_code": 0},
-    ]
-    (tmp_path / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in events))
-    reader = Reader(build_page([open_run(tmp_path, "run")]))
-    (words,) = [a["aria-label"] for tag, a in reader.tags if tag == "svg"]
-    assert words == "run: 2 session(s) over 33 min 20 s, 1 restart(s), 1 skipped step(s)"
-    sessions = [a for tag, a in reader.tags if tag == "rect" and a["class"] == "session"]
-    assert [(a["x"], a["width"]) for a in sessions] == [("0.0", "300.0"), ("500.0", "500.0")]
-    (skip,) = [a for tag, a in reader.tags if tag == "line" and a["class"] == "skip"]
-    assert skip["x1"] == "700.0"
-    assert "exit code 1: DataError: torn file" in reader.words
-
-
-def test_half_a_picture_does_not_spoil_the_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = write_run(tmp_path / "a", monkeypatch)
-    for picture in (folder / "pictures").glob("tracks*"):
-        picture.write_bytes(b"\x89PNG")
-    page = build_page([open_run(folder)])
-    assert "film" in page
-    assert "tracks" not in Reader(page).words
-
-
-def test_pictures_are_put_in_once_and_no_more_than_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = write_run(tmp_path / "a", monkeypatch)
-    page = build_page([open_run(folder)], most_pictures=2)
-    assert len(re.findall("data:image/gif;base64,", page)) == 2
-    data = json.loads(Reader(page).data)
-    gallery = next(one for one in data["galleries"].values() if one["steps"])
-    assert gallery["steps"] == [10, 40]
