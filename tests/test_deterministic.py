@@ -9,12 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import small_blade
-import small_jepa
-import small_lbm
-import small_pcdiff
-import small_tracker
 import torch
+from small_recipes import SMALL
 from toy_runs import losses_by_step, same_bits, weights
 
 from overt.config import Config, build_recipe, load
@@ -74,47 +70,52 @@ SKULLS = [
     "{convolutions:null,centers:16,radius:2.4,neighbours:24,widths:[64,128],pairs_per_center:24}"
     "]",
 ]
-SMALL_POSE = [*small_blade.SHARED, *small_blade.POSE]
+
+
+def small(recipe: str, *words: str) -> list[str]:
+    return [*SMALL[recipe].words, *words]
+
+
 CASES = {
     "blade_depthnet": Case(
         "blade_depthnet_tiny",
         "bf16",
-        small_blade.SHARED,
+        small("blade_depthnet_tiny"),
         [*PEOPLE, "model.depth.head.dropout=0.1"],
         {"attention"},
     ),
     "blade_posenet": Case(
-        "blade_posenet_tiny", "bf16", SMALL_POSE, PEOPLE, {"attention", "max_pool"}
+        "blade_posenet_tiny", "bf16", small("blade_posenet_tiny"), PEOPLE, {"attention", "max_pool"}
     ),
     "blade_pretext": Case(
         "blade_pretext_tiny",
         "bf16",
-        [*small_blade.SHARED, "data.depth_size=70", "training.batch_size=2"],
+        small("blade_pretext_tiny", "data.depth_size=70", "training.batch_size=2"),
         PEOPLE,
         {"attention", "resize"},
     ),
     "cotracker3_offline": Case(
-        "cotracker3_tiny", "bf16", [*small_tracker.SMALL, *AUGMENTED], CLIPS, {"attention"}
+        "cotracker3_tiny", "bf16", small("cotracker3_tiny", *AUGMENTED), CLIPS, {"attention"}
     ),
     "cotracker3_online": Case(
-        "cotracker3_online_tiny", "bf16", small_tracker.SMALL, CLIPS, {"attention"}
+        "cotracker3_online_tiny", "bf16", small("cotracker3_online_tiny"), CLIPS, {"attention"}
     ),
-    "hjepa": Case("hjepa_tiny", "bf16", small_jepa.SMALL, IMAGES, {"attention"}),
+    "hjepa": Case("hjepa_tiny", "bf16", small("hjepa_tiny"), IMAGES, {"attention"}),
     "hjepa_levels": Case(
         "hjepa_tiny",
         "bf16",
-        [*small_jepa.SMALL, *LEVELS],
+        small("hjepa_tiny", *LEVELS),
         [*IMAGES, *LEVELS],
         {"attention", "resize"},
     ),
     "lbm": Case(
         "lbm_tiny",
         "fp16",
-        [*small_lbm.SMALL, *AUGMENTED, "training.batch_size=2"],
+        small("lbm_tiny", *AUGMENTED, "training.batch_size=2"),
         [*CLIPS, "training.batch_size=2", "model.dropout=0.1"],
         {"grid_sample", "max_pool"},
     ),
-    "pcdiff": Case("pcdiff_tiny", "bf16", small_pcdiff.SMALL, SKULLS, {"attention"}),
+    "pcdiff": Case("pcdiff_tiny", "bf16", small("pcdiff_tiny"), SKULLS, {"attention"}),
 }
 
 SAME_DATA = {

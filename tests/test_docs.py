@@ -148,6 +148,14 @@ def test_the_groups_are_those_of_the_folder() -> None:
     assert listed == there
 
 
+def test_files_are_about_as_long_as_a_page_says() -> None:
+    said = re.findall(r"\]\(\.\./(\S+\.py)\) \((\d+) lines\)", (ROOT / "docs/step.md").read_text())
+    assert len(said) >= 10
+    for file, lines in said:
+        true = len((ROOT / file).read_text().splitlines())
+        assert abs(int(lines) - true) <= max(0.15 * true, 10), f"{file} has {true} lines"
+
+
 def test_symptoms_read_as_in_the_log() -> None:
     """What the page of symptoms shows of a log is what the code says, up to its dots."""
     code = "\n".join(path.read_text() for path in sorted(ROOT.glob("overt/**/*.py")))

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from doc_commands import BLOCK, PAGES, ROOT, commands_of, name, try_command
-from small_blade import POSE, SHARED
+from small_recipes import SMALL as SMALL_RECIPES
 
 from overt.cli import main
 from overt.config import build_recipe, load
@@ -38,68 +38,16 @@ RUN = [
     "logging.every_steps=1",
     "checkpoint.background=false",
 ]
-TRACKER = [
-    "data.synthetic.count=3",
-    "data.synthetic.frames=12",
-    "data.synthetic.height=40",
-    "data.synthetic.width=40",
-    "data.synthetic.points=64",
-    "data.crop_size=[32,32]",
-    "data.held_out=1",
-]
-COTRACKER = [
-    *TRACKER,
-    "data.traj_per_sample=8",
-    "model.corr_radius=1",
-    "model.corr_levels=2",
-    "model.train_iters=1",
-    "model.eval_iters=1",
-    "evaluation.resolution=[32,32]",
-    "evaluation.single_point=false",
-]
-LBM = [
-    *TRACKER,
-    "data.frames=4",
-    "training.batch_size=2",
-    "data.points=8",
-    "model.input_size=[32,32]",
-    "model.embed_dim=16",
-    "model.backbone_width=4",
-    "model.memory_size=3",
-    "evaluation.memory_size=3",
-    "evaluation.frames=4",
-]
-PCDIFF = [
-    "data.synthetic.count=2",
-    "data.synthetic.side=24",
-    "data.synthetic.points=400",
-    "data.num_points=160",
-    "data.num_implant_points=32",
-    "model.width_multiplier=0.5",
-    "model.resolution_multiplier=0.5",
-    "model.embed_dim=16",
-    "evaluation.steps=2",
-    "evaluation.cases=1",
-    "evaluation.loss_times=1",
-    "training.global_batch_size=4",
-]
-HJEPA = [
-    "data.synthetic.classes=4",
-    "data.synthetic.per_class=9",
-    "training.batch_size=8",
-    "evaluation.k=3",
-]
-BLADE = [
-    word for word in SHARED if word.startswith(("data.", "model.", "evaluation.", "training.b"))
-]
+# Further words that a guide's commands need to take a few seconds.
+QUICKER = {
+    "cotracker3_tiny": ["data.synthetic.points=64", "evaluation.single_point=false"],
+    "cotracker3_online_tiny": ["data.synthetic.points=64", "evaluation.single_point=false"],
+    "pcdiff_tiny": ["evaluation.steps=2", "evaluation.cases=1", "evaluation.loss_times=1"],
+}
 SMALL = {
-    "cotracker3_tiny": COTRACKER,
-    "cotracker3_online_tiny": COTRACKER,
-    "lbm_tiny": LBM,
-    "hjepa_tiny": HJEPA,
-    "pcdiff_tiny": PCDIFF,
-    "blade_depthnet_tiny": BLADE,
-    "blade_posenet_tiny": [*BLADE, *POSE],
+    name: [*small.sizes(), *QUICKER.get(name, [])]
+    + [word for word in small.words if "batch_size" in word]
+    for name, small in SMALL_RECIPES.items()
 }
 # Words of a reader's machine, and what stands for them here.
 HERE_INSTEAD = {

@@ -4,6 +4,7 @@ Imports within functions and for the type checker count: a circle behind `TYPE_C
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -152,6 +153,21 @@ def test_no_import_goes_against_the_direction_of_the_house() -> None:
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     assert circles(ROOT) == []
+
+
+def test_the_page_for_people_has_the_same_rules() -> None:
+    page = (ROOT.parent / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| ([a-z ]+) \| ([a-z, ]+) \|$", page, re.MULTILINE)
+    documented: dict[str, set[str]] = {}
+    for room, cell in rows[1:]:
+        words = set(cell.split(", "))
+        allowed = words - {"leaves"} | (LEAVES if "leaves" in words else set())
+        for each in LEAVES if room == "each leaf" else {room}:
+            documented[each] = allowed | {each}
+    files = {"__init__", "__main__"}  # that are no rooms
+    assert documented == {
+        room: allowed | {room} for room, allowed in MAY_IMPORT.items() if room not in files
+    }
 
 
 def test_every_room_has_a_rule() -> None:

@@ -30,6 +30,27 @@ def train_toy(folder: Path, *overrides: str, die_at: int | None = None) -> None:
     del trainer  # before the process group goes
 
 
+def make_trainer(folder: Path, *overrides: str, recipe: Any = None) -> Any:
+    """A trainer of the toy recipe, or of another class with its settings; nothing is trained."""
+    from overt.config import build_recipe
+    from overt.distributed import init_distributed
+    from overt.engine.trainer import Trainer
+
+    config = toy_config(folder, *overrides)
+    method = build_recipe(config) if recipe is None else recipe(config.settings)
+    return Trainer(config, method, init_distributed("cpu"))
+
+
+def cut_back(run: Path, other: Path, step: int) -> None:
+    """Copy a run's folder as if it had been killed right after its checkpoint at `step`."""
+    import shutil
+
+    shutil.copytree(run, other, symlinks=True)
+    for path in (other / "checkpoints").glob("step_*"):
+        if int(path.name.removeprefix("step_")) > step:
+            shutil.rmtree(path)
+
+
 def write_chain(folder: Path, **changes: object) -> Path:
     """A chain of two toy trainings; the second starts from the first's weights."""
     from omegaconf import OmegaConf
@@ -56,6 +77,12 @@ def write_chain(folder: Path, **changes: object) -> Path:
 def read_rows(run: Path) -> list[dict[str, Any]]:
     """The rows of a run's metrics.jsonl."""
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def read_events(run: Path, kind: str) -> list[dict[str, Any]]:
+    """The events of one kind, from a run's events.jsonl."""
+    rows = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    return [row for row in rows if row["kind"] == kind]
 
 
 def losses_by_step(run: Path) -> dict[int, float]:

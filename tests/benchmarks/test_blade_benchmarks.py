@@ -2,17 +2,14 @@
 
 import pytest
 from benchmark_scripts import run
-from small_blade import POSE, SHARED
-
-SMALL = [word for word in SHARED if word.startswith(("data.", "model."))]
+from small_recipes import SMALL_BLADE
 
 
-@pytest.mark.parametrize(
-    ("recipe", "more"), [("depthnet", []), ("posenet", POSE)], ids=["depthnet", "posenet"]
-)
-def test_a_step_is_measured_on_the_cpu(recipe: str, more: list[str]) -> None:
+@pytest.mark.parametrize("stage", ["depthnet", "posenet"])
+def test_a_step_is_measured_on_the_cpu(stage: str) -> None:
+    small = SMALL_BLADE[stage].sizes("data", "model")
     words = ["--device", "cpu", "--steps", "1", "--rows", "3", "training.batch_size=2"]
-    printed = run("step.py", f"blade_{recipe}_tiny", *SMALL, *more, *words)
+    printed = run("step.py", f"blade_{stage}_tiny", *small, *words)
     assert "s/step" in printed
     assert "samples/s" in printed
 

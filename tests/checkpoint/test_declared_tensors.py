@@ -4,9 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_jepa import small_recipe as small_jepa
-from small_lbm import small_model as small_lbm
-from small_tracker import small
+from small_recipes import SMALL_HJEPA, small_lbm, small_tracker
 from torch import nn
 from toy_runs import toy_config, train_toy
 
@@ -26,9 +24,9 @@ def save(model: nn.Module, path: Path) -> Path:
 
 
 def test_a_cotracker3_file_of_another_window_keeps_the_models_own_table(tmp_path: Path) -> None:
-    file = save(small(CoTracker3Offline, window_len=9), tmp_path / "official.pth")
+    file = save(small_tracker(CoTracker3Offline, window_len=9), tmp_path / "official.pth")
     for load in (overt.load_checkpoint, load_initial):
-        model = small(CoTracker3Offline, window_len=6)
+        model = small_tracker(CoTracker3Offline, window_len=6)
         own = model.time_emb.clone()
         with torch.no_grad():
             model.fnet.conv1.weight.zero_()
@@ -73,7 +71,7 @@ def test_tables_are_computed_where_they_are_fixed_and_trained_where_they_are_lea
 
 
 def test_an_encoder_alone_starts_an_hjepa_whose_predictor_may_be_fresh(tmp_path: Path) -> None:
-    recipe = small_jepa(tmp_path)
+    recipe = SMALL_HJEPA.recipe(tmp_path)
     encoder = recipe.build_model().context_encoder.vit
     torch.save(encoder.state_dict(), tmp_path / "timm.pth")
     model = recipe.build_model()

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from small_blade import stage_one, train
+from small_recipes import SMALL_BLADE, stage_one
 
 from overt.commands.estimate import estimate, main, read_keypoints, read_picture
 from overt.data.people.human_data import HumanData
@@ -16,7 +16,7 @@ from overt.errors import ConfigError, DataError
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("blade")
-    train(folder, "posenet", f"model.depthnet_checkpoint={stage_one(folder)}")
+    SMALL_BLADE["posenet"].train(folder, f"model.depthnet_checkpoint={stage_one(folder)}")
     return folder
 
 

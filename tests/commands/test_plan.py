@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from small_blade import POSE, SHARED
+from small_recipes import SMALL_BLADE
 from toy_recipe.recipe import Toy
 from toy_runs import TOY, train_toy
 
@@ -83,7 +83,7 @@ def test_an_impossible_efficiency_and_an_unknown_card_are_refused() -> None:
 
 
 def test_a_recipe_is_planned_under_any_name(capsys: pytest.CaptureFixture[str]) -> None:
-    words = [word for word in (*SHARED, *POSE) if word.startswith(("data.", "model."))]
+    words = SMALL_BLADE["posenet"].sizes("data", "model")
     renamed = ["recipe=blade_posenet_tiny", "recipe.name=mine", *words]
     assert main([*renamed, "training.batch_size=2", "--devices", "1", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)

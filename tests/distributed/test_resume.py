@@ -1,12 +1,20 @@
 """A run that was killed and resumed ends bit for bit like one that was not."""
 
 import random
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from toy_runs import losses_by_step, read_rows, same_bits, train_toy, weights
+from queue_recipe import MoCo
+from toy_runs import (
+    cut_back,
+    losses_by_step,
+    make_trainer,
+    read_rows,
+    same_bits,
+    train_toy,
+    weights,
+)
 
 # Dropout draws from the global generator, the average has its own weights, 5 steps make an epoch.
 EVERYTHING = ["model.dropout=0.3", "training.ema_momentum=0.9", "checkpoint.every_steps=1"]
@@ -60,6 +68,42 @@ def test_three_processes_add_up_in_the_same_order_after_a_resume(
     assert_same_end(tmp_path / "killed" / "toy", tmp_path / "whole" / "toy")
 
 
+def train_moco(folder: Path, *overrides: str) -> list[list[float]]:
+    """Train a recipe that hands tensors from `loss` to `after_step`; its queue in the end."""
+    kept = ["checkpoint.keep_last_n=20", "checkpoint.metric_name=null"]
+    trainer = make_trainer(folder, *EVERYTHING, *kept, *overrides, recipe=MoCo)
+    trainer.train()
+    queue: list[list[float]] = trainer.recipe.queue.tolist()
+    del trainer  # before the process group goes
+    return queue
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_tensors_that_loss_hands_on_resume_bit_for_bit(
+    size: int, run_processes: RUNS, tmp_path: Path
+) -> None:
+    """On three processes the engine runs `loss` once more before it resumes, for DDP's buckets."""
+    settings = ["model.width=16", "training.batch_size=1", "training.accumulation_steps=2"]
+    queues = run_processes(train_moco, size, tmp_path / "whole", *settings)
+    assert all(queue == queues[0] for queue in queues)
+    cut_back(tmp_path / "whole/toy", tmp_path / "cut/toy", 5)
+    resumed = run_processes(train_moco, size, tmp_path / "cut", *settings)
+    assert resumed == queues
+    assert_same_end(tmp_path / "cut/toy", tmp_path / "whole/toy")
+
+
+def test_a_loss_that_is_run_again_for_its_numbers_changes_nothing(tmp_path: Path) -> None:
+    """FLOPs are counted, and the module that made NaN is searched for, by running `loss` again."""
+    again = ["logging.model_flops=true", "training.name_nonfinite_module=true"]
+    skips = ["data.nan_sample=3", "training.nonfinite=skip"]
+    assert train_moco(tmp_path / "plain") == train_moco(tmp_path / "again", *again)
+    assert_same_end(tmp_path / "again/toy", tmp_path / "plain/toy")
+    plain, searched = (tmp_path / name / "toy" for name in ("plain_nan", "again_nan"))
+    train_moco(plain.parent, *skips)
+    train_moco(searched.parent, *skips, *again)
+    assert_same_end(searched, plain)
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_killed_and_resumed_with_two_workers(
     size: int, whole_run: Callable[[int], Path], run_processes: RUNS, tmp_path: Path
@@ -80,10 +124,7 @@ def test_from_every_kind_of_step(
     settings = [*EVERYTHING, "checkpoint.keep_last_n=20"]
     train_toy(tmp_path / "kept", *settings)
     folder = tmp_path / "cut" / "toy"
-    shutil.copytree(tmp_path / "kept" / "toy", folder, symlinks=True)
-    for path in (folder / "checkpoints").glob("step_*"):
-        if int(path.name.removeprefix("step_")) > step:
-            shutil.rmtree(path)
+    cut_back(tmp_path / "kept" / "toy", folder, step)
     train_toy(tmp_path / "cut", *settings)
     assert_same_end(folder, whole)
 

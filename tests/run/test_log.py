@@ -1,49 +1,24 @@
 """MetricsLogger: what is in the files afterwards, and that nothing it meets stops training."""
 
-import builtins
 import io
 import json
 import math
 import os
 import resource
-import sys
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import wandb
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from log_files import SQUARE, plain, rows
 from PIL import Image
-from wandb_file import read_offline_run
 
 from overt.health.system import environment
 from overt.run import log
 from overt.run.log import MetricsLogger, as_gif, as_pixels
-from overt.run.trackers import Start
-
-
-def plain(folder: Path, **options: Any) -> MetricsLogger:
-    """A logger without TensorBoard, whose import takes seconds."""
-    return MetricsLogger("test", folder, use_tensorboard=False, **options)
-
-
-def rows(folder: Path, file: str = "metrics.jsonl") -> list[dict[str, Any]]:
-    """The rows of a file, which must be strict JSON, without their times."""
-
-    def refuse(name: str) -> Any:
-        raise AssertionError(f"{name} is no JSON")
-
-    found = []
-    for line in (folder / file).read_text().splitlines():
-        row = json.loads(line, parse_constant=refuse)
-        assert row.pop("time") > 0
-        found.append(row)
-    return found
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
@@ -310,8 +285,6 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, caplog: pytest.LogCaptureF
 
 # --- pictures -------------------------------------------------------------------------------------
 
-SQUARE = np.arange(2 * 5 * 3, dtype=np.uint8).reshape(2, 5, 3) * 8  # (H, W, 3)
-
 
 @pytest.mark.parametrize(
     ("image", "expected"),
@@ -415,217 +388,3 @@ def test_system_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert third["system/gpu0_utilization"] == 97
     assert third["system/gpu0_memory_utilization"] == 40
     assert third["system/gpu0_power_w"] == 500
-
-
-# --- other trackers -------------------------------------------------------------------------------
-
-
-class Diary:
-    """A tracker that remembers what it was told."""
-
-    name = "diary"
-    written: list[Any]
-
-    def __init__(self, start: Start, fails: bool = False) -> None:
-        self.written = [start]
-        self.fails = fails
-        type(self).last = self
-
-    def metrics(self, values: Any, step: int) -> None:
-        if self.fails:
-            raise OSError("no ink")
-        self.written.append((dict(values), step))
-
-    def image(self, name: str, pixels: Any, step: int, caption: str | None) -> None:
-        self.written.append((name, pixels.shape, step, caption))
-
-    def video(self, name: str, gif: bytes, step: int) -> None:
-        self.written.append((name, gif[:3], step))
-
-    def histogram(self, name: str, values: Any, step: int) -> None:
-        self.written.append((name, values.tolist(), step))
-
-    def close(self, exit_code: int) -> None:
-        self.written.append(exit_code)
-
-
-def test_another_tracker_is_told_everything(tmp_path: Path) -> None:
-    with plain(tmp_path, config={"lr": 0.1}, resume_step=2, trackers=[Diary]) as logger:
-        logger.log_metrics({"loss": 1.0}, 3, "train")
-        logger.log_picture("still", SQUARE, 3)
-        logger.log_picture("moving", torch.zeros(2, 3, 4, 4, dtype=torch.uint8), 3)
-        logger.log_histogram("values", [1.0, 2.0], 3)
-    assert Diary.last.written == [
-        Start("test", tmp_path, {"lr": 0.1}, 2),
-        ({"train/loss": 1.0}, 3),
-        ("still", SQUARE.shape, 3, None),
-        ("moving", b"GIF", 3),
-        ("values", [1.0, 2.0], 3),
-        0,
-    ]
-
-
-def test_another_tracker_that_fails_stops_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def cannot_start(start: Start) -> Any:
-        raise ConnectionError("no server")
-
-    makers = [cannot_start, partial(Diary, fails=True)]
-    with plain(tmp_path, trackers=makers) as logger:
-        for step in range(3):
-            logger.log_metrics({"loss": 1.0}, step)
-    assert len(rows(tmp_path)) == 3
-    first, second = caplog.messages
-    assert "cannot_start failed: ConnectionError('no server')" in first
-    assert "diary failed: OSError('no ink'); it is not used any more" in second
-
-
-# --- TensorBoard ----------------------------------------------------------------------------------
-
-
-def test_tensorboard_has_each_step_once_across_a_resume(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    with MetricsLogger("test", tmp_path, {"lr": 0.1}) as logger:
-        for step in range(6):
-            logger.log_metrics({"loss": float(step)}, step, "train")
-    with MetricsLogger("test", tmp_path, {"lr": 0.1}, resume_step=3) as logger:
-        for step in range(4, 7):
-            logger.log_metrics({"loss": float(10 * step)}, step, "train")
-        logger.log_image("picture", SQUARE, 6)
-        logger.log_video("video", np.zeros((3, 3, 4, 6), np.uint8), 6)
-        logger.log_histogram("values", np.arange(8.0), 6)
-    keep_all = {"scalars": 0, "images": 0, "histograms": 0, "tensors": 0}
-    found = EventAccumulator(str(tmp_path / "tensorboard"), size_guidance=keep_all)
-    found.Reload()
-    assert [(e.step, e.value) for e in found.Scalars("train/loss")] == [
-        (0, 0), (1, 1), (2, 2), (3, 3), (4, 40), (5, 50), (6, 60)
-    ]  # fmt: skip
-    picture = Image.open(io.BytesIO(found.Images("picture")[0].encoded_image_string))
-    np.testing.assert_array_equal(np.asarray(picture), SQUARE)
-    video = Image.open(io.BytesIO(found.Images("video")[0].encoded_image_string))
-    assert (video.format, video.size) == ("GIF", (6, 4))
-    assert found.Histograms("values")[0].histogram_value.num == 8
-    text = found.Tensors("config/text_summary")[0].tensor_proto.string_val[0]
-    assert b'"lr": 0.1' in text
-
-
-# --- Weights & Biases -----------------------------------------------------------------------------
-
-
-def offline(folder: Path, **options: Any) -> MetricsLogger:
-    return plain(folder, config={"lr": 0.1}, use_wandb=True, wandb_mode="offline", **options)
-
-
-def written_run(folder: Path) -> Path:
-    """The file of the one run in `folder`, once W&B's own process has written all of it."""
-    wandb.teardown()
-    (path,) = folder.glob("wandb/offline-run-*/run-*.wandb")
-    return path
-
-
-def test_two_offline_sessions_are_one_run_on_our_own_step_axis(tmp_path: Path) -> None:
-    sessions = []
-    for resume, steps in ((None, range(5)), (2, range(3, 8))):
-        with offline(tmp_path, resume_step=resume) as logger:
-            run_id = logger.wandb_run_id
-            for step in steps:
-                logger.log_metrics({"loss": float(100 * len(sessions) + step)}, step, "train")
-        path = written_run(tmp_path)
-        sessions.append(read_offline_run(path))
-        # The folder's name has the time in seconds: the second session must not meet the first.
-        path.parent.rename(tmp_path / f"session-{len(sessions)}")
-    assert {session.run_id for session in sessions} == {run_id}
-    assert (tmp_path / "wandb_run_id").read_text() == run_id
-    for session in sessions:
-        assert session.config["lr"] == 0.1
-        assert session.step_metrics["*"] == "step"
-        assert session.exit_code == 0
-    joined = {row["step"]: row["train/loss"] for session in sessions for row in session.rows}
-    assert joined == {0: 0, 1: 1, 2: 2, 3: 103, 4: 104, 5: 105, 6: 106, 7: 107}
-    # Nothing was dropped: the steps logged a second time are there a second time.
-    assert sum(len(session.rows) for session in sessions) == 10
-
-
-def test_pictures_videos_and_histograms_reach_an_offline_run(tmp_path: Path) -> None:
-    with offline(tmp_path) as logger:
-        logger.log_image("picture", SQUARE, 3, "two")
-        logger.log_video("video", np.zeros((3, 3, 4, 6), np.uint8), 3)
-        logger.log_histogram("values", np.arange(8.0), 3)
-    path = written_run(tmp_path)
-    picture, video, histogram = read_offline_run(path).rows
-    assert picture["picture.caption"] == "two"
-    stored = Image.open(path.parent / "files" / picture["picture.path"])
-    np.testing.assert_array_equal(np.asarray(stored), SQUARE)
-    assert (path.parent / "files" / video["video.path"]).suffix == ".gif"
-    assert sum(histogram["values.values"]) == 8
-    assert [row["step"] for row in (picture, video, histogram)] == [3, 3, 3]
-
-
-def test_a_missing_package_is_one_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    real_import = builtins.__import__
-
-    def no_wandb(name: str, *rest: Any) -> Any:
-        if name == "wandb":
-            raise ModuleNotFoundError("No module named 'wandb'")
-        return real_import(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", no_wandb)
-    with plain(tmp_path, use_wandb=True) as logger:
-        logger.log_metrics({"loss": 1.0}, 0)
-    assert len(caplog.messages) == 1
-    assert "pip install 'overt[wandb]'" in caplog.messages[0]
-    assert logger.wandb_run_id is None
-    assert rows(tmp_path) == [{"step": 0, "loss": 1.0}]
-
-
-class BrokenTracker:
-    """Stands in for the wandb package: it starts, and then fails at everything."""
-
-    def __init__(self, fails_at_start: bool) -> None:
-        self.fails_at_start = fails_at_start
-        self.ids: list[str] = []
-        self.calls = 0
-
-    def Settings(self, **_: Any) -> None:  # noqa: N802
-        return None
-
-    def init(self, **options: Any) -> Any:
-        self.ids.append(options["id"])
-        if self.fails_at_start:
-            raise ConnectionError("no network")
-        return SimpleNamespace(define_metric=lambda *_, **__: None, log=self.fail, finish=self.fail)
-
-    def fail(self, *_: Any, **__: Any) -> None:
-        self.calls += 1
-        raise ConnectionError("gone")
-
-
-def test_a_tracker_that_fails_is_not_asked_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    broken = BrokenTracker(fails_at_start=False)
-    monkeypatch.setitem(sys.modules, "wandb", broken)  # type: ignore[arg-type]
-    with plain(tmp_path, use_wandb=True) as logger:
-        for step in range(3):
-            logger.log_metrics({"loss": 1.0}, step)
-    assert broken.calls == 1
-    assert len(caplog.messages) == 1
-    assert "Weights & Biases" in caplog.messages[0]
-    assert len(rows(tmp_path)) == 3
-
-
-def test_the_run_id_is_kept_before_anything_can_go_wrong(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    broken = BrokenTracker(fails_at_start=True)
-    monkeypatch.setitem(sys.modules, "wandb", broken)  # type: ignore[arg-type]
-    for resume in (None, 0):
-        plain(tmp_path, use_wandb=True, resume_step=resume)
-    assert len(set(broken.ids)) == 1
-    assert "wandb_mode=offline" in caplog.messages[0]
-    plain(tmp_path / "moved", use_wandb=True, wandb_run_id="abc123")
-    assert broken.ids[-1] == "abc123"

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from overt.data.people.bedlam import read_bedlam
 from overt.data.people.human_data import (
     CACHE_SUFFIX,
     HumanData,
@@ -162,48 +161,3 @@ def test_a_file_that_would_run_code_is_refused(
         HumanData.load("evil.npz")
     assert not Path("evil").exists()
     assert b"touch" in pickle.dumps(Evil())
-
-
-def test_both_forms_of_bedlam_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "bedlamcc.npz"
-    known = columns()
-    smplx = {
-        name.partition("/")[2]: torch.from_numpy(column)[:, None]
-        for name, column in known.items()
-        if name.startswith("smplx/")
-    }
-    torch.save(
-        {
-            "img_fn": [f"seq/{row}.png" for row in range(5)],
-            "focal_length": torch.full((5,), 60.0),
-            "center": torch.full((5, 2), 20.0),
-            "scale": torch.full((5,), 10.0),
-            "smplx": smplx,
-        },
-        path,
-    )
-    data = read_bedlam(path)
-    np.testing.assert_array_equal(data.columns["smplx/body_pose"], known["smplx/body_pose"])
-    assert data.columns["bbox_xywh"][0].tolist() == [15.0, 15.0, 10.0, 10.0, 1.0]
-    torch.save(
-        {
-            "img_fn": [f"{row}.png" for row in range(5)],
-            "sequence_name": ["seq"] * 5,
-            "pelvis_camcoord": torch.ones(5, 3, 1),
-            "body_pose": [torch.zeros(1, 63)] * 5,
-        },
-        path,
-    )
-    data = read_bedlam(path)
-    assert data.columns["image_path"][0] == "seq/0.png"
-    assert data.columns["pelvis"].shape == (5, 3)
-
-
-def test_bedlam_without_a_depth_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "bedlamcc.npz"
-    torch.save({"img_fn": ["a.png"], "hw": torch.ones(1, 2)}, path)
-    with pytest.raises(DataError, match=r"neither pelvis_camcoord nor smplx.*found are img_fn, hw"):
-        read_bedlam(path)
-    torch.save({"names": []}, path)
-    with pytest.raises(DataError, match="lack img_fn; found are names"):
-        read_bedlam(path)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_blade import VIT, first_batch, small_recipe
+from small_recipes import BLADE_VIT, SMALL_BLADE, first_batch
 from torch import nn
 
 from overt.distributed import init_distributed
@@ -22,7 +22,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def vit_depthnet(root: Path, *overrides: str) -> DepthNet:
-    model = small_recipe(root, "depthnet", *VIT, *overrides).build_model()
+    model = SMALL_BLADE["depthnet"].recipe(root, *BLADE_VIT, *overrides).build_model()
     assert isinstance(model, DepthNet)
     return model
 
@@ -63,10 +63,9 @@ def test_a_backbone_loads_under_its_published_names(root: Path, prefix: str, onl
 
 def test_a_frozen_backbone_does_not_move_nor_train(root: Path) -> None:
     path = backbone_file(root)
-    recipe = small_recipe(
-        root, "depthnet", *VIT, f"model.depth.backbone_checkpoint={path}",
-        "model.depth.backbone_batch=3",
-    )  # fmt: skip
+    named = f"model.depth.backbone_checkpoint={path}"
+    small = (*BLADE_VIT, named, "model.depth.backbone_batch=3")
+    recipe = SMALL_BLADE["depthnet"].recipe(root, *small)
     model = recipe.build_model().train()
     assert not model.depth_backbone.training
     before = fingerprint(model.depth_backbone.state_dict())
@@ -96,7 +95,7 @@ def test_chunks_and_precision_of_the_frozen_part_change_little(root: Path) -> No
 
 
 def test_every_part_of_an_unfrozen_backbone_is_trained(root: Path) -> None:
-    recipe = small_recipe(root, "depthnet", *VIT, "model.depth.freeze_backbone=false")
+    recipe = SMALL_BLADE["depthnet"].recipe(root, *BLADE_VIT, "model.depth.freeze_backbone=false")
     model = recipe.build_model()
     recipe.loss(model, first_batch(recipe), {"samples": torch.tensor(4.0)}, 0).total.backward()
     idle = [
@@ -126,7 +125,7 @@ def test_without_weights_the_frozen_backbone_is_refused(root: Path) -> None:
     loaded.load_state_dict(complete.state_dict())
     loaded.require_weights("")
     with pytest.raises(ConfigError, match=r"freeze_backbone=true needs.*backbone_checkpoint"):
-        small_recipe(root, "depthnet", *VIT).build_dataset()
+        SMALL_BLADE["depthnet"].recipe(root, *BLADE_VIT).build_dataset()
 
 
 def test_a_published_stage_one_file_loads_strictly(root: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_blade import small_config, small_recipe
+from small_recipes import SMALL_BLADE
 
 from overt.data.people.crops import centred_side, draw_crop
 from overt.data.people.human_data import HumanData, write_human_data
@@ -30,7 +30,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def settings(root: Path) -> DataSettings:
-    found = small_config(root, "depthnet").settings.data
+    found = SMALL_BLADE["depthnet"].config(root).settings.data
     assert isinstance(found, DataSettings)
     return found
 
@@ -121,7 +121,7 @@ AUGMENTED = [
 
 @pytest.mark.parametrize("stage", ["depthnet", "posenet"])
 def test_a_sample_is_a_function_of_row_and_generator(tmp_path: Path, stage: str) -> None:
-    recipe = small_recipe(tmp_path, stage, *(AUGMENTED if stage == "posenet" else []))
+    recipe = SMALL_BLADE[stage].recipe(tmp_path, *(AUGMENTED if stage == "posenet" else []))
     source = recipe.build_dataset()
     one, again, other = (source.sample(3, sample_rng(seed, 0, 3)) for seed in (0, 0, 1))
     changed = 0 if stage == "depthnet" else 1  # the crop that the draws change
@@ -131,7 +131,7 @@ def test_a_sample_is_a_function_of_row_and_generator(tmp_path: Path, stage: str)
 
 def test_labels_follow_the_augmented_crop(tmp_path: Path) -> None:
     """Limb joints, projected with the turned and mirrored pose, lie where the crop shows them."""
-    recipe = small_recipe(tmp_path, "posenet", *AUGMENTED)
+    recipe = SMALL_BLADE["posenet"].recipe(tmp_path, *AUGMENTED)
     source = recipe.build_dataset().sources[0]
     body = recipe.body(torch.device("cpu"))
     kinds = set()

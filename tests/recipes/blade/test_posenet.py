@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_blade import first_batch, small_recipe, stage_one
+from small_recipes import SMALL_BLADE, first_batch, stage_one
 
 from overt.errors import CheckpointError, ConfigError
 from overt.geometry.rotation import axis_angle_to_matrix
@@ -23,7 +23,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def base(root: Path) -> Path:
     """A base estimator whose heads say something."""
     torch.manual_seed(3)
-    model = small_recipe(root, "posenet", "model.tz_conditioning=false").build_model()
+    model = SMALL_BLADE["posenet"].recipe(root, "model.tz_conditioning=false").build_model()
     torch.nn.init.normal_(model.heads.pose6d[-1].weight, std=0.1)
     path = root / "base.pth"
     torch.save(model.state_dict(), path)
@@ -32,7 +32,7 @@ def base(root: Path) -> Path:
 
 def build(root: Path, *overrides: str) -> PoseNet:
     named = f"model.depthnet_checkpoint={stage_one(root)}"
-    model = small_recipe(root, "posenet", named, *overrides).build_model()
+    model = SMALL_BLADE["posenet"].recipe(root, named, *overrides).build_model()
     assert isinstance(model, PoseNet)
     return model
 
@@ -63,7 +63,7 @@ def test_the_depth_has_no_effect_at_the_start_and_a_gradient(root: Path, base: P
 
 def test_the_control_path_starts_at_the_base(root: Path, base: Path) -> None:
     controlled = build(root, f"model.base_checkpoint={base}").eval()
-    alone = small_recipe(root, "posenet", "model.tz_conditioning=false").build_model().eval()
+    alone = SMALL_BLADE["posenet"].recipe(root, "model.tz_conditioning=false").build_model().eval()
     alone.load_state_dict(torch.load(base, weights_only=True))
     near, whole = images(), images()
     torch.testing.assert_close(
@@ -76,7 +76,7 @@ def test_the_control_path_starts_at_the_base(root: Path, base: Path) -> None:
 
 def test_only_the_copy_trains_beside_a_base(root: Path, base: Path) -> None:
     named = f"model.depthnet_checkpoint={stage_one(root)}"
-    recipe = small_recipe(root, "posenet", named, f"model.base_checkpoint={base}")
+    recipe = SMALL_BLADE["posenet"].recipe(root, named, f"model.base_checkpoint={base}")
     model = recipe.build_model().train()
     for frozen in (model.depthnet, model.base, model.heads):
         assert not frozen.training
@@ -96,7 +96,7 @@ def test_only_the_copy_trains_beside_a_base(root: Path, base: Path) -> None:
 def test_everything_that_trains_gets_a_gradient(root: Path, conditioned: bool) -> None:
     named = f"model.depthnet_checkpoint={stage_one(root)}"
     flag = f"model.tz_conditioning={str(conditioned).lower()}"
-    recipe = small_recipe(root, "posenet", named, flag)
+    recipe = SMALL_BLADE["posenet"].recipe(root, named, flag)
     model = recipe.build_model().train()
     assert (model.depthnet is not None) == conditioned
     batch = first_batch(recipe)
@@ -109,7 +109,7 @@ def test_everything_that_trains_gets_a_gradient(root: Path, conditioned: bool) -
 
 
 def test_stage_one_is_needed_and_asked_for(root: Path) -> None:
-    recipe = small_recipe(root, "posenet")
+    recipe = SMALL_BLADE["posenet"].recipe(root)
     with pytest.raises(ConfigError, match=r"set model\.depthnet_checkpoint.*overt stages"):
         recipe.build_dataset()
     with pytest.raises(
@@ -136,7 +136,7 @@ def test_frozen_parts_stay_out_of_lean_checkpoints(root: Path, base: Path) -> No
     whole = build(root, named).state_dict()
     assert not any(name.startswith(("depthnet.", "base.", "heads.")) for name in lean)
     assert {name.partition(".")[0] for name in whole} >= {"depthnet", "base", "heads", "branch"}
-    again = small_recipe(root, "posenet").build_model()
+    again = SMALL_BLADE["posenet"].recipe(root).build_model()
     again.load_state_dict(build(root).state_dict())
     again.require_weights()  # a whole checkpoint is complete in itself
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_blade import VIT, curve, first_batch, small_config, small_recipe, stage_one, train
+from small_recipes import BLADE_VIT, SMALL_BLADE, curve, first_batch, stage_one
 from toy_runs import same_bits, weights
 
 from overt.config import load
@@ -62,7 +62,7 @@ def test_impossible_settings_are_refused(override: str, message: str) -> None:
 
 @pytest.mark.parametrize("stage", STAGES[:2])
 def test_the_loss_falls_on_one_batch(root: Path, stage: str) -> None:
-    recipe = small_recipe(root, stage, *named(root, stage))
+    recipe = SMALL_BLADE[stage].recipe(root, *named(root, stage))
     model = recipe.build_model().train()
     batch = first_batch(recipe)
     counts = {"samples": torch.tensor(4.0)}
@@ -80,7 +80,7 @@ def test_the_loss_falls_on_one_batch(root: Path, stage: str) -> None:
 
 @pytest.mark.parametrize("stage", STAGES[:2])
 def test_shares_of_parts_add_up_to_the_whole(root: Path, stage: str) -> None:
-    recipe = small_recipe(root, stage, *named(root, stage))
+    recipe = SMALL_BLADE[stage].recipe(root, *named(root, stage))
     model = recipe.build_model().eval()  # batch norm as a fixed map
     batches = [first_batch(recipe, count, start) for count, start in ((8, 0), (3, 0), (5, 3))]
     counts = {"samples": torch.tensor(8.0)}
@@ -103,10 +103,10 @@ def test_an_unknown_depth_costs_nothing_and_has_no_gradient() -> None:
 @pytest.mark.parametrize("stage", STAGES[:2])
 def test_a_resumed_run_is_the_uninterrupted_one(root: Path, tmp_path: Path, stage: str) -> None:
     own = [*named(root, stage), f"data.root={root / 'people'}"]
-    whole = train(tmp_path / "whole", stage, *own)
+    whole = SMALL_BLADE[stage].train(tmp_path / "whole", *own)
     halves = tmp_path / "halves"
-    train(halves, stage, *own, "training.num_steps=2", "schedule.extra_steps=2")
-    run = train(halves, stage, *own, "checkpoint.accept_changes=[training,schedule]")
+    SMALL_BLADE[stage].train(halves, *own, "training.num_steps=2", "schedule.extra_steps=2")
+    run = SMALL_BLADE[stage].train(halves, *own, "checkpoint.accept_changes=[training,schedule]")
     assert curve(run)[-1] == pytest.approx(curve(whole)[-1])
     assert same_bits(weights(run, 4), weights(whole, 4))
 
@@ -116,15 +116,17 @@ def test_two_processes_train_as_one(
     root: Path, tmp_path: Path, stage: str, run_processes: Callable[..., list[Any]]
 ) -> None:
     own = [*named(root, stage), f"data.root={root / 'people'}", "training.num_steps=3"]
-    one = train(tmp_path / "one", stage, *own, "training.batch_size=4")
-    two = run_processes(train, 2, tmp_path / "two", stage, *own, "training.batch_size=2")
+    one = SMALL_BLADE[stage].train(tmp_path / "one", *own, "training.batch_size=4")
+    two = run_processes(
+        SMALL_BLADE[stage].train, 2, tmp_path / "two", *own, "training.batch_size=2"
+    )
     assert curve(two[0]) == pytest.approx(curve(one), rel=2e-3)
 
 
 def rows(root: Path, stage: str, *overrides: str) -> list[dict[str, Any]]:
     world = init_distributed("cpu")
     torch.manual_seed(0)
-    recipe = small_recipe(root, stage, *named(root, stage), *overrides)
+    recipe = SMALL_BLADE[stage].recipe(root, *named(root, stage), *overrides)
     with torch.inference_mode():
         return recipe.evaluate_rows(recipe.build_model().eval(), world)
 
@@ -151,7 +153,7 @@ def test_posenet_is_scored_by_every_number_of_the_protocol(root: Path) -> None:
     assert len(found) == 2
     scores = summarize(found)
     assert all(math.isfinite(value) for value in scores.values())
-    recipe = small_recipe(root, "posenet")
+    recipe = SMALL_BLADE["posenet"].recipe(root)
     table = recipe.score_table(found, scores)
     assert table.startswith("people_test: 2 people")
     for title in ("Tz m", "1/Tz", "f %", "PA-MPJPE", "PVE", "mIoU", "P-mIoU"):
@@ -160,7 +162,7 @@ def test_posenet_is_scored_by_every_number_of_the_protocol(root: Path) -> None:
 
 def test_a_perfect_person_has_no_error(root: Path) -> None:
     """The labels themselves as predictions: every error of pose is zero."""
-    recipe = small_recipe(root, "posenet", *named(root, "posenet"))
+    recipe = SMALL_BLADE["posenet"].recipe(root, *named(root, "posenet"))
     scorer = recipe.scorer(recipe.build_model().eval())
     picture = scorer.people.picture(1)
     truth = scorer.truth(1, picture)
@@ -178,7 +180,7 @@ def test_a_perfect_person_has_no_error(root: Path) -> None:
 
 @pytest.mark.parametrize("stage", STAGES[:2])
 def test_pictures_are_drawn(root: Path, stage: str) -> None:
-    recipe = small_recipe(root, stage, *named(root, stage))
+    recipe = SMALL_BLADE[stage].recipe(root, *named(root, stage))
     with torch.inference_mode():
         pictures = recipe.visualize(recipe.build_model().eval())
     (picture,) = pictures.values()
@@ -196,11 +198,11 @@ def test_a_pretext_backbone_serves_depthnet(tmp_path: Path) -> None:
         "data.synthetic.depth_maps=true",
         "schedule.warmup_fraction=0",
     ]
-    run = train(tmp_path, "pretext", *small)
+    run = SMALL_BLADE["pretext"].train(tmp_path, *small)
     assert all(math.isfinite(value) for value in curve(run))
     checkpoint = run / "checkpoints" / "best"
-    recipe = small_recipe(
-        tmp_path, "depthnet", *VIT, f"model.depth.backbone_checkpoint={checkpoint}"
+    recipe = SMALL_BLADE["depthnet"].recipe(
+        tmp_path, *BLADE_VIT, f"model.depth.backbone_checkpoint={checkpoint}"
     )
     model = recipe.build_model()
     model.require_weights("")
@@ -209,6 +211,6 @@ def test_a_pretext_backbone_serves_depthnet(tmp_path: Path) -> None:
 
 
 def test_every_recipe_says_what_it_runs_on(root: Path) -> None:
-    config = small_config(root, "depthnet")
+    config = SMALL_BLADE["depthnet"].config(root)
     assert config.recipe.name == "blade_depthnet_tiny"
     assert config.settings.evaluation.dataset == "people_test"

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from small_recipes import SMALL, SMALL_COTRACKER3
 from torch import Tensor
 
 from overt.cli import main
@@ -27,17 +28,6 @@ from overt.recipes.cotracker3.recipe import CoTracker3OfflineRecipe, CoTracker3O
 ALONE = World(0, 1, 0, torch.device("cpu"))
 FORMATS = ("davis", "kinetics", "rgb_stacking", "robotap")
 VIDEOS = 3
-# Changes no number that is tested, only the time that it takes.
-SMALL = [
-    "model.latent_dim=16",
-    "model.corr_radius=1",
-    "model.hidden_size=32",
-    "model.corr_hidden=32",
-    "model.eval_iters=2",
-    "evaluation.resolution=[32,32]",
-    "evaluation.grid_size=2",
-    "evaluation.local_grid_size=2",
-]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +41,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tapvid_config(root: Path, *overrides: str, name: str = "cotracker3_tiny") -> Config:
-    return load([f"recipe={name}", f"evaluation.dataset_root={root}", *SMALL, *overrides])
+    return SMALL[name].config("x", f"evaluation.dataset_root={root}", *overrides)
 
 
 def recipe_and_model(config: Config) -> tuple[Any, torch.nn.Module]:
@@ -216,8 +206,8 @@ def test_the_command_writes_table_and_json(
     recipe, model = recipe_and_model(config)
     torch.save({"model": model.state_dict()}, tmp_path / "weights.pth")
     own = [f"checkpoint={tmp_path / 'weights.pth'}", f"output={tmp_path / 'out'}"]
-    root_word = f"evaluation.dataset_root={root}"
-    status = main(["evaluate", "recipe=cotracker3_tiny", root_word, *SMALL, *words, *own])
+    small = [*SMALL_COTRACKER3.all_words("x"), f"evaluation.dataset_root={root}"]
+    status = main(["evaluate", *small, *words, *own])
     assert status == 0
     rows = json.loads((tmp_path / "out" / "rows.json").read_text())
     scores = json.loads((tmp_path / "out" / "scores.json").read_text())["scores"]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_tracker import SIZES, inputs
+from small_recipes import TRACKER_SIZES, tracker_inputs
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -15,7 +15,7 @@ from overt.recipes.cotracker3.config import LossSettings
 from overt.recipes.cotracker3.loss import Targets, counts, losses
 from overt.recipes.cotracker3.model import CoTracker3Offline, in_halves, relative_motion
 
-TINY = SIZES | {"model_resolution": (32, 40)}
+TINY = TRACKER_SIZES | {"model_resolution": (32, 40)}
 
 
 def tiny(**changed: object) -> CoTracker3Offline:
@@ -92,7 +92,7 @@ def test_without_a_head_of_their_own_visibility_and_confidence_come_from_the_flo
     model = tiny(linear_layer_for_vis_conf=False)
     assert model.updateformer.flow_head.weight.shape == (4, 32)
     assert not any("vis_conf_head" in name for name in model.state_dict())
-    _, visibility, _, _ = model(*inputs(), iters=1)
+    _, visibility, _, _ = model(*tracker_inputs(), iters=1)
     assert visibility.std() > 0
 
 
@@ -100,7 +100,7 @@ def test_without_a_head_of_their_own_visibility_and_confidence_come_from_the_flo
 
 
 def test_a_batch_of_two_is_two_single_videos() -> None:
-    model, (video, queries) = tiny(), inputs()
+    model, (video, queries) = tiny(), tracker_inputs()
     both = model(video, queries, iters=3)
     for b in range(2):
         alone = model(video[b : b + 1], queries[b : b + 1], iters=3)
@@ -112,7 +112,7 @@ def test_a_batch_of_two_is_two_single_videos() -> None:
 
 
 def test_shapes_and_train_data() -> None:
-    model, (video, queries) = tiny(), inputs(points=7)
+    model, (video, queries) = tiny(), tracker_inputs(points=7)
     tracks, visibility, confidence, nothing = model(video, queries, iters=3)
     assert nothing is None
     assert tracks.shape == (2, 6, 7, 2)
@@ -127,7 +127,7 @@ def test_shapes_and_train_data() -> None:
 
 
 def test_the_order_of_the_points_does_not_matter() -> None:
-    model, (video, queries) = tiny(), inputs()
+    model, (video, queries) = tiny(), tracker_inputs()
     order = torch.tensor([3, 0, 4, 2, 1])
     tracks = model(video, queries, iters=2).tracks_xy
     permuted = model(video, queries[:, order], iters=2).tracks_xy
@@ -135,7 +135,7 @@ def test_the_order_of_the_points_does_not_matter() -> None:
 
 
 def test_uint8_and_float_videos_are_the_same() -> None:
-    model, (video, queries) = tiny(), inputs()
+    model, (video, queries) = tiny(), tracker_inputs()
     assert torch.equal(model(video, queries)[0], model(video.float(), queries)[0])
 
 
@@ -149,7 +149,7 @@ def test_what_is_computed_again_changes_no_gradient(
     """Nor does adding up the gradients of all iterations together, as it is done on CUDA."""
     results = []
     for name in (None, recompute):
-        model, (video, queries) = tiny(recompute=() if name is None else (name,)), inputs()
+        model, (video, queries) = tiny(recompute=() if name is None else (name,)), tracker_inputs()
         if name == "together":
             monkeypatch.setattr("overt.recipes.cotracker3.model.reused", together)
         model(video, queries, iters=2).tracks_xy.square().mean().backward()
@@ -161,7 +161,7 @@ def test_what_is_computed_again_changes_no_gradient(
 
 @pytest.mark.parametrize("points", [4, 5])
 def test_points_are_compared_in_halves_with_the_same_result(points: int) -> None:
-    model, (video, queries) = tiny(), inputs()
+    model, (video, queries) = tiny(), tracker_inputs()
     pyramid = model.encode(video)
     queries = torch.cat([queries, queries], dim=1)[:, :points]
     cells_xy = (queries[..., 1:] / model.stride).unsqueeze(2).expand(-1, -1, video.shape[1], -1)
@@ -196,14 +196,14 @@ def test_on_cuda_attention_within_is_attention_to_itself(frames: int) -> None:
 
 
 def test_many_frames_are_encoded_in_chunks_with_the_same_result(monkeypatch) -> None:
-    model, (video, queries) = tiny(), inputs()
+    model, (video, queries) = tiny(), tracker_inputs()
     whole = model(video, queries).tracks_xy
     monkeypatch.setattr("overt.recipes.cotracker3.model.FRAMES_PER_CHUNK", 5)
     torch.testing.assert_close(model(video, queries).tracks_xy, whole, atol=1e-4, rtol=0)
 
 
 def test_gradient_flows_between_iterations_through_logits_but_not_through_positions() -> None:
-    model, (video, queries) = tiny(), inputs(batch=1)
+    model, (video, queries) = tiny(), tracker_inputs(batch=1)
     updates: list[Tensor] = []
     model.updateformer.register_forward_hook(lambda module, x, update: updates.append(update))
     _, second = model(video, queries, iters=2, is_train=True).train_data.windows[0]
@@ -218,7 +218,7 @@ def test_space_blocks_run_evenly_among_time_blocks() -> None:
     for name, module in model.updateformer.named_modules():
         if "_blocks." in name and name.count(".") == 1:
             module.register_forward_hook(lambda *_, name=name: order.append(name))
-    model(*inputs(), iters=1)
+    model(*tracker_inputs(), iters=1)
     names = ["virtual2point", "virtual", "point2virtual"]
     space = [[f"space_{name}_blocks.{depth}" for name in names] for depth in range(2)]
     time = [f"time_blocks.{depth}" for depth in range(4)]
@@ -227,14 +227,14 @@ def test_space_blocks_run_evenly_among_time_blocks() -> None:
 
 def test_every_parameter_gets_a_gradient() -> None:
     model = tiny()
-    tracks, visibility, confidence, _ = model(*inputs(), iters=2)
+    tracks, visibility, confidence, _ = model(*tracker_inputs(), iters=2)
     (tracks.mean() + visibility.mean() + confidence.mean()).backward()
     assert [name for name, p in model.named_parameters() if p.grad is None] == []
 
 
 @pytest.mark.parametrize("size", [(30, 40), (32, 38), (4, 40)])
 def test_frames_of_an_unfit_size_are_refused(size: tuple[int, int]) -> None:
-    _, queries = inputs()
+    _, queries = tracker_inputs()
     with pytest.raises(DataError, match=rf"{size[0]} x {size[1]} pixels.*model.stride=4"):
         tiny()(torch.zeros(2, 6, 3, *size), queries)
 
@@ -284,7 +284,7 @@ def test_time_embedding_is_stretched_to_the_video() -> None:
 
 
 def test_bf16_autocast_keeps_positions_and_logits_in_float32() -> None:
-    model, (video, queries) = tiny(), inputs()
+    model, (video, queries) = tiny(), tracker_inputs()
     exact = model(video, queries, iters=2)
     with torch.autocast("cpu", torch.bfloat16):
         rounded = model(video, queries, iters=2, is_train=True)
@@ -298,7 +298,7 @@ def test_bf16_autocast_keeps_positions_and_logits_in_float32() -> None:
 
 def test_loss_falls_on_one_repeated_batch() -> None:
     torch.manual_seed(0)
-    model, (video, queries) = CoTracker3Offline(**TINY), inputs(batch=1)
+    model, (video, queries) = CoTracker3Offline(**TINY), tracker_inputs(batch=1)
     drift = torch.linspace(0, 8, 6)[:, None, None]
     truth = queries[:, None, :, 1:] + drift
     visible = (torch.rand(1, 6, 5) < 0.7).float()
@@ -328,7 +328,7 @@ def test_loss_falls_on_one_repeated_batch() -> None:
 
 def test_one_compiled_program_serves_all_layers_and_iterations() -> None:
     counter = CompileCounterWithBackend("aot_eager")
-    model, (video, queries) = tiny(time_depth=3, space_depth=3), inputs()
+    model, (video, queries) = tiny(time_depth=3, space_depth=3), tracker_inputs()
     for unit in (*model.updateformer.layers, model.token_parts):
         unit.compile(backend=counter)
     model(video, queries, iters=3).tracks_xy.sum().backward()

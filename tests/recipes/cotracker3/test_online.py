@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from small_tracker import inputs, small
+from small_recipes import small_tracker, tracker_inputs
 from torch import Tensor
 
 from overt.errors import ConfigError, DataError
@@ -50,14 +50,14 @@ def test_points_are_followed_from_their_query_on() -> None:
 
 def test_an_odd_window_is_refused() -> None:
     with pytest.raises(ConfigError, match="window_len=7"):
-        small(CoTracker3Online, window_len=7)
+        small_tracker(CoTracker3Online, window_len=7)
 
 
 # --- whole videos --------------------------------------------------------------------------------
 
 
 def test_a_batch_of_two_equals_two_videos_alone() -> None:
-    model, (video, queries) = small(CoTracker3Online), inputs(frames=14)
+    model, (video, queries) = small_tracker(CoTracker3Online), tracker_inputs(frames=14)
     both = model(video, queries, iters=2, is_train=True)
     for b in range(2):
         alone = model(video[b : b + 1], queries[b : b + 1], iters=2, is_train=True)
@@ -67,7 +67,7 @@ def test_a_batch_of_two_equals_two_videos_alone() -> None:
 
 @pytest.mark.parametrize("frames", range(1, S + 1))
 def test_a_short_video_is_one_whose_last_frame_lasts(frames: int) -> None:
-    model, (video, queries) = small(CoTracker3Online), inputs(frames=frames)
+    model, (video, queries) = small_tracker(CoTracker3Online), tracker_inputs(frames=frames)
     lasting = torch.cat([video, video[:, -1:].expand(-1, S - frames, -1, -1, -1)], dim=1)
     tracks, longer = model(video, queries, iters=2), model(lasting, queries, iters=2)
     assert_same(tracks, Tracks(*(part[:, :frames] for part in longer[:3]), None))
@@ -75,7 +75,7 @@ def test_a_short_video_is_one_whose_last_frame_lasts(frames: int) -> None:
 
 
 def test_nothing_is_known_of_frames_after_the_window() -> None:
-    model, (video, queries) = small(CoTracker3Online), inputs(frames=14)
+    model, (video, queries) = small_tracker(CoTracker3Online), tracker_inputs(frames=14)
     changed = video.clone()
     changed[:, S:] = 255 - changed[:, S:]
     assert (queries[..., 0] >= S).any()  # what these points look like must not leak either
@@ -86,7 +86,7 @@ def test_nothing_is_known_of_frames_after_the_window() -> None:
 
 
 def test_a_point_starts_in_the_window_of_its_query_from_its_place() -> None:
-    model, (video, _) = small(CoTracker3Online), inputs(batch=1, frames=12)
+    model, (video, _) = small_tracker(CoTracker3Online), tracker_inputs(batch=1, frames=12)
     # Windows start at frames 0, 3 and 6. The second carries over points queried before frame 6.
     queries = torch.tensor([[[0.0, 9, 9], [5, 19, 19], [6, 29, 19], [11, 30, 8]]])
     starts: list[tuple[Tensor, ...]] = []
@@ -116,7 +116,7 @@ def test_a_point_starts_in_the_window_of_its_query_from_its_place() -> None:
 
 
 def test_training_data_are_all_iterations_of_all_windows() -> None:
-    model, (video, queries) = small(CoTracker3Online), inputs(frames=11)
+    model, (video, queries) = small_tracker(CoTracker3Online), tracker_inputs(frames=11)
     tracks = model(video, queries, iters=3, is_train=True)
     windows, valid_mask = tracks.train_data
     spans = sliding_windows(11, S)
@@ -132,7 +132,7 @@ def test_training_data_are_all_iterations_of_all_windows() -> None:
 
 
 def test_gradient_flows_between_windows_through_logits_but_not_through_positions() -> None:
-    model, (video, queries) = small(CoTracker3Online), inputs(batch=1, frames=9)
+    model, (video, queries) = small_tracker(CoTracker3Online), tracker_inputs(batch=1, frames=9)
     queries[..., 0] = 0
     updates: list[Tensor] = []
     model.updateformer.register_forward_hook(lambda module, x, update: updates.append(update))
@@ -144,8 +144,8 @@ def test_gradient_flows_between_windows_through_logits_but_not_through_positions
 
 
 def test_every_parameter_gets_a_gradient() -> None:
-    model = small(CoTracker3Online)
-    tracks, visibility, confidence, _ = model(*inputs(frames=9), iters=2)
+    model = small_tracker(CoTracker3Online)
+    tracks, visibility, confidence, _ = model(*tracker_inputs(frames=9), iters=2)
     (tracks.mean() + visibility.mean() + confidence.mean()).backward()
     assert [name for name, p in model.named_parameters() if p.grad is None] == []
 
@@ -155,7 +155,7 @@ def test_every_parameter_gets_a_gradient() -> None:
 
 @pytest.mark.parametrize("frames", [1, 2, 3, 4, 6, 7, 9, 11, 12, 14])
 def test_a_stream_of_chunks_equals_the_whole_video(frames: int) -> None:
-    model, (video, queries) = small(CoTracker3Online), inputs(frames=frames)
+    model, (video, queries) = small_tracker(CoTracker3Online), tracker_inputs(frames=frames)
     chunks = stream(model, video, queries)
     assert_same(chunks[-1], model(video, queries, iters=2))
     spans = sliding_windows(frames, S)
@@ -166,7 +166,7 @@ def test_a_stream_of_chunks_equals_the_whole_video(frames: int) -> None:
 
 
 def test_a_stream_encodes_no_frame_twice_and_keeps_no_graph() -> None:
-    model, (video, queries) = small(CoTracker3Online), inputs(frames=14)
+    model, (video, queries) = small_tracker(CoTracker3Online), tracker_inputs(frames=14)
     encoded: list[int] = []
     model.fnet.register_forward_hook(lambda module, x, maps: encoded.append(len(maps)))
     last = stream(model, video, queries)[-1]
@@ -175,14 +175,14 @@ def test_a_stream_encodes_no_frame_twice_and_keeps_no_graph() -> None:
 
 
 def test_a_new_stream_knows_nothing_of_the_old_one() -> None:
-    model, (video, queries) = small(CoTracker3Online), inputs(frames=10)
+    model, (video, queries) = small_tracker(CoTracker3Online), tracker_inputs(frames=10)
     first = stream(model, video, queries)[-1]
     stream(model, 255 - video[:, :7], queries[:, :3])
     assert torch.equal(stream(model, video, queries)[-1].tracks_xy, first.tracks_xy)
 
 
 def test_a_whole_video_does_not_disturb_a_stream() -> None:
-    model, (video, queries) = small(CoTracker3Online), inputs(frames=9)
+    model, (video, queries) = small_tracker(CoTracker3Online), tracker_inputs(frames=9)
     expected = stream(model, video, queries)[-1]
     model.init_video_online_processing()
     model(video[:, :6], queries, iters=2, is_online=True)
@@ -192,7 +192,7 @@ def test_a_whole_video_does_not_disturb_a_stream() -> None:
 
 
 def test_chunks_that_do_not_follow_are_refused() -> None:
-    model, (video, queries) = small(CoTracker3Online), inputs(frames=12)
+    model, (video, queries) = small_tracker(CoTracker3Online), tracker_inputs(frames=12)
     with pytest.raises(DataError, match="7 frames from frame 0 on: it must have 1 to 6"):
         model(video[:, :7], queries, is_online=True)
     model(video[:, :6], queries, is_online=True)
@@ -206,7 +206,7 @@ def test_chunks_that_do_not_follow_are_refused() -> None:
 
 
 def test_a_chunk_of_other_frames_is_refused() -> None:
-    model, (video, queries) = small(CoTracker3Online), inputs()
+    model, (video, queries) = small_tracker(CoTracker3Online), tracker_inputs()
     chunk = video[:, :1].expand(-1, model.window_len, -1, -1, -1)
     was = rf"before they had \({', '.join(map(str, chunk[:, 0].shape))}\)"
     model(chunk, queries, iters=1, is_online=True)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_tracker import inputs, small
+from small_recipes import small_tracker, tracker_inputs
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -35,13 +35,13 @@ def resized(video: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def test_without_resizing_and_support_points_it_is_the_model() -> None:
-    model, (video, queries) = small(CoTracker3Offline), inputs()
+    model, (video, queries) = small_tracker(CoTracker3Offline), tracker_inputs()
     prediction = Predictor(model, resolution=(32, 40), iters=2, grid_size=0)(video, queries)
     assert_same(prediction, Prediction(*model(video, queries, iters=2)[:3]))
 
 
 def test_joint_mode_adds_a_grid_in_the_first_frame_and_drops_it() -> None:
-    model, (video, queries) = small(CoTracker3Offline), inputs()
+    model, (video, queries) = small_tracker(CoTracker3Offline), tracker_inputs()
     predictor = Predictor(model, SIZE, iters=2, grid_size=3)
     frames, scaled = resized(video, queries)
     grid = F.pad(point_grid(3, SIZE), (1, 0)).expand(2, -1, -1)
@@ -52,7 +52,7 @@ def test_joint_mode_adds_a_grid_in_the_first_frame_and_drops_it() -> None:
 
 
 def test_random_support_points_change_the_result_always_alike() -> None:
-    model, (video, queries) = small(CoTracker3Offline), inputs()
+    model, (video, queries) = small_tracker(CoTracker3Offline), tracker_inputs()
     predictor = Predictor(model, SIZE, iters=2, grid_size=0, random_points=20)
     one = predictor(video, queries)
     assert_same(predictor(video, queries), one)
@@ -62,7 +62,7 @@ def test_random_support_points_change_the_result_always_alike() -> None:
 
 @pytest.mark.parametrize("queries_per_batch", [1, 3, 100])
 def test_single_points_in_batches_equal_one_run_per_query(queries_per_batch: int) -> None:
-    model, (video, queries) = small(CoTracker3Offline), inputs()
+    model, (video, queries) = small_tracker(CoTracker3Offline), tracker_inputs()
     predictor = Predictor(
         model,
         SIZE,
@@ -92,7 +92,7 @@ def test_single_points_in_batches_equal_one_run_per_query(queries_per_batch: int
 
 
 def test_online_models_are_streamed_without_support_points() -> None:
-    model, (video, queries) = small(CoTracker3Online), inputs(frames=10)
+    model, (video, queries) = small_tracker(CoTracker3Online), tracker_inputs(frames=10)
     frames, scaled = resized(video, queries)
     tracks_xy, visibility, confidence, _ = model(frames, scaled, iters=2)
     expected = Prediction(tracks_xy / scale_xy(), visibility, confidence)
@@ -110,7 +110,7 @@ def test_frames_are_resized_a_few_at_a_time_with_the_same_result(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A long video of large frames never lies in memory as numbers with 32 bits."""
-    model, (video, queries) = small(kind), inputs(frames=37)
+    model, (video, queries) = small_tracker(kind), tracker_inputs(frames=37)
     predict = Predictor(model, SIZE, iters=2, **manner)
     frames, _ = resized(video, queries)
     monkeypatch.setattr(Predictor, "resized", lambda self, part, device: frames_of(part))
@@ -143,7 +143,7 @@ def test_frames_are_resized_a_few_at_a_time_with_the_same_result(
 
 def test_the_online_model_is_given_a_window_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long the video, no more than a window of it is resized and held."""
-    model, (video, queries) = small(CoTracker3Online), inputs(frames=37)
+    model, (video, queries) = small_tracker(CoTracker3Online), tracker_inputs(frames=37)
     asked: list[int] = []
     usual = Predictor.resized
 
@@ -158,7 +158,7 @@ def test_the_online_model_is_given_a_window_at_a_time(monkeypatch: pytest.Monkey
 
 
 def test_before_its_query_a_point_is_tracked_on_the_reversed_video() -> None:
-    model, (video, queries) = small(CoTracker3Online), inputs(frames=10)
+    model, (video, queries) = small_tracker(CoTracker3Online), tracker_inputs(frames=10)
     forward = Predictor(model, SIZE, iters=2)
     turned = queries.clone()
     turned[..., 0] = 9 - turned[..., 0]
@@ -177,7 +177,7 @@ def test_before_its_query_a_point_is_tracked_on_the_reversed_video() -> None:
 
 
 def test_pinned_queries_are_where_they_were_asked_for() -> None:
-    model, (video, queries) = small(CoTracker3Offline), inputs()
+    model, (video, queries) = small_tracker(CoTracker3Offline), tracker_inputs()
     free = Predictor(model, SIZE, iters=2)(video, queries)
     pinned = Predictor(model, SIZE, iters=2, pin_queries=True)(video, queries)
     for b in range(2):
@@ -203,10 +203,10 @@ def test_a_point_is_visible_above_the_threshold() -> None:
     "query", [(6, 3, 3), (-1, 3, 3), (0, 42, 3), (0, 3, -2), (0, 3, 33), (0, float("nan"), 3)]
 )
 def test_queries_outside_the_video_are_refused(query: tuple[float, float, float]) -> None:
-    video, queries = inputs()
+    video, queries = tracker_inputs()
     queries[1, 4] = torch.tensor(query)
     with pytest.raises(DataError, match=r"1 of 10 queries.*query 4.*frame 0 to 5, x 0 to 39"):
-        Predictor(small(CoTracker3Offline))(video, queries)
+        Predictor(small_tracker(CoTracker3Offline))(video, queries)
 
 
 @pytest.mark.parametrize("single_point", [False, True])
@@ -214,21 +214,23 @@ def test_queries_outside_the_video_are_refused(query: tuple[float, float, float]
 def test_no_queries_give_no_tracks(
     kind: type[CoTracker3Offline] | type[CoTracker3Online], single_point: bool
 ) -> None:
-    video, queries = inputs()
-    predict = Predictor(small(kind), SIZE, iters=2, single_point=single_point, pin_queries=True)
+    video, queries = tracker_inputs()
+    predict = Predictor(
+        small_tracker(kind), SIZE, iters=2, single_point=single_point, pin_queries=True
+    )
     found = predict(video, queries[:, :0])
     assert found.tracks_xy.shape == (2, 6, 0, 2)
     assert found.visibility.shape == found.confidence.shape == (2, 6, 0)
     with pytest.raises(DataError, match="0 queries"):
-        small(kind)(video, queries[:, :0])
+        small_tracker(kind)(video, queries[:, :0])
 
 
 @pytest.mark.parametrize("kind", [CoTracker3Offline, CoTracker3Online])
 def test_a_video_without_frames_is_refused(
     kind: type[CoTracker3Offline] | type[CoTracker3Online],
 ) -> None:
-    video, queries = inputs()
-    for track in (small(kind), Predictor(small(kind), SIZE)):
+    video, queries = tracker_inputs()
+    for track in (small_tracker(kind), Predictor(small_tracker(kind), SIZE)):
         with pytest.raises(DataError, match="0 frames"):
             track(video[:, :0], queries)
         with pytest.raises(DataError, match="0 frames"):
@@ -237,4 +239,4 @@ def test_a_video_without_frames_is_refused(
 
 def test_batches_of_no_query_are_refused() -> None:
     with pytest.raises(ConfigError, match="queries_per_batch=0"):
-        Predictor(small(CoTracker3Offline), queries_per_batch=0)
+        Predictor(small_tracker(CoTracker3Offline), queries_per_batch=0)

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_tracker import SMALL
+from small_recipes import SMALL, first_batch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from toy_runs import losses_by_step, read_rows, same_bits, weights
 
-from overt.config import Config, build_recipe, load
+from overt.config import build_recipe, load
 from overt.data.rng import sample_rng
 from overt.data.tracking.clips import TrackBatch
 from overt.distributed import init_distributed
@@ -31,22 +31,6 @@ LOSS = "train/loss"
 @pytest.fixture(scope="module")
 def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("sequences")
-
-
-def small_config(name: str, data_root: Path, *overrides: str) -> Config:
-    """A tiny recipe made smaller still: less data, a narrower model, fewer points."""
-    return load([f"recipe={name}", f"data.root={data_root}", *SMALL, *overrides])
-
-
-def small_recipe(name: str, data_root: Path, *overrides: str) -> Recipe:
-    recipe = build_recipe(small_config(name, data_root, *overrides))
-    assert isinstance(recipe, CoTracker3OfflineRecipe | CoTracker3OnlineRecipe)
-    return recipe
-
-
-def first_batch(recipe: Recipe, samples: int = 1) -> TrackBatch:
-    dataset = recipe.build_dataset()
-    return recipe.collate([dataset.sample(n, sample_rng(0, 0, n)) for n in range(samples)])
 
 
 def one_sample(batch: TrackBatch, number: int) -> TrackBatch:
@@ -75,12 +59,12 @@ def test_the_official_recipes_compose_with_the_official_numbers(name: str) -> No
 
 @pytest.mark.parametrize("name", TINY)
 def test_loss_falls_on_one_repeated_batch(name: str, data_root: Path) -> None:
-    recipe = small_recipe(name, data_root)
+    recipe = SMALL[name].recipe(data_root)
     torch.manual_seed(0)
     model = recipe.build_model()
     online = name == "cotracker3_online_tiny"
     assert isinstance(model, CoTracker3Online if online else CoTracker3Offline)
-    batch = first_batch(recipe)
+    batch = first_batch(recipe, 1)
     counts = recipe.counts(batch)
     assert len(counts["visible"]) == (2 if online else 1)  # windows
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
@@ -99,10 +83,10 @@ def test_loss_falls_on_one_repeated_batch(name: str, data_root: Path) -> None:
 def test_shares_of_single_samples_add_up_to_the_loss_of_the_batch(
     name: str, data_root: Path
 ) -> None:
-    recipe = small_recipe(name, data_root)
+    recipe = SMALL[name].recipe(data_root)
     torch.manual_seed(0)
     model = recipe.build_model()
-    batch = first_batch(recipe, samples=2)
+    batch = first_batch(recipe, 2)
     counts = recipe.counts(batch)
     whole = recipe.loss(model, batch, counts, 0)
     parts = [recipe.loss(model, one_sample(batch, n), counts, 0) for n in range(2)]
@@ -114,7 +98,7 @@ def test_shares_of_single_samples_add_up_to_the_loss_of_the_batch(
 @pytest.mark.parametrize("name", TINY)
 def test_clips_thrown_away_reach_the_log(name: str, data_root: Path, tmp_path: Path) -> None:
     """Most sequences have fewer tracks than a sample asks for, so that most clips are replaced."""
-    recipe = small_recipe(name, data_root)
+    recipe = SMALL[name].recipe(data_root)
     recipe.build_dataset()  # writes the sequences
     shutil.copytree(data_root, tmp_path / "set")
     for sequence in ("0001", "0002"):
@@ -122,8 +106,7 @@ def test_clips_thrown_away_reach_the_log(name: str, data_root: Path, tmp_path: P
         content = np.load(file, allow_pickle=True).item()
         few = {key: content[key][:2] for key in ("coords", "visibility")}
         np.save(file, np.array(few, dtype=object), allow_pickle=True)
-    config = small_config(
-        name,
+    config = SMALL[name].config(
         data_root,
         f"data.root={tmp_path / 'set'}",
         "data.synthetic=null",
@@ -144,8 +127,8 @@ def test_clips_thrown_away_reach_the_log(name: str, data_root: Path, tmp_path: P
 
 
 def test_online_positions_are_learned_from_the_query_on(data_root: Path) -> None:
-    recipe = small_recipe("cotracker3_online_tiny", data_root)
-    batch = first_batch(recipe)
+    recipe = SMALL["cotracker3_online_tiny"].recipe(data_root)
+    batch = first_batch(recipe, 1)
     targets = recipe.targets(batch)
     assert [target.valid.shape[1] for target in targets] == [8, 8]
     for start, target in zip((0, 4), targets, strict=True):
@@ -158,7 +141,7 @@ def test_online_positions_are_learned_from_the_query_on(data_root: Path) -> None
 
 def test_online_clips_of_random_length_are_refused(data_root: Path) -> None:
     with pytest.raises(ConfigError, match=r"data\.random_sequence_len=null"):
-        small_recipe("cotracker3_online_tiny", data_root, "data.random_sequence_len=10")
+        SMALL["cotracker3_online_tiny"].recipe(data_root, "data.random_sequence_len=10")
 
 
 RANDOM_LENGTH = ["data.random_sequence_len=4", "data.root=nowhere", "data.synthetic=null"]
@@ -176,7 +159,7 @@ def test_micro_batches_of_clips_of_random_length_are_refused_before_the_start(
 ) -> None:
     """Before the data set is looked for, too."""
     words = [f"output_dir={tmp_path}", *RANDOM_LENGTH, *sizes]
-    config = small_config("cotracker3_tiny", data_root, *words)
+    config = SMALL["cotracker3_tiny"].config(data_root, *words)
     with pytest.raises(ConfigError) as error:
         Trainer(config, build_recipe(config), init_distributed("cpu"))
     for words in ("data.random_sequence_len=4", "null", "training.batch_size=1", "accumulation"):
@@ -186,19 +169,19 @@ def test_micro_batches_of_clips_of_random_length_are_refused_before_the_start(
 
 def test_clips_of_one_length_are_stacked(data_root: Path) -> None:
     for words in ([], ["data.random_sequence_len=7"]):  # from 7 to below 8
-        assert small_recipe("cotracker3_tiny", data_root, *words).stackable is True
-    batch = first_batch(small_recipe("cotracker3_tiny", data_root, *words), samples=2)
+        assert SMALL["cotracker3_tiny"].recipe(data_root, *words).stackable is True
+    batch = first_batch(SMALL["cotracker3_tiny"].recipe(data_root, *words), 2)
     assert batch.video.shape[:2] == (2, 7)
 
 
 @pytest.mark.parametrize("rounded", [False, True])
 def test_bf16_inputs_round_the_queries(rounded: bool, data_root: Path) -> None:
-    recipe = small_recipe("cotracker3_tiny", data_root, f"model.bf16_inputs={rounded}")
+    recipe = SMALL["cotracker3_tiny"].recipe(data_root, f"model.bf16_inputs={rounded}")
     torch.manual_seed(0)
     model = recipe.build_model()
     seen: list[tuple[Tensor, ...]] = []
     model.register_forward_pre_hook(lambda module, given: seen.append(given))
-    batch = first_batch(recipe)
+    batch = first_batch(recipe, 1)
     recipe.loss(model, batch, recipe.counts(batch), 0)
     video, queries = seen[0][:2]
     assert video.dtype == (torch.bfloat16 if rounded else torch.uint8)
@@ -219,9 +202,9 @@ class HostNeverWaits(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", TINY)
 def test_nothing_in_a_step_waits_for_the_device(name: str, data_root: Path) -> None:
-    recipe = small_recipe(name, data_root)
+    recipe = SMALL[name].recipe(data_root)
     model = recipe.build_model()
-    batch = first_batch(recipe)
+    batch = first_batch(recipe, 1)
     counts = recipe.counts(batch)
     with HostNeverWaits():
         recipe.loss(model, batch, counts, 0).total.backward()
@@ -234,8 +217,7 @@ def test_a_resumed_run_ends_bit_for_bit_like_an_uninterrupted_one(
     name: str, data_root: Path, tmp_path: Path
 ) -> None:
     def train(folder: Path) -> Path:
-        config = small_config(
-            name,
+        config = SMALL[name].config(
             data_root,
             f"output_dir={folder}",
             "training.num_steps=4",
@@ -314,9 +296,9 @@ def test_clips_augmented_on_the_device_are_those_of_the_loader(
             f"output_dir={tmp_path}",
             f"exp_name=on_device_{where}",
         ]
-        config = small_config("cotracker3_tiny", data_root, *settings)
-        recipe = small_recipe("cotracker3_tiny", data_root, *settings)
-        batches.append(first_batch(recipe, samples=2))
+        config = SMALL["cotracker3_tiny"].config(data_root, *settings)
+        recipe = SMALL["cotracker3_tiny"].recipe(data_root, *settings)
+        batches.append(first_batch(recipe, 2))
         Trainer(config, recipe, init_distributed(device)).train()
         losses.append(losses_by_step(tmp_path / f"on_device_{where}"))
     in_loader, to_be_done = batches

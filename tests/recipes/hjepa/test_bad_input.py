@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from small_jepa import make_trainer, small_config
+from small_recipes import SMALL_HJEPA
 from toy_runs import read_rows
 
 from overt.engine.optimizer import check_levels
@@ -40,7 +40,7 @@ def test_odd_images_are_trained_on_and_broken_ones_skipped_counted_and_named(
 ) -> None:
     own = [f"data.root={odd_images}", f"data.val_root={odd_images}", "exp_name=odd"]
     with caplog.at_level(logging.WARNING, logger="overt"):
-        scores = make_trainer(tmp_path, *QUICK, *own).train()
+        scores = SMALL_HJEPA.trainer(tmp_path, *QUICK, *own).train()
     for name in ("cats/broken.jpg", "dogs/broken.jpg"):
         assert name in caplog.text
     assert "number 2 here" in caplog.text
@@ -57,7 +57,7 @@ def test_images_that_only_a_loader_process_meets_are_named_in_the_run_folder(
     odd_images: Path, tmp_path: Path
 ) -> None:
     own = [f"data.root={odd_images}", "data.held_out=0", "exp_name=apart", "training.num_steps=6"]
-    make_trainer(tmp_path, *QUICK, *own, "training.num_workers=1").train()
+    SMALL_HJEPA.trainer(tmp_path, *QUICK, *own, "training.num_workers=1").train()
     text = (tmp_path / "runs/apart/warnings/rank_0.txt").read_text()
     for name in ("cats/broken.jpg", "dogs/broken.jpg"):
         assert text.count(f"{name}: not a readable image") == 1
@@ -66,7 +66,7 @@ def test_images_that_only_a_loader_process_meets_are_named_in_the_run_folder(
 def test_an_empty_class_folder_is_named(odd_images: Path, tmp_path: Path) -> None:
     (odd_images / "birds").mkdir()
     with pytest.raises(DataError, match=r"1 class folder \(birds\) without an image"):
-        make_trainer(tmp_path, *QUICK, f"data.root={odd_images}")
+        SMALL_HJEPA.trainer(tmp_path, *QUICK, f"data.root={odd_images}")
 
 
 def test_a_checkpoint_of_another_patch_size_is_resized_and_the_log_says_so(
@@ -74,17 +74,19 @@ def test_a_checkpoint_of_another_patch_size_is_resized_and_the_log_says_so(
 ) -> None:
     own = [*QUICK, f"data.root={odd_images}", f"data.val_root={odd_images}"]
     own += ["model.positions=learned", "model.class_token=true"]
-    make_trainer(tmp_path, *own, "exp_name=four").train()
+    SMALL_HJEPA.trainer(tmp_path, *own, "exp_name=four").train()
     start = f"checkpoint.init_from={tmp_path / 'runs/four/checkpoints/latest'}"
     with caplog.at_level(logging.WARNING, logger="overt"):
-        trainer = make_trainer(
+        trainer = SMALL_HJEPA.trainer(
             tmp_path, *own, "exp_name=eight", start, "model.patch_size=8", "data.image_size=[32,32]"
         )
         assert "patch weights resized from 4 to 8 pixels" in caplog.text
         assert "position table" not in caplog.text  # 4 x 4 patches as before
         caplog.clear()
         trainer.close()
-        trainer = make_trainer(tmp_path, *own, "exp_name=two", start, "data.image_size=[16,32]")
+        trainer = SMALL_HJEPA.trainer(
+            tmp_path, *own, "exp_name=two", start, "data.image_size=[16,32]"
+        )
     assert "position table resized from (4, 4) to (4, 8) patches" in caplog.text
     trainer.close()
 
@@ -107,11 +109,11 @@ def test_a_checkpoint_of_another_patch_size_is_resized_and_the_log_says_so(
 def test_impossible_settings_are_refused_at_once(override: str, said: str, tmp_path: Path) -> None:
     further = ["loss.hierarchy_weights=[1,1,1,1]"] if "hierarchies" in override else []
     with pytest.raises(ConfigError, match=re.escape(said)):
-        small_config(tmp_path, override, *further)
+        SMALL_HJEPA.config(tmp_path, override, *further)
 
 
 def test_the_levels_of_a_schedule_are_those_of_the_model(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, "model.projection=predictions")
+    trainer = SMALL_HJEPA.trainer(tmp_path, "model.projection=predictions")
     three = HierarchicalScheduler([trainer.schedule] * 3)
     check_levels(trainer.optimizer, three)
     with pytest.raises(ConfigError, match=r"schedule.levels has 2 schedules, .* of 3 level"):
@@ -123,4 +125,4 @@ def test_a_run_that_diverges_is_stopped_by_the_engine_and_not_by_the_monitor(
 ) -> None:
     settings = ["optimizer.lr=1e20", "evaluation.collapse.every_steps=1", "training.num_steps=40"]
     with pytest.raises(NonFiniteError):
-        make_trainer(tmp_path, *settings, "training.evaluate_every_steps=null").train()
+        SMALL_HJEPA.trainer(tmp_path, *settings, "training.evaluate_every_steps=null").train()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_jepa import SPLIT, first_batch, make_trainer, small_recipe, train
+from small_recipes import HJEPA_SPLIT, SMALL_HJEPA, first_batch
 from toy_runs import read_rows, weights
 
 from overt.recipes.hjepa.collapse import CollapseError, CollapseMonitor
@@ -33,7 +33,7 @@ COLLAPSING = [
 def test_a_collapsing_run_warns_and_then_stops(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trainer = make_trainer(
+    trainer = SMALL_HJEPA.trainer(
         root, *COLLAPSING, "exp_name=collapses", "evaluation.collapse.stop_after=2"
     )
     with caplog.at_level(logging.WARNING), pytest.raises(CollapseError, match="2 times in a row"):
@@ -49,7 +49,7 @@ def test_a_collapsing_run_warns_and_then_stops(
 
 def test_a_run_that_learns_raises_no_alarm(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="overt"):
-        train(root, *SPLIT, "exp_name=healthy", "training.num_steps=40",
+        SMALL_HJEPA.train(root, *HJEPA_SPLIT, "exp_name=healthy", "training.num_steps=40",
               "evaluation.collapse.every_steps=10")  # fmt: skip
     assert "collapse" not in caplog.text
 
@@ -60,11 +60,11 @@ def test_a_resumed_run_goes_on_counting_and_shows_the_same_numbers(root: Path) -
         "training.num_steps=10", "training.evaluate_every_steps=null", "checkpoint.every_steps=6",
         "evaluation.collapse.every_steps=4", "evaluation.collapse.min_rank=1.0",
     ]  # fmt: skip
-    train(root, *settings, "exp_name=straight")
-    trainer = make_trainer(root, *settings, "exp_name=stopped")
+    SMALL_HJEPA.train(root, *settings, "exp_name=straight")
+    trainer = SMALL_HJEPA.trainer(root, *settings, "exp_name=stopped")
     trainer.total_steps = 6
     trainer.train()
-    train(root, *settings, "exp_name=stopped")
+    SMALL_HJEPA.train(root, *settings, "exp_name=stopped")
     runs = root / "runs"
     assert int(weights(runs / "stopped", 6)["monitor.alarms"]) == 2
     assert int(weights(runs / "stopped", 10)["monitor.alarms"]) == 3
@@ -81,7 +81,7 @@ def test_a_resumed_run_goes_on_counting_and_shows_the_same_numbers(root: Path) -
 
 
 def test_a_step_of_many_micro_batches_is_one_look(root: Path) -> None:
-    recipe = small_recipe(root, "evaluation.collapse.min_std=100.0")
+    recipe = SMALL_HJEPA.recipe(root, "evaluation.collapse.min_std=100.0")
     model, batch = recipe.build_model(), first_batch(recipe)
     counts = recipe.counts(batch) | {"samples": torch.tensor(12.0)}
     outputs = [recipe.loss(model, batch, counts, 0) for _ in range(3)]
@@ -96,7 +96,7 @@ def test_a_step_of_many_micro_batches_is_one_look(root: Path) -> None:
 
 
 def test_another_run_s_alarms_are_not_taken_over(root: Path) -> None:
-    trainer = make_trainer(root, *SPLIT, "exp_name=fresh")
+    trainer = SMALL_HJEPA.trainer(root, *HJEPA_SPLIT, "exp_name=fresh")
     trainer.close()
     tensors = trainer.model.state_dict() | {"monitor.alarms": torch.tensor(7)}
     assert trainer.model.adapt_tensors(tensors)["monitor.alarms"] == 0

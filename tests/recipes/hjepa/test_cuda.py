@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_jepa import first_batch, small_recipe
+from small_recipes import SMALL_HJEPA, first_batch
 
 from overt.distributed import init_distributed
 from overt.metrics.probes import linear_probe_accuracy
@@ -38,7 +38,7 @@ def test_packed_attention_is_the_padded_one(width: int) -> None:
 
 @pytest.mark.parametrize("extra", ["smoothl1", "combined", "hjepa_sigreg"])
 def test_loss_and_target_update_wait_for_nothing(extra: str, tmp_path: Path) -> None:
-    recipe = small_recipe(
+    recipe = SMALL_HJEPA.recipe(
         tmp_path, f"loss.type={extra}", "loss.sigreg_num_slices=8", "training.precision=bf16"
     )
     recipe.begin(10, 5)
@@ -65,7 +65,7 @@ def test_loss_and_target_update_wait_for_nothing(extra: str, tmp_path: Path) -> 
 def test_fifty_steps_in_bf16_follow_those_in_float32(tmp_path: Path) -> None:
     curves = []
     for dtype in (None, torch.bfloat16):
-        recipe = small_recipe(tmp_path, "evaluation.collapse.every_steps=null")
+        recipe = SMALL_HJEPA.recipe(tmp_path, "evaluation.collapse.every_steps=null")
         recipe.begin(50, 5)
         torch.manual_seed(0)
         model = recipe.build_model().cuda()
@@ -100,7 +100,7 @@ def test_features_are_scored_where_the_model_is(
         return linear_probe_accuracy(*pairs, **settings)  # type: ignore[arg-type]
 
     monkeypatch.setattr(evaluation, "linear_probe_accuracy", note)
-    recipe = small_recipe(
+    recipe = SMALL_HJEPA.recipe(
         tmp_path, *(f"evaluation.{probe}.{setting}"
                     for probe in ("linear_probe", "attentive_probe")
                     for setting in ("enabled=true", "epochs=2")),

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_jepa import small_recipe
+from small_recipes import SMALL_HJEPA
 
 from overt.data.images.folder import ImageFolder
 from overt.data.images.packed import pack_images
@@ -33,7 +33,7 @@ def without_first(root: Path) -> Path:
 
 def recipe_of(root: Path, training: Path, held_out: Path, *overrides: str) -> HJEPARecipe:
     places = [f"data.root={training}", f"data.val_root={held_out}", "data.synthetic=null"]
-    return small_recipe(root, *places, "evaluation.k=1", *overrides)
+    return SMALL_HJEPA.recipe(root, *places, "evaluation.k=1", *overrides)
 
 
 def scores_of(recipe: HJEPARecipe) -> dict[str, float]:
@@ -95,7 +95,7 @@ def test_a_pack_without_classes_is_warned_of(root: Path, caplog: pytest.LogCaptu
 @pytest.mark.parametrize("probe", ["linear_probe", "attentive_probe"])
 def test_a_probe_without_labels_is_refused(probe: str, root: Path) -> None:
     with pytest.raises(ConfigError, match=rf"evaluation.{probe}.enabled=true.*data.labelled=false"):
-        small_recipe(root, "data.labelled=false", f"evaluation.{probe}.enabled=true")
+        SMALL_HJEPA.recipe(root, "data.labelled=false", f"evaluation.{probe}.enabled=true")
 
 
 def test_an_archive_without_labels_names_the_setting(tmp_path: Path) -> None:

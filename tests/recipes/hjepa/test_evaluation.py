@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_jepa import first_batch, small_recipe
+from small_recipes import SMALL_HJEPA, first_batch
 
 from overt.distributed import init_distributed
 from overt.metrics.features import load_features
@@ -24,7 +24,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def scores_here(root: Path, *overrides: str) -> dict[str, float]:
-    recipe = small_recipe(root, "evaluation.batch_size=5", *overrides)
+    recipe = SMALL_HJEPA.recipe(root, "evaluation.batch_size=5", *overrides)
     world = init_distributed("cpu")
     torch.manual_seed(0)
     with torch.inference_mode():
@@ -45,7 +45,7 @@ def test_scores_do_not_depend_on_the_number_of_processes(
 
 def test_features_are_written_with_labels_and_names(root: Path, tmp_path: Path) -> None:
     scores_here(root, f"evaluation.export={tmp_path / 'features'}", "evaluation.layers=2")
-    sets = open_sets(small_recipe(root).settings.data)
+    sets = open_sets(SMALL_HJEPA.recipe(root).settings.data)
     for name, images in zip(("training", "held_out"), sets, strict=True):
         values, labels, names = load_features(tmp_path / "features" / f"{name}.safetensors")
         assert values.shape == (len(images), 2 * 32)
@@ -61,7 +61,7 @@ def test_without_classes_features_are_written_all_the_same(root: Path, tmp_path:
 
 
 def test_the_last_layer_is_the_last_of_several(root: Path) -> None:
-    recipe = small_recipe(root)
+    recipe = SMALL_HJEPA.recipe(root)
     model, images = recipe.build_model().eval(), first_batch(recipe).images
     one, both = (pooled_features(model, layers, images) for layers in (1, 2))
     assert torch.equal(both[:, 32:], one)
@@ -105,7 +105,7 @@ def test_a_part_of_the_images_has_every_class_and_each_image_once(
 ) -> None:
     few = ["evaluation.max_samples=8", f"evaluation.export={tmp_path / 'features'}"]
     alone = scores_here(root, *few)
-    sets = open_sets(small_recipe(root).settings.data)
+    sets = open_sets(SMALL_HJEPA.recipe(root).settings.data)
     for name, images in zip(("training", "held_out"), sets, strict=True):
         _, labels, names = load_features(tmp_path / "features" / f"{name}.safetensors")
         least = min(2, np.bincount(images.labels).min())  # chance left few of a class
@@ -118,7 +118,7 @@ def test_a_part_of_the_images_has_every_class_and_each_image_once(
 def test_pictures_show_images_of_several_classes(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = small_recipe(root, "data.held_out=0.9")
+    recipe = SMALL_HJEPA.recipe(root, "data.held_out=0.9")
     recipe.build_dataset()
     seen = []
     read = HeldOutImages.try_read
@@ -131,7 +131,7 @@ def test_pictures_show_images_of_several_classes(
     recipe.visualize(recipe.build_model().eval())
     assert sorted(seen) == [0, 1, 2, 3]
     seen.clear()
-    settings = small_recipe(root, "evaluation.batch_size=4").settings.evaluation
+    settings = SMALL_HJEPA.recipe(root, "evaluation.batch_size=4").settings.evaluation
     images = HeldOutImages(open_sets(recipe.settings.data)[1], recipe.settings)
     spread_of_features(recipe.build_model(), images, settings, torch.device("cpu"))
     assert sorted(seen) == [0, 1, 2, 3]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_jepa import curve, first_batch, make_trainer, small_recipe
+from small_recipes import SMALL_HJEPA, curve, first_batch
 
 from overt.config import load
 from overt.distributed import init_distributed
@@ -54,7 +54,10 @@ def learn(recipe: HJEPARecipe, batch: Batch) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", MODES)
 def test_what_fills_a_batch_up_counts_nowhere(name: str, root: Path) -> None:
-    plain, fixed = small_recipe(root, *MODES[name]), small_recipe(root, FIXED, *MODES[name])
+    plain, fixed = (
+        SMALL_HJEPA.recipe(root, *MODES[name]),
+        SMALL_HJEPA.recipe(root, FIXED, *MODES[name]),
+    )
     batch = first_batch(fixed, 8)
     assert batch.layout.filling
     expected, found = learn(plain, first_batch(plain, 8)), learn(fixed, batch)
@@ -65,7 +68,7 @@ def test_what_fills_a_batch_up_counts_nowhere(name: str, root: Path) -> None:
 
 @pytest.mark.parametrize("name", MODES)
 def test_all_batches_have_one_shape(name: str, root: Path) -> None:
-    recipe = small_recipe(root, FIXED, *MODES[name])
+    recipe = SMALL_HJEPA.recipe(root, FIXED, *MODES[name])
     batches = [first_batch(recipe, 8, start=8 * number) for number in range(4)]
     assert all(batch.layout.filling for batch in batches)
     first, *others = map(shapes_of, batches)
@@ -75,7 +78,7 @@ def test_all_batches_have_one_shape(name: str, root: Path) -> None:
 
 
 def test_a_batch_that_does_not_fit_stays_as_it_is(root: Path) -> None:
-    layout = first_batch(small_recipe(root), 4).layout
+    layout = first_batch(SMALL_HJEPA.recipe(root), 4).layout
     own = Sizes.of(layout)
     assert fill_up(layout, replace(own, hidden=own.hidden - 1)) is layout
     assert fill_up(layout, own) is layout  # not one region is left for what would fill up
@@ -83,10 +86,10 @@ def test_a_batch_that_does_not_fit_stays_as_it_is(root: Path) -> None:
 
 
 def test_the_replay_pauses_where_the_monitor_looks(root: Path) -> None:
-    recipe = small_recipe(root, FIXED, "evaluation.collapse.every_steps=3")
+    recipe = SMALL_HJEPA.recipe(root, FIXED, "evaluation.collapse.every_steps=3")
     assert recipe.replayable is True
     assert [recipe.replays_at(step) for step in range(5)] == [False, True, True, False, True]
-    assert "data.masking.fixed_shapes=false" in str(small_recipe(root).replayable)
+    assert "data.masking.fixed_shapes=false" in str(SMALL_HJEPA.recipe(root).replayable)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +97,7 @@ def test_the_replay_pauses_where_the_monitor_looks(root: Path) -> None:
 )
 def test_filling_is_refused_where_it_would_count(setting: str, root: Path) -> None:
     with pytest.raises(ConfigError, match=rf"fixed_shapes=true with {setting}.*cuda_graph=false"):
-        small_recipe(root, FIXED, setting)
+        SMALL_HJEPA.recipe(root, FIXED, setting)
 
 
 @pytest.mark.gpu
@@ -104,7 +107,7 @@ def test_a_replayed_run_is_the_run_without_a_graph(precision: str, tmp_path: Pat
     settings = (FIXED, "training.device=cuda", f"training.precision={precision}")
     run: dict[str, Any] = {}
     for name, graph in (("plain", "false"), ("graph", "true")):
-        trainer = make_trainer(
+        trainer = SMALL_HJEPA.trainer(
             tmp_path / name,
             *settings,
             f"training.cuda_graph={graph}",

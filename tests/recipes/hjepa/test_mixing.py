@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from small_jepa import SPLIT, train
+from small_recipes import HJEPA_SPLIT, SMALL_HJEPA
 from toy_runs import read_rows
 
 from overt.recipes.hjepa.config import LOSS_TYPES
@@ -21,12 +21,14 @@ def test_terms_that_mix_samples_mix_those_of_the_global_batch(
 ) -> None:
     """One micro-batch, four, and two processes with two: covariances of parts do not add up."""
     settings = [
-        *SPLIT, f"loss.type={kind}", "training.num_steps=4", "loss.sigreg_num_slices=8",
+        *HJEPA_SPLIT, f"loss.type={kind}", "training.num_steps=4", "loss.sigreg_num_slices=8",
         "data.augmentation.horizontal_flip=true", "data.held_out=0.28",  # the fourth step is short
     ]  # fmt: skip
-    train(root, *settings, f"exp_name=whole_{kind}", "training.batch_size=8")
-    train(root, *settings, f"exp_name=four_{kind}", "training.batch_size=2")
-    run_processes(train, 2, root, *settings, f"exp_name=two_{kind}", "training.batch_size=2")
+    SMALL_HJEPA.train(root, *settings, f"exp_name=whole_{kind}", "training.batch_size=8")
+    SMALL_HJEPA.train(root, *settings, f"exp_name=four_{kind}", "training.batch_size=2")
+    run_processes(
+        SMALL_HJEPA.train, 2, root, *settings, f"exp_name=two_{kind}", "training.batch_size=2"
+    )
     rows = [read_rows(root / "runs" / f"{name}_{kind}")[:4] for name in ("whole", "four", "two")]
     names = [key for key in rows[0][0] if key.startswith("train/") and kind_of(kind) in key]
     assert names

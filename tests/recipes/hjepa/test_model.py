@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_jepa import first_batch, small_recipe
+from small_recipes import SMALL_HJEPA, first_batch
 
 from overt.nn.vit import VisionTransformer
 from overt.recipes.hjepa.data import Batch
@@ -47,7 +47,7 @@ REFERENCE = [
 
 
 def build(root: Path, *overrides: str) -> tuple[HJEPARecipe, HJEPA, Batch]:
-    recipe = small_recipe(root, *overrides)
+    recipe = SMALL_HJEPA.recipe(root, *overrides)
     torch.manual_seed(0)
     return recipe, recipe.build_model(), first_batch(recipe)
 

@@ -7,15 +7,7 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
-from small_jepa import (
-    SPLIT,
-    curve,
-    first_batch,
-    make_trainer,
-    small_config,
-    small_recipe,
-    train,
-)
+from small_recipes import HJEPA_SPLIT, SMALL_HJEPA, curve, first_batch
 from toy_runs import read_rows, same_bits, weights
 
 from overt.config import load
@@ -80,12 +72,12 @@ def test_impossible_values_are_refused_with_the_key(override: str, root: Path) -
     if "vit_" in overrides[-1]:
         overrides += [f"model.{key}=null" for key in ("depth", "num_heads", "patch_size")]
     with pytest.raises(ConfigError, match=REFUSED[override].replace("[", r"\[")):
-        small_config(root, *overrides)
+        SMALL_HJEPA.config(root, *overrides)
 
 
 @pytest.mark.parametrize("kind", LOSS_TYPES)
 def test_every_type_of_loss_trains(kind: str, root: Path) -> None:
-    recipe = small_recipe(root, f"loss.type={kind}", "loss.sigreg_num_slices=8")
+    recipe = SMALL_HJEPA.recipe(root, f"loss.type={kind}", "loss.sigreg_num_slices=8")
     torch.manual_seed(0)
     model, batch = recipe.build_model(), first_batch(recipe)
     counts = recipe.counts(batch) | {"samples": torch.tensor(4.0)}
@@ -102,7 +94,7 @@ def test_every_type_of_loss_trains(kind: str, root: Path) -> None:
 
 
 def test_the_target_moves_once_per_update_and_only_when_it_was_made(root: Path) -> None:
-    recipe = small_recipe(root, "model.ema.momentum=0.9", "model.ema.momentum_end=1.0")
+    recipe = SMALL_HJEPA.recipe(root, "model.ema.momentum=0.9", "model.ema.momentum_end=1.0")
     recipe.begin(total_steps=10, steps_per_epoch=5)
     model = recipe.build_model()
     assert model.target_encoder is not None
@@ -127,9 +119,9 @@ def test_accumulated_micro_batches_and_processes_give_one_curve(
     run_processes: Callable[..., list[None]], root: Path
 ) -> None:
     """Lists of patches differ in length from sample to sample: a mean of means would be off."""
-    train(root, *SPLIT, "exp_name=whole", "training.batch_size=8")
-    train(root, *SPLIT, "exp_name=four", "training.batch_size=2")
-    run_processes(train, 2, root, *SPLIT, "exp_name=two", "training.batch_size=2")
+    SMALL_HJEPA.train(root, *HJEPA_SPLIT, "exp_name=whole", "training.batch_size=8")
+    SMALL_HJEPA.train(root, *HJEPA_SPLIT, "exp_name=four", "training.batch_size=2")
+    run_processes(SMALL_HJEPA.train, 2, root, *HJEPA_SPLIT, "exp_name=two", "training.batch_size=2")
     whole = curve(root / "runs" / "whole")
     assert len(whole) == 6
     assert curve(root / "runs" / "four") == pytest.approx(whole, rel=1e-5)
@@ -138,18 +130,18 @@ def test_accumulated_micro_batches_and_processes_give_one_curve(
 
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(root: Path) -> None:
     steps = ["training.evaluate_every_steps=null", "checkpoint.every_steps=3"]
-    train(root, *steps, "exp_name=straight", "training.num_steps=6")
-    trainer = make_trainer(root, *steps, "exp_name=stopped", "training.num_steps=6")
+    SMALL_HJEPA.train(root, *steps, "exp_name=straight", "training.num_steps=6")
+    trainer = SMALL_HJEPA.trainer(root, *steps, "exp_name=stopped", "training.num_steps=6")
     trainer.total_steps = 3
     trainer.train()
-    train(root, *steps, "exp_name=stopped", "training.num_steps=6")
+    SMALL_HJEPA.train(root, *steps, "exp_name=stopped", "training.num_steps=6")
     runs = root / "runs"
     assert same_bits(weights(runs / "straight", 6), weights(runs / "stopped", 6))
     assert curve(runs / "straight") == curve(runs / "stopped")
 
 
 def test_it_learns_and_is_scored(root: Path) -> None:
-    trainer = make_trainer(
+    trainer = SMALL_HJEPA.trainer(
         root, "exp_name=learns", "training.num_steps=40", "evaluation.linear_probe.enabled=true",
         "evaluation.linear_probe.epochs=3",
     )  # fmt: skip
@@ -170,19 +162,19 @@ def test_it_learns_and_is_scored(root: Path) -> None:
 
 
 def test_images_come_from_folders_archives_and_packs(root: Path, tmp_path: Path) -> None:
-    small_recipe(root).build_dataset()  # writes the folder
+    SMALL_HJEPA.recipe(root).build_dataset()  # writes the folder
     pack_images(ImageFolder(root / "images"), tmp_path / "pack")
     rng = np.random.default_rng(0)
     pixels, labels = rng.integers(0, 256, (12, 16, 16), dtype=np.uint8), np.arange(12) % 3
     np.savez(tmp_path / "digits.npz", images=pixels, labels=labels)
     for source, count in (("pack", 24), ("digits.npz", 8)):
-        recipe = small_recipe(root, f"data.root={tmp_path / source}", "data.synthetic=null")
+        recipe = SMALL_HJEPA.recipe(root, f"data.root={tmp_path / source}", "data.synthetic=null")
         assert len(recipe.build_dataset()) == count  # two thirds are trained on
         assert first_batch(recipe, 2).images.shape == (2, 3, 16, 16)
 
 
 def test_training_and_held_out_images_are_apart(root: Path) -> None:
-    training, held_out = open_sets(small_recipe(root).settings.data)
+    training, held_out = open_sets(SMALL_HJEPA.recipe(root).settings.data)
     assert len(training) + len(held_out) == 36
     assert not set(training.names) & set(held_out.names)
     assert set(held_out.labels) == set(training.labels)

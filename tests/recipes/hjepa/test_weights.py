@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_jepa import SPLIT, make_trainer, small_recipe
+from small_recipes import HJEPA_SPLIT, SMALL_HJEPA
 from torch import Tensor
 
 from overt.checkpoint.trained import load_model
@@ -28,7 +28,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(root: Path, name: str, *overrides: str) -> Path:
-    make_trainer(root, *SPLIT, *overrides, f"exp_name={name}").train()
+    SMALL_HJEPA.trainer(root, *HJEPA_SPLIT, *overrides, f"exp_name={name}").train()
     return root / "runs" / name / "checkpoints" / "latest"
 
 
@@ -44,7 +44,7 @@ def wide(root: Path) -> Path:
 
 def build(root: Path, *overrides: str) -> HJEPA:
     torch.manual_seed(1)
-    return small_recipe(root, *overrides).build_model()
+    return SMALL_HJEPA.recipe(root, *overrides).build_model()
 
 
 def tables(model: HJEPA) -> list[Tensor]:
@@ -115,7 +115,7 @@ def test_a_predictor_of_other_sizes_is_left_out_and_listed(
 def test_training_starts_from_an_official_ijepa_file(root: Path, tmp_path: Path) -> None:
     content = official(tmp_path / "ijepa.pth", Predictor((4, 4), 32, 16, 1, 2))
     start = f"checkpoint.init_from={tmp_path / 'ijepa.pth'}"
-    trainer = make_trainer(root, *SPLIT, "exp_name=official", start)
+    trainer = SMALL_HJEPA.trainer(root, *HJEPA_SPLIT, "exp_name=official", start)
     trainer.close()
     weight = trainer.model.context_encoder.vit.norm.weight
     assert torch.equal(weight, content["encoder"]["module.norm.weight"])
@@ -151,7 +151,7 @@ def test_a_run_without_a_target_encoder_fills_both(root: Path) -> None:
 def test_an_encoder_alone_can_be_evaluated_and_a_part_of_one_cannot(
     root: Path, tmp_path: Path
 ) -> None:
-    recipe = small_recipe(root)
+    recipe = SMALL_HJEPA.recipe(root)
     tensors = recipe.build_model().context_encoder.vit.state_dict()
     torch.save(tensors, tmp_path / "timm.pth")
     _, report = load_model(recipe, tmp_path / "timm.pth")
@@ -166,7 +166,7 @@ def test_an_encoder_alone_can_be_evaluated_and_a_part_of_one_cannot(
 def test_tables_of_a_run_are_resized_from_its_own_grid(
     wide: Path, root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    same = small_recipe(root, *WIDE).build_model()
+    same = SMALL_HJEPA.recipe(root, *WIDE).build_model()
     load_weights(wide, same, strict=True)
     assert not caplog.text
     square = build(root, *LEARNED)
@@ -209,5 +209,5 @@ def test_an_evaluation_at_another_size_resizes_and_does_not_depend_on_the_seed(
 
 
 def test_an_evaluation_with_its_own_settings_finds_every_tensor(learned: Path, root: Path) -> None:
-    _, report = load_model(small_recipe(root, *LEARNED), learned)
+    _, report = load_model(SMALL_HJEPA.recipe(root, *LEARNED), learned)
     assert (report.missing, report.unexpected, report.skipped) == ([], [], [])

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_lbm import small_config
+from small_recipes import SMALL_LBM
 
 from overt.data.rng import sample_rng
 from overt.data.tracking.clips import OWN_TRIES, TrackSample, rendered, stack_samples
@@ -27,7 +27,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @cache
 def settings(root: Path, *overrides: str) -> DataSettings:
-    data: DataSettings = small_config(root, *overrides).settings.data
+    data: DataSettings = SMALL_LBM.config(root, *overrides).settings.data
     return data
 
 
@@ -139,7 +139,7 @@ def test_other_faults_are_refused(root: Path) -> None:
 
 
 def test_held_out_clips_are_always_the_same(root: Path) -> None:
-    config = small_config(root, "evaluation.points_per_sequence=7").settings
+    config = SMALL_LBM.config(root, "evaluation.points_per_sequence=7").settings
     clips = evaluation_clips(config)
     assert clips.names == ["0000"]
     found = clips.sample(0)
@@ -148,9 +148,9 @@ def test_held_out_clips_are_always_the_same(root: Path) -> None:
     first = found.visibility.float().argmax(0)
     assert torch.equal(found.queries[:, 0].long(), first)
     with pytest.raises(DataError, match=r"evaluation\.frames=9 asks for more"):
-        evaluation_clips(small_config(root, "evaluation.frames=9").settings).sample(0)
+        evaluation_clips(SMALL_LBM.config(root, "evaluation.frames=9").settings).sample(0)
     with pytest.raises(DataError, match=r"data\.held_out=0 leaves no sequence"):
-        evaluation_clips(small_config(root, "data.held_out=0").settings)
+        evaluation_clips(SMALL_LBM.config(root, "data.held_out=0").settings)
 
 
 def test_a_quarter_of_the_queries_may_be_in_any_visible_frame() -> None:

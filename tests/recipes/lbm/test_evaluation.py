@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_lbm import SMALL, small_config, small_recipe
+from small_recipes import SMALL_LBM
 
 from overt.cli import main
 from overt.data.tracking.synthetic_tapvid import write_videos
@@ -31,7 +31,7 @@ def davis(root: Path) -> list[str]:
 
 
 def davis_clips(root: Path) -> EvaluationClips:
-    return evaluation_clips(small_config("x", *davis(root)).settings)
+    return evaluation_clips(SMALL_LBM.config("x", *davis(root)).settings)
 
 
 def test_positions_are_parts_of_the_image_times_its_size(videos: Path) -> None:
@@ -60,7 +60,7 @@ def test_points_a_little_outside_of_the_image_are_scored(tmp_path: Path) -> None
         video["points"][0] = (1.3, -0.4)
         video["occluded"][:] = False
     file.write_bytes(pickle.dumps(content))
-    recipe = small_recipe("x", *davis(tmp_path))
+    recipe = SMALL_LBM.recipe("x", *davis(tmp_path))
     (row,) = recipe.evaluate_rows(recipe.build_model().eval(), init_distributed("cpu"))
     assert math.isfinite(row["average_jaccard"])
 
@@ -80,7 +80,7 @@ def test_a_clip_without_a_visible_point_is_not_tracked(videos: Path) -> None:
 
 
 def test_rows_have_the_names_of_the_videos(videos: Path) -> None:
-    recipe = small_recipe("x", *davis(videos))
+    recipe = SMALL_LBM.recipe("x", *davis(videos))
     model = recipe.build_model().eval()
     with torch.inference_mode():
         rows = recipe.evaluate_rows(model, init_distributed("cpu"))
@@ -95,13 +95,13 @@ def test_rows_have_the_names_of_the_videos(videos: Path) -> None:
 def test_overt_evaluate_prints_a_table_and_writes_json(
     videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = small_recipe("x")
+    recipe = SMALL_LBM.recipe("x")
     state = recipe.build_model().state_dict()
     # As the official training script writes it: below `model`, with DDP's prefix.
     official = {"model": {f"module.{name}": value for name, value in state.items()}, "epoch": 3}
     torch.save(official, tmp_path / "checkpoint.pt")
     words = [f"checkpoint={tmp_path / 'checkpoint.pt'}", f"output={tmp_path / 'out'}"]
-    small = [word for word in SMALL if not word.startswith("data.")]
+    small = [*SMALL_LBM.sizes("model", "evaluation"), "training.device=cpu"]
     words += ["recipe=lbm_tiny", *small, *davis(videos)]
     assert main(["evaluate", *words]) == 0
     printed = capsys.readouterr().out
@@ -114,7 +114,7 @@ def test_a_foreign_checkpoint_never_loads_nothing_in_silence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     torch.save({"model": {"encoder.weight": torch.zeros(3)}}, tmp_path / "other.pt")
-    small = [word for word in SMALL if not word.startswith("data.")]
+    small = [*SMALL_LBM.sizes("model", "evaluation"), "training.device=cpu"]
     words = [f"checkpoint={tmp_path / 'other.pt'}", "recipe=lbm_tiny", *small]
     assert main(["evaluate", *words]) != 0
     assert "other.pt" in capsys.readouterr().err

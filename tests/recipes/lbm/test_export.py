@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_lbm import SMALL, small_recipe
+from small_recipes import SMALL_LBM
 
 from overt.cli import main
 from overt.errors import ConfigError
@@ -23,7 +23,7 @@ QUERY_FRAMES = [0, 0, 2, 1]
 
 def make_model() -> LBM:
     torch.manual_seed(0)
-    model = small_recipe("x").build_model()
+    model = SMALL_LBM.recipe("x").build_model()
     with torch.no_grad():
         for name, value in model.state_dict().items():
             if name.endswith(("running_mean", "sampling_offsets.weight")):
@@ -100,7 +100,7 @@ def test_onnx_runtime_repeats_the_tracks_of_a_clip(tmp_path: Path) -> None:
     model = make_model()
     video, queries = make_clip()
     torch.save(model.state_dict(), tmp_path / "lbm.pt")
-    words = [word for word in SMALL if not word.startswith("data.")]
+    words = [*SMALL_LBM.sizes("model", "evaluation"), "training.device=cpu"]
     settings = [part for word in words for part in ("--set", word)]
     file = tmp_path / "step.onnx"
     source = ["ckpt", "export", str(tmp_path / "lbm.pt"), "--to", "onnx", "--output", str(file)]

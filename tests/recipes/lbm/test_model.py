@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from small_lbm import small_model
+from small_recipes import small_lbm
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -48,7 +48,7 @@ def test_the_official_size_has_the_official_keys() -> None:
 
 
 def test_integer_buffers_describe_the_pyramid() -> None:
-    transformer = small_model(input_size=(64, 96)).transformer
+    transformer = small_lbm(input_size=(64, 96)).transformer
     assert transformer.spatial_shapes.tolist() == [[16, 24], [8, 12], [4, 6]]
     assert transformer.start_levels.tolist() == [0, 384, 480]
 
@@ -69,7 +69,7 @@ def test_attention_over_raw_entries_equals_torchs(entries: int) -> None:
 
 
 def test_a_point_without_usable_memory_stays_as_it_is() -> None:
-    layer = small_model().transformer.layers[0]
+    layer = small_lbm().transformer.layers[0]
     from overt.recipes.lbm.layer import Memory
 
     query = torch.randn(1, 3, 16)
@@ -85,7 +85,7 @@ def test_a_point_without_usable_memory_stays_as_it_is() -> None:
 
 
 def test_the_folded_correlation_is_that_of_every_level_resized() -> None:
-    transformer = small_model(input_size=(32, 64)).transformer
+    transformer = small_lbm(input_size=(32, 64)).transformer
     features, query = torch.randn(2, 8, 16, 16), torch.randn(2, 5, 16)
     guide = transformer.frame_maps(features).guides[0]
     conv = transformer.layers[0].corr_conv
@@ -136,7 +136,7 @@ def test_recomputing_changes_neither_gradients_nor_statistics() -> None:
     video, queries, cells = clip()
     results = []
     for recompute in ("none", "maps", "frames"):
-        model = small_model(recompute=recompute, dropout=0.2, random_memory_mask_drop=0.3)
+        model = small_lbm(recompute=recompute, dropout=0.2, random_memory_mask_drop=0.3)
         torch.manual_seed(5)
         value = total(model(video, queries, cells))
         value.backward()
@@ -151,7 +151,7 @@ def test_recomputing_changes_neither_gradients_nor_statistics() -> None:
 
 
 def test_every_trained_parameter_gets_a_gradient() -> None:
-    model = small_model(dropout=0.1)
+    model = small_lbm(dropout=0.1)
     video, queries, cells = clip()
     total(model(video, queries, cells)).backward()
     idle = [name for name, value in model.named_parameters() if value.grad is None]
@@ -164,7 +164,7 @@ def test_every_trained_parameter_gets_a_gradient() -> None:
 
 
 def test_points_do_not_know_of_each_other() -> None:
-    model = small_model().eval()
+    model = small_lbm().eval()
     video, queries, _ = clip()
     with torch.no_grad():
         together = model(video, queries).points_xy
@@ -173,7 +173,7 @@ def test_points_do_not_know_of_each_other() -> None:
 
 
 def test_frames_before_a_query_do_not_matter_after_it() -> None:
-    model = small_model(memory_size=4).eval()
+    model = small_lbm(memory_size=4).eval()
     video, queries, _ = clip(batch=1)
     queries[..., 0] = 2
     other = video.clone()
@@ -186,7 +186,7 @@ def test_frames_before_a_query_do_not_matter_after_it() -> None:
 def test_only_entries_of_seen_and_visible_frames_are_recalled() -> None:
     video, queries, _ = clip(batch=1)
     queries[..., 0] = 0
-    never, always = (small_model(visible_threshold=value).eval() for value in (0.999999, 1e-6))
+    never, always = (small_lbm(visible_threshold=value).eval() for value in (0.999999, 1e-6))
     with torch.no_grad():
         forgotten = never(video, queries).points_xy
         remembered = always(video, queries).points_xy
@@ -212,7 +212,7 @@ class CountSyncs(TorchDispatchMode):
 
 
 def test_nothing_in_the_step_waits_for_the_device() -> None:
-    model = small_model(dropout=0.1, random_memory_mask_drop=0.1, recompute="frames")
+    model = small_lbm(dropout=0.1, random_memory_mask_drop=0.1, recompute="frames")
     video, queries, cells = clip()
     with CountSyncs() as counter:
         total(model(video, queries, cells)).backward()
@@ -228,7 +228,7 @@ def test_the_cells_are_numbered_row_by_row_and_the_outside_is_zero() -> None:
 
 def test_the_first_guess_is_a_uniform_one() -> None:
     """The entropy of the true cell among P cells begins near log P, at a high temperature."""
-    model = small_model(temperature=1e3)
+    model = small_lbm(temperature=1e3)
     video, queries, cells = clip()
     entropy = model(video, queries, cells).entropy
     assert entropy.shape == (3, 2, 4, 5)
@@ -236,7 +236,7 @@ def test_the_first_guess_is_a_uniform_one() -> None:
 
 
 def test_maps_of_a_clip_are_those_of_its_frames() -> None:
-    model = small_model().eval()
+    model = small_lbm().eval()
     features = torch.randn(6, 8, 8, 16)
     whole = model._maps_of_clip(features, batch=2)
     assert len(whole) == 3
@@ -256,7 +256,7 @@ def test_all_frames_share_one_compiled_graph() -> None:
     counter = CompileCounter()
     results = []
     for backend in (None, counter):
-        model = small_model(num_layers=2, num_levels=2, dropout=0.1, recompute="maps")
+        model = small_lbm(num_layers=2, num_levels=2, dropout=0.1, recompute="maps")
         if backend is not None:
             model.transformer.compile(backend=backend, fullgraph=True)
         torch.manual_seed(5)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from small_lbm import small_model
+from small_recipes import small_lbm
 from torch import Tensor
 
 from overt.errors import DataError
@@ -25,7 +25,7 @@ def make_points(count: int) -> Tensor:
 
 def stirred(**changes: object) -> LBM:
     """A model whose batch statistics and offsets are not those of the start."""
-    model = small_model(**changes)
+    model = small_lbm(**changes)
     with torch.no_grad():
         for name, value in model.state_dict().items():
             if name.endswith(("running_mean", "sampling_offsets.weight")):
@@ -103,7 +103,7 @@ def test_a_slot_that_is_used_again_remembers_nothing() -> None:
 
 
 def test_mistakes_are_said() -> None:
-    tracker = OnlineTracker(small_model().eval(), SIZE, slots=2)
+    tracker = OnlineTracker(small_lbm().eval(), SIZE, slots=2)
     with pytest.raises(DataError, match="show a frame first"):
         tracker.add(make_points(1))
     with pytest.raises(DataError, match="show a frame first"):
@@ -120,7 +120,7 @@ def test_mistakes_are_said() -> None:
 
 
 def test_a_stream_without_points_is_no_trouble() -> None:
-    found = OnlineTracker(small_model().eval(), SIZE).step(make_video()[0])
+    found = OnlineTracker(small_lbm().eval(), SIZE).step(make_video()[0])
     assert found.numbers == ()
     assert found.points_xy.shape == (0, 2)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_lbm import first_batch, small_config, small_recipe
+from small_recipes import SMALL_LBM, first_batch
 from toy_runs import losses_by_step, same_bits, weights
 
 from overt.config import build_recipe, load
@@ -66,7 +66,7 @@ def test_every_data_set_has_its_memory(name: str, memory: int) -> None:
 
 def test_shares_of_single_samples_add_up_to_the_loss_of_the_batch(data_root: Path) -> None:
     """In evaluation mode: batch statistics are of a micro-batch, by their nature."""
-    recipe = small_recipe(data_root)
+    recipe = SMALL_LBM.recipe(data_root)
     model = recipe.build_model().eval()
     batch = first_batch(recipe, 3)
     counts = recipe.counts(batch)
@@ -79,7 +79,7 @@ def test_shares_of_single_samples_add_up_to_the_loss_of_the_batch(data_root: Pat
 
 def test_filling_changes_no_loss(data_root: Path) -> None:
     """A clip with too few tracks is filled up; the filling has neither loss nor count."""
-    few = small_recipe(data_root, "data.points=500", "data.augment=false")
+    few = SMALL_LBM.recipe(data_root, "data.points=500", "data.augment=false")
     batch = first_batch(few, 1)
     count = int(batch.valid.sum())
     cut = TrackBatch(
@@ -98,9 +98,9 @@ def test_filling_changes_no_loss(data_root: Path) -> None:
 
 
 def test_loss_falls_on_one_repeated_batch(data_root: Path) -> None:
-    recipe = small_recipe(data_root)
+    recipe = SMALL_LBM.recipe(data_root)
     torch.manual_seed(0)
-    model, batch = recipe.build_model(), first_batch(recipe)
+    model, batch = recipe.build_model(), first_batch(recipe, 2)
     counts = recipe.counts(batch)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-3)
     history = []
@@ -115,7 +115,7 @@ def test_loss_falls_on_one_repeated_batch(data_root: Path) -> None:
 
 
 def run(folder: Path, data_root: Path, *overrides: str) -> Trainer:
-    config = small_config(
+    config = SMALL_LBM.config(
         data_root,
         f"output_dir={folder}",
         "logging.use_tensorboard=false",
@@ -192,7 +192,7 @@ def test_an_overflow_is_skipped_counted_and_said(
 
 
 def test_the_encoder_starts_from_torchvisions_file(data_root: Path, tmp_path: Path) -> None:
-    recipe = small_recipe(data_root)
+    recipe = SMALL_LBM.recipe(data_root)
     backbone = recipe.build_model().backbone
     file = tmp_path / "resnet18.pth"
     new = {"layer1.0.": "conv1.", "layer1.1.": "bn1.", "layer1.4.": "layer1."}
@@ -202,7 +202,7 @@ def test_the_encoder_starts_from_torchvisions_file(data_root: Path, tmp_path: Pa
             prefix = next((old for old in new if name.startswith(old)), "")
             content[new.get(prefix, "") + name.removeprefix(prefix)] = torch.full_like(value, 2)
     torch.save(content, file)
-    loaded = small_recipe(data_root, f"model.backbone_weights={file}").build_model().backbone
+    loaded = SMALL_LBM.recipe(data_root, f"model.backbone_weights={file}").build_model().backbone
     assert (loaded.layer1[0].weight == 2).all()
     assert (loaded.layer1[4][1].bn2.running_var == 2).all()
     assert (loaded.layer3[0].downsample[0].weight == 2).all()
@@ -210,12 +210,12 @@ def test_the_encoder_starts_from_torchvisions_file(data_root: Path, tmp_path: Pa
     del content["layer3.1.conv2.weight"]
     torch.save(content, file)
     with pytest.raises(CheckpointError, match=r"1 keys missing.*layer3\.1\.conv2\.weight"):
-        small_recipe(data_root, f"model.backbone_weights={file}").build_model()
+        SMALL_LBM.recipe(data_root, f"model.backbone_weights={file}").build_model()
     torch.save({"model.conv1.weight": torch.zeros(1)}, file)
     with pytest.raises(CheckpointError, match=r"model\.conv1\.weight is no key of a ResNet-18"):
-        small_recipe(data_root, f"model.backbone_weights={file}").build_model()
+        SMALL_LBM.recipe(data_root, f"model.backbone_weights={file}").build_model()
     with pytest.raises(CheckpointError, match="there is no such file"):
-        small_recipe(data_root, "model.backbone_weights=nowhere.pth").build_model()
+        SMALL_LBM.recipe(data_root, "model.backbone_weights=nowhere.pth").build_model()
 
 
 @pytest.mark.parametrize(
@@ -239,11 +239,11 @@ def test_the_encoder_starts_from_torchvisions_file(data_root: Path, tmp_path: Pa
 )
 def test_impossible_settings_are_refused(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        small_config("x", *words)
+        SMALL_LBM.config("x", *words)
 
 
 def test_missing_data_are_refused_by_name(tmp_path: Path) -> None:
-    recipe = small_recipe(tmp_path / "nowhere", "data.synthetic=null")
+    recipe = SMALL_LBM.recipe(tmp_path / "nowhere", "data.synthetic=null")
     with pytest.raises(DataError, match="no such folder"):
         recipe.build_dataset()
 
@@ -262,7 +262,7 @@ def test_a_recorded_step_trains_like_a_plain_one(
     histories = []
     for graph in ("false", "true"):
         folder = tmp_path / graph
-        config = small_config(
+        config = SMALL_LBM.config(
             data_root, *words, f"output_dir={folder}", f"training.cuda_graph={graph}",
             "model.random_memory_mask_drop=0",
         )  # fmt: skip

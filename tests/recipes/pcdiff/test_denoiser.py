@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_pcdiff import small_recipe
+from small_recipes import SMALL_PCDIFF
 from torch import Tensor
 
 from overt.checkpoint.weights import load_weights
@@ -118,7 +118,7 @@ def test_fewer_points_than_centres_repeat_the_first() -> None:
 
 
 def test_levels_share_their_grids_both_ways(tmp_path: Path) -> None:
-    recipe = small_recipe(tmp_path)
+    recipe = SMALL_PCDIFF.recipe(tmp_path)
     model = recipe.build_model()
     assert recipe.plans == model.plans
     geometry = find_geometry(torch.randn(2, 160, 3), recipe.plans)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_pcdiff import small_recipe
+from small_recipes import SMALL_PCDIFF
 from torch import Tensor
 
 from overt.errors import ConfigError
@@ -122,7 +122,7 @@ def generators(count: int, first: int = 0) -> list[torch.Generator]:
     ],
 )
 def test_an_oracle_is_led_to_what_it_knows(overrides: list[str], tmp_path: Path) -> None:
-    settings = small_recipe(tmp_path, *overrides).settings
+    settings = SMALL_PCDIFF.recipe(tmp_path, *overrides).settings
     plan = make_plan(settings.model.diffusion, settings.evaluation)
     start = torch.randn(2, 9, 3, generator=torch.Generator().manual_seed(5))
     oracle = Oracle(start, base_arrays(settings.model.diffusion))
@@ -131,7 +131,7 @@ def test_an_oracle_is_led_to_what_it_knows(overrides: list[str], tmp_path: Path)
 
 
 def test_each_cloud_has_its_own_noise_whatever_is_sampled_beside_it(tmp_path: Path) -> None:
-    recipe = small_recipe(tmp_path)
+    recipe = SMALL_PCDIFF.recipe(tmp_path)
     plan = make_plan(recipe.settings.model.diffusion, recipe.settings.evaluation)
     torch.manual_seed(0)
     model = recipe.build_model().eval()
@@ -145,7 +145,7 @@ def test_each_cloud_has_its_own_noise_whatever_is_sampled_beside_it(tmp_path: Pa
 
 
 def test_known_points_are_never_changed(tmp_path: Path) -> None:
-    settings = small_recipe(tmp_path).settings
+    settings = SMALL_PCDIFF.recipe(tmp_path).settings
     plan = make_plan(settings.model.diffusion, settings.evaluation)
     seen = []
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_pcdiff import first_batch, small_recipe
+from small_recipes import SMALL_PCDIFF, first_batch
 from torch import Tensor, nn
 
 from overt.config import build_recipe, load
@@ -34,7 +34,7 @@ def exact_products(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def with_room(root: Path, pairs_per_center: int | None) -> PCDiffRecipe:
-    recipe = small_recipe(root)
+    recipe = SMALL_PCDIFF.recipe(root)
     for level in recipe.settings.model.down:
         level.pairs_per_center = pairs_per_center
     return PCDiffRecipe(recipe.settings)
@@ -58,12 +58,12 @@ def loss_and_gradients(recipe: PCDiffRecipe, batch: CloudBatch) -> list[Tensor]:
 
 
 def test_room_for_neighbours_changes_nothing_and_the_cpu_agrees(root: Path) -> None:
-    batch = first_batch(small_recipe(root), 4)
+    batch = first_batch(SMALL_PCDIFF.recipe(root), 4)
     exact = loss_and_gradients(with_room(root, None), on_device(batch))
     roomy = loss_and_gradients(with_room(root, 24), on_device(batch))
     for one, other in zip(exact, roomy, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-3)
-    recipe = small_recipe(root)
+    recipe = SMALL_PCDIFF.recipe(root)
     torch.manual_seed(0)
     model = recipe.build_model().eval()
     expected = recipe.loss(model, batch, {"samples": torch.tensor(4)}, 0).total
@@ -71,7 +71,9 @@ def test_room_for_neighbours_changes_nothing_and_the_cpu_agrees(root: Path) -> N
 
 
 def test_too_little_room_gives_no_loss(root: Path) -> None:
-    loss, *_ = loss_and_gradients(with_room(root, 2), on_device(first_batch(small_recipe(root), 2)))
+    loss, *_ = loss_and_gradients(
+        with_room(root, 2), on_device(first_batch(SMALL_PCDIFF.recipe(root), 2))
+    )
     assert loss.isnan()
 
 

@@ -8,15 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_pcdiff import (
-    SPLIT,
-    curve,
-    first_batch,
-    make_trainer,
-    small_config,
-    small_recipe,
-    train_without_dropout,
-)
+from small_recipes import PCDIFF_SPLIT, SMALL_PCDIFF, curve, first_batch
 from toy_runs import read_rows, same_bits, weights
 
 from overt.config import Config, load
@@ -30,7 +22,7 @@ from overt.recipes.pcdiff.data import HeldOutCases
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("pcdiff")
-    small_recipe(root).build_dataset()  # writes the skulls
+    SMALL_PCDIFF.recipe(root).build_dataset()  # writes the skulls
     return root
 
 
@@ -88,27 +80,27 @@ REFUSED = {
 @pytest.mark.parametrize("override", REFUSED)
 def test_impossible_settings_are_refused(override: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=REFUSED[override]):
-        small_config(tmp_path, override)
+        SMALL_PCDIFF.config(tmp_path, override)
 
 
 def test_a_missing_root_says_where_to_get_the_data(tmp_path: Path) -> None:
-    recipe = small_recipe(tmp_path, "data.synthetic=null", "data.root=null")
+    recipe = SMALL_PCDIFF.recipe(tmp_path, "data.synthetic=null", "data.root=null")
     with pytest.raises(ConfigError, match="overt data prepare"):
         recipe.build_dataset()
 
 
 def test_data_problems_show_before_training(root: Path, tmp_path: Path) -> None:
-    recipe = small_recipe(root, "data.num_points=1000", "data.num_implant_points=500")
+    recipe = SMALL_PCDIFF.recipe(root, "data.num_points=1000", "data.num_implant_points=500")
     with pytest.raises(DataError, match="400 points; asked for are 500"):
         recipe.build_dataset()
     (tmp_path / "train.csv").write_text("complete_skull/000.nrrd\n")
-    recipe = small_recipe(root, f"data.root={tmp_path}", "data.synthetic=null")
+    recipe = SMALL_PCDIFF.recipe(root, f"data.root={tmp_path}", "data.synthetic=null")
     with pytest.raises(DataError, match="10 of 10 clouds are missing"):
         recipe.build_dataset()
 
 
 def test_a_sample_is_a_function_of_its_generator(root: Path) -> None:
-    dataset = small_recipe(root, "data.augment=true").build_dataset()
+    dataset = SMALL_PCDIFF.recipe(root, "data.augment=true").build_dataset()
     one, other = (dataset.sample(3, sample_rng(0, 1, 3)) for _ in range(2))
     assert one.time == other.time
     for name in ("known", "implant", "noise"):
@@ -120,13 +112,13 @@ def test_a_sample_is_a_function_of_its_generator(root: Path) -> None:
 
 
 def test_at_time_0_an_item_always_has_the_same_noise(root: Path) -> None:
-    dataset = small_recipe(root).build_dataset()
+    dataset = SMALL_PCDIFF.recipe(root).build_dataset()
     dataset.steps = 1  # every time step is 0
     one, other = (dataset.sample(2, sample_rng(0, epoch, 2)) for epoch in range(2))
     assert torch.equal(one.noise, other.noise)
     assert not torch.equal(one.known, other.known)
     assert not torch.equal(one.noise, dataset.sample(1, sample_rng(0, 0, 1)).noise)
-    free = small_recipe(root, "data.fixed_noise_at_t0=false").build_dataset()
+    free = SMALL_PCDIFF.recipe(root, "data.fixed_noise_at_t0=false").build_dataset()
     free.steps = 1
     one, other = (free.sample(2, sample_rng(0, epoch, 2)) for epoch in range(2))
     assert not torch.equal(one.noise, other.noise)
@@ -134,7 +126,7 @@ def test_at_time_0_an_item_always_has_the_same_noise(root: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["mse", "mse_minsnr", "kl"])
 def test_the_loss_is_a_share_of_the_global_batch(kind: str, root: Path) -> None:
-    recipe = small_recipe(root, f"loss.type={kind}")
+    recipe = SMALL_PCDIFF.recipe(root, f"loss.type={kind}")
     torch.manual_seed(0)
     model = recipe.build_model().eval()
     whole = first_batch(recipe, 4)
@@ -153,7 +145,7 @@ def test_the_loss_is_a_share_of_the_global_batch(kind: str, root: Path) -> None:
 
 
 def test_low_precision_changes_the_loss_little(root: Path) -> None:
-    recipe = small_recipe(root)
+    recipe = SMALL_PCDIFF.recipe(root)
     torch.manual_seed(0)
     model = recipe.build_model().eval()
     batch, counts = first_batch(recipe, 3), {"samples": torch.tensor(3)}
@@ -169,7 +161,7 @@ def test_low_precision_changes_the_loss_little(root: Path) -> None:
 def test_a_step_without_room_for_all_neighbours_has_no_loss(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = small_recipe(root)
+    recipe = SMALL_PCDIFF.recipe(root)
     batch = first_batch(recipe, 2)
     geometry = "overt.recipes.pcdiff.geometry.Geometry.fullest"
     monkeypatch.setattr(geometry, lambda self: torch.tensor(1.2))
@@ -180,9 +172,21 @@ def test_a_step_without_room_for_all_neighbours_has_no_loss(
 def test_accumulated_micro_batches_and_processes_give_one_curve(
     run_processes: Callable[..., list[None]], root: Path
 ) -> None:
-    train_without_dropout(root, *SPLIT, "exp_name=whole", "training.batch_size=4")
-    train_without_dropout(root, *SPLIT, "exp_name=parts", "training.batch_size=1")
-    run_processes(train_without_dropout, 2, root, *SPLIT, "exp_name=two", "training.batch_size=1")
+    SMALL_PCDIFF.train(
+        root, *PCDIFF_SPLIT, "exp_name=whole", "training.batch_size=4", dropout=False
+    )
+    SMALL_PCDIFF.train(
+        root, *PCDIFF_SPLIT, "exp_name=parts", "training.batch_size=1", dropout=False
+    )
+    run_processes(
+        SMALL_PCDIFF.train,
+        2,
+        root,
+        *PCDIFF_SPLIT,
+        "exp_name=two",
+        "training.batch_size=1",
+        dropout=False,
+    )
     whole = curve(root / "runs" / "whole")
     assert len(whole) == 4
     assert curve(root / "runs" / "parts") == pytest.approx(whole, rel=1e-4)
@@ -191,9 +195,9 @@ def test_accumulated_micro_batches_and_processes_give_one_curve(
 
 def test_fifty_steps_in_bf16_follow_those_in_float32(root: Path) -> None:
     for precision in ("fp32", "bf16"):
-        words = [*SPLIT, "training.num_steps=50", "training.batch_size=4"]
+        words = [*PCDIFF_SPLIT, "training.num_steps=50", "training.batch_size=4"]
         words += [f"exp_name={precision}", f"training.precision={precision}"]
-        train_without_dropout(root, *words)
+        SMALL_PCDIFF.train(root, *words, dropout=False)
     exact, fast = (np.array(curve(root / "runs" / name)) for name in ("fp32", "bf16"))
     noise = exact.std()  # of the loss from batch to batch
     assert np.abs(fast - exact).mean() < 0.1 * noise
@@ -203,11 +207,11 @@ def test_fifty_steps_in_bf16_follow_those_in_float32(root: Path) -> None:
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(root: Path) -> None:
     steps = ["training.evaluate_every_steps=null", "checkpoint.every_steps=2"]
     steps += ["training.num_steps=4", "checkpoint.metric_name=null"]
-    make_trainer(root, *steps, "exp_name=straight").train()
-    trainer = make_trainer(root, *steps, "exp_name=stopped")
+    SMALL_PCDIFF.trainer(root, *steps, "exp_name=straight").train()
+    trainer = SMALL_PCDIFF.trainer(root, *steps, "exp_name=stopped")
     trainer.total_steps = 2
     trainer.train()
-    make_trainer(root, *steps, "exp_name=stopped").train()
+    SMALL_PCDIFF.trainer(root, *steps, "exp_name=stopped").train()
     runs = root / "runs"
     for part in ("model", "ema"):
         straight, stopped = (weights(runs / name, 4, part) for name in ("straight", "stopped"))
@@ -216,7 +220,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(root: Path) -> N
 
 
 def test_it_learns_and_is_scored(root: Path) -> None:
-    trainer = make_trainer(root, "exp_name=learns", "training.num_steps=40")
+    trainer = SMALL_PCDIFF.trainer(root, "exp_name=learns", "training.num_steps=40")
     scores = trainer.train()
     losses = curve(root / "runs" / "learns")
     assert np.mean(losses[-8:]) < 0.75 * np.mean(losses[:4])
@@ -230,7 +234,7 @@ def test_it_learns_and_is_scored(root: Path) -> None:
 
 
 def scores_here(root: Path) -> dict[str, float]:
-    recipe = small_recipe(root, "evaluation.volumes=false")
+    recipe = SMALL_PCDIFF.recipe(root, "evaluation.volumes=false")
     world = init_distributed("cpu")
     torch.manual_seed(0)
     with torch.inference_mode():
@@ -245,7 +249,7 @@ def test_scores_do_not_depend_on_the_number_of_processes(
 
 
 def test_held_out_cases_are_spread_over_the_list_and_always_the_same(root: Path) -> None:
-    settings = small_recipe(root, "evaluation.cases=3").settings
+    settings = SMALL_PCDIFF.recipe(root, "evaluation.cases=3").settings
     cases = HeldOutCases(settings.data, settings.evaluation)
     assert cases.places == [0, 2, 4]
     one, other = (cases.case(1) for _ in range(2))
@@ -261,7 +265,7 @@ def test_held_out_cases_are_spread_over_the_list_and_always_the_same(root: Path)
 
 
 def test_an_ensemble_has_members_of_its_own(root: Path) -> None:
-    recipe = small_recipe(root, "evaluation.ensemble=3")
+    recipe = SMALL_PCDIFF.recipe(root, "evaluation.ensemble=3")
     torch.manual_seed(0)
     model = recipe.build_model().eval()
     skull = np.random.default_rng(0).normal(size=(300, 3)) * 40

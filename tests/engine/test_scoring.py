@@ -1,0 +1,97 @@
+"""overt/engine/scoring.py: an evaluation leaves no trace in training."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from toy_recipe.recipe import Toy
+from toy_runs import toy_config
+
+from overt.distributed import World
+from overt.engine.scoring import score
+
+MAIN = World(0, 1, 0, torch.device("cpu"))
+OTHER = World(1, 2, 1, torch.device("cpu"))
+
+
+class Careless(Toy):
+    """Draws random numbers, and keeps what it finds."""
+
+    fails = False
+
+    def evaluate(self, model: nn.Module, world: World) -> dict[str, float]:
+        self.found = {
+            "training": model.training,
+            "inference": torch.is_inference_mode_enabled(),
+            "autocast": torch.is_autocast_enabled("cpu"),
+            "world": world,
+        }
+        torch.rand(3), np.random.rand(3), random.random()
+        if self.fails:
+            raise RuntimeError("no such file")
+        return {"error": 0.5}
+
+    def visualize(self, model: nn.Module) -> dict[str, Tensor]:
+        torch.rand(3)
+        return {"points": torch.zeros(3, 2, 2, dtype=torch.uint8)}
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Careless:
+    return Careless(toy_config(tmp_path).settings)
+
+
+def generators() -> tuple[Any, ...]:
+    state = torch.get_rng_state().tolist(), np.random.get_state()[1].tolist()
+    return (*state, random.getstate())
+
+
+def test_the_model_is_scored_in_evaluation_mode_without_gradients(recipe: Careless) -> None:
+    model, pictures = nn.Linear(2, 2).train(), []
+    before = generators()
+    autocast = torch.autocast("cpu", torch.bfloat16)
+    scores = score(recipe, nullcontext(model), MAIN, autocast, lambda *each: pictures.append(each))
+    assert scores == {"error": 0.5}
+    assert recipe.found == {"training": False, "inference": True, "autocast": True, "world": MAIN}
+    assert model.training
+    assert generators() == before
+    assert not torch.is_autocast_enabled("cpu")
+    ((name, picture),) = pictures
+    assert (name, picture.shape) == ("points", (3, 2, 2))
+
+
+def test_a_model_that_was_not_training_stays_so(recipe: Careless) -> None:
+    model = nn.Linear(2, 2).eval()
+    score(recipe, nullcontext(model), MAIN, nullcontext(), lambda *_: None)
+    assert not model.training
+
+
+def test_only_the_main_rank_draws(recipe: Careless) -> None:
+    def draw(name: str, picture: Tensor) -> None:
+        raise AssertionError("another rank draws nothing")
+
+    assert score(recipe, nullcontext(nn.Linear(1, 1)), OTHER, nullcontext(), draw)
+
+
+def test_a_failed_evaluation_leaves_no_trace_either(recipe: Careless) -> None:
+    recipe.fails = True
+    model, before, left = nn.Linear(2, 2).train(), generators(), []
+
+    @contextmanager
+    def gathered() -> Iterator[nn.Module]:
+        try:
+            yield model
+        finally:
+            left.append(True)
+
+    with pytest.raises(RuntimeError, match="no such file"):
+        score(recipe, gathered(), MAIN, nullcontext(), lambda *_: None)
+    assert model.training
+    assert generators() == before
+    assert left == [True]  # a sharded model is sharded again

@@ -1,0 +1,97 @@
+"""overt/run/messages.py: how a run starts, and what to do where it ends early."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy_runs import toy_config
+
+from overt.config.batch import plan_batches
+from overt.run import messages
+from overt.run.events import LostPeer, SkippedStep, StopRequested
+from overt.run.messages import Introduction
+
+
+def introduction(*overrides: str, world_size: int = 1, **changed: Any) -> Introduction:
+    config = toy_config(Path("runs"), *overrides)
+    values: dict[str, Any] = {
+        "config": config,
+        "plan": plan_batches(config.training, world_size),
+        "device_name": "CPU",
+        "parameters": 1000,
+        "trained_parameters": 1000,
+        "samples": 10,
+        "steps_per_epoch": 5,
+        "total_steps": 12,
+        "learning_rate": config.optimizer.lr,
+        "schedule": "cosine",
+        "loaded": None,
+        "resumed": None,
+    }
+    return Introduction(**(values | changed))
+
+
+def test_the_table_has_the_sums_that_users_ask_about() -> None:
+    settings = ["training.batch_size=2", "training.accumulation_steps=3"]
+    rows = dict(introduction(*settings, world_size=4).rows())
+    assert rows["run"] == "runs/toy"
+    assert rows["recipe"] == "toy"
+    assert rows["parameters"] == "1,000"
+    assert rows["processes"].startswith("4 on CPU, ")
+    assert rows["data"] == "10 samples, 5 steps an epoch"
+    assert rows["global batch"] == "2 per process x 4 process(es) x 3 accumulated = 24"
+    assert rows["steps"] == "12 (2.4 epochs)"
+    assert rows["learning rate"] == "0.01 by rule none = 0.01"
+    assert rows["schedule"] == "cosine"
+    assert "resumed" not in rows
+
+
+def test_rows_that_are_only_there_when_there_is_something_to_say() -> None:
+    rows = dict(introduction(trained_parameters=400, resumed="step_3 at step 3").rows())
+    assert rows["parameters"] == "1,000, 400 trained"
+    assert rows["resumed"] == "step_3 at step 3"
+    scaled = ["optimizer.lr_scaling=linear", "optimizer.lr_base_batch=8"]
+    rows = dict(introduction(*scaled, learning_rate=0.0025).rows())
+    assert rows["learning rate"] == "0.01 by rule linear from batch 8 = 0.0025"
+    assert rows["by each rule"] == "none 0.01, linear 0.0025, sqrt 0.005"
+
+
+def test_remarks_are_what_was_loaded_and_advice() -> None:
+    quiet = introduction()
+    assert quiet.remarks() == []
+    assert replace(quiet, loaded="all 8 tensors of a.pth").remarks() == ["all 8 tensors of a.pth"]
+    large = introduction("training.batch_size=512", "optimizer.lr_base_batch=8")
+    assert all(remark.startswith("advice: ") for remark in large.remarks())
+
+
+@pytest.mark.parametrize("in_a_row", [1, 7])
+def test_a_run_stopped_by_nan_says_what_is_saved_and_what_to_try(in_a_row: int) -> None:
+    event = SkippedStep(3, math.nan, [(0, 1)], "last (Linear, forward)", True, None)
+    text = messages.stopped_by_nonfinite(event, in_a_row)
+    assert text.startswith(str(event))
+    assert f"{in_a_row} step(s) in a row" in text
+    for remedy in ("learning rate", "training.grad_clip_norm", "training.precision=fp32"):
+        assert remedy in text
+
+
+def test_a_run_stopped_by_a_signal_says_how_to_resume() -> None:
+    text = messages.stopped_by_signal(StopRequested(5, 12, "SIGUSR1"), Path("runs/x/checkpoints"))
+    assert text == (
+        "SIGUSR1 asked this run to stop: step 5 of 12 is saved in runs/x/checkpoints; the same "
+        "command resumes from there"
+    )
+
+
+def test_a_lost_peer_says_where_to_look() -> None:
+    text = messages.lost_peer(LostPeer(5, "Broken pipe"), rank=3, timeout_minutes=10.0)
+    assert text.startswith("rank 3 at step 5: ")
+    assert "(Broken pipe)" in text
+    assert "training.timeout_minutes=10 " in text
+    assert "the same command resumes from the last checkpoint" in text
+
+
+def test_scores_are_one_line() -> None:
+    line = messages.score_line(6, {"error": 0.123456, "accuracy": math.nan})
+    assert line == "step 6: error 0.1235, accuracy nan"

@@ -1,0 +1,55 @@
+"""overt/errors.py: what a misspelt word was meant to be, and which errors let a run save."""
+
+from pathlib import Path
+
+import pytest
+
+from overt import errors
+from overt.errors import ConfigError, OvertError, StopError, nearest, need_folder
+
+KEYS = ["training.num_steps", "training.num_epochs", "optimizer.lr", "model.depth", "data.root"]
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("training.num_stps", "training.num_steps"),
+        ("optimizer.num_steps", "training.num_steps"),  # the right key in the wrong section
+        ("num_steps", "training.num_steps"),
+        ("model.dept", "model.depth"),
+        ("data.rooot", "data.root"),
+    ],
+)
+def test_the_nearest_key_is_proposed(word: str, meant: str) -> None:
+    assert nearest(word, KEYS) == f" (did you mean {meant}?)"
+
+
+@pytest.mark.parametrize("word", ["training.zebra", "something", ""])
+def test_nothing_is_proposed_where_nothing_is_near(word: str) -> None:
+    assert nearest(word, KEYS) == ""
+    assert nearest("training.num_steps", []) == ""
+
+
+def test_a_section_alone_is_not_alike() -> None:
+    assert nearest("training.depth", KEYS) == " (did you mean model.depth?)"
+
+
+def test_a_file_in_the_place_of_a_folder_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(ConfigError, match=r"^output_dir=.*file is a file; name a folder"):
+        need_folder("output_dir", file)
+    assert need_folder("output_dir", tmp_path) == tmp_path
+    assert need_folder("output_dir", tmp_path / "new") == tmp_path / "new"
+
+
+def test_every_error_is_one_that_the_command_line_prints() -> None:
+    kinds = [
+        value
+        for value in vars(errors).values()
+        if isinstance(value, type) and issubclass(value, Exception)
+    ]
+    assert all(issubclass(kind, OvertError) for kind in kinds)
+    # Raised on all ranks at one step: these save before they leave.
+    stops = {kind.__name__ for kind in kinds if issubclass(kind, StopError)}
+    assert stops == {"StopError", "NonFiniteError", "Preempted"}

@@ -1,0 +1,159 @@
+"""Tests mirror the package: `overt/a/b.py` has `tests/a/test_b.py`; the exceptions are below.
+
+`tests/a/test_b_aspect.py` is a further test of `overt/a/b.py`. An operation is one thing: its
+plain definition and its kernels are covered by any test of `tests/ops` that bears its name.
+"""
+
+from collections.abc import Set
+from pathlib import Path
+
+import pytest
+
+import overt
+
+PACKAGE, TESTS = Path(overt.__file__).parent, Path(__file__).parent
+
+# Folders of tests that belong to no single module.
+FOLDERS = {
+    "benchmarks": "the scripts of benchmarks/",
+    "cluster": "a real Slurm, and two network hosts",
+    "distributed": "whole runs of several processes",
+    "faults": "whole runs under injected faults",
+    "reference": "recorded numbers of the original systems",
+    "safety": "hostile files and words, over all readers",
+}
+# Single files likewise.
+FILES = {
+    "recipes/test_example_batch.py": "example_batch of all recipes alike",
+    "test_docs.py": "links, commands and quoted code of the documentation",
+    "test_examples.py": "examples/own_recipe",
+    "test_examples_blade.py": "examples/blade",
+    "test_examples_jepa.py": "examples/jepa",
+    "test_extras.py": "what works without optional packages",
+    "test_guides.py": "the guides of docs/, followed command by command",
+    "test_imports.py": "who may import whom",
+    "test_mirror.py": "this",
+}
+# Modules without a test at the mirrored path, and the test that covers each.
+COVERED = {
+    "__main__": "test_cli.py",
+    "checkpoint/optimizer_state": "checkpoint/test_manager.py",
+    "checkpoint/plain_values": "checkpoint/test_shards.py",
+    "config/schema": "config/test_compose.py",  # dataclasses of settings
+    "files/onnx_file": "recipes/lbm/test_export.py",
+    "ops/norm_sums_kernels": "ops/test_map_norm.py",  # a part of two operations
+    "recipes/blade/example": "recipes/test_example_batch.py",
+    "recipes/hjepa/example": "recipes/test_example_batch.py",
+    "tools/doctor/cluster": "commands/test_doctor.py",
+    "tools/doctor/machine": "commands/test_doctor.py",
+    "tools/doctor/report": "commands/test_doctor.py",
+    "tools/doctor/run": "commands/test_doctor.py",
+    "tools/launch/agent": "tools/launch/test_stopping.py",
+    "tools/launch/worker": "tools/launch/test_stopping.py",
+    "tools/plan/communication": "tools/plan/test_predict.py",
+    "tools/plan/operator_flops": "tools/plan/test_live_memory.py",
+}
+
+
+def modules_of(package: Path) -> set[str]:
+    """The modules of a package, as `a/b`."""
+    return {
+        path.relative_to(package).with_suffix("").as_posix()
+        for path in package.rglob("*.py")
+        if path.name != "__init__.py"
+    }
+
+
+def tests_of(folder: Path) -> set[str]:
+    """The test files below a folder, as `a/test_b.py`."""
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("test_*.py")}
+
+
+def mirror(module: str) -> str:
+    folder, slash, name = module.rpartition("/")
+    return f"{folder}{slash}test_{name}.py"
+
+
+def operation(path: str) -> str | None:
+    """The operation that a module of `ops`, or a test of it, belongs to."""
+    room, _, rest = path.partition("/")
+    name = rest.partition("/")[0].removesuffix(".py").removeprefix("test_")
+    return name.removesuffix("_kernels").removesuffix("_operators") if room == "ops" else None
+
+
+def without_module(tests: Set[str], modules: Set[str]) -> list[str]:
+    """Test files that mirror no module and are no exception."""
+    strays = []
+    for test in sorted(tests - FILES.keys()):
+        folder, _, name = test.rpartition("/")
+        if test.partition("/")[0] in FOLDERS and "/" in test:
+            continue
+        words = name.removeprefix("test_").removesuffix(".py").split("_")
+        names = ["_".join(words[: length + 1]) for length in range(len(words))]
+        if not any(f"{folder}/{each}".lstrip("/") in modules for each in names):
+            strays.append(test)
+    return strays
+
+
+def without_test(tests: Set[str], modules: Set[str]) -> list[str]:
+    """Modules that no test mirrors and that are no exception."""
+    operations = {operation(test) for test in tests} - {None}
+    return sorted(
+        module
+        for module in modules - COVERED.keys()
+        if mirror(module) not in tests and operation(module) not in operations
+    )
+
+
+def test_every_test_mirrors_a_module() -> None:
+    assert without_module(tests_of(TESTS), modules_of(PACKAGE)) == []
+
+
+def test_every_module_has_its_test() -> None:
+    assert without_test(tests_of(TESTS), modules_of(PACKAGE)) == []
+
+
+def test_the_exceptions_are_needed_and_exist() -> None:
+    tests, modules = tests_of(TESTS), modules_of(PACKAGE)
+    assert COVERED.keys() <= modules
+    assert set(COVERED.values()) <= tests
+    assert [module for module in COVERED if mirror(module) in tests] == []
+    assert FILES.keys() <= tests
+    assert all(any((TESTS / folder).glob("test_*.py")) for folder in FOLDERS)
+    assert FOLDERS.keys().isdisjoint({path.name for path in PACKAGE.iterdir() if path.is_dir()})
+
+
+def test_every_folder_of_tests_is_a_package() -> None:
+    """So that mirrored names may repeat."""
+    folders = {path.parent for path in TESTS.rglob("test_*.py")}
+    assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []
+
+
+MODULES = {"run/log", "engine/loader", "ops/dropout", "ops/dropout_kernels", "ops/resize/plain"}
+MIRRORED = {"run/test_log.py", "engine/test_loader.py", "ops/test_dropout.py"}
+MIRRORED |= {"ops/resize/test_api.py"}
+
+
+@pytest.mark.parametrize(
+    ("test", "is_stray"),
+    [
+        ("run/test_log_folder.py", False),  # an aspect
+        ("distributed/test_anything.py", False),
+        ("run/test_logs.py", True),
+        ("run/test_loader.py", True),  # of another room
+        ("test_log.py", True),
+        ("test_distributed_anything.py", True),  # no folder of that name
+    ],
+)
+def test_a_planted_stray_test_is_found(test: str, is_stray: bool) -> None:
+    assert without_module({test}, MODULES) == ([test] if is_stray else [])
+
+
+def test_a_planted_module_without_a_test_is_found() -> None:
+    assert without_test(MIRRORED, MODULES) == []  # kernels count with their operation
+    for test, modules in {
+        "run/test_log.py": ["run/log"],
+        "ops/test_dropout.py": ["ops/dropout", "ops/dropout_kernels"],
+        "ops/resize/test_api.py": ["ops/resize/plain"],
+    }.items():
+        assert without_test(MIRRORED - {test}, MODULES) == modules

@@ -1,0 +1,205 @@
+"""overt/recipe.py: a recipe that would quietly train something else is refused, by name."""
+
+import importlib
+import inspect
+from abc import ABC
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from toy_recipe.recipe import Toy
+from toy_runs import HERE, TOY
+
+from overt.config import CONF, compose_values
+from overt.errors import ConfigError
+from overt.recipe import HOOKS, REQUIRED, Recipe, StepOutput, check_recipe
+from overt.train import main
+
+
+def with_method(name: str, method: Callable[..., Any]) -> type[Recipe]:
+    """A recipe that would work but for one method."""
+    return type("Mine", (Toy,), {name: method, "__module__": "mine"})
+
+
+def refusal(kind: object) -> str:
+    with pytest.raises(ConfigError) as refused:
+        check_recipe(kind)
+    return str(refused.value)
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("misspelt", "meant"),
+    [
+        ("after_steps", "after_step"),
+        ("count", "counts"),
+        ("visualise", "visualize"),
+        ("onto_device", "on_device"),
+        ("parameter_group", "parameter_groups"),
+        ("compile_unit", "compile_units"),
+        ("finish", "finished"),
+        ("example_batches", "example_batch"),
+        ("load_statedict", "load_state_dict"),
+    ],
+)
+def test_a_method_that_is_nearly_a_hook(misspelt: str, meant: str) -> None:
+    text = refusal(with_method(misspelt, lambda self, *_: None))
+    assert f"mine.Mine.{misspelt} is not a hook and would never be called" in text
+    assert f"did you mean {meant}?" in text
+    assert "leading underscore" in text
+
+
+def three_arguments(self: Any, model: Any, step: int, applied: Any) -> None: ...
+
+
+def too_many(self: Any, batch: Any, step: int) -> dict[str, Any]:
+    return {}
+
+
+def keyword_only(self: Any, *, scores: dict[str, float]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("hook", "method", "call"),
+    [
+        ("after_step", three_arguments, "after_step(self, model, step, applied, carry)"),
+        ("counts", too_many, "counts(self, batch)"),
+        ("finished", keyword_only, "finished(self, scores)"),
+    ],
+)
+def test_a_hook_that_cannot_be_called_as_one(
+    hook: str, method: Callable[..., Any], call: str
+) -> None:
+    text = refusal(with_method(hook, method))
+    assert f"mine.Mine.{hook}(" in text
+    assert f"cannot be called as {call}" in text
+
+
+def test_a_hook_of_a_class_in_between() -> None:
+    between = with_method("after_steps", three_arguments)
+    assert "did you mean after_step?" in refusal(type("Below", (between,), {}))
+
+
+def test_a_class_that_does_not_derive() -> None:
+    class Looks:
+        build_model = build_dataset = collate = loss = evaluate = None
+
+    for kind in (Looks, Toy.loss, "toy"):
+        assert "does not derive from overt.Recipe" in refusal(kind)
+    assert "class Looks(Recipe)" in refusal(Looks)
+
+
+@pytest.mark.parametrize("missing", REQUIRED)
+def test_a_recipe_that_lacks_a_required_hook(missing: str) -> None:
+    own = {name: getattr(Toy, name) for name in REQUIRED if name != missing}
+    text = refusal(type("Lacks", (Recipe,), own))
+    assert f"Lacks has no {missing};" in text
+    assert all(name in text for name in REQUIRED)
+
+
+def test_five_hooks_are_required_and_all_are_documented() -> None:
+    assert REQUIRED == ("build_dataset", "build_model", "collate", "evaluate", "loss")
+    assert all(inspect.getdoc(hook) for hook in HOOKS.values())
+
+
+def test_nothing_is_built_of_a_refused_recipe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the command line: one line, no traceback, and no file is written."""
+    monkeypatch.setattr(Toy, "after_steps", three_arguments, raising=False)
+    words = ["--package", str(TOY), "recipe=toy", f"output_dir={tmp_path}"]
+    assert main(words) == 1
+    shown = capsys.readouterr()
+    assert shown.err.startswith("ConfigError: toy_recipe.recipe.Toy.after_steps is not a hook")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+# --- what is let through --------------------------------------------------------------------------
+
+
+def shipped() -> dict[str, str]:
+    """The class of every recipe that comes with overt or its examples, by the name of its YAML."""
+    classes = {}
+    for file in sorted((CONF / "recipe").glob("*.yaml")):
+        values = compose_values([f"recipe={file.stem}"])
+        classes[file.stem] = values.recipe._target_
+    for file in sorted(HERE.parent.glob("examples/*/conf/recipe/*.yaml")):
+        target = OmegaConf.load(file).get("recipe", {}).get("_target_")
+        if target is not None:
+            classes[file.stem] = target
+    return classes
+
+
+SHIPPED = sorted(set(shipped().values()))
+
+
+def test_all_recipes_are_looked_at() -> None:
+    assert len(SHIPPED) >= 9
+    assert any(target.startswith("own_recipe.") for target in SHIPPED)
+
+
+@pytest.mark.parametrize("target", SHIPPED)
+def test_every_shipped_recipe_passes(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE.parent / "examples"))
+    module, _, name = target.rpartition(".")
+    check_recipe(getattr(importlib.import_module(module), name))
+
+
+def test_methods_of_ones_own_and_hooks_with_more_defaults_pass() -> None:
+    def more(self: Any, model: Any, step: int, applied: Any, carry: Any, warm: int = 3) -> None: ...
+
+    def other_names(self: Any, network: Any, *rest: Any) -> None: ...
+
+    check_recipe(with_method("after_step", more))
+    check_recipe(with_method("after_step", other_names))
+    for name in ("track_points", "targets", "_after_steps", "scorer"):
+        check_recipe(with_method(name, lambda self: None))
+
+
+def test_the_defaults_do_nothing() -> None:
+    recipe = type("Least", (Recipe,), {name: getattr(Toy, name) for name in REQUIRED})()
+    assert isinstance(recipe, ABC)
+    batch = object()
+    assert recipe.counts(batch) == {}
+    assert recipe.on_device(batch) is batch
+    assert recipe.parameter_groups(None) is None
+    assert recipe.blocks(None) == recipe.compile_units(None) == recipe.shard_units(None) == []
+    assert recipe.custom_step(None, [], {}) is None
+    assert recipe.finished({"error": 1.0}) is None
+    assert recipe.state_dict() == {}
+    assert recipe.visualize(None) == {}
+    assert recipe.replays_at(3)
+    assert (recipe.replayable, recipe.stackable, recipe.gathers_carry) == (False, True, False)
+    with pytest.raises(ConfigError, match=r"Least has no example_batch\(self, size\)"):
+        recipe.example_batch(2)
+
+
+# --- what a step returns --------------------------------------------------------------------------
+
+
+def test_the_total_is_the_sum_of_the_terms_and_scales_with_them() -> None:
+    terms = {name: torch.tensor(value) for name, value in {"a": 1.0, "b": 2.0, "c": 0.5}.items()}
+    output = StepOutput(terms, {"size": torch.tensor(4.0)}, {"keys": torch.ones(2, 3)})
+    assert float(output.total) == 3.5
+    half = output.scaled(0.5)
+    assert {name: float(term) for name, term in half.losses.items()} == {
+        "a": 0.5,
+        "b": 1,
+        "c": 0.25,
+    }
+    assert float(half.metrics["size"]) == 2.0
+    assert float(half.total) == 1.75
+    assert half.carry is output.carry  # no part of the loss
+
+
+def test_a_term_of_zero_keeps_its_graph() -> None:
+    """A padding micro-batch counts for nothing, and yet every parameter gets a gradient."""
+    weight = torch.ones(2, requires_grad=True)
+    StepOutput({"a": weight.sum()}).scaled(0.0).total.backward()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [0.0, 0.0]
