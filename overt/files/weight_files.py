@@ -163,7 +163,7 @@ def _refusal(path: Path, error: Exception) -> CheckpointError:
     return CheckpointError(
         f"{path} is neither a safetensors file nor a whole file of torch.save with plain values "
         f"({reason.strip().splitlines()[0]}). Nothing of it was run. Copy it again from where it "
-        "came, or save `model.state_dict()` once more."
+        "came, or save `model.state_dict()` again."
     )
 
 
