@@ -1,4 +1,4 @@
-"""The errors that are the user's to mend: each says what was found, what is allowed, what to do.
+"""The errors that a user can fix: each says what is wrong, what is allowed, what to do.
 
 The command line prints them without a traceback; anything else that escapes is a bug of overt.
 """
@@ -14,7 +14,7 @@ PREEMPTED_EXIT_CODE = 85
 
 
 class OvertError(Exception):
-    """Something the user can mend; the message says how."""
+    """Something the user can fix; the message says how."""
 
 
 class ConfigError(OvertError):
@@ -34,7 +34,7 @@ class CheckpointError(OvertError):
 
 
 class StopError(OvertError):
-    """Going on makes no sense. Raised on all processes at the same step, so that they can save."""
+    """Training on makes no sense. Raised on all ranks at the same step, so that they can save."""
 
 
 class NonFiniteError(StopError):
@@ -46,7 +46,7 @@ class OutOfMemory(OvertError):  # noqa: N818  (its name says it)
 
 
 class Preempted(StopError):  # noqa: N818  (it is none)
-    """The run was asked to stop by a signal: everything is saved, the same command goes on."""
+    """The run was asked to stop by a signal: everything is saved, the same command resumes."""
 
 
 def _alike(word: str, words: Sequence[str]) -> list[str]:
@@ -67,7 +67,7 @@ def nearest(word: str, words: Sequence[str]) -> str:
 
 
 def need_folder(key: str, path: Path) -> Path:
-    """The path, refused where a file stands in the way of a folder."""
+    """The path, refused where it is a file."""
     if path.exists() and not path.is_dir():
         raise ConfigError(f"{key}={path} is a file; name a folder, new or old")
     return path

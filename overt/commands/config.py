@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
         raise ConfigError(f"--explain {options.explain}: there is no such key{hint}")
     for key in chosen:
         value = OmegaConf.select(values, key, default=ABSENT)
-        # What the engine fills in stands in no configuration.
+        # What the engine fills in is not part of a configuration.
         if value is not ABSENT and not OmegaConf.is_dict(value):
             print(f"{key} = {value}\n    {meanings[key]}")
     return 0

@@ -68,7 +68,7 @@ def _add_kubric(verbs: Verbs) -> None:
         help="synthetic sequences in Kubric's format, with exact tracks",
         description="Write synthetic sequences in Kubric's on-disk format: textured shapes that "
         "move over a moving background, with exact tracks and occlusions. Sequences that are there "
-        "already are kept, so that an interrupted or larger set goes on where it stopped.",
+        "already are kept, so that an interrupted or larger set is continued where it stopped.",
         root="folder of the data set",
     )
     parser.add_argument("--sequences", type=_positive, default=64, help="how many sequences")
@@ -102,8 +102,8 @@ def _add_images(verbs: Verbs) -> None:
         _images,
         help="synthetic textured shapes in folders of classes",
         description="Write synthetic images as ROOT/CLASS/NUMBER.png. A class is a shape with a "
-        "texture, such as disc_stripes; place, size, turn and colours are chance. Another seed "
-        "makes a test set of the same classes.",
+        "texture, such as disc_stripes; position, size, rotation and colors are random. Another "
+        "seed makes a test set of the same classes.",
         root="a new folder",
     )
     parser.add_argument("--classes", type=_positive, default=6, help="how many classes, up to 36")
@@ -212,7 +212,7 @@ def _add_prepare(verbs: Verbs) -> None:
     parser.add_argument(
         "--workers", type=_not_negative, default=0, help="processes that help; 0: none"
     )
-    parser.add_argument("--force", action="store_true", help="make clouds anew")
+    parser.add_argument("--force", action="store_true", help="make all clouds again")
 
 
 def _add_people(verbs: Verbs) -> None:

@@ -22,7 +22,7 @@ from overt.errors import OvertError
 from overt.run.reader import read_rows
 
 RECIPE = "cotracker3_tiny"
-# Videos in which all is about three times as fast as in those that the small tracker comes from.
+# Videos with about three times faster motion than those the small tracker was trained on.
 TASK = (
     "data.synthetic.seed=1",
     "data.synthetic.speed=10",

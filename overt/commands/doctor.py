@@ -89,9 +89,9 @@ def examine(options: argparse.Namespace) -> tuple[list[Check], World | None]:
         checks[0] = different
 
     own = world if world.device.type == "cuda" and world.world_size > 1 else None
-    mend = "see `nvidia-smi`; a device that fails here fails in training"
-    checks.append(attempt("GPUs", lambda: machine.gpus(device, own, precision), mend))
-    checks.append(attempt("NCCL", lambda: machine.nccl(os.environ), mend))
+    remedy = "see `nvidia-smi`; a device that fails here fails in training"
+    checks.append(attempt("GPUs", lambda: machine.gpus(device, own, precision), remedy))
+    checks.append(attempt("NCCL", lambda: machine.nccl(os.environ), remedy))
     workers = None if config is None else config.training.num_workers
     checks.append(machine.loader_memory(workers))
     if workers is not None:
@@ -150,15 +150,15 @@ def _examine_run(config: Config, options: argparse.Namespace, world: World) -> l
     from overt.tools.doctor import run
     from overt.tools.doctor.report import attempt, fail
 
-    mend = "mend that first; nothing else of the run was looked at"
+    remedy = "fix that first; nothing else of the run was looked at"
     size = world.world_size
-    checks = [attempt("batch", lambda: run.batches(config, size), mend)]
+    checks = [attempt("batch", lambda: run.batches(config, size), remedy)]
     try:
         recipe = build_recipe(config)
         source = recipe.build_dataset()
     except (OvertError, OSError, ImportError) as error:
-        return [*checks, fail("data", str(error), mend)]
-    checks.append(attempt("disk space", lambda: run.disk_space(config, recipe), mend))
+        return [*checks, fail("data", str(error), remedy)]
+    checks.append(attempt("disk space", lambda: run.disk_space(config, recipe), remedy))
     check, seconds = run.read_samples(source, config, options.samples, world.rank)
     checks.append(check)
     if seconds is not None:
@@ -166,7 +166,7 @@ def _examine_run(config: Config, options: argparse.Namespace, world: World) -> l
         speed = attempt(
             "loader speed",
             lambda: run.loader_speed(config, seconds, size, step_seconds),
-            mend,
+            remedy,
         )
         checks.append(speed)
     return checks

@@ -1,4 +1,4 @@
-"""`overt launch WHERE ... KEY=VALUE...`: start a training where it can go on by itself.
+"""`overt launch WHERE ... KEY=VALUE...`: start a training that restarts and resumes by itself.
 
     overt launch slurm --nodes 8 --gpus 8 recipe=NAME ...      write a batch script and submit it
     overt launch slurm --gpus 8 --stages FILE                  a chain of stages as dependent jobs
@@ -281,7 +281,7 @@ def _progress(run: Path) -> str:
 
 
 def launch_systemd(arguments: Sequence[str]) -> int:
-    parser = _parser("systemd", "Write a service that trains, saves when stopped, and goes on.")
+    parser = _parser("systemd", "Write a service that trains, saves when stopped, and resumes.")
     parser.add_argument("--system", action="store_true", help="of the machine, not of the user")
     parser.add_argument("--max-restarts", type=int, default=3, help="lost processes to replace")
     parser.add_argument(

@@ -127,10 +127,10 @@ def _check(options: argparse.Namespace) -> None:
     if options.processes < least:
         raise ConfigError(f"--processes {options.processes}; {options.claim} takes {least} or more")
     if options.steps < 2:
-        raise ConfigError(f"--steps {options.steps}; allowed is 2 or more")
+        raise ConfigError(f"--steps {options.steps}; it must be at least 2")
     if not 0 < options.save_every < options.steps:
         raise ConfigError(
-            f"--save-every {options.save_every} with --steps {options.steps}; allowed is 1 to "
+            f"--save-every {options.save_every} with --steps {options.steps}; use 1 to "
             f"{options.steps - 1}, so that there is something to resume from"
         )
 
@@ -145,7 +145,7 @@ def _hint(config: Config, claim: str) -> str:
     if claim == "world":
         return (
             "Dropout and other draws of the model differ between processes: try without. If they "
-            "are not the reason, the recipe's loss is no share of the global batch's "
+            "are not the reason, the recipe's loss is not its part of the global batch's "
             "(docs/add_a_recipe.md)."
         )
     if not config.training.deterministic:

@@ -23,7 +23,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run folder")
     parser.add_argument("--output", type=Path, help="default: report.html in the first run folder")
     parser.add_argument(
-        "--pictures", type=int, default=12, metavar="N", help="at most so many of each name and run"
+        "--pictures", type=int, default=12, metavar="N", help="up to N of each name and run"
     )
     options = parser.parse_args(arguments)
     within("--pictures", options.pictures, 1)

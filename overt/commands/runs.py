@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     for path in find_runs(folder):
         try:
             runs.append(open_run(path, path.relative_to(folder).as_posix()))
-        except OSError as error:  # one run's files: the others are listed all the same
+        except OSError as error:  # of one run's files: the others are listed
             unreadable[path] = error.strerror or str(error)
     runs.sort(key=lambda run: run.last_sign, reverse=True)
     if options.json:

@@ -46,7 +46,7 @@ class Progress:
     """How far a stage is."""
 
     step: int
-    total: int | None  # None: not begun
+    total: int | None  # None: not started
 
     @property
     def is_done(self) -> bool:
@@ -54,7 +54,7 @@ class Progress:
 
     def __str__(self) -> str:
         if self.total is None:
-            return "not begun"
+            return "not started"
         return "done" if self.is_done else f"at step {self.step} of {self.total}"
 
 
@@ -112,19 +112,19 @@ def local_command(stage: Stage, processes: int | None = None) -> list[str]:
 
 
 def run(stage: Stage, command: list[str]) -> None:
-    """Train a stage in processes of its own; what it says is shown as it comes."""
+    """Train a stage in new processes; their output is shown as it comes."""
     try:
         with StopSignal() as stop:
             code = run_one(command, stop)
     except KeyboardInterrupt:  # the training has been told too, and has saved what it saves
         raise OvertError(
-            f"interrupted in stage {stage.name}; the same command goes on there"
+            f"interrupted in stage {stage.name}; the same command resumes there"
         ) from None
     if code == PREEMPTED_EXIT_CODE or stop.name is not None:
-        raise Preempted(f"asked to stop in stage {stage.name}; the same command goes on there")
+        raise Preempted(f"asked to stop in stage {stage.name}; the same command resumes there")
     if code:
         raise OvertError(
-            f"stage {stage.name} ended with exit code {code}; see above. The same command goes on "
+            f"stage {stage.name} ended with exit code {code}; see above. The same command resumes "
             "from its last checkpoint"
         )
 

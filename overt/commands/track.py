@@ -228,9 +228,9 @@ def _json_rows(path: Path, text: str) -> list[Any]:
     try:
         rows = json.loads(text)
     except json.JSONDecodeError as error:
-        raise DataError(f"--queries {path}: it is no JSON ({error})") from error
+        raise DataError(f"--queries {path}: not valid JSON ({error})") from error
     if not isinstance(rows, list):
-        raise DataError(f"--queries {path}: expected is a list of [t, x, y]")
+        raise DataError(f"--queries {path}: expected a list of [t, x, y]")
     rows = [
         [row.get(key) for key in ("t", "x", "y")] if isinstance(row, dict) else row for row in rows
     ]
@@ -243,8 +243,8 @@ def _json_rows(path: Path, text: str) -> list[Any]:
 
 def _bad_query(path: Path, number: int, row: object) -> DataError:
     return DataError(
-        f"--queries {path}: query {number} is {row}; expected are t, x, y: a whole number, "
-        "the frame, and two numbers, the place in pixels"
+        f"--queries {path}: query {number} is {row}; expected [t, x, y]: integer frame index, "
+        "then x and y in pixels"
     )
 
 

@@ -91,7 +91,7 @@ def check(
         _check_allowed(key, target, allowed)
     for tracker in parts["logging"].trackers:
         _check_allowed("logging.trackers", tracker["_target_"], allowed)
-    # Whatever the schedule refuses, it refuses now: the numbers here only stand in.
+    # Whatever the schedule refuses, it refuses now: the numbers given here do not matter.
     build_schedule(parts["schedule"], base_value=1.0, epochs=1.0, steps_per_epoch=1)
     decay = parts["optimizer"].weight_decay_schedule
     if decay is not None:

@@ -187,7 +187,7 @@ def add_package(folder: str) -> str:
         )
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
-        # Loader processes start anew and find the package the same way.
+        # Loader processes are fresh ones and find the package the same way.
         inherited = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(path.parent), inherited]))
     return path.name

@@ -333,7 +333,7 @@ def load_npy_object(path: Path) -> object:
                 shape, _, dtype = np.lib.format.read_array_header_2_0(file)
             if shape != () or dtype != np.dtype(object):
                 raise DataError(
-                    f"{path}: holds an array of shape {shape} and type {dtype}; expected is a "
+                    f"{path}: holds an array of shape {shape} and type {dtype}; expected a "
                     "single pickled object, as numpy.save writes a dict"
                 )
             array = load_pickle(file)

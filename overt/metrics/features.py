@@ -109,7 +109,7 @@ def knn_accuracies(
     if not 1 <= min(ks) <= max(ks) <= len(train_features):
         raise DataError(
             f"k-NN with {', '.join(map(str, ks))} neighbours among {len(train_features)} training "
-            f"features; allowed is 1 to {len(train_features)}. Lower k, or take more samples."
+            f"features; use 1 to {len(train_features)}. Lower k, or take more samples."
         )
     if not (train_features.isfinite().all() and test_features.isfinite().all()):
         return {k: float("nan") for k in ks}
@@ -177,7 +177,7 @@ def load_features(path: Path | str) -> tuple[Tensor, Tensor, list[str]]:
             features, labels, text = map(file.get_tensor, ("features", "labels", "names"))
     except (OSError, SafetensorError) as error:
         raise DataError(
-            f"{path}: no readable file of features ({error}); expected is a safetensors file with "
+            f"{path}: no readable file of features ({error}); expected a safetensors file with "
             "features, labels and names."
         ) from error
     return features, labels, json.loads(text.numpy().tobytes())

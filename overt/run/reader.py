@@ -23,13 +23,13 @@ LATEST_TIME = 253_402_300_799.0  # the last second of the year 9999
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """The rows of a file; none where there is no such file."""
+    """The rows of a file; none where the file does not exist."""
     with Follower(path) as follower:
         yield from follower.rows()
 
 
 class Follower:
-    """Reads a file that grows: every call of `rows` goes on where the one before ended."""
+    """Reads a file that grows: every call of `rows` continues where the one before ended."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

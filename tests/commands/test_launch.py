@@ -145,7 +145,7 @@ def test_stages_that_make_no_chain_are_refused_and_nothing_is_submitted(
     (tmp_path / "stages.yaml").write_text(text)
     assert main(["launch", "slurm", *CPU, "--stages", "stages.yaml"]) == 1
     said = capsys.readouterr().err
-    assert "stage three takes checkpoint.init_from from four, which is no earlier stage" in said
+    assert "stage three takes checkpoint.init_from from four, which is not an earlier stage" in said
     assert not sbatch.exists()
 
 

@@ -91,7 +91,7 @@ def test_a_run_that_fails_by_itself_is_no_proof(tmp_path: Path) -> None:
         (["resume", "--save-every", "12"], "--save-every 12 with --steps 12"),
         (["resume", "--steps", "1"], "--steps 1"),
         (["world", "--processes", "1"], "world takes 2 or more"),
-        (["resume", "--kill-at", "12"], "--kill-at 12; allowed is random, or 1 to 11"),
+        (["resume", "--kill-at", "12"], "--kill-at 12; use random, or 1 to 11"),
         (["resume", "--kill-at", "soon"], "--kill-at soon"),
     ],
 )

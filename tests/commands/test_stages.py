@@ -77,7 +77,7 @@ def test_a_dry_run_shows_the_commands_and_runs_nothing(
 ) -> None:
     assert main([str(write_chain(tmp_path)), "--dry-run", "--processes", "2"]) == 0
     shown = capsys.readouterr().out
-    assert "[1/2] first: not begun" in shown
+    assert "[1/2] first: not started" in shown
     assert "--nproc_per_node=2 -m overt.train recipe=toy exp_name=first" in shown
     assert f"checkpoint.init_from={tmp_path}/runs/first/checkpoints/best" in shown
     assert not (tmp_path / "runs").exists()

@@ -1,4 +1,4 @@
-"""What a check found and how to mend it; the checks of all processes put together; the table."""
+"""What a check found and how to fix it; the checks of all processes put together; the table."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def merged(by_process: Sequence[Sequence[Check]], labels: Sequence[str]) -> list
         where = [label for check, label in candidates if check == worst]
         if len(where) == len(labels):
             result.append(worst)
-        elif worst.level is Level.OK:  # all well, with numbers of their own: the first speaks
+        elif worst.level is Level.OK:  # all well, with different numbers: the first speaks
             result.append(candidates[0][0])
         else:
             more = f" and {len(where) - 3} more" if len(where) > 3 else ""

@@ -125,7 +125,7 @@ def read_samples(
         try:
             source.sample(index, sample_rng(config.seed, 0, index))
         except OvertError as error:
-            remedy = "mend or remove that file"
+            remedy = "repair or remove that file"
             return fail("data", f"sample {index} cannot be read: {error}", remedy), None
         except Exception as error:  # a bug of the data set is a finding too
             problem = f"sample {index} raises {type(error).__name__}: {error}"

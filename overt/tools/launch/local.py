@@ -94,7 +94,7 @@ def is_running(started: Started) -> bool:
 
 
 def stop(started: Started, seconds: float) -> bool:
-    """Ask a process to save and leave; whether it has left within so many seconds."""
+    """Ask a process to save and leave; whether it has left within that many seconds."""
     deadline = time.monotonic() + seconds
     if is_running(started):
         os.kill(started.pid, signal.SIGTERM)

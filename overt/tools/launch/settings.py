@@ -51,10 +51,10 @@ class SlurmSettings:
         each_within("", self, ("max_restarts", "max_requeues", "max_fruitless"), 0)
         for name in self.env:
             if not re.fullmatch(r"[A-Za-z_]\w*", name):
-                raise ConfigError(f"env: {name!r} is no name of a variable; write NAME=VALUE")
+                raise ConfigError(f"env: {name!r} is not the name of a variable; write NAME=VALUE")
         for option in self.sbatch:
             if not re.fullmatch(r"--?[a-zA-Z].*", option):
-                raise ConfigError(f"sbatch: {option!r} is no option; write it as --mem=0")
+                raise ConfigError(f"sbatch: {option!r} is not an option; write it as --mem=0")
         if self.signal_seconds >= seconds(self.time):
             raise ConfigError(
                 f"signal_seconds={self.signal_seconds} is not below the time limit {self.time}: "
@@ -88,7 +88,7 @@ def read_settings(site: Path | None, options: Mapping[str, Any]) -> SlurmSetting
         except ConfigKeyError as error:
             key, known = str(error.full_key), list(SlurmSettings.__dataclass_fields__)
             raise ConfigError(
-                f"{source}: there is no key {key}{nearest(key, known)}; allowed are "
+                f"{source}: there is no key {key}{nearest(key, known)}; use one of "
                 f"{', '.join(known)}"
             ) from error
         except OmegaConfBaseException as error:

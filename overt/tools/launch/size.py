@@ -14,7 +14,7 @@ from overt.errors import LaunchError
 
 @dataclass(frozen=True)
 class Size:
-    """So many nodes, with so many GPUs and training processes on each."""
+    """A number of nodes, and of GPUs and training processes on each."""
 
     nodes: int
     gpus: int  # per node; 0: the CPU trains
@@ -35,7 +35,7 @@ def make_size(nodes: int, gpus: int, processes: int | None = None) -> Size:
         raise LaunchError(
             f"--nodes {nodes} --gpus {gpus}"
             + ("" if processes is None else f" --processes {processes}")
-            + ": allowed are 1 or more nodes and processes, and 0 or more GPUs per node"
+            + ": use 1 or more nodes and processes, and 0 or more GPUs per node"
         )
     if gpus and processes not in (None, gpus):
         problem = "share a GPU" if (processes or 0) > gpus else "leave GPUs idle"

@@ -100,7 +100,7 @@ def _header(job: Job) -> str:
         "array": f"0-{len(job.runs) - 1}" if len(job.runs) > 1 else None,
         # Without `B:` the signal reaches the training processes, not this shell.
         "signal": f"USR1@{settings.signal_seconds}",
-        "open-mode": "append",  # a requeued job goes on in the same log
+        "open-mode": "append",  # a requeued job continues the same log
         "output": _pattern(job.log),
         "chdir": str(job.work_dir),
     }

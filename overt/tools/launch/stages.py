@@ -48,7 +48,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class StageCommand:
-    """What a launcher has to start: `overt train WORDS` on so many devices, after some others."""
+    """What a launcher has to start: `overt train WORDS` on some devices, after some others."""
 
     name: str
     words: list[str]
@@ -88,7 +88,7 @@ def _read(path: Path) -> dict[str, Any]:
     except Exception as error:
         raise ConfigError(f"{path} is not readable YAML: {error}") from error
     if not isinstance(content, dict):
-        raise ConfigError(f"{path}: expected are the keys {', '.join(TOP_KEYS)}")
+        raise ConfigError(f"{path}: expected the keys {', '.join(TOP_KEYS)}")
     return {str(key): value for key, value in content.items()}
 
 
@@ -101,7 +101,7 @@ def _stage(
     earlier: list[Stage],
 ) -> Stage:
     if not isinstance(entry, Mapping):
-        raise ConfigError(f"{path}: stage {number} is no mapping of {', '.join(KEYS)}")
+        raise ConfigError(f"{path}: stage {number} is not a mapping of {', '.join(KEYS)}")
     name = str(entry.get("name", ""))
     _known(path, f"stage {name or number}: ", entry, KEYS)
     if not re.fullmatch(r"[\w.-]+", name):
@@ -122,8 +122,8 @@ def _stage(
     nodes, gpus = entry.get("nodes", 1), entry.get("gpus")
     for key, value in (("nodes", nodes), ("gpus", gpus)):
         if value is not None and (not isinstance(value, int) or value < 1):
-            raise ConfigError(f"{path}: stage {name}: {key}={value}; allowed is 1 or more")
-    packages = tuple(str(one) for one in entry.get("packages") or ())
+            raise ConfigError(f"{path}: stage {name}: {key}={value}; use 1 or more")
+    packages = tuple(map(str, entry.get("packages") or ()))
     return Stage(name, output / name, tuple(overrides), tuple(needs), nodes, gpus, packages)
 
 
@@ -140,7 +140,7 @@ def _checkpoints(
         which = which.strip() or "best"
         if source not in known:
             raise ConfigError(
-                f"{path}: stage {name} takes {key} from {source}, which is no earlier stage"
+                f"{path}: stage {name} takes {key} from {source}, which is not an earlier stage"
                 f"{nearest(source, list(known))}; there are {', '.join(known) or 'none'}"
             )
         if which not in WHICH:
@@ -180,7 +180,7 @@ def _known(path: Path, where: str, entry: Mapping[Any, Any], keys: Sequence[str]
     for key in entry:
         if key not in keys:
             raise ConfigError(
-                f"{path}: {where}there is no key {key}{nearest(str(key), list(keys))}; allowed are "
+                f"{path}: {where}there is no key {key}{nearest(str(key), list(keys))}; use one of "
                 f"{', '.join(keys)}"
             )
 

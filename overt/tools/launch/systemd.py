@@ -1,4 +1,4 @@
-"""systemd: a unit that trains, saves when it is stopped, and goes on after a crash or a reboot."""
+"""systemd: a unit that trains, saves when it is stopped, and resumes after a crash or a reboot."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def render(unit: Unit) -> str:
             f"TimeoutStopSec={unit.stop_seconds}",
             f"# {PREEMPTED_EXIT_CODE}: it was asked to stop and has saved. Asked by systemd, it "
             "stays so; by others,",
-            "# it goes on. A finished run ends with 0 and is not started again.",
+            "# it resumes. A finished run ends with 0 and is not started again.",
             f"SuccessExitStatus={PREEMPTED_EXIT_CODE}",
             f"RestartForceExitStatus={PREEMPTED_EXIT_CODE}",
             "Restart=on-failure",

@@ -36,7 +36,7 @@ class Plan:
     deadline: float  # seconds for each of the runs
 
     def words(self, name: str, *more: str) -> list[str]:
-        """What comes after `overt train`: short, logged at every step, to a folder of its own."""
+        """What comes after `overt train`: short, logged at every step, to its own folder."""
         packages = [word for package in self.packages for word in ("--package", package)]
         config = [] if self.config_file is None else ["--config", self.config_file]
         return [
@@ -76,7 +76,7 @@ def choose_kill(
     victim = rng.randrange(processes)
     if asked != "random":
         if not asked.isdecimal() or not 0 < int(asked) < steps:
-            raise ConfigError(f"--kill-at {asked}; allowed is random, or 1 to {steps - 1}")
+            raise ConfigError(f"--kill-at {asked}; use random, or 1 to {steps - 1}")
         step = int(asked)
     return step, victim
 

@@ -148,7 +148,7 @@ def _plain(value: float) -> float | None:
 
 
 def describe(chart: Chart, runs: Sequence[Run]) -> str:
-    """A chart in words, for those who cannot see it."""
+    """A description of a chart, for those who cannot see it."""
     parts = []
     metric = chart.parts[len(chart.parts) // 2]
     for run in runs:

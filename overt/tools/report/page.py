@@ -81,7 +81,7 @@ def _figure(index: int, chart: Chart, runs: Sequence[Run]) -> Html:
 
 
 def _last_values(chart: Chart, runs: Sequence[Run]) -> Html:
-    """The newest value of each run, in its colour; said in words by the chart's description."""
+    """The newest value of each run, in its color; the chart's description says it too."""
     metric = chart.parts[len(chart.parts) // 2]
     values = [
         element("span", text.number(run.curves[metric].last), class_=f"run{index % COLOURS}")
@@ -221,7 +221,7 @@ def _hash(source: str) -> str:
 
 
 def embed(data: Any) -> Html:
-    """JSON that cannot end the script element it stands in."""
+    """JSON that cannot end the script element around it."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")

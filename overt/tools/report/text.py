@@ -55,7 +55,7 @@ def best(run: Run) -> str:
 
 
 def value(item: Any) -> str:
-    """A setting as it stands in YAML, on one line."""
+    """A setting as YAML writes it, on one line."""
     if item is None:
         return "null"
     if isinstance(item, bool):

@@ -33,7 +33,7 @@ def test_the_command_line_wins_over_the_site_and_the_site_over_the_defaults(tmp_
         ({"max_fruitless": -1}, "it must be at least 0"),
         ({"time": "1:00", "signal_seconds": 60}, "ask for more time"),
         ({"time": "a day"}, "DAYS-HH:MM:SS"),
-        ({"env": {"A B": "c"}}, "no name of a variable"),
+        ({"env": {"A B": "c"}}, "not the name of a variable"),
         ({"sbatch": ["mem=0"]}, "write it as --mem=0"),
         ({"cpus_per_process": "many"}, "cpus_per_process"),
         ({"partitoin": "gpu"}, "did you mean partition?"),

@@ -29,7 +29,7 @@ def test_a_launcher_gets_commands_with_dependencies(tmp_path: Path) -> None:
         ([{"name": "a", "recipe": "toy"}] * 2, "two stages are called a"),
         (
             [{"name": "a", "recipe": "toy", "checkpoints": {"checkpoint.init_from": "b"}}],
-            "b, which is no earlier stage",
+            "b, which is not an earlier stage",
         ),
         ([{"name": "a", "recipe": "toy", "overrides": 3}], "a mapping, or a list"),
     ],
