@@ -26,6 +26,7 @@ VERBS = {
     "report": ("overt.commands.report", "one HTML page about runs"),
     "doctor": ("overt.commands.doctor", "check machine, cluster and run before training"),
     "prove": ("overt.commands.prove", "kill and resume a run of yours, compare every bit"),
+    "new": ("overt.commands.new", "write a recipe folder to start from"),
     "demo": ("overt.commands.demo", "data, training, scores and a picture in minutes"),
 }
 

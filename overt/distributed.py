@@ -23,6 +23,10 @@ from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_
 from overt.errors import LaunchError, OvertError
 
 _OPENED = itertools.count()  # stores so far
+# Of the first process group. A later group of the same processes meets below a prefix of its own:
+# under the same keys it would find the addresses of the group before.
+_FIRST_STORE: list[Store] = []
+_JOINED = itertools.count(1)  # process groups so far
 # What Gloo says, in plain RuntimeErrors, when a process or the link to it is gone.
 LOST_WORDS = (
     "Timed out waiting",
@@ -201,7 +205,12 @@ def init_distributed(device: str = "auto", timeout_minutes: float = 30.0) -> Wor
             world_size=launch.world_size,
             timeout=timedelta(minutes=timeout_minutes),
             device_id=place if place.type == "cuda" else None,
+            store=PrefixStore(f"overt/group/{next(_JOINED)}", *_FIRST_STORE)
+            if _FIRST_STORE
+            else None,
         )
+        if not _FIRST_STORE:
+            _FIRST_STORE.append(_get_default_store())
     return World(launch.rank, launch.world_size, launch.local_rank, place)
 
 

@@ -1,7 +1,8 @@
 """Tests mirror the package: `overt/a/b.py` has `tests/a/test_b.py`; the exceptions are below.
 
 `tests/a/test_b_aspect.py` is a further test of `overt/a/b.py`. An operation is one thing: its
-plain definition and its kernels are covered by any test of `tests/ops` that bears its name.
+plain definition and its kernels are covered by any test of `tests/ops` that bears its name. So is
+a recipe: its folder is mirrored, and `tests/reference` compares its parts with the original.
 """
 
 from collections.abc import Set
@@ -24,6 +25,12 @@ FOLDERS = {
 }
 # Single files likewise.
 FILES = {
+    "checkpoint/test_declared_tensors.py": "what the models of all recipes declare",
+    "checkpoint/test_old_checkpoints.py": "checkpoints of earlier versions resume",
+    "data/streams/test_training.py": "whole runs on streams",
+    "recipes/test_contract.py": "overt.testing.check_recipe over all recipes",
+    "test_deterministic.py": "the same bits twice, for every recipe",
+    "tools/plan/test_full_size.py": "plans of the full-size recipes",
     "recipes/test_example_batch.py": "example_batch of all recipes alike",
     "test_docs.py": "links, commands and quoted code of the documentation",
     "test_examples.py": "examples/own_recipe",
@@ -37,19 +44,13 @@ FILES = {
 # Modules without a test at the mirrored path, and the test that covers each.
 COVERED = {
     "__main__": "test_cli.py",
-    "checkpoint/optimizer_state": "checkpoint/test_manager.py",
-    "checkpoint/plain_values": "checkpoint/test_shards.py",
     "config/schema": "config/test_compose.py",  # dataclasses of settings
-    "files/onnx_file": "recipes/lbm/test_export.py",
-    "ops/norm_sums_kernels": "ops/test_map_norm.py",  # a part of two operations
+    "checkpoint/shard_index": "checkpoint/test_shards.py",
+    "data/source": "data/test_mixture.py",  # protocols
+    "ops/norm_sums/kernels": "ops/map_norm/test_kernels.py",  # a part of two operations
     "recipes/blade/example": "recipes/test_example_batch.py",
     "recipes/hjepa/example": "recipes/test_example_batch.py",
-    "tools/doctor/cluster": "commands/test_doctor.py",
-    "tools/doctor/machine": "commands/test_doctor.py",
-    "tools/doctor/report": "commands/test_doctor.py",
-    "tools/doctor/run": "commands/test_doctor.py",
-    "tools/launch/agent": "tools/launch/test_stopping.py",
-    "tools/launch/worker": "tools/launch/test_stopping.py",
+    "testing/subject": "testing/test_checks.py",
     "tools/plan/communication": "tools/plan/test_predict.py",
     "tools/plan/operator_flops": "tools/plan/test_live_memory.py",
 }
@@ -64,7 +65,7 @@ def modules_of(package: Path) -> set[str]:
     }
 
 
-def tests_of(folder: Path) -> set[str]:
+def files_of_tests(folder: Path) -> set[str]:
     """The test files below a folder, as `a/test_b.py`."""
     return {path.relative_to(folder).as_posix() for path in folder.rglob("test_*.py")}
 
@@ -81,12 +82,20 @@ def operation(path: str) -> str | None:
     return name.removesuffix("_kernels").removesuffix("_operators") if room == "ops" else None
 
 
+def recipe(path: str) -> str | None:
+    """The recipe that a module, or a test of it, belongs to."""
+    room, _, rest = path.partition("/")
+    return rest.partition("/")[0] if room == "recipes" and "/" in rest else None
+
+
 def without_module(tests: Set[str], modules: Set[str]) -> list[str]:
     """Test files that mirror no module and are no exception."""
     strays = []
     for test in sorted(tests - FILES.keys()):
         folder, _, name = test.rpartition("/")
         if test.partition("/")[0] in FOLDERS and "/" in test:
+            continue
+        if recipe(test) is not None and recipe(test) in {recipe(module) for module in modules}:
             continue
         words = name.removeprefix("test_").removesuffix(".py").split("_")
         names = ["_".join(words[: length + 1]) for length in range(len(words))]
@@ -98,23 +107,26 @@ def without_module(tests: Set[str], modules: Set[str]) -> list[str]:
 def without_test(tests: Set[str], modules: Set[str]) -> list[str]:
     """Modules that no test mirrors and that are no exception."""
     operations = {operation(test) for test in tests} - {None}
+    recipes = {recipe(test) for test in tests} - {None}
     return sorted(
         module
         for module in modules - COVERED.keys()
-        if mirror(module) not in tests and operation(module) not in operations
+        if mirror(module) not in tests
+        and operation(module) not in operations
+        and recipe(module) not in recipes
     )
 
 
 def test_every_test_mirrors_a_module() -> None:
-    assert without_module(tests_of(TESTS), modules_of(PACKAGE)) == []
+    assert without_module(files_of_tests(TESTS), modules_of(PACKAGE)) == []
 
 
 def test_every_module_has_its_test() -> None:
-    assert without_test(tests_of(TESTS), modules_of(PACKAGE)) == []
+    assert without_test(files_of_tests(TESTS), modules_of(PACKAGE)) == []
 
 
 def test_the_exceptions_are_needed_and_exist() -> None:
-    tests, modules = tests_of(TESTS), modules_of(PACKAGE)
+    tests, modules = files_of_tests(TESTS), modules_of(PACKAGE)
     assert COVERED.keys() <= modules
     assert set(COVERED.values()) <= tests
     assert [module for module in COVERED if mirror(module) in tests] == []

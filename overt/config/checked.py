@@ -184,6 +184,12 @@ def _refuse_nonfinite(values: Any, prefix: str = "") -> None:
 
 def _check_allowed(key: str, target: str, allowed: Sequence[str]) -> None:
     if not any(target.startswith(package + ".") for package in allowed):
+        if target.startswith("__main__."):
+            raise ConfigError(
+                f"{key}={target} is a class of a notebook or script, which nothing else can "
+                "import; resume with the same call of overt.train there, or move the class into a "
+                "package and name that with --package FOLDER"
+            )
         raise ConfigError(
             f"{key}={target} is not allowed: a configuration may name classes of "
             f"{', '.join(allowed)} only. If this is your own package, say so on the command line: "

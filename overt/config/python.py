@@ -181,13 +181,16 @@ class NoSettings:
 
 def _settings_class(recipe: type[Recipe]) -> type:
     """Return the dataclass that `__init__` is annotated with."""
-    try:
-        hints = get_type_hints(recipe.__init__)
-    except NameError:  # a class of a function's own; the instance says which
-        return NoSettings
-    hints.pop("return", None)
-    kinds = [hint for hint in hints.values() if isinstance(hint, type) and is_dataclass(hint)]
+    hints = _hints(recipe.__init__).values()
+    kinds = [hint for hint in hints if isinstance(hint, type) and is_dataclass(hint)]
     return kinds[0] if kinds else NoSettings
+
+
+def _hints(annotated: Any) -> dict[str, Any]:
+    try:
+        return get_type_hints(annotated)
+    except NameError:  # names of a function that has ended: nothing to go by
+        return {}
 
 
 def _settings(settings: Any) -> tuple[dict[str, Any], type | None]:
@@ -253,6 +256,8 @@ def _load_here(recipe: type[Recipe], changes: dict[str, Any]) -> None:
 def _merge(draft: _Draft, key: str, change: Any) -> None:
     """Put values over those of one section."""
     plain = _plain(draft, change)
+    if isinstance(plain, dict) and key != "schedule":  # which knows its options itself
+        _refuse_unknown(draft, key, plain)
     # Arguments of a class are none of another's.
     target = plain.get("_target_") if isinstance(plain, dict) else None
     if key == "schedule" and target not in (None, draft.values[key]._target_):
@@ -265,6 +270,23 @@ def _merge(draft: _Draft, key: str, change: Any) -> None:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"{getattr(error, 'full_key', None) or key}: {reason}") from error
     draft.values = cast(DictConfig, merged)
+
+
+def _refuse_unknown(draft: _Draft, section: str, keys: Mapping[str, Any]) -> None:
+    """Refuse a key that neither the defaults nor the recipe's dataclass has."""
+    known = [
+        f"{name!s}.{key!s}"
+        for name, values in draft.values.items()
+        if isinstance(values, DictConfig)
+        for key in values
+    ]
+    kind = draft.classes.get("recipe.settings")
+    for name, hint in _hints(kind).items() if kind is not None else ():
+        known += [f"{name}.{each.name}" for each in fields(hint)] if is_dataclass(hint) else []
+    for key in keys:
+        name = f"{section}.{key}"
+        if name not in known:
+            raise ConfigError(f"there is no key {name}{nearest(name, known)}")
 
 
 def _plain(draft: _Draft, value: Any) -> Any:

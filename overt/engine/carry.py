@@ -55,7 +55,7 @@ def _gather(name: str, parts: list[Tensor], samples: int, plan: BatchPlan) -> Te
     # Gloo takes ranks one below the other only, not in a dimension of their own.
     all_ranks = own.new_empty(plan.world_size * len(own), *own.shape[1:])
     torch.distributed.all_gather_into_tensor(all_ranks, own)
-    by_rank = all_ranks.unflatten(0, (plan.world_size, len(own)))  # (W, M, size, ...)
+    by_rank = all_ranks.view(plan.world_size, *own.shape)  # (W, M, size, ...)
     ordered = by_rank.transpose(0, 1).flatten(0, 2)  # (M x W x size, ...)
     count = micro_batches(samples, plan) * plan.world_size
     kept = [

@@ -79,6 +79,21 @@ def test_world_is_proved_and_a_tolerance_is_kept(
     assert "Dropout" in capsys.readouterr().out
 
 
+def test_a_loss_without_side_effects_is_proved_and_another_is_not(
+    forgetful: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["loss", *TOY_RUN]) == 0
+    shown = capsys.readouterr().out
+    assert "PROVED" in shown
+    assert "6 parameters" in shown
+    assert main(["loss", *forgetful]) == 1
+    assert "NOT PROVED: loss changed the recipe.calls: " in capsys.readouterr().out
+    assert main(["loss", *forgetful, "--json"]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["proved"] is False
+    assert "recipe.calls" in answer["difference"]
+
+
 def test_a_run_that_fails_by_itself_is_no_proof(tmp_path: Path) -> None:
     with pytest.raises(OvertError, match=r"exit codes \[1\].*(?s:.*)sample 3") as caught:
         main(["resume", *TOY_RUN, *SHORT, "data.broken_sample=3", "--folder", str(tmp_path)])
