@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from torch import nn
 
@@ -41,15 +41,27 @@ class Trainable:
             self._chosen[prefixes] = chosen
         return self._chosen[prefixes]
 
-    @contextmanager
-    def gradients_for(self, only: Only) -> Iterator[list[nn.Parameter]]:
-        """Let a pass compute gradients of these parameters alone.
+    def gradients_for(self, only: Only) -> AbstractContextManager[list[nn.Parameter]]:
+        """Let a pass compute gradients of these parameters alone, which the context gives.
 
         The others are constants for the pass: gradients flow through them, none is kept for them.
         """
+        return nullcontext(self.parameters) if only is None else self._others_constant(only)
+
+    def only_gradients_of(
+        self, only: Only, scaled: bool = False
+    ) -> AbstractContextManager[list[nn.Parameter]]:
+        """Hide the gradients of all but these parameters from whoever clips and steps.
+
+        `scaled`: gradients carry the factor of a loss scaler, which may change with each update, so
+        that none can wait for a later one.
+        """
+        return nullcontext(self.parameters) if only is None else self._others_hidden(only, scaled)
+
+    @contextmanager
+    def _others_constant(self, only: Only) -> Iterator[list[nn.Parameter]]:
         chosen = self.chosen(only)
-        others = self._others(chosen) if only is not None else []
-        idle = [parameter for parameter in others if parameter.requires_grad]
+        idle = [parameter for parameter in self._others(chosen) if parameter.requires_grad]
         for parameter in idle:
             parameter.requires_grad_(False)
         try:
@@ -59,15 +71,9 @@ class Trainable:
                 parameter.requires_grad_(True)
 
     @contextmanager
-    def only_gradients_of(self, only: Only, scaled: bool = False) -> Iterator[list[nn.Parameter]]:
-        """Hide the gradients of all other parameters from whoever clips and steps.
-
-        `scaled`: gradients carry the factor of a loss scaler, which may change with each update, so
-        that none can wait for a later one.
-        """
+    def _others_hidden(self, only: Only, scaled: bool) -> Iterator[list[nn.Parameter]]:
         chosen = self.chosen(only)
-        others = self._others(chosen) if only is not None else []
-        hidden = {value: value.grad for value in others if value.grad is not None}
+        hidden = {value: value.grad for value in self._others(chosen) if value.grad is not None}
         if hidden and scaled:
             raise ConfigError(
                 f"training.precision=fp16 with update(only={only!r}) while {self._names(hidden)} "
@@ -85,7 +91,8 @@ class Trainable:
     def check(self) -> None:
         """Refuse what a step has left that the engine would ignore, or not save.
 
-        Cheap, and yet not for every step: called with log lines, evaluations and checkpoints.
+        Cheap, and yet not for every step: called after the first, and before log lines, evaluations
+        and checkpoints.
         """
         changed = [
             name

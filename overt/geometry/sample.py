@@ -42,8 +42,8 @@ def resize_bilinear(images: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def interpolation_matrix(length: int, new_length: int, like: Tensor) -> Tensor:
-    """(new_length, length): what each new place takes of each old one, corners aligned."""
+    """(new_length, length): what each new position takes of each old one, corners aligned."""
     step = (length - 1) / max(new_length - 1, 1)
-    places = torch.arange(new_length, device=like.device, dtype=torch.float64) * step
+    positions = torch.arange(new_length, device=like.device, dtype=torch.float64) * step
     cells = torch.arange(length, device=like.device, dtype=torch.float64)
-    return (1 - (places[:, None] - cells).abs()).clamp(min=0).to(like.dtype)
+    return (1 - (positions[:, None] - cells).abs()).clamp(min=0).to(like.dtype)

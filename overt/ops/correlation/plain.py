@@ -20,7 +20,7 @@ def correlate_plain(
     centres_xy: Tensor,  # (B, N, L, T, 2) cells of that level
     taps: SquareTaps,
 ) -> Tensor:
-    """Products of every sample around the centre with every sample around the query.
+    """Products of every sample around the center with every sample around the query.
 
     The result, (B, N, L, T, P*P * P*P), has the frame's samples before the query's. What is
     interpolated are features or their products, whichever are fewer numbers.

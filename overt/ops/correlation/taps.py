@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 
 class SquareTaps(nn.Module):
-    """Which pixels, mixed by which weights, give P x P samples one pixel apart around a centre.
+    """Which pixels, mixed by which weights, give P x P samples one pixel apart around a center.
 
-    All samples share the fraction of their centre, so that S x S pixels serve them all, and
+    All samples share the fraction of their center, so that S x S pixels serve them all, and
     `mix_taps` makes the samples with two small products. Being linear, it can as well be applied
     to products with the pixels. Outside the image the nearest pixel is repeated.
     """

@@ -1,4 +1,4 @@
-"""Multi-scale deformable attention: each query reads a few places of a feature pyramid.
+"""Multi-scale deformable attention: each query reads a few positions of a feature pyramid.
 
 `deformable_plain` is the definition, for any device and for export; the Triton twin computes the
 same on CUDA and keeps nothing but its inputs and its result for the backward pass.

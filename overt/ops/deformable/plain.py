@@ -1,7 +1,7 @@
-"""Multi-scale deformable attention: each query reads a few places of a feature pyramid.
+"""Multi-scale deformable attention: each query reads a few positions of a feature pyramid.
 
-Letters: B batch, Q queries, H heads, D channels of a head, L levels, P places per level, S cells of
-all levels. For any device, and for export.
+Letters: B batch, Q queries, H heads, D channels of a head, L levels, P positions per level, S cells
+of all levels. For any device, and for export.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ def deformable_plain(
     values: Tensor,  # (B, S, H, D) level after level, row by row
     reference_xy: Tensor,  # (B, Q, L, 2) parts of the image, float32
     offsets: Tensor,  # (B, Q, H, L, P, 2) cells of the level, (x, y)
-    logits: Tensor,  # (B, Q, H, L, P) how much each place counts, before the softmax
+    logits: Tensor,  # (B, Q, H, L, P) how much each position counts, before the softmax
     sizes: Sizes,
 ) -> Tensor:
-    """The mean of the places' values weighted by a softmax over all levels, (B, Q, H, D).
+    """The mean of the positions' values weighted by a softmax over all levels, (B, Q, H, D).
 
-    A place reads its level bilinearly; each of the four cells that lies outside counts as zero.
+    A position reads its level bilinearly; each of the four cells that lies outside counts as zero.
     """
     batch, _, heads, channels = values.shape
-    queries, places = offsets.shape[1], offsets.shape[4]
+    queries, positions = offsets.shape[1], offsets.shape[4]
     weights = torch.softmax(logits.float().flatten(3), dim=-1)  # (B, Q, H, L * P)
     grids = 2 * sampling_locations(reference_xy, offsets.float(), sizes) - 1
     maps = values.float().permute(0, 2, 3, 1)  # (B, H, D, S)
@@ -52,7 +52,7 @@ def deformable_plain(
     parts = torch.split(maps, [height * width for height, width in sizes], dim=-1)
     for level, (height, width) in enumerate(sizes):
         images = parts[level].reshape(batch * heads, channels, height, width)
-        grid = grids[:, :, :, level].transpose(1, 2).reshape(batch * heads, queries, places, 2)
+        grid = grids[:, :, :, level].transpose(1, 2).reshape(batch * heads, queries, positions, 2)
         samples.append(grid_sample(images, grid, padding="zeros"))
     read = torch.cat(samples, dim=-1)  # (B * H, D, Q, L * P)
     mix = weights.transpose(1, 2).reshape(batch * heads, 1, queries, -1)

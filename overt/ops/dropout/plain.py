@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 WORD = 0xFFFFFFFF
-GOLDEN = 0x9E3779B9  # 2^32 divided by the golden ratio: neighbouring sites get distant keys
+GOLDEN = 0x9E3779B9  # 2^32 divided by the golden ratio: neighboring sites get distant keys
 
 
 def _mix(x: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ def norm_swish(
     shift: Tensor,  # (C,)
     groups: int,
 ) -> Tensor:
-    """swish(normalised rows * scale + shift), (B, R, C)."""
+    """swish(normalized rows * scale + shift), (B, R, C)."""
     if not use_kernels("point_norm", rows):
         return norm_swish_plain(rows, scale, shift, groups)
     from overt.ops.point_norm.kernels import norm_swish_fused
@@ -68,7 +68,7 @@ def norm_swish_max(
     groups: int,
     pairs: Pairs,
 ) -> Tensor:
-    """The largest value of `norm_swish_pairs` in each neighbourhood, (B * M, C)."""
+    """The largest value of `norm_swish_pairs` in each neighborhood, (B * M, C)."""
     if not use_kernels("point_norm", rows):
         return norm_swish_max_plain(rows, scale, shift, groups, pairs)
     from overt.ops.point_norm.kernels import norm_swish_max_fused

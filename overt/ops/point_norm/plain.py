@@ -32,16 +32,16 @@ def norm_swish_pairs_plain(
 
     def mean_of(terms: Tensor) -> Tensor:
         """By cloud and channel, the mean over the channel's group, (B, C) float32."""
-        # In float64: a float32 sum over so many pairs would be off.
+        # In float64: a float32 sum over all pairs would be off.
         weighted = terms.double() * pairs.weights[:, None]
         sums = weighted.new_zeros((pairs.batch, rows.shape[1])).index_add(0, cloud, weighted)
         sums = torch.unflatten(sums, 1, (groups, channels)).sum(2) / size
         return sums.repeat_interleave(channels, 1).float()
 
-    centred = values - mean_of(values).index_select(0, cloud)
-    variance = mean_of(centred.square())
+    centered = values - mean_of(values).index_select(0, cloud)
+    variance = mean_of(centered.square())
     factor = (variance + EPS).rsqrt() * scale
-    normal = centred * factor.index_select(0, cloud) + shift
+    normal = centered * factor.index_select(0, cloud) + shift
     return F.silu(normal).to(rows.dtype)
 
 

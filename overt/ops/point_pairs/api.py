@@ -29,7 +29,7 @@ def find_pairs(
 
 
 def pack_pairs(index: Tensor, hits: Tensor, points: int, capacity: int | None = None) -> Pairs:
-    """The pairs of neighbourhoods (B, M, U) of which the first `hits` (B, M) slots are real."""
+    """The pairs of neighborhoods (B, M, U) of which the first `hits` (B, M) slots are real."""
     batch, _, slots = index.shape
     lengths = hits.clamp(min=1).flatten()  # an empty ball is a pair too
     ends = lengths.cumsum(0)
@@ -39,7 +39,7 @@ def pack_pairs(index: Tensor, hits: Tensor, points: int, capacity: int | None = 
     if use_kernels("point_pairs", index):
         from overt.ops.point_pairs.kernels import pack_pairs_fused
 
-        neighbours, owners, weights = pack_pairs_fused(index, hits, starts, points, size)
+        neighbors, owners, weights = pack_pairs_fused(index, hits, starts, points, size)
     else:
-        neighbours, owners, weights = pack_pairs_plain(index, hits, starts, points, size)
-    return Pairs(neighbours, owners, weights, starts, wanted, batch, slots)
+        neighbors, owners, weights = pack_pairs_plain(index, hits, starts, points, size)
+    return Pairs(neighbors, owners, weights, starts, wanted, batch, slots)

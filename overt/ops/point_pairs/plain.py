@@ -14,16 +14,16 @@ from torch import Tensor
 
 
 class Pairs(NamedTuple):
-    """The packed neighbourhoods of a batch of clouds; pairs of a centre are neighbours in memory.
+    """The packed neighborhoods of a batch of clouds; pairs of a center are neighbors in memory.
 
     With a given capacity P is that capacity: pairs after the last real one have the weight 0, point
-    0 and the centre B * M. If `wanted` is more than P, the last neighbourhoods are cut off.
+    0 and the center B * M. If `wanted` is more than P, the last neighborhoods are cut off.
     """
 
-    points: Tensor  # (P,) int32: row of the neighbour among the B * N points
-    centers: Tensor  # (P,) int32: row of the centre among the B * M centres
+    points: Tensor  # (P,) int32: row of the neighbor among the B * N points
+    centers: Tensor  # (P,) int32: row of the center among the B * M centers
     weights: Tensor  # (P,) float32: slots that the pair stands for
-    starts: Tensor  # (B * M + 1,) int32: where the pairs of a centre begin
+    starts: Tensor  # (B * M + 1,) int32: where the pairs of a center begin
     wanted: Tensor  # () int64: how many pairs there are
     batch: int
     slots: int
@@ -36,20 +36,20 @@ class Pairs(NamedTuple):
 def pack_pairs_plain(
     index: Tensor, hits: Tensor, starts: Tensor, points: int, size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Points, centres and weights of `Pairs`."""
+    """Points, centers and weights of `Pairs`."""
     batch, count, slots = index.shape
     device = index.device
-    neighbours = torch.zeros(size, dtype=torch.int32, device=device)
+    neighbors = torch.zeros(size, dtype=torch.int32, device=device)
     owners = torch.full((size,), batch * count, dtype=torch.int32, device=device)
     weights = torch.zeros(size, device=device)
     slot = torch.arange(slots, device=device)
-    places = starts[:-1, None] + slot  # (B * M, U)
-    real = (slot < hits.clamp(min=1).view(-1, 1)) & (places < size)
-    places = places[real]
+    positions = starts[:-1, None] + slot  # (B * M, U)
+    real = (slot < hits.clamp(min=1).view(-1, 1)) & (positions < size)
+    positions = positions[real]
     rows = index + torch.arange(batch, device=device, dtype=torch.int32).view(-1, 1, 1) * points
     center = torch.arange(batch * count, device=device, dtype=torch.int32)[:, None]
     weight = torch.where(slot == 0, slots - hits.clamp(min=1).view(-1, 1) + 1, 1).float()
-    neighbours[places] = rows.view(-1, slots)[real]
-    owners[places] = center.expand(-1, slots)[real]
-    weights[places] = weight[real]
-    return neighbours, owners, weights
+    neighbors[positions] = rows.view(-1, slots)[real]
+    owners[positions] = center.expand(-1, slots)[real]
+    weights[positions] = weight[real]
+    return neighbors, owners, weights

@@ -56,10 +56,10 @@ def three_nearest(
     points: Tensor,  # (B, N, 3)
     centers: Tensor,  # (B, M, 3)
 ) -> tuple[Tensor, Tensor]:
-    """The three nearest centres of every point, (B, N, 3) int32, and interpolation weights.
+    """The three nearest centers of every point, (B, N, 3) int32, and interpolation weights.
 
-    Weights go with one over the squared distance and add up to 1. Of equally near centres the
-    earlier comes first; a centre that does not exist is centre 0, very far away.
+    Weights go with one over the squared distance and add up to 1. Of equally near centers the
+    earlier comes first; a center that does not exist is center 0, very far away.
     """
     if use_kernels("point_search", points):
         from overt.ops.point_search.kernels import three_nearest_fused

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 TIE_STRIDE = 512  # of equally far points the one with the smallest (k mod 512, k) is taken
-SMALLEST, LARGEST = 1e-10, 1e10  # squared distances of three neighbours are kept within these
+SMALLEST, LARGEST = 1e-10, 1e10  # squared distances of three neighbors are kept within these
 _PLAIN_LIMIT = 2**24  # distances held at a time
 
 
@@ -54,16 +54,16 @@ def ball_query_plain(
             squares += (part[:, 1, None] - y).square_()
             squares += (part[:, 2, None] - z).square_()
             center, point = (squares < limit).nonzero(as_tuple=True)  # in order of both
-            found = torch.bincount(center, minlength=len(part))
+            hit_counts = torch.bincount(center, minlength=len(part))
             slot = torch.arange(len(center), device=center.device)
-            slot -= (found.cumsum(0) - found)[center]
+            slot -= (hit_counts.cumsum(0) - hit_counts)[center]
             kept = slot < slots
             start = cloud * count + first
             first_hit = kept & (slot == 0)
             # Unused slots repeat the first hit.
             index[start + center[first_hit]] = point[first_hit].int()[:, None]
             index[start + center[kept], slot[kept]] = point[kept].int()
-            hits[start : start + len(part)] = found.clamp(max=slots)
+            hits[start : start + len(part)] = hit_counts.clamp(max=slots)
     return index.view(batch, count, slots), hits.view(batch, count)
 
 
@@ -82,7 +82,7 @@ def three_nearest_plain(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor
             distance += (part[:, 1, None] - y).square_()
             distance += (part[:, 2, None] - z).square_()  # (rows, M)
             for rank in range(known):
-                # argmin gives the first of equal ones: the earlier centre, as asked.
+                # argmin gives the first of equal ones: the earlier center, as asked.
                 least = distance.argmin(1, keepdim=True)
                 here = slice(first, first + len(part))
                 index[cloud, here, rank] = least.squeeze(1).int()

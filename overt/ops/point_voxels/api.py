@@ -2,7 +2,7 @@
 
 Letters: B clouds, N points, C channels, r cells along a side; V = r^3, x varies slowest. Features
 are rows, (B, N, C) and (B, V, C). A grid depends on coordinates only: it is made once for all
-layers that see the same points. Points are binned by rounding and read between cell centres.
+layers that see the same points. Points are binned by rounding and read between cell centers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class VoxelGrid(NamedTuple):
     resolution: int
     batch: int
     bins: Tensor  # (B * N, 1) int32: row of a point's cell among the B * V cells of the batch
-    shares: Tensor  # (B * N, 1) one over the number of points in that cell
+    fractions: Tensor  # (B * N, 1) one over the number of points in that cell
     occupied: Tensor  # (B, V, 1) 1 where a cell holds a point, else 0
     corners: Tensor  # (B * N, 8) int32: rows of the cells around a point; bits x, y, z
     corner_weights: Tensor  # (B * N, 8)
@@ -33,36 +33,36 @@ def grid_coordinates(
     normalize: bool = True,
     eps: float = 0.0,
 ) -> Tensor:
-    """Coordinates in cells, 0 to r - 1: the cloud centred and scaled into the unit ball, or as is.
+    """Coordinates in cells, 0 to r - 1: the cloud centered and scaled into the unit ball, or as is.
 
     A cloud whose points are all equal lies in the middle.
     """
-    centred = coords.detach().float()
-    centred = centred - centred.mean(1, keepdim=True)
+    centered = coords.detach().float()
+    centered = centered - centered.mean(1, keepdim=True)
     if normalize:
-        radius = centred.norm(dim=2, keepdim=True).amax(1, keepdim=True)  # (B, 1, 1)
+        radius = centered.norm(dim=2, keepdim=True).amax(1, keepdim=True)  # (B, 1, 1)
         diameter = (radius * 2 + eps).clamp_min(torch.finfo(torch.float32).tiny)
-        unit = centred / diameter + 0.5
+        unit = centered / diameter + 0.5
     else:
-        unit = (centred + 1) / 2
+        unit = (centered + 1) / 2
     return torch.clamp(unit * resolution, 0, resolution - 1)
 
 
-def make_grid(places: Tensor, resolution: int) -> VoxelGrid:
-    """The grid of points at `places`, (B, N, 3) in cells as `grid_coordinates` gives them."""
-    batch, points, _ = places.shape
+def make_grid(positions: Tensor, resolution: int) -> VoxelGrid:
+    """The grid of points at `positions`, (B, N, 3) in cells as `grid_coordinates` gives them."""
+    batch, points, _ = positions.shape
     cells = resolution**3
-    first = torch.arange(batch, device=places.device, dtype=torch.int32)[:, None] * cells
+    first = torch.arange(batch, device=positions.device, dtype=torch.int32)[:, None] * cells
     # torch rounds halves to even, as the definition asks.
-    x, y, z = places.round().int().unbind(2)
+    x, y, z = positions.round().int().unbind(2)
     bins = ((x * resolution + y) * resolution + z + first).flatten()
-    counts = places.new_zeros(batch * cells).index_add(0, bins, places.new_ones(len(bins)))
+    counts = positions.new_zeros(batch * cells).index_add(0, bins, positions.new_ones(len(bins)))
 
-    low = places.floor()
-    fraction = places - low  # (B, N, 3)
+    low = positions.floor()
+    fraction = positions - low  # (B, N, 3)
     x, y, z = low.int().unbind(2)
     lowest = (x * resolution + y) * resolution + z + first  # (B, N)
-    # On a cell's centre the upper neighbour has no weight and may not exist: the cell itself.
+    # On a cell's center the upper neighbor has no weight and may not exist: the cell itself.
     up = (fraction > 0).int()
     steps_up = (up[..., 0] * resolution**2, up[..., 1] * resolution, up[..., 2])
     corners, weights = [], []
@@ -89,7 +89,7 @@ def make_grid(places: Tensor, resolution: int) -> VoxelGrid:
 def average_voxels(features: Tensor, grid: VoxelGrid) -> Tensor:
     """The mean of the features (B, N, C) in each cell, (B, V, C); 0 in empty cells."""
     count = grid.batch * grid.resolution**3
-    rows = spread_rows(features.flatten(0, 1), grid.bins, grid.shares, count=count)
+    rows = spread_rows(features.flatten(0, 1), grid.bins, grid.fractions, count=count)
     return torch.unflatten(rows, 0, (grid.batch, -1))
 
 
