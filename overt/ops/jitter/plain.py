@@ -18,14 +18,9 @@ def jitter_plain(frames: Tensor, jitters: Sequence[Jitter]) -> Tensor:
 def jitter_frame(frame: Tensor, jitter: Jitter) -> Tensor:
     """Change brightness, contrast, saturation and hue of an image (3, H, W) uint8.
 
-<<<<<<< .merge_file_1nzyX1
     The first three are those of Pillow's ImageEnhance, and so torchvision's on Pillow images: to
     the bit on x86, while on ARM Pillow may cut a result that is a whole number to the one below.
     Hue turns by the exact angle, where Pillow rounds hue and saturation to 8 bits.
-=======
-    The first three are those of Pillow's ImageEnhance to the bit, and so torchvision's on Pillow
-    images. Hue rotates by the exact angle, where Pillow rounds hue and saturation to 8 bits.
->>>>>>> .merge_file_obcmWz
     """
     image = frame.float()
     for operator in jitter.order:
