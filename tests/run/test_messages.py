@@ -29,6 +29,8 @@ def introduction(*overrides: str, world_size: int = 1, **changed: Any) -> Introd
         "schedule": "cosine",
         "loaded": None,
         "resumed": None,
+        "done": None,
+        "optimizers": {"AdamW": 500},
     }
     return Introduction(**(values | changed))
 
