@@ -70,7 +70,7 @@ def check(
     checked = cast(DictConfig, _merge(OmegaConf.structured(Schema), values))
     _refuse_missing(checked, ("recipe",))
     for key in ("recipe._target_", "recipe.settings", "optimizer._target_"):
-        _check_allowed(key, str(OmegaConf.select(checked, key)), allowed)
+        _check_allowed(key, _target_of(checked, key), allowed)
     settings_class = classes.get("recipe.settings") or import_target(
         "recipe.settings", checked.recipe.settings
     )
@@ -105,6 +105,15 @@ def check(
         text=OmegaConf.to_yaml(whole),
         recipe_class=classes.get("recipe._target_"),
     )
+
+
+def _target_of(checked: DictConfig, key: str) -> str:
+    try:
+        return str(OmegaConf.select(checked, key))
+    except (OmegaConfBaseException, AttributeError) as error:  # its section has no value
+        raise ConfigError(
+            f"{key} has no value; a file must hold the section {key.partition('.')[0]}"
+        ) from error
 
 
 def _merge(schema: Any, values: Any) -> Any:

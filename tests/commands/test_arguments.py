@@ -81,7 +81,7 @@ def test_a_model_is_configured_by_name_or_by_its_checkpoint(tmp_path: Path) -> N
     assert own.settings.model.width == 5
     with pytest.raises(ConfigError, match="add --recipe NAME"):
         configure_model(tmp_path / "weights.pt", None, [], [])
-    with pytest.raises(CheckpointError, match="there is no such file or folder"):
+    with pytest.raises(CheckpointError, match="does not exist"):
         configure_model(tmp_path / "nowhere", "lbm", [], [])
     train_toy(tmp_path, "training.num_steps=1", "model.width=6")
     stored = configure_model(tmp_path / "toy/checkpoints/latest", None, [], [str(TOY)])
