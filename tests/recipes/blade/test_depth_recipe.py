@@ -12,7 +12,6 @@ from toy_runs import same_bits, weights
 from overt.config import load
 from overt.distributed import World, init_distributed
 from overt.errors import ConfigError
-from overt.recipes.blade.evaluation import score_batches
 
 STAGES = ("depthnet", "posenet", "pretext")
 ALONE = World(0, 1, 0, torch.device("cpu"))
@@ -143,18 +142,6 @@ def test_pictures_are_drawn(root: Path, stage: str) -> None:
     (picture,) = pictures.values()
     assert picture.dtype == torch.uint8
     assert picture.shape[0] == 3
-
-
-def test_batches_are_scored_once_each() -> None:
-    seen: list[range] = []
-
-    def score(chosen: range) -> list[dict[str, float]]:
-        seen.append(chosen)
-        return [{"index": float(index)} for index in chosen]
-
-    found = score_batches(ALONE, 7, 3, score)
-    assert [row["index"] for row in found] == list(range(7))
-    assert seen == [range(3), range(3, 6), range(6, 7)]
 
 
 def test_every_recipe_says_what_it_runs_on(root: Path) -> None:
