@@ -1,15 +1,20 @@
-"""overt/engine/strategy/ddp.py: of a pass before a resume nothing stays but DDP's buckets."""
+"""overt/engine/strategy/ddp.py: a pass before a resume leaves no trace; the mean over ranks."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
 from toy_recipe.recipe import Toy
 from toy_runs import make_trainer, same_bits
 
 from overt.checkpoint import random_state
-from overt.engine.loader import START, global_counts
-from overt.engine.strategy.ddp import settle_buckets
+from overt.distributed import init_distributed
+from overt.engine.loader import global_counts
+from overt.engine.order import START
+from overt.engine.strategy.ddp import average_over_ranks, settle_buckets
 
 DROPOUT = "model.dropout=0.5"
 
@@ -20,7 +25,8 @@ def test_nothing_stays_of_the_pass(tmp_path: Path) -> None:
     counts = global_counts(trainer.recipe, batch, trainer.device)
     weights = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     generators = random_state.capture()
-    settle_buckets(batch, counts, trainer.add_gradients, trainer.optimizer)
+    passes = partial(trainer.add_gradients, batch.micro_batches, counts)
+    settle_buckets(passes, trainer.parameters)
     assert same_bits(trainer.model.state_dict(), weights)
     assert same_bits(random_state.capture(), generators)
     assert all(parameter.grad is None for parameter in trainer.model.parameters())
@@ -58,6 +64,35 @@ def calls_of_a_resume(folder: Path) -> int:
 def test_only_three_or_more_ranks_need_it(
     run_processes: Callable[..., list[Any]], tmp_path: Path
 ) -> None:
-    """Over two, a sum has the same bits in either order."""
+    """Over two, a sum has the same bits in either order. A first pass looks at who is used."""
     assert run_processes(calls_of_a_resume, 2, tmp_path / "two") == [0, 0]
-    assert run_processes(calls_of_a_resume, 3, tmp_path / "three") == [1, 1, 1]
+    assert run_processes(calls_of_a_resume, 3, tmp_path / "three") == [2, 2, 2]
+
+
+def mean_of_two(factor: float) -> list[float]:
+    world = init_distributed("cpu")
+    layer = nn.Linear(2, 1)
+    layer.weight.grad = torch.full((1, 2), factor * (world.rank + 1))
+    layer.bias.grad = torch.tensor([10.0 * world.rank])
+    unused = nn.Parameter(torch.zeros(3))
+    average_over_ranks([layer.weight, unused, layer.bias])
+    assert unused.grad is None
+    return [*layer.weight.grad.flatten().tolist(), *layer.bias.grad.tolist()]
+
+
+def test_gradients_of_all_processes_are_averaged(run_processes: Any) -> None:
+    assert run_processes(mean_of_two, 2, 3.0) == [[4.5, 4.5, 5.0]] * 2
+
+
+def passes_on(rank_with_gradient: int) -> list[list[float] | None]:
+    world = init_distributed("cpu")
+    sometimes, never = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1))
+    if world.rank == rank_with_gradient:
+        sometimes.grad = torch.tensor([2.0, 4.0])
+    for _ in range(2):  # a mean of what was averaged before is itself
+        average_over_ranks([sometimes, never])
+    return [None if value.grad is None else value.grad.tolist() for value in (sometimes, never)]
+
+
+def test_a_gradient_that_one_process_lacks_is_zero_there(run_processes: Any) -> None:
+    assert run_processes(passes_on, 2, 1) == [[[1.0, 2.0], None]] * 2
