@@ -1,6 +1,6 @@
 """Programs that some tests need, from Debian's packages, where root allows it.
 
-python3 tests/debian_packages.py chromium     a browser for tests/tools/report/test_browser.py
+python3 tests/debian_packages.py chromium     a browser for tests/tools/report/test_page_browser.py
 """
 
 import os

@@ -125,6 +125,7 @@ SMALL_LBM = Small(
         "model.memory_size=3",
         "evaluation.memory_size=3",
         "evaluation.frames=4",
+        "training.batch_size=2",
     ),
 )
 

@@ -48,8 +48,18 @@ COVERED = {
     "checkpoint/shard_index": "checkpoint/test_shards.py",
     "data/source": "data/test_mixture.py",  # protocols
     "ops/norm_sums/kernels": "ops/map_norm/test_kernels.py",  # a part of two operations
+    "recipes/blade/build": "recipes/blade/test_depthnet.py",
+    "recipes/blade/config": "recipes/blade/test_depth_recipe.py",  # settings, as all of these
+    "recipes/blade/estimate": "commands/test_estimate.py",
     "recipes/blade/example": "recipes/test_example_batch.py",
+    "recipes/cotracker3/config": "recipes/cotracker3/test_recipe.py",
+    "recipes/hjepa/config": "recipes/hjepa/test_recipe.py",
     "recipes/hjepa/example": "recipes/test_example_batch.py",
+    "recipes/lbm/backbone": "recipes/lbm/test_resnet_weights.py",
+    "recipes/lbm/clip": "recipes/lbm/test_online.py",
+    "recipes/lbm/config": "recipes/lbm/test_recipe.py",
+    "recipes/pcdiff/config": "recipes/pcdiff/test_recipe.py",
+    "recipes/pcdiff/layers": "recipes/pcdiff/test_denoiser.py",
     "testing/subject": "testing/test_checks.py",
     "tools/plan/communication": "tools/plan/test_predict.py",
     "tools/plan/operator_flops": "tools/plan/test_live_memory.py",

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from small_recipes import SMALL_PCDIFF
 from toy_runs import TOY, train_toy
 
 from overt.cli import main
@@ -14,15 +15,7 @@ from overt.config import build_recipe, load
 from overt.data.skulls.volumes import read_nrrd
 
 SMALL = [
-    "data.synthetic.count=2",
-    "data.synthetic.side=24",
-    "data.synthetic.points=400",
-    "data.num_points=160",
-    "data.num_implant_points=32",
-    "model.width_multiplier=0.5",
-    "model.resolution_multiplier=0.5",
-    "model.embed_dim=16",
-    "evaluation.steps=3",
+    *SMALL_PCDIFF.sizes(),
     "evaluation.loss_times=1",
     "evaluation.cases=2",
     "training.device=cpu",

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from small_recipes import SMALL_COTRACKER3
 from toy_runs import TOY, train_toy
 
 from overt.checkpoint.manager import CheckpointManager
@@ -18,11 +19,7 @@ from overt.data.tracking.video import has_pyav, read_video, write_video
 
 FRAMES, HEIGHT, WIDTH = 7, 35, 51  # sides that no stride divides
 SMALL = [
-    "model.latent_dim=16",
-    "model.corr_radius=1",
-    "model.hidden_size=32",
-    "model.corr_hidden=32",
-    "model.eval_iters=2",
+    *SMALL_COTRACKER3.sizes("model"),
     "evaluation.resolution=[32,48]",
     "training.device=cpu",
 ]

@@ -6,19 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from small_recipes import SMALL_LBM
 
 from overt.cli import main
 from overt.config import build_recipe, load
 from overt.data.tracking import video_stream
 from overt.data.tracking.moving_shapes import SceneSettings, make_sequence
 
-SMALL = [
-    "model.input_size=[32,32]",
-    "model.embed_dim=16",
-    "model.backbone_width=4",
-    "evaluation.memory_size=3",
-    "training.device=cpu",
-]
+SMALL = [*SMALL_LBM.sizes("model"), "evaluation.memory_size=3", "training.device=cpu"]
 FRAMES = 5
 
 

@@ -60,9 +60,9 @@ def test_only_what_needs_a_gradient_is_trained(tmp_path: Path) -> None:
     parts = parts_of(tmp_path)
     trained = [name for name, value in parts.model.named_parameters() if value.requires_grad]
     assert "target.weight" not in trained
-    assert len(parts.parameters) == len(trained) == 4
+    assert len(parts.trainable.parameters) == len(trained) == 4
     grouped = [value for group in parts.optimizer.param_groups for value in group["params"]]
-    assert {id(value) for value in grouped} == {id(value) for value in parts.parameters}
+    assert {id(value) for value in grouped} == {id(value) for value in parts.trainable.parameters}
 
 
 def test_an_average_is_a_copy_of_the_first_weights(tmp_path: Path) -> None:
@@ -192,10 +192,10 @@ def test_a_custom_step_calls_methods_of_a_plain_model() -> None:
 def test_the_introduction_counts_what_is_trained(tmp_path: Path) -> None:
     config = toy_config(tmp_path)
     parts = parts_of(tmp_path)
-    text = introduction(config, parts, ALONE, resumed="step 3")
+    text = introduction(config, parts, ALONE, resumed="step 3", done=None)
     everything = sum(value.numel() for value in parts.model.parameters())
     assert text.parameters == everything > text.trained_parameters
-    assert text.trained_parameters == sum(value.numel() for value in parts.parameters)
+    assert text.trained_parameters == sum(value.numel() for value in parts.trainable.parameters)
     assert (text.samples, text.steps_per_epoch, text.total_steps) == (10, 5, 12)
     assert (text.device_name, text.resumed, text.loaded) == ("CPU", "step 3", None)
     assert text.schedule.startswith("0.01 at step 0")

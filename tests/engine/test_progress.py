@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,8 @@ ALONE = World(0, 1, 0, torch.device("cpu"))
 
 def make(folder: Path, *overrides: str, histograms: Any = None) -> Progress:
     config = toy_config(folder, "training.loss_spike_window=8", *overrides)
-    return Progress(config, ALONE, 12, histograms or (lambda model, step: None))
+    run: Any = SimpleNamespace(silent=False, log_histograms=histograms)
+    return Progress(config, ALONE, 12, run)
 
 
 def add(progress: Progress, *losses: float, applied: float = 1.0) -> None:

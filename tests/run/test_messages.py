@@ -25,12 +25,12 @@ def introduction(*overrides: str, world_size: int = 1, **changed: Any) -> Introd
         "samples": 10,
         "steps_per_epoch": 5,
         "total_steps": 12,
+        "optimizers": {"AdamW": 1000},
         "learning_rate": config.optimizer.lr,
         "schedule": "cosine",
         "loaded": None,
         "resumed": None,
         "done": None,
-        "optimizers": {"AdamW": 500},
     }
     return Introduction(**(values | changed))
 
@@ -54,6 +54,8 @@ def test_rows_that_are_only_there_when_there_is_something_to_say() -> None:
     rows = dict(introduction(trained_parameters=400, resumed="step_3 at step 3").rows())
     assert rows["parameters"] == "1,000, 400 trained"
     assert rows["resumed"] == "step_3 at step 3"
+    rows = dict(introduction(optimizers={"Muon": 900, "AdamW": 100}).rows())
+    assert rows["optimizers"] == "Muon for 900, AdamW for 100 parameters"
     scaled = ["optimizer.lr_scaling=linear", "optimizer.lr_base_batch=8"]
     rows = dict(introduction(*scaled, learning_rate=0.0025).rows())
     assert rows["learning rate"] == "0.01 by rule linear from batch 8 = 0.0025"
@@ -64,6 +66,7 @@ def test_remarks_are_what_was_loaded_and_advice() -> None:
     quiet = introduction()
     assert quiet.remarks() == []
     assert replace(quiet, loaded="all 8 tensors of a.pth").remarks() == ["all 8 tensors of a.pth"]
+    assert replace(quiet, done="enough").remarks() == ["nothing is left to train: enough"]
     large = introduction("training.batch_size=512", "optimizer.lr_base_batch=8")
     assert all(remark.startswith("advice: ") for remark in large.remarks())
 

@@ -1,6 +1,7 @@
 """overt/engine/strategy/ddp.py: a pass before a resume leaves no trace; the mean over ranks."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ def test_nothing_stays_of_the_pass(tmp_path: Path) -> None:
     counts = global_counts(trainer.recipe, batch, trainer.device)
     weights = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     generators = random_state.capture()
-    settle_buckets(batch, counts, trainer.add_gradients, trainer.optimizer)
+    passes = partial(trainer.add_gradients, batch.micro_batches, counts)
+    settle_buckets(passes, trainer.parameters)
     assert same_bits(trainer.model.state_dict(), weights)
     assert same_bits(random_state.capture(), generators)
     assert all(parameter.grad is None for parameter in trainer.model.parameters())
@@ -62,9 +64,9 @@ def calls_of_a_resume(folder: Path) -> int:
 def test_only_three_or_more_ranks_need_it(
     run_processes: Callable[..., list[Any]], tmp_path: Path
 ) -> None:
-    """Over two, a sum has the same bits in either order."""
+    """Over two, a sum has the same bits in either order. A first pass looks at who is used."""
     assert run_processes(calls_of_a_resume, 2, tmp_path / "two") == [0, 0]
-    assert run_processes(calls_of_a_resume, 3, tmp_path / "three") == [1, 1, 1]
+    assert run_processes(calls_of_a_resume, 3, tmp_path / "three") == [2, 2, 2]
 
 
 def mean_of_two(factor: float) -> list[float]:

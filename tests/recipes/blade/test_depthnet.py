@@ -1,19 +1,15 @@
 """DepthNet: frozen parts stay frozen and out of checkpoints; foreign weights fit or are refused."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from small_recipes import BLADE_VIT, SMALL_BLADE, first_batch
 from torch import nn
 
-from overt.distributed import init_distributed
 from overt.errors import CheckpointError, ConfigError
 from overt.recipes.blade.depthnet import DEAD, DepthNet, fingerprint
-from overt.recipes.blade.dpt import DepthAnything, double_and_resize, resize
-from overt.recipes.blade.norm import FrozenBatchNorm2d, SharedBatchNorm2d
+from overt.recipes.blade.dpt import DepthAnything
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +36,6 @@ def backbone_file(root: Path, prefix: str = "", only: str = "") -> Path:
     path = root / f"backbone_{prefix}{only}.pth"
     torch.save(chosen, path)
     return path
-
-
-def test_the_short_way_to_the_map_is_the_long_way() -> None:
-    maps = torch.randn(2, 3, 12, 20)
-    long = resize(resize(maps, (24, 40)), (9, 9))
-    torch.testing.assert_close(double_and_resize(maps, 9), long, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -155,39 +145,6 @@ def test_a_stage_one_checkpoint_of_another_backbone_is_refused(root: Path) -> No
     tensors["backbone_mark"] = tensors["backbone_mark"] + 1
     with pytest.raises(CheckpointError, match="on top of another depth backbone"):
         vit_depthnet(root, named).load_depthnet(tensors, "other")
-
-
-def test_frozen_batch_norm_never_moves() -> None:
-    norm = FrozenBatchNorm2d(3).train()
-    maps = torch.randn(4, 3, 5, 5) + 2
-    norm(maps)
-    assert not norm.training
-    assert torch.equal(norm.running_mean, torch.zeros(3))
-
-
-def shared_norm(count: int) -> tuple[list[float], list[float]]:
-    """Gradient and running statistics of batch norm over the processes' parts of one batch."""
-    world = init_distributed("cpu")
-    torch.manual_seed(0)
-    maps = torch.randn(4, 3, 5, 5) + torch.arange(4.0)[:, None, None, None]
-    share = 4 // count
-    own = maps[world.rank * share : (world.rank + 1) * share].clone().requires_grad_()
-    norm = SharedBatchNorm2d(3).train()
-    out = norm(own)
-    (out.square() * torch.arange(75.0).view(3, 5, 5)).sum().backward()
-    assert own.grad is not None
-    assert norm.running_mean is not None
-    return own.grad.flatten().tolist(), [*norm.running_mean.tolist(), *norm.running_var.tolist()]
-
-
-def test_batch_norm_is_that_of_all_processes_samples(
-    run_processes: Callable[..., list[Any]],
-) -> None:
-    gradient, statistics = shared_norm(1)
-    parts = run_processes(shared_norm, 2, 2)
-    assert parts[0][0] + parts[1][0] == pytest.approx(gradient, abs=1e-4)
-    for _, found in parts:
-        assert found == pytest.approx(statistics, abs=1e-5)
 
 
 def test_the_depth_stays_within_its_limits(root: Path) -> None:

@@ -4,19 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from small_recipes import SMALL_BLADE
 
-from overt.data.people.crops import centred_side, draw_crop
 from overt.data.people.human_data import HumanData, write_human_data
 from overt.data.people.synthetic import PeopleOptions, write_people
-from overt.data.rng import sample_rng
 from overt.errors import DataError
-from overt.geometry.pose import rotate_in_plane
-from overt.recipes.blade.camera import LIMB_JOINTS
 from overt.recipes.blade.config import BodySettings, DataSettings, SourceSettings
 from overt.recipes.blade.people import People
-from overt.recipes.blade.pose_recipe import true_rotations
 
 BODY = BodySettings("capsule", None, "capsule", None, None)
 
@@ -110,46 +104,3 @@ def test_labels_of_smpl_need_its_body(root: Path, settings: DataSettings) -> Non
     bare = People(source, settings, BodySettings("capsule", None, None, None, None), root, False)
     with pytest.raises(DataError, match=r"set model\.body\.smpl to SMPL_NEUTRAL"):
         bare.pelvis(0)
-
-
-AUGMENTED = [
-    "model.depthnet_checkpoint=none",
-    "data.pose_augmentation.rotation=30",
-    "data.pose_augmentation.rotation_probability=1",
-]
-
-
-@pytest.mark.parametrize("stage", ["depthnet", "posenet"])
-def test_a_sample_is_a_function_of_row_and_generator(tmp_path: Path, stage: str) -> None:
-    recipe = SMALL_BLADE[stage].recipe(tmp_path, *(AUGMENTED if stage == "posenet" else []))
-    source = recipe.build_dataset()
-    one, again, other = (source.sample(3, sample_rng(seed, 0, 3)) for seed in (0, 0, 1))
-    changed = 0 if stage == "depthnet" else 1  # the crop that the draws change
-    assert torch.equal(one[changed], again[changed])
-    assert not torch.equal(one[changed], other[changed])
-
-
-def test_labels_follow_the_augmented_crop(tmp_path: Path) -> None:
-    """Limb joints, projected with the turned and mirrored pose, lie where the crop shows them."""
-    recipe = SMALL_BLADE["posenet"].recipe(tmp_path, *AUGMENTED)
-    source = recipe.build_dataset().sources[0]
-    body = recipe.body(torch.device("cpu"))
-    kinds = set()
-    for row in range(8):
-        sample = source.sample(row, sample_rng(5, 0, row))
-        generator = sample_rng(5, 0, row)
-        generator.random()  # the side's share of chance, which here is none
-        side = centred_side(source.people.limb_keypoints(row), (32, 32))
-        crop = draw_crop((16, 16), side, (32, 32), source.augmentation, generator)
-        kinds.add(crop.mirrored)
-        pelvis = torch.from_numpy(source.people.pelvis(row))
-        pelvis = pelvis * torch.tensor([-1.0 if crop.mirrored else 1.0, 1.0, 1.0])
-        pelvis = rotate_in_plane(torch.eye(3)[None], torch.tensor([crop.degrees]))[0] @ pelvis
-        joints = body.joints(sample.shape[None], true_rotations(sample.pose[None]))[0]
-        limbs = (joints - joints[0])[list(LIMB_JOINTS)] + pelvis
-        focal = float(source.people.data.columns["K"][row, 0, 0])
-        expected = focal * 32 / side * limbs[:, :2] / limbs[:, 2:] + 16
-        known = sample.keypoints[:, 2] > 0
-        difference = (32 * sample.keypoints[:, :2] - expected)[known].abs()
-        assert difference.max() < 1.5  # a mirrored picture is one pixel off
-    assert kinds == {True, False}

@@ -8,7 +8,6 @@ from small_recipes import SMALL_BLADE, first_batch, stage_one
 
 from overt.errors import CheckpointError, ConfigError
 from overt.geometry.rotation import axis_angle_to_matrix
-from overt.recipes.blade.pose_recipe import resize_for_step, true_rotations
 from overt.recipes.blade.posenet import PoseNet, sine_positions
 
 
@@ -145,19 +144,3 @@ def test_positions_differ_everywhere() -> None:
     table = sine_positions((4, 6), 16, torch.device("cpu"))
     assert table.shape == (24, 16)
     assert torch.cdist(table, table).add(torch.eye(24) * 9).min() > 0.05
-
-
-def test_labels_become_rotations_of_all_joints() -> None:
-    pose = 0.3 * torch.randn(2, 52, 3)
-    rotations = true_rotations(pose)
-    assert rotations.shape == (2, 55, 3, 3)
-    torch.testing.assert_close(rotations[:, 22:25], torch.eye(3).repeat(2, 3, 1, 1))
-    torch.testing.assert_close(rotations[:, 25:], axis_angle_to_matrix(pose[:, 22:]))
-
-
-def test_a_step_has_one_size_of_its_own() -> None:
-    pictures = images()
-    sizes = {resize_for_step(pictures, [24, 32], step).shape[-1] for step in range(20)}
-    assert sizes == {24, 32}
-    twice = [resize_for_step(pictures, [24, 32], 5).shape for _ in range(2)]
-    assert twice[0] == twice[1]

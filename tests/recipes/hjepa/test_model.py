@@ -107,17 +107,6 @@ def test_target_and_context_start_equal_and_the_target_never_drops_paths(root: P
     assert torch.equal(model.encode_targets(images), model.encode_targets(images))
 
 
-def test_the_prediction_does_not_see_what_is_hidden(root: Path) -> None:
-    _, model, batch = build(root)
-    hidden = torch.ones(4, 16, dtype=torch.bool)
-    hidden.view(-1)[batch.layout.visible.rows] = False
-    pixels = hidden.view(4, 1, 4, 4).repeat_interleave(4, 2).repeat_interleave(4, 3)
-    changed = torch.where(pixels, 255 - batch.images, batch.images)
-    before, after = (model(images, batch.layout) for images in (batch.images, changed))
-    assert torch.equal(before.predictions[0], after.predictions[0])
-    assert not torch.allclose(before.targets[0], after.targets[0])
-
-
 def test_levels_and_exclusions_make_the_groups(root: Path) -> None:
     _, model, _ = build(root, "model.projection=predictions")
     groups = parameter_groups(model, ["mask_token"])

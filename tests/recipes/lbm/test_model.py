@@ -5,15 +5,11 @@ import math
 import pytest
 import torch
 from small_recipes import small_lbm
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from overt.recipes.lbm.blocks import EntryAttention
 from overt.recipes.lbm.loss import Prediction, true_cells
 from overt.recipes.lbm.model import LBM
-from overt.recipes.lbm.pyramid import Resize, make_tokens, normalize, read_points
-from overt.recipes.lbm.transformer import FrameMaps
 
 
 def clip(batch: int = 2, frames: int = 4, points: int = 5) -> tuple[Tensor, Tensor, Tensor]:
@@ -45,90 +41,6 @@ def test_the_official_size_has_the_official_keys() -> None:
     assert state["transformer.collision_mem_layer.attention_weights.bias"].shape == (64,)
     assert state["transformer.layers.2.collision_time_emb"].shape == (1, 13, 256)
     assert [layer.candidates for layer in model.transformer.layers] == [9, 4, 1]
-
-
-def test_integer_buffers_describe_the_pyramid() -> None:
-    transformer = small_lbm(input_size=(64, 96)).transformer
-    assert transformer.spatial_shapes.tolist() == [[16, 24], [8, 12], [4, 6]]
-    assert transformer.start_levels.tolist() == [0, 384, 480]
-
-
-@pytest.mark.parametrize("entries", [1, 5])
-def test_attention_over_raw_entries_equals_torchs(entries: int) -> None:
-    """Moving the projections to the query's side changes nothing but rounding."""
-    ours = EntryAttention(16, 4, dropout=0.0)
-    theirs = nn.MultiheadAttention(16, 4, batch_first=True)
-    nn.init.normal_(ours.in_proj_bias)
-    theirs.load_state_dict(ours.state_dict())
-    query, memory = torch.randn(6, 16), torch.randn(6, entries, 16)
-    embedding, ignore = torch.randn(entries, 16), torch.rand(6, entries) < 0.4
-    ignore[:, -1] = False
-    expected, _ = theirs(query[:, None], memory + embedding, memory, key_padding_mask=ignore)
-    found = ours(query, memory, embedding, ignore)
-    torch.testing.assert_close(found, expected[:, 0], atol=1e-5, rtol=1e-5)
-
-
-def test_a_point_without_usable_memory_stays_as_it_is() -> None:
-    layer = small_lbm().transformer.layers[0]
-    from overt.recipes.lbm.layer import Memory
-
-    query = torch.randn(1, 3, 16)
-    entries = torch.randn(1, 3, 3, 16)
-    ignore = torch.tensor([[[True] * 3, [True, True, False], [False] * 3]])
-    recalled = layer.recall(query, Memory(entries, entries, ignore), None)
-    assert torch.equal(recalled[:, 0], query[:, 0])
-    assert (recalled[:, 1:] != query[:, 1:]).any()
-    changed = entries.clone()
-    changed[:, 1, :2] = 1e3  # ignored entries reach nothing
-    again = layer.recall(query, Memory(changed, changed, ignore), None)
-    torch.testing.assert_close(again, recalled)
-
-
-def test_the_folded_correlation_is_that_of_every_level_resized() -> None:
-    transformer = small_lbm(input_size=(32, 64)).transformer
-    features, query = torch.randn(2, 8, 16, 16), torch.randn(2, 5, 16)
-    guide = transformer.frame_maps(features).guides[0]
-    conv = transformer.layers[0].corr_conv
-    maps = []
-    for level, (height, width) in enumerate(transformer.sizes):
-        tokens = F.avg_pool2d(features.permute(0, 3, 1, 2), 2**level)
-        unit = F.normalize(tokens, dim=1)
-        product = torch.einsum("bnc,bchw->bnhw", F.normalize(query, dim=-1), unit)
-        assert product.shape[2:] == (height, width)
-        maps.append(F.interpolate(product, (8, 16), mode="bilinear", align_corners=False))
-    stacked = torch.stack(maps, dim=2).flatten(0, 1)  # (B * N, L, h, w)
-    wanted = (conv(stacked)[:, 0] + stacked[:, 0]).view(2, 5, -1)
-    found = normalize(query) @ guide.mT + conv.bias
-    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize("size", [(8, 12), (16, 6), (24, 36)])
-def test_resizing_is_torchs(size: tuple[int, int]) -> None:
-    images = torch.randn(2, 8, 6, 3)
-    wanted = F.interpolate(images.permute(0, 3, 1, 2), size, mode="bilinear", align_corners=False)
-    found = Resize((8, 6), size)(images).permute(0, 3, 1, 2)
-    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
-
-
-def test_reading_points_is_grid_sampling_with_a_repeated_border() -> None:
-    features = torch.randn(3, 6, 8, 4)
-    frames = torch.tensor([[0, 2, 1, 1]])
-    cells = torch.tensor([[[3.3, 2.7], [-0.4, 5.4], [9.0, -3.0], [7.0, 5.0]]])
-    found = read_points(features, frames, cells)
-    for number in range(4):
-        image = features[frames[0, number]].permute(2, 0, 1)[None]
-        x, y = cells[0, number]
-        grid = torch.stack([(2 * x + 1) / 8 - 1, (2 * y + 1) / 6 - 1]).view(1, 1, 1, 2)
-        wanted = F.grid_sample(image, grid, padding_mode="border", align_corners=False)
-        torch.testing.assert_close(found[0, number], wanted[0, :, 0, 0])
-
-
-def test_tokens_are_means_of_cells() -> None:
-    features = torch.arange(64.0).view(1, 8, 8, 1)
-    tokens = make_tokens(features, 3)[0, :, 0]
-    assert len(tokens) == 64 + 16 + 4
-    assert tokens[64] == pytest.approx((0 + 1 + 8 + 9) / 4)
-    assert tokens[80] == pytest.approx(features[0, :4, :4].mean())
 
 
 def test_recomputing_changes_neither_gradients_nor_statistics() -> None:
@@ -233,19 +145,6 @@ def test_the_first_guess_is_a_uniform_one() -> None:
     entropy = model(video, queries, cells).entropy
     assert entropy.shape == (3, 2, 4, 5)
     assert entropy.mean().item() == pytest.approx(math.log(64), rel=1e-3)
-
-
-def test_maps_of_a_clip_are_those_of_its_frames() -> None:
-    model = small_lbm().eval()
-    features = torch.randn(6, 8, 8, 16)
-    whole = model._maps_of_clip(features, batch=2)
-    assert len(whole) == 3
-    single = model.transformer.frame_maps(features.view(2, 3, 8, 8, 16)[:, 1])
-    assert isinstance(whole[1], FrameMaps)
-    for one, other in zip(
-        whole[1].values + whole[1].guides, single.values + single.guides, strict=True
-    ):
-        torch.testing.assert_close(one, other)
 
 
 def test_all_frames_share_one_compiled_graph() -> None:

@@ -4,14 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_recipes import SMALL_PCDIFF
 from torch import Tensor
 
 from overt.checkpoint.weights import load_weights
 from overt.cli import main
 from overt.config import build_recipe, load
 from overt.recipes.pcdiff.denoiser import Convolutions, Denoiser, Down, Up, time_embedding
-from overt.recipes.pcdiff.geometry import find_geometry, first_centers
 
 PREFIXES = ("model.", "model.module.", "model._orig_mod.", "model.module._orig_mod.")
 
@@ -107,24 +105,6 @@ def test_every_parameter_learns() -> None:
     model = tiny().train()
     model(cloud(), torch.tensor([3, 40])).square().mean().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
-
-
-def test_fewer_points_than_centres_repeat_the_first() -> None:
-    coords = torch.arange(12.0).view(1, 4, 3)
-    assert torch.equal(first_centers(coords, 2), coords[:, :2])
-    longer = first_centers(coords, 6)
-    assert torch.equal(longer[:, :4], coords)
-    assert torch.equal(longer[:, 4:], coords[:, :1].expand(-1, 2, -1))
-
-
-def test_levels_share_their_grids_both_ways(tmp_path: Path) -> None:
-    recipe = SMALL_PCDIFF.recipe(tmp_path)
-    model = recipe.build_model()
-    assert recipe.plans == model.plans
-    geometry = find_geometry(torch.randn(2, 160, 3), recipe.plans)
-    assert [sorted(level.grids) for level in geometry.levels] == [[6], [3], [1]]
-    assert [level.coords.shape[1] for level in geometry.levels] == [160, 192, 48]
-    assert float(geometry.fullest()) == 1.0  # on the CPU there is room for just what is found
 
 
 @pytest.mark.parametrize("prefix", ["model.", "model.module."])

@@ -1,21 +1,13 @@
 """The diffusion and its samplers: identities, and an oracle that finds what it knows."""
 
-from pathlib import Path
-
 import pytest
 import torch
-from small_recipes import SMALL_PCDIFF
 from torch import Tensor
 
 from overt.errors import ConfigError
 from overt.recipes.pcdiff import diffusion
-from overt.recipes.pcdiff.geometry import Geometry
 from overt.recipes.pcdiff.sampling import (
-    Plan,
-    base_arrays,
-    make_plan,
     refuse_overflow,
-    sample_implants,
 )
 
 STEPS = 60
@@ -84,88 +76,6 @@ def test_every_schedule_ends_in_noise_and_keeps_its_length(schedule: str) -> Non
     assert len(found.betas) == 1000
     assert (found.alphas_cumprod.diff() <= 0).all()
     assert found.alphas_cumprod[-1] < 0.01
-
-
-class Oracle:
-    """Knows the implant and so tells the noise exactly."""
-
-    plans = ()
-
-    def __init__(self, start: Tensor, known: diffusion.Arrays) -> None:
-        self.start, self.known = start.transpose(1, 2), known
-
-    def geometry(self, coords: Tensor) -> Geometry:
-        return NoGeometry([])
-
-    def __call__(self, x: Tensor, times: Tensor, geometry: Geometry) -> Tensor:
-        implant = x[:, :, -self.start.shape[2] :]
-        kept = diffusion.at(self.known.alphas_cumprod, times)
-        noise = (implant - kept.sqrt() * self.start) / (1 - kept).sqrt()
-        return torch.cat([torch.zeros_like(x[:, :, : -noise.shape[2]]), noise], dim=2)
-
-
-class NoGeometry(Geometry):
-    def fullest(self) -> Tensor:
-        return torch.zeros(())
-
-
-def generators(count: int, first: int = 0) -> list[torch.Generator]:
-    return [torch.Generator().manual_seed(first + number) for number in range(count)]
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["evaluation.sampler=ddpm", "model.diffusion.steps=50", "model.diffusion.beta_end=0.3"],
-        ["evaluation.sampler=ddim", "evaluation.steps=10"],
-        ["evaluation.sampler=ddim", "evaluation.steps=10", "evaluation.eta=0.5"],
-    ],
-)
-def test_an_oracle_is_led_to_what_it_knows(overrides: list[str], tmp_path: Path) -> None:
-    settings = SMALL_PCDIFF.recipe(tmp_path, *overrides).settings
-    plan = make_plan(settings.model.diffusion, settings.evaluation)
-    start = torch.randn(2, 9, 3, generator=torch.Generator().manual_seed(5))
-    oracle = Oracle(start, base_arrays(settings.model.diffusion))
-    found = sample_implants(oracle, torch.zeros(2, 4, 3), 9, plan, generators(2))
-    torch.testing.assert_close(found, start, atol=0.02, rtol=0)
-
-
-def test_each_cloud_has_its_own_noise_whatever_is_sampled_beside_it(tmp_path: Path) -> None:
-    recipe = SMALL_PCDIFF.recipe(tmp_path)
-    plan = make_plan(recipe.settings.model.diffusion, recipe.settings.evaluation)
-    torch.manual_seed(0)
-    model = recipe.build_model().eval()
-    known = torch.randn(1, 20, 3, generator=torch.Generator().manual_seed(0)).expand(3, -1, -1)
-    together = sample_implants(model, known, 8, plan, generators(3))
-    again = sample_implants(model, known, 8, plan, generators(3))
-    assert torch.equal(together, again)
-    assert not torch.allclose(together[0], together[1])
-    alone = sample_implants(model, known[:1], 8, plan, generators(1, first=1))
-    torch.testing.assert_close(alone[0], together[1], atol=1e-2, rtol=1e-2)
-
-
-def test_known_points_are_never_changed(tmp_path: Path) -> None:
-    settings = SMALL_PCDIFF.recipe(tmp_path).settings
-    plan = make_plan(settings.model.diffusion, settings.evaluation)
-    seen = []
-
-    class Watching(Oracle):
-        def __call__(self, x: Tensor, times: Tensor, geometry: Geometry) -> Tensor:
-            seen.append((x[:, :, :4].clone(), times.tolist()))
-            return super().__call__(x, times, geometry)
-
-    known = torch.randn(1, 4, 3)
-    oracle = Watching(torch.zeros(1, 9, 3), base_arrays(settings.model.diffusion))
-    sample_implants(oracle, known, 9, plan, generators(1))
-    assert [times for _, times in seen] == [[time] for time in plan.timesteps]
-    assert all(torch.equal(part, known.transpose(1, 2)) for part, _ in seen)
-
-
-def test_a_plan_is_random_where_noise_is_added() -> None:
-    arrays_ = arrays()
-    assert Plan(arrays_, [0], "fixedsmall", 0.0).is_random
-    assert Plan(arrays_, [0], None, 0.5).is_random
-    assert not Plan(arrays_, [0], None, 0.0).is_random
 
 
 def test_too_little_room_for_neighbours_is_refused() -> None:

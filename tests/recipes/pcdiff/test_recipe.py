@@ -13,10 +13,7 @@ from toy_runs import read_rows, same_bits, weights
 
 from overt.config import Config, load
 from overt.config.batch import advice, plan_batches, scaled_learning_rate
-from overt.data.rng import sample_rng
-from overt.distributed import init_distributed
-from overt.errors import ConfigError, DataError
-from overt.recipes.pcdiff.data import HeldOutCases
+from overt.errors import ConfigError
 
 
 @pytest.fixture(scope="module")
@@ -81,47 +78,6 @@ REFUSED = {
 def test_impossible_settings_are_refused(override: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=REFUSED[override]):
         SMALL_PCDIFF.config(tmp_path, override)
-
-
-def test_a_missing_root_says_where_to_get_the_data(tmp_path: Path) -> None:
-    recipe = SMALL_PCDIFF.recipe(tmp_path, "data.synthetic=null", "data.root=null")
-    with pytest.raises(ConfigError, match="overt data prepare"):
-        recipe.build_dataset()
-
-
-def test_data_problems_show_before_training(root: Path, tmp_path: Path) -> None:
-    recipe = SMALL_PCDIFF.recipe(root, "data.num_points=1000", "data.num_implant_points=500")
-    with pytest.raises(DataError, match="400 points; asked for are 500"):
-        recipe.build_dataset()
-    (tmp_path / "train.csv").write_text("complete_skull/000.nrrd\n")
-    recipe = SMALL_PCDIFF.recipe(root, f"data.root={tmp_path}", "data.synthetic=null")
-    with pytest.raises(DataError, match="10 of 10 clouds are missing"):
-        recipe.build_dataset()
-
-
-def test_a_sample_is_a_function_of_its_generator(root: Path) -> None:
-    dataset = SMALL_PCDIFF.recipe(root, "data.augment=true").build_dataset()
-    one, other = (dataset.sample(3, sample_rng(0, 1, 3)) for _ in range(2))
-    assert one.time == other.time
-    for name in ("known", "implant", "noise"):
-        assert torch.equal(getattr(one, name), getattr(other, name))
-    assert one.known.shape == (128, 3)
-    assert one.implant.shape == one.noise.shape == (32, 3)
-    later = dataset.sample(3, sample_rng(0, 2, 3))
-    assert not torch.equal(one.noise, later.noise)
-
-
-def test_at_time_0_an_item_always_has_the_same_noise(root: Path) -> None:
-    dataset = SMALL_PCDIFF.recipe(root).build_dataset()
-    dataset.steps = 1  # every time step is 0
-    one, other = (dataset.sample(2, sample_rng(0, epoch, 2)) for epoch in range(2))
-    assert torch.equal(one.noise, other.noise)
-    assert not torch.equal(one.known, other.known)
-    assert not torch.equal(one.noise, dataset.sample(1, sample_rng(0, 0, 1)).noise)
-    free = SMALL_PCDIFF.recipe(root, "data.fixed_noise_at_t0=false").build_dataset()
-    free.steps = 1
-    one, other = (free.sample(2, sample_rng(0, epoch, 2)) for epoch in range(2))
-    assert not torch.equal(one.noise, other.noise)
 
 
 @pytest.mark.parametrize("kind", ["mse", "mse_minsnr", "kl"])
@@ -231,49 +187,6 @@ def test_it_learns_and_is_scored(root: Path) -> None:
     with torch.inference_mode():
         picture = trainer.recipe.visualize(trainer.model)["implants"]
     assert picture.shape == (3, 18 + 4 * 220, 4 * 220)
-
-
-def scores_here(root: Path) -> dict[str, float]:
-    recipe = SMALL_PCDIFF.recipe(root, "evaluation.volumes=false")
-    world = init_distributed("cpu")
-    torch.manual_seed(0)
-    with torch.inference_mode():
-        return recipe.evaluate(recipe.build_model().eval(), world)
-
-
-def test_scores_do_not_depend_on_the_number_of_processes(
-    run_processes: Callable[..., list[dict[str, float]]], root: Path
-) -> None:
-    first, second = run_processes(scores_here, 2, root)
-    assert first == second == scores_here(root)
-
-
-def test_held_out_cases_are_spread_over_the_list_and_always_the_same(root: Path) -> None:
-    settings = SMALL_PCDIFF.recipe(root, "evaluation.cases=3").settings
-    cases = HeldOutCases(settings.data, settings.evaluation)
-    assert cases.places == [0, 2, 4]
-    one, other = (cases.case(1) for _ in range(2))
-    np.testing.assert_array_equal(one.cloud.points, other.cloud.points)
-    assert torch.equal(one.implant, other.implant)
-    assert np.abs(one.cloud.points).max() == pytest.approx(3.0)
-    assert one.voxel_mm == pytest.approx(200 / 24)
-    # The true implant in voxels is within the volume, as its file has it.
-    voxels = one.to_voxels(one.implant)
-    stored = np.load(one.item.implant)
-    assert (voxels >= stored.min(axis=0) - 1e-3).all()
-    assert (voxels <= stored.max(axis=0) + 1e-3).all()
-
-
-def test_an_ensemble_has_members_of_its_own(root: Path) -> None:
-    recipe = SMALL_PCDIFF.recipe(root, "evaluation.ensemble=3")
-    torch.manual_seed(0)
-    model = recipe.build_model().eval()
-    skull = np.random.default_rng(0).normal(size=(300, 3)) * 40
-    with torch.inference_mode():
-        found = recipe.complete(model, skull, "skull.npy")
-    assert found.implants.shape == (3, 32, 3)
-    assert not torch.allclose(found.implants[0], found.implants[1])
-    assert found.known.points.shape == (128, 3)
 
 
 def test_the_tiny_recipe_is_complete_and_small() -> None:

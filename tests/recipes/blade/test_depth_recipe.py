@@ -1,20 +1,17 @@
 """BLADE's recipes through the engine: they compose, learn, split, resume and are scored."""
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from small_recipes import BLADE_VIT, SMALL_BLADE, curve, first_batch, stage_one
+from small_recipes import SMALL_BLADE, curve, first_batch, stage_one
 from toy_runs import same_bits, weights
 
 from overt.config import load
 from overt.distributed import World, init_distributed
 from overt.errors import ConfigError
-from overt.evaluation import summarize
-from overt.recipes.blade.loss import depth_errors
 
 STAGES = ("depthnet", "posenet", "pretext")
 ALONE = World(0, 1, 0, torch.device("cpu"))
@@ -92,14 +89,6 @@ def test_shares_of_parts_add_up_to_the_whole(root: Path, stage: str) -> None:
         torch.testing.assert_close(first.metrics[name] + second.metrics[name], value)
 
 
-def test_an_unknown_depth_costs_nothing_and_has_no_gradient() -> None:
-    predicted = torch.tensor([1.0, 2.0], requires_grad=True)
-    errors = depth_errors(predicted, torch.tensor([2.0, 0.0]), torch.tensor([True, False]))
-    assert errors.tolist() == [0.5, 0.0]
-    errors.sum().backward()
-    assert predicted.grad.tolist() == [-0.5, 0.0]
-
-
 @pytest.mark.parametrize("stage", STAGES[:2])
 def test_a_resumed_run_is_the_uninterrupted_one(root: Path, tmp_path: Path, stage: str) -> None:
     own = [*named(root, stage), f"data.root={root / 'people'}"]
@@ -145,39 +134,6 @@ def test_scores_do_not_depend_on_the_number_of_processes(
             assert found == pytest.approx(numbers, rel=1e-5, nan_ok=True)
 
 
-def test_posenet_is_scored_by_every_number_of_the_protocol(root: Path) -> None:
-    found = rows(
-        root, "posenet", "evaluation.camera.iterations=3", "evaluation.max_samples=2",
-        "evaluation.camera.keypoint_noise=0.5",
-    )  # fmt: skip
-    assert len(found) == 2
-    scores = summarize(found)
-    assert all(math.isfinite(value) for value in scores.values())
-    recipe = SMALL_BLADE["posenet"].recipe(root)
-    table = recipe.score_table(found, scores)
-    assert table.startswith("people_test: 2 people")
-    for title in ("Tz m", "1/Tz", "f %", "PA-MPJPE", "PVE", "mIoU", "P-mIoU"):
-        assert title in table
-
-
-def test_a_perfect_person_has_no_error(root: Path) -> None:
-    """The labels themselves as predictions: every error of pose is zero."""
-    recipe = SMALL_BLADE["posenet"].recipe(root, *named(root, "posenet"))
-    scorer = recipe.scorer(recipe.build_model().eval())
-    picture = scorer.people.picture(1)
-    truth = scorer.truth(1, picture)
-    row = scorer.pose_row(truth.vertices, truth)
-    assert max(row.values()) < 1e-2
-    seen, scale = scorer.observe(1, picture, truth)
-    assert scale == 1.0
-    parts = scorer.parts_of_truth(truth, seen.size, scale)
-    both, either = (
-        ((parts > 0) & (seen.mask[0] > 0)).sum(),
-        ((parts > 0) | (seen.mask[0] > 0)).sum(),
-    )
-    assert both > 0.95 * either
-
-
 @pytest.mark.parametrize("stage", STAGES[:2])
 def test_pictures_are_drawn(root: Path, stage: str) -> None:
     recipe = SMALL_BLADE[stage].recipe(root, *named(root, stage))
@@ -186,28 +142,6 @@ def test_pictures_are_drawn(root: Path, stage: str) -> None:
     (picture,) = pictures.values()
     assert picture.dtype == torch.uint8
     assert picture.shape[0] == 3
-
-
-def test_a_pretext_backbone_serves_depthnet(tmp_path: Path) -> None:
-    small = [
-        "model.depth.custom.width=24",
-        "model.depth.custom.depth=4",
-        "model.depth.custom.features=16",
-        "model.depth.custom.channels=[8,8,16,16]",
-        "data.depth_size=70",
-        "data.synthetic.depth_maps=true",
-        "schedule.warmup_fraction=0",
-    ]
-    run = SMALL_BLADE["pretext"].train(tmp_path, *small)
-    assert all(math.isfinite(value) for value in curve(run))
-    checkpoint = run / "checkpoints" / "best"
-    recipe = SMALL_BLADE["depthnet"].recipe(
-        tmp_path, *BLADE_VIT, f"model.depth.backbone_checkpoint={checkpoint}"
-    )
-    model = recipe.build_model()
-    model.require_weights("")
-    stored = weights(run, 4)["depth_backbone.pretrained.cls_token"]
-    assert torch.equal(model.depth_backbone.pretrained.cls_token, stored)
 
 
 def test_every_recipe_says_what_it_runs_on(root: Path) -> None:
