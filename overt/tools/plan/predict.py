@@ -86,6 +86,15 @@ def device_memory(step: StepMemory, model: Model, strategy: str, devices: int) -
             return step.peak + LIBRARIES
 
 
+def sharded_memory(step: StepMemory, measured_on: int, devices: int) -> int:
+    """Peak bytes on one of `devices` ranks, from an FSDP step on one of `measured_on` ranks.
+
+    Only shards shrink with the world size; what is gathered, and activations, stay.
+    """
+    shards = step.parameters + step.frozen + step.optimizer + step.gradients
+    return round(step.peak - shards * (1 - measured_on / devices)) + LIBRARIES
+
+
 def largest_batch(memory: Callable[[int], int], card_gib: float) -> int:
     """The most samples per device with which memory, and what it does not count, fits; 0: none."""
     room = (card_gib * GIB - CONTEXT) / (1 + GAPS)
@@ -103,12 +112,17 @@ def largest_batch(memory: Callable[[int], int], card_gib: float) -> int:
 
 
 def fit(
-    config: Config, recipe: Recipe, sizes: tuple[int, int], checkpointing: bool
+    config: Config,
+    recipe: Recipe,
+    sizes: tuple[int, int],
+    checkpointing: bool,
+    strategy: str = "single",
+    devices: int = 1,
 ) -> tuple[Model, Fitted]:
     """Run two fake steps."""
     batches = [recipe.example_batch(size) for size in sizes]
     try:
-        step = EngineStep(config, recipe, checkpointing)
+        step = EngineStep(config, recipe, checkpointing, strategy, devices)
         first, second = (step.run(*pair) for pair in zip(batches, sizes, strict=True))
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise ConfigError(_reads_values(config, recipe, error)) from error
@@ -147,6 +161,7 @@ def make_plan(config: Config, recipe: Recipe, request: Request) -> dict[str, Any
     variants = {"plain": plain}
     if model.blocks:
         variants["checkpointing"] = fit(config, recipe, sizes, checkpointing=True)[1]
+    sharded = _fit_sharded(config, recipe, sizes, model, possible)
     samples = request.samples or count_samples(config, recipe)
     at_first = plain.at(first)
     return {
@@ -158,14 +173,37 @@ def make_plan(config: Config, recipe: Recipe, request: Request) -> dict[str, Any
         "checkpoint_bytes": at_first.parameters + at_first.frozen + at_first.optimizer,
         "parts": {name: dataclasses.asdict(line.at(first)) for name, line in variants.items()},
         "timing": _timing_words(request),
-        "notes": _notes(config, model),
+        "notes": _notes(config, model, sharded),
         "devices": [
             {"devices": devices, "problem": plan}
             if isinstance(plan, str)
-            else _row(config, request, model, variants, plan, samples)
+            else _row(config, request, model, variants, sharded, plan, samples)
             for devices, plan in plans.items()
         ],
     }
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """FSDP steps as one of `ranks` ranks, with and without recomputation."""
+
+    ranks: int
+    variants: dict[str, Fitted]
+
+
+def _fit_sharded(
+    config: Config, recipe: Recipe, sizes: tuple[int, int], model: Model, plans: list[BatchPlan]
+) -> Sharded | None:
+    """Run the engine's FSDP step where the run will; it takes longer than the formula."""
+    ranks = min((plan.world_size for plan in plans if plan.world_size > 1), default=1)
+    if config.training.strategy != "fsdp" or ranks == 1 or not model.unit_sizes:
+        return None
+    names = {"plain": False, "checkpointing": True}
+    steps = {
+        name: fit(config, recipe, sizes, checkpointing, "fsdp", ranks)[1]
+        for name, checkpointing in names.items()
+    }
+    return Sharded(ranks, steps)
 
 
 def _row(
@@ -173,6 +211,7 @@ def _row(
     request: Request,
     model: Model,
     variants: dict[str, Fitted],
+    sharded: Sharded | None,
     plan: BatchPlan,
     samples: int | None,
 ) -> dict[str, Any]:
@@ -183,7 +222,12 @@ def _row(
     for strategy in strategies:
         for name, line in variants.items():
 
-            def peak(size: int, line: Fitted = line, strategy: str = strategy) -> int:
+            def peak(
+                size: int, line: Fitted = line, strategy: str = strategy, name: str = name
+            ) -> int:
+                if strategy == "fsdp" and sharded is not None:
+                    measured = sharded.variants[name].at(size)
+                    return sharded_memory(measured, sharded.ranks, devices)
                 return device_memory(line.at(size), model, strategy, devices)
 
             memory.setdefault(strategy, {})[name] = peak(plan.batch_size)
@@ -273,9 +317,14 @@ def _timing_words(request: Request) -> str:
     return f"assumed, {request.efficiency:.0%} of the peak of a {request.gpu}"
 
 
-def _notes(config: Config, model: Model) -> list[str]:
+def _notes(config: Config, model: Model, sharded: Sharded | None) -> list[str]:
     notes = []
     training = config.training
+    if model.unit_sizes and sharded is None:
+        notes.append(
+            "memory with FSDP is a formula, within 10 % above the step; training.strategy=fsdp "
+            "runs the FSDP step itself on fake tensors"
+        )
     if training.compile != "none":
         notes.append(
             f"training.compile={training.compile}: predicted as if not compiled; compiled code "

@@ -1,10 +1,27 @@
 """Strategies, cards and traffic: what must hold whatever the numbers are."""
 
-import pytest
+from pathlib import Path
 
+import pytest
+from toy_runs import toy_config
+
+from overt.config import build_recipe
 from overt.tools.plan.communication import Network, ddp_traffic, fsdp_traffic, one_way_seconds
 from overt.tools.plan.engine_step import Model, StepMemory
-from overt.tools.plan.predict import CARDS, CONTEXT, GAPS, GIB, Fitted, device_memory, largest_batch
+from overt.tools.plan.predict import (
+    CARDS,
+    CONTEXT,
+    GAPS,
+    GIB,
+    LIBRARIES,
+    Fitted,
+    Request,
+    device_memory,
+    fit,
+    largest_batch,
+    make_plan,
+    sharded_memory,
+)
 
 MODEL = Model(parameters=25_000_000, frozen=0, blocks=10, unit_sizes=(2_000_000,) * 10)
 STEP = StepMemory(
@@ -64,3 +81,26 @@ def test_a_long_step_hides_all_but_the_last_bucket() -> None:
     traffic = ddp_traffic(4 * 10**8, 10.0, 64, NETWORK)
     buckets = -(-4 * 10**8 // (25 * 2**20))
     assert traffic.exposed == pytest.approx(traffic.seconds / buckets)
+
+
+def test_the_fsdp_column_is_the_fsdp_step_at_any_world_size(tmp_path: Path) -> None:
+    config = toy_config(tmp_path, "model.width=4096", "training.strategy=fsdp")
+    recipe = build_recipe(config)
+    few, more = (fit(config, recipe, (4, 2), False, "fsdp", ranks)[1].at(4) for ranks in (2, 4))
+    predicted = sharded_memory(few, 2, 4)
+    assert predicted == pytest.approx(more.peak + LIBRARIES, rel=1e-3)
+    assert predicted < sharded_memory(few, 2, 2)
+
+
+def test_a_plan_says_whether_fsdp_was_run_or_calculated(tmp_path: Path) -> None:
+    notes, memory = {}, {}
+    for strategy in ("fsdp", "ddp"):
+        config = toy_config(tmp_path, f"training.strategy={strategy}", "training.batch_size=4")
+        request = Request((2, 4), "H200", 0.3, None, 64, NETWORK)
+        plan = make_plan(config, build_recipe(config), request)
+        notes[strategy] = " ".join(plan["notes"])
+        memory[strategy] = [row["memory_bytes"]["fsdp"]["plain"] for row in plan["devices"]]
+    assert "training.strategy=fsdp" in notes["ddp"]
+    assert "FSDP is a formula" not in notes["fsdp"]
+    assert memory["fsdp"] != memory["ddp"]
+    assert memory["fsdp"][0] > memory["fsdp"][1]
