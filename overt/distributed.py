@@ -92,9 +92,9 @@ def _read_torchrun(environment: Mapping[str, str]) -> Launch:
     needed = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in needed if name not in environment]
     if missing:
-        found = [f"{name}={environment[name]}" for name in needed if name in environment]
+        present = [f"{name}={environment[name]}" for name in needed if name in environment]
         raise LaunchError(
-            f"the environment has {', '.join(found)} but not {', '.join(missing)}. Start with "
+            f"the environment has {', '.join(present)} but not {', '.join(missing)}. Start with "
             "`torchrun --nproc_per_node=N -m overt.train ...`, which sets all of them, or unset "
             "the ones that are there to run in one process."
         )

@@ -74,11 +74,11 @@ def refusal(name: str, folder: Path) -> str | None:
     shipped = {file.stem for file in (CONF / "recipe").glob("*.yaml")}
     if {name, f"{name}_tiny"} & shipped:
         return f"overt has a recipe {name} already; choose another NAME"
-    found = find_spec(package)
-    if found is not None and found.origin is not None:
+    installed = find_spec(package)
+    if installed is not None and installed.origin is not None:
         return (
-            f"a Python module {package} is installed ({found.origin}), and a package of that name "
-            "would hide it; choose another NAME, or another folder with --out"
+            f"a Python module {package} is installed ({installed.origin}), and a package of "
+            "that name would hide it; choose another NAME, or another folder with --out"
         )
     return None
 

@@ -155,7 +155,7 @@ def clip_gradients(parameters: list[nn.Parameter], limit: float | None) -> Tenso
 
     What torch.nn.utils.clip_grad_norm_ computes, without sorting tensors by device and type.
     """
-    gradients = [one.grad for one in parameters if one.grad is not None]
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm: Tensor
     if not gradients or isinstance(gradients[0], DTensor):
         norm = get_total_norm(gradients)

@@ -82,14 +82,14 @@ def rest_joints() -> Array:
 def capsules() -> list[Capsule]:
     """All limbs of the person."""
     joints = rest_joints()
-    found = [
+    starts = [
         Capsule(joints[PARENTS[child]], joints[child], radius, PARENTS[child], child, SIDES, RINGS)
         for child, radius in _RADII.items()
     ]
-    found.append(Capsule(joints[15], np.array(_SKULL), _SKULL_RADIUS, 15, None, SIDES, RINGS))
+    starts.append(Capsule(joints[15], np.array(_SKULL), _SKULL_RADIUS, 15, None, SIDES, RINGS))
     for foot, sign in ((10, 1), (11, -1)):
         toe = np.array(_TOE) * (sign, 1, 1)
-        found.append(Capsule(joints[foot], toe, _TOE_RADIUS, foot, None, SIDES, RINGS))
+        starts.append(Capsule(joints[foot], toe, _TOE_RADIUS, foot, None, SIDES, RINGS))
     for first in range(25, 55, 3):
         wrist = PARENTS[first]
         places = [joints[wrist], *joints[first : first + 3]]
@@ -98,12 +98,12 @@ def capsules() -> list[Capsule]:
         for number, owner in enumerate(owners):
             end = places[number + 1] if number < 3 else tip
             child = owners[number + 1] if number < 3 else None
-            found.append(
+            starts.append(
                 Capsule(
                     places[number], end, _FINGER_RADIUS, owner, child, FINGER_SIDES, FINGER_RINGS
                 )
             )
-    return found
+    return starts
 
 
 def _frame(direction: Array) -> tuple[Array, Array]:

@@ -178,8 +178,8 @@ def rasterize(
         none = pixels.new_zeros(*shape, 3)
         return Raster(nearest.view(shape), winner.view(shape), none)
     face = torch.where(has, pairs.face[chosen] % len(faces), -1)
-    found = torch.where(has[:, None], weights[chosen], 0.0)
-    return Raster(nearest.view(shape), face.view(shape), found.view(*shape, 3))
+    interpolated = torch.where(has[:, None], weights[chosen], 0.0)
+    return Raster(nearest.view(shape), face.view(shape), interpolated.view(*shape, 3))
 
 
 def barycentric(corners: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
@@ -199,5 +199,5 @@ def barycentric(corners: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
 def part_masks(raster: Raster, faces: Tensor, part: Tensor) -> Tensor:
     """Part numbers (B, H, W) uint8 of the faces in front; 0 is background."""
     of_face = part[faces[:, 0]]
-    found = of_face[raster.face.clamp_min(0)]
-    return torch.where(raster.mask, found, torch.zeros_like(found))
+    values = of_face[raster.face.clamp_min(0)]
+    return torch.where(raster.mask, values, torch.zeros_like(values))

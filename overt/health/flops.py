@@ -41,7 +41,7 @@ def count_flops(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> int:
     kernels, anything element-wise) count as none.
     """
     with buffers_kept(model), FlopCounterMode(display=False) as counter, torch.enable_grad():
-        parameters = [one for one in model.parameters() if one.requires_grad]
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         torch.autograd.grad(loss(model), parameters, allow_unused=True)
     total: int = counter.get_total_flops()
     return total

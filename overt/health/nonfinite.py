@@ -115,14 +115,14 @@ class _Watch:
 
 def _graph(nodes: set[Node], border: set[Node]) -> set[Node]:
     """All nodes of the autograd graph below `nodes`, these included, up to the border."""
-    found: set[Node] = set()
+    reached: set[Node] = set()
     todo = list(nodes - border)
     while todo:
         node = todo.pop()
-        if node not in found:
-            found.add(node)
+        if node not in reached:
+            reached.add(node)
             todo += {below for below, _ in node.next_functions if below is not None} - border
-    return found
+    return reached
 
 
 def _makers(value: object) -> set[Node]:

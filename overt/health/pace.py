@@ -141,7 +141,7 @@ class Pace:
 
 def find_straggler(paces: Sequence[Sequence[float]], seconds_per_step: float) -> Straggler | None:
     """The process that is furthest behind the median in one part, if that is worth a word."""
-    found: Straggler | None = None
+    slowest: Straggler | None = None
     for part, name in enumerate(PARTS):
         own = [pace[part] for pace in paces]
         # The lower one of two: with two processes the slower must not be half of its own measure.
@@ -149,9 +149,9 @@ def find_straggler(paces: Sequence[Sequence[float]], seconds_per_step: float) ->
         rank = max(range(len(own)), key=own.__getitem__)
         excess = own[rank] - usual
         is_notable = excess > NOTABLE * seconds_per_step and own[rank] > SLOWER * usual
-        if is_notable and (found is None or excess > found.seconds - found.usual):
-            found = Straggler(rank, name, own[rank], usual)
-    return found
+        if is_notable and (slowest is None or excess > slowest.seconds - slowest.usual):
+            slowest = Straggler(rank, name, own[rank], usual)
+    return slowest
 
 
 class StragglerWatch:

@@ -47,8 +47,8 @@ def rank_of(eigenvalues: Tensor, floor: Tensor) -> Tensor:
     Where all are, the rank is 1.
     """
     singular = eigenvalues.where(~(eigenvalues <= floor), 0.0).sqrt()  # NaN stays
-    shares = singular / singular.sum().clamp(min=torch.finfo(singular.dtype).tiny)
-    return torch.exp(-(shares * torch.log(shares + 1e-12)).sum())
+    fractions = singular / singular.sum().clamp(min=torch.finfo(singular.dtype).tiny)
+    return torch.exp(-(fractions * torch.log(fractions + 1e-12)).sum())
 
 
 @torch.no_grad()
@@ -61,8 +61,8 @@ def image_statistics(features: Tensor) -> Tensor:
     some = rows[:100]
     eigenvalues = eigenvalues_of(some @ some.T)
     singular = eigenvalues.where(~(eigenvalues <= 1e-13 * eigenvalues.max()), 0.0).sqrt()
-    shares = singular / singular.sum()
-    rank = torch.exp(-(shares * torch.log(shares + 1e-8)).sum())
+    fractions = singular / singular.sum()
+    rank = torch.exp(-(fractions * torch.log(fractions + 1e-8)).sum())
     return torch.stack([rows.std(), rows.norm(dim=1).mean(), rank])
 
 

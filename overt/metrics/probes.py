@@ -164,12 +164,12 @@ def _train_and_score(
         mean, scale = (x.to(device) for x in _statistics(features, settings.standardize))
         probe = build(generator).to(device)
         _train(probe, features, train[1].to(device), mean, scale, settings, generator)
-        places = []
+        batches = []
         with torch.no_grad():
             for start in range(0, len(test[0]), settings.batch_size):
                 piece, labels = (x[start : start + settings.batch_size].to(device) for x in test)
-                places.append(_rank_of_truth(probe((piece.float() - mean) * scale), labels))
-    ranks = torch.cat(places)
+                batches.append(_rank_of_truth(probe((piece.float() - mean) * scale), labels))
+    ranks = torch.cat(batches)
     return {f"top{k}": int((ranks < k).sum()) / len(ranks) for k in (1, 5)}
 
 
@@ -213,5 +213,5 @@ def _rank_of_truth(logits: Tensor, labels: Tensor) -> Tensor:
     """How many classes score above the true one (m,); all, and more, if it was never trained."""
     known = labels < logits.shape[1]
     truth = logits.gather(1, labels.where(known, 0)[:, None])
-    places = (logits > truth).sum(dim=1)
-    return places.where(known, torch.iinfo(places.dtype).max)
+    ranks = (logits > truth).sum(dim=1)
+    return ranks.where(known, torch.iinfo(ranks.dtype).max)

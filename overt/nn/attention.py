@@ -86,7 +86,7 @@ class DropPath(nn.Module):
         factor = branch.new_empty(sequences).bernoulli_(kept) / kept
         if packing is None:
             return branch * factor[:, None, None]
-        return branch * factor[packing.places // packing.longest, None]
+        return branch * factor[packing.padded_index // packing.longest, None]
 
 
 class Block(nn.Module):

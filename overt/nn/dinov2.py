@@ -54,10 +54,10 @@ class DinoVisionTransformer(VisionTransformer):
         tokens = self.embed(images)
         first = (self.cls_token + self.pos_embed[:, :1]).expand(len(tokens), -1, -1)
         tokens = torch.cat([first.to(tokens.dtype), tokens], dim=1)
-        found = {}
+        taps = {}
         for number, block in enumerate(self.blocks[: max(blocks) + 1]):
             tokens = block(tokens)
             if number in blocks:
                 normed = self.norm(tokens)
-                found[number] = Tap(normed[:, 1:], normed[:, 0])
-        return [found[number] for number in blocks]
+                taps[number] = Tap(normed[:, 1:], normed[:, 0])
+        return [taps[number] for number in blocks]

@@ -76,13 +76,15 @@ class _Sums:
         self.values: dict[int, Tensor] = {}  # by the number of the weight
 
     def add(self, gradients: list[Tensor | None]) -> None:
-        given = {number: one for number, one in enumerate(gradients) if one is not None}
+        given = {
+            number: gradient for number, gradient in enumerate(gradients) if gradient is not None
+        }
         # One launch takes tensors of one type and layout; given others it makes one for each.
         alike: dict[tuple[torch.dtype, bool, bool], list[int]] = {}
-        for number, one in given.items():
+        for number, gradient in given.items():
             known = self.values.get(number)
-            same = known is None or known.stride() == one.stride()
-            alike.setdefault((one.dtype, known is None, same), []).append(number)
+            same = known is None or known.stride() == gradient.stride()
+            alike.setdefault((gradient.dtype, known is None, same), []).append(number)
         for (_, first, _), numbers in alike.items():
             ours = [given[number] for number in numbers]
             if first:
@@ -149,7 +151,7 @@ class _Run(torch.autograd.Function):
             for own, gradient in zip(ctx.results, gradients, strict=True)
             if gradient is not None
         ]
-        found = list(
+        results = list(
             torch.autograd.grad(
                 [own for own, _ in pairs],
                 [*ends, *ctx.weights],
@@ -157,8 +159,8 @@ class _Run(torch.autograd.Function):
                 allow_unused=True,
             )
         )
-        ctx.sums.add(found[len(ends) :])
-        to_inputs = iter(found[: len(ends)])
+        ctx.sums.add(results[len(ends) :])
+        to_inputs = iter(results[: len(ends)])
         back = [
             next(to_inputs) if isinstance(own, Tensor) and own.requires_grad else None
             for own in ctx.inputs

@@ -39,9 +39,9 @@ def pack_patches(
     kept: Sequence[np.ndarray], images: Sequence[int], batch: int, patches: int, class_token: bool
 ) -> PackedPatches:
     """Sequences of kept patches, each of the image with this number, one after another."""
-    lengths = np.array([len(places) for places in kept])
-    places = np.concatenate(kept)
-    rows = places + np.repeat(np.asarray(images) * patches, lengths)
+    lengths = np.array([len(indices) for indices in kept])
+    indices = np.concatenate(kept)
+    rows = indices + np.repeat(np.asarray(images) * patches, lengths)
     tokens = None
     if class_token:
         tokens = np.arange(len(rows)) + np.repeat(np.arange(len(kept)) + 1, lengths)
@@ -51,7 +51,7 @@ def pack_patches(
     return PackedPatches(
         rows=torch.from_numpy(rows),
         packing=Packing.of(lengths + class_token, bound=patches + class_token),
-        patches=torch.from_numpy(places),
+        patches=torch.from_numpy(indices),
         tokens=None if tokens is None else torch.from_numpy(tokens),
     )
 
@@ -191,7 +191,7 @@ class VisionTransformer(nn.Module):
     def forward_packed(self, images: Tensor, visible: PackedPatches) -> Tensor:
         """Only the visible patches of each sequence, without padding, (T, D)."""
         table = self.embed(images).flatten(0, 1)  # (B N, D)
-        places = len(table)
+        cls_row = len(table)
         if self.cls_token is not None:
             first = (self.cls_token + self.pos_embed[:, :1])[0]
             table = torch.cat([table, first.to(table.dtype)])
@@ -202,7 +202,7 @@ class VisionTransformer(nn.Module):
             index = visible.rows % patches
             if self.cls_token is not None:
                 rotation = _unrotated_first(rotation)
-                index = torch.where(visible.rows == places, 0, 1 + index)
+                index = torch.where(visible.rows == cls_row, 0, 1 + index)
             rotation = rotation[index]
         for chain in self.chains:
             tokens = chain(tokens, visible.packing, rotation)

@@ -126,14 +126,14 @@ def check_export(subject: Subject) -> None:
         model, _ = load_model(recipe, file)
         micro = whole.first.micro_batches[0]
         counts = global_counts(recipe, whole.first, subject.world.device)
-        found = []
+        outputs = []
         for owner, weights in ((whole.recipe, whole.model.eval()), (recipe, model)):
             torch.manual_seed(0)
             with torch.no_grad():
-                found.append(
+                outputs.append(
                     terms(owner.loss(weights, owner.on_device(micro.batch), counts, STEPS))
                 )
-    trained, loaded = found
+    trained, loaded = outputs
     for name, value in trained.items():
         if name.startswith("losses") and not torch.allclose(
             value, loaded[name], rtol=subject.tolerance, equal_nan=True
@@ -150,17 +150,17 @@ def has_blocks(subject: Subject) -> bool:
     return bool(subject.recipe.shard_units(subject.whole.model))
 
 
-def _same(subject: Subject, one: Curve, other: Curve, first: str, second: str) -> None:
+def _same(subject: Subject, curve: Curve, other_curve: Curve, first: str, second: str) -> None:
     """Compare the first steps of two runs."""
     for step in range(1, COMPARED_STEPS + 1):
-        for name, value in one[step]._asdict().items():
-            found = getattr(other[step], name)
-            difference = abs(value - found) / max(abs(value), 1e-8)
+        for name, value in curve[step]._asdict().items():
+            other_value = getattr(other_curve[step], name)
+            difference = abs(value - other_value) / max(abs(value), 1e-8)
             mode = " in evaluation mode" if subject.evaluating else ""
             assert difference <= subject.tolerance, (
                 f"{first} and {second} differ{mode}: the {name} of step {step} is {value:.7g} and "
-                f"{found:.7g}, {difference:.1e} apart (tolerance {subject.tolerance:g}). Each "
-                "term of the loss is a sum over the micro-batch divided by a count of the global "
+                f"{other_value:.7g}, {difference:.1e} apart (tolerance {subject.tolerance:g}). "
+                "Each term of the loss is a sum over the micro-batch divided by a count of the global "
                 "batch, `counts`; no sample may change what becomes of another"
             )
 

@@ -117,8 +117,8 @@ class WholeModel:
         device = next(sharded.parameters()).device
         whole = self._module.to_empty(device=device)
         with torch.no_grad():
-            for target, share in zip(_tensors(whole), _tensors(sharded), strict=True):
-                target.copy_(share.full_tensor() if isinstance(share, DTensor) else share)
+            for target, shard in zip(_tensors(whole), _tensors(sharded), strict=True):
+                target.copy_(shard.full_tensor() if isinstance(shard, DTensor) else shard)
         try:
             yield whole
         finally:

@@ -71,11 +71,11 @@ def attend_padded(query: Tensor, key: Tensor, value: Tensor, packing: Packing) -
 
     def pad(tokens: Tensor) -> Tensor:  # (T, H, d) to (S, H, L, d)
         empty = tokens.new_zeros(sequences * packing.longest, *tokens.shape[1:])
-        padded = empty.index_copy(0, packing.places, tokens)
+        padded = empty.index_copy(0, packing.padded_index, tokens)
         return padded.view(sequences, packing.longest, *tokens.shape[1:]).transpose(1, 2)
 
     mixed = attention(pad(query), pad(key), pad(value), mask=packing.visible)
-    return mixed.transpose(1, 2).flatten(0, 1).index_select(0, packing.places)
+    return mixed.transpose(1, 2).flatten(0, 1).index_select(0, packing.padded_index)
 
 
 def attend_within(qkv: Tensor) -> Tensor:  # (S, L, 3, H, d) to (S, L, H, d)

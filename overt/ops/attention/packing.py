@@ -15,7 +15,7 @@ class Packing:
     """S sequences among packed tokens (T, ...), the longest of L tokens; made on the host."""
 
     offsets: Tensor  # (S + 1,) int32, where each begins, and the end
-    places: Tensor  # (T,) int64, index of each token among S x L padded ones
+    padded_index: Tensor  # (T,) int64, index of each token among S x L padded ones
     visible: Tensor  # (S, 1, 1, L) bool, which of the padded ones are tokens
     bound: int  # no sequence of any batch is longer: a constant, so that nothing is recompiled
     longest: int  # of this batch
@@ -33,11 +33,11 @@ class Packing:
         ends = np.cumsum(sizes)
         begins = ends - sizes
         inside = np.arange(sizes.sum()) - np.repeat(begins, sizes)
-        places = inside + np.repeat(np.arange(len(sizes)) * longest, sizes)
+        padded_index = inside + np.repeat(np.arange(len(sizes)) * longest, sizes)
         visible = np.arange(longest) < sizes[:, None]
         return cls(
             offsets=torch.from_numpy(np.concatenate([[0], ends]).astype(np.int32)),
-            places=torch.from_numpy(places),
+            padded_index=torch.from_numpy(padded_index),
             visible=torch.from_numpy(visible)[:, None, None],
             bound=longest if bound is None else bound,
             longest=longest,

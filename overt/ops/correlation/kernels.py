@@ -156,8 +156,8 @@ def _backward(
         rows, fraction_x, fraction_y = _square(
             centres + row * 2, first_row, sizes_xy + level * 2, RADIUS, CELLS
         )
-        places = rows[:, None] * CHANNELS + channel[None, :]
-        square = tl.load(cells + places, mask=cell_is_real[:, None], other=0.0)
+        positions = rows[:, None] * CHANNELS + channel[None, :]
+        square = tl.load(cells + positions, mask=cell_is_real[:, None], other=0.0)
         place = gradient + (row * COUNT + sample[:, None]) * PITCH + query[None, :]
         real = (sample[:, None] < COUNT) & (query[None, :] < PITCH) & (wanted < frames)
         incoming = tl.load(place, mask=real, other=0.0)  # (samples, queries)
@@ -166,7 +166,9 @@ def _backward(
         products = products.to(square.dtype)  # (cells, queries)
         total = tl.dot(tl.trans(products), square, total, input_precision=PRECISION)
         to_cells = tl.dot(products, near_query, input_precision=PRECISION)  # (cells, C)
-        tl.atomic_add(gradient_cells + places, to_cells, mask=cell_is_real[:, None], sem="relaxed")
+        tl.atomic_add(
+            gradient_cells + positions, to_cells, mask=cell_is_real[:, None], sem="relaxed"
+        )
     # Several programs share a point where there are many frames.
     tl.atomic_add(gradient_support + support_place, total, mask=query_is_real, sem="relaxed")
 

@@ -32,9 +32,9 @@ def _corner(x, y, width, height, first, CORNER: tl.constexpr):
 
 
 @triton.jit
-def _share(share, STEP: tl.constexpr):
+def _share(fraction, STEP: tl.constexpr):
     """What the nearer or, a step on, the farther of two neighbours counts."""
-    return share * STEP + (1.0 - share) * (1 - STEP)
+    return fraction * STEP + (1.0 - fraction) * (1 - STEP)
 
 
 @triton.jit
@@ -72,10 +72,10 @@ def _forward(
         height = SIZES[level * 3]
         width = SIZES[level * 3 + 1]
         first = SIZES[level * 3 + 2]
-        places = level * PLACES + place
-        logit = tl.load(own_logits + places, mask=real, other=float("-inf")).to(tl.float32)
+        column = level * PLACES + place
+        logit = tl.load(own_logits + column, mask=real, other=float("-inf")).to(tl.float32)
         weight = tl.exp(logit - largest) / total
-        own_offsets = offsets + (item * (LEVELS * PLACES) + places) * 2
+        own_offsets = offsets + (item * (LEVELS * PLACES) + column) * 2
         centre = reference + (query * LEVELS + level) * 2
         x = tl.load(centre) * width - 0.5
         y = tl.load(centre + 1) * height - 0.5
@@ -152,10 +152,10 @@ def _backward(
         height = SIZES[level * 3]
         width = SIZES[level * 3 + 1]
         first = SIZES[level * 3 + 2]
-        places = level * PLACES + place
-        logit = tl.load(own_logits + places, mask=real, other=float("-inf")).to(tl.float32)
+        column = level * PLACES + place
+        logit = tl.load(own_logits + column, mask=real, other=float("-inf")).to(tl.float32)
         weight = tl.exp(logit - largest) / total
-        own_offsets = (item * (LEVELS * PLACES) + places) * 2
+        own_offsets = (item * (LEVELS * PLACES) + column) * 2
         centre = reference + (query * LEVELS + level) * 2
         x = tl.load(centre) * width - 0.5
         y = tl.load(centre + 1) * height - 0.5
@@ -197,7 +197,7 @@ def _backward(
         tl.store(own_places, (weight * to_x).to(gradient_offsets.dtype.element_ty), mask=real)
         tl.store(own_places + 1, (weight * to_y).to(gradient_offsets.dtype.element_ty), mask=real)
         tl.store(
-            gradient_logits + item * (LEVELS * PLACES) + places,
+            gradient_logits + item * (LEVELS * PLACES) + column,
             (weight * (to_weight - mean)).to(gradient_logits.dtype.element_ty),
             mask=real,
         )
@@ -207,7 +207,7 @@ def _launch(
     values: Tensor, offsets: Tensor, sizes: list[int]
 ) -> tuple[tuple[int], dict[str, int | tuple[int, ...]]]:
     """The grid, and the sizes that both kernels are made for."""
-    batch, queries, heads, levels, places, _ = offsets.shape
+    batch, queries, heads, levels, points, _ = offsets.shape
     channels = values.shape[-1]
     table, first = [], 0
     for height, width in zip(sizes[::2], sizes[1::2], strict=True):
@@ -217,10 +217,10 @@ def _launch(
         "SIZES": tuple(table),
         "HEADS": heads,
         "LEVELS": levels,
-        "PLACES": places,
+        "PLACES": points,
         "CHANNELS": channels,
-        "BLOCK_ALL": triton.next_power_of_2(levels * places),
-        "BLOCK_PLACES": triton.next_power_of_2(places),
+        "BLOCK_ALL": triton.next_power_of_2(levels * points),
+        "BLOCK_PLACES": triton.next_power_of_2(points),
         "BLOCK_CHANNELS": triton.next_power_of_2(channels),
         "num_warps": 2,
     }
@@ -324,8 +324,8 @@ def _differentiate(ctx, gradient):
         moved = to_offsets.float().sum(dim=(2, 4)).unbind(2)  # of every level, (B, Q, 2)
         sizes = zip(ctx.sizes[1::2], ctx.sizes[::2], strict=True)
         scaled = [
-            torch.stack([one[..., 0] * width, one[..., 1] * height], dim=-1)
-            for one, (width, height) in zip(moved, sizes, strict=True)
+            torch.stack([level_sum[..., 0] * width, level_sum[..., 1] * height], dim=-1)
+            for level_sum, (width, height) in zip(moved, sizes, strict=True)
         ]
         to_reference = torch.stack(scaled, dim=2).to(reference_xy.dtype)
     return to_values, to_reference, to_offsets, to_logits, None

@@ -30,8 +30,8 @@ def _away_from(base, channel, factor):
 def _turned(sixth, start, chroma, value):
     place = sixth + start
     place -= 6 * tl.floor(place / 6)
-    share = tl.minimum(tl.maximum(tl.minimum(place, 4 - place), 0), 1)
-    return tl.floor(value - share * chroma + 0.5)
+    fraction = tl.minimum(tl.maximum(tl.minimum(place, 4 - place), 0), 1)
+    return tl.floor(value - fraction * chroma + 0.5)
 
 
 @triton.jit

@@ -25,14 +25,16 @@ def _pack(
     center = tl.program_id(0)
     cloud = center // count
     slot = tl.arange(0, WIDTH)
-    found = tl.maximum(tl.load(hits + center), 1)
+    neighbors = tl.maximum(tl.load(hits + center), 1)
     place = tl.load(starts + center) + slot
-    real = (slot < found) & (place < size)
+    real = (slot < neighbors) & (place < size)
     row = center.to(tl.int64) * SLOTS + slot
     neighbour = tl.load(index + row, mask=real, other=0) + cloud * points
     tl.store(neighbours + place, neighbour, mask=real)
     tl.store(owners + place, center, mask=real)
-    tl.store(weights + place, tl.where(slot == 0, SLOTS - found + 1, 1).to(tl.float32), mask=real)
+    tl.store(
+        weights + place, tl.where(slot == 0, SLOTS - neighbors + 1, 1).to(tl.float32), mask=real
+    )
 
 
 @torch.library.custom_op("overt::pack_pairs", mutates_args=())

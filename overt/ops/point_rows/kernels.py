@@ -35,8 +35,8 @@ def _mix(
         row = tl.load(index + place * TERMS + term, mask=real, other=0).to(tl.int64)
         values = tl.load(rows + row[:, None] * channels + channel[None, :], mask=inside, other=0.0)
         if WEIGHTED:
-            share = tl.load(weight + place * TERMS + term, mask=real, other=0.0)
-            total += values.to(tl.float32) * share[:, None]
+            factor = tl.load(weight + place * TERMS + term, mask=real, other=0.0)
+            total += values.to(tl.float32) * factor[:, None]
         else:
             total += values.to(tl.float32)
     target = result + place[:, None] * channels + channel[None, :]
@@ -64,14 +64,14 @@ def _spread(
     values = values.to(tl.float32)
     for term in tl.static_range(TERMS):
         row = tl.load(index + place * TERMS + term, mask=real, other=0).to(tl.int64)
-        share = values
+        terms = values
         adds = inside
         if WEIGHTED:
             part = tl.load(weight + place * TERMS + term, mask=real, other=0.0)
-            share = values * part[:, None]
+            terms = values * part[:, None]
             adds = inside & (part != 0)[:, None]
         target = result + row[:, None] * channels + channel[None, :]
-        tl.atomic_add(target, share, mask=adds, sem="relaxed")
+        tl.atomic_add(target, terms, mask=adds, sem="relaxed")
 
 
 def _launch(kernel, rows: Tensor, index: Tensor, weight: Tensor | None, result: Tensor) -> None:

@@ -98,30 +98,30 @@ def _pick(
     top = tl.max(best, axis=0)
     furthest = (top >> 32).to(tl.int32).to(tl.float32, bitcast=True)
     threshold = furthest * (1.0 - margin)
-    found = 0
+    above_count = 0
     for first in range(0, points, BLOCK):
         place = first + lane
         real = place < points
         squares = tl.load(squares_of + place, mask=real, other=0.0)
         above = (real & (squares > threshold)).to(tl.int32)
-        slot = found + tl.cumsum(above, axis=0) - 1
+        slot = above_count + tl.cumsum(above, axis=0) - 1
         tl.store(listed + slot, place, mask=(above > 0) & (slot < KEPT))
-        found += tl.sum(above, axis=0)
+        above_count += tl.sum(above, axis=0)
     tl.debug_barrier()
-    if found > KEPT:  # too many for the chip: one pick now, a narrower margin next time
+    if above_count > KEPT:  # too many for the chip: one pick now, a narrower margin next time
         tl.store(picks + cloud * count + picked, _place(top, lines))
         picked += 1
         margin = margin * 0.5
     else:
         seat = tl.arange(0, KEPT)
-        held = seat < found
+        held = seat < above_count
         who = tl.load(listed + seat, mask=held, other=0)
         x = tl.load(xs + who)
         y = tl.load(xs + points + who)
         z = tl.load(xs + 2 * points + who)
         rank = _rank(who, lines)
         left = tl.where(held, tl.load(squares_of + who), 0.0)
-        goes = found > 0
+        goes = above_count > 0
         while goes:
             code = tl.max(_code(left, rank), axis=0)
             is_furthest = (code >> 32).to(tl.int32).to(tl.float32, bitcast=True) > threshold
@@ -133,7 +133,7 @@ def _pick(
             left = tl.where(is_furthest, tl.minimum(left, dx * dx + dy * dy + dz * dz), left)
             picked += is_furthest.to(tl.int32)
             goes = is_furthest & (picked < count)
-        if found * 2 < KEPT:
+        if above_count * 2 < KEPT:
             margin = tl.minimum(margin * 1.3, 0.9)
     # Nothing is left but picked points: the rest stays point 0.
     picked = tl.where(furthest > 0.0, picked, count)

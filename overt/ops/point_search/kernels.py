@@ -39,7 +39,7 @@ def _ball(
     cy = tl.load(centers + row * 3 + 1, mask=real, other=0.0)
     cz = tl.load(centers + row * 3 + 2, mask=real, other=0.0)
     xs = points_of + cloud * 3 * points
-    found = tl.zeros((BLOCK,), dtype=tl.int32)
+    hits_so_far = tl.zeros((BLOCK,), dtype=tl.int32)
     first_hit = tl.zeros((BLOCK,), dtype=tl.int32)
     for start in range(0, points, STEPS):
         for step in tl.static_range(STEPS):
@@ -49,13 +49,13 @@ def _ball(
             dy = cy - tl.load(xs + points + number, mask=there, other=0.0)
             dz = cz - tl.load(xs + 2 * points + number, mask=there, other=0.0)
             hit = (dx * dx + dy * dy + dz * dz < limit) & there & real
-            tl.store(index + row * SLOTS + found, number, mask=hit & (found < SLOTS))
-            first_hit = tl.where(hit & (found == 0), number, first_hit)
-            found += hit.to(tl.int32)
-    found = tl.minimum(found, SLOTS)
-    tl.store(hits + row, found, mask=real)
+            tl.store(index + row * SLOTS + hits_so_far, number, mask=hit & (hits_so_far < SLOTS))
+            first_hit = tl.where(hit & (hits_so_far == 0), number, first_hit)
+            hits_so_far += hit.to(tl.int32)
+    hits_so_far = tl.minimum(hits_so_far, SLOTS)
+    tl.store(hits + row, hits_so_far, mask=real)
     for slot in range(SLOTS):
-        tl.store(index + row * SLOTS + slot, first_hit, mask=real & (slot >= found))
+        tl.store(index + row * SLOTS + slot, first_hit, mask=real & (slot >= hits_so_far))
 
 
 @torch.library.custom_op("overt::ball_query", mutates_args=())

@@ -194,7 +194,7 @@ class HJEPA(nn.Module):
             return tokens.index_select(0, begins[:-1])
         sequences = packing.visible.shape[0]
         sums = tokens.new_zeros(sequences, tokens.shape[-1], dtype=torch.float32)
-        sums = sums.index_add(0, packing.places // packing.longest, tokens.float())
+        sums = sums.index_add(0, packing.padded_index // packing.longest, tokens.float())
         return sums[:batch] / (begins[1:] - begins[:-1])[:, None]
 
     def encode_targets(self, images: Tensor) -> Tensor:

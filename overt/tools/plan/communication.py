@@ -19,7 +19,7 @@ class Network:
     gpus_per_node: int = 8
     nvlink_gb: float = 450.0  # GB/s in one direction: NVLink 4 (H100, H200)
     network_gbit: float = 400.0  # Gb/s of each GPU's port
-    share: float = 0.8  # of those rates that collectives reach
+    reached: float = 0.8  # fraction of those rates that collectives reach
     latency_us: float = 20.0  # of one collective within a node
     hop_us: float = 5.0  # besides, for each doubling of the number of nodes
 
@@ -43,8 +43,8 @@ def nodes_of(devices: int, network: Network) -> tuple[int, int]:
 def one_way_seconds(size: float, devices: int, network: Network) -> float:
     """A reduce-scatter or an all-gather of `size` bytes: within nodes, and shares between them."""
     local, nodes = nodes_of(devices, network)
-    within = (local - 1) / local * size / (network.nvlink_gb * 1e9 * network.share)
-    port = network.network_gbit / 8 * 1e9 * network.share
+    within = (local - 1) / local * size / (network.nvlink_gb * 1e9 * network.reached)
+    port = network.network_gbit / 8 * 1e9 * network.reached
     between = (nodes - 1) / nodes * size / local / port
     return within + between
 

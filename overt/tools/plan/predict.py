@@ -51,18 +51,20 @@ class Request:
 class Fitted:
     """Two steps of different batch size, and by a straight line any other."""
 
-    def __init__(self, one: StepMemory, other: StepMemory) -> None:
-        assert one.batch_size != other.batch_size
-        self.one, self.other = one, other
+    def __init__(self, first: StepMemory, second: StepMemory) -> None:
+        assert first.batch_size != second.batch_size
+        self.first, self.second = first, second
 
     def at(self, batch_size: int) -> StepMemory:
         """The step with this batch."""
-        if batch_size in (self.one.batch_size, self.other.batch_size):
-            return self.one if batch_size == self.one.batch_size else self.other
-        share = (batch_size - self.one.batch_size) / (self.other.batch_size - self.one.batch_size)
+        if batch_size in (self.first.batch_size, self.second.batch_size):
+            return self.first if batch_size == self.first.batch_size else self.second
+        fraction = (batch_size - self.first.batch_size) / (
+            self.second.batch_size - self.first.batch_size
+        )
         values = {
-            name: round(value + share * (getattr(self.other, name) - value))
-            for name, value in dataclasses.asdict(self.one).items()
+            name: round(value + fraction * (getattr(self.second, name) - value))
+            for name, value in dataclasses.asdict(self.first).items()
         }
         return StepMemory(**values)
 
@@ -252,7 +254,7 @@ def _row(
         "samples_per_second": total / seconds,
         "steps": steps,
         "hours": None if steps is None else steps * seconds / 3600,
-        "traffic": {name: dataclasses.asdict(one) for name, one in traffic.items()},
+        "traffic": {name: dataclasses.asdict(volume) for name, volume in traffic.items()},
     }
 
 
@@ -264,16 +266,16 @@ def _traffic(
     seconds: float,
     devices: int,
 ) -> dict[str, Traffic]:
-    found = {}
+    traffic = {}
     if "ddp" in strategies:
-        found["ddp"] = ddp_traffic(4 * model.parameters, seconds, devices, network)
+        traffic["ddp"] = ddp_traffic(4 * model.parameters, seconds, devices, network)
     if "fsdp" in strategies:
         weights = 4 * (model.parameters + model.frozen)
         units = len(model.unit_sizes)
-        found["fsdp"] = fsdp_traffic(
+        traffic["fsdp"] = fsdp_traffic(
             weights, 4 * model.parameters, units, seconds, devices, network
         )
-    return found
+    return traffic
 
 
 def _learning_rates(config: Config, plan: BatchPlan) -> dict[str, float]:

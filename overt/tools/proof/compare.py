@@ -60,23 +60,23 @@ def _name(path: Path, root: Path) -> str:
     return path.relative_to(root).as_posix()
 
 
-def _tensor_difference(one: Tensor | None, other: Tensor | None) -> str | None:
+def _tensor_difference(before: Tensor | None, after: Tensor | None) -> str | None:
     import torch
 
-    if one is None or other is None:
+    if before is None or after is None:
         return "only one of the two has it"
-    if one.dtype != other.dtype or one.shape != other.shape:
-        return f"{_kind(one)} and {_kind(other)}"
+    if before.dtype != after.dtype or before.shape != after.shape:
+        return f"{_kind(before)} and {_kind(after)}"
     # Bits, not values: NaN is then equal to itself, and 0 is not -0.
-    left, right = (tensor.reshape(-1).view(torch.uint8) for tensor in (one, other))
+    left, right = (tensor.reshape(-1).view(torch.uint8) for tensor in (before, after))
     if torch.equal(left, right):
         return None
-    width = one.element_size()
+    width = before.element_size()
     differs = (left != right).view(-1, width).any(dim=1)
     first = int(differs.nonzero()[0])
-    values = [tensor.reshape(-1)[first].item() for tensor in (one, other)]
+    values = [tensor.reshape(-1)[first].item() for tensor in (before, after)]
     return (
-        f"{int(differs.sum())} of {one.numel()} numbers differ, the first at flat position "
+        f"{int(differs.sum())} of {before.numel()} numbers differ, the first at flat position "
         f"{first}: {values[0]!r} and {values[1]!r}"
     )
 
@@ -100,19 +100,22 @@ def read_losses(run: Path) -> dict[int, float]:
     return losses
 
 
-def loss_difference(one: dict[int, float], other: dict[int, float]) -> str | None:
+def loss_difference(before: dict[int, float], after: dict[int, float]) -> str | None:
     """The first step whose loss is not the very same number."""
-    for step in sorted({*one, *other}):
-        left, right = one.get(step), other.get(step)
+    for step in sorted({*before, *after}):
+        left, right = before.get(step), after.get(step)
         both_nan = left != left and right != right
         if left != right and not both_nan:
             return f"the loss of step {step} is {left!r} and {right!r}"
     return None
 
 
-def largest_relative(one: dict[int, float], other: dict[int, float]) -> tuple[float, int]:
+def largest_relative(before: dict[int, float], after: dict[int, float]) -> tuple[float, int]:
     """The largest relative difference between two loss curves over the same steps, and its step."""
     return max(
-        ((abs(one[step] - other[step]) / max(abs(one[step]), 1e-12), step) for step in one),
+        (
+            (abs(before[step] - after[step]) / max(abs(before[step]), 1e-12), step)
+            for step in before
+        ),
         default=(0.0, 0),
     )

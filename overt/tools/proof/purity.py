@@ -160,10 +160,10 @@ def terms(output: StepOutput) -> dict[str, Tensor]:
     }
 
 
-def first_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> str | None:
+def first_difference(before: dict[str, Tensor], after: dict[str, Tensor]) -> str | None:
     """Return which term differs between two outputs, and its values."""
-    for name in {**one, **other}:
-        value, again = one.get(name), other.get(name)
+    for name in {**before, **after}:
+        value, again = before.get(name), after.get(name)
         if value is None or again is None:
             return f"{name} is there only once"
         if not _close(value, again):

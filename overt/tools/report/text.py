@@ -67,7 +67,7 @@ def value(item: Any) -> str:
 
 def sparkline(values: list[float], width: int) -> str:
     """A curve in one line of text: the mean of each stretch as one of eight heights."""
-    finite = [one for one in values if math.isfinite(one)]
+    finite = [value for value in values if math.isfinite(value)]
     if not finite or width < 1:
         return ""
     width = min(width, len(finite))
@@ -77,4 +77,4 @@ def sparkline(values: list[float], width: int) -> str:
         means.append(sum(part) / len(part))
     low, span = min(means), max(means) - min(means)
     top = len(BLOCKS) - 1
-    return "".join(BLOCKS[round((one - low) / span * top) if span else 0] for one in means)
+    return "".join(BLOCKS[round((value - low) / span * top) if span else 0] for value in means)
