@@ -7,28 +7,8 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from overt import __version__
-from overt.errors import PREEMPTED_EXIT_CODE, OvertError, Preempted
-
-VERBS = {
-    "train": ("overt.train", "train a recipe"),
-    "evaluate": ("overt.commands.evaluate", "score a checkpoint on held-out data"),
-    "track": ("overt.commands.track", "follow points through a video, and draw them"),
-    "complete": ("overt.commands.complete", "an implant for a defective skull"),
-    "estimate": ("overt.commands.estimate", "mesh and camera of the person in a picture"),
-    "launch": ("overt.commands.launch", "on Slurm, detached, or as a service"),
-    "stages": ("overt.commands.stages", "a chain of trainings, each fed by the one before"),
-    "plan": ("overt.commands.plan", "batch, memory and time of a run before it is launched"),
-    "config": ("overt.commands.config", "print a configuration, explain its keys"),
-    "ckpt": ("overt.commands.ckpt", "look into a checkpoint, or export it"),
-    "data": ("overt.commands.data", "make, pack and prepare data sets"),
-    "runs": ("overt.commands.runs", "list runs: status, step, best score, time left"),
-    "watch": ("overt.commands.watch", "follow a run in the terminal"),
-    "report": ("overt.commands.report", "one HTML page about runs"),
-    "doctor": ("overt.commands.doctor", "check machine, cluster and run before training"),
-    "prove": ("overt.commands.prove", "kill and resume a run of yours, compare every bit"),
-    "new": ("overt.commands.new", "write a recipe folder to start from"),
-    "demo": ("overt.commands.demo", "data, training, scores and a picture in minutes"),
-}
+from overt.errors import PREEMPTED_EXIT_CODE, OvertError, Preempted, nearest
+from overt.verbs import VERBS
 
 
 def usage() -> str:
@@ -46,15 +26,18 @@ def usage() -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["help"]:  # `overt help train` is `overt train --help`
+        words = [*words[1:2], "--help"]
     if not words or words[0] in ("-h", "--help"):
         print(usage())
         return 0
-    if words[0] == "--version":
+    if words[0] in ("-V", "--version"):
         print(__version__)
         return 0
     verb, *rest = words
     if verb not in VERBS:
-        print(f"overt has no verb {verb!r}\n\n{usage()}", file=sys.stderr)
+        hint = nearest(verb, list(VERBS))
+        print(f"overt has no verb {verb!r}{hint}\n\n{usage()}", file=sys.stderr)
         return 2
     try:
         result: int = import_module(VERBS[verb][0]).main(rest)

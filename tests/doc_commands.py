@@ -22,9 +22,9 @@ from unittest.mock import patch
 from omegaconf import DictConfig, OmegaConf
 from toy_runs import HERE
 
-from overt.cli import VERBS
 from overt.cli import main as overt
 from overt.config import GROUPS, add_package, check, compose_values, expand_sweep, load
+from overt.verbs import VERBS
 
 ROOT = HERE.parent
 PAGES = [

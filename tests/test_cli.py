@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from overt import __version__
-from overt.cli import VERBS, main
+from overt.cli import main
+from overt.verbs import VERBS
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
@@ -17,15 +18,25 @@ def test_usage_names_every_verb(words: list[str], capsys: pytest.CaptureFixture[
     assert all(f"overt {verb} " in text for verb in VERBS)
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--version"]) == 0
+@pytest.mark.parametrize("word", ["--version", "-V"])
+def test_version(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([word]) == 0
     assert capsys.readouterr().out == f"{__version__}\n"
+
+
+def test_help_is_a_verb_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help"]) == 0
+    assert "overt train" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        main(["help", "runs"])
+    assert ended.value.code == 0
+    assert "usage: overt runs" in capsys.readouterr().out
 
 
 def test_an_unknown_verb_is_told_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trian", "recipe=toy"]) == 2
     shown = capsys.readouterr()
-    assert "overt has no verb 'trian'" in shown.err
+    assert "overt has no verb 'trian' (did you mean train?)" in shown.err
     assert "overt train" in shown.err
     assert shown.out == ""
 

@@ -25,7 +25,8 @@ def _add_config(parent: argparse.ArgumentParser) -> None:
     parent.add_argument("--config", help="start from a resolved config.yaml instead of composing")
 
 
-def _add_package(parent: argparse.ArgumentParser) -> None:
+def add_package_option(parent: argparse.ArgumentParser) -> None:
+    """Add --package, for recipes outside of overt."""
     parent.add_argument(
         "--package", action="append", default=[], help="folder of your own recipe; repeatable"
     )
@@ -45,14 +46,14 @@ def config_options() -> argparse.ArgumentParser:
     """--config and --package: where a configuration comes from, as for `overt train`."""
     parent = _parent()
     _add_config(parent)
-    _add_package(parent)
+    add_package_option(parent)
     return parent
 
 
 def evaluation_options() -> argparse.ArgumentParser:
     """--package and --part: a trained model whose checkpoint is named by a word."""
     parent = _parent()
-    _add_package(parent)
+    add_package_option(parent)
     _add_part(parent, PARTS)
     return parent
 
@@ -62,7 +63,7 @@ def export_options() -> argparse.ArgumentParser:
     parent = _parent()
     _add_part(parent, PARTS[1:])
     _add_recipe(parent, "onnx: ")
-    _add_package(parent)
+    add_package_option(parent)
     return parent
 
 
@@ -78,7 +79,7 @@ def model_options(default: str | None = None) -> argparse.ArgumentParser:
     )
     _add_recipe(parent, "")
     _add_part(parent, PARTS)
-    _add_package(parent)
+    add_package_option(parent)
     return parent
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 from collections.abc import Sequence
-from dataclasses import fields
 
 from omegaconf import OmegaConf
 
 from overt.commands.arguments import config_options
 from overt.config import load, schema_of
+from overt.config.explain import explanations
 from overt.errors import ConfigError, nearest
 
 ABSENT = object()
@@ -48,27 +47,3 @@ def main(arguments: Sequence[str]) -> int:
         if value is not ABSENT and not OmegaConf.is_dict(value):
             print(f"{key} = {value}\n    {meanings[key]}")
     return 0
-
-
-def explanations(kind: type) -> dict[str, str]:
-    """Field name to `type: explanation`, the comment lines above or behind it in the source."""
-    meanings: dict[str, str] = {}
-    names = {field.name for field in fields(kind) if field.init}
-    # A base class describes the fields it declares.
-    for base in reversed(kind.__mro__):
-        if "__annotations__" not in vars(base) or base.__module__ == "builtins":
-            continue
-        comments: list[str] = []
-        for line in inspect.getsource(base).splitlines()[1:]:
-            text = line.strip()
-            if text.startswith("#"):
-                comments.append(text.lstrip("# "))
-                continue
-            name, separator, rest = text.partition(":")
-            if separator and name in names:
-                hint, _, behind = rest.partition("  # ")
-                kind_of_value = hint.partition("=")[0].strip()
-                words = " ".join([*comments, behind.strip()]).strip()
-                meanings[name] = f"{kind_of_value}: {words}" if words else kind_of_value
-            comments = []
-    return meanings

@@ -10,7 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast, get_type_hints
+from types import UnionType
+from typing import Any, cast, get_args, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
@@ -251,6 +252,9 @@ def schema_of(config: Config) -> dict[str, type]:
             sections[prefix] = cast(type, kind)
             for name, hint in get_type_hints(kind).items():
                 visit(f"{prefix}.{name}" if prefix else name, hint)
+        if isinstance(kind, UnionType):  # a section that may be null
+            for choice in get_args(kind):
+                visit(prefix, choice)
 
     visit("", Schema)
     for name, hint in get_type_hints(type(config.settings)).items():

@@ -1,0 +1,104 @@
+"""`overt docs [TOPIC]`: the documentation of this version, in the terminal or in a browser."""
+
+from __future__ import annotations
+
+import argparse
+import html
+import re
+import tempfile
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+
+from overt.errors import DataError, OvertError, nearest
+from overt.files.shipped import PACKAGE, shipped, title
+
+STYLE = (
+    "body{max-width:52rem;margin:2rem auto;padding:0 1rem;font:1rem/1.6 system-ui,sans-serif}"
+    "pre{background:#f4f4f4;padding:.8rem;overflow:auto}td,th{padding:.2rem .8rem .2rem 0;"
+    "text-align:left;vertical-align:top}img{max-width:100%}"
+    "@media(prefers-color-scheme:dark){body{background:#161616;color:#ddd}"
+    "pre{background:#222}a{color:#8ab4f8}}"
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="overt docs",
+        description=__doc__,
+        epilog="examples: overt docs; overt docs checkpoints; overt docs cotracker3 --browser",
+    )
+    parser.add_argument("topic", nargs="?", help="name of a page, or a part of it")
+    parser.add_argument(
+        "--browser", action="store_true", help="open it as a web page (extra: docs)"
+    )
+    options = parser.parse_args(arguments)
+    pages = all_pages()
+    if options.browser:
+        return open_in_browser(pages, find(pages, options.topic or "index"))
+    if options.topic is None:
+        width = max(map(len, pages))
+        for name, page in pages.items():
+            print(f"{name:<{width}}  {title(page)}")
+        print("\nread one: overt docs TOPIC; as a web page: overt docs TOPIC --browser")
+        return 0
+    print(pages[find(pages, options.topic)].read_text(encoding="utf-8"), end="")
+    return 0
+
+
+def all_pages() -> dict[str, Path]:
+    """Return every page by its name: those of docs/, and one for each recipe."""
+    pages = {page.stem: page for page in sorted(shipped("docs").glob("*.md"))}
+    recipes = sorted((PACKAGE / "recipes").glob("*/README.md"))
+    return pages | {page.parent.name: page for page in recipes}
+
+
+def find(pages: dict[str, Path], topic: str) -> str:
+    """Return the name of the page that a user means."""
+    name = Path(topic).stem.lower()
+    partial = [page for page in pages if name in page]
+    if name in pages:
+        return name
+    if len(partial) == 1:
+        return partial[0]
+    if partial:
+        raise DataError(f"{topic!r} fits several pages: {', '.join(partial)}; name one of them")
+    raise DataError(
+        f"no page is called {topic!r}{nearest(name, list(pages))}; `overt docs` lists all"
+    )
+
+
+def open_in_browser(pages: dict[str, Path], topic: str) -> int:
+    """Write all pages as HTML into a temporary folder and open one."""
+    folder = Path(tempfile.mkdtemp(prefix="overt-docs-"))
+    for name, page in pages.items():
+        (folder / f"{name}.html").write_text(as_html(page, set(pages)), encoding="utf-8")
+    target = folder / f"{topic}.html"
+    print(target)
+    webbrowser.open(target.as_uri())
+    return 0
+
+
+def as_html(page: Path, names: set[str]) -> str:
+    """Return one page as HTML; links to other pages lead to their HTML files."""
+    try:
+        import markdown
+    except ImportError as error:
+        raise OvertError("web pages need `pip install 'overt[docs]'`") from error
+
+    def follow(link: re.Match[str]) -> str:
+        path = Path(link.group(1))
+        name = path.parent.name if path.name == "README.md" else path.stem
+        anchor = link.group(2) or ""
+        return f'href="{name}.html{anchor}"' if name in names else link.group(0)
+
+    text = page.read_text(encoding="utf-8")
+    body = markdown.markdown(text, extensions=["tables", "fenced_code", "toc"])
+    body = re.sub(r'href="(?!\w+:)([^"#]+\.md)(#[^"]*)?"', follow, body)
+    body = re.sub(r'src="(?!\w+:)([^"]+)"', lambda m: _picture(page, m), body)
+    head = f"<title>{html.escape(title(page))}</title><style>{STYLE}</style>"
+    return f'<!doctype html><html lang="en"><meta charset="utf-8">{head}{body}</html>'
+
+
+def _picture(page: Path, source: re.Match[str]) -> str:
+    return f'src="{(page.parent / source.group(1)).resolve().as_uri()}"'

@@ -1,0 +1,30 @@
+"""What a setting means: the comment above it in its dataclass."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import fields
+
+
+def explanations(kind: type) -> dict[str, str]:
+    """Field name to `type: explanation`, the comment lines above or behind it in the source."""
+    meanings: dict[str, str] = {}
+    names = {field.name for field in fields(kind) if field.init}
+    # A base class describes the fields it declares.
+    for base in reversed(kind.__mro__):
+        if "__annotations__" not in vars(base) or base.__module__ == "builtins":
+            continue
+        comments: list[str] = []
+        for line in inspect.getsource(base).splitlines()[1:]:
+            text = line.strip()
+            if text.startswith("#"):
+                comments.append(text.lstrip("# "))
+                continue
+            name, separator, rest = text.partition(":")
+            if separator and name in names:
+                hint, _, behind = rest.partition("  # ")
+                kind_of_value = hint.partition("=")[0].strip()
+                words = " ".join([*comments, behind.strip()]).strip()
+                meanings[name] = f"{kind_of_value}: {words}" if words else kind_of_value
+            comments = []
+    return meanings
