@@ -12,8 +12,6 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from overt.errors import DataError
 from overt.nn.reuse import together
 from overt.recipes.cotracker3.blocks import Attention
-from overt.recipes.cotracker3.config import LossSettings
-from overt.recipes.cotracker3.loss import Targets, counts, losses
 from overt.recipes.cotracker3.model import CoTracker3Offline, in_halves, relative_motion
 
 TINY = TRACKER_SIZES | {"model_resolution": (32, 40)}
@@ -303,36 +301,6 @@ def test_bf16_autocast_keeps_positions_and_logits_in_float32() -> None:
     assert model.fnet.conv1.weight.grad.isfinite().all()
     moved = (exact.tracks_xy - queries[:, None, :, 1:]).abs().mean()
     assert (rounded.tracks_xy - exact.tracks_xy).abs().mean() < 0.2 * moved
-
-
-def test_loss_falls_on_one_repeated_batch() -> None:
-    torch.manual_seed(0)
-    model, (video, queries) = CoTracker3Offline(**TINY), tracker_inputs(batch=1)
-    drift = torch.linspace(0, 8, 6)[:, None, None]
-    truth = queries[:, None, :, 1:] + drift
-    visible = (torch.rand(1, 6, 5) < 0.7).float()
-    targets = [Targets(truth, visible, torch.ones_like(visible))]
-    settings = LossSettings(
-        visible_weight=0.05,
-        invisible_weight=0.01,
-        visibility_weight=1.0,
-        confidence_weight=1.0,
-        gamma=0.8,
-        huber_delta=6.0,
-        huber_visible=True,
-        huber_invisible=False,
-        confidence_radius=12.0,
-    )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    history = []
-    for _ in range(25):
-        windows = model(video, queries, iters=2, is_train=True).train_data.windows
-        loss = sum(losses(windows, targets, counts(targets), settings).values())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        history.append(loss.item())
-    assert history[-1] < 0.5 * history[0]
 
 
 def test_one_compiled_program_serves_all_layers_and_iterations() -> None:

@@ -1,14 +1,13 @@
 """The H-JEPA recipes through the engine: they compose, learn, split, resume and are scored."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
-from small_recipes import HJEPA_SPLIT, SMALL_HJEPA, curve, first_batch
-from toy_runs import read_rows, same_bits, weights
+from small_recipes import SMALL_HJEPA, curve, first_batch
+from toy_runs import read_rows
 
 from overt.config import load
 from overt.data.images.folder import ImageFolder
@@ -113,31 +112,6 @@ def test_the_target_moves_once_per_update_and_only_when_it_was_made(root: Path) 
     torch.testing.assert_close(target, 0.95 * before + 0.05 * context)
     recipe.after_step(model, 10, torch.tensor(1.0), {})
     torch.testing.assert_close(target, 0.95 * before + 0.05 * context)
-
-
-def test_accumulated_micro_batches_and_processes_give_one_curve(
-    run_processes: Callable[..., list[None]], root: Path
-) -> None:
-    """Lists of patches differ in length from sample to sample: a mean of means would be off."""
-    SMALL_HJEPA.train(root, *HJEPA_SPLIT, "exp_name=whole", "training.batch_size=8")
-    SMALL_HJEPA.train(root, *HJEPA_SPLIT, "exp_name=four", "training.batch_size=2")
-    run_processes(SMALL_HJEPA.train, 2, root, *HJEPA_SPLIT, "exp_name=two", "training.batch_size=2")
-    whole = curve(root / "runs" / "whole")
-    assert len(whole) == 6
-    assert curve(root / "runs" / "four") == pytest.approx(whole, rel=1e-5)
-    assert curve(root / "runs" / "two") == pytest.approx(whole, rel=1e-5)
-
-
-def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(root: Path) -> None:
-    steps = ["training.evaluate_every_steps=null", "checkpoint.every_steps=3"]
-    SMALL_HJEPA.train(root, *steps, "exp_name=straight", "training.num_steps=6")
-    trainer = SMALL_HJEPA.trainer(root, *steps, "exp_name=stopped", "training.num_steps=6")
-    trainer.total_steps = 3
-    trainer.train()
-    SMALL_HJEPA.train(root, *steps, "exp_name=stopped", "training.num_steps=6")
-    runs = root / "runs"
-    assert same_bits(weights(runs / "straight", 6), weights(runs / "stopped", 6))
-    assert curve(runs / "straight") == curve(runs / "stopped")
 
 
 def test_it_learns_and_is_scored(root: Path) -> None:

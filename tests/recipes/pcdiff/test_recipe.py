@@ -1,6 +1,5 @@
 """The PCDiff recipes through the engine: they compose, learn, split, resume and are scored."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from small_recipes import PCDIFF_SPLIT, SMALL_PCDIFF, curve, first_batch
-from toy_runs import read_rows, same_bits, weights
+from toy_runs import read_rows
 
 from overt.config import Config, load
 from overt.config.batch import advice, plan_batches, scaled_learning_rate
@@ -125,30 +124,6 @@ def test_a_step_without_room_for_all_neighbours_has_no_loss(
     assert output.total.isnan()
 
 
-def test_accumulated_micro_batches_and_processes_give_one_curve(
-    run_processes: Callable[..., list[None]], root: Path
-) -> None:
-    SMALL_PCDIFF.train(
-        root, *PCDIFF_SPLIT, "exp_name=whole", "training.batch_size=4", dropout=False
-    )
-    SMALL_PCDIFF.train(
-        root, *PCDIFF_SPLIT, "exp_name=parts", "training.batch_size=1", dropout=False
-    )
-    run_processes(
-        SMALL_PCDIFF.train,
-        2,
-        root,
-        *PCDIFF_SPLIT,
-        "exp_name=two",
-        "training.batch_size=1",
-        dropout=False,
-    )
-    whole = curve(root / "runs" / "whole")
-    assert len(whole) == 4
-    assert curve(root / "runs" / "parts") == pytest.approx(whole, rel=1e-4)
-    assert curve(root / "runs" / "two") == pytest.approx(whole, rel=1e-4)
-
-
 def test_fifty_steps_in_bf16_follow_those_in_float32(root: Path) -> None:
     for precision in ("fp32", "bf16"):
         words = [*PCDIFF_SPLIT, "training.num_steps=50", "training.batch_size=4"]
@@ -158,21 +133,6 @@ def test_fifty_steps_in_bf16_follow_those_in_float32(root: Path) -> None:
     noise = exact.std()  # of the loss from batch to batch
     assert np.abs(fast - exact).mean() < 0.1 * noise
     assert abs(fast[-10:].mean() - exact[-10:].mean()) < 0.1 * noise
-
-
-def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(root: Path) -> None:
-    steps = ["training.evaluate_every_steps=null", "checkpoint.every_steps=2"]
-    steps += ["training.num_steps=4", "checkpoint.metric_name=null"]
-    SMALL_PCDIFF.trainer(root, *steps, "exp_name=straight").train()
-    trainer = SMALL_PCDIFF.trainer(root, *steps, "exp_name=stopped")
-    trainer.total_steps = 2
-    trainer.train()
-    SMALL_PCDIFF.trainer(root, *steps, "exp_name=stopped").train()
-    runs = root / "runs"
-    for part in ("model", "ema"):
-        straight, stopped = (weights(runs / name, 4, part) for name in ("straight", "stopped"))
-        assert same_bits(straight, stopped)
-    assert curve(runs / "straight") == curve(runs / "stopped")
 
 
 def test_it_learns_and_is_scored(root: Path) -> None:
