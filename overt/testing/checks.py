@@ -124,15 +124,15 @@ def check_export(subject: Subject) -> None:
         recipe = build_recipe(whole.config)
         recipe.begin(subject.small.training.num_steps or 1, 1)
         model, _ = load_model(recipe, file)
+        recipe.load_state_dict(whole.recipe.state_dict())  # of training, in no exported file
         micro = whole.first.micro_batches[0]
         counts = global_counts(recipe, whole.first, subject.world.device)
         found = []
         for owner, weights in ((whole.recipe, whole.model.eval()), (recipe, model)):
             torch.manual_seed(0)
-            with torch.no_grad():
-                found.append(
-                    terms(owner.loss(weights, owner.on_device(micro.batch), counts, STEPS))
-                )
+            # With gradients, as in training: a loss may take some of its own.
+            output = owner.loss(weights, owner.on_device(micro.batch), counts, STEPS)
+            found.append({name: value.detach() for name, value in terms(output).items()})
     trained, loaded = found
     for name, value in trained.items():
         if name.startswith("losses") and not torch.allclose(
