@@ -131,8 +131,7 @@ def check_export(subject: Subject) -> None:
         for owner, weights in ((whole.recipe, whole.model.eval()), (recipe, model)):
             torch.manual_seed(0)
             # With gradients, as in training: a loss may take some of its own.
-            output = owner.loss(weights, owner.on_device(micro.batch), counts, STEPS)
-            found.append({name: value.detach() for name, value in terms(output).items()})
+            found.append(terms(owner.loss(weights, owner.on_device(micro.batch), counts, STEPS)))
     trained, loaded = found
     for name, value in trained.items():
         if name.startswith("losses") and not torch.allclose(

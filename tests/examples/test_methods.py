@@ -1,16 +1,16 @@
 """The methods of examples/methods keep the contract, in files of up to 120 lines each."""
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import save_file
 
-from overt.config import Config, load
+from overt.config import Config, build_recipe, load
 from overt.testing import check_recipe
 
 METHODS = Path(__file__).parents[2] / "examples" / "methods"
-NAMES = sorted(file.stem for file in (METHODS / "conf" / "recipe").glob("*.yaml"))
+NAMES = ("detector", "dino", "gan", "gpt", "lora", "moco", "stream")
 
 # As small as shows the property; learning is a matter of the full size (README.md).
 SMALLEST: dict[str, list[str]] = {
@@ -18,6 +18,7 @@ SMALLEST: dict[str, list[str]] = {
     "dino": ["model.width=4", "model.classes=16", "optimizer.lr=1e-2"],
     "gan": ["model.width=16", "optimizer.lr=1e-2"],
     "gpt": ["model.width=16", "model.depth=1", "model.context=16", "optimizer.lr=1e-2"],
+    "lora": ["model.width=8", "model.rank=2", "optimizer.lr=1e-1"],
     "moco": ["model.width=4", "model.features=8", "loss.queue=16", "optimizer.lr=1e-2"],
     "stream": ["model.width=4", "data.block=1", "data.buffer=8"],
 }
@@ -31,20 +32,20 @@ OPTIONS: dict[str, dict[str, Any]] = {
 ABSENT = {"detector": {"fsdp"}, "gan": {"fsdp"}, "stream": {"fsdp"}}
 
 
-@cache
 def small(name: str, folder: Path) -> Config:
-    words = [*SMALLEST[name], *([f"data.root={folder}"] if name == "stream" else [])]
+    words = list(SMALLEST[name])
+    if name == "stream":
+        words.append(f"data.root={folder / 'shards'}")
+    if name == "lora":
+        base = build_recipe(load(["recipe=lora_base", "model.width=8"], packages=[str(METHODS)]))
+        save_file(base.build_model().state_dict(), folder / "base.safetensors")
+        words.append(f"model.base={folder / 'base.safetensors'}")
     return load([f"recipe={name}", *words], packages=[str(METHODS)])
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("methods") / "shards"
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_it_keeps_the_contract(name: str, folder: Path) -> None:
-    report = check_recipe(small(name, folder), **OPTIONS.get(name, {}))
+def test_it_keeps_the_contract(name: str, tmp_path: Path) -> None:
+    report = check_recipe(small(name, tmp_path), **OPTIONS.get(name, {}))
     skipped = {check for check, outcome in report.items() if outcome != "passed"}
     expected = {*OPTIONS.get(name, {}).get("skip", {}), *ABSENT.get(name, set()), "plan"}
     assert skipped == expected
