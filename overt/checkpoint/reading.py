@@ -24,7 +24,7 @@ def read_tensors(path: str | Path, part: str = "model") -> tuple[dict[str, Tenso
     path = Path(path)
     if part not in WEIGHTS:
         raise CheckpointError(f"a checkpoint has the parts {' and '.join(WEIGHTS)}, not {part!r}")
-    if path.is_dir() and not _is_of_others(path):
+    if path.is_dir() and not is_of_others(path):
         return _read_folder(path, part)
     if not path.exists():
         raise CheckpointError(f"no checkpoint at {path}; check the path")
@@ -48,7 +48,7 @@ def read_part(folder: Path, part: str) -> dict[str, Tensor]:
 
 def folder_parts(folder: Path) -> list[str]:
     """Name what a checkpoint folder holds: model, and maybe ema and optimizer."""
-    if _is_of_others(folder):
+    if is_of_others(folder):
         return ["model"]
     files = _read_manifest(folder)["files"]
     if SHARDS in files:
@@ -72,7 +72,7 @@ def _read_folder(folder: Path, part: str) -> tuple[dict[str, Tensor], dict[str, 
     return read_part(folder, part), rest
 
 
-def _is_of_others(folder: Path) -> bool:
+def is_of_others(folder: Path) -> bool:
     """Tell whether a folder is laid out as Hugging Face does it."""
     return not (folder / MANIFEST).exists() and weights_in(folder) is not None
 

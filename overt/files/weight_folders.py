@@ -51,7 +51,7 @@ def read_weight_file(
     """Read a safetensors file, a file of torch.save, or an index with its shards."""
     if is_index(path):
         return _read_shards(path, containers)
-    if is_safetensors(path):
+    if path.suffix == ".safetensors" or is_safetensors(path):
         tensors, metadata = read_safetensors(path)
         return tensors, {"metadata": metadata}
     return find_weights(read_torch_file(path), path, containers)
