@@ -27,6 +27,7 @@ FOLDERS = {
 FILES = {
     "checkpoint/test_declared_tensors.py": "what the models of all recipes declare",
     "checkpoint/test_old_checkpoints.py": "checkpoints of earlier versions resume",
+    "examples/test_methods.py": "examples/methods, seven methods as a user would write them",
     "data/streams/test_training.py": "whole runs on streams",
     "recipes/test_contract.py": "overt.testing.check_recipe over all recipes",
     "test_deterministic.py": "the same bits twice, for every recipe",

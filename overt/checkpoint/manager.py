@@ -35,6 +35,7 @@ from overt.distributed import (
     is_main_process,
 )
 from overt.errors import CheckpointError, ConfigError
+from overt.nn.base import stands_on
 
 logger = logging.getLogger(__name__)
 
@@ -164,6 +165,7 @@ class CheckpointManager:
             "metric": metric,
             "is_best": best,
             "world_size": get_world_size(),
+            "stands_on": stands_on(model),
             "config_sha256": None
             if config_yaml is None
             else hashlib.sha256(config_yaml.encode()).hexdigest(),

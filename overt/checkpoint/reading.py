@@ -1,4 +1,4 @@
-"""The tensors in a checkpoint of any kind: overt's folders, safetensors, torch files of others.
+"""The tensors in a checkpoint of any kind: overt's folders, files and folders of others.
 
 Nothing that a file contains is ever run.
 """
@@ -13,12 +13,8 @@ from torch import Tensor
 
 from overt.checkpoint.manifest import MANIFEST, PARTS, SHARDS, read_manifest, verify
 from overt.errors import CheckpointError
-from overt.files.weight_files import (
-    find_weights,
-    is_safetensors,
-    read_safetensors,
-    read_torch_file,
-)
+from overt.files.weight_files import read_safetensors
+from overt.files.weight_folders import read_weight_file, read_weight_folder, weights_in
 
 WEIGHTS = ("model", "ema")  # the parts that are a model's weights
 
@@ -28,16 +24,13 @@ def read_tensors(path: str | Path, part: str = "model") -> tuple[dict[str, Tenso
     path = Path(path)
     if part not in WEIGHTS:
         raise CheckpointError(f"a checkpoint has the parts {' and '.join(WEIGHTS)}, not {part!r}")
-    if path.is_dir():
+    if path.is_dir() and not is_of_others(path):
         return _read_folder(path, part)
-    if not path.is_file():
+    if not path.exists():
         raise CheckpointError(f"no checkpoint at {path}; check the path")
     if part != "model":
-        raise CheckpointError(f"{path} is a single file; only overt's own folders have an EMA part")
-    if is_safetensors(path):
-        tensors, metadata = read_safetensors(path)
-        return tensors, {"metadata": metadata}
-    return find_weights(read_torch_file(path), path)
+        raise CheckpointError(f"{path} has no EMA part; only overt's own folders have one")
+    return read_weight_folder(path) if path.is_dir() else read_weight_file(path)
 
 
 def read_part(folder: Path, part: str) -> dict[str, Tensor]:
@@ -55,6 +48,8 @@ def read_part(folder: Path, part: str) -> dict[str, Tensor]:
 
 def folder_parts(folder: Path) -> list[str]:
     """Name what a checkpoint folder holds: model, and maybe ema and optimizer."""
+    if is_of_others(folder):
+        return ["model"]
     files = _read_manifest(folder)["files"]
     if SHARDS in files:
         from overt.checkpoint import shards
@@ -75,6 +70,11 @@ def _read_folder(folder: Path, part: str) -> tuple[dict[str, Tensor], dict[str, 
     if "config.yaml" in manifest["files"]:
         rest["settings"] = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
     return read_part(folder, part), rest
+
+
+def is_of_others(folder: Path) -> bool:
+    """Tell whether a folder is laid out as Hugging Face does it."""
+    return not (folder / MANIFEST).exists() and weights_in(folder) is not None
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from overt.checkpoint.reading import folder_parts, read_part
 from overt.checkpoint.weights import load_tensors
 from overt.errors import CheckpointError
 from overt.files.weight_files import read_safetensors
+from overt.nn.base import check_base
 
 # Of state.json; the first six are handed back to the caller.
 RETURNED = ("epoch", "step", "metrics", "best_metric", "scheduler", "state")
@@ -63,6 +64,7 @@ def restore_folder(
         from overt.checkpoint import shards
 
         shards.restore(path, described["optimizer"], model, ema, optimizer)
+        check_base(model, str(path))
     else:
         if model is not None:
             _restore_weights(path, "model", model)

@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from overt.checkpoint.named_tensors import memory_of
 from overt.checkpoint.reading import read_tensors
 from overt.errors import CheckpointError, ConfigError
+from overt.files.key_maps import KeyRule, rename_keys
 from overt.files.weight_files import clean_key, clean_keys, refuse_collisions, some
+from overt.nn.base import check_base
 
 
 @dataclass
@@ -51,13 +53,15 @@ def load_weights(
     *,
     part: str = "model",
     allow_shape_mismatch: bool = False,
+    rename: Sequence[KeyRule] = (),
 ) -> LoadReport:
     """Load the weights of any checkpoint into `model`; `strict` refuses missing and unexpected.
 
-    Public as `overt.load_checkpoint`.
+    `rename` are pairs of a regular expression and what takes its place in the keys of the file;
+    None drops a key. Public as `overt.load_checkpoint`.
     """
     return load_tensors(
-        _read_adapted(path, model, part),
+        _read_adapted(path, model, part, rename, "rename"),
         model,
         strict,
         source=str(path),
@@ -90,18 +94,24 @@ def load_tensors(
             "configuration, or load with strict=False."
         )
     model.load_state_dict(match.chosen, strict=False)
+    check_base(model, source)
     return report
 
 
 def load_initial(
-    path: str | Path, model: nn.Module, skip: Sequence[str] = (), optional: Sequence[str] = ()
+    path: str | Path,
+    model: nn.Module,
+    skip: Sequence[str] = (),
+    optional: Sequence[str] = (),
+    rename: Sequence[KeyRule] = (),
 ) -> LoadReport:
     """Load the weights that a new run starts from, so that no trained tensor stays random unseen.
 
     `skip` (`checkpoint.init_skip`): keys or prefixes that keep the model's fresh values.
     `optional`: prefixes that the file may omit, such as a recipe's `unscored`.
+    `rename` (`checkpoint.init_map`): see `load_weights`.
     """
-    tensors = _read_adapted(path, model, "model")
+    tensors = _read_adapted(path, model, "model", rename, "checkpoint.init_map")
     match = _match(tensors, model, str(path), keys_to_skip(skip, model))
     trained = trained_keys(model)
     missing = [
@@ -120,6 +130,7 @@ def load_initial(
             f"with\n  'checkpoint.init_skip=[{','.join(shortest_prefixes(keys, own))}]'"
         )
     model.load_state_dict(match.chosen, strict=False)
+    check_base(model, str(path))
     return match.report
 
 
@@ -254,9 +265,13 @@ def _match(
     return match
 
 
-def _read_adapted(path: str | Path, model: nn.Module, part: str) -> Mapping[str, Tensor]:
-    """Read a checkpoint, under the model's keys and in its sizes where the model knows how."""
+def _read_adapted(
+    path: str | Path, model: nn.Module, part: str, rename: Sequence[KeyRule], rename_key: str
+) -> Mapping[str, Tensor]:
+    """Read a checkpoint, under the model's keys and in its sizes where rules or model know how."""
     tensors, rest = read_tensors(path, part)
+    if rename:
+        tensors = rename_keys(tensors, rename, str(path), rename_key)
     adapt = getattr(model, "adapt_tensors", None)
     if adapt is None:
         return tensors

@@ -73,12 +73,18 @@ def main(arguments: list[str]) -> int:
 
 def inspect(path: Path, keys: bool = False) -> int:
     """Print what a checkpoint holds."""
-    if path.is_dir():
-        return _inspect_folder(path, keys)
-    from overt.checkpoint.reading import read_tensors
+    from overt.checkpoint.reading import is_of_others, read_tensors
     from overt.files.weight_files import is_safetensors
+    from overt.files.weight_folders import is_index
 
-    if path.is_file() and is_safetensors(path):
+    if path.is_dir() and not is_of_others(path):
+        return _inspect_folder(path, keys)
+    if path.is_dir() or is_index(path):
+        tensors, rest = read_tensors(path)
+        print(f"{path}\nformat      a folder as of Hugging Face")
+        _print_facts(rest)
+        entries = [_entry(name, tensor) for name, tensor in tensors.items()]
+    elif path.is_file() and is_safetensors(path):
         entries, metadata = _read_entries(path)
         print(f"{path}\nformat      safetensors")
         _print_facts(metadata)
@@ -218,6 +224,9 @@ def _inspect_folder(folder: Path, keys: bool) -> int:
         facts["shards"] = f"one file for each of {manifest['world_size']} ranks"
     if manifest["config_sha256"] is not None:
         facts["config"] = f"config.yaml, SHA-256 {manifest['config_sha256'][:16]}"
+    for base in manifest.get("stands_on", []):
+        module = f" for {base['module']}" if base["module"] else ""
+        facts["stands on"] = f"{base['path']}, SHA-256 {base['sha256'][:16]}{module}"
     _print_facts(facts)
     for name, file in files.items():
         print(f"  {name:24} {megabytes(file['size']):>14}")

@@ -262,6 +262,25 @@ class LoggingSection:
 
 
 @dataclass
+class KeyRule:
+    """Tensors of `checkpoint.init_from` under other names."""
+
+    # regular expression that is found in names of tensors
+    match: str = MISSING
+    # what takes the place of the matched text, \\1 for its first group; null: drop these tensors
+    to: str | None = MISSING
+
+    def check(self, key: str) -> None:
+        """Refuse what cannot be right in the rule with this key."""
+        try:
+            re.compile(self.match)
+        except re.error as error:
+            raise ConfigError(
+                f"{key}.match={self.match} is not a regular expression: {error}"
+            ) from None
+
+
+@dataclass
 class CheckpointSection:
     # save every so many steps, and after the last
     every_steps: int = MISSING
@@ -283,16 +302,22 @@ class CheckpointSection:
     init_from: str | None = MISSING
     # keys or prefixes of tensors that init_from leaves at their random start: [head, encoder.pos]
     init_skip: list[str] = MISSING
+    # names of tensors in init_from, rewritten by rules that all apply in turn: [{match: a regular
+    # expression, to: its replacement or null}]
+    init_map: list[KeyRule] = MISSING
 
     def __post_init__(self) -> None:
+        for number, rule in enumerate(self.init_map):
+            rule.check(f"checkpoint.init_map.{number}")
         one_of("checkpoint.mode", self.mode, ("min", "max"))
         each_within("checkpoint", self, ("every_steps", "keep_last_n"), 1)
         within("checkpoint.keep_best_n", self.keep_best_n, 0)
-        if self.init_skip and self.init_from is None:
-            raise ConfigError(
-                f"checkpoint.init_skip={list(self.init_skip)} has no effect without weights to "
-                "start from; set checkpoint.init_from, or checkpoint.init_skip=[]"
-            )
+        for name in ("init_skip", "init_map"):
+            if getattr(self, name) and self.init_from is None:
+                raise ConfigError(
+                    f"checkpoint.{name}={list(getattr(self, name))} has no effect without weights "
+                    f"to start from; set checkpoint.init_from, or checkpoint.{name}=[]"
+                )
 
 
 @dataclass

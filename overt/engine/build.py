@@ -253,7 +253,8 @@ def load_initial_weights(config: Config, model: nn.Module, unscored: tuple[str, 
     source = config.checkpoint.init_from
     if source is None:
         return None
-    report = load_initial(source, model, config.checkpoint.init_skip, unscored)
+    rename = [(rule.match, rule.to) for rule in config.checkpoint.init_map]
+    report = load_initial(source, model, config.checkpoint.init_skip, unscored, rename)
     if is_main_process() and Path(source).is_dir():
         # Another run's retention does not delete what this one starts from.
         storage.pin(Path(source), f"{config.run_dir} starts from it")

@@ -1,6 +1,7 @@
 """Weights of a file by name, for parts of a model that come from elsewhere.
 
-Reads a checkpoint folder of overt, a safetensors file, or a file of torch.save; runs no code.
+Reads a checkpoint folder of overt, a folder of Hugging Face, a safetensors file, or a file of
+torch.save; runs no code.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from pathlib import Path
 from torch import Tensor
 
 from overt.errors import CheckpointError
-from overt.files.weight_files import clean_keys, find_weights, read_safetensors, read_torch_file
+from overt.files.weight_files import clean_keys
+from overt.files.weight_folders import read_weight_file, weights_in
 
 # In a file with several of these, the first is meant; a method with a teacher publishes that.
 CONTAINERS = ("state_dict", "model", "model_state", "model_state_dict", "teacher")
@@ -21,14 +23,11 @@ def read_weights(path: str | Path, key: str) -> dict[str, Tensor]:
     file = Path(path)
     if file.is_dir():
         average = file / "ema.safetensors"
-        file = average if average.is_file() else file / "model.safetensors"
+        file = average if average.is_file() else weights_in(file) or file / "model.safetensors"
     if not file.is_file():
         raise CheckpointError(f"{key}={path}: there is no such checkpoint (looked for {file})")
     try:
-        if file.suffix == ".safetensors":
-            tensors, _ = read_safetensors(file)
-        else:
-            tensors, _ = find_weights(read_torch_file(file), file, CONTAINERS)
+        tensors, _ = read_weight_file(file, CONTAINERS)
         names = clean_keys(tensors, str(file))
     except CheckpointError as error:  # its message starts with the file
         raise CheckpointError(f"{key}={error}") from None

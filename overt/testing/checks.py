@@ -124,15 +124,14 @@ def check_export(subject: Subject) -> None:
         recipe = build_recipe(whole.config)
         recipe.begin(subject.small.training.num_steps or 1, 1)
         model, _ = load_model(recipe, file)
+        recipe.load_state_dict(whole.recipe.state_dict())  # of training, in no exported file
         micro = whole.first.micro_batches[0]
         counts = global_counts(recipe, whole.first, subject.world.device)
         outputs = []
         for owner, weights in ((whole.recipe, whole.model.eval()), (recipe, model)):
             torch.manual_seed(0)
-            with torch.no_grad():
-                outputs.append(
-                    terms(owner.loss(weights, owner.on_device(micro.batch), counts, STEPS))
-                )
+            # With gradients, as in training: a loss may take some of its own.
+            outputs.append(terms(owner.loss(weights, owner.on_device(micro.batch), counts, STEPS)))
     trained, loaded = outputs
     for name, value in trained.items():
         if name.startswith("losses") and not torch.allclose(

@@ -376,3 +376,14 @@ def test_prefixes_cover_the_keys_and_no_others():
     assert shortest_prefixes(["a.b.x", "a.b.y", "a.c"], keys) == ["a"]
     assert shortest_prefixes(["a.b.x", "d.e.x"], keys) == ["a.b.x", "d"]
     assert shortest_prefixes(["a"], ["a", "a.b"]) == ["a"]
+
+
+def test_names_in_the_file_are_mapped_by_rule(tmp_path: Path) -> None:
+    torch.save({"net.fc.weight": torch.ones(2, 3), "extra": torch.ones(1)}, tmp_path / "file.pt")
+    model = nn.Sequential(nn.Linear(3, 2, bias=False))
+    report = load_initial(tmp_path / "file.pt", model, rename=[(r"^net\.fc", "0"), ("extra", None)])
+    assert report.unexpected == []
+    assert torch.equal(model[0].weight, torch.ones(2, 3))
+    load_weights(tmp_path / "file.pt", model, rename=[(r"^net\.fc", "0")])
+    with pytest.raises(CheckpointError, match=r"init_map\.0\.match=typo fits no tensor"):
+        load_initial(tmp_path / "file.pt", model, rename=[("typo", "0")])

@@ -1,0 +1,109 @@
+"""LoRA: adapt a frozen network to another task; its checkpoint holds the adapters alone.
+
+`Classifier` learns upright digits. `Lora` adapts it to digits that lie on their side, in negative.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from omegaconf import MISSING
+from torch import Tensor, nn
+
+from methods.digits import digits
+from overt import Recipe, StepOutput, World
+from overt.evaluation import Row, mean_of_rows, score_batches
+from overt.nn.base import stand_on
+from overt.nn.lora import add_lora
+
+
+@dataclass
+class ModelSettings:
+    width: int = MISSING
+
+
+@dataclass
+class Settings:
+    model: ModelSettings = MISSING
+
+
+@dataclass
+class LoraModelSettings(ModelSettings):
+    # checkpoint of the classifier
+    base: str = MISSING
+    # inner size of the adapters
+    rank: int = MISSING
+
+
+@dataclass
+class LoraSettings:
+    model: LoraModelSettings = MISSING
+
+
+class Digits:
+    def __init__(self, part: str, lying: bool) -> None:
+        images, labels = digits(part)
+        self.images = (1 - images.transpose(1, 2).flip(1)) if lying else images  # (n, 8, 8)
+        self.labels = torch.from_numpy(labels)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def sample(self, index: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        return self.images[index].flatten(), self.labels[index]
+
+
+class Classifier(Recipe):
+    lying = False
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def build_model(self) -> nn.Sequential:
+        width = self.settings.model.width
+        hidden = (nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
+        return nn.Sequential(*hidden, nn.Linear(width, 10))
+
+    def build_dataset(self) -> Digits:
+        return Digits("train", self.lying)
+
+    def collate(self, samples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        images, labels = zip(*samples, strict=True)
+        return torch.stack(images), torch.stack(labels)
+
+    def loss(self, model: Any, batch: Any, counts: dict[str, Tensor], step: int) -> StepOutput:
+        entropy = F.cross_entropy(model(batch[0]), batch[1], reduction="sum")
+        return StepOutput({"entropy": entropy / counts["samples"]})
+
+    def blocks(self, model: nn.Sequential) -> list[nn.Module]:
+        return [layer for layer in model if isinstance(layer, nn.Linear)]
+
+    def evaluate(self, model: nn.Sequential, world: World) -> dict[str, float]:
+        test = Digits("test", self.lying)
+        device = next(model.parameters()).device
+
+        def score(indices: range) -> list[Row]:
+            images, labels = self.collate(
+                [test.sample(n, np.random.default_rng()) for n in indices]
+            )
+            right = model(images.to(device)).argmax(1).cpu() == labels
+            return [{"accuracy": float(each)} for each in right]
+
+        return mean_of_rows(score_batches(world, len(test), 64, score))
+
+
+class Lora(Classifier):
+    lying = True
+    settings: LoraSettings
+
+    def __init__(self, settings: LoraSettings) -> None:
+        self.settings = settings
+
+    def build_model(self) -> nn.Sequential:
+        model = super().build_model()
+        add_lora(model, match=".*", rank=self.settings.model.rank)
+        # Frozen weights come from the base, and are in no checkpoint of this run.
+        stand_on(model, self.settings.model.base, "model.base")
+        return model

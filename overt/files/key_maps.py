@@ -1,0 +1,52 @@
+"""Tensors under other names, by rule: projects call the same layer differently."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from overt.errors import CheckpointError, ConfigError
+from overt.files.weight_files import some
+
+# (regular expression found in a key, what takes its place; None drops the key)
+KeyRule = tuple[str, str | None]
+
+
+def rename_keys(
+    tensors: Mapping[str, Tensor], rules: Sequence[KeyRule], source: str, key: str
+) -> dict[str, Tensor]:
+    """Return the tensors under new names: every rule, in order, is applied to every key.
+
+    A rule that fits no key is refused, since it is a slip: the tensors would stay random. `key`
+    names the rules in a message.
+    """
+    names = {name: name for name in tensors}  # name in the file to name so far
+    for number, (pattern, replacement) in enumerate(rules):
+        fitting = {name for name, now in names.items() if re.search(pattern, now)}
+        if not fitting:
+            raise CheckpointError(
+                f"{key}.{number}.match={pattern} fits no tensor of {source}; at this point it has "
+                f"{some(names.values(), 6)}. Correct the expression, or remove the rule"
+            )
+        for name in fitting:
+            if replacement is None:
+                del names[name]
+                continue
+            try:
+                names[name] = re.sub(pattern, replacement, names[name])
+            except (re.error, IndexError) as error:
+                raise ConfigError(
+                    f"{key}.{number}.to={replacement} does not fit {pattern}: {error}; groups are "
+                    r"\1, \2, ..."
+                ) from None
+    owners: dict[str, str] = {}
+    for name, now in names.items():
+        if now in owners:
+            raise CheckpointError(
+                f"{key}: {owners[now]} and {name} of {source} both become {now}; make the "
+                "expressions narrower, or drop one of them with `to: null`"
+            )
+        owners[now] = name
+    return {now: tensors[name] for now, name in owners.items()}
