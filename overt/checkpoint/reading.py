@@ -19,6 +19,7 @@ from overt.files.weight_files import (
     read_safetensors,
     read_torch_file,
 )
+from overt.files.yaml_text import read_yaml
 
 WEIGHTS = ("model", "ema")  # the parts that are a model's weights
 
@@ -73,7 +74,7 @@ def _read_folder(folder: Path, part: str) -> tuple[dict[str, Tensor], dict[str, 
         )
     rest: dict[str, Any] = {"manifest": manifest}
     if "config.yaml" in manifest["files"]:
-        rest["settings"] = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
+        rest["settings"] = OmegaConf.to_container(read_yaml(folder / "config.yaml"))
     return read_part(folder, part), rest
 
 

@@ -36,7 +36,13 @@ from overt.engine.precision import AUTOCAST
 from overt.engine.progress import Progress
 from overt.engine.replay import Replay
 from overt.engine.scoring import score
-from overt.engine.state import State, join_recipe_state, split_recipe_state
+from overt.engine.state import (
+    State,
+    join_recipe_state,
+    refuse_step_beyond,
+    refusing_forged,
+    split_recipe_state,
+)
 from overt.engine.strategy.ddp import average_over_ranks, settle_buckets
 from overt.engine.strategy.graph import GraphedPass
 from overt.engine.trainable import Only
@@ -338,9 +344,11 @@ class Trainer:
         saved = self.manager.load_checkpoint(
             named, self.model, self.optimizer, self.scaler, ema=self.average
         )
-        refuse_other_run(self.config, saved, self.loader.length, self.plan.global_batch_size)
-        self.load_state_dict(saved["state"])
-        self.recipe.load_state_dict(join_recipe_state(saved["tensors"], saved["state"]))
+        with refusing_forged(saved["path"]):
+            refuse_other_run(self.config, saved, self.loader.length, self.plan.global_batch_size)
+            self.load_state_dict(saved["state"])
+            refuse_step_beyond(self.state.step, self.total_steps, self.config.checkpoint)
+            self.recipe.load_state_dict(join_recipe_state(saved["tensors"], saved["state"]))
         self.state.saved_step, self.state.scores = self.state.step, saved["metrics"]
         # Last of all, so that nothing draws from them before the first step.
         if not random_state.restore_own(saved["tensors"], self.world.rank):

@@ -84,6 +84,8 @@ def refuse_other_run(
 ) -> None:
     """Refuse a checkpoint of other settings, data or batch than this run has."""
     state, confirmed = saved["state"], tuple(config.checkpoint.accept_changes)
+    if saved["config_yaml"] is None:
+        raise CheckpointError(f"{saved['path']} has no config.yaml, so nothing can be compared")
     accepted = (*FREE_TO_CHANGE, *confirmed)
     changes = {
         key: f"{key}: {before} -> {after}"
