@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from overt.config.checked import Config, check, dotted_keys
+from overt.config.environment import allow_in
 from overt.errors import ConfigError, nearest
 from overt.files.yaml_text import parse_yaml, read_yaml
 
@@ -51,6 +52,7 @@ def compose_values(
     overrides: Sequence[str], config_file: str | None = None, packages: Sequence[str] = ()
 ) -> DictConfig:
     """The merged YAML values with the overrides applied, not yet checked by the schema."""
+    allow_in(list(overrides))
     parsed = _parse(overrides)
     if config_file is not None:
         return _read_file(config_file, parsed)
