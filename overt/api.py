@@ -75,21 +75,25 @@ def _train(config: Config, stop: StopSignal, world: World) -> Result:
     """Train; nothing of the trainer is left when the process group goes."""
     from overt.engine.trainer import Trainer
     from overt.health.heartbeat import keep_flight_records
+    from overt.run.session import locked
 
     keep_flight_records(config.run_dir / "hang")
     recipe = build_recipe(config)
     _check_workers(config, recipe)
-    trainer = Trainer(config, recipe, world, stop)
-    first_step = trainer.state.step
+    trainer: Trainer | None = None
+    first_step = 0
     try:
-        with _interrupts_ask(stop):
-            scores = trainer.train()
+        with locked(config.run_dir) as lock:
+            trainer = Trainer(config, recipe, world, stop, lock=lock)
+            first_step = trainer.state.step
+            with _interrupts_ask(stop):
+                scores = trainer.train()
     except Preempted as asked:
         if stop.name == "SIGINT":
             raise KeyboardInterrupt(str(asked)) from None
         raise
     except RuntimeError as error:
-        began = trainer.state.step > first_step
+        began = trainer is not None and trainer.state.step > first_step
         if "exited unexpectedly" in str(error) and script() is not None and not began:
             raise ConfigError(
                 "a loader process ended before its first batch. Loader processes import this "

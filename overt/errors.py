@@ -11,6 +11,9 @@ from pathlib import Path
 
 # What a run exits with when it was asked to stop and saved: a batch script requeues it.
 PREEMPTED_EXIT_CODE = 85
+INTERRUPTED_EXIT_CODE = 130  # Ctrl-C
+# A run that ends with one of these was asked to: not an error.
+STOPPED_EXIT_CODES = (PREEMPTED_EXIT_CODE, INTERRUPTED_EXIT_CODE)
 
 
 class OvertError(Exception):
@@ -41,12 +44,25 @@ class NonFiniteError(StopError):
     """Training met NaN or Inf and the configuration says to stop."""
 
 
+class NonFiniteWeightsError(NonFiniteError):
+    """The weights themselves hold NaN or Inf: they are not saved, and nothing can be trained on."""
+
+
 class OutOfMemory(OvertError):  # noqa: N818  (its name says it)
     """The device or the host has no memory left; the message names the settings that need less."""
 
 
 class Preempted(StopError):  # noqa: N818  (it is none)
     """The run was asked to stop by a signal: everything is saved, the same command resumes."""
+
+
+def exit_code_of(error: BaseException | None) -> int:
+    """Return the exit code of a run that ends with `error`, or with none."""
+    if error is None:
+        return 0
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED_EXIT_CODE
+    return PREEMPTED_EXIT_CODE if isinstance(error, Preempted) else 1
 
 
 def _alike(word: str, words: Sequence[str]) -> list[str]:

@@ -305,9 +305,11 @@ def build_schedule(
     For HierarchicalScheduler, `levels` is a list of such sections, and each of them may multiply
     the base value by its own `base_factor`. `further` options are allowed, but read elsewhere.
     """
-    options = dict(section)
+    if not isinstance(section, Mapping):
+        raise ConfigError(f"{where}={section!r}; give a section with `_target_`")
+    options = {str(name): value for name, value in section.items()}
     target = options.pop("_target_", None)
-    if target not in _KINDS:
+    if not isinstance(target, str) or target not in _KINDS:
         raise ConfigError(f"{where}._target_={target!r} is no schedule{_allowed(target, _KINDS)}")
     kind = _KINDS[target]
     if kind is HierarchicalScheduler:

@@ -15,7 +15,13 @@ from types import ModuleType
 from typing import Any
 
 from overt.config import build_recipe, expand_sweep, load
-from overt.errors import PREEMPTED_EXIT_CODE, ConfigError, OvertError, Preempted
+from overt.errors import (
+    INTERRUPTED_EXIT_CODE,
+    PREEMPTED_EXIT_CODE,
+    ConfigError,
+    OvertError,
+    Preempted,
+)
 from overt.health.phases import Phases, process_start
 from overt.health.preemption import StopSignal
 
@@ -41,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         print("\ninterrupted; the same command goes on from the last checkpoint", file=sys.stderr)
-        return 130
+        return INTERRUPTED_EXIT_CODE
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -56,21 +62,23 @@ def train(arguments: argparse.Namespace, stop: StopSignal) -> int:
     from overt.distributed import init_distributed, shutdown
     from overt.engine.trainer import Trainer
     from overt.health.heartbeat import keep_flight_records
+    from overt.run.session import locked
 
     phases.end("imports")
     keep_flight_records(config.run_dir / "hang")
     world = init_distributed(config.training.device, config.training.timeout_minutes)
     phases.end("group")
-    trainer = Trainer(config, build_recipe(config), world, stop, phases)
     code = 0
-    try:
-        trainer.train()
-    except Preempted as asked:
-        code = PREEMPTED_EXIT_CODE
-        if world.is_main:
-            print(asked, file=sys.stderr)
-        stop.stay()
-    del trainer  # before the process group: see shutdown
+    with locked(config.run_dir) as lock:
+        trainer = Trainer(config, build_recipe(config), world, stop, phases, lock=lock)
+        try:
+            trainer.train()
+        except Preempted as asked:
+            code = PREEMPTED_EXIT_CODE
+            if world.is_main:
+                print(asked, file=sys.stderr)
+            stop.stay()
+        del trainer  # before the process group: see shutdown
     shutdown()
     return code
 

@@ -52,4 +52,4 @@ def test_every_error_is_one_that_the_command_line_prints() -> None:
     assert all(issubclass(kind, OvertError) for kind in kinds)
     # Raised on all ranks at one step: these save before they leave.
     stops = {kind.__name__ for kind in kinds if issubclass(kind, StopError)}
-    assert stops == {"StopError", "NonFiniteError", "Preempted"}
+    assert stops == {"StopError", "NonFiniteError", "NonFiniteWeightsError", "Preempted"}

@@ -20,7 +20,8 @@ from torch.optim import Optimizer
 
 from overt.checkpoint import optimizer_state, plain_values, storage, writing
 from overt.checkpoint.background import BackgroundWriter
-from overt.checkpoint.manifest import SHARDS, verify
+from overt.checkpoint.finite import nonfinite_tensors
+from overt.checkpoint.manifest import SHARDS, Stored, verify
 from overt.checkpoint.named_tensors import is_sharded, named_tensors, split_tied
 from overt.checkpoint.plain_values import HasState
 from overt.checkpoint.restoring import checked_folder, restore_folder
@@ -72,6 +73,8 @@ class CheckpointManager:
         self.metric_name = metric_name
         self.timeout_minutes = timeout_minutes
         self.best_metric: float | None = None
+        # Called on the main process with every checkpoint that is on disk and complete.
+        self.on_saved: Callable[[Stored], None] = lambda stored: None
         self._retention = Retention(
             self.checkpoint_dir, metric_name, mode, keep_best_n, keep_last_n
         )
@@ -147,10 +150,12 @@ class CheckpointManager:
         if not sharded and not is_main_process():
             return self.checkpoint_dir / name
         # One save in flight; an error of the last one surfaces here.
+        poisoned = nonfinite_tensors(model, ema)
         if sharded:
-            name, hidden = self._begin_together(name)
+            name, hidden = self._begin_together(name, poisoned)
         else:
             self.wait()
+            _refuse_nonfinite(name, poisoned)
             name = storage.free_name(self.checkpoint_dir, name)
         metric = self._metric(metrics, is_best)
         best = is_best
@@ -200,12 +205,13 @@ class CheckpointManager:
         """Wait until the work in the background is done; raises the error of a save."""
         self._writer.wait()
 
-    def _begin_together(self, name: str) -> tuple[str, Path]:
+    def _begin_together(self, name: str, poisoned: list[str]) -> tuple[str, Path]:
         """Agree on the name of a sharded save and the folder to write to, on every process."""
         proposal: tuple[str, Path] | None = None
         problem: str | None = None
         try:
             self.wait()
+            _refuse_nonfinite(name, poisoned)
             if is_main_process():
                 name = storage.free_name(self.checkpoint_dir, name)
                 hidden = self.checkpoint_dir / storage.hidden_name("writing", name)
@@ -288,6 +294,7 @@ class CheckpointManager:
                 f"{stored.path} was written but is not as it should be ({verification}); older "
                 "checkpoints are kept. Check the disk, and that no other run saves to this folder."
             )
+        self.on_saved(stored)
         superfluous = self._retention.prune()
         if self._snapshots is not None:
             storage.remove(superfluous)
@@ -359,6 +366,16 @@ class CheckpointManager:
                 "a checkpoint elsewhere"
             )
         return path
+
+
+def _refuse_nonfinite(name: str, poisoned: list[str]) -> None:
+    """Refuse to save weights that nothing can be trained or evaluated with."""
+    if poisoned:
+        raise CheckpointError(
+            f"{name} is not saved: {len(poisoned)} tensor(s) of the model hold NaN or Inf, first "
+            f"{', '.join(poisoned[:5])}. The checkpoints already there are unharmed; lower the "
+            "learning rate and resume from one of them."
+        )
 
 
 def _weights(module: nn.Module) -> TensorFile:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,6 +24,9 @@ _NOT_HYPER_PARAMETERS = (
     "capturable",
     "differentiable",
 )
+
+# Entries that are one number for the whole parameter.
+COUNTERS = ("step", "mu_product", "eta", "mu")
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +76,11 @@ def class_name(optimizer: Optimizer) -> str:
 def restore(
     model: nn.Module, optimizer: Optimizer, tensors: dict[str, Tensor], saved: dict[str, Any]
 ) -> None:
-    """Give every parameter the state saved under its name, and every group its numbers."""
+    """Give every parameter the state saved under its name, and every group its numbers.
+
+    Everything is compared first: torch's fused kernels do not look at the sizes of their inputs.
+    """
+    _refuse_forged(saved)
     if saved["class"] != class_name(optimizer):
         raise CheckpointError(
             f"the checkpoint holds the state of {saved['class']}, but the optimizer is "
@@ -82,10 +91,17 @@ def restore(
     state: dict[str, dict[str, Any]] = {
         name: {} for group in saved["groups"] for name in group["parameters"]
     }
+    owners = {name: parameter for parameter, name in names.items()}
     for key, tensor in tensors.items():
         name, _, entry = key.rpartition("/")
+        if name not in state:
+            raise CheckpointError(f"the optimizer state {key} belongs to no parameter of a group")
+        if name in owners:
+            refuse_misfit(key, tensor.shape, tensor.dtype, owners[name], optimizer)
         state[name][entry] = tensor
     for name, entries in saved["entries"].items():
+        if name not in state:
+            raise CheckpointError(f"the optimizer state of {name} belongs to no parameter")
         state[name].update(entries)
     origin = {name: group for group in saved["groups"] for name in group["parameters"]}
     _refuse_moved_parameters(optimizer, names, origin, saved["class"])
@@ -103,6 +119,76 @@ def restore(
             len(held - origin.keys()),
             len(origin.keys() - held),
         )
+
+
+def refuse_misfit(
+    key: str, shape: Sequence[int], dtype: torch.dtype, parameter: Tensor, optimizer: Optimizer
+) -> None:
+    """Refuse an entry that the optimizer itself would not have made; of torch's own all is known.
+
+    Of another class only counters are compared: its updates are Python, which checks for itself.
+    """
+    entry, expected = key.rpartition("/")[2], tuple(parameter.shape)
+    members = getattr(optimizer, "members", [optimizer])
+    if entry in COUNTERS:
+        fits, wanted = math.prod(shape) == 1 and not dtype.is_complex, "one number"
+    elif not all(type(member).__module__.startswith("torch.") for member in members):
+        return
+    else:
+        if entry == "row_var":  # of Adafactor
+            expected = (*expected[:-1], 1)
+        elif entry == "col_var":
+            expected = (*expected[:-2], 1, *expected[-1:])
+        fused = any(group.get("fused") for group in optimizer.param_groups)
+        fits = tuple(shape) == expected and dtype.is_floating_point
+        fits = fits and (dtype == parameter.dtype or not fused)
+        wanted = f"shape {expected} and {parameter.dtype}"
+    if not fits:
+        raise CheckpointError(
+            f"the optimizer state {key} has shape {tuple(shape)} and {dtype}, expected {wanted}; "
+            "the checkpoint is damaged or of another model. Use an older checkpoint."
+        )
+
+
+def _refuse_forged(saved: Any) -> None:
+    """Refuse a description that `describe` cannot have written."""
+    good = (
+        isinstance(saved, dict)
+        and isinstance(saved.get("class"), str)
+        and isinstance(saved.get("groups"), list)
+        and all(
+            isinstance(group, dict)
+            and isinstance(group.get("parameters"), list)
+            and all(isinstance(name, str) for name in group["parameters"])
+            for group in saved["groups"]
+        )
+        and isinstance(saved.get("entries"), dict)
+        and all(
+            isinstance(entries, dict)
+            and all(value is None or isinstance(value, int | float) for value in entries.values())
+            for entries in saved["entries"].values()
+        )
+    )
+    if not good:
+        raise CheckpointError(
+            "the optimizer state was not written by overt: keys or types differ. Use an older "
+            "checkpoint."
+        )
+
+
+def _is_like(value: Any, current: Any) -> bool:
+    """Tell whether a saved hyper-parameter can take the place of the current one."""
+    if isinstance(current, list | tuple):
+        return (
+            isinstance(value, list)
+            and len(value) == len(current)
+            and all(map(_is_like, value, current))
+        )
+    if isinstance(current, bool) or isinstance(value, bool):
+        return isinstance(value, bool) and isinstance(current, bool)
+    if isinstance(current, int | float | Tensor):
+        return isinstance(value, int | float) and math.isfinite(value)
+    return current is None or value is None or type(value) is type(current)
 
 
 def _refuse_moved_parameters(
@@ -132,6 +218,12 @@ def _restore_hyper_parameters(group: dict[str, Any], origins: list[dict[str, Any
         values = [origin[key] for origin in origins if key in origin]
         if not values:
             continue
+        for value in values:
+            if not _is_like(value, current):
+                raise CheckpointError(
+                    f"{key}={value!r} of the saved optimizer is not of the kind of {current!r}; "
+                    "the checkpoint is damaged. Use an older one."
+                )
         if any(value != values[0] for value in values):
             logger.warning(
                 "parameters of one optimizer group were saved in groups with different %s; the "

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 from overt.errors import CheckpointError
 
+LARGEST_COUNT = 2**53  # beyond it a float counts no longer in ones
+
 
 class HasState(Protocol):
     """A scheduler or scaler: its state is a dictionary of plain values."""
@@ -28,6 +30,16 @@ def decode(text: bytes) -> Any:
         return _from_json(json.loads(text))
     except (ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"not the plain values of a checkpoint: {error}") from None
+
+
+def is_count(value: Any) -> bool:
+    """Tell whether a value is a whole number that something can be counted with."""
+    return type(value) is int and 0 <= value <= LARGEST_COUNT
+
+
+def is_number(value: Any) -> bool:
+    """Tell whether a value is a number that a float can hold; NaN and Inf are."""
+    return type(value) is float or (type(value) is int and abs(value) <= LARGEST_COUNT)
 
 
 def _to_json(value: Any, where: str) -> Any:

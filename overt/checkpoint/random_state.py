@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from overt.distributed import gather_objects
+from overt.errors import CheckpointError
 
 
 def capture() -> dict[str, Tensor]:
@@ -63,8 +64,29 @@ def restore_own(states: dict[str, Tensor], rank: int) -> bool:
         key.removeprefix(prefix): state for key, state in states.items() if key.startswith(prefix)
     }
     if own:
-        restore(own)
+        _refuse_misfit(own)
+        try:
+            restore(own)
+        except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+            raise CheckpointError(
+                f"the random state of rank {rank} is not one ({error}); use an older checkpoint"
+            ) from error
     return bool(own)
+
+
+def _refuse_misfit(states: dict[str, Tensor]) -> None:
+    """Refuse states of other names, shapes or types than those of this process."""
+    here = capture()
+    for name in {*states, *here} - {"cuda"}:
+        kinds = [
+            None if name not in held else (tuple(held[name].shape), held[name].dtype)
+            for held in (states, here)
+        ]
+        if kinds[0] != kinds[1]:
+            raise CheckpointError(
+                f"the random state {name!r} is {kinds[0]} in the checkpoint, expected {kinds[1]}; "
+                "use an older checkpoint"
+            )
 
 
 @contextmanager

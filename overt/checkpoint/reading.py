@@ -15,6 +15,7 @@ from overt.checkpoint.manifest import MANIFEST, PARTS, SHARDS, read_manifest, ve
 from overt.errors import CheckpointError
 from overt.files.weight_files import read_safetensors
 from overt.files.weight_folders import read_weight_file, read_weight_folder, weights_in
+from overt.files.yaml_text import read_yaml
 
 WEIGHTS = ("model", "ema")  # the parts that are a model's weights
 
@@ -68,7 +69,7 @@ def _read_folder(folder: Path, part: str) -> tuple[dict[str, Tensor], dict[str, 
         )
     rest: dict[str, Any] = {"manifest": manifest}
     if "config.yaml" in manifest["files"]:
-        rest["settings"] = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
+        rest["settings"] = OmegaConf.to_container(read_yaml(folder / "config.yaml"))
     return read_part(folder, part), rest
 
 

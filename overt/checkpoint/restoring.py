@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,14 @@ from torch.optim import Optimizer
 
 from overt.checkpoint import optimizer_state, plain_values
 from overt.checkpoint.manifest import read_manifest, verify
-from overt.checkpoint.named_tensors import is_sharded
+from overt.checkpoint.named_tensors import is_sharded, named_tensors
 from overt.checkpoint.plain_values import HasState
 from overt.checkpoint.reading import folder_parts, read_part
 from overt.checkpoint.weights import load_tensors
 from overt.errors import CheckpointError
 from overt.files.weight_files import read_safetensors
 from overt.nn.base import check_base
+from overt.files.yaml_text import read_text
 
 # Of state.json; the first six are handed back to the caller.
 RETURNED = ("epoch", "step", "metrics", "best_metric", "scheduler", "state")
@@ -74,24 +76,45 @@ def restore_folder(
             moments = read_part(path, "optimizer")
             optimizer_state.restore(model, optimizer, moments, described["optimizer"])
     if scaler is not None and described["scaler"]:
+        _refuse_other_numbers(path, described["scaler"], scaler.state_dict())
         scaler.load_state_dict(described["scaler"])
     elif scaler is not None and scaler.state_dict():
         logger.warning("%s holds no scaler state; the loss scale starts from scratch", path)
     tensors: dict[str, Tensor] = {}
     if "rng.safetensors" in files:
         tensors, _ = read_safetensors(path / "rng.safetensors")
-    config = (path / "config.yaml").read_text() if "config.yaml" in files else None
+    config = read_text(path / "config.yaml") if "config.yaml" in files else None
     rest = {key: described[key] for key in RETURNED}
     return {"path": path, **rest, "tensors": tensors, "config_yaml": config}
 
 
 def _restore_weights(path: Path, part: str, module: nn.Module) -> None:
     tensors = read_part(path, part)
+    _refuse_other_types(path, part, tensors, module)
     report = load_tensors(tensors, module, strict=True, source=str(path / part))
     if report.skipped:
         raise CheckpointError(
             f"{report}\nA resumed run needs the sizes it was saved with; to start another run "
             "from these weights use init_from."
+        )
+
+
+def _refuse_other_types(
+    path: Path, part: str, tensors: dict[str, Tensor], module: nn.Module
+) -> None:
+    """Refuse tensors of another type: copying would convert them in silence."""
+    own = named_tensors(module)
+    wrong = [
+        f"{name}: {tensor.dtype} in the checkpoint, {own[name].dtype} in the model"
+        for name, tensor in tensors.items()
+        if name in own and own[name].dtype != tensor.dtype
+    ]
+    if wrong:
+        raise CheckpointError(
+            f"{path / part} holds {len(wrong)} tensor(s) of another type:\n  "
+            + "\n  ".join(wrong[:8])
+            + "\nA resumed run needs the types it was saved with; to start another run from these "
+            "weights use init_from."
         )
 
 
@@ -104,6 +127,21 @@ def _require(path: Path, part: str) -> None:
         )
 
 
+def _refuse_other_numbers(path: Path, saved: Any, own: dict[str, Any]) -> None:
+    """Refuse the state of a loss scaler with other keys than its own, or numbers that are none."""
+    if not own:
+        return  # a scaler that is off takes no state
+    good = (
+        isinstance(saved, dict)
+        and saved.keys() == own.keys()
+        and all(
+            isinstance(value, int | float) and 0 <= value < math.inf for value in saved.values()
+        )
+    )
+    if not good:
+        raise CheckpointError(f"{path / 'state.json'}: the scaler's state was not written by overt")
+
+
 def _read_state(file: Path) -> dict[str, Any]:
     """Read what is not tensors, with every key that is used later."""
     try:
@@ -112,4 +150,14 @@ def _read_state(file: Path) -> dict[str, Any]:
         raise CheckpointError(f"{file} cannot be read: {error.strerror}") from None
     if not isinstance(described, dict) or not described.keys() >= STATE_KEYS:
         raise CheckpointError(f"{file} was not written by overt: keys are missing")
+    step, metrics, best = described["step"], described["metrics"], described["best_metric"]
+    good = (
+        all(item is None or plain_values.is_count(item) for item in (step, described["epoch"]))
+        and isinstance(metrics, dict)
+        and all(plain_values.is_number(value) for value in metrics.values())
+        and (best is None or plain_values.is_number(best))
+        and isinstance(described["state"], dict)
+    )
+    if not good:
+        raise CheckpointError(f"{file} was not written by overt: values have other types")
     return described

@@ -52,11 +52,17 @@ def read_index(folder: Path) -> Index:
         if file not in files:
             continue
         header = read_header(folder / file)
-        tied = json.loads(header.pop("__metadata__", {}).get("overt.tied", "{}"))
-        for name, key in {**{key: key for key in header}, **tied}.items():
-            shape = tuple(header[key]["shape"])
-            chunk = Chunk((0,) * len(shape), shape, file, key)
-            index[f"{part}/{name}"] = SavedTensor(shape, DTYPES[header[key]["dtype"]], [chunk])
+        try:
+            tied = json.loads(header.pop("__metadata__", {}).get("overt.tied", "{}"))
+            for name, key in {**{key: key for key in header}, **tied}.items():
+                shape = tuple(header[key]["shape"])
+                chunk = Chunk((0,) * len(shape), shape, file, key)
+                index[f"{part}/{name}"] = SavedTensor(shape, DTYPES[header[key]["dtype"]], [chunk])
+        except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
+            raise CheckpointError(
+                f"{folder / file} was not written by overt ({type(error).__name__}: {error}); use "
+                "an older checkpoint"
+            ) from None
     return index
 
 

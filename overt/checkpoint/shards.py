@@ -245,12 +245,13 @@ def restore(
             part, _, entry = key.partition("/")
             owner = owners.get(entry.rpartition("/")[0])
             if part == "optimizer" and owner is not None:
+                kind = saved.shape, saved.dtype
+                optimizer_state.refuse_misfit(entry, *kind, owner, optimizer)
                 moments[key] = _room_for(saved, owner)
     _fill(folder, index, {**targets, **moments})
     if optimizer is not None:
-        assert described is not None
         values = {key.removeprefix("optimizer/"): tensor for key, tensor in moments.items()}
-        optimizer_state.restore(model, optimizer, values, described)
+        optimizer_state.restore(model, optimizer, values, described or {})
 
 
 def _room_for(saved: SavedTensor, parameter: Tensor) -> Tensor:
@@ -280,6 +281,9 @@ def _refuse_other_model(folder: Path, part: str, index: Index, here: Mapping[str
         if index[name].shape != tuple(here[name].shape):
             sizes = f"{index[name].shape} in the checkpoint, {tuple(here[name].shape)}"
             wrong.append(f"{name}: {sizes} in the model")
+        elif index[name].dtype != here[name].dtype:
+            kinds = f"{index[name].dtype} in the checkpoint, {here[name].dtype}"
+            wrong.append(f"{name}: {kinds} in the model")
     if wrong:
         more = f"\n  and {len(wrong) - 8} more" if len(wrong) > 8 else ""
         raise CheckpointError(

@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
 def as_words(run: Run) -> tuple[str, ...]:
     """A line of the table."""
     status = run.status()
-    left = text.duration(run.seconds_left) if status == "running" else ""
+    left = text.left(run) if status == "running" else ""
     name = run.path.resolve().name if run.name == "." else run.name
     return name, status, text.progress(run), text.best(run), left, text.moment(run.last_sign)
 
@@ -74,7 +74,7 @@ def as_table(rows: Sequence[tuple[str, ...]]) -> str:
 
 def as_row(run: Run) -> dict[str, Any]:
     """The same as values, for scripts."""
-    left = run.seconds_left
+    left = run.time_left.seconds
     best = run.best
     return {
         "path": str(run.path),

@@ -110,5 +110,5 @@ def brief(run: Run, status: str) -> str:
     if best:
         parts.append(f"best {best}" if run.best else best)
     if status == "running":
-        parts.append(f"left {text.duration(run.seconds_left)}")
+        parts.append(f"left {text.left(run)}")
     return "  ".join(parts)

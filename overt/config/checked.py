@@ -16,7 +16,7 @@ from typing import Any, cast, get_args, get_type_hints
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
-from overt.checks import finite
+from overt.checks import finite, within
 from overt.config.schema import (
     CheckpointSection,
     LoggingSection,
@@ -30,6 +30,7 @@ from overt.recipe import Recipe, check_recipe
 from overt.schedule import build_schedule
 
 RECIPE_SECTIONS = ("model", "data", "loss", "evaluation")
+LARGEST_INTEGER = 2**63 - 1
 # Stands for paths of the section `data` where no data set is needed; shows up in errors as a path.
 NO_DATA = "(data.root was not given)"
 
@@ -75,6 +76,11 @@ def check(
     settings_class = classes.get("recipe.settings") or import_target(
         "recipe.settings", checked.recipe.settings
     )
+    if not (isinstance(settings_class, type) and is_dataclass(settings_class)):
+        raise ConfigError(
+            f"recipe.settings={checked.recipe.settings} is not a dataclass; name the one that "
+            "holds the recipe's settings"
+        )
     # A recipe may do without a section; what nobody gave a value needs no name either.
     sections = {name: checked[name] for name in RECIPE_SECTIONS if values.get(name)}
     settings = _merge(OmegaConf.structured(settings_class), sections)
@@ -87,7 +93,9 @@ def check(
     engine = OmegaConf.masked_copy(
         checked, [part.name for part in fields(Schema) if part.name not in RECIPE_SECTIONS]
     )
-    parts = {str(name): _to_object(engine[name]) for name in engine}
+    parts = {str(name): _to_object(engine[name], str(name)) for name in engine}
+    _refuse_name(parts["exp_name"])
+    within("seed", parts["seed"], 0, LARGEST_INTEGER)
     for key, target in parts["optimizer"].rule_targets.items():
         _check_allowed(key, target, allowed)
     for tracker in parts["logging"].trackers:
@@ -102,7 +110,7 @@ def check(
     settings = _merge(settings, {name: whole[name] for name in sections})
     return Config(
         **parts,
-        settings=_to_object(settings),
+        settings=_to_object(settings, "the recipe's settings"),
         text=OmegaConf.to_yaml(whole),
         recipe_class=classes.get("recipe._target_"),
     )
@@ -130,14 +138,30 @@ def _merge(schema: Any, values: Any) -> Any:
         raise ConfigError(f"{error.full_key or 'the configuration'}: {reason}") from error
 
 
-def _to_object(node: Any) -> Any:
+def _to_object(node: Any, name: str) -> Any:
     """Typed dataclasses (their own checks run here) or plain values."""
     if not OmegaConf.is_config(node):
         return node
     try:
         return OmegaConf.to_object(node)
-    except OmegaConfBaseException as error:
-        raise ConfigError(str(error).splitlines()[0]) from error
+    except ConfigError:
+        raise
+    except (OmegaConfBaseException, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error.__cause__, ConfigError):
+            raise error.__cause__ from None
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"{getattr(error, 'full_key', None) or name}: {reason}") from error
+
+
+def _refuse_name(name: str) -> None:
+    """Refuse a name that leads out of output_dir, or that no file system takes."""
+    parts = name.split("/")
+    inside = all(part.strip() and part not in (".", "..") for part in parts)
+    if not inside or not name.isprintable() or max(map(len, parts)) > 200:
+        raise ConfigError(
+            f"exp_name={name!r} is not a name below output_dir; use letters, digits and "
+            "`- _ . , = +`, and / for folders, without empty parts and `..`"
+        )
 
 
 def _refuse_missing(values: DictConfig, sections: Sequence[str] = ()) -> None:
@@ -190,6 +214,10 @@ def _refuse_nonfinite(values: Any, prefix: str = "") -> None:
             _refuse_nonfinite(value, name)
         elif isinstance(value, float):
             finite(name, value)
+        elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+            raise ConfigError(
+                f"{name} is an integer of {value.bit_length()} bits; use up to {LARGEST_INTEGER}"
+            )
 
 
 def _check_allowed(key: str, target: str, allowed: Sequence[str]) -> None:

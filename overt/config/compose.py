@@ -20,7 +20,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from overt.config.checked import Config, check, dotted_keys
+from overt.config.environment import allow_in
 from overt.errors import ConfigError, nearest
+from overt.files.yaml_text import parse_yaml, read_yaml
 
 CONF = Path(__file__).parents[1] / "conf"
 GROUPS = (
@@ -50,6 +52,7 @@ def compose_values(
     overrides: Sequence[str], config_file: str | None = None, packages: Sequence[str] = ()
 ) -> DictConfig:
     """The merged YAML values with the overrides applied, not yet checked by the schema."""
+    allow_in(list(overrides))
     parsed = _parse(overrides)
     if config_file is not None:
         return _read_file(config_file, parsed)
@@ -78,10 +81,7 @@ def _read_file(config_file: str, parsed: list[Override]) -> DictConfig:
     path = Path(config_file)
     if not path.is_file():
         raise ConfigError(f"--config {config_file}: there is no such file")
-    try:
-        values = OmegaConf.load(path)
-    except Exception as error:
-        raise ConfigError(f"--config {config_file} is not readable YAML: {error}") from error
+    values = read_yaml(path)
     if not isinstance(values, DictConfig):
         raise ConfigError(f"--config {config_file} holds no mapping of keys to values")
     _fill_in(values)
@@ -215,7 +215,9 @@ def differences(before: str, after: str, ignore: Sequence[str]) -> list[tuple[st
 
     A list that is empty in one and unknown to the other, which is of an older overt, is the same.
     """
-    old, new = (_leaves(OmegaConf.to_container(OmegaConf.create(text))) for text in (before, after))
+    old, new = (
+        _leaves(OmegaConf.to_container(parse_yaml(text, "config.yaml"))) for text in (before, after)
+    )
     keys = [
         key
         for key in {**old, **new}

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from overt.config import RECIPE_SECTIONS, Config, add_package, check, compose_values, load
+from overt.config.environment import allow_in
 from overt.errors import ConfigError, nearest
 from overt.recipe import Recipe, check_recipe
 
@@ -291,6 +292,8 @@ def _refuse_unknown(draft: _Draft, section: str, keys: Mapping[str, Any]) -> Non
 
 def _plain(draft: _Draft, value: Any) -> Any:
     """Return values as YAML has them: no paths, tuples or classes."""
+    if isinstance(value, str):
+        allow_in(value)
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, type):

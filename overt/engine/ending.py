@@ -10,7 +10,14 @@ from overt.checkpoint.manager import CheckpointManager
 from overt.distributed import is_lost_peer
 from overt.engine.build import Parts
 from overt.engine.state import State
-from overt.errors import DataError, LaunchError, Preempted, StopError
+from overt.errors import (
+    DataError,
+    LaunchError,
+    NonFiniteWeightsError,
+    OvertError,
+    Preempted,
+    StopError,
+)
 from overt.health import memory
 from overt.health.heartbeat import Heartbeat
 from overt.health.preemption import Preemption
@@ -31,19 +38,38 @@ class Ending:
     run: Run
 
     @contextmanager
-    def in_order(self, save: Callable[[], None], close: Callable[[], None]) -> Iterator[None]:
+    def in_order(
+        self, save: Callable[[], None], close: Callable[[BaseException | None], None]
+    ) -> Iterator[None]:
         """Save, explain and close, whatever ends the run in here."""
+        try:
+            with self._explained(save):
+                yield
+        except BaseException as error:
+            close(error)
+            raise
+        close(None)
+
+    @contextmanager
+    def _explained(self, save: Callable[[], None]) -> Iterator[None]:
         try:
             yield
         except (DataError, StopError) as error:
             # A run that stops itself does so on every rank at this same step; a broken sample stops
             # one rank, which may save only where it need not wait for others.
             may_save = isinstance(error, StopError) or self.run.world.world_size == 1
-            if may_save and not (isinstance(error, Preempted) and self.state.is_saved):
-                save()
-            if isinstance(error, StopError):  # leave only when every rank has written
+            is_saved = isinstance(error, Preempted) and self.state.is_saved
+            reason: OvertError = error
+            if may_save and not is_saved and not isinstance(error, NonFiniteWeightsError):
+                try:
+                    save()
+                except NonFiniteWeightsError as worse:  # on every rank: nothing was saved
+                    reason = worse
+            if isinstance(reason, StopError):  # leave only when every rank has written
                 self.manager.wait()
                 self.preemption.leave_together()
+            if reason is not error:
+                raise reason from error
             raise
         except (MemoryError, RuntimeError, OSError) as error:
             if memory.is_out_of_memory(error):
@@ -51,8 +77,6 @@ class Ending:
             if self.run.world.world_size > 1 and is_lost_peer(error):
                 raise LaunchError(self._lost_peer(error)) from error
             raise
-        finally:
-            close()
 
     def _situation(self) -> memory.Situation:
         return memory.Situation(

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from overt.checkpoint.plain_values import is_number
 from overt.distributed import (
     World,
     get_rank,
@@ -16,6 +17,7 @@ from overt.distributed import (
     is_main_process,
     sum_over_processes,
 )
+from overt.errors import CheckpointError
 from overt.recipe import StepOutput
 
 
@@ -91,6 +93,8 @@ class Interval:
     def load_state_dict(self, state: dict[str, Any], world: World) -> None:
         """Continue with the totals of an earlier session; the main rank carries them."""
         sums, losses = state["sums"], state.get("losses", [])
+        if not all(map(is_number, [*sums.values(), *losses, state["steps"]])):
+            raise CheckpointError("state.json: interval holds what is not a number")
         self.names = list(sums)
         self.sums = list(sums.values()) if world.is_main else [0.0] * len(sums)
         self.losses = list(losses) if world.is_main else [0.0] * len(losses)

@@ -111,7 +111,7 @@ def _build_one(part: Assignment, lr: float) -> torch.optim.Optimizer:
         arguments.setdefault("fused", True)  # one kernel for all parameters
     try:
         optimizer: torch.optim.Optimizer = kind(part.groups, **arguments)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, LookupError, ArithmeticError) as error:
         hint = ""
         if kind is torch.optim.Muon:
             hint = ". optimizer=muon gives Muon the matrices and AdamW the rest"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from overt.checkpoint.plain_values import is_count, is_number
 from overt.config.schema import CheckpointSection
-from overt.errors import ConfigError
+from overt.errors import CheckpointError, ConfigError
 
 
 class Patience:
@@ -46,4 +47,7 @@ class Patience:
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Undo `state_dict`; older checkpoints have none."""
         if state is not None:
+            best, waited = state["best"], state["waited"]
+            if not is_count(waited) or not (best is None or is_number(best)):
+                raise CheckpointError(f"state.json: patience={state!r} is not a score and a count")
             self.best, self.waited = state["best"], state["waited"]

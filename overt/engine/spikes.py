@@ -14,9 +14,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from overt.checkpoint.plain_values import is_number
 from overt.config.schema import TrainingSection
 from overt.distributed import sum_over_processes
-from overt.errors import ConfigError
+from overt.errors import CheckpointError, ConfigError
 from overt.recipe import StepOutput
 from overt.run.events import LossSpike
 
@@ -75,6 +76,8 @@ class SpikeWatch:
 
     def load_state_dict(self, losses: Sequence[float]) -> None:
         """Continue with this window, and with the limit that follows from it."""
+        if not all(map(is_number, losses)):
+            raise CheckpointError("state.json: spikes holds what is not a number")
         self._fill(losses)
 
     def _fill(self, losses: Sequence[float]) -> None:

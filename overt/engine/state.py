@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from overt.checkpoint.plain_values import is_count
+from overt.config.schema import CheckpointSection
 from overt.engine.order import START, Position
+from overt.errors import CheckpointError
 
 RECIPE = "recipe/"  # prefix of the recipe's own tensors in a checkpoint
 
@@ -65,6 +70,8 @@ class State:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Undo `state_dict`; what cannot have been a state is refused."""
+        _refuse_forged(state)
         self.step = state["step"]
         self.position = Position(**state["position"])
         self.skipped = state["skipped"]
@@ -73,6 +80,52 @@ class State:
         self.evaluated_step = state.get("evaluated_step", state["step"])
         self.wandb_run_id = state["wandb_run_id"]
         self.finished = state.get("finished")
+
+
+def _refuse_forged(state: dict[str, Any]) -> None:
+    """Refuse counts that are none, such as a negative offset, which would never end."""
+    position = state.get("position")
+    counts = {name: state.get(name) for name in ("step", "skipped", "skipped_in_a_row")}
+    if isinstance(position, dict):
+        counts |= {f"position.{name}": position.get(name) for name in Position._fields}
+    counts["evaluated_step"] = state.get("evaluated_step", state.get("step"))
+    for name, value in counts.items():
+        if not is_count(value):
+            raise CheckpointError(f"state.json: {name}={value!r} is not a count")
+    texts = {name: state.get(name) for name in ("wandb_run_id", "finished")}
+    for name, text in texts.items():
+        if not (text is None or isinstance(text, str)):
+            raise CheckpointError(f"state.json: {name}={text!r} is not text")
+    for name in ("skipped", "evaluated_step"):
+        if counts[name] > state["step"]:
+            raise CheckpointError(
+                f"state.json: {name}={counts[name]} is beyond step {state['step']}"
+            )
+
+
+def refuse_step_beyond(step: int, total_steps: int, section: CheckpointSection) -> None:
+    """Refuse a step that this run cannot have reached, unless its length was changed."""
+    if step > total_steps and not section.accept_changes:
+        raise CheckpointError(
+            f"state.json: step={step} is beyond the last step, {total_steps}. If the run was made "
+            "shorter, say so: 'checkpoint.accept_changes=[training.num_steps]'"
+        )
+
+
+@contextmanager
+def refusing_forged(path: Path) -> Iterator[None]:
+    """Refuse a checkpoint whose state has other keys, types or sizes than overt writes."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{path} cannot be resumed from: {error}") from error
+    except (
+        KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RuntimeError
+    ) as error:  # fmt: skip
+        raise CheckpointError(
+            f"{path} cannot be resumed from: its state was not written by this version of overt "
+            f"and this recipe ({type(error).__name__}: {error}). Use an older checkpoint."
+        ) from error
 
 
 def split_recipe_state(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:

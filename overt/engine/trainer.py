@@ -15,9 +15,16 @@ import torch
 from torch import Tensor
 
 from overt.checkpoint import random_state
+from overt.checkpoint.finite import nonfinite_tensors
 from overt.checkpoint.manager import CheckpointManager
 from overt.config import Config
-from overt.distributed import World, open_store, seed_everything
+from overt.distributed import (
+    World,
+    broadcast_object,
+    gather_objects,
+    open_store,
+    seed_everything,
+)
 from overt.engine.build import Parts, build, introduction
 from overt.engine.carry import carried
 from overt.engine.ending import Ending
@@ -29,11 +36,17 @@ from overt.engine.precision import AUTOCAST
 from overt.engine.progress import Progress
 from overt.engine.replay import Replay
 from overt.engine.scoring import score
-from overt.engine.state import State, join_recipe_state, split_recipe_state
+from overt.engine.state import (
+    State,
+    join_recipe_state,
+    refuse_step_beyond,
+    refusing_forged,
+    split_recipe_state,
+)
 from overt.engine.strategy.ddp import average_over_ranks, settle_buckets
 from overt.engine.strategy.graph import GraphedPass
 from overt.engine.trainable import Only
-from overt.errors import NonFiniteError, Preempted
+from overt.errors import NonFiniteError, NonFiniteWeightsError, Preempted, exit_code_of
 from overt.health.heartbeat import Heartbeat
 from overt.health.nonfinite import check_gradients
 from overt.health.phases import Phases
@@ -43,7 +56,8 @@ from overt.nested import map_tensors
 from overt.nn.ema import update_ema
 from overt.recipe import Recipe, StepOutput
 from overt.run import messages
-from overt.run.events import Finished, Started, StopRequested
+from overt.run.events import Finished, NonFiniteWeights, Started, StopRequested
+from overt.run.lock import RunLock
 from overt.run.resume import has_to_resume, refuse_other_run
 from overt.run.session import Run, ranks_checkpoints
 
@@ -59,8 +73,10 @@ class Trainer:
         stop: StopSignal | None = None,
         phases: Phases | None = None,
         parts: Parts | None = None,
+        lock: RunLock | None = None,  # of the run folder, on the main rank
     ) -> None:
         self.config, self.recipe, self.world, self.device = config, recipe, world, world.device
+        self.lock = lock
         self.phases = phases or Phases()  # of this start; they end with the first step
         alone = parts is not None  # for a step alone: nothing is written, resumed or heard
         self.run = Run(config, world, silent=alone)
@@ -89,6 +105,7 @@ class Trainer:
         self.heartbeat = Heartbeat.of_run(training, world, stores[1], paths.hang)
         self.profile = StepProfile(training, paths.profile, world)
         self.manager = CheckpointManager.of_run(config, paths.checkpoints)
+        self.manager.on_saved = self.run.record_saved
         self.ending = Ending(
             parts, self.state, self.heartbeat, self.preemption, self.manager, self.run
         )
@@ -251,6 +268,7 @@ class Trainer:
         self.heartbeat.at(self.state.step, "evaluating")
         self.trainable.check()
         self.settle()
+        self.refuse_nonfinite_weights()
         weights = self.wrapping.bare(self.model if self.average is None else self.average)
         draw = partial(self.logger.log_picture, step=self.state.step)
         with self.progress.pause():
@@ -267,6 +285,9 @@ class Trainer:
         """Save everything that a bitwise resume needs. Every rank takes part."""
         self.heartbeat.at(self.state.step, "saving")
         self.settle()
+        self.refuse_nonfinite_weights()
+        if self.lock is not None:
+            self.lock.check()
         tensors, plain = split_recipe_state(self.recipe.state_dict())
         is_ranked = ranks_checkpoints(self.config.checkpoint.metric_name, self.state.scores)
         with self.progress.pause():
@@ -284,6 +305,15 @@ class Trainer:
                 config_yaml=self.config.text,
             )
         self.state.saved_step = self.state.step
+
+    def refuse_nonfinite_weights(self) -> None:
+        """Stop where weights hold NaN or Inf, on every rank: they are never saved."""
+        by_rank = gather_objects(nonfinite_tensors(self.model, self.average))
+        bad = dict.fromkeys(name for names in by_rank for name in names)
+        if bad:
+            self.run.record(event := NonFiniteWeights(self.state.step, list(bad)))
+            newest = broadcast_object(self.manager.get_latest_checkpoint())
+            raise NonFiniteWeightsError(messages.nonfinite_weights(event, newest))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what, besides tensors, brings the run back to this step, from its owners."""
@@ -314,9 +344,11 @@ class Trainer:
         saved = self.manager.load_checkpoint(
             named, self.model, self.optimizer, self.scaler, ema=self.average
         )
-        refuse_other_run(self.config, saved, self.loader.length, self.plan.global_batch_size)
-        self.load_state_dict(saved["state"])
-        self.recipe.load_state_dict(join_recipe_state(saved["tensors"], saved["state"]))
+        with refusing_forged(saved["path"]):
+            refuse_other_run(self.config, saved, self.loader.length, self.plan.global_batch_size)
+            self.load_state_dict(saved["state"])
+            refuse_step_beyond(self.state.step, self.total_steps, self.config.checkpoint)
+            self.recipe.load_state_dict(join_recipe_state(saved["tensors"], saved["state"]))
         self.state.saved_step, self.state.scores = self.state.step, saved["metrics"]
         # Last of all, so that nothing draws from them before the first step.
         if not random_state.restore_own(saved["tensors"], self.world.rank):
@@ -342,9 +374,14 @@ class Trainer:
             batch = map_tensors(batch, lambda tensor: tensor.to(self.device, non_blocking=True))
         return self.recipe.on_device(batch)
 
-    def close(self) -> None:
-        """End loader, writer and logs; a failed background write surfaces here."""
-        for part in (self.profile, self.heartbeat, self.preemption, self.loader):
-            part.close()
-        self.run.close(exit_code=0 if self.is_done() else 1)
-        self.manager.wait()
+    def close(self, error: BaseException | None = None) -> None:
+        """End loader, writer and logs. The end is recorded once the last file is safe."""
+        code = exit_code_of(error) or (0 if self.is_done() else 1)
+        try:
+            for part in (self.profile, self.heartbeat, self.preemption, self.loader):
+                part.close()
+            self.manager.wait()  # a failed background write surfaces here
+        except BaseException:
+            self.run.close(1)
+            raise
+        self.run.close(code, self.state.step)

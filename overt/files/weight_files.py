@@ -73,8 +73,13 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise CheckpointError(
             f"{path} is not a complete safetensors file ({error}); copy it again from where it came"
         ) from None
-    for name, owner in json.loads(metadata.get("overt.tied", "{}")).items():
-        tensors[name] = tensors[owner]
+    try:
+        for name, owner in json.loads(metadata.get("overt.tied", "{}")).items():
+            tensors[name] = tensors[owner]
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
+        raise CheckpointError(
+            f"{path}: its list of tied tensors was not written by overt"
+        ) from None
     return tensors, metadata
 
 

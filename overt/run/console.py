@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import shutil
-import statistics
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
 from overt.distributed import is_main_process
+from overt.run.time_left import RECENT, time_left
 
 GIB = 2**30
 CLEAR = "\r\x1b[K"
@@ -28,8 +28,7 @@ class Console:
         self._enabled = enabled and is_main_process()
         self._live = self._enabled and self._stream.isatty()
         self._line = ""  # what the terminal shows now
-        # The median of recent readings: one slow stretch must not throw the estimate about.
-        self._recent: deque[float] = deque(maxlen=21)
+        self._recent: deque[float] = deque(maxlen=RECENT)  # seconds per step
 
     def update(
         self,
@@ -50,8 +49,11 @@ class Console:
             parts.append(f"{samples_per_second:.4g} samples/s")
         if math.isfinite(seconds_per_step):
             self._recent.append(seconds_per_step)
-            remaining = max(self.total_steps - step, 0) * statistics.median(self._recent)
-            parts.append(f"ETA {as_duration(remaining)}")
+            left = time_left(self.total_steps - step, self._recent)
+            parts.append(f"ETA {as_duration(left.seconds)}")
+            if left.varies:
+                span = f"{as_duration(left.fastest)} to {as_duration(left.slowest)}"
+                parts[-1] += f" (speed varies: {span})"
         if math.isfinite(data_wait_share):
             parts.append(f"data wait {data_wait_share:.0%}")
         if math.isfinite(memory_bytes):

@@ -53,6 +53,18 @@ class SkippedStep:
 
 
 @dataclass(frozen=True)
+class NonFiniteWeights:
+    """Weights that hold NaN or Inf although every gradient was finite."""
+
+    step: int
+    tensors: list[str]
+    kind: ClassVar[str] = "nonfinite_weights"
+
+    def fields(self) -> dict[str, Any]:
+        return {"step": self.step, "tensors": self.tensors[:8], "count": len(self.tensors)}
+
+
+@dataclass(frozen=True)
 class LossSpike:
     """A step whose loss was far above those before it."""
 
@@ -123,6 +135,18 @@ class Finished:
 
     def __str__(self) -> str:
         return f"finished at step {self.step}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint is complete on disk."""
+
+    step: int | None
+    name: str  # of its folder
+    kind: ClassVar[str] = "saved"
+
+    def fields(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ runs/NAME/
   pictures/          what the recipe drew                  skipped/       samples of skipped steps
   warnings/          warnings of each rank and its loader workers
   profile/           traces of `training.profile_steps`, memory snapshots
+  lock.json          who trains this run now; gone when nobody does
   hang/              stacks and collectives of every rank, if the run ever made no progress
 """
 
@@ -26,6 +27,10 @@ class RunPaths:
     @property
     def config(self) -> Path:
         return self.root / "config.yaml"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "lock.json"
 
     @property
     def command(self) -> Path:

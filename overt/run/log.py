@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from overt.distributed import is_main_process
+from overt.errors import STOPPED_EXIT_CODES, exit_code_of
 from overt.health.system import SystemMeter, environment, gpu_memory, gpu_use
 from overt.run.trackers import (
     Pixels,
@@ -217,12 +218,19 @@ class MetricsLogger:
         with self._never_stop("events.jsonl"):
             self._folder.event(kind, fields)
 
-    def finish(self, exit_code: int = 0) -> None:
-        """Flush and close; nothing is logged afterwards. An error on its way out is noted."""
+    def finish(self, exit_code: int = 0, step: int | None = None) -> None:
+        """Flush and close; nothing is logged afterwards.
+
+        An error on its way out is recorded; a requested stop is not an error.
+        """
         error = sys.exception()
+        self._folder.last_step = step
         if error is not None and exit_code and self._active:
-            lines = str(error).splitlines() or [""]
-            self._folder.error = f"{type(error).__name__}: {lines[0][:500]}"
+            line = (str(error).splitlines() or [""])[0][:500]
+            if exit_code in STOPPED_EXIT_CODES:
+                self._folder.stopped_by = line or type(error).__name__
+            else:
+                self._folder.error = f"{type(error).__name__}: {line}"
         self._send(lambda tracker: tracker.close(exit_code))
         self._active = False
         self._trackers = []
@@ -236,7 +244,7 @@ class MetricsLogger:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.finish(exit_code=0 if kind is None else 1)
+        self.finish(exit_code_of(error))
 
     # --- what keeps the log in order, and training alive ----------------------------------------
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from overt.config import Config
 from overt.config.batch import BatchPlan, advice, learning_rates
-from overt.run.events import LostPeer, SkippedStep, StopRequested
+from overt.run.events import LostPeer, NonFiniteWeights, SkippedStep, StopRequested
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,21 @@ def stopped_by_nonfinite(event: SkippedStep, in_a_row: int) -> str:
         f"{event} {in_a_row} step(s) in a row; the weights are those before it and have been "
         "saved. Try a lower learning rate, gradient clipping (training.grad_clip_norm) or "
         "training.precision=fp32."
+    )
+
+
+def nonfinite_weights(event: NonFiniteWeights, newest: Path | None) -> str:
+    names = ", ".join(event.tensors[:5]) + (" ..." if len(event.tensors) > 5 else "")
+    kept = (
+        "there is no checkpoint yet"
+        if newest is None
+        else f"the newest good checkpoint is {newest}"
+    )
+    return (
+        f"at step {event.step} the weights hold NaN or Inf ({len(event.tensors)} tensor(s): "
+        f"{names}), so they are not saved; {kept}. The gradients were finite: the update was not. "
+        "Lower optimizer.lr, raise optimizer.arguments.eps, or clip the gradient "
+        "(training.grad_clip_norm), and resume from there."
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from PIL import Image
 
+from overt.errors import STOPPED_EXIT_CODES
 from overt.run.trackers import Pixels, Start, Values, replace_file
 
 ID_FILE = "mlflow_run_id"
@@ -68,7 +69,8 @@ class MLflow:
         self.metrics({f"{name}/{key}": float(value) for key, value in spread.items()}, step)
 
     def close(self, exit_code: int) -> None:
-        self._client.set_terminated(self._run_id, status="FAILED" if exit_code else "FINISHED")
+        status = "KILLED" if exit_code in STOPPED_EXIT_CODES else "FAILED"
+        self._client.set_terminated(self._run_id, status=status if exit_code else "FINISHED")
 
 
 def _name(name: str) -> str:

@@ -9,6 +9,7 @@ from overt.config import Config, differences
 from overt.distributed import broadcast_object, is_main_process
 from overt.errors import CheckpointError, ConfigError
 from overt.run.folder import RunPaths
+from overt.run.reader import read_rows
 
 # Settings that may change between two sessions of a run without changing what it computes.
 FREE_TO_CHANGE = (
@@ -44,11 +45,20 @@ FREE_TO_CHANGE = (
 
 def has_to_resume(config: Config) -> bool:
     """Decide whether this run continues from a checkpoint: the main rank looks, all agree."""
-    names = []
+    names: list[str] = []
+    lost: str | None = None
     if is_main_process():
-        stored, broken = storage.scan(RunPaths(config.run_dir).checkpoints)
+        paths = RunPaths(config.run_dir)
+        stored, broken = storage.scan(paths.checkpoints)
         names = [entry.path.name for entry in stored] + [path.name for path in broken]
-    names = broadcast_object(names)
+        lost = None if names else _lost_checkpoint(paths)
+    names, lost = broadcast_object((names, lost))
+    if lost is not None and config.checkpoint.resume in ("auto", "never"):
+        raise CheckpointError(
+            f"the run {config.run_dir} has held checkpoints ({lost}), of which none is usable; it "
+            "does not start from scratch by itself. Restore a checkpoint, name one elsewhere "
+            "(checkpoint.resume=FOLDER), choose another exp_name, or remove the run folder."
+        )
     if config.checkpoint.resume == "never" and names:
         raise CheckpointError(
             f"checkpoint.resume=never, but the run {config.run_dir} already has {names[-1]}; "
@@ -59,11 +69,23 @@ def has_to_resume(config: Config) -> bool:
     )
 
 
+def _lost_checkpoint(paths: RunPaths) -> str | None:
+    """Name a checkpoint that the run folder once held: moved aside as broken, or on record."""
+    if paths.checkpoints.is_dir():
+        aside = sorted(path.name for path in paths.checkpoints.glob("*_*.broken*"))
+        if aside:
+            return aside[-1]
+    saved = [row for row in read_rows(paths.events) if row.get("kind") == "saved"]
+    return str(saved[-1].get("name")) if saved else None
+
+
 def refuse_other_run(
     config: Config, saved: dict[str, Any], samples: int, global_batch_size: int
 ) -> None:
     """Refuse a checkpoint of other settings, data or batch than this run has."""
     state, confirmed = saved["state"], tuple(config.checkpoint.accept_changes)
+    if saved["config_yaml"] is None:
+        raise CheckpointError(f"{saved['path']} has no config.yaml, so nothing can be compared")
     accepted = (*FREE_TO_CHANGE, *confirmed)
     changes = {
         key: f"{key}: {before} -> {after}"

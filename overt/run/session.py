@@ -9,23 +9,28 @@ import logging
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 from torch import nn
 
+from overt.checkpoint.manifest import Stored
 from overt.config import Config, import_target
-from overt.distributed import World
+from overt.distributed import World, is_main_process, main_first
+from overt.errors import LaunchError
 from overt.health.pace import Rates
 from overt.run.console import Console
-from overt.run.events import Event, LossSpike, SkippedStep, SlowRank
+from overt.run.events import Event, LossSpike, Saved, SkippedStep, SlowRank
 from overt.run.folder import RunPaths
+from overt.run.lock import RunLock
 from overt.run.log import MetricsLogger
 from overt.run.messages import Introduction, score_line
-from overt.run.trackers import TrackerMaker, append_line
+from overt.run.trackers import TrackerMaker, append_line, replace_file
 from overt.run.warning_file import WarningFile
 
 logger = logging.getLogger(__name__)
@@ -65,11 +70,7 @@ class Run:
         if self.silent:
             return
         config = self.config
-        if self.world.is_main:
-            self.paths.root.mkdir(parents=True, exist_ok=True)
-            self.paths.config.write_text(config.text)
-            with self.paths.command.open("a") as file:
-                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {shlex.join(sys.argv)}\n")
+        main_first(self._write_description)
         values = OmegaConf.to_container(OmegaConf.create(config.text))
         assert isinstance(values, dict)
         self.logger = MetricsLogger(
@@ -87,6 +88,17 @@ class Run:
             trackers=[make_tracker(entry) for entry in config.logging.trackers],
         )
 
+    def _write_description(self) -> None:
+        if not self.world.is_main:
+            return
+        with explained(self.paths.root):
+            self.paths.root.mkdir(parents=True, exist_ok=True)
+            # Replaced, never truncated: a full disk leaves the configuration of before.
+            replace_file(self.paths.config, self.config.text.encode())
+            line = f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {shlex.join(sys.argv)}\n"
+            with self.paths.command.open("a", encoding="utf-8", errors="replace") as file:
+                file.write(line)
+
     def introduce(self, make: Callable[[], Introduction]) -> None:
         """Print what is about to happen."""
         if self.silent:
@@ -103,6 +115,10 @@ class Run:
         self.logger.log_event(event.kind, **event.fields())
         if type(event).__str__ is not object.__str__:
             self.console.say(str(event))
+
+    def record_saved(self, stored: Stored) -> None:
+        """Record a checkpoint that is complete: from now on the run never starts from scratch."""
+        self.record(Saved(stored.manifest.get("step"), stored.path.name))
 
     def record_spikes(self, spikes: Sequence[LossSpike]) -> None:
         """Write every spike, and print the highest."""
@@ -141,12 +157,12 @@ class Run:
         self.logger.log_model_gradients(model, step)
         self.logger.log_model_weights(model, step)
 
-    def close(self, exit_code: int) -> None:
-        """End console, handlers and trackers."""
+    def close(self, exit_code: int, step: int | None = None) -> None:
+        """End console, handlers and trackers; `step` is where the run stands."""
         self.console.close()
         for handler in self._handlers:
             logging.getLogger("overt").removeHandler(handler)
-        self.logger.finish(exit_code)
+        self.logger.finish(exit_code, step)
 
     def _write_samples(self, event: SkippedStep) -> None:
         path = self.paths.skipped_by(self.world.rank)
@@ -158,6 +174,40 @@ class Run:
             "samples": [{"epoch": epoch, "index": index} for epoch, index in event.samples],
         }
         append_line(path, row)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[RunLock | None]:
+    """Hold the run folder for this process group; every rank must call this.
+
+    Refused on every rank while another process group trains there. The main rank has the lock.
+    """
+    lock = RunLock(RunPaths(folder).lock) if is_main_process() else None
+
+    def acquire() -> None:
+        assert lock is not None
+        with explained(folder):
+            lock.acquire()
+
+    main_first(acquire)
+    try:
+        yield lock
+    finally:
+        if lock is not None:
+            with suppress(OSError):  # the next start sees that this process has ended
+                lock.release()
+
+
+@contextmanager
+def explained(folder: Path) -> Iterator[None]:
+    """Explain a run folder that cannot be written to."""
+    try:
+        yield
+    except OSError as error:
+        raise LaunchError(
+            f"the run folder {folder} cannot be written to: {error.strerror or error}. Free space "
+            "there, check its permissions, or choose another output_dir."
+        ) from error
 
 
 # Trackers that have moved: stored configurations name them by where they were.

@@ -22,6 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from overt.errors import STOPPED_EXIT_CODES
+
 Pixels = NDArray[np.uint8]  # (H, W, 3)
 Values = NDArray[np.floating[Any]]  # (N,) finite
 
@@ -63,6 +65,8 @@ class RunFolder:
         self.folder = folder
         self.metrics_file = folder / "metrics.jsonl"
         self.error: str | None = None  # what the run ended with
+        self.stopped_by: str | None = None  # who asked it to end
+        self.last_step: int | None = None
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         append_line(self.metrics_file, {"step": step, "time": time.time(), **values})
@@ -84,8 +88,9 @@ class RunFolder:
         self.metrics({f"{name}/{key}": float(value) for key, value in spread.items()}, step)
 
     def close(self, exit_code: int) -> None:
-        error = {} if self.error is None else {"error": self.error}
-        self.event("finish", {"exit_code": exit_code, **error})
+        known = {"step": self.last_step, "error": self.error, "stopped": self.stopped_by}
+        fields = {name: value for name, value in known.items() if value is not None}
+        self.event("finish", {"exit_code": exit_code, **fields})
 
     def _picture(
         self, kind: str, name: str, data: bytes, step: int, suffix: str, caption: str | None
@@ -222,6 +227,8 @@ class WeightsAndBiases:
         self._log({name: self._wandb.Histogram(np_histogram=counts)}, step)
 
     def close(self, exit_code: int) -> None:
+        if exit_code in STOPPED_EXIT_CODES and hasattr(self._run, "mark_preempting"):
+            self._run.mark_preempting()  # "preempted" instead of "failed": it will resume
         self._run.finish(exit_code=exit_code)
 
     def _log(self, values: Mapping[str, Any], step: int) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sample_runs import write_checkpoint
 
 from overt.cli import main
 from overt.commands import runs as commands_runs
@@ -30,6 +31,7 @@ def write(folder: Path, began: float, *, ended: dict[str, Any] | None, step: int
         {"step": 20, "time": began + 1, "evaluation/score": 0.5},
         {"step": step, "time": began + 2, "train/loss": 0.25, "train/seconds_per_step": 3.0},
     ]
+    write_checkpoint(folder, 20, 0.5)
     for name, lines in (("events", events), ("metrics", rows)):
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (folder / f"{name}.jsonl").write_text(text)

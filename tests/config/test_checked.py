@@ -3,11 +3,12 @@
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import DictConfig, ListConfig, OmegaConf
-from toy_runs import TOY
+from toy_runs import TOY, toy_config
 
 from overt.config import CONF, RECIPE_SECTIONS, check, compose_values, import_target, load
 from overt.config.checked import NO_DATA, _refuse_nonfinite
@@ -113,3 +114,20 @@ def test_a_recipe_without_a_path_of_data_needs_no_stand_in() -> None:
     values.data.samples = "???"  # a number: no stand-in would be true
     with pytest.raises(ConfigError, match=r"no value yet: data\.samples"):
         check(values, ["overt", "torch.optim", "toy_recipe"], needs_data=False)
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["exp_name=../../x", "exp_name=/tmp/x", "exp_name=''", "exp_name=a/../b", "exp_name='a//b'",
+     "exp_name='a\tb'", "exp_name=' '", "exp_name=" + "x" * 201, "seed=-9223372036854775809",
+     "seed=-1", "seed=9223372036854775808", "training.num_steps=" + "9" * 400,
+     "optimizer.weight_decay_schedule=1", "schedule._target_=[1,2]", "schedule._target_=null",
+     "recipe.settings=overt.train.sys", "training.num_steps=${nope}", "optimizer.lr=1e400",
+     "++checkpoint.init_skip=${training}", "model.width=${oc.decode:'['}"],
+)  # fmt: skip
+def test_a_value_of_anything_is_refused_with_its_key(tmp_path: Path, override: str) -> None:
+    key = override.partition("=")[0].lstrip("+")
+    with pytest.raises(ConfigError) as refused:
+        toy_config(tmp_path, override)
+    assert key in str(refused.value) or key.partition(".")[0] in str(refused.value)
+    assert len(str(refused.value)) < 1000

@@ -33,8 +33,8 @@ RUNS = Callable[..., list[Any]]
 class Calls(list[str]):
     """A list of what was called, in order."""
 
-    def __getattr__(self, name: str) -> Callable[[], None]:
-        return lambda: self.append(name)
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_: self.append(name)
 
 
 def end(
@@ -177,7 +177,7 @@ def test_a_lost_peer_is_an_event_and_says_what_to_do(tmp_path: Path) -> None:
     lost = RuntimeError("Connection closed by peer [127.0.0.1]:1234\nlong\ntrace")
     with (
         pytest.raises(LaunchError) as raised,
-        ending.in_order(calls.save, lambda: run.close(1)),
+        ending.in_order(calls.save, lambda _: run.close(1)),
     ):
         raise lost
     assert "rank 0 at step 3: another process, or the link to it, is gone" in str(raised.value)

@@ -16,7 +16,14 @@ from toy_runs import losses_by_step, read_rows, same_bits, toy_config, train_toy
 from overt.config import build_recipe
 from overt.distributed import get_rank, get_world_size, init_distributed
 from overt.engine.trainer import Trainer
-from overt.errors import ConfigError, DataError, NonFiniteError, StopError
+from overt.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    NonFiniteError,
+    NonFiniteWeightsError,
+    StopError,
+)
 from overt.recipe import StepOutput
 
 RUNS = Callable[..., list[Any]]
@@ -484,3 +491,86 @@ def test_a_broken_sample_stops_the_run_and_loses_nothing(
     assert resumed.state.step == trainer.state.step > 0
     resumed.train()
     assert same_bits(weights(tmp_path / "toy", 12), weights(plain_run, 12))
+
+
+# --- weights that are not finite ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "poison",
+    [
+        # Finite gradients of zero: AdamW divides 0 by 0.
+        ["optimizer.arguments.eps=0", "loss.scale=0"],
+        ["optimizer.lr=1e38", "training.nonfinite=skip"],
+        ["optimizer.lr=1e38", "training.nonfinite=stop"],
+    ],
+)
+def test_poisoned_weights_are_never_saved(tmp_path: Path, poison: list[str]) -> None:
+    with pytest.raises(NonFiniteWeightsError, match="the weights hold NaN or Inf") as raised:
+        train_toy(tmp_path, "checkpoint.every_steps=1", *poison)
+    assert "have been saved" not in str(raised.value)
+    assert "no checkpoint yet" in str(raised.value)
+    assert not list((tmp_path / "toy/checkpoints").iterdir())
+    (finish,) = events(tmp_path / "toy", "finish")
+    assert finish["exit_code"] == 1
+    assert finish["error"].startswith("NonFiniteWeightsError")
+
+
+class PoisonedLater(Toy):
+    """Writes NaN into the weights of one rank after the fourth step, as a faulty update would."""
+
+    def after_step(self, model: Any, step: int, applied: Tensor, carry: dict[str, Tensor]) -> None:
+        super().after_step(model, step, applied, carry)
+        if step == 3 and get_rank() == get_world_size() - 1:
+            with torch.no_grad():
+                model.target.bias[0] = float("nan")
+
+
+def trains_until_poisoned(folder: Path) -> str:
+    trainer = make(folder, "checkpoint.every_steps=1", recipe=PoisonedLater)
+    with pytest.raises(NonFiniteWeightsError) as raised:
+        trainer.train()
+    del trainer  # before the process group goes
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_the_last_good_checkpoint_stays_the_latest(
+    world_size: int, tmp_path: Path, run_processes: RUNS
+) -> None:
+    said = run_processes(trains_until_poisoned, world_size, tmp_path)
+    assert all("target.bias" in text and "step_00000003" in text for text in said)
+    checkpoints = tmp_path / "toy/checkpoints"
+    assert (checkpoints / "latest").resolve().name == "step_00000003"
+    assert not list(checkpoints.glob("step_00000004*"))
+
+
+def test_an_error_after_the_last_step_is_not_a_success(tmp_path: Path) -> None:
+    class Fails(Toy):
+        def evaluate(self, model: nn.Module, world: Any) -> dict[str, float]:
+            raise ValueError("no scores")
+
+    trainer = make(tmp_path, recipe=Fails)
+    with pytest.raises(ValueError, match="no scores"):
+        trainer.train()
+    (finish,) = events(tmp_path / "toy", "finish")
+    assert (finish["exit_code"], finish["error"]) == (1, "ValueError: no scores")
+
+
+def test_a_last_save_that_fails_in_the_background_is_not_a_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from overt.checkpoint import writing
+
+    def full_disk(*_: Any) -> str:
+        raise OSError(28, "No space left on device")
+
+    trainer = make(
+        tmp_path, "checkpoint.background=true", "checkpoint.every_steps=9", "training.num_steps=2"
+    )
+    monkeypatch.setattr(writing, "write_file", full_disk)
+    with pytest.raises(CheckpointError, match="No space left"):
+        trainer.train()
+    (finish,) = events(tmp_path / "toy", "finish")
+    assert finish["exit_code"] == 1
+    assert finish["error"].startswith("CheckpointError")

@@ -118,6 +118,9 @@ def test_one_process_saves_after_the_step_and_goes_on_bit_for_bit(
     assert said is not None
     assert f"{at[first]} asked this run to stop: step {step} of {STEPS} is saved" in said
     assert events(tmp_path / "toy", "preempted")[0]["step"] == step
+    (finish,) = events(tmp_path / "toy", "finish")
+    assert (finish["exit_code"], finish["step"], "error" in finish) == (85, step, False)
+    assert events(tmp_path / "toy", "saved")[-1]["step"] == step
     assert train_and_signal(tmp_path, *SELDOM, at={}) == (STEPS, None)
     assert_same_end(tmp_path / "toy", tmp_path / "whole/toy")
 

@@ -12,6 +12,8 @@ from overt.run.events import (
     Finished,
     LossSpike,
     LostPeer,
+    NonFiniteWeights,
+    Saved,
     SkippedStep,
     SlowRank,
     Started,
@@ -27,6 +29,8 @@ EVENTS = [
     Finished(5, "enough"),
     StopRequested(5, 12, "SIGTERM"),
     LostPeer(5, "Connection closed by peer"),
+    Saved(5, "step_00000005"),
+    NonFiniteWeights(5, ["head.weight"]),
 ]
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from log_files import SQUARE, plain, rows
 from PIL import Image
 
+from overt.errors import Preempted
 from overt.health.system import environment
 from overt.run import log
 from overt.run.log import MetricsLogger, as_gif, as_pixels
@@ -135,6 +136,24 @@ def test_a_failed_run_says_so(tmp_path: Path) -> None:
         fail()
     last = {"kind": "finish", "exit_code": 1, "error": "RuntimeError: first line"}
     assert events(tmp_path)[-1] == last
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [(Preempted("SIGTERM asked"), 85, "SIGTERM asked"), (KeyboardInterrupt(), 130, "Keyboard")],
+)
+def test_a_requested_stop_is_not_an_error(
+    tmp_path: Path, error: BaseException, code: int, words: str
+) -> None:
+    def stop() -> None:
+        with plain(tmp_path):
+            raise error
+
+    with pytest.raises(type(error)):
+        stop()
+    finish = events(tmp_path)[-1]
+    assert (finish["exit_code"], "error" in finish) == (code, False)
+    assert finish["stopped"].startswith(words)
 
 
 def test_a_run_that_succeeds_names_no_error_of_others(tmp_path: Path) -> None:

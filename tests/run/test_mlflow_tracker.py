@@ -35,8 +35,12 @@ def test_two_sessions_are_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with session(tmp_path / "run", 1, uri=uri, experiment="tracking") as logger:
         logger.log_metrics({"loss": 20.0}, 2, "train")
         logger.finish(exit_code=1)
+    with session(tmp_path / "stopped", None, uri=uri, experiment="stopped") as logger:
+        logger.finish(exit_code=85)
     client = mlflow.MlflowClient(tracking_uri=uri)
     (run,) = client.search_runs([client.get_experiment_by_name("tracking").experiment_id])
+    (stopped,) = client.search_runs([client.get_experiment_by_name("stopped").experiment_id])
+    assert stopped.info.status == "KILLED"  # asked to stop: not an error
     assert run.info.run_name == "probe"
     assert run.info.status == "FAILED"
     history = client.get_metric_history(run.info.run_id, "train/loss")

@@ -187,3 +187,22 @@ def test_the_start_says_batch_and_learning_rate(
     assert "2 per process x 1 process(es) x 2 accumulated = 4" in text
     assert "0.01 by rule sqrt from batch 16 = 0.005" in text
     assert "none 0.01, linear 0.0025, sqrt 0.005" in text
+
+
+@pytest.mark.parametrize("resume_setting", ["auto", "never"])
+def test_a_run_whose_checkpoints_are_all_damaged_never_starts_from_scratch(
+    resume_setting: str, interrupted: Path
+) -> None:
+    for path in (interrupted / "checkpoints").glob("step_*/model.safetensors"):
+        path.write_bytes(b"damaged")
+    with pytest.raises(CheckpointError, match="no good checkpoint"):
+        resume(interrupted)
+    for _ in range(2):  # a launcher restarts it again and again
+        with pytest.raises(CheckpointError, match=r"step_00000009\.broken.*none is usable"):
+            resume(interrupted, f"checkpoint.resume={resume_setting}")
+
+
+def test_a_run_whose_checkpoints_are_gone_never_starts_from_scratch(interrupted: Path) -> None:
+    shutil.rmtree(interrupted / "checkpoints")
+    with pytest.raises(CheckpointError, match=r"has held checkpoints \(step_00000012\)"):
+        resume(interrupted)

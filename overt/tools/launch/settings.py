@@ -17,6 +17,7 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 from overt.checks import each_within, one_of
 from overt.config import CONF
 from overt.errors import ConfigError, nearest
+from overt.files.yaml_text import read_yaml
 
 DEFAULTS = CONF / "launch" / "slurm.yaml"
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<fields>\d+(?::\d+){0,2})")
@@ -100,7 +101,4 @@ def read_settings(site: Path | None, options: Mapping[str, Any]) -> SlurmSetting
 def _read(site: Path) -> Any:
     if not site.is_file():
         raise ConfigError(f"--site {site}: there is no such file")
-    try:
-        return OmegaConf.load(site)
-    except Exception as error:
-        raise ConfigError(f"--site {site} is not readable YAML: {error}") from error
+    return read_yaml(site)

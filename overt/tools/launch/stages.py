@@ -15,6 +15,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from overt.errors import ConfigError, nearest
+from overt.files.yaml_text import read_yaml
 
 KEYS = ("name", "recipe", "overrides", "checkpoints", "nodes", "gpus", "packages")
 TOP_KEYS = ("output_dir", "overrides", "stages")
@@ -84,7 +85,9 @@ def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"{path}: there is no such file of stages")
     try:
-        content = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+        content = OmegaConf.to_container(read_yaml(path), resolve=True)
+    except ConfigError:
+        raise
     except Exception as error:
         raise ConfigError(f"{path} is not readable YAML: {error}") from error
     if not isinstance(content, dict):

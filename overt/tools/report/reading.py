@@ -20,6 +20,7 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 
 from overt.errors import OvertError, nearest
 from overt.run.reader import Follower, Row, number_of, step_of, time_of
+from overt.tools.report.best import read_best
 from overt.tools.report.run import PICTURES, VIDEOS, Curve, Picture, Run, Session
 
 # What YAML of any origin can make its reader raise.
@@ -119,6 +120,7 @@ class RunFollower:
             sessions=_until_last_row(self._history.sessions, self._curves.times),
             pictures=[],
             scores={},
+            best=read_best(self.folder / "checkpoints"),
         )
 
     def _settings(self) -> dict[str, Any]:
@@ -190,13 +192,14 @@ class _History:
                 code, error = event.get("exit_code"), event.get("error")
                 session.exit_code = code if isinstance(code, int) else 1
                 session.error = None if error is None else str(error)
+                session.last_step = step_of(event)
         self.events.append(event)
 
     def _begin(self, event: Row, moment: float, kind: str) -> None:
         first = (step_of(event) or 0) if kind == "resume" else 0
         # Steps beyond the checkpoint come again, and what belongs to them too.
         # A fresh start takes back all, marks of earlier resumes too.
-        marks = ("resume",) if kind == "resume" else ()
+        marks = ("resume", "finish") if kind == "resume" else ()
         self.events = [
             earlier
             for earlier in self.events

@@ -8,21 +8,21 @@ from __future__ import annotations
 import math
 import os
 import socket
-import statistics
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from overt.errors import STOPPED_EXIT_CODES
 from overt.run.reader import count_of
+from overt.run.time_left import RECENT, TimeLeft, time_left
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif")
 VIDEOS = (".mp4", ".webm")
 # A run on another host is taken for dead after this many seconds and log lines of silence.
 SILENCE_SECONDS = 600.0
 SILENCE_LINES = 5
-STOPPED_BY = ("Preempted", "KeyboardInterrupt")
 
 
 @dataclass
@@ -48,6 +48,15 @@ class Session:
     environment: dict[str, Any]  # host, pid, versions, devices
     exit_code: int | None = None  # None: it said nothing at its end
     error: str | None = None
+    last_step: int | None = None  # where it stood at its end
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether someone asked it to end; older runs recorded that as an error."""
+        return self.exit_code in STOPPED_EXIT_CODES or (
+            self.exit_code not in (None, 0)
+            and (self.error or "").partition(":")[0] in ("Preempted", "KeyboardInterrupt")
+        )
 
 
 @dataclass(frozen=True)
@@ -66,12 +75,11 @@ class Picture:
 
 @dataclass(frozen=True)
 class Best:
-    """The best value of the metric that ranks checkpoints."""
+    """A value of the metric that ranks checkpoints: of the best one that exists."""
 
     name: str
     value: float
     step: int
-    mode: str
 
 
 @dataclass
@@ -87,11 +95,13 @@ class Run:
     sessions: list[Session]
     pictures: list[Picture]
     scores: dict[str, float]  # of `overt evaluate`
+    best: Best | None = None
 
     @property
     def step(self) -> int:
-        """The last step that anything is known of."""
-        return max((curve.steps[-1] for curve in self.curves.values()), default=0)
+        """The last step that anything is known of: where the run ended, or last logged."""
+        last = self.sessions[-1].last_step if self.sessions else None
+        return max([last or 0, *(curve.steps[-1] for curve in self.curves.values())])
 
     @cached_property
     def total_steps(self) -> int | None:
@@ -108,17 +118,20 @@ class Run:
 
     @property
     def seconds_per_step(self) -> float:
-        """The median of recent readings; NaN before there is one."""
-        curve = self.curves.get("train/seconds_per_step")
-        recent = [value for value in curve.values[-21:] if math.isfinite(value)] if curve else []
-        return statistics.median(recent) if recent else math.nan
+        """The mean of recent readings; NaN before there is one."""
+        return time_left(1, self._speeds).seconds
 
     @property
-    def seconds_left(self) -> float:
-        """How long the rest will take; NaN where that is not known."""
+    def time_left(self) -> TimeLeft:
+        """How long the rest will take at the recent speed; NaN where that is not known."""
         if self.total_steps is None:
-            return math.nan
-        return max(self.total_steps - self.step, 0) * self.seconds_per_step
+            return time_left(0, ())
+        return time_left(self.total_steps - self.step, self._speeds)
+
+    @property
+    def _speeds(self) -> list[float]:
+        curve = self.curves.get("train/seconds_per_step")
+        return [] if curve is None else curve.values[-RECENT:]
 
     @property
     def seconds_worked(self) -> float:
@@ -129,23 +142,12 @@ class Run:
         """When the run last wrote something."""
         return max((session.end for session in self.sessions), default=0.0)
 
-    @cached_property
-    def best(self) -> Best | None:
+    @property
+    def score(self) -> Best | None:
+        """The last evaluation by the metric that ranks checkpoints, saved or not."""
         name = self.config.get("checkpoint.metric_name")
         curve = self.curves.get(f"evaluation/{name}")
-        if name is None or curve is None:
-            return None
-        mode = str(self.config.get("checkpoint.mode", "min"))
-        sign = 1 if mode == "max" else -1
-        candidates = [
-            (sign * value, -step)
-            for step, value in zip(curve.steps, curve.values, strict=True)
-            if not math.isnan(value)
-        ]
-        if not candidates:
-            return None
-        value, step = max(candidates)
-        return Best(str(name), sign * value, -step, mode)
+        return None if curve is None else Best(str(name), curve.last, curve.steps[-1])
 
     def status(self, now: float | None = None) -> str:
         """running, finished, stopped (by a signal, or silently) or failed."""
@@ -155,8 +157,7 @@ class Run:
         if session.exit_code is not None:
             if session.exit_code == 0:
                 return "finished"
-            kind = (session.error or "").partition(":")[0]
-            return "stopped" if kind in STOPPED_BY else "failed"
+            return "stopped" if session.was_stopped else "failed"
         pid, host = session.environment.get("pid"), session.environment.get("host")
         if isinstance(pid, int) and host == socket.gethostname():
             return "running" if is_alive(pid) else "stopped"

@@ -50,7 +50,7 @@ def _card(index: int, run: Run) -> Html:
         facts.append(("data wait", f"{run.curves['train/data_wait_share'].last:.0%}"))
     facts.append(("time", text.duration(run.seconds_worked)))
     if status == "running":
-        facts.append(("left", text.duration(run.seconds_left)))
+        facts.append(("left", text.left(run)))
     facts.append(("restarts", str(max(len(run.sessions) - 1, 0))))
     skipped = run.curves.get("train/skipped_steps")
     facts.append(("skipped steps", text.number(skipped.last) if skipped else "0"))
@@ -98,7 +98,7 @@ def _bar(index: int, run: Run) -> Html:
         left, right = x_of(session.begin), x_of(session.end)
         width = max(right - left, 2)
         shapes.append(element("rect", x=left, y=10, width=width, height=12, class_="session"))
-        if session.exit_code not in (0, None):
+        if session.exit_code not in (0, None) and not session.was_stopped:
             cap = max(left, left + width - 5)
             shapes.append(element("rect", x=cap, y=6, width=5, height=20, class_="failed"))
     restarts = [session.begin for session in run.sessions[1:]]
@@ -139,7 +139,7 @@ def happened(runs: Sequence[Run]) -> Html:
     for index, run in enumerate(runs):
         for event in run.events:
             kind = str(event["kind"])
-            if kind in ("image", "video"):
+            if kind in ("image", "video", "saved"):
                 continue
             step = event.get("step")
             rows.append(
@@ -163,8 +163,8 @@ def _details(event: Mapping[str, Any]) -> str:
         words = [event.get("host"), event.get("device")]
         return ", ".join(str(word) for word in words if word)
     if event["kind"] == "finish":
-        error = event.get("error")
-        return f"exit code {event.get('exit_code')}" + (f": {error}" if error else "")
+        reason = event.get("error") or event.get("stopped")
+        return f"exit code {event.get('exit_code')}" + (f": {reason}" if reason else "")
     shown = {key: item for key, item in event.items() if key not in ("time", "kind", "step")}
     return ", ".join(f"{key} {item}" for key, item in shown.items() if item is not None)
 

@@ -36,6 +36,14 @@ def duration(seconds: float) -> str:
     raise AssertionError("the last unit takes what is left")
 
 
+def left(run: Run) -> str:
+    """The time to the end by the recent speed; a range where that varies."""
+    rest = run.time_left
+    if not rest.varies:
+        return duration(rest.seconds)
+    return f"{duration(rest.fastest)} to {duration(rest.slowest)}, speed varies"
+
+
 def moment(seconds: float) -> str:
     """A time of day in the reader's own zone."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
@@ -47,9 +55,12 @@ def progress(run: Run) -> str:
 
 
 def best(run: Run) -> str:
-    """The best score, or the last loss where nothing ranks checkpoints."""
+    """The score of the best checkpoint; else the last score, or the last loss."""
     if run.best is not None:
         return f"{run.best.name} {number(run.best.value)} at {run.best.step:,}"
+    if run.score is not None:
+        note = "initial" if run.score.step == 0 else "not saved"
+        return f"{run.score.name} {number(run.score.value)} at {run.score.step:,} ({note})"
     loss = run.curves.get("train/loss")
     return "" if loss is None else f"loss {number(loss.last)}"
 

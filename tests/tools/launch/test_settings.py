@@ -55,7 +55,7 @@ def test_a_site_is_refused_by_its_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"site\.yaml: there is no key acount .*account"):
         read_settings(site, {})
     site.write_text("a: [")
-    with pytest.raises(ConfigError, match="not readable YAML"):
+    with pytest.raises(ConfigError, match="not valid YAML"):
         read_settings(site, {})
 
 

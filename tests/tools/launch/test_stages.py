@@ -45,7 +45,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file of stages"):
         read_stages(tmp_path / "none.yaml")
     (tmp_path / "bad.yaml").write_text("a: [")
-    with pytest.raises(ConfigError, match="not readable YAML"):
+    with pytest.raises(ConfigError, match="not valid YAML"):
         read_stages(tmp_path / "bad.yaml")
 
 

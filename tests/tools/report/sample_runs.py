@@ -97,6 +97,15 @@ def write_evil_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def write_checkpoint(run: Path, step: int, value: float, name: str = "score") -> Path:
+    """A checkpoint folder with as much of a manifest as says that it is the best."""
+    folder = run / "checkpoints" / f"step_{step:08d}"
+    folder.mkdir(parents=True)
+    manifest = {"step": step, "serial": step, "metric_name": name, "metric": value, "is_best": True}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
 class Reader(HTMLParser):
     """Tags with their attributes, and the text outside of scripts and styles."""
 

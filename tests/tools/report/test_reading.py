@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sample_runs import write, write_run
+from sample_runs import write, write_checkpoint, write_run
 
 from overt.errors import OvertError
 from overt.run.trackers import RunFolder
@@ -18,7 +18,9 @@ START = {"time": 1000.0, "kind": "start"}
 
 
 def test_a_run_with_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = open_run(write_run(tmp_path / "probe", monkeypatch))
+    folder = write_run(tmp_path / "probe", monkeypatch)
+    write_checkpoint(folder, 40, 0.4)
+    run = open_run(folder)
     assert run.name == "probe"
     assert run.status() == "finished"
     assert (run.step, run.total_steps) == (40, 40)

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sample_runs import write
+from sample_runs import write, write_checkpoint
 
+from overt.tools.report import text
 from overt.tools.report.reading import open_run
+from overt.tools.report.run import Best
 
 START = {"time": 1000.0, "kind": "start"}
 
@@ -28,6 +30,8 @@ def dead_pid() -> int:
         ({"exit_code": 0}, "finished"),
         ({"exit_code": 1}, "failed"),
         ({"exit_code": 1, "error": "DataError: broken"}, "failed"),
+        ({"exit_code": 85, "stopped": "SIGTERM asked this run to stop"}, "stopped"),
+        ({"exit_code": 130, "stopped": "KeyboardInterrupt"}, "stopped"),
         ({"exit_code": 1, "error": "Preempted: SIGTERM asked"}, "stopped"),
         ({"exit_code": 1, "error": "KeyboardInterrupt: "}, "stopped"),
     ],
@@ -69,20 +73,32 @@ def test_length_and_time_left_of_a_run_by_epochs(tmp_path: Path) -> None:
     config = "training: {num_steps: null, num_epochs: 4}"
     run = open_run(write(tmp_path / "epochs", [START], rows, config))
     assert run.total_steps == 400
-    assert run.seconds_left == 500.0
+    assert run.time_left.seconds == pytest.approx(250 * 13 / 3)
+    assert (run.time_left.fastest, run.time_left.slowest) == (500.0, 2250.0)
+    assert text.left(run) == "8 min 20 s to 37 min 30 s, speed varies"
     unknown = open_run(write(tmp_path / "unknown", [START], rows))
     assert unknown.total_steps is None
-    assert math.isnan(unknown.seconds_left)
+    assert math.isnan(unknown.time_left.seconds)
+    assert text.left(unknown) == "unknown"
 
 
-def test_the_best_score_may_be_the_least_and_is_never_nan(tmp_path: Path) -> None:
-    values = ["nan", 3.0, 1.0, 1.0]
-    rows = [{"step": at, "time": 1.0, "evaluation/e": one} for at, one in enumerate(values)]
-    config = "checkpoint: {metric_name: e, mode: min}"
-    best = open_run(write(tmp_path / "a", [START], rows, config)).best
-    assert best is not None
-    assert (best.value, best.step) == (1.0, 2)
-    assert open_run(write(tmp_path / "b", [START], rows[:1], config)).best is None
+def test_the_best_score_is_that_of_a_checkpoint_that_exists(tmp_path: Path) -> None:
+    rows = [{"step": at, "time": 1.0, "evaluation/e": value} for at, value in ((0, 9.0), (5, 8.0))]
+    config = "checkpoint: {metric_name: e, mode: max}"
+    folder = write(tmp_path, [START], rows[:1], config)
+    assert open_run(folder).best is None
+    assert text.best(open_run(folder)) == "e 9 at 0 (initial)"
+    write(tmp_path, [START], rows, config)
+    assert text.best(open_run(folder)) == "e 8 at 5 (not saved)"
+    write_checkpoint(folder, 5, 8.0, "e")
+    assert open_run(folder).best == Best("e", 8.0, 5)
+    assert text.best(open_run(folder)) == "e 8 at 5"
+
+
+def test_the_step_is_that_of_the_end_where_nothing_was_logged_since(tmp_path: Path) -> None:
+    finish = {"time": 1001.0, "kind": "finish", "exit_code": 85, "step": 7}
+    rows = [{"step": 5, "time": 1.0, "a": 1.0}]
+    assert open_run(write(tmp_path, [START, finish], rows)).step == 7
 
 
 @pytest.mark.parametrize(
@@ -100,5 +116,5 @@ def test_absurd_settings_cost_what_follows_from_them_only(config: str, tmp_path:
     row = {"step": 5, "time": 1001.0, "train/epoch": 1e-320, "train/seconds_per_step": 1e308}
     run = open_run(write(tmp_path, [START | {"host": "elsewhere", "pid": 1}], [row], config))
     assert run.total_steps is None
-    assert math.isnan(run.seconds_left)
+    assert math.isnan(run.time_left.seconds)
     assert run.status(now=2000.0) == "stopped"

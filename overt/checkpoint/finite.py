@@ -1,0 +1,45 @@
+"""Weights that training has poisoned: found before they become a checkpoint."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+def nonfinite_tensors(*modules: nn.Module | None) -> list[str]:
+    """Name the parameters with NaN or Inf, and the buffers with NaN, of this rank's shards.
+
+    A buffer may hold Inf, as masks of attention do. One fused maximum per type and device, and one
+    host wait: for every save, not for every step.
+    """
+    named: list[tuple[str, Tensor, bool]] = []
+    for module in modules:
+        if module is None:
+            continue
+        named += [(name, tensor, True) for name, tensor in module.named_parameters()]
+        kept = module.state_dict().keys()  # a buffer that is not saved is computed again
+        named += [(name, tensor, False) for name, tensor in module.named_buffers() if name in kept]
+    groups: dict[tuple[torch.dtype, torch.device], list[tuple[str, Tensor, bool]]] = {}
+    for name, tensor, is_parameter in named:
+        own = _shard_of(tensor.detach())
+        if own.is_floating_point() and own.element_size() > 1 and own.numel() > 0:
+            groups.setdefault((own.dtype, own.device), []).append((name, own, is_parameter))
+    bad = []
+    for group in groups.values():
+        # The largest magnitude, not a sum of squares, which overflows for finite weights.
+        largest = torch._foreach_norm([tensor for _, tensor, _ in group], math.inf)
+        values = torch.stack(largest).tolist()  # host-device sync
+        bad += [
+            name
+            for (name, _, is_parameter), value in zip(group, values, strict=True)
+            if math.isnan(value) or (is_parameter and math.isinf(value))
+        ]
+    return bad
+
+
+def _shard_of(tensor: Tensor) -> Tensor:
+    """Return what this rank holds; a norm of the sharded tensor would communicate."""
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local

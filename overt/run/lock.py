@@ -1,0 +1,250 @@
+"""One training process group per run folder: a lock that a killed process does not keep.
+
+The file names its owner: host, pid, since when. On the same host the owner is asked for by its pid;
+elsewhere a heartbeat, the file's time, tells whether it lives. Made with O_EXCL, which NFS honors,
+and compared by the file server's own clock. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from overt.errors import LaunchError
+from overt.files.atomic import hidden_name
+
+BEAT_SECONDS = 10.0
+STALE_SECONDS = 90.0  # without a beat, on another host
+LOOK_SECONDS = 2.0  # between two looks at a heartbeat that may be dead
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The process that holds a lock. Two owners differ in their token."""
+
+    host: str
+    pid: int
+    since: float  # seconds since 1970
+    token: str
+    # Tells a reused pid, and containers that share a host name, from the owner.
+    machine: str = ""
+    started: str = ""
+    job: str = ""  # of Slurm
+    restart: int = 0  # of that job
+
+    def __str__(self) -> str:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
+        return f"pid {self.pid} on {self.host}, since {since}"
+
+
+def this_process() -> Owner:
+    """Describe this process as the owner of a new lock."""
+    restart = os.environ.get("SLURM_RESTART_COUNT", "0")
+    return Owner(
+        socket.gethostname(),
+        os.getpid(),
+        time.time(),
+        secrets.token_hex(8),
+        _machine(),
+        _start_of(os.getpid()) or "",
+        os.environ.get("SLURM_JOB_ID", ""),
+        int(restart) if restart.isdigit() else 0,
+    )
+
+
+class RunLock:
+    """Holds the lock of a run folder from `acquire` to `release`."""
+
+    def __init__(
+        self,
+        path: Path,
+        stale_seconds: float = STALE_SECONDS,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.path = path
+        self.owner = this_process()
+        self._stale_seconds, self._wait = stale_seconds, wait
+        self._closing = threading.Event()
+        self._beating: threading.Thread | None = None
+        self._taken_by: Owner | None = None
+
+    def acquire(self) -> None:
+        """Take the lock, also from a dead owner; refused while another one lives."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        while not self._create():
+            self._remove_dead()
+        self._beating = threading.Thread(target=self._beat, name="overt-lock", daemon=True)
+        self._beating.start()
+
+    def check(self) -> None:
+        """Refuse to write where another start has taken the run over, as after a long SIGSTOP."""
+        if self._taken_by is not None:
+            raise LaunchError(
+                f"{self.path.parent} was taken over by {self._taken_by} while this process did not "
+                "respond; it stops here and writes nothing more"
+            )
+
+    def release(self) -> None:
+        """Give the lock back, where it is still this one."""
+        self._closing.set()
+        if self._beating is not None:
+            self._beating.join()
+            self._beating = None
+            if self._is_mine():
+                self.path.unlink(missing_ok=True)
+
+    # --- taking ------------------------------------------------------------------------------
+
+    def _create(self) -> bool:
+        try:
+            descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+        except FileExistsError:
+            return False
+        try:
+            with open(descriptor, "w", encoding="utf-8") as file:
+                json.dump(asdict(self.owner), file)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:  # a full disk: nobody holds an empty lock
+            self.path.unlink(missing_ok=True)
+            raise
+        return True
+
+    def _remove_dead(self) -> None:
+        """Move a dead owner's lock out of the way; raises where the owner lives."""
+        owner = read_owner(self.path)
+        if not self._is_dead(owner):
+            raise LaunchError(
+                f"{self.path.parent} is being trained by another process"
+                f"{'' if owner is None else f' ({owner})'}. Wait for it, stop it, or choose "
+                "another exp_name."
+            )
+        logger.info("taking over %s from %s, which has ended", self.path.parent, owner)
+        aside = hidden_name(self.path)
+        with contextlib.suppress(FileNotFoundError):  # another start was faster
+            os.rename(self.path, aside)
+            moved = read_owner(aside)
+            if moved != owner:  # a faster one has already replaced the dead lock: give it back
+                with contextlib.suppress(FileExistsError):
+                    os.link(aside, self.path)
+            aside.unlink(missing_ok=True)
+
+    def _is_dead(self, owner: Owner | None) -> bool:
+        me = self.owner
+        if owner is not None:
+            if owner.job and owner.job == me.job and owner.restart < me.restart:
+                return True  # Slurm requeues a job when its processes have ended
+            if (owner.host, owner.machine) == (me.host, me.machine):
+                # This very process: an earlier run of a notebook that was not closed.
+                return owner.pid == me.pid or not _lives(owner.pid, owner.started)
+        return self._heartbeat_is_stale()
+
+    def _heartbeat_is_stale(self) -> bool:
+        """Look at the heartbeat until it moves, which is life, or is old enough to be death."""
+        first = self._beat_time()
+        while first is not None and self._server_time() - first < self._stale_seconds:
+            self._wait(LOOK_SECONDS)
+            now = self._beat_time()
+            if now is not None and now != first:
+                return False
+            first = now
+        return True
+
+    def _beat_time(self) -> float | None:
+        try:
+            with self.path.open("rb") as file:  # opening asks an NFS server again
+                return os.fstat(file.fileno()).st_mtime
+        except FileNotFoundError:
+            return None
+
+    def _server_time(self) -> float:
+        """Return the time by the clock that dates the files of this folder."""
+        probe = hidden_name(self.path)
+        try:
+            probe.touch()
+            return probe.stat().st_mtime
+        finally:
+            probe.unlink(missing_ok=True)
+
+    # --- keeping -----------------------------------------------------------------------------
+
+    def _is_mine(self) -> bool:
+        owner = read_owner(self.path)
+        return owner is not None and owner.token == self.owner.token
+
+    def _beat(self) -> None:
+        while not self._closing.wait(BEAT_SECONDS):
+            self.beat()
+
+    def beat(self) -> None:
+        """Show that the owner lives; a disk that fails now may work at the next beat."""
+        with contextlib.suppress(OSError):
+            owner = read_owner(self.path)
+            if owner is not None and owner.token != self.owner.token:
+                self._taken_by = owner
+            elif self.path.exists():
+                os.utime(self.path)
+            else:  # a person removed it
+                self._create()
+
+
+def read_owner(path: Path) -> Owner | None:
+    """Return whose lock a file is; None where it does not exist, or is not complete."""
+    try:
+        fields: Any = json.loads(path.read_bytes()[:4096])
+        return Owner(
+            host=str(fields["host"]),
+            pid=int(fields["pid"]),
+            since=float(fields["since"]),
+            token=str(fields["token"]),
+            machine=str(fields.get("machine", "")),
+            started=str(fields.get("started", "")),
+            job=str(fields.get("job", "")),
+            restart=int(fields.get("restart", 0)),
+        )
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+
+
+def _machine() -> str:
+    """Identify this boot of this machine, and this container, by what Linux says of them."""
+    parts = []
+    with contextlib.suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+    with contextlib.suppress(OSError):
+        parts.append(os.readlink("/proc/self/ns/pid"))
+    return " ".join(parts)
+
+
+def _start_of(pid: int) -> str | None:
+    """Return when a process of this host started; None where it is gone or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return None
+    return None if fields[0] in ("Z", "X") else fields[19]
+
+
+def _lives(pid: int, started: str) -> bool:
+    """Tell whether a process of this host exists and is the one that started then."""
+    if started:
+        return _start_of(pid) == started
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # alive, and of another user
+        return True
+    return True

@@ -1,0 +1,35 @@
+"""overt/checkpoint/finite.py: poisoned weights are found, whatever their type; masks are not."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from overt.checkpoint.finite import nonfinite_tensors
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_one_bad_weight_is_named(value: float, dtype: torch.dtype) -> None:
+    model, average = nn.Linear(3, 2).to(dtype), nn.Linear(3, 2)
+    assert nonfinite_tensors(model, None, average) == []
+    with torch.no_grad():
+        model.weight[1, 2] = value
+        average.bias[0] = value
+    assert sorted(nonfinite_tensors(model, None, average)) == ["bias", "weight"]
+
+
+def test_large_weights_are_finite() -> None:
+    model = nn.Linear(3, 2)
+    nn.init.constant_(model.weight, 3e38)  # its square is not
+    assert nonfinite_tensors(model) == []
+
+
+def test_a_buffer_may_hold_infinity_but_not_nan() -> None:
+    model = nn.BatchNorm1d(3)
+    model.register_buffer("mask", torch.tensor([0.0, -math.inf]))
+    model.register_buffer("computed", torch.tensor(math.nan), persistent=False)
+    assert nonfinite_tensors(model) == []
+    model.running_mean[1] = math.nan
+    assert nonfinite_tensors(model) == ["running_mean"]

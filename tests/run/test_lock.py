@@ -1,0 +1,181 @@
+"""overt/run/lock.py: one process group per run, and none that a dead one keeps out."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from toy_runs import TOY
+
+from overt.errors import LaunchError
+from overt.run.lock import Owner, RunLock, read_owner, this_process
+from overt.train import main as train_main
+
+
+@pytest.fixture
+def stranger() -> Iterator[Owner]:
+    """A living process of this host that is not this one."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    started = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19]
+    try:
+        yield replace(this_process(), pid=child.pid, started=started)
+    finally:
+        child.kill()
+        child.wait()
+
+
+def write(path: Path, owner: Owner, age_seconds: float = 0.0) -> Path:
+    path.write_text(json.dumps(asdict(owner)))
+    os.utime(path, (time.time() - age_seconds,) * 2)
+    return path
+
+
+def test_a_lock_is_there_while_it_is_held(tmp_path: Path) -> None:
+    lock = RunLock(tmp_path / "run/lock.json")
+    lock.acquire()
+    assert read_owner(lock.path) == lock.owner
+    lock.check()
+    lock.release()
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_a_living_owner_is_named(tmp_path: Path, stranger: Owner) -> None:
+    lock = RunLock(write(tmp_path / "lock.json", stranger))
+    with pytest.raises(LaunchError, match=f"pid {stranger.pid} on {stranger.host}, since 20"):
+        lock.acquire()
+    assert read_owner(lock.path) == stranger
+
+
+def test_a_second_start_of_a_run_is_refused_and_writes_nothing(
+    tmp_path: Path, stranger: Owner, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "toy").mkdir()
+    write(tmp_path / "toy/lock.json", stranger)
+    words = ["recipe=toy", f"output_dir={tmp_path}", "--package", str(TOY)]
+    assert train_main(words) == 1
+    assert "is being trained by another process (pid" in capsys.readouterr().err
+    assert not (tmp_path / "toy/metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("field", ["killed", "pid was reused", "zombie"])
+def test_a_dead_owner_on_this_host_is_replaced_at_once(tmp_path: Path, field: str) -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    started = "1" if field == "pid was reused" else ""
+    owner = replace(this_process(), pid=child.pid, started=started or "2")
+    if field == "killed":
+        child.wait()
+    else:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # ended, and not yet reaped
+    lock = RunLock(write(tmp_path / "lock.json", owner), wait=pytest.fail)
+    lock.acquire()
+    assert read_owner(lock.path) == lock.owner
+    lock.release()
+    child.wait()
+
+
+def test_an_earlier_run_of_this_process_is_replaced(tmp_path: Path) -> None:
+    first, second = RunLock(tmp_path / "lock.json"), RunLock(tmp_path / "lock.json")
+    first.acquire()
+    second.acquire()
+    first.beat()
+    with pytest.raises(LaunchError, match="was taken over by pid"):
+        first.check()
+    first.release()
+    assert read_owner(second.path) == second.owner
+    second.beat()
+    second.check()
+    second.release()
+
+
+def elsewhere(**changes: object) -> Owner:
+    return replace(this_process(), host="node7", machine="of node7", **changes)  # type: ignore[arg-type]
+
+
+def test_another_host_without_a_heartbeat_is_replaced_at_once(tmp_path: Path) -> None:
+    lock = RunLock(write(tmp_path / "lock.json", elsewhere(), 1000), wait=pytest.fail)
+    lock.acquire()
+    lock.release()
+
+
+def test_a_heartbeat_on_another_host_is_a_living_owner(tmp_path: Path) -> None:
+    path = write(tmp_path / "lock.json", elsewhere(), 30)
+    lock = RunLock(path, wait=lambda _: os.utime(path))
+    with pytest.raises(LaunchError, match="on node7"):
+        lock.acquire()
+
+
+def test_a_host_that_just_died_is_waited_for_and_then_replaced(tmp_path: Path) -> None:
+    path = write(tmp_path / "lock.json", elsewhere(), 80)
+    looks: list[float] = []
+
+    def wait(seconds: float) -> None:
+        looks.append(seconds)
+        lock._stale_seconds -= 5 * seconds  # the clock of the file server cannot be moved
+
+    lock = RunLock(path, wait=wait)
+    lock.acquire()
+    assert looks
+    lock.release()
+
+
+def test_a_requeued_job_takes_over_from_itself_on_another_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    path = write(tmp_path / "lock.json", elsewhere(restart=0))
+    lock = RunLock(path, wait=pytest.fail)
+    lock.acquire()
+    lock.release()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"host": {}}', "[" * 2000, '{"pid": 1e999}'])
+def test_a_file_without_an_owner_is_replaced_once_it_is_old(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "lock.json"
+    path.write_text(content)
+    os.utime(path, (1, 1))
+    lock = RunLock(path, wait=pytest.fail)
+    lock.acquire()
+    lock.release()
+
+
+def test_of_many_that_find_a_dead_owner_one_gets_the_lock(tmp_path: Path) -> None:
+    write(tmp_path / "lock.json", elsewhere(), 1000)
+    # As if each were another process of this host.
+    locks = [RunLock(tmp_path / "lock.json") for _ in range(8)]
+    for index, lock in enumerate(locks):
+        lock.owner = replace(lock.owner, pid=os.getpid(), host=f"node{index}")
+    outcomes: list[bool] = []
+
+    def acquire(lock: RunLock) -> None:
+        try:
+            lock.acquire()
+            outcomes.append(True)
+        except LaunchError:
+            outcomes.append(False)
+
+    for lock in locks:
+        lock._wait = lambda _: os.utime(tmp_path / "lock.json")
+    threads = [threading.Thread(target=acquire, args=(lock,)) for lock in locks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes.count(True) == 1
+    for lock in locks:
+        lock.release()
+
+
+def test_a_lock_that_a_person_removed_comes_back(tmp_path: Path) -> None:
+    lock = RunLock(tmp_path / "lock.json")
+    lock.acquire()
+    lock.path.unlink()
+    lock.beat()
+    assert read_owner(lock.path) == lock.owner
+    lock.release()
