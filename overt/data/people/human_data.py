@@ -266,10 +266,10 @@ def _stack(rows: Any) -> NDArray[np.float32]:
 # --- writing and caching -------------------------------------------------------------------------
 
 
-def write_human_data(path: Path, columns: Mapping[str, Array], **single: str) -> None:
+def write_human_data(path: Path, columns: Mapping[str, Array], **single: Any) -> None:
     """Write columns as one file; parameter columns go into dicts of float32 arrays.
 
-    `single` are words about the whole file: keypoints2d_convention, overt_body.
+    `single` are said once for the whole file: see `SINGLE`.
     """
     content: dict[str, Any] = {name: column for name, column in columns.items() if "/" not in name}
     for group in GROUPS:
