@@ -115,6 +115,14 @@ class Recipe(ABC):
         """Learn how long training will be, for schedules of the method's own; called once."""
         return
 
+    def check_evaluation_data(self) -> None:
+        """Open what evaluations will read, and refuse what is missing, before anything is built.
+
+        Every rank calls it, at the start of a run: a wrong path is noticed now, and not when the
+        first evaluation is due.
+        """
+        return
+
     def counts(self, batch: Any) -> dict[str, Tensor]:
         """Return what the loss terms are divided by, for this micro-batch; the engine adds them up.
 

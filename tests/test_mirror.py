@@ -32,6 +32,7 @@ FILES = {
     "recipes/test_contract.py": "overt.testing.check_recipe over all recipes",
     "test_deterministic.py": "the same bits twice, for every recipe",
     "tools/plan/test_full_size.py": "plans of the full-size recipes",
+    "recipes/test_evaluation_data.py": "check_evaluation_data of all recipes alike",
     "recipes/test_example_batch.py": "example_batch of all recipes alike",
     "test_docs.py": "links, commands and quoted code of the documentation",
     "test_examples.py": "examples/own_recipe",

@@ -33,6 +33,8 @@ def main(arguments: list[str]) -> int:
     _add_skulls(verbs)
     _add_prepare(verbs)
     _add_people(verbs)
+    _add_body_transfer(verbs)
+    _add_smplx_labels(verbs)
     options = parser.parse_args(arguments)
     status: int = options.run(options)
     return status
@@ -243,6 +245,47 @@ def _add_people(verbs: Verbs) -> None:
     parser.add_argument("--depth-maps", action="store_true", help="also the depth of each pixel")
 
 
+def _add_body_transfer(verbs: Verbs) -> None:
+    _add_verb(
+        verbs,
+        "body-transfer",
+        _body_transfer,
+        help="vertices of SMPL from SMPL-X, from the published file",
+        description="Read SOURCE, smplx2smpl_deftrafo_setup.pkl or smpl2smplx_deftrafo_setup.pkl, "
+        "as data (nothing of it is run) and write OUT.npz: the sparse matrix that takes vertices "
+        "of one body to those of the other, for model.body.transfer.",
+        source="the published .pkl file",
+        out="the .npz file to write",
+        show_defaults=False,
+    )
+
+
+def _add_smplx_labels(verbs: Verbs) -> None:
+    parser = _add_verb(
+        verbs,
+        "smplx-labels",
+        _smplx_labels,
+        help="labels of SMPL-X from labels of SMPL, for PoseNet",
+        description="Fit SMPL-X to the bodies of SMPL that SOURCE is labelled with, and write the "
+        "annotations with both to OUT, such as pdhuman_train_smplx.npz. Interrupted, the same "
+        "command goes on where it stopped.",
+        source="annotations with labels of SMPL, .npz",
+        out="the annotations to write, .npz",
+    )
+    for name, meaning in {
+        "smpl": "SMPL_NEUTRAL.pkl",
+        "smplx": "SMPLX_NEUTRAL.npz",
+        "transfer": "smpl2smplx_deftrafo_setup.pkl",
+    }.items():
+        parser.add_argument(f"--{name}", required=True, metavar="FILE", help=meaning)
+    parser.add_argument(
+        "--vertices", metavar="FILE", help="vertices that count, smplx_mask_ids.npy; else all"
+    )
+    parser.add_argument("--batch", type=_positive, default=64, help="people fitted together")
+    parser.add_argument("--iterations", type=_positive, default=60, help="most of each round")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+
+
 def _add_scene(parser: argparse.ArgumentParser, points: int) -> None:
     parser.add_argument("--frames", type=_positive, default=24, help="frames of each")
     parser.add_argument(
@@ -434,6 +477,40 @@ def _people(options: argparse.Namespace) -> int:
     path = write_people(options.root, options.name, options.count, chosen, report)
     print(f"{path}: {options.count} people, {options.size}x{options.size}, {options.framing}")
     return 0
+
+
+def _body_transfer(options: argparse.Namespace) -> int:
+    from overt.geometry.body_transfer import convert_transfer
+
+    transfer = convert_transfer(options.source, options.out)
+    targets, entries = transfer.corners.shape
+    print(
+        f"{options.out}: {targets} vertices from {transfer.sources}, at most {entries} of each; "
+        f"set model.body.transfer={options.out}"
+    )
+    return 0
+
+
+def _smplx_labels(options: argparse.Namespace) -> int:
+    from overt.data.people.smplx_labels import POOR_MM, FitOptions, convert_labels
+    from overt.distributed import init_distributed
+
+    names = ("smpl", "smplx", "transfer", "vertices", "batch", "iterations")
+    chosen = FitOptions(**{name: getattr(options, name) for name in names})
+    world = init_distributed(options.device)
+    errors = convert_labels(options.source, options.out, chosen, world.device, _people_done)
+    poor = int((errors > POOR_MM).sum())
+    print(
+        f"{options.out}: {len(errors)} people, vertices within {float(errors.mean()):.1f} mm on "
+        f"average, the worst {float(errors.max()):.1f} mm (row {int(errors.argmax())}); {poor} "
+        f"above {POOR_MM:g} mm"
+    )
+    return 0
+
+
+def _people_done(done: int) -> None:
+    if sys.stdout.isatty():
+        print(f"\r{done} people", end="\r", flush=True)
 
 
 def _counter(noun: str, total: int) -> Callable[[int], None]:

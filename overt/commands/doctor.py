@@ -158,6 +158,7 @@ def _examine_run(config: Config, options: argparse.Namespace, world: World) -> l
         source = recipe.build_dataset()
     except (OvertError, OSError, ImportError) as error:
         return [*checks, fail("data", str(error), remedy)]
+    checks.append(attempt("evaluation data", lambda: run.evaluation_data(recipe), remedy))
     checks.append(attempt("disk space", lambda: run.disk_space(config, recipe), remedy))
     check, seconds = run.read_samples(source, config, options.samples, world.rank)
     checks.append(check)

@@ -127,7 +127,9 @@ def build(
     training, phases = config.training, phases or Phases()
     plan = plan_batches(training, world.world_size)
     check_stackable(recipe, plan)
-    loader = loader or build_loader(config, recipe, plan, world)
+    if loader is None:
+        loader = build_loader(config, recipe, plan, world)
+        recipe.check_evaluation_data()  # a run reads nothing later that was not opened here
     steps_per_epoch = loader.steps_per_epoch
     total_steps = training.num_steps or (training.num_epochs or 0) * steps_per_epoch
     epochs = total_steps / steps_per_epoch

@@ -34,10 +34,16 @@ CONVERT = (
 )
 
 
-def load_body(name: str, key: str, joint_regressor: str | None = None) -> BodyFile:
+def load_body(
+    name: str,
+    key: str,
+    joint_regressor: str | None = None,
+    regressor_key: str = "model.body.joint_regressor",
+) -> BodyFile:
     """The body that the setting `key` names: capsule, or the path of a body model file.
 
-    `joint_regressor` is a .npy file (17, V) of the joints that the metrics compare.
+    `joint_regressor` is a .npy file (17, V) of the joints that the metrics compare, named by the
+    setting `regressor_key`.
     """
     if name == CAPSULE:
         return capsule_body()
@@ -53,7 +59,7 @@ def load_body(name: str, key: str, joint_regressor: str | None = None) -> BodyFi
     _check_shapes(arrays, title)
     body = _file_of(arrays)
     if joint_regressor is not None:
-        body = _with_regressor(body, Path(joint_regressor))
+        body = _with_regressor(body, Path(joint_regressor), regressor_key)
     return body
 
 
@@ -140,17 +146,32 @@ def _file_of(arrays: dict[str, NDArray[Any]]) -> BodyFile:
     )
 
 
-def _with_regressor(body: BodyFile, path: Path) -> BodyFile:
-    if not path.is_file():
-        raise DataError(f"joint regressor {path}: there is no such file (J_regressor_h36m.npy)")
-    regressor = np.load(path, allow_pickle=False)
-    expected = (17, len(body.v_template))
-    if regressor.shape != expected:
+def _with_regressor(body: BodyFile, path: Path, key: str) -> BodyFile:
+    regressor = read_regressor(path, key, len(body.v_template))
+    if len(regressor) != 17:
         raise DataError(
-            f"joint regressor {path}: its shape is {regressor.shape}, but this body needs "
-            f"{expected}: 17 joints of Human3.6M from its vertices"
+            f"{key}={path}: its shape is {regressor.shape}, but this body needs "
+            f"{(17, len(body.v_template))}: 17 joints of Human3.6M from its vertices"
         )
     return replace(body, joints17=_float(regressor))
+
+
+def read_regressor(path: Path, key: str, vertices: int) -> NDArray[Any]:
+    """A regressor (joints, vertices) that the setting `key` names."""
+    if not path.is_file():
+        raise DataError(f"{key}={path}: there is no such file (J_regressor_*.npy)")
+    try:
+        regressor = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{key}={path}: no readable .npy file ({error}); get it again") from None
+    shape: tuple[int, ...] = getattr(regressor, "shape", ())
+    if len(shape) != 2 or shape[1] != vertices:
+        other = " This one is for SMPL's vertices." if 6890 in shape else ""
+        raise DataError(
+            f"{key}={path}: its shape is {shape}, but a body of {vertices} vertices needs "
+            f"(N, {vertices}): 17 joints of Human3.6M, or 9 extra ones.{other}"
+        )
+    return np.asarray(regressor)
 
 
 def _float(array: NDArray[Any]) -> NDArray[np.float32]:

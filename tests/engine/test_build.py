@@ -56,6 +56,19 @@ def test_lengths_follow_from_data_and_batch(tmp_path: Path) -> None:
     assert parts_of(tmp_path, "training.num_steps=7").total_steps == 7
 
 
+def test_evaluation_data_is_opened_before_anything_is_built(tmp_path: Path) -> None:
+    class Missing(Toy):
+        def check_evaluation_data(self) -> None:
+            raise DataError("the test set is gone")
+
+        def build_model(self) -> nn.Module:
+            raise AssertionError("built too early")
+
+    config = toy_config(tmp_path)
+    with pytest.raises(DataError, match="the test set is gone"):
+        build(config, Missing(config.settings), ALONE)
+
+
 def test_only_what_needs_a_gradient_is_trained(tmp_path: Path) -> None:
     parts = parts_of(tmp_path)
     trained = [name for name, value in parts.model.named_parameters() if value.requires_grad]

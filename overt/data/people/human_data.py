@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,24 @@ PLAIN = (
     "image_path", "bbox_xywh", "keypoints2d", "K", "focal_length", "distortion_max", "has_smpl",
     "pelvis",
 )  # fmt: skip
+# What is said once for the whole file.
+SINGLE = (
+    "keypoints2d_mask", "keypoints2d_convention", "__keypoints_compressed__", "overt_body",
+)  # fmt: skip
 CACHE_SUFFIX = ".columns"
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a file says once, not for each row."""
+
+    # points of the file's convention, the columns of it that `keypoints2d` holds, and its name
+    # where the file gives one
+    width: int = 0
+    kept: tuple[int, ...] = ()
+    convention: str | None = None
+    # the body of rendered people, such as capsule; None: real ones
+    body: str | None = None
 
 
 @dataclass(frozen=True)
@@ -54,6 +71,7 @@ class HumanData:
 
     path: Path
     columns: Mapping[str, Array]
+    header: Header = Header()
 
     def __len__(self) -> int:
         return len(self.columns["image_path"])
@@ -80,7 +98,7 @@ class HumanData:
                 "the data sets, or the source's annotations to the file"
             )
         try:
-            columns = _cached(file) if cache else read_columns(file)
+            columns, header = _cached(file) if cache else read_columns(file)
         except DataError:
             raise
         except Exception as error:  # a damaged file stops zipfile and numpy with almost any
@@ -91,7 +109,7 @@ class HumanData:
         single = [name for name, column in columns.items() if column.ndim == 0]
         if single:
             raise DataError(f"{file}: {', '.join(single)} has one value, not one for each person")
-        data = cls(file, columns)
+        data = cls(file, columns, header)
         data.require(required)
         counts = {name: len(column) for name, column in columns.items()}
         if len(set(counts.values())) > 1:
@@ -112,14 +130,18 @@ class HumanData:
 
     def chosen(self, rows: NDArray[np.integer]) -> HumanData:
         """The same columns with these rows only."""
-        return HumanData(self.path, {name: column[rows] for name, column in self.columns.items()})
+        columns = {name: column[rows] for name, column in self.columns.items()}
+        return HumanData(self.path, columns, self.header)
 
-    def focal(self, row: int, image_size: tuple[int, int]) -> tuple[float, tuple[float, float]]:
+    def focal(
+        self, row: int, image_size: tuple[int, int]
+    ) -> tuple[float, tuple[float, float]] | None:
         """Focal length and principal point in pixels; the image centre where K is not given."""
         if "K" in self.columns:
             matrix = self.columns["K"][row]
             return float(matrix[0, 0]), (float(matrix[0, 2]), float(matrix[1, 2]))
-        self.require(("focal_length",))
+        if "focal_length" not in self.columns:
+            return None
         height, width = image_size
         focal = float(np.ravel(self.columns["focal_length"][row])[0])
         return focal, (width / 2, height / 2)
@@ -132,18 +154,19 @@ def bad_boxes(data: HumanData) -> NDArray[np.int64]:
     return np.nonzero(~good)[0]
 
 
-def read_columns(path: Path) -> dict[str, Array]:
-    """All columns of an annotation file, in memory."""
+def read_columns(path: Path) -> tuple[dict[str, Array], Header]:
+    """All columns of an annotation file, in memory, and what it says once."""
     try:
         with zipfile.ZipFile(path) as archive:
             names = {name.removesuffix(".npy"): name for name in archive.namelist()}
-            wanted = [name for name in (*PLAIN, *GROUPS) if name in names]
+            wanted = [name for name in (*PLAIN, *GROUPS, *SINGLE) if name in names]
             raw = {name: _member(archive, names[name], path) for name in wanted}
     except zipfile.BadZipFile as error:
         raise DataError(
             f"{path}: not an .npz file ({error}); BEDLAM-CC's files, which are named so, need "
             "layout=bedlamcc"
         ) from None
+    single = {name: raw.pop(name) for name in SINGLE if name in raw}
     columns: dict[str, Array] = {}
     for name, value in raw.items():
         if name in GROUPS:
@@ -155,7 +178,45 @@ def read_columns(path: Path) -> dict[str, Array]:
     boxes = columns.get("bbox_xywh")
     if boxes is not None and boxes.shape[1] == 4:  # without a score: certain
         columns["bbox_xywh"] = np.concatenate([boxes, np.ones_like(boxes[:, :1])], axis=1)
-    return columns
+    return columns, _header(path, columns, single)
+
+
+def _header(path: Path, columns: dict[str, Array], single: Mapping[str, Any]) -> Header:
+    """Leave out key points that the file's mask says are not there; tell which ones stay."""
+    body, convention = single.get("overt_body"), single.get("keypoints2d_convention")
+    words = [None if word is None else str(word) for word in (convention, body)]
+    points = columns.get("keypoints2d")
+    if points is None:
+        return Header(0, (), *words)
+    if points.ndim != 3 or points.shape[2] not in (2, 3):
+        raise DataError(
+            f"{path}: keypoints2d has shape {points.shape}; expected are x, y and confidence of "
+            "each point of each person, (N, J, 3)"
+        )
+    if points.shape[2] == 2:  # without a confidence: certain
+        columns["keypoints2d"] = points = np.concatenate(
+            [points, np.ones_like(points[..., :1])], axis=2
+        )
+    stored, mask = points.shape[1], single.get("keypoints2d_mask")
+    if mask is None:
+        if single.get("__keypoints_compressed__"):
+            raise DataError(
+                f"{path}: its key points are compressed, but there is no keypoints2d_mask that "
+                "tells which ones they are; write it again, decompressed"
+            )
+        return Header(stored, tuple(range(stored)), *words)
+    kept = np.nonzero(np.ravel(mask))[0]
+    if not single.get("__keypoints_compressed__"):
+        if len(np.ravel(mask)) != stored:
+            raise DataError(
+                f"{path}: keypoints2d has {stored} points, keypoints2d_mask {len(np.ravel(mask))}"
+            )
+        columns["keypoints2d"] = np.ascontiguousarray(points[:, kept])
+    elif len(kept) != stored:
+        raise DataError(
+            f"{path}: {stored} compressed key points, but keypoints2d_mask has {len(kept)} ones"
+        )
+    return Header(len(np.ravel(mask)), tuple(kept.tolist()), *words)
 
 
 def _member(archive: zipfile.ZipFile, name: str, path: Path) -> Any:
@@ -205,8 +266,11 @@ def _stack(rows: Any) -> NDArray[np.float32]:
 # --- writing and caching -------------------------------------------------------------------------
 
 
-def write_human_data(path: Path, columns: Mapping[str, Array]) -> None:
-    """Write columns as one file; parameter columns go into dicts of float32 arrays."""
+def write_human_data(path: Path, columns: Mapping[str, Array], **single: Any) -> None:
+    """Write columns as one file; parameter columns go into dicts of float32 arrays.
+
+    `single` are said once for the whole file: see `SINGLE`.
+    """
     content: dict[str, Any] = {name: column for name, column in columns.items() if "/" not in name}
     for group in GROUPS:
         inside = {
@@ -216,13 +280,14 @@ def write_human_data(path: Path, columns: Mapping[str, Array]) -> None:
         }
         if inside:
             content[group] = np.array(inside, dtype=object)
+    content |= {name: np.array(word) for name, word in single.items()}
     content["__data_len__"] = np.int64(len(columns["image_path"]))
     content["__key_strict__"] = np.bool_(False)
     with new_file(path) as hidden, hidden.open("wb") as file:
         np.savez_compressed(file, **content)
 
 
-def _cached(path: Path) -> dict[str, Array]:
+def _cached(path: Path) -> tuple[dict[str, Array], Header]:
     """Columns as memory maps of .npy files beside the annotations, made on first use."""
     folder = path.with_name(path.name + CACHE_SUFFIX)
     stat = path.stat()
@@ -230,14 +295,15 @@ def _cached(path: Path) -> dict[str, Array]:
     found = _open_cache(folder, mark)
     if found is not None:
         return found
-    columns = read_columns(path)
+    columns, header = read_columns(path)
     try:
         made = Path(tempfile.mkdtemp(prefix=folder.name, dir=folder.parent))
     except OSError:  # a folder that nobody may write to: everything stays in memory
-        return columns
+        return columns, header
     for name, column in columns.items():
         np.save(made / f"{name.replace('/', '.')}.npy", column)
-    (made / "index.json").write_text(json.dumps(mark | {"columns": list(columns)}))
+    index = {"columns": list(columns), "header": asdict(header)}
+    (made / "index.json").write_text(json.dumps(mark | index))
     try:
         os.rename(made, folder)
     except OSError:  # an older one, or another process was faster
@@ -246,7 +312,7 @@ def _cached(path: Path) -> dict[str, Array]:
             _rename_or_drop(made, folder)
         else:
             shutil.rmtree(made, ignore_errors=True)
-    return _open_cache(folder, mark) or columns
+    return _open_cache(folder, mark) or (columns, header)
 
 
 def _rename_or_drop(made: Path, folder: Path) -> None:
@@ -256,13 +322,15 @@ def _rename_or_drop(made: Path, folder: Path) -> None:
         shutil.rmtree(made, ignore_errors=True)
 
 
-def _open_cache(folder: Path, mark: Mapping[str, int]) -> dict[str, Array] | None:
+def _open_cache(folder: Path, mark: Mapping[str, int]) -> tuple[dict[str, Array], Header] | None:
     try:
         index = json.loads((folder / "index.json").read_text())
         if any(index[name] != value for name, value in mark.items()):
             return None
-        return _maps(folder, index["columns"])
-    except (OSError, ValueError, KeyError):
+        once = index["header"]  # absent in caches of earlier versions, which are made again
+        header = Header(**once | {"kept": tuple(once["kept"])})
+        return _maps(folder, index["columns"]), header
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 

@@ -25,6 +25,7 @@ from overt.errors import DataError
 from overt.files.atomic import new_file
 from overt.geometry.body import BODY_JOINTS, BodyModel
 from overt.geometry.body_capsule import STANDING_HEIGHT_M, capsule_body
+from overt.geometry.body_files import CAPSULE
 from overt.geometry.camera import intrinsics, project
 from overt.geometry.rotation import axis_angle_to_matrix, matrix_to_axis_angle
 
@@ -253,7 +254,7 @@ def write_people(
             report(first + rows)
     columns = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     path = root / "preprocessed_datasets" / f"{name}.npz"
-    write_human_data(path, columns)
+    write_human_data(path, columns, keypoints2d_convention="people", overt_body=CAPSULE)
     return path
 
 

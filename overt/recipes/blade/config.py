@@ -12,9 +12,11 @@ from typing import NamedTuple
 from omegaconf import MISSING
 
 from overt.checks import each_within, multiple_of, one_of, within
+from overt.data.people.conventions import AUTO, CONVENTIONS
 from overt.errors import ConfigError
 
 CUSTOM, CONV = "custom", "conv"
+KEYPOINT_CONVENTIONS = (AUTO, *CONVENTIONS)
 
 
 class Backbone(NamedTuple):
@@ -137,15 +139,18 @@ class DepthSettings:
 
 @dataclass
 class BodySettings:
-    # capsule (the project's own), or a licensed file such as body_models/smplx/SMPLX_NEUTRAL.npz
+    # a licensed file such as body_models/smplx/SMPLX_NEUTRAL.npz; for rendered people the body
+    # they were rendered with, capsule or anny
     model: str = MISSING
-    # the 17 Human3.6M joints from the body's vertices, J_regressor_h36m.npy; null: as the body has
+    # the 17 Human3.6M joints from the vertices of that body, .npy (17, V); null: as the body has
     joint_regressor: str | None = MISSING
     # for labels of SMPL: its neutral body model, and J_regressor_extra.npy
     smpl: str | None = MISSING
     smpl_regressor: str | None = MISSING
-    # .npy (6890, V): vertices of SMPL from those of the body; needed to score labels of SMPL
+    # SMPL's vertices from those of the body, made by `overt data body-transfer`, and the 17 joints
+    # from SMPL's vertices, J_regressor_h36m.npy: needed to score labels of SMPL
     transfer: str | None = MISSING
+    smpl_joint_regressor: str | None = None
 
 
 @dataclass
@@ -223,6 +228,8 @@ class SourceSettings:
     layout: str = "humandata"
     # take the whole picture for the person's box
     whole_image: bool = False
+    # a folder that the annotations name and the pictures do not have: images for Human3.6M
+    dropped_folder: str | None = None
 
     def __post_init__(self) -> None:
         one_of(f"layout of data.sources {self.name}", self.layout, ("humandata", "bedlamcc"))
@@ -280,12 +287,17 @@ class DataSettings:
     # its side: least factor, and how much is added at most
     pose_side: list[float] = MISSING
     pose_augmentation: AugmentationSettings = MISSING
-    # columns of keypoints2d that are shoulders, elbows, wrists, hips, knees, ankles, left first
-    limb_keypoints: list[int] = MISSING
+    # which joints the columns of keypoints2d are: human_data, smplx, agora, smpl, smpl_45, smpl_54,
+    # coco, openpose_25, h36m or people; auto: as the file says, or as their number tells
+    keypoint_convention: str = "auto"
+    # for files of no convention: the columns of shoulders, elbows, wrists, hips, knees, ankles,
+    # left first; null: by the convention
+    limb_keypoints: list[int] | None = None
 
     def __post_init__(self) -> None:
         each_within("data", self, ("depth_size", "pose_size"), 1)
-        if len(self.limb_keypoints) != 12:
+        one_of("data.keypoint_convention", self.keypoint_convention, KEYPOINT_CONVENTIONS)
+        if self.limb_keypoints is not None and len(self.limb_keypoints) != 12:
             raise ConfigError(f"data.limb_keypoints={self.limb_keypoints}; twelve are needed")
         if not self.sources:
             raise ConfigError("data.sources is empty; name at least one data set")

@@ -91,6 +91,11 @@ class DepthNetRecipe(Recipe):
             {"z_error": metres.detach() / counts["samples"]},
         )
 
+    def check_evaluation_data(self) -> None:
+        settings = self.settings
+        make_evaluation_data(settings.data, settings.evaluation)
+        open_evaluation(settings.data, settings.evaluation, settings.model.body, False)
+
     def evaluate(self, model: DepthNet, world: World) -> dict[str, float]:
         return summarize(self.evaluate_rows(model, world))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -14,11 +14,12 @@ from PIL import Image
 
 from overt.data.images.decode import decode_image, read_file
 from overt.data.people.bedlam import read_bedlam
+from overt.data.people.conventions import CONVENTIONS, limb_columns, names_of
 from overt.data.people.crops import box_square, keypoint_square
 from overt.data.people.human_data import SMPLX_SHAPES, HumanData, bad_boxes
 from overt.errors import DataError
-from overt.geometry.body import BODY_JOINTS, SMPL_JOINTS, BodyFile, BodyModel
-from overt.geometry.body_files import CAPSULE, load_body
+from overt.geometry.body import BODY_JOINTS, HAND_JOINTS, SMPL_JOINTS, BodyFile, BodyModel
+from overt.geometry.body_files import CAPSULE, load_body, read_regressor
 from overt.geometry.crop import Picture
 from overt.geometry.rotation import axis_angle_to_matrix
 from overt.recipes.blade.config import BodySettings, DataSettings, SourceSettings
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 Array = NDArray[np.float32]
 HIP_ROWS = (0, 1)  # of J_regressor_extra.npy
+RENDERED_BODIES = (CAPSULE,)
 
 
 class SmplxLabel(NamedTuple):
@@ -73,23 +75,33 @@ class People:
     ) -> None:
         self.name, self.whole_image = source.name, source.whole_image
         self.images = root / source.images
+        self.dropped_folder = source.dropped_folder
         self.body = body
-        self.limbs = list(settings.limb_keypoints)
         path = root / source.annotations
         if source.layout == "bedlamcc":
             data = read_bedlam(path)
         else:
             data = HumanData.load(path, cache=settings.cache_annotations)
+        check_body(data, body)
         if needs_pose:
-            data.require([f"smplx/{name}" for name in ("global_orient", "body_pose", "betas")])
+            require_smplx(data)
         if not (data.has("smplx") or data.has("smpl") or "pelvis" in data):
             data.require(("smplx/body_pose", "smplx/transl"))
-        self.data = self._usable(data, settings.drop_bad_rows)
+        self.data = self._usable(_labelled(data), settings.drop_bad_rows)
+        self.limbs = limbs_of(self.data, settings)
+        if "pelvis" not in data and not (data.has("smplx") and "smplx/transl" in data):
+            assert self.hips  # names missing files of SMPL now
         first = self.picture_path(0)
+        if first.suffix == ".smc":
+            raise DataError(
+                f"{path} lists {first.name}, a container of HuMMan and no picture; write its "
+                "frames as pictures first, and their paths into image_path"
+            )
         if not first.is_file():
             raise DataError(
                 f"{path} lists {first}, which is absent; check data.root and the source's images "
-                f"({self.images}), or link the data set there"
+                f"({self.images}), or link the data set there. Where the annotations name a folder "
+                "that the pictures do not have, say so: dropped_folder of the source"
             )
 
     def _usable(self, data: HumanData, drop: bool) -> HumanData:
@@ -124,7 +136,10 @@ class People:
         return len(self.data)
 
     def picture_path(self, row: int) -> Path:
-        name = str(self.data.columns["image_path"][row]).replace("/images/", "/").lstrip("/")
+        name = Path(str(self.data.columns["image_path"][row]).lstrip("/"))
+        if self.dropped_folder is not None:
+            parts = [part for part in name.parts[:-1] if part != self.dropped_folder]
+            name = Path(*parts, name.name)
         return self.images / name
 
     def picture(self, row: int) -> Picture:
@@ -149,17 +164,25 @@ class People:
 
     def limb_keypoints(self, row: int) -> Array | None:
         """Twelve limb joints (12, 3) in pixels with their confidence."""
-        if "keypoints2d" not in self.data:
+        if self.limbs is None:
             return None
         return np.asarray(self.data.columns["keypoints2d"][row, self.limbs], dtype=np.float32)
 
     def label(self, row: int) -> SmplxLabel:
-        """Pose and shape in the parameters of SMPL-X; hands rest where they are not labelled."""
+        """Pose and shape in the parameters of SMPL-X.
+
+        Hands are absolute rotations: nothing is added to them anywhere. Those that are not labelled
+        are the mean hands of the body, as they are for predictions.
+        """
         values = []
         for name in ("global_orient", "body_pose", "left_hand_pose", "right_hand_pose", "betas"):
             column = self.data.columns.get(f"smplx/{name}")
-            empty = np.zeros(SMPLX_SHAPES[name], np.float32)
-            values.append(empty if column is None else np.asarray(column[row], np.float32))
+            if column is not None:
+                values.append(np.asarray(column[row], np.float32))
+            elif name.endswith("_hand_pose"):
+                values.append(self.mean_hands[int(name.startswith("right"))])
+            else:
+                values.append(np.zeros(SMPLX_SHAPES[name], np.float32))
         column = self.data.columns.get("smplx/transl")
         values.append(np.zeros(3, np.float32) if column is None else np.asarray(column[row]))
         return SmplxLabel(*values)
@@ -188,11 +211,88 @@ class People:
 
     @cached_property
     def root(self) -> RootJoint:
-        return RootJoint(load_body(self.body.model, "model.body.model"))
+        return RootJoint(body_file(self.body.model))
+
+    @cached_property
+    def mean_hands(self) -> Array:  # (2, 15, 3)
+        mean = body_file(self.body.model).hands_mean
+        return np.zeros((2, HAND_JOINTS, 3), np.float32) if mean is None else mean
 
     @cached_property
     def hips(self) -> SmplHips:
         return SmplHips(self.body)
+
+
+@lru_cache(maxsize=1)
+def body_file(name: str) -> BodyFile:
+    """The file of model.body.model, read once for all data sets of a run."""
+    return load_body(name, "model.body.model")
+
+
+def check_body(data: HumanData, body: BodySettings) -> None:
+    """Refuse the body of rendered people for real ones, and another one for rendered people."""
+    rendered = data.header.body
+    if rendered is None and data.header.width == len(CONVENTIONS["people"]):
+        rendered = CAPSULE  # written before the file said so
+    if rendered is not None and body.model != rendered:
+        raise DataError(
+            f"{data.path}: these people were rendered with the body {rendered}, but "
+            f"model.body.model={body.model}; set model.body.model={rendered}"
+        )
+    if rendered is None and not data.has("smplx") and body.smpl in RENDERED_BODIES:
+        raise DataError(
+            f"model.body.smpl={body.smpl} is the body of rendered people, but {data.path} holds "
+            "labels of SMPL; set model.body.smpl to body_models/smpl/SMPL_NEUTRAL.pkl "
+            "(smpl.is.tue.mpg.de, registration)"
+        )
+    if rendered is None and body.model in RENDERED_BODIES and data.has("smplx"):
+        raise DataError(
+            f"model.body.model={body.model} is the body of rendered people, but {data.path} holds "
+            "labels of SMPL-X; set model.body.model to body_models/smplx/SMPLX_NEUTRAL.npz "
+            "(smpl-x.is.tue.mpg.de, registration)"
+        )
+
+
+def require_smplx(data: HumanData) -> None:
+    """Refuse labels that PoseNet cannot be trained on; those of SMPL can be converted."""
+    if data.has("smpl") and not data.has("smplx"):
+        raise DataError(
+            f"{data.path}: its labels are SMPL's, but PoseNet is trained on those of SMPL-X; make "
+            f"them by `overt data smplx-labels {data.path} ...`"
+        )
+    data.require([f"smplx/{name}" for name in ("global_orient", "body_pose", "betas")])
+
+
+def limbs_of(data: HumanData, settings: DataSettings) -> list[int] | None:
+    """The columns of the twelve limb joints; None without key points."""
+    if "keypoints2d" not in data:
+        return None
+    header, title = data.header, str(data.path)
+    stored = data.columns["keypoints2d"].shape[1]
+    kept = header.kept or tuple(range(stored))
+    if settings.limb_keypoints is not None:
+        columns = list(settings.limb_keypoints)
+        missing = [column for column in columns if column not in kept]
+        if missing:
+            raise DataError(f"{title}: keypoints2d has no columns {missing} (data.limb_keypoints)")
+        return [kept.index(column) for column in columns]
+    width = header.width or stored
+    names = names_of(settings.keypoint_convention, header.convention, width, title)
+    return limb_columns([names[column] for column in kept], title)
+
+
+def _labelled(data: HumanData) -> HumanData:
+    """The rows that have labels, where the file says so."""
+    if "has_smpl" not in data:
+        return data
+    rows = np.nonzero(np.ravel(data.columns["has_smpl"]) > 0)[0]
+    if len(rows) == len(data):
+        return data
+    if len(rows) == 0:
+        raise DataError(f"{data.path}: has_smpl is 0 in all {len(data)} rows: nobody is labelled")
+    logger.warning("%s: %d of %d rows have no label (has_smpl) and are left out",
+                   data.path, len(data) - len(rows), len(data))  # fmt: skip
+    return data.chosen(rows)
 
 
 class RootJoint:
@@ -217,8 +317,10 @@ def pelvis_depths(data: HumanData, body: BodySettings) -> NDArray[np.floating]:
         if data.has(group) and f"{group}/transl" in columns:
             depth = np.asarray(columns[f"{group}/transl"][:, 2])
             if group == "smplx":
-                file = load_body(body.model, "model.body.model")
-                depth = depth + RootJoint(file)(np.asarray(columns["smplx/betas"]))[:, 2]
+                depth = (
+                    depth
+                    + RootJoint(body_file(body.model))(np.asarray(columns["smplx/betas"]))[:, 2]
+                )
             return depth
     raise DataError(
         f"{data.path}: there is no pelvis and no transl, so the depth is not known; found are "
@@ -239,13 +341,14 @@ class SmplHips:
         if body.smpl == CAPSULE:
             # The stand-in has SMPL's 22 body joints as its first ones, and hips among them.
             hips = file.J_regressor[[1, 2]]
-        elif body.smpl_regressor is None or not Path(body.smpl_regressor).is_file():
+        elif body.smpl_regressor is None:
             raise DataError(
-                f"model.body.smpl_regressor={body.smpl_regressor}: the hips of SMPL's labels need "
+                "model.body.smpl_regressor=null: the hips of SMPL's labels need "
                 "J_regressor_extra.npy"
             )
         else:
-            hips = np.load(body.smpl_regressor, allow_pickle=False)[list(HIP_ROWS)]
+            path, key = Path(body.smpl_regressor), "model.body.smpl_regressor"
+            hips = read_regressor(path, key, len(file.v_template))[list(HIP_ROWS)]
         row = hips.mean(0).astype(np.float32)  # (V,)
         used = np.nonzero(row)[0]
         self.row = torch.from_numpy(row[used])

@@ -34,6 +34,7 @@ from overt.recipes.blade.estimate import estimate_person
 from overt.recipes.blade.evaluation import table
 from overt.recipes.blade.example import example_samples
 from overt.recipes.blade.loss import Bodies, Weights, pose_distances, pose_losses
+from overt.recipes.blade.metric_mesh import MetricMesh
 from overt.recipes.blade.pose_scores import Scorer, draw_people
 from overt.recipes.blade.posenet import PoseNet, PoseOutput
 from overt.tasks import PersonEstimate
@@ -99,9 +100,12 @@ class PoseNetRecipe(Recipe):
         # Rotations and metres are float32 whatever the model computes in.
         with torch.autocast(images.device.type, enabled=False):
             body = self.body(images.device)
-            predicted = bodies_of(body, output.rotations, output.shape)
             with torch.no_grad():
-                true = bodies_of(body, true_rotations(batch.pose), batch.shape)
+                labelled = true_rotations(batch.pose)
+                true = bodies_of(body, labelled, batch.shape)
+            # Hands and face are not predicted: they are the label's, so that they cost nothing.
+            whole = torch.cat([output.rotations, labelled[:, BODY_JOINTS:]], dim=1)
+            predicted = bodies_of(body, whole, output.shape)
             terms = pose_losses(predicted, true, weights)
             losses = {name: term / samples for name, term in terms.items()}
             shown = pose_distances(predicted, true)
@@ -121,6 +125,13 @@ class PoseNetRecipe(Recipe):
         return next(step for step in count(1) if side_of_step(sizes, step) == max(sizes))
 
     # --- evaluation ------------------------------------------------------------------------------
+
+    def check_evaluation_data(self) -> None:
+        settings = self.settings
+        make_evaluation_data(settings.data, settings.evaluation)
+        people = open_evaluation(settings.data, settings.evaluation, settings.model.body, False)
+        body = self.body(torch.device("cpu"))
+        MetricMesh(body, settings.model.body, people.data.has("smplx"))
 
     def evaluate(self, model: PoseNet, world: World) -> dict[str, float]:
         return summarize(self.evaluate_rows(model, world))

@@ -8,17 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
 from overt.data.images.decode import as_tensor
 from overt.data.people.crops import cut
 from overt.distributed import World
-from overt.errors import DataError
 from overt.evaluation import Row, score_batches, with_names
 from overt.geometry.body import BodyModel
-from overt.geometry.body_files import load_body
 from overt.geometry.crop import Picture
 from overt.geometry.rotation import axis_angle_to_matrix
 from overt.geometry.silhouette import part_masks, rasterize
@@ -32,14 +29,16 @@ from overt.recipes.blade.camera import (
     pelvis_relative,
     solve_camera,
 )
-from overt.recipes.blade.config import BodySettings, PoseNetSettings
+from overt.recipes.blade.config import PoseNetSettings
 from overt.recipes.blade.data import depth_crop, whole_crop
 from overt.recipes.blade.evaluation import depth_row
+from overt.recipes.blade.metric_mesh import MetricMesh
 from overt.recipes.blade.people import People
 from overt.recipes.blade.posenet import PoseNet, PoseOutput
 from overt.viz.mesh import draw_mesh, write_on
 
 MILLIMETRES = 1000.0
+TRUE_MASK = "_true_mask"  # of scores that were helped by the true mesh
 
 
 class Truth(NamedTuple):
@@ -48,35 +47,9 @@ class Truth(NamedTuple):
     vertices: Tensor  # (V, 3) relative to the pelvis, in the camera's orientation
     joints: Tensor  # (J, 3) likewise
     pelvis: Tensor  # (3,) metres
-    focal: float  # pixels of the whole picture
+    origin: Tensor  # (3,) metres, the place of joint 0; of SMPL-X that is the pelvis
+    focal: float | None  # pixels of the whole picture, where the data set tells it
     centre: tuple[float, float]
-
-
-class MetricMesh:
-    """The mesh on which joints and vertices are compared: the body's own, or SMPL's."""
-
-    def __init__(self, body: BodyModel, settings: BodySettings, labelled_with_smplx: bool) -> None:
-        self.body, self.transfer, self.smpl = body, None, None
-        if labelled_with_smplx:
-            return
-        if settings.smpl is None or settings.transfer is None:
-            raise DataError(
-                "these people are labelled with SMPL: to score them set model.body.smpl, "
-                "model.body.transfer (SMPL's vertices from SMPL-X's, .npy) and "
-                "model.body.joint_regressor (J_regressor_h36m.npy)"
-            )
-        file = load_body(settings.smpl, "model.body.smpl", settings.joint_regressor)
-        self.smpl = BodyModel(file).to(body.template.device)
-        matrix = np.load(Path(settings.transfer), allow_pickle=False)
-        self.transfer = torch.from_numpy(matrix.astype(np.float32)).to(body.template.device)
-
-    def of_prediction(self, vertices: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Vertices and 17 joints, in metres."""
-        mesh = vertices if self.transfer is None else self.transfer @ vertices
-        return _numbers(mesh), _numbers((self.smpl or self.body).joints_of_metrics(mesh))
-
-    def of_truth(self, vertices: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        return _numbers(vertices), _numbers((self.smpl or self.body).joints_of_metrics(vertices))
 
 
 class Scorer:
@@ -120,16 +93,24 @@ class Scorer:
             return rows
         for number, truth in enumerate(truths):
             rows[number] |= depth_row(float(output.depth[number]), float(truth.pelvis[2]))
-            seen, scale = self.observe(chosen[number], pictures[number], truth)
-            one = slice(number, number + 1)
-            arguments = (self.body, output.shape[one], output.rotations[one], output.depth[one])
+            if truth.focal is None:
+                continue  # without a true camera there is nothing to compare one with
+            person = chosen[number]
+            seen, scale = self.observe(person, pictures[number], truth)
+            single = slice(number, number + 1)
+            arguments = (
+                self.body, output.shape[single], output.rotations[single], output.depth[single],
+            )  # fmt: skip
             start = solve_camera(*arguments, seen, SolveOptions(iterations=0))
-            rows[number] |= self.overlap_row(start, truth, seen, scale, "_raw")
+            row = self.overlap_row(start, truth, seen, scale, "_raw")
             solved = start
             if self.options.iterations:
                 solved = solve_camera(*arguments, seen, self.options)
-                rows[number] |= self.overlap_row(solved, truth, seen, scale, "")
-            rows[number] |= camera_row(solved, truth, scale)
+                row |= self.overlap_row(solved, truth, seen, scale, "")
+            row |= camera_row(solved, truth, scale)
+            if not self.has_mask(person):
+                row = {name + TRUE_MASK: value for name, value in row.items()}
+            rows[number] |= row
         return rows
 
     def predict(self, chosen: Sequence[int], pictures: Sequence[Picture]) -> PoseOutput:
@@ -151,25 +132,32 @@ class Scorer:
     def truth(self, row: int, picture: Picture) -> Truth:
         """The labelled person."""
         data = self.people.data
+        model = self.mesh.of_labels
+        pelvis = torch.from_numpy(np.array(self.people.pelvis(row))).to(self.device)
         if data.has("smplx"):
             label = self.people.label(row)
             rest = np.zeros((3, 3), np.float32)
             pose = np.concatenate(
                 [label.root[None], label.body, rest, label.left_hand, label.right_hand]
             )
-            model, shape = self.body, label.shape
+            shape = label.shape
         else:
-            assert self.mesh.smpl is not None
-            model = self.mesh.smpl
             parts = ("smpl/global_orient", "smpl/body_pose", "smpl/betas")
             root, body, shape = (np.asarray(data.columns[name][row]) for name in parts)
             pose = np.concatenate([root[None], body])[: len(model.parents)]
         rotations = axis_angle_to_matrix(torch.tensor(pose, dtype=torch.float32))[None]
         betas = torch.tensor(shape, dtype=torch.float32)[None]
-        vertices, joints = pelvis_relative(model, betas.to(self.device), rotations.to(self.device))
-        focal, centre = data.focal(row, picture.shape[:2])
-        pelvis = torch.from_numpy(np.array(self.people.pelvis(row))).to(self.device)
-        return Truth(vertices[0], joints[0], pelvis, focal, centre)
+        body = model(betas.to(self.device), rotations.to(self.device))
+        joint = body.joints[0, 0]
+        # The pelvis of SMPL's labels is the middle of the hips, which lies beside joint 0.
+        origin = pelvis
+        if not data.has("smplx"):
+            origin = joint + torch.tensor(data.columns["smpl/transl"][row], device=self.device)
+        height, width = picture.shape[:2]
+        focal, centre = data.focal(row, (height, width)) or (None, (width / 2, height / 2))
+        return Truth(
+            body.vertices[0] - joint, body.joints[0] - joint, pelvis, origin, focal, centre
+        )
 
     def pose_row(self, vertices: Tensor, truth: Truth) -> Row:
         """Errors of joints and vertices in millimetres."""
@@ -206,10 +194,17 @@ class Scorer:
             mask = self.parts_of_truth(truth, size, scale) > 0
         return Observation(mask.float()[None], pixels[None], inside.all(-1)[None], size), scale
 
-    def mask_file(self, row: int, size: tuple[int, int]) -> Tensor | None:
-        """The mask beside the picture, masks/NAME.png, where there is one."""
+    def mask_path(self, row: int) -> Path:
+        """Where a mask beside the picture would be: masks/NAME.png."""
         picture = self.people.picture_path(row)
-        path = picture.parent.parent / "masks" / f"{picture.stem}.png"
+        return picture.parent.parent / "masks" / f"{picture.stem}.png"
+
+    def has_mask(self, row: int) -> bool:
+        return self.mask_path(row).is_file()
+
+    def mask_file(self, row: int, size: tuple[int, int]) -> Tensor | None:
+        """The mask beside the picture, where there is one."""
+        path = self.mask_path(row)
         if not path.is_file():
             return None
         with Image.open(path) as image:
@@ -220,15 +215,16 @@ class Scorer:
         return torch.from_numpy(np.array(whole)).to(self.device)
 
     def project_truth(self, points: Tensor, truth: Truth) -> Tensor:
-        """Pixels of points relative to the pelvis, through the true camera."""
-        moved = points + truth.pelvis
+        """Pixels of points relative to joint 0, through the true camera."""
+        assert truth.focal is not None
+        moved = points + truth.origin
         centre = moved.new_tensor(truth.centre)
         return truth.focal * moved[:, :2] / moved[:, 2:] + centre
 
     def parts_of_truth(self, truth: Truth, size: tuple[int, int], scale: float) -> Tensor:
-        model = self.mesh.smpl or self.body
+        model = self.mesh.of_labels
         pixels = self.project_truth(truth.vertices, truth) * scale
-        depth = (truth.vertices + truth.pelvis)[:, 2]
+        depth = (truth.vertices + truth.origin)[:, 2]
         raster = rasterize(pixels[None], depth[None], model.faces, size)
         return part_masks(raster, model.faces, model.part)[0]
 
@@ -248,6 +244,7 @@ class Scorer:
 
 def camera_row(solved: Solution, truth: Truth, scale: float) -> Row:
     """Errors of the focal length and of the pelvis across the line of sight."""
+    assert truth.focal is not None
     focal = float(solved.focal[0]) / scale
     across = (solved.translation[0, :2] - truth.pelvis[:2]).norm()
     return {
@@ -272,23 +269,22 @@ def _draw(
     drawn = []
     for row, picture in zip(chosen, pictures, strict=True):
         truth = scorer.truth(row, picture)
+        image = as_tensor(picture).to(scorer.device)
+        text = f"{float(output.depth[row]):.2f} m ({float(truth.pelvis[2]):.2f})"
+        if truth.focal is None:  # nobody knows where the joints are in the picture
+            drawn.append(write_on(torch.cat([image, image], dim=1).cpu(), text))
+            continue
         seen, scale = scorer.observe(row, picture, truth)
-        one = slice(row, row + 1)
+        single = slice(row, row + 1)
         solved = solve_camera(
-            scorer.body, output.shape[one], output.rotations[one], output.depth[one], seen,
-            SolveOptions(iterations=0),
+            scorer.body, output.shape[single], output.rotations[single], output.depth[single],
+            seen, SolveOptions(iterations=0),
         )  # fmt: skip
         vertices = solved.vertices[0] + solved.translation[0]
         pixels, _ = look(solved.vertices, solved.translation, solved.focal, seen.size)
-        image = as_tensor(picture).to(scorer.device)
         over = draw_mesh(image, vertices, scorer.body.faces, pixels[0] / scale)
-        text = f"{float(output.depth[row]):.2f} m ({float(truth.pelvis[2]):.2f})"
         both = torch.cat([image, over], dim=1).cpu()
         drawn.append(write_on(both, text))
     height = max(one.shape[1] for one in drawn)
     padded = [torch.nn.functional.pad(one, (0, 0, 0, height - one.shape[1])) for one in drawn]
     return torch.cat(padded, dim=2)
-
-
-def _numbers(tensor: Tensor) -> NDArray[np.float64]:
-    return tensor.double().cpu().numpy()

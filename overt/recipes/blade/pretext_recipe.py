@@ -133,6 +133,12 @@ class PretextRecipe(Recipe):
         errors = log_errors(model(batch.images), batch.depth)
         return StepOutput({"log_depth": errors.sum() / counts["pixels"].clamp_min(1.0)})
 
+    def check_evaluation_data(self) -> None:
+        settings = self.settings
+        make_evaluation_data(settings.data, settings.evaluation)
+        people = open_evaluation(settings.data, settings.evaluation, settings.model.body, False)
+        people.depth_map(0)
+
     def evaluate(self, model: DepthMapModel, world: World) -> dict[str, float]:
         return summarize(self.evaluate_rows(model, world))
 

@@ -237,6 +237,10 @@ class HJEPARecipe(Recipe):
 
     # --- evaluation ------------------------------------------------------------------------------
 
+    def check_evaluation_data(self) -> None:
+        make_missing_data(self.settings.data)
+        assert self.sets  # opens both
+
     def evaluate(self, model: HJEPA, world: World) -> dict[str, float]:
         """k-NN (and probes) on frozen features, loss on held-out images, and their spread."""
         make_missing_data(self.settings.data)

@@ -112,6 +112,9 @@ class LBMRecipe(Recipe):
             error = (pixels * targets.located).sum() / located
         return StepOutput(terms, {"visible_error_px": error} | redrawn_metric(batch, counts))
 
+    def check_evaluation_data(self) -> None:
+        evaluation_clips(self.settings)
+
     def evaluate(self, model: nn.Module, world: World) -> dict[str, float]:
         """TAP-Vid scores on `evaluation.dataset`, beside those of points that never move."""
         return summarize(self.evaluate_rows(model, world))

@@ -131,6 +131,9 @@ class PCDiffRecipe(Recipe):
             },
         )
 
+    def check_evaluation_data(self) -> None:
+        HeldOutCases(self.settings.data, self.settings.evaluation)
+
     def evaluate(self, model: nn.Module, world: World) -> dict[str, float]:
         """Scores of implants sampled for held-out skulls."""
         return summarize(self.evaluate_rows(model, world))

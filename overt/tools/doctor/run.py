@@ -42,6 +42,12 @@ def batches(config: Config, world_size: int) -> Check:
     )
 
 
+def evaluation_data(recipe: Recipe) -> Check:
+    """Whether what evaluations will read is there, as a run finds out before its first step."""
+    recipe.check_evaluation_data()
+    return ok("evaluation data", "what evaluations will read is there, and was opened")
+
+
 def disk_space(config: Config, recipe: Recipe) -> Check:
     """Room for the checkpoints that will be kept, and for the one being written beside them."""
     size = checkpoint_bytes(config, recipe)

@@ -9,6 +9,7 @@ import torch
 
 from overt.data.people.human_data import (
     CACHE_SUFFIX,
+    Header,
     HumanData,
     bad_boxes,
     read_columns,
@@ -66,6 +67,32 @@ def test_the_focal_length_comes_from_k_or_from_its_column(tmp_path: Path) -> Non
     rest = {name: value for name, value in columns().items() if name != "K"}
     write_human_data(path, rest | {"focal_length": np.full((5, 1), 70.0)})
     assert HumanData.load(path).focal(0, (8, 6)) == (70.0, (3.0, 4.0))
+
+
+def test_key_points_keep_to_their_mask(tmp_path: Path) -> None:
+    """Compressed or not, only the points that the file has are kept, and which ones they are."""
+    path = tmp_path / "people.npz"
+    points = columns()["keypoints2d"]
+    mask = np.zeros(17)
+    mask[[2, 5, 11]] = 1
+    for compressed in (False, True):
+        stored = points[:, mask > 0] if compressed else points
+        np.savez(
+            path, image_path=columns()["image_path"], keypoints2d=stored, keypoints2d_mask=mask,
+            __keypoints_compressed__=compressed, keypoints2d_convention="coco",
+        )  # fmt: skip
+        for _ in range(2):  # the second one from the cache
+            data = HumanData.load(path, cache=True)
+            np.testing.assert_array_equal(data.columns["keypoints2d"], points[:, [2, 5, 11]])
+            assert data.header == Header(17, (2, 5, 11), "coco", None)
+    np.savez(
+        path, image_path=np.array(["a"] * 5), keypoints2d=points, __keypoints_compressed__=True
+    )
+    with pytest.raises(DataError, match="compressed, but there is no keypoints2d_mask"):
+        HumanData.load(path)
+    np.savez(path, image_path=np.array(["a"] * 5), keypoints2d=points, keypoints2d_mask=mask[1:])
+    with pytest.raises(DataError, match="has 17 points, keypoints2d_mask 16"):
+        HumanData.load(path)
 
 
 def test_a_box_without_a_score_is_certain(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import real_files
 from small_recipes import SMALL_BLADE
 
 from overt.data.people.human_data import HumanData, write_human_data
@@ -101,6 +102,74 @@ def test_labels_of_smpl_need_its_body(root: Path, settings: DataSettings) -> Non
     smpl = {name: value for name, value in columns(root).items() if "smplx" not in name}
     write_human_data(root / "preprocessed_datasets" / "smpl.npz", smpl)
     source = SourceSettings("x", "preprocessed_datasets/smpl.npz", "datasets/people_train", 1.0)
-    bare = People(source, settings, BodySettings("capsule", None, None, None, None), root, False)
     with pytest.raises(DataError, match=r"set model\.body\.smpl to SMPL_NEUTRAL"):
-        bare.pelvis(0)
+        People(source, settings, BodySettings("capsule", None, None, None, None), root, False)
+
+
+def real(root: Path, settings: DataSettings, **changed: object) -> People:
+    """People in a file as MMHuman3D writes it, labelled with SMPL."""
+    known = real_files.of_smpl(columns(root))
+    more = {name: value for name, value in changed.items() if isinstance(value, np.ndarray)}
+    rest = {name: value for name, value in changed.items() if name not in more}
+    real_files.write_annotations(root / "preprocessed_datasets" / "real.npz", known | more)
+    source = SourceSettings(
+        "x", "preprocessed_datasets/real.npz", "datasets/people_train", 1.0, **rest
+    )
+    body = BodySettings("none.npz", None, *(str(root / "bodies" / name) for name in BODIES))
+    return People(source, settings, body, root, needs_pose=False)
+
+
+BODIES = ("SMPL_NEUTRAL.pkl", "J_regressor_extra.npy", "smplx2smpl_deftrafo_setup.pkl")
+
+
+def test_real_files_of_190_points_are_read_by_name(root: Path, settings: DataSettings) -> None:
+    """Compressed key points, 22 of 190: each limb is that of the rendered person."""
+    real_files.write_bodies(root / "bodies")
+    found, rendered = real(root, settings), people(root, settings)
+    assert found.data.columns["keypoints2d"].shape == (4, 22, 3)
+    for row in range(4):
+        np.testing.assert_array_equal(found.limb_keypoints(row), rendered.limb_keypoints(row))
+        # The middle of the hips, beside the pelvis.
+        assert 0.01 < np.linalg.norm(found.pelvis(row) - rendered.pelvis(row)) < 0.12
+    wrong = DataSettings(**{**vars(settings), "keypoint_convention": "coco"})
+    with pytest.raises(DataError, match=r"190 points, but data\.keypoint_convention=coco"):
+        real(root, wrong)
+
+
+def test_rows_without_a_label_are_left_out(root: Path, settings: DataSettings) -> None:
+    labelled = np.array([1, 0, 1, 1])
+    found = real(root, settings, has_smpl=labelled)
+    assert [found.picture_path(row).stem for row in range(3)] == ["000000", "000002", "000003"]
+    with pytest.raises(DataError, match="has_smpl is 0 in all 4 rows"):
+        real(root, settings, has_smpl=np.zeros(4))
+
+
+def test_a_folder_is_dropped_from_paths_only_where_asked(
+    root: Path, settings: DataSettings
+) -> None:
+    names = np.array([f"images/imgs/{row:06d}.jpg" for row in range(4)])
+    with pytest.raises(
+        DataError, match=r"images/imgs/000000\.jpg, which is absent.*dropped_folder"
+    ):
+        real(root, settings, image_path=names)
+    found = real(root, settings, image_path=names, dropped_folder="images")
+    assert found.picture(3).shape == (32, 32, 3)
+
+
+def test_the_capsule_is_no_body_of_real_people(root: Path, settings: DataSettings) -> None:
+    real_files.write_annotations(root / "preprocessed_datasets" / "real.npz", columns(root))
+    source = SourceSettings("x", "preprocessed_datasets/real.npz", "datasets/people_train", 1.0)
+    with pytest.raises(DataError, match=r"model\.body\.model=capsule is the body of rendered"):
+        People(source, settings, BODY, root, needs_pose=True)
+    source = SourceSettings("x", "preprocessed_datasets/people_train.npz", "datasets/x", 1.0)
+    smplx = BodySettings("SMPLX_NEUTRAL.npz", None, None, None, None)
+    with pytest.raises(DataError, match=r"were rendered with the body capsule, but model\.body"):
+        People(source, settings, smplx, root, needs_pose=True)
+
+
+def test_labels_of_smpl_are_to_be_converted(root: Path, settings: DataSettings) -> None:
+    real(root, settings)
+    source = SourceSettings("x", "preprocessed_datasets/real.npz", "datasets/people_train", 1.0)
+    smplx = BodySettings("SMPLX_NEUTRAL.npz", None, None, None, None)
+    with pytest.raises(DataError, match=r"labels are SMPL's.*`overt data smplx-labels .*real\.npz"):
+        People(source, settings, smplx, root, needs_pose=True)

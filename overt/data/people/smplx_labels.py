@@ -1,0 +1,253 @@
+"""Labels of SMPL-X from labels of SMPL: each posed mesh is carried over, then fitted.
+
+SMPL's posed vertices become those of SMPL-X by a published sparse matrix; pose, shape, hands and
+place are then found by least squares over the vertices, many people at a time. Letters: B people,
+V vertices of SMPL-X.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from overt.data.people.human_data import HumanData, write_human_data
+from overt.errors import DataError
+from overt.files.atomic import new_file
+from overt.geometry.body import BODY_JOINTS, HAND_JOINTS, SHAPE_NUMBERS, SMPL_JOINTS, BodyModel
+from overt.geometry.body_files import load_body
+from overt.geometry.body_transfer import VertexTransfer, load_transfer
+from overt.geometry.rotation import axis_angle_to_matrix, matrix_to_axis_angle
+
+FACE_JOINTS = 3  # jaw and eyes: at rest
+PARTS_SUFFIX = ".parts"
+POOR_MM = 20.0  # a mean vertex error above this is worth a look
+HISTORY = 20  # of L-BFGS
+STOP_AT = 1e-9  # change of the energy, in square metres
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """The files of both bodies, and how labels are fitted."""
+
+    smpl: str  # SMPL_NEUTRAL.pkl or .npz
+    smplx: str  # SMPLX_NEUTRAL.npz
+    transfer: str  # smpl2smplx_deftrafo_setup.pkl, or what `overt data body-transfer` made of it
+    # .npy with the vertices of SMPL-X that count, smplx_mask_ids.npy; None: all
+    vertices: str | None = None
+    batch: int = 64
+    iterations: int = 60
+
+
+class Fitted(NamedTuple):
+    """Parameters of SMPL-X; hands are absolute, nothing is added to them."""
+
+    pose: Tensor  # (B, 22, 3) axis-angle
+    hands: Tensor  # (B, 30, 3)
+    shape: Tensor  # (B, 10)
+    translation: Tensor  # (B, 3)
+    error: Tensor  # (B,) metres, mean distance of the vertices
+
+
+@torch.inference_mode(False)
+@torch.enable_grad()
+def fit_bodies(
+    body: BodyModel,
+    targets: Tensor,  # (B, V, 3)
+    pose: Tensor,  # (B, 22, 3) where to begin: the pose of SMPL, which has the same joints
+    iterations: int,
+    counted: Tensor | None = None,  # (C,) vertices
+) -> Fitted:
+    """Pose and shape whose vertices are nearest to the targets.
+
+    For a pose, shape and translation have a closed form; pose and hands are found by L-BFGS.
+    """
+    people, device = len(targets), targets.device
+    pose = pose.clone().requires_grad_()
+    # SMPL's hands are nearly flat, and so are those of SMPL-X without any rotation.
+    hands = torch.zeros(people, 2 * HAND_JOINTS, 3, device=device, requires_grad=True)
+    shape = torch.zeros(people, SHAPE_NUMBERS, device=device, requires_grad=True)
+    translation = torch.zeros(people, 3, device=device, requires_grad=True)
+    face = torch.eye(3, device=device).expand(people, FACE_JOINTS, 3, 3)
+
+    def vertices(chosen: Tensor) -> Tensor:  # (B, C, 3) of bodies of this shape
+        turns = axis_angle_to_matrix(torch.cat([pose, hands], dim=1))
+        turns = torch.cat([turns[:, :BODY_JOINTS], face, turns[:, BODY_JOINTS:]], dim=1)
+        made = body(chosen, turns).vertices
+        return made if counted is None else made[:, counted]
+
+    wanted = targets if counted is None else targets[:, counted]
+
+    def distances() -> Tensor:  # (B, C, 3)
+        return vertices(shape) + translation[:, None] - wanted
+
+    for variables in ([pose, translation], [pose, hands, translation], [pose, hands, shape]):
+        with torch.no_grad():
+            new_shape, new_translation = _best_shape(vertices, wanted)
+            shape.copy_(new_shape)
+            translation.copy_(new_translation)
+        optimizer = torch.optim.LBFGS(
+            variables, max_iter=iterations, history_size=HISTORY, line_search_fn="strong_wolfe",
+            tolerance_change=STOP_AT,
+        )  # fmt: skip
+
+        def energy(optimizer: torch.optim.Optimizer = optimizer) -> Tensor:
+            optimizer.zero_grad()
+            # Summed over people: none waits for another's share of the gradient.
+            value = distances().square().sum(-1).mean(-1).sum()
+            value.backward()  # type: ignore[no-untyped-call]
+            return value
+
+        optimizer.step(energy)  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        error = distances().norm(dim=-1).mean(-1)
+        # Turns beyond half a circle come back as the shorter one.
+        short = matrix_to_axis_angle(axis_angle_to_matrix(torch.cat([pose, hands], dim=1)))
+    return Fitted(
+        short[:, :BODY_JOINTS], short[:, BODY_JOINTS:], shape.detach(), translation.detach(), error
+    )
+
+
+def _best_shape(
+    vertices: Callable[[Tensor], Tensor], wanted: Tensor
+) -> tuple[Tensor, Tensor]:  # (B, S), (B, 3)
+    """Shape and translation by least squares: vertices are linear in both."""
+    people = len(wanted)
+    none = torch.zeros(people, SHAPE_NUMBERS, device=wanted.device)
+    rest = vertices(none)
+    columns = []
+    for number in range(SHAPE_NUMBERS):
+        unit = none.clone()
+        unit[:, number] = 1.0
+        columns.append((vertices(unit) - rest).flatten(1))
+    for axis in range(3):
+        column = torch.zeros_like(rest)
+        column[..., axis] = 1.0
+        columns.append(column.flatten(1))
+    matrix = torch.stack(columns, dim=-1).double()  # (B, 3 C, S + 3)
+    normal = matrix.mT @ matrix
+    # A direction that moves no vertex that counts stays at zero.
+    damping = 1e-9 * normal.diagonal(dim1=1, dim2=2).amax(-1)[:, None, None]
+    normal = normal + damping * torch.eye(normal.shape[-1], device=wanted.device)
+    right = matrix.mT @ (wanted - rest).flatten(1).double()[..., None]
+    solved = torch.linalg.solve(normal, right)[..., 0].to(wanted.dtype)
+    return solved[:, :SHAPE_NUMBERS], solved[:, SHAPE_NUMBERS:]
+
+
+class Converter:
+    """Both bodies and the way between them, on a device."""
+
+    def __init__(self, options: FitOptions, device: torch.device) -> None:
+        smpl, smplx = load_body(options.smpl, "--smpl"), load_body(options.smplx, "--smplx")
+        if smpl.joint_count != SMPL_JOINTS or smplx.joint_count <= SMPL_JOINTS:
+            raise DataError(
+                f"--smpl {options.smpl} has {smpl.joint_count} joints and --smplx {options.smplx} "
+                f"{smplx.joint_count}; SMPL has {SMPL_JOINTS} and SMPL-X 55"
+            )
+        counts = (len(smpl.v_template), len(smplx.v_template))
+        transfer = load_transfer(options.transfer, "--transfer", *counts)
+        self.smpl, self.smplx = BodyModel(smpl).to(device), BodyModel(smplx).to(device)
+        self.transfer = VertexTransfer(transfer).to(device)
+        self.options, self.device = options, device
+        self.counted = None
+        if options.vertices is not None:
+            self.counted = _read_counted(Path(options.vertices), counts[1]).to(device)
+
+    def convert(self, data: HumanData, rows: slice) -> dict[str, NDArray[np.float32]]:
+        """The columns of SMPL-X for some rows, and how well they fit."""
+
+        def take(name: str) -> Tensor:
+            return torch.tensor(np.array(data.columns[f"smpl/{name}"][rows]), device=self.device)
+
+        root, body, shape = take("global_orient"), take("body_pose"), take("betas")
+        pose = torch.cat([root[:, None], body], dim=1)  # (B, 24, 3)
+        with torch.no_grad():
+            mesh = self.smpl(shape, axis_angle_to_matrix(pose)).vertices
+            targets = self.transfer(mesh + take("transl")[:, None])
+        start, iterations = pose[:, :BODY_JOINTS], self.options.iterations
+        fitted = fit_bodies(self.smplx, targets, start, iterations, self.counted)
+        columns = {
+            "smplx/global_orient": fitted.pose[:, 0],
+            "smplx/body_pose": fitted.pose[:, 1:],
+            "smplx/betas": fitted.shape,
+            "smplx/transl": fitted.translation,
+            "smplx/left_hand_pose": fitted.hands[:, :HAND_JOINTS],
+            "smplx/right_hand_pose": fitted.hands[:, HAND_JOINTS:],
+            "error_mm": 1000 * fitted.error,
+        }
+        return {name: value.float().cpu().numpy() for name, value in columns.items()}
+
+
+def _read_counted(path: Path, vertices: int) -> Tensor:
+    try:
+        numbers = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"--vertices {path}: no readable .npy file ({error})") from None
+    if numbers.dtype == bool and numbers.shape == (vertices,):
+        numbers = np.nonzero(numbers)[0]
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or not len(numbers):
+        raise DataError(f"--vertices {path}: expected are numbers of vertices, as (C,) integers")
+    if numbers.min() < 0 or numbers.max() >= vertices:
+        raise DataError(f"--vertices {path}: names vertices beyond the body's {vertices}")
+    return torch.from_numpy(numbers.astype(np.int64))
+
+
+def convert_labels(
+    source: Path,
+    out: Path,
+    options: FitOptions,
+    device: torch.device,
+    report: Callable[[int], None] | None = None,
+) -> NDArray[np.float32]:
+    """Write SOURCE's annotations with labels of SMPL-X to OUT; the error (N,) of each in mm.
+
+    What was fitted is kept in OUT.parts until all is done: an interrupted call goes on there.
+    """
+    if out.resolve() == source.resolve():
+        raise DataError(f"{out}: name another file; the labels of SMPL stay as they are")
+    data = HumanData.load(source)
+    data.require([f"smpl/{name}" for name in ("global_orient", "body_pose", "betas", "transl")])
+    folder = out.with_name(out.name + PARTS_SUFFIX)
+    folder.mkdir(parents=True, exist_ok=True)
+    converter = Converter(options, device)
+    parts = []
+    for first in range(0, len(data), options.batch):
+        rows = slice(first, min(first + options.batch, len(data)))
+        path = folder / f"{rows.start:08d}_{rows.stop:08d}.npz"
+        if not path.is_file():
+            made: dict[str, Any] = {
+                name.replace("/", "."): value
+                for name, value in converter.convert(data, rows).items()
+            }
+            with new_file(path) as hidden, hidden.open("wb") as file:
+                np.savez(file, **made)
+        with np.load(path, allow_pickle=False) as part:
+            parts.append({name.replace("smplx.", "smplx/"): part[name] for name in part.files})
+        if report is not None:
+            report(rows.stop)
+    joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    errors: NDArray[np.float32] = joined.pop("error_mm")
+    write_human_data(out, {**data.columns, **joined}, **_single(data))
+    for path in folder.glob("*.npz"):
+        path.unlink()
+    folder.rmdir()
+    return errors
+
+
+def _single(data: HumanData) -> dict[str, Any]:
+    """What the file says of its key points, which stay compressed."""
+    header = data.header
+    single: dict[str, Any] = {}
+    if header.convention is not None:
+        single["keypoints2d_convention"] = header.convention
+    if len(header.kept) != header.width:
+        mask = np.zeros(header.width, np.uint8)
+        mask[list(header.kept)] = 1
+        single |= {"keypoints2d_mask": mask, "__keypoints_compressed__": True}
+    return single

@@ -1,0 +1,72 @@
+"""The mesh that joints and vertices are compared on, as the protocols do it.
+
+Predictions are SMPL-X bodies. Labels of SMPL are compared with them on SMPL's mesh, to which a
+sparse matrix takes the vertices of SMPL-X.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from overt.errors import DataError
+from overt.geometry.body import BodyModel
+from overt.geometry.body_files import load_body
+from overt.geometry.body_transfer import VertexTransfer, load_transfer
+from overt.recipes.blade.config import BodySettings
+
+# What it takes to score on SMPL's mesh, and which file that is.
+SCORED_BY = {
+    "smpl": "SMPL_NEUTRAL.pkl",
+    "transfer": "made by `overt data body-transfer smplx2smpl_deftrafo_setup.pkl OUT.npz`",
+    "smpl_joint_regressor": "J_regressor_h36m.npy",
+}
+
+
+class MetricMesh:
+    """The mesh on which joints and vertices are compared: the body's own, or SMPL's."""
+
+    def __init__(self, body: BodyModel, settings: BodySettings, labelled_with_smplx: bool) -> None:
+        self.body, self.labelled_with_smplx = body, labelled_with_smplx
+        self.transfer: VertexTransfer | None = None
+        self.smpl: BodyModel | None = None
+        if labelled_with_smplx and body.joints17 is not None:
+            return
+        missing = [key for key in SCORED_BY if getattr(settings, key) is None]
+        if missing:
+            other = ", or model.body.joint_regressor for SMPL-X itself" * labelled_with_smplx
+            raise DataError(
+                f"people labelled with {'SMPL-X' if labelled_with_smplx else 'SMPL'} are scored on "
+                "SMPL's mesh: set "
+                + ", ".join(f"model.body.{key} ({SCORED_BY[key]})" for key in missing)
+                + other
+            )
+        assert settings.smpl is not None
+        assert settings.transfer is not None
+        regressor, key = settings.smpl_joint_regressor, "model.body.smpl_joint_regressor"
+        file = load_body(settings.smpl, "model.body.smpl", regressor, key)
+        device = body.template.device
+        self.smpl = BodyModel(file).to(device)
+        counts = (len(body.template), len(file.v_template))
+        transfer = load_transfer(settings.transfer, "model.body.transfer", *counts)
+        self.transfer = VertexTransfer(transfer).to(device)
+
+    @property
+    def of_labels(self) -> BodyModel:
+        """The body that the labels are parameters of."""
+        return self.body if self.labelled_with_smplx or self.smpl is None else self.smpl
+
+    def of_prediction(self, vertices: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Vertices and 17 joints, in metres."""
+        mesh = vertices if self.transfer is None else self.transfer(vertices)
+        return _numbers(mesh), _numbers((self.smpl or self.body).joints_of_metrics(mesh))
+
+    def of_truth(self, vertices: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        if self.labelled_with_smplx:
+            return self.of_prediction(vertices)
+        return _numbers(vertices), _numbers(self.of_labels.joints_of_metrics(vertices))
+
+
+def _numbers(tensor: Tensor) -> NDArray[np.float64]:
+    return tensor.double().cpu().numpy()

@@ -1,0 +1,148 @@
+"""overt/recipes/blade/metric_mesh.py: the published protocols on files of their real sizes."""
+
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import real_files
+import torch
+from small_recipes import SMALL_BLADE, stage_one
+
+from overt.distributed import init_distributed
+from overt.errors import DataError
+from overt.evaluation import summarize
+from overt.geometry.rotation import axis_angle_to_matrix
+from overt.recipes.blade.config import PROTOCOLS
+from overt.recipes.blade.loss import Weights, pose_losses
+from overt.recipes.blade.pose_recipe import bodies_of, true_rotations
+from overt.recipes.blade.pose_scores import Scorer
+
+SCORED = ("spec_mtp_p3", "pdhuman_p5", "humman_p3")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Bodies, the three test sets with labels of SMPL, and a stage 1."""
+    folder = tmp_path_factory.mktemp("real")
+    real_files.write_bodies(folder / "bodies")
+    columns = real_files.of_smpl(real_files.rendered(folder))
+    for name in SCORED:
+        protocol = PROTOCOLS[name]
+        images = folder / protocol.images
+        shutil.copytree(folder / "datasets" / "people" / "imgs", images / "imgs")
+        real_files.write_annotations(folder / protocol.annotations, columns)
+    # PDHuman has masks beside its pictures; HuMMan's file tells no camera.
+    shutil.copytree(folder / "datasets/people/masks", folder / "datasets/pdhuman/masks")
+    blind = {name: value for name, value in columns.items() if name not in ("K", "focal_length")}
+    real_files.write_annotations(folder / PROTOCOLS["humman_p3"].annotations, blind)
+    stage_one(folder)
+    return folder
+
+
+def overrides(root: Path, dataset: str, **changed: str) -> list[str]:
+    bodies = root / "bodies"
+    names = {
+        "model.body.model": str(bodies / "SMPLX_NEUTRAL.npz"),
+        "model.body.smpl": str(bodies / "SMPL_NEUTRAL.pkl"),
+        "model.body.smpl_regressor": str(bodies / "J_regressor_extra.npy"),
+        "model.body.smpl_joint_regressor": str(bodies / "J_regressor_h36m.npy"),
+        "model.body.transfer": str(bodies / "smplx2smpl_deftrafo_setup.pkl"),
+    } | changed
+    return [
+        f"data.root={root}", "data.synthetic=null", "evaluation.camera.iterations=1",
+        f"evaluation.dataset={dataset}", f"model.depthnet_checkpoint={stage_one(root)}",
+        *(f"{key}={value}" for key, value in names.items()),
+    ]  # fmt: skip
+
+
+def rows(root: Path, dataset: str) -> list[dict[str, Any]]:
+    recipe = SMALL_BLADE["posenet"].recipe(root, *overrides(root, dataset))
+    recipe.check_evaluation_data()
+    with torch.inference_mode():
+        return recipe.evaluate_rows(recipe.build_model().eval(), init_distributed("cpu"))
+
+
+@pytest.mark.parametrize("dataset", SCORED)
+def test_a_published_protocol_is_scored(root: Path, dataset: str) -> None:
+    """With a mask and a camera all columns; what the truth helped with is named so."""
+    people = rows(root, dataset)
+    assert len(people) == 2
+    scores = summarize(people)
+    assert all(math.isfinite(value) for value in scores.values())
+    assert {"mpjpe_mm", "pa_mpjpe_mm", "pve_mm", "Tz_m"} <= set(scores)
+    camera = {"miou_percent", "focal_percent", "Txy_m", "miou_raw_percent"}
+    helped = {f"{name}_true_mask" for name in camera}
+    expected = {"pdhuman_p5": camera, "spec_mtp_p3": helped, "humman_p3": set()}[dataset]
+    assert expected <= set(scores)
+    assert not (camera | helped) - expected & set(scores)
+    table = SMALL_BLADE["posenet"].recipe(root).score_table(people, scores)
+    assert ("mIoU (true mask)" in table) == (dataset == "spec_mtp_p3")
+
+
+@pytest.fixture(scope="module")
+def scorer(root: Path) -> Scorer:
+    recipe = SMALL_BLADE["posenet"].recipe(root, *overrides(root, "spec_mtp_p3"))
+    made: Scorer = recipe.scorer(recipe.build_model().eval())
+    return made
+
+
+def test_the_labelled_pose_has_no_error(scorer: Scorer) -> None:
+    """The same pose and shape as a body of SMPL-X, taken to SMPL's 6890 vertices."""
+    columns, body = scorer.people.data.columns, scorer.body
+    assert (len(body.template), len(scorer.mesh.of_labels.template)) == (10475, 6890)
+    pose = np.concatenate(
+        [columns["smpl/global_orient"][:1], columns["smpl/body_pose"][0, :21]]
+    ).astype(np.float32)
+    rotations = axis_angle_to_matrix(torch.from_numpy(pose))[None]
+    shape = torch.from_numpy(columns["smpl/betas"][:1])
+    found = body(shape, rotations)
+    truth = scorer.truth(0, scorer.people.picture(0))
+    row = scorer.pose_row(found.vertices[0] - found.joints[0, :1], truth)
+    assert row["mpjpe_mm"] < 1e-2  # hands differ: SMPL has no fingers, SMPL-X its mean hand
+    assert 0 < row["pve_mm"] < 10
+    # The pelvis of the labels is the middle of the hips, not the joint that the mesh turns about.
+    assert 0.01 < float((truth.pelvis - truth.origin).norm()) < 0.12
+
+
+def test_hands_follow_one_rule(scorer: Scorer) -> None:
+    """A label without hands has the mean ones, as a prediction has: equal poses cost nothing."""
+    body = scorer.body
+    people = scorer.people
+    left, right = people.label(0)[2:4]
+    assert np.abs(left).max() > 0.1
+    np.testing.assert_allclose(np.stack([left, right]), body.hands_mean.numpy(), atol=1e-6)
+    pose = torch.zeros(1, 52, 3)
+    pose[0, 22:37], pose[0, 37:] = torch.from_numpy(left), torch.from_numpy(right)
+    rotations = true_rotations(pose)
+    labelled = bodies_of(body, rotations, torch.zeros(1, 10))
+    predicted = bodies_of(body, rotations[:, :22], torch.zeros(1, 10))
+    terms = pose_losses(predicted, labelled, Weights(0, 0, 1, 5, 5))
+    assert float(sum(terms.values())) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"model.body.smpl_joint_regressor": "null"}, r"set model\.body\.smpl_joint_regressor "),
+        ({"model.body.transfer": "null"}, r"set model\.body\.transfer \(made by `overt data "),
+        ({"model.body.transfer": "none.npz"}, r"model\.body\.transfer=none\.npz: there is no"),
+        ({"model.body.smpl": "capsule"}, r"model\.body\.smpl=capsule is the body of rendered"),
+        ({"model.body.smpl_regressor": "a.npy"}, r"model\.body\.smpl_regressor=a\.npy: there is"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_is_named_before_anything_is_built(
+    root: Path, changed: dict[str, str], message: str
+) -> None:
+    recipe = SMALL_BLADE["posenet"].recipe(root, *overrides(root, "spec_mtp_p3", **changed))
+    with pytest.raises(DataError, match=message):
+        recipe.check_evaluation_data()
+
+
+def test_a_regressor_of_smpl_is_not_one_of_smplx(root: Path) -> None:
+    wrong = {"model.body.joint_regressor": str(root / "bodies" / "J_regressor_h36m.npy")}
+    recipe = SMALL_BLADE["posenet"].recipe(root, *overrides(root, "spec_mtp_p3", **wrong))
+    with pytest.raises(DataError, match=r"model\.body\.joint_regressor=.*This one is for SMPL's"):
+        recipe.check_evaluation_data()
