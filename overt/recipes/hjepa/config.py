@@ -311,11 +311,24 @@ class AugmentationSettings:
     horizontal_flip: bool = MISSING
     # strength of changes of brightness, contrast, saturation and hue; 0: none
     color_jitter: float = MISSING
+    # strength of SimCLR's and I-JEPA's color distortion: four times out of five stronger changes of
+    # the same, and every fifth image gray; 0: none
+    color_distortion: float = 0.0
+    # probability of a Gaussian blur of 0.1 to 2 pixels
+    blur: float = 0.0
+    # make the views of a whole batch on the device; all images need one size in pixels
+    device: bool = False
 
     def __post_init__(self) -> None:
         one_of("data.augmentation.interpolation", self.interpolation, ("bilinear", "bicubic"))
         lowest_highest("data.augmentation.crop_scale", self.crop_scale, most=1)
-        within("data.augmentation.color_jitter", self.color_jitter, 0)
+        each_within("data.augmentation", self, ("color_jitter", "color_distortion"), 0)
+        within("data.augmentation.blur", self.blur, 0, 1)
+        if self.color_jitter > 0 and self.color_distortion > 0:
+            raise ConfigError(
+                f"data.augmentation.color_jitter={self.color_jitter} and color_distortion="
+                f"{self.color_distortion} both change colors; set one of them to 0"
+            )
 
 
 @dataclass
@@ -338,8 +351,11 @@ class DataSettings:
     std: list[float] = MISSING
     augmentation: AugmentationSettings = MISSING
     masking: MaskingSettings = MISSING
+    # images of an evaluation are resized to so many times image_size, then cut to their middle
+    margin: float = 1.14
 
     def __post_init__(self) -> None:
+        within("data.margin", self.margin, 1)
         height_width("data.image_size", self.image_size)
         within("data.held_out", self.held_out, 0, 1, below=True)
         for key in ("mean", "std"):
