@@ -31,6 +31,7 @@ from overt.recipes.hjepa.masks import (
     Grid,
     MaskRule,
     OfficialRule,
+    RandomRule,
     hierarchical_rule,
     ijepa_rule,
     multiblock_rule,
@@ -75,6 +76,8 @@ class Masks:
 
     def draw(self, rng: np.random.Generator) -> tuple[Places, Places]:
         """Patch numbers of each context, and of each set that is predicted."""
+        if isinstance(self.rule, RandomRule):
+            return self.rule.draw_sets(rng)
         contexts, blocks = self.rule.draw(rng)
         sets = [blocks] if self.predicts_union else [[block] for block in blocks]
         return contexts, [patches_of(one, self.rule.grid) for one in sets]
@@ -290,7 +293,7 @@ def patch_grid(settings: Settings) -> Grid:
     return height // size, width // size
 
 
-def mask_rule(settings: Settings) -> MaskRule | OfficialRule:
+def mask_rule(settings: Settings) -> MaskRule | OfficialRule | RandomRule:
     """What is drawn for a sample, as the section `masking` says."""
     masking, grid = settings.data.masking, patch_grid(settings)
     scale, aspect, context = (
@@ -311,6 +314,8 @@ def mask_rule(settings: Settings) -> MaskRule | OfficialRule:
             masking.max_keep,
         )
     match masking.kind:
+        case "random":
+            return RandomRule(grid, scale)
         case "ijepa":
             rule = ijepa_rule(grid, scale, aspect, context, count)
         case "multiblock":

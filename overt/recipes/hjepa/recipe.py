@@ -38,6 +38,7 @@ class HJEPARecipe(EncoderRecipe):
     """H-JEPA, and with other values I-JEPA."""
 
     model_class: type[HJEPA] = HJEPA  # a recipe of your own may build another
+    target_width: int | None = None  # numbers of a target; None: those of the encoder's features
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -85,6 +86,7 @@ class HJEPARecipe(EncoderRecipe):
                 chosen.num_heads,
                 chosen.mlp_ratio,
                 fan_in=fan_in,
+                target_width=self.target_width,
             )
         self.monitor = CollapseMonitor(self.settings.evaluation.collapse, model.num_hierarchies)
         return self.model_class(
