@@ -17,6 +17,7 @@ import json
 import statistics
 import tempfile
 import time
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -219,7 +220,7 @@ def main() -> int:
     parser.add_argument("--pictures", type=Path, help="folder for neighbors and feature maps")
     options = parser.parse_args()
     world = init_distributed(options.device)
-    rows = []
+    rows, failed = [], []
     jobs = [(method, seed) for method in options.methods for seed in options.seeds]
     if not options.no_untrained:
         untrained = [("random weights", seed) for seed in options.seeds]
@@ -227,7 +228,12 @@ def main() -> int:
     for method, seed in jobs:
         began = time.perf_counter()
         run = train if method in RECIPES else score_untrained
-        rows.append(run(options, method, seed, world))
+        try:
+            rows.append(run(options, method, seed, world))
+        except Exception:  # one broken method leaves the others their turn
+            traceback.print_exc()
+            failed.append(method)
+            continue
         shown = {key: round(rows[-1][key], 4) for key in COLUMNS}
         print(f"== {method} seed {seed}: {shown}, {time.perf_counter() - began:.0f} s", flush=True)
         if options.rows is not None:
@@ -235,7 +241,9 @@ def main() -> int:
                 file.write(json.dumps(rows[-1]) + "\n")
     name = torch.cuda.get_device_name() if world.device.type == "cuda" else "CPU"
     print(f"\n{name}, torch {torch.__version__}\n{table(rows)}")
-    return 0
+    if failed:
+        print(f"failed: {', '.join(failed)}")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -47,7 +47,8 @@ def make_views(images: Tensor, rows: Tensor, transform: TrainingTransform) -> Te
         pixels = down[:, None] @ images.float() @ across[:, None].mT  # (B, 3, h, w)
         views = _bytes(pixels)
         if transform.jitter is not None:
-            views = jitter_rows(views, rows[:, ORDER].int(), rows[:, AMOUNTS].contiguous())
+            order = rows[:, ORDER].long().contiguous()
+            views = jitter_rows(views, order, rows[:, AMOUNTS].contiguous())
         if transform.gray > 0:
             views = torch.where((rows[:, GRAY] > 0)[:, None, None, None], to_gray(views), views)
         if transform.blur > 0:
