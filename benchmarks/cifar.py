@@ -30,6 +30,7 @@ from overt.distributed import World, init_distributed
 from overt.engine.trainer import Trainer
 from overt.recipes.hjepa import evaluation
 from overt.recipes.hjepa.encoder import FeatureModel
+from overt.recipes.hjepa.encoder_recipe import EncoderRecipe
 
 RECIPES = {
     "simclr": "simclr_cifar",
@@ -138,8 +139,10 @@ def score_untrained(options: argparse.Namespace, method: str, seed: int, world: 
     """Score raw pixels, or an encoder with its random weights."""
     config = load([*words(options, "ijepa_cifar", seed, "none"), "training.num_steps=1"])
     recipe = build_recipe(config)
+    assert isinstance(recipe, EncoderRecipe)
     torch.manual_seed(seed)
-    model: FeatureModel = recipe.build_model().to(world.device).eval()
+    model = recipe.build_model().to(world.device).eval()
+    assert isinstance(model, FeatureModel)
     if method == "pixels":
         model = RawPixels(model.context_encoder.vit, model.pixels, use_target_encoder=False)
     with torch.inference_mode():
@@ -154,6 +157,8 @@ def draw(folder: Path, method: str, trainer: Trainer, world: World) -> None:
     from overt.viz.features import pca_picture
 
     recipe, model = trainer.recipe, trainer.model
+    assert isinstance(recipe, EncoderRecipe)
+    assert isinstance(model, FeatureModel)
     training, held_out = recipe.scored_sets()
     queries = [held_out.try_read(index) for index in range(16)]
     pixels = torch.stack([sample[0] for sample in queries if sample is not None])

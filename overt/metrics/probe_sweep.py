@@ -102,6 +102,6 @@ def _train(
 def _correct(features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return how many samples each head gets right, (H,)."""
     right = torch.zeros(len(weight), dtype=torch.int64, device=features.device)
-    for some, truth in zip(features.split(4096), labels.split(4096), strict=True):
+    for some, truth in zip(torch.split(features, 4096), torch.split(labels, 4096), strict=True):
         right += ((some @ weight + bias).argmax(2) == truth).sum(1)
     return right

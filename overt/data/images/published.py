@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -156,7 +156,7 @@ def read_cifar100(source: Path | str) -> tuple[Splits, tuple[str, ...]]:
     )
 
 
-def _pickled(files: SourceFiles, name: str, keys: Sequence[str]) -> dict[str, object]:
+def _pickled(files: SourceFiles, name: str, keys: Sequence[str]) -> dict[str, Any]:
     content = load_pickle(io.BytesIO(files.read(name)), f"{files.source}: {name}")
     if not isinstance(content, dict) or not set(keys) <= set(content):
         raise DataError(

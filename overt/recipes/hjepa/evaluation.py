@@ -158,12 +158,13 @@ def sweep_scores(
     label_fractions: Sequence[float],
 ) -> dict[str, float]:
     """`linear_top1` with all labels, and `linear_top1_0.01` and so on with fewer."""
-    bank, labels, *test = pairs
+    bank, labels, queries, truth = pairs
     scores = {"linear_top1": linear_sweep_accuracy(*pairs, settings=settings)["top1"]}
     for fraction in label_fractions:
-        count = max(1, round(fraction * len(labels)))
+        # One of each class at least, and two to learn from and to choose by.
+        count = max(2, len(labels.unique()), round(fraction * len(labels)))
         chosen = torch.from_numpy(spread_over_classes(labels.cpu().numpy(), count)).to(bank.device)
-        few = linear_sweep_accuracy(bank[chosen], labels[chosen], *test, settings=settings)
+        few = linear_sweep_accuracy(bank[chosen], labels[chosen], queries, truth, settings)
         scores[f"linear_top1_{fraction:.3g}"] = few["top1"]
     return scores
 
