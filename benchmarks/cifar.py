@@ -212,9 +212,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=1.0, help="training time of each method")
     parser.add_argument("--steps", type=int, help="in place of the time")
-    parser.add_argument(
-        "--methods", nargs="*", default=["simclr", "ijepa", "hjepa"], choices=RECIPES
-    )
+    parser.add_argument("--methods", nargs="*", default=list(RECIPES), choices=RECIPES)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--data", default="data/cifar10")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
