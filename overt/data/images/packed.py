@@ -16,10 +16,11 @@ import multiprocessing
 import os
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,6 @@ from PIL import Image
 
 from overt.data.images.decode import as_tensor, decode_image, read_file
 from overt.data.images.files import Names
-from overt.data.images.folder import ImageFolder
 from overt.errors import DataError
 from overt.files.atomic import new_folder, remove_left_overs
 
@@ -120,6 +120,19 @@ def _read_index(path: Path, note: dict[str, Any]) -> dict[str, NDArray[Any]]:
         raise DataError(f"{path / _INDEX}: not readable ({error}). Pack it again.") from error
 
 
+class ListedImages(Protocol):
+    """Image files below a root: an `ImageFolder`, or any list of files with labels."""
+
+    @property
+    def root(self) -> Path: ...
+    @property
+    def names(self) -> Sequence[str]: ...
+    @property
+    def labels(self) -> NDArray[np.int64]: ...
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+
+
 class Packed(NamedTuple):
     """What became of a folder."""
 
@@ -160,7 +173,7 @@ def _shrink(pixels: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
 
 
 def pack_images(
-    images: ImageFolder,
+    images: ListedImages,
     out: Path | str,
     side: int | None = None,
     raw: bool = False,
@@ -173,21 +186,52 @@ def pack_images(
     95); `raw` stores pixels instead of files: larger, but nothing is left to decode. `report` is
     called with the number of images done.
     """
+    prepare = partial(_prepare, side=side, raw=raw)
+    paths = (images.root / name for name in images.names)
+    with _new_pack(out) as folder:
+        records = _map_ordered(prepare, paths, workers)
+        packed = _fill(folder, records, images.names, images.labels, images.classes, raw, report)
+        if packed.images == 0:
+            raise DataError(
+                f"none of the {len(images.names)} images of {images.root} can be read, the first "
+                f"because: {next(iter(packed.left_out.values()))}"
+            )
+    return packed
+
+
+def pack_arrays(
+    images: NDArray[np.uint8],  # (n, H, W, 3)
+    labels: NDArray[np.int64],  # (n,), -1 without a class
+    names: Sequence[str],
+    classes: tuple[str, ...],
+    out: Path | str,
+) -> Packed:
+    """Write images that are in memory as a pack of raw pixels, whole or not at all."""
+    size = (images.shape[1], images.shape[2])
+    records = (_Record(image.tobytes(), size, "") for image in images)
+    with _new_pack(out) as folder:
+        return _fill(folder, records, names, labels, classes, raw=True)
+
+
+@contextmanager
+def _new_pack(out: Path | str) -> Iterator[Path]:
+    """Hand out a hidden folder that becomes `out` when all went well."""
     out = Path(out)
     if out.exists():
         raise DataError(f"{out} exists and is not written over. Choose another name, or remove it.")
     remove_left_overs(out.parent)
     with new_folder(out) as folder:
-        return _fill(folder, images, side, raw, workers, report)
+        yield folder
 
 
 def _fill(
     folder: Path,
-    images: ImageFolder,
-    side: int | None,
+    records: Iterable[_Record],
+    all_names: Sequence[str],
+    labels: NDArray[np.int64],
+    classes: tuple[str, ...],
     raw: bool,
-    workers: int,
-    report: Callable[[int], None] | None,
+    report: Callable[[int], None] | None = None,
 ) -> Packed:
     kept: list[int] = []
     ends: list[int] = []
@@ -195,11 +239,9 @@ def _fill(
     sums: list[int] = []
     left_out: dict[str, str] = {}
     with (folder / _DATA).open("wb") as file:
-        prepare = partial(_prepare, side=side, raw=raw)
-        paths = (images.root / name for name in images.names)
-        for index, record in enumerate(_map_ordered(prepare, paths, workers)):
+        for index, record in enumerate(records):
             if record.problem:
-                left_out[images.names[index]] = record.problem
+                left_out[all_names[index]] = record.problem
             else:
                 file.write(record.content)
                 kept.append(index)
@@ -209,19 +251,14 @@ def _fill(
             if report is not None:
                 report(index + 1)
         _to_disk(file)
-    if not kept:
-        raise DataError(
-            f"none of the {len(images)} images of {images.root} can be read, the first because: "
-            f"{next(iter(left_out.values()))}"
-        )
-    names = Names.pack(images.names[index] for index in kept)
+    names = Names.pack(all_names[index] for index in kept)
     index_file = io.BytesIO()
     np.savez(
         index_file,
         ends=np.array(ends, np.int64),
         sizes=np.array(sizes, np.int32),
         sums=np.array(sums, np.uint32),
-        labels=images.labels[kept],
+        labels=labels[kept],
         name_text=names.text,
         name_ends=names.ends,
     )
@@ -229,10 +266,9 @@ def _fill(
         "format": _FORMAT,
         "images": len(kept),
         "raw": raw,
-        "side": side,
         "index_sum": zlib.crc32(index_file.getvalue()),
         "left_out": left_out,
-        "classes": images.classes,
+        "classes": classes,
     }
     for name, content in (
         (_INDEX, index_file.getvalue()),
@@ -241,7 +277,7 @@ def _fill(
         with (folder / name).open("wb") as file:
             file.write(content)
             _to_disk(file)
-    return Packed(len(kept), ends[-1], left_out)
+    return Packed(len(kept), ends[-1] if ends else 0, left_out)
 
 
 def _map_ordered(

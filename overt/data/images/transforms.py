@@ -25,6 +25,8 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 # Draws of a crop before the middle of the image is taken.
 TRIES = 10
 
+BLUR_DEVIATIONS = (0.1, 2.0)  # pixels, as in SimCLR and I-JEPA
+
 Interpolation = Literal["bilinear", "bicubic"]
 
 
@@ -53,10 +55,25 @@ class ColourJitter:
             return None
         return cls(0.4 * strength, 0.4 * strength, 0.2 * strength, 0.1 * strength)
 
+    @classmethod
+    def distortion(cls, strength: float) -> ColourJitter:
+        """SimCLR's proportions 0.8, 0.8, 0.8, 0.2, which I-JEPA's color distortion takes too."""
+        return cls(0.8 * strength, 0.8 * strength, 0.8 * strength, 0.2 * strength)
+
+
+class View(NamedTuple):
+    """What was drawn for one view of an image."""
+
+    crop: Crop
+    flip: bool
+    jitter: Jitter | None
+    gray: bool
+    blur: float  # deviation of the Gaussian in pixels; 0: none
+
 
 @dataclass(frozen=True)
 class TrainingTransform:
-    """A random part of the image, resized; perhaps mirrored; perhaps with other colours.
+    """A random part of the image, resized; perhaps mirrored, with other colors, gray or blurred.
 
     I-JEPA: `scale=(0.3, 1.0)`, bilinear, no flip, no jitter. H-JEPA: `scale=(0.8, 1.0)`, bicubic,
     flip 0.5 and `ColourJitter.of_strength(0.4)`.
@@ -68,15 +85,41 @@ class TrainingTransform:
     interpolation: Interpolation = "bilinear"
     flip: float = 0.0  # probability
     jitter: ColourJitter | None = None
+    jitter_probability: float = 1.0
+    gray: float = 0.0  # probability
+    blur: float = 0.0  # probability; the deviation is drawn from BLUR_DEVIATIONS
 
     def __call__(self, image: Tensor, rng: np.random.Generator) -> Tensor:
         """(3, H, W) uint8 to (3, *size) uint8; what is drawn depends on `rng` and the size only."""
-        crop = draw_crop(image.shape[1], image.shape[2], self.scale, self.ratio, rng)
-        image = crop_resize(image, crop, self.size, self.interpolation)
-        if self.flip > 0 and rng.random() < self.flip:
+        return self.apply(image, self.draw(image.shape[1], image.shape[2], rng))
+
+    def draw(self, height: int, width: int, rng: np.random.Generator) -> View:
+        """Draw a view of an image of this size."""
+        crop = draw_crop(height, width, self.scale, self.ratio, rng)
+        flip = self.flip > 0 and rng.random() < self.flip
+        jitter = None
+        if self.jitter is not None and (
+            self.jitter_probability == 1 or rng.random() < self.jitter_probability
+        ):
+            jitter = draw_jitter(self.jitter, rng)
+        gray = self.gray > 0 and rng.random() < self.gray
+        blurred = self.blur > 0 and rng.random() < self.blur
+        return View(crop, flip, jitter, gray, rng.uniform(*BLUR_DEVIATIONS) if blurred else 0.0)
+
+    def apply(self, image: Tensor, view: View) -> Tensor:
+        """Make the view of (3, H, W) uint8."""
+        image = crop_resize(image, view.crop, self.size, self.interpolation)
+        if view.flip:
             image = image.flip(2)
-        if self.jitter is not None:
-            image = jitter_frame(image, draw_jitter(self.jitter, rng))
+        if view.jitter is not None:
+            image = jitter_frame(image, view.jitter)
+        if view.gray:
+            image = to_gray(image)
+        if view.blur > 0:
+            down, across = (
+                blur_weights(torch.tensor([view.blur]), side)[0] for side in image.shape[1:]
+            )
+            image = (down @ image.float() @ across.mT).round().to(torch.uint8)
         return image
 
 
@@ -146,6 +189,22 @@ def draw_jitter(reach: ColourJitter, rng: np.random.Generator) -> Jitter:
     reaches = (reach.brightness, reach.contrast, reach.saturation)
     brightness, contrast, saturation = (rng.uniform(max(0.0, 1 - x), 1 + x) for x in reaches)
     return Jitter(order, brightness, contrast, saturation, rng.uniform(-reach.hue, reach.hue))
+
+
+def to_gray(images: Tensor) -> Tensor:
+    """(..., 3, H, W) uint8 with its luminance in all three channels."""
+    red, green, blue = images.float().unbind(-3)
+    gray = (0.299 * red + 0.587 * green + 0.114 * blue).round().to(torch.uint8)
+    return gray.unsqueeze(-3).expand_as(images)
+
+
+def blur_weights(deviations: Tensor, side: int) -> Tensor:
+    """(B,) to (B, side, side): a Gaussian around each pixel, normalized within the image."""
+    places = torch.arange(side, device=deviations.device, dtype=torch.float32)
+    squares = (places[:, None] - places).square()  # (side, side)
+    # A deviation of 0 leaves every pixel as it is.
+    weights = torch.exp(-squares / (2 * deviations.clamp(min=1e-3).square()[:, None, None]))
+    return weights / weights.sum(2, keepdim=True)
 
 
 class Normalize(nn.Module):

@@ -23,6 +23,23 @@ def jitter(frames: Tensor, jitters: Sequence[Jitter]) -> Tensor:
     return jitter_fused(frames, _send(operators, frames), _send(amounts, frames))
 
 
+def jitter_rows(frames: Tensor, operators: Tensor, amounts: Tensor) -> Tensor:
+    """Change frames (n, 3, H, W) uint8 by `amounts` (n, 4) of the `operators` (n, 4), numbered.
+
+    The same as `jitter` for numbers that are on the device already.
+    """
+    if use_kernels("jitter", frames):
+        from overt.ops.jitter.kernels import jitter_fused
+
+        return jitter_fused(frames, operators, amounts)
+    pairs = zip(operators.tolist(), amounts.tolist(), strict=True)
+    jitters = []
+    for numbers, values in pairs:
+        order = tuple(OPERATORS[number] for number in numbers)
+        jitters.append(Jitter(order=order, **dict(zip(order, values, strict=True))))
+    return jitter_plain(frames, jitters)
+
+
 def _send(numbers: list[list[int]] | list[list[float]], to: Tensor) -> Tensor:
     """A few numbers on the device of a tensor, which the host does not wait for."""
     return torch.tensor(numbers).to(to.device, non_blocking=True)

@@ -7,7 +7,7 @@ not import torch.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from omegaconf import MISSING
@@ -112,6 +112,17 @@ class LayerScaleSettings:
 
 
 @dataclass
+class HeadSettings:
+    # of SimCLR: features between its two layers, and of the result; of a classifier: width is the
+    # number of classes. Other recipes have no head
+    hidden: int = 2048
+    width: int = 128
+
+    def __post_init__(self) -> None:
+        each_within("model.head", self, ("hidden", "width"), 1)
+
+
+@dataclass
 class ModelSettings:
     # vit_{tiny,small,base,large,huge,giant}_patch{pixels}_{image size}, or custom: then the four
     # sizes below say what is built
@@ -154,6 +165,7 @@ class ModelSettings:
     # parameters of two or more dimensions without weight decay, by the last part of their name;
     # those of one dimension never have it
     no_decay: list[str] = MISSING
+    head: HeadSettings = field(default_factory=HeadSettings)
 
     def __post_init__(self) -> None:
         one_of("model.predictor.kind", self.predictor.kind, ("narrow", "reference"))
@@ -238,8 +250,9 @@ class ModelSettings:
 
 @dataclass
 class MaskingSettings:
-    # ijepa (targets may overlap, square context), multiblock (targets apart where possible) or
-    # hierarchical (the reference's training: nearly square targets)
+    # ijepa (targets may overlap, square context), multiblock (targets apart where possible),
+    # hierarchical (the reference's training: nearly square targets) or random (MAE: mask_scale says
+    # which fraction of all patches is hidden, the rest is the context)
     kind: str = MISSING
     # with kind=ijepa: the official sampler's habits too (one draw for area and aspect; the last row
     # and column never start a block)
@@ -268,7 +281,7 @@ class MaskingSettings:
     fixed_shapes: bool = False
 
     def __post_init__(self) -> None:
-        one_of("data.masking.kind", self.kind, ("ijepa", "multiblock", "hierarchical"))
+        one_of("data.masking.kind", self.kind, ("ijepa", "multiblock", "hierarchical", "random"))
         one_of("data.masking.context", self.context, ("block", "rest"))
         one_of("data.masking.predict", self.predict, ("blocks", "union"))
         lowest_highest("data.masking.mask_scale", self.mask_scale, most=1)
@@ -311,11 +324,24 @@ class AugmentationSettings:
     horizontal_flip: bool = MISSING
     # strength of changes of brightness, contrast, saturation and hue; 0: none
     color_jitter: float = MISSING
+    # strength of SimCLR's and I-JEPA's color distortion: four times out of five stronger changes of
+    # the same, and every fifth image gray; 0: none
+    color_distortion: float = 0.0
+    # probability of a Gaussian blur of 0.1 to 2 pixels
+    blur: float = 0.0
+    # make the views of a whole batch on the device; all images need one size in pixels
+    device: bool = False
 
     def __post_init__(self) -> None:
         one_of("data.augmentation.interpolation", self.interpolation, ("bilinear", "bicubic"))
         lowest_highest("data.augmentation.crop_scale", self.crop_scale, most=1)
-        within("data.augmentation.color_jitter", self.color_jitter, 0)
+        each_within("data.augmentation", self, ("color_jitter", "color_distortion"), 0)
+        within("data.augmentation.blur", self.blur, 0, 1)
+        if self.color_jitter > 0 and self.color_distortion > 0:
+            raise ConfigError(
+                f"data.augmentation.color_jitter={self.color_jitter} and color_distortion="
+                f"{self.color_distortion} both change colors; set one of them to 0"
+            )
 
 
 @dataclass
@@ -338,8 +364,11 @@ class DataSettings:
     std: list[float] = MISSING
     augmentation: AugmentationSettings = MISSING
     masking: MaskingSettings = MISSING
+    # images of an evaluation are resized to so many times image_size, then cut to their middle
+    margin: float = 1.14
 
     def __post_init__(self) -> None:
+        within("data.margin", self.margin, 1)
         height_width("data.image_size", self.image_size)
         within("data.held_out", self.held_out, 0, 1, below=True)
         for key in ("mean", "std"):
@@ -379,6 +408,8 @@ class LossSettings:
     # NT-Xent between two views of each image: its weight and temperature
     contrastive_weight: float = MISSING
     contrastive_temperature: float = MISSING
+    # of a classifier: probability that is spread over all classes
+    label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
         one_of("loss.type", self.type, tuple(LOSS_TYPES))
@@ -393,6 +424,7 @@ class LossSettings:
         each_within("loss", self, weights, 0)
         positive = ("huber_delta", "vicreg_eps", "contrastive_temperature")
         each_within("loss", self, positive, 0, above=True)
+        within("loss.label_smoothing", self.label_smoothing, 0, 1, below=True)
         within("loss.sigreg_num_slices", self.sigreg_num_slices, 1)
 
     @property
@@ -429,7 +461,21 @@ class LinearProbeSettings:
     enabled: bool = MISSING
     epochs: int = MISSING
     batch_size: int = MISSING
+    # of a single layer; a sweep has rates of its own
     lr: float = MISSING
+    # train layers of several rates and weight decays in one pass, on standardized features, and
+    # score the one that is best on a tenth of the training features, which it did not see
+    sweep: bool = False
+    # with sweep: also learn from these fractions of the labels, of every class alike
+    label_fractions: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for fraction in self.label_fractions:
+            within("evaluation.linear_probe.label_fractions", fraction, 0, 1, above=True)
+        if self.label_fractions and not self.sweep:
+            raise ConfigError(
+                "evaluation.linear_probe.label_fractions needs evaluation.linear_probe.sweep=true"
+            )
 
 
 @dataclass
@@ -449,7 +495,7 @@ class EvaluationSettings:
     max_samples: int | None = MISSING
     # images encoded at once
     batch_size: int = MISSING
-    # neighbours that vote
+    # neighbours that vote for knn_top1
     k: int = MISSING
     temperature: float = MISSING
     # features are those of so many last blocks of the target encoder, one behind the other
@@ -459,9 +505,13 @@ class EvaluationSettings:
     # folder to write the features to, as training.safetensors and held_out.safetensors; null: none
     export: str | None = MISSING
     collapse: CollapseSettings = MISSING
+    # further numbers of neighbors, each scored as knn_top1_kN
+    further_k: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         each_within("evaluation", self, ("max_samples", "batch_size", "k", "layers"), 1)
+        for neighbors in self.further_k:
+            within("evaluation.further_k", neighbors, 1)
         within("evaluation.temperature", self.temperature, 0, above=True)
         for name in ("linear_probe", "attentive_probe"):
             probe, section = getattr(self, name), f"evaluation.{name}"

@@ -19,6 +19,7 @@ from overt.data.images.folder import ImageFolder, Images, ReadableImages
 from overt.data.images.packed import PackedImages
 from overt.data.images.synthetic import write_images
 from overt.data.images.transforms import ColourJitter, EvaluationTransform, TrainingTransform
+from overt.data.images.views import view_row
 from overt.data.rng import sample_rng
 from overt.distributed import main_first
 from overt.errors import DataError
@@ -30,6 +31,7 @@ from overt.recipes.hjepa.masks import (
     Grid,
     MaskRule,
     OfficialRule,
+    RandomRule,
     hierarchical_rule,
     ijepa_rule,
     multiblock_rule,
@@ -52,6 +54,7 @@ class Sample:
     second: Tensor | None  # another view of it
     contexts: Places  # patch numbers of each context
     targets: Places  # and of each set that is predicted
+    views: Tensor | None = None  # (V, 15) where the device makes the views of `image`
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class Batch:
     images: Tensor  # (B, 3, H, W) uint8
     second: Tensor | None
     layout: Layout
+    views: Tensor | None = None  # (B, V, 15) where `images` are not transformed yet
     is_padding: bool = False  # only keeps the processes in step
     pull: Pull | None = None  # of a term that mixes all micro-batches
 
@@ -72,6 +76,8 @@ class Masks:
 
     def draw(self, rng: np.random.Generator) -> tuple[Places, Places]:
         """Patch numbers of each context, and of each set that is predicted."""
+        if isinstance(self.rule, RandomRule):
+            return self.rule.draw_sets(rng)
         contexts, blocks = self.rule.draw(rng)
         sets = [blocks] if self.predicts_union else [[block] for block in blocks]
         return contexts, [patches_of(one, self.rule.grid) for one in sets]
@@ -84,6 +90,7 @@ class MaskedImages:
         self.images = images
         self.transform = training_transform(settings.data)
         self.masks = Masks(settings)
+        self.on_device = settings.data.augmentation.device
         self.has_two_views = settings.loss.extra == "contrastive"
 
     def __len__(self) -> int:
@@ -91,6 +98,9 @@ class MaskedImages:
 
     def sample(self, index: int, rng: np.random.Generator) -> Sample:
         pixels, _ = self.images.read(index)
+        if self.on_device:
+            views = draw_views(self.transform, pixels, 1 + self.has_two_views, rng)
+            return Sample(pixels, None, *self.masks.draw(rng), views)
         image = self.transform(pixels, rng)
         second = self.transform(pixels, rng) if self.has_two_views else None
         return self.masked(image, second, rng)
@@ -108,7 +118,7 @@ class HeldOutImages(MaskedImages):
     def __init__(self, images: ReadableImages, settings: Settings) -> None:
         super().__init__(images, settings)
         height, width = settings.data.image_size
-        self.middle = EvaluationTransform((height, width))
+        self.middle = EvaluationTransform((height, width), settings.data.margin)
 
     def try_sample(self, index: int) -> Sample | None:
         """The image with its masks, or nothing where it cannot be read."""
@@ -239,15 +249,41 @@ def training_transform(settings: DataSettings) -> TrainingTransform:
     height, width = settings.image_size
     chosen = settings.augmentation
     low, high = chosen.crop_scale
+    distorts = chosen.color_distortion > 0
     whole = {"scale": (1.0, 1.0), "ratio": (width / height, width / height)}
     crop = {"scale": (low, high)} if chosen.random_crop else whole
     return TrainingTransform(
         (height, width),
         interpolation="bicubic" if chosen.interpolation == "bicubic" else "bilinear",
         flip=0.5 if chosen.horizontal_flip else 0.0,
-        jitter=ColourJitter.of_strength(chosen.color_jitter),
+        jitter=ColourJitter.distortion(chosen.color_distortion)
+        if distorts
+        else ColourJitter.of_strength(chosen.color_jitter),
+        jitter_probability=0.8 if distorts else 1.0,
+        gray=0.2 if distorts else 0.0,
+        blur=chosen.blur,
         **crop,
     )
+
+
+def draw_views(
+    transform: TrainingTransform, pixels: Tensor, count: int, rng: np.random.Generator
+) -> Tensor:
+    """Draw views of an image (3, H, W) for the device to make, (count, 15)."""
+    drawn = [transform.draw(pixels.shape[1], pixels.shape[2], rng) for _ in range(count)]
+    return torch.from_numpy(np.stack([view_row(view) for view in drawn]))
+
+
+def stack_images(images: list[Tensor]) -> Tensor:
+    """Stack images (3, H, W), which need one size where the device transforms them."""
+    sizes = {tuple(image.shape[1:]) for image in images}
+    if len(sizes) > 1:
+        shown = " and ".join(f"{height} x {width}" for height, width in sorted(sizes)[:2])
+        raise DataError(
+            f"data.augmentation.device=true needs images of one size, but some have {shown} "
+            "pixels; set it to false, or pack them with one size"
+        )
+    return torch.stack(images)
 
 
 def patch_grid(settings: Settings) -> Grid:
@@ -257,7 +293,7 @@ def patch_grid(settings: Settings) -> Grid:
     return height // size, width // size
 
 
-def mask_rule(settings: Settings) -> MaskRule | OfficialRule:
+def mask_rule(settings: Settings) -> MaskRule | OfficialRule | RandomRule:
     """What is drawn for a sample, as the section `masking` says."""
     masking, grid = settings.data.masking, patch_grid(settings)
     scale, aspect, context = (
@@ -278,6 +314,8 @@ def mask_rule(settings: Settings) -> MaskRule | OfficialRule:
             masking.max_keep,
         )
     match masking.kind:
+        case "random":
+            return RandomRule(grid, scale)
         case "ijepa":
             rule = ijepa_rule(grid, scale, aspect, context, count)
         case "multiblock":
@@ -316,10 +354,12 @@ class Collate:
         layout = lay_out(masks, self.grid, self.model)
         if self.spread is not None:
             layout = fill_up(layout, self.spread.of_batch(len(samples)))
+        views = [sample.views for sample in samples if sample.views is not None]
         return Batch(
-            images=torch.stack([sample.image for sample in samples]),
+            images=stack_images([sample.image for sample in samples]),
             second=torch.stack(second) if second else None,
             layout=layout,
+            views=torch.stack(views) if views else None,
         )
 
 

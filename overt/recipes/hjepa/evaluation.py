@@ -7,7 +7,7 @@ are left out, counted and named.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -19,10 +19,12 @@ from torch import Tensor
 from overt.distributed import World, sum_over_processes
 from overt.evaluation import own_batches
 from overt.metrics.collapse import reference_metrics
-from overt.metrics.features import Features, export_features, gather_features, knn_accuracy
+from overt.metrics.features import Features, export_features, gather_features, knn_accuracies
+from overt.metrics.probe_sweep import linear_sweep_accuracy
 from overt.metrics.probes import ProbeSettings, attentive_probe_accuracy, linear_probe_accuracy
 from overt.recipes.hjepa.config import EvaluationSettings, Settings
 from overt.recipes.hjepa.data import Batch, HeldOutImages, Sample
+from overt.recipes.hjepa.encoder import FeatureModel
 from overt.recipes.hjepa.levels import to_device, valid_counts
 from overt.recipes.hjepa.model import HJEPA, Output
 
@@ -77,18 +79,22 @@ def collect_features(
     return gathered._replace(ids=torch.from_numpy(used)[gathered.ids])
 
 
-def pooled_features(model: HJEPA, layers: int, images: Tensor) -> Tensor:
+def pooled_features(model: FeatureModel, layers: int, images: Tensor) -> Tensor:
     """Mean features of each image, (B, layers D): of the last blocks, one behind the other."""
     return torch.cat([one.float().mean(1) for one in model.last_features(images, layers)], dim=1)
 
 
-def token_features(model: HJEPA, images: Tensor) -> Tensor:
+def token_features(model: FeatureModel, images: Tensor) -> Tensor:
     """The features of all patches, (B, N, D) half precision."""
     return model.extract_features(images).half()
 
 
 def score_features(
-    model: HJEPA, training: HeldOutImages, held_out: HeldOutImages, settings: Settings, world: World
+    model: FeatureModel,
+    training: HeldOutImages,
+    held_out: HeldOutImages,
+    settings: Settings,
+    world: World,
 ) -> dict[str, float]:
     """k-NN and probes on frozen features; written to files where the settings say so."""
     evaluation = settings.evaluation
@@ -114,15 +120,19 @@ def score_features(
         test.values.to(device),
         test.labels.to(device),
     )
-    neighbours = min(evaluation.k, len(bank.values))
+    counts = {min(k, len(bank.values)) for k in (evaluation.k, *evaluation.further_k)}
+    accuracies = knn_accuracies(*pairs, sorted(counts), evaluation.temperature, world)
     scores = {
-        "knn_top1": knn_accuracy(
-            *pairs, k=neighbours, temperature=evaluation.temperature, world=world
-        ),
+        "knn_top1": accuracies[min(evaluation.k, len(bank.values))],
         "unreadable_training_images": float(wanted - len(bank.ids)),
     }
+    for k in evaluation.further_k:
+        scores[f"knn_top1_k{k}"] = accuracies[min(k, len(bank.values))]
     linear, attentive = evaluation.linear_probe, evaluation.attentive_probe
-    if linear.enabled:
+    if linear.enabled and linear.sweep:
+        chosen = ProbeSettings(epochs=linear.epochs, batch_size=linear.batch_size)
+        scores |= sweep_scores(pairs, chosen, linear.label_fractions)
+    elif linear.enabled:
         chosen = ProbeSettings(lr=linear.lr, epochs=linear.epochs, batch_size=linear.batch_size)
         accuracy = linear_probe_accuracy(*pairs, settings=chosen)
         scores |= {f"linear_{name}": value for name, value in accuracy.items()}
@@ -139,6 +149,23 @@ def score_features(
             device=device,
         )
         scores |= {f"attentive_{name}": value for name, value in accuracy.items()}
+    return scores
+
+
+def sweep_scores(
+    pairs: tuple[Tensor, Tensor, Tensor, Tensor],  # features and labels to learn, and to recognize
+    settings: ProbeSettings,
+    label_fractions: Sequence[float],
+) -> dict[str, float]:
+    """`linear_top1` with all labels, and `linear_top1_0.01` and so on with fewer."""
+    bank, labels, queries, truth = pairs
+    scores = {"linear_top1": linear_sweep_accuracy(*pairs, settings=settings)["top1"]}
+    for fraction in label_fractions:
+        # One of each class at least, and two to learn from and to choose by.
+        count = max(2, len(labels.unique()), round(fraction * len(labels)))
+        chosen = torch.from_numpy(spread_over_classes(labels.cpu().numpy(), count)).to(bank.device)
+        few = linear_sweep_accuracy(bank[chosen], labels[chosen], queries, truth, settings)
+        scores[f"linear_top1_{fraction:.3g}"] = few["top1"]
     return scores
 
 
@@ -184,7 +211,7 @@ def held_out_loss(
 
 
 def spread_of_features(
-    model: HJEPA, images: HeldOutImages, settings: EvaluationSettings, device: torch.device
+    model: FeatureModel, images: HeldOutImages, settings: EvaluationSettings, device: torch.device
 ) -> dict[str, float]:
     """The reference's collapse metrics, on a batch of held-out images in full."""
     most = min(settings.batch_size, settings.max_samples or settings.batch_size)

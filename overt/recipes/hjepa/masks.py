@@ -250,3 +250,19 @@ class OfficialRule:
             )
             contexts.append(some_of(kept, self.max_keep, rng))
         return contexts, targets
+
+
+@dataclass(frozen=True)
+class RandomRule:
+    """MAE's masks: patches anywhere, of which a fraction is hidden and the rest is the context."""
+
+    grid: Grid
+    hidden: Range = (0.75, 0.75)
+
+    def draw_sets(self, rng: np.random.Generator) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Sorted patch numbers of the context, and of the patches to predict."""
+        patches = math.prod(self.grid)
+        count = round(patches * rng.uniform(*self.hidden))
+        count = min(max(count, 1), patches - 1)
+        order = rng.permutation(patches)
+        return [np.sort(order[count:])], [np.sort(order[:count])]

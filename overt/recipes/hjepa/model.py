@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from overt.nn.vit import Grid, PackedPatches, VisionTransformer, initialize
+from overt.recipes.hjepa.encoder import FeatureModel
 from overt.recipes.hjepa.levels import Pooling, SequencePooling, dense_cells, to_device
 from overt.recipes.hjepa.predictor import Prediction, Predictor, ReferencePredictor
 
@@ -53,14 +53,6 @@ class Output:
     filling: tuple[int, ...] = ()  # as in the layout: so many rows at the end are no features
 
 
-class Encoder(nn.Module):
-    """The transformer under the name that the reference gives it."""
-
-    def __init__(self, vit: VisionTransformer) -> None:
-        super().__init__()
-        self.vit = vit
-
-
 class TokenBatchNorm(nn.Module):
     """Batch norm over all tokens of this process's micro-batch."""
 
@@ -72,7 +64,7 @@ class TokenBatchNorm(nn.Module):
         return self.bn(tokens.flatten(0, -2)).view_as(tokens)  # type: ignore[no-any-return]
 
 
-class HJEPA(nn.Module):
+class HJEPA(FeatureModel):
     """The whole model: one forward from images and their layout to predictions and targets."""
 
     def __init__(
@@ -92,20 +84,12 @@ class HJEPA(nn.Module):
         pixels: nn.Module | None = None,
         monitor: nn.Module | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(encoder, pixels, use_target_encoder)
         assert pooling in ("grid", "sequence"), pooling
         assert projection in ("none", "predictions", "shared"), projection
         width = encoder.norm.weight.numel()
         self.num_hierarchies, self.pooling, self.projection = num_hierarchies, pooling, projection
         self.normalize_targets = normalize_targets
-        self.pixels = nn.Identity() if pixels is None else pixels  # bytes to numbers
-        self.context_encoder = Encoder(encoder)
-        # A copy of the finished context encoder: both start equal.
-        self.target_encoder = (
-            deepcopy(self.context_encoder).requires_grad_(False).eval()
-            if use_target_encoder
-            else None
-        )
         self.predictor = predictor
         self.monitor = monitor  # not used here: what it remembers belongs into the checkpoint
         levels = range(num_hierarchies if projection != "none" else 0)
@@ -128,13 +112,6 @@ class HJEPA(nn.Module):
             self.fpn_fusion_convs,
         ):
             initialize(layers, fan_in)
-
-    def train(self, mode: bool = True) -> HJEPA:
-        """As always, but the target encoder stays in evaluation mode: it drops no path."""
-        super().train(mode)
-        if self.target_encoder is not None:
-            self.target_encoder.eval()
-        return self
 
     def forward(self, images: Tensor, layout: Layout, second: Tensor | None = None) -> Output:
         """Predict the hidden patches' features from the visible ones, on every level.
@@ -206,10 +183,6 @@ class HJEPA(nn.Module):
         with torch.no_grad():
             return vit(images)[:, vit.prefix :].flatten(0, 1)  # type: ignore[no-any-return]
 
-    def summarize(self, tokens: Tensor) -> Tensor:
-        """One vector per image, (B, D): the class token, else the mean of all tokens."""
-        return tokens[:, 0] if self.context_encoder.vit.prefix else tokens.mean(1)
-
     def level_features(self, tokens: Tensor, pooling: Pooling) -> list[Tensor]:
         """Projected features of every level."""
         levels = range(self.num_hierarchies)
@@ -258,15 +231,13 @@ class HJEPA(nn.Module):
 
         They go through the projections only where these are shared by predictions and targets.
         """
-        use_target = use_target_encoder and self.target_encoder is not None
-        encoder = self.target_encoder if use_target else self.context_encoder
-        assert encoder is not None
-        tokens = encoder.vit(self.pixels(images))[:, encoder.vit.prefix :]
+        vit = self.scored_encoder(use_target_encoder).vit
+        tokens = super().extract_features(images, use_target_encoder=use_target_encoder)
         pooling: Pooling
         if self.pooling == "sequence":
             pooling = SequencePooling(torch.ones(tokens.shape[:2], dtype=torch.bool))
         else:
-            cells = dense_cells(len(tokens), encoder.vit.grid_of(images), self.num_hierarchies)
+            cells = dense_cells(len(tokens), vit.grid_of(images), self.num_hierarchies)
             pooling = to_device(cells, tokens.device)
             tokens = tokens.flatten(0, 1)
         if self.projection == "shared":
@@ -276,12 +247,6 @@ class HJEPA(nn.Module):
         return (
             features if features.ndim == 3 else features.view(len(images), -1, features.shape[-1])
         )
-
-    def last_features(self, images: Tensor, layers: int = 1) -> list[Tensor]:
-        """Patch features (B, N, D) after each of the last blocks of the target encoder, normed."""
-        encoder = self.context_encoder if self.target_encoder is None else self.target_encoder
-        tokens = encoder.vit.last_tokens(self.pixels(images), layers)
-        return [one[:, encoder.vit.prefix :] for one in tokens]
 
     def adapt_tensors(
         self, tensors: Mapping[str, Tensor], settings: Mapping[str, Any] | None = None

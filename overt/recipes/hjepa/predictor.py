@@ -94,6 +94,7 @@ class Predictor(nn.Module):
         mlp_ratio: float = 4.0,
         norm_eps: float = 1e-6,
         fan_in: bool = False,
+        target_width: int | None = None,  # None: that of the encoder's features
     ) -> None:
         super().__init__()
         self.predictor_embed = nn.Linear(embed_dim, width)
@@ -105,7 +106,7 @@ class Predictor(nn.Module):
         )
         self.chains = in_chains(self.predictor_blocks)
         self.predictor_norm = nn.LayerNorm(width, norm_eps)
-        self.predictor_proj = nn.Linear(width, embed_dim)
+        self.predictor_proj = nn.Linear(width, target_width or embed_dim)
         initialize(self, fan_in)
         nn.init.trunc_normal_(self.mask_token, std=0.02)
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from overt.data.images.folder import ReadableImages
-from overt.data.images.transforms import Normalize
 from overt.distributed import World
 from overt.nn.ema import update_ema
-from overt.nn.vit import VisionTransformer
-from overt.recipe import Recipe, StepOutput
+from overt.recipe import StepOutput
 from overt.recipes.hjepa import evaluation, mixing
 from overt.recipes.hjepa import loss as jepa_loss
 from overt.recipes.hjepa.collapse import CollapseMonitor
@@ -26,9 +22,8 @@ from overt.recipes.hjepa.data import (
     HeldOutImages,
     MaskedImages,
     make_missing_data,
-    open_sets,
-    patch_grid,
 )
+from overt.recipes.hjepa.encoder_recipe import EncoderRecipe
 from overt.recipes.hjepa.example import example_samples
 from overt.recipes.hjepa.levels import valid_counts
 from overt.recipes.hjepa.model import HJEPA, Output
@@ -39,15 +34,17 @@ from overt.viz.features import pca_picture
 IMAGES_DRAWN = 4
 
 
-class HJEPARecipe(Recipe):
+class HJEPARecipe(EncoderRecipe):
     """H-JEPA, and with other values I-JEPA."""
 
     model_class: type[HJEPA] = HJEPA  # a recipe of your own may build another
-    unscored = ("predictor.",)  # features are an encoder's
+    target_width: int | None = None  # numbers of a target; None: those of the encoder's features
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.grid = patch_grid(settings)
+        super().__init__(settings)
+        self.unscored = ("predictor.",)  # features are an encoder's
+        if settings.model.projection != "shared":  # else they go through the projections
+            self.unscored += ("hierarchy_projections.", "fpn_")
         self._collate = Collate(settings)
         self.replayable: bool | str = True  # whatever the masks, the work is the same
         if not settings.data.masking.fixed_shapes:
@@ -71,23 +68,9 @@ class HJEPARecipe(Recipe):
         )
 
     def build_model(self) -> HJEPA:
-        model, data = self.settings.model, self.settings.data
+        model = self.settings.model
         sizes, fan_in = model.sizes(), model.initialization == "fan_in"
-        height, width = data.image_size
-        encoder = VisionTransformer(
-            (height, width),
-            model.patch(),
-            sizes.width,
-            sizes.depth,
-            sizes.heads,
-            mlp_ratio=sizes.mlp_ratio,
-            class_token=model.class_token,
-            positions=model.positions,
-            rope_theta=model.rope.theta if model.rope.use_rope else None,
-            layer_scale=model.layerscale.init_value if model.layerscale.use_layerscale else None,
-            drop_path_rate=model.drop_path_rate,
-        )
-        encoder.initialize(fan_in)
+        encoder = self.build_encoder()
         chosen = model.predictor
         predictor: Predictor | ReferencePredictor
         if chosen.kind == "reference":
@@ -103,6 +86,7 @@ class HJEPARecipe(Recipe):
                 chosen.num_heads,
                 chosen.mlp_ratio,
                 fan_in=fan_in,
+                target_width=self.target_width,
             )
         self.monitor = CollapseMonitor(self.settings.evaluation.collapse, model.num_hierarchies)
         return self.model_class(
@@ -117,17 +101,9 @@ class HJEPARecipe(Recipe):
             fpn_fusion_method=model.fpn.fusion_method,
             use_target_encoder=model.use_target_encoder,
             fan_in=fan_in,
-            pixels=Normalize(data.mean, data.std),
+            pixels=self.build_pixels(),
             monitor=self.monitor,
         )
-
-    @cached_property
-    def sets(self) -> tuple[ReadableImages, ReadableImages]:
-        """The images to train on and to evaluate on; opened once, as listing them takes long.
-
-        They also remember which of them this process could not read.
-        """
-        return open_sets(self.settings.data)
 
     def build_dataset(self) -> MaskedImages:
         make_missing_data(self.settings.data)
@@ -136,15 +112,19 @@ class HJEPARecipe(Recipe):
     def collate(self, samples: Any) -> Batch:
         return self._collate(samples)
 
+    def on_device(self, batch: Batch) -> Batch:
+        """Make the views of a batch that comes with its images as they are stored."""
+        if batch.views is None:
+            return batch
+        images, *second = self.make_views(batch.images, batch.views)
+        return replace(batch, images=images, second=second[0] if second else None, views=None)
+
     def example_batch(self, size: int) -> Batch:
         """Images of noise, with masks as large as training draws them."""
         return self.collate(example_samples(self.settings, size))
 
     def counts(self, batch: Batch) -> dict[str, Tensor]:
         return {"tokens": valid_counts(batch.layout.pooling, self.settings.model.num_hierarchies)}
-
-    def parameter_groups(self, model: HJEPA) -> list[dict[str, Any]]:
-        return parameter_groups(model, self.settings.model.no_decay)
 
     def blocks(self, model: HJEPA) -> list[nn.Module]:
         encoders = [model.context_encoder, model.target_encoder]
@@ -243,17 +223,13 @@ class HJEPARecipe(Recipe):
 
     def evaluate(self, model: HJEPA, world: World) -> dict[str, float]:
         """k-NN (and probes) on frozen features, loss on held-out images, and their spread."""
-        make_missing_data(self.settings.data)
-        training, held_out = (HeldOutImages(images, self.settings) for images in self.sets)
+        _, held_out = self.scored_sets()
         if len(held_out) == 0:
             return {}
         scores = evaluation.held_out_loss(
             model, held_out, self.settings, world, self.collate, self.level_losses
         )
-        scores |= evaluation.spread_of_features(
-            model, held_out, self.settings.evaluation, world.device
-        )
-        return scores | evaluation.score_features(model, training, held_out, self.settings, world)
+        return scores | super().evaluate(model, world)
 
     def visualize(self, model: HJEPA) -> dict[str, Tensor]:
         """Held-out images, what the encoder sees, what is predicted, and features as colours."""
@@ -283,22 +259,3 @@ class HJEPARecipe(Recipe):
         shown.view(-1)[torch.from_numpy(places)] = True
         shown = shown.repeat_interleave(patch, 0).repeat_interleave(patch, 1)
         return torch.where(shown, image, 128)
-
-
-def parameter_groups(model: HJEPA, no_decay: Sequence[str]) -> list[dict[str, Any]]:
-    """Groups by level, with and without weight decay.
-
-    Level 0 is everything but the layers of the levels above. Biases, norms and other vectors do
-    not decay, nor do parameters whose last name is listed.
-    """
-    groups: dict[tuple[int, bool], list[tuple[str, nn.Parameter]]] = {}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            first, *rest = name.split(".")
-            level = int(rest[0]) if first == "hierarchy_projections" or "fpn_" in first else 0
-            decays = parameter.ndim >= 2 and name.rpartition(".")[2] not in no_decay
-            groups.setdefault((level, decays), []).append((name, parameter))
-    return [
-        {"params": pairs, "level": level} | ({} if decays else {"weight_decay": 0.0})
-        for (level, decays), pairs in sorted(groups.items(), key=lambda item: item[0])
-    ]

@@ -10,8 +10,9 @@ from small_recipes import SMALL_HJEPA, first_batch
 
 from overt.nn.vit import VisionTransformer
 from overt.recipes.hjepa.data import Batch
+from overt.recipes.hjepa.encoder_recipe import parameter_groups
 from overt.recipes.hjepa.model import HJEPA
-from overt.recipes.hjepa.recipe import HJEPARecipe, parameter_groups
+from overt.recipes.hjepa.recipe import HJEPARecipe
 
 MODES = {
     "ijepa": [],

@@ -1,0 +1,253 @@
+"""What self-supervised encoders learn of CIFAR-10 in a few minutes, in one table.
+
+    overt data cifar10 SOURCE data/cifar10
+    python benchmarks/cifar.py --minutes 60                         the table of docs/ssl.md
+    python benchmarks/cifar.py --device cpu --small --steps 2       anywhere, to try the script
+
+Every method trains the same encoder through the engine for the same wall-clock time; the number of
+steps follows from its measured rate. Raw pixels and the encoder with its random weights are scored
+in the same way: k-NN with all training images as bank, and linear probes with all labels, a tenth
+and a hundredth of them, each the best of 20 by a tenth of the training images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from overt.config import build_recipe, load
+from overt.distributed import World, init_distributed
+from overt.engine.trainer import Trainer
+from overt.recipes.hjepa import evaluation
+from overt.recipes.hjepa.encoder import FeatureModel
+from overt.recipes.hjepa.encoder_recipe import EncoderRecipe
+
+RECIPES = {
+    "simclr": "simclr_cifar",
+    "ijepa": "ijepa_cifar",
+    "hjepa": "hjepa_cifar",
+    "mae": "mae_cifar",
+    "supervised": "supervised_cifar",
+}
+COLUMNS = {
+    "knn_top1": "k-NN",
+    "linear_top1": "linear",
+    "linear_top1_0.1": "10 % labels",
+    "linear_top1_0.01": "1 % labels",
+}
+# Steps before the clock runs: kernels are chosen, graphs recorded, loader queues drained.
+WARM_UP, TIMED = 40, 60
+SMALL = (
+    "model.embed_dim=32", "model.depth=2", "model.num_heads=2", "model.predictor.width=32",
+    "model.predictor.depth=1", "model.predictor.num_heads=2", "model.head.hidden=32",
+    "training.batch_size=16", "training.num_workers=1", "training.precision=fp32",
+    "evaluation.max_samples=200", "evaluation.batch_size=100", "evaluation.k=5",
+    "evaluation.linear_probe.epochs=5",
+)  # fmt: skip
+
+Row = dict[str, Any]
+
+
+class RawPixels(FeatureModel):
+    """No encoder: the features of an image are its pixels."""
+
+    def last_features(self, images: Tensor, layers: int = 1) -> list[Tensor]:
+        return [self.pixels(images).flatten(1)[:, None]]
+
+
+def words(options: argparse.Namespace, recipe: str, seed: int, folder: str) -> list[str]:
+    """Return the command line of a run."""
+    chosen = [f"recipe={recipe}", f"output_dir={folder}", f"seed={seed}", f"exp_name={recipe}"]
+    chosen += [f"data.root={options.data}/train", f"data.val_root={options.data}/test"]
+    chosen += [f"training.device={options.device}", "logging.use_tensorboard=false"]
+    chosen += ["checkpoint.every_steps=1000000", "training.num_epochs=null"]
+    if options.device == "cuda":
+        chosen += ["training.cuda_graph=true"]
+    return [*chosen, *(SMALL if options.small else ()), *options.set]
+
+
+def rate(options: argparse.Namespace, recipe: str, world: World) -> float:
+    """Return training steps per second, the loader included."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = load([*words(options, recipe, 0, folder), "training.num_steps=1000000"])
+        trainer = Trainer(config, build_recipe(config), world)
+        for _ in range(WARM_UP):
+            trainer.train_step()
+        synchronize(world)
+        began = time.perf_counter()
+        for _ in range(TIMED):
+            trainer.train_step()
+        synchronize(world)
+        seconds = time.perf_counter() - began
+        trainer.close()
+    return TIMED / seconds
+
+
+def train(options: argparse.Namespace, method: str, seed: int, world: World) -> Row:
+    """Train a method for the given time; return its scores and what they took."""
+    recipe = RECIPES[method]
+    steps = options.steps or max(1, round(rate(options, recipe, world) * 60 * options.minutes))
+    with tempfile.TemporaryDirectory() as folder:
+        config = load([*words(options, recipe, seed, folder), f"training.num_steps={steps}"])
+        trainer = Trainer(config, build_recipe(config), world)
+        clock = Clock(trainer, world)
+        scores = trainer.train()
+        if options.pictures is not None:
+            draw(options.pictures, method, trainer, world)
+        per_epoch = trainer.loader.steps_per_epoch
+        samples = steps * trainer.plan.global_batch_size
+    return scores | {
+        "method": method,
+        "seed": seed,
+        "minutes": clock.seconds / 60,
+        "epochs": steps / per_epoch,
+        "images_per_second": samples / clock.seconds,
+    }
+
+
+class Clock:
+    """Measures training without the final evaluation."""
+
+    def __init__(self, trainer: Trainer, world: World) -> None:
+        self.began, self.seconds = time.perf_counter(), 0.0
+        evaluate = trainer.evaluate
+
+        def timed() -> dict[str, float]:
+            synchronize(world)
+            self.seconds = time.perf_counter() - self.began
+            return evaluate()
+
+        trainer.evaluate = timed  # type: ignore[method-assign]
+
+
+def synchronize(world: World) -> None:
+    if world.device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def score_untrained(options: argparse.Namespace, method: str, seed: int, world: World) -> Row:
+    """Score raw pixels, or an encoder with its random weights."""
+    config = load([*words(options, "ijepa_cifar", seed, "none"), "training.num_steps=1"])
+    recipe = build_recipe(config)
+    assert isinstance(recipe, EncoderRecipe)
+    torch.manual_seed(seed)
+    model = recipe.build_model().to(world.device).eval()
+    assert isinstance(model, FeatureModel)
+    if method == "pixels":
+        model = RawPixels(model.context_encoder.vit, model.pixels, use_target_encoder=False)
+    with torch.inference_mode():
+        scores = evaluation.score_features(model, *recipe.scored_sets(), config.settings, world)
+    return scores | {"method": method, "seed": seed, "minutes": 0.0, "epochs": 0.0}
+
+
+def draw(folder: Path, method: str, trainer: Trainer, world: World) -> None:
+    """Write test images with their nearest training images, and the encoder's features."""
+    from PIL import Image
+
+    from overt.viz.features import pca_picture
+
+    recipe, model = trainer.recipe, trainer.model
+    assert isinstance(recipe, EncoderRecipe)
+    assert isinstance(model, FeatureModel)
+    training, held_out = recipe.scored_sets()
+    queries = [held_out.try_read(index) for index in range(16)]
+    pixels = torch.stack([sample[0] for sample in queries if sample is not None])
+    settings = recipe.settings.evaluation
+    with torch.inference_mode(), trainer.autocast():
+        bank = evaluation.collect_features(
+            lambda images: evaluation.pooled_features(model, 1, images), training, settings, world
+        )
+        features = evaluation.pooled_features(model, 1, pixels.to(world.device)).cpu()
+        maps = pca_picture(model.extract_features(pixels.to(world.device)).float(), recipe.grid, 4)
+    bank_rows, query_rows = (
+        torch.nn.functional.normalize(x, dim=1) for x in (bank.values, features)
+    )
+    nearest = (query_rows @ bank_rows.T).topk(7, dim=1).indices  # (16, 7)
+    rows = []
+    for number in range(len(pixels)):
+        neighbors = [training.try_read(int(bank.ids[index])) for index in nearest[number]]
+        tiles = [pixels[number], maps[number].cpu()] + [one[0] for one in neighbors if one]
+        rows.append(torch.cat(tiles, dim=2))
+    sheet = torch.cat(rows, dim=1).permute(1, 2, 0).numpy()
+    folder.mkdir(parents=True, exist_ok=True)
+    picture = Image.fromarray(sheet)
+    picture.resize((2 * picture.width, 2 * picture.height), Image.Resampling.NEAREST).save(
+        folder / f"{method}.png"
+    )
+
+
+def table(rows: Iterable[Row]) -> str:
+    """Return the table, the mean of all seeds with their deviation."""
+    by_method: dict[str, list[Row]] = {}
+    for row in rows:
+        by_method.setdefault(row["method"], []).append(row)
+    lines = [
+        f"| method | {' | '.join(COLUMNS.values())} | epochs | minutes | images/s |",
+        f"| --- |{' --- |' * (len(COLUMNS) + 3)}",
+    ]
+    for method, runs in by_method.items():
+        cells = []
+        for key in COLUMNS:
+            values = [100 * run[key] for run in runs]
+            spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+            cells.append(f"{statistics.mean(values):.1f}{spread}")
+        for key, digits in (("epochs", 0), ("minutes", 1), ("images_per_second", 0)):
+            values = [run[key] for run in runs if run.get(key)]
+            cells.append(f"{statistics.mean(values):,.{digits}f}" if values else "")
+        lines.append(f"| {method} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=1.0, help="training time of each method")
+    parser.add_argument("--steps", type=int, help="in place of the time")
+    parser.add_argument("--methods", nargs="*", default=list(RECIPES), choices=RECIPES)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--data", default="data/cifar10")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--small", action="store_true", help="a tiny encoder and few images")
+    parser.add_argument("--no-untrained", action="store_true", help="leave these two rows out")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="for all methods")
+    parser.add_argument("--rows", type=Path, help="append every row to this JSON-lines file")
+    parser.add_argument("--pictures", type=Path, help="folder for neighbors and feature maps")
+    options = parser.parse_args()
+    world = init_distributed(options.device)
+    rows, failed = [], []
+    jobs = [(method, seed) for method in options.methods for seed in options.seeds]
+    if not options.no_untrained:
+        untrained = [("random weights", seed) for seed in options.seeds]
+        jobs = [("pixels", options.seeds[0]), *untrained, *jobs]
+    for method, seed in jobs:
+        began = time.perf_counter()
+        run = train if method in RECIPES else score_untrained
+        try:
+            rows.append(run(options, method, seed, world))
+        except Exception:  # one broken method leaves the others their turn
+            traceback.print_exc()
+            failed.append(method)
+            continue
+        shown = {key: round(rows[-1][key], 4) for key in COLUMNS}
+        print(f"== {method} seed {seed}: {shown}, {time.perf_counter() - began:.0f} s", flush=True)
+        if options.rows is not None:
+            with options.rows.open("a") as file:
+                file.write(json.dumps(rows[-1]) + "\n")
+    name = torch.cuda.get_device_name() if world.device.type == "cuda" else "CPU"
+    print(f"\n{name}, torch {torch.__version__}\n{table(rows)}")
+    if failed:
+        print(f"failed: {', '.join(failed)}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,107 @@
+"""Linear probes of many learning rates and weight decays, trained in one pass over the features.
+
+n samples, D numbers each, C classes, H heads. Features are standardized over the training set. The
+head to score is chosen on a tenth of the training samples that no head has seen: the test samples
+choose nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from overt.errors import DataError
+from overt.metrics.probes import LINEAR, ProbeSettings
+
+RATES = (0.01, 0.03, 0.1, 0.3, 1.0)
+DECAYS = (0.0, 1e-4, 1e-3, 1e-2)
+MOMENTUM = 0.9
+HELD_OUT = 10  # every so many samples, one chooses among the heads
+
+
+def linear_sweep_accuracy(
+    train_features: Tensor,  # (n, D)
+    train_labels: Tensor,  # (n,)
+    test_features: Tensor,  # (m, D)
+    test_labels: Tensor,  # (m,)
+    settings: ProbeSettings = LINEAR,
+    rates: Sequence[float] = RATES,
+    decays: Sequence[float] = DECAYS,
+) -> dict[str, float]:
+    """Return `top1` (0 to 1) of the chosen head on the test samples, its `lr` and `weight_decay`.
+
+    Features with NaN or Inf score NaN. Every process that calls it does the same work.
+    """
+    if len(train_labels) < 2 or train_labels.min() < 0:
+        raise DataError(
+            "a probe needs labeled images, and these have no classes; put each class into a "
+            "folder of its own, or leave the probe out"
+        )
+    if not (train_features.isfinite().all() and test_features.isfinite().all()):
+        return {"top1": math.nan, "lr": math.nan, "weight_decay": math.nan}
+    device = train_features.device
+    pairs = [(rate, decay) for rate in rates for decay in decays]
+    with torch.inference_mode(), torch.autocast(device.type, enabled=False):
+        generator = torch.Generator().manual_seed(settings.seed)
+        mean = train_features.float().mean(0)
+        scale = train_features.float().std(0).clamp(min=1e-6).reciprocal()
+        features, queries = (
+            (x.to(device).float() - mean) * scale for x in (train_features, test_features)
+        )
+        order = torch.randperm(len(features), generator=generator).to(device)
+        judges = order[:: min(HELD_OUT, len(order))]
+        learns = torch.ones(len(order), dtype=torch.bool, device=device)
+        learns[judges] = False
+        weight, bias = _train(
+            features[learns], train_labels.to(device)[learns], pairs, settings, generator
+        )
+        right = _correct(features[judges], train_labels.to(device)[judges], weight, bias)
+        best = int(right.argmax())
+        chosen = weight[best : best + 1], bias[best : best + 1]
+        top1 = int(_correct(queries, test_labels.to(device), *chosen)) / len(test_labels)
+    rate, decay = pairs[best]
+    return {"top1": top1, "lr": rate, "weight_decay": decay}
+
+
+def _train(
+    features: Tensor,
+    labels: Tensor,
+    pairs: Sequence[tuple[float, float]],
+    settings: ProbeSettings,
+    generator: torch.Generator,
+) -> tuple[Tensor, Tensor]:
+    """Return weights (H, D, C) and biases (H, 1, C), by SGD with momentum along a cosine."""
+    device, heads, classes = features.device, len(pairs), int(labels.max()) + 1
+    peak, decay = (
+        torch.tensor(column, device=device).view(-1, 1, 1) for column in zip(*pairs, strict=True)
+    )
+    weight = torch.zeros(heads, features.shape[1], classes, device=device)
+    bias = torch.zeros(heads, 1, classes, device=device)
+    speed, bias_speed = torch.zeros_like(weight), torch.zeros_like(bias)
+    truth = torch.nn.functional.one_hot(labels, classes).float()
+    batches = math.ceil(len(features) / settings.batch_size)
+    steps, step = settings.epochs * batches, 0
+    for _ in range(settings.epochs):
+        order = torch.randperm(len(features), generator=generator).to(device)
+        for chosen in order.chunk(batches):
+            rate = peak * (0.5 * (1 + math.cos(math.pi * step / steps)))
+            some = features[chosen]  # (b, D)
+            # The gradient of the mean cross entropy, for all heads at once.
+            error = (some @ weight + bias).softmax(2).sub_(truth[chosen]).div_(len(chosen))
+            speed.mul_(MOMENTUM).add_(some.T @ error).add_(decay * weight)
+            bias_speed.mul_(MOMENTUM).add_(error.sum(1, keepdim=True))
+            weight.sub_(rate * speed)
+            bias.sub_(rate * bias_speed)
+            step += 1
+    return weight, bias
+
+
+def _correct(features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return how many samples each head gets right, (H,)."""
+    right = torch.zeros(len(weight), dtype=torch.int64, device=features.device)
+    for some, truth in zip(torch.split(features, 4096), torch.split(labels, 4096), strict=True):
+        right += ((some @ weight + bias).argmax(2) == truth).sum(1)
+    return right

@@ -1,0 +1,251 @@
+"""Baselines under the roof of H-JEPA: the same encoder, images, views and evaluation.
+
+SimCLR (arXiv:2002.05709) makes two views of an image alike, a supervised encoder learns its label,
+and MAE (arXiv:2111.06377) predicts the pixels of hidden patches. Shapes: B images, V views.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from overt.data.images.folder import Images
+from overt.data.rng import sample_rng
+from overt.distributed import World, sum_over_processes
+from overt.evaluation import own_batches
+from overt.nn.vit import VisionTransformer, initialize
+from overt.recipe import StepOutput
+from overt.recipes.hjepa import mixing
+from overt.recipes.hjepa.config import Settings
+from overt.recipes.hjepa.data import draw_views, make_missing_data, stack_images
+from overt.recipes.hjepa.encoder import FeatureModel
+from overt.recipes.hjepa.encoder_recipe import EncoderRecipe
+from overt.recipes.hjepa.example import NoiseImages
+from overt.recipes.hjepa.mixing import Pull
+from overt.recipes.hjepa.model import HJEPA, Layout
+from overt.recipes.hjepa.recipe import HJEPARecipe
+
+
+@dataclass(frozen=True)
+class ViewSample:
+    """An image as it is stored, and the views to make of it; or the views themselves."""
+
+    image: Tensor  # (3, H, W) uint8, or (V, 3, H, W)
+    views: Tensor | None  # (V, 15)
+    label: int
+
+
+@dataclass(frozen=True)
+class ViewBatch:
+    images: Tensor  # (B, 3, H, W) uint8, the first view; or as stored, where there are `views`
+    second: Tensor | None  # (B, 3, H, W) uint8
+    labels: Tensor  # (B,)
+    views: Tensor | None = None  # (B, V, 15)
+    layout: Layout | None = None  # nothing is masked
+    is_padding: bool = False  # only keeps the processes in step
+    pull: Pull | None = None  # of a term that mixes all micro-batches
+
+
+class ViewedImages:
+    """Training images with one or two views each, drawn from the sample's own generator."""
+
+    def __init__(self, images: Images, recipe: BaselineRecipe) -> None:
+        self.images, self.transform, self.count = images, recipe.transform, recipe.views
+        self.on_device = recipe.settings.data.augmentation.device
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def sample(self, index: int, rng: np.random.Generator) -> ViewSample:
+        pixels, label = self.images.read(index)
+        if self.on_device:
+            return ViewSample(pixels, draw_views(self.transform, pixels, self.count, rng), label)
+        views = [self.transform(pixels, rng) for _ in range(self.count)]
+        return ViewSample(torch.stack(views), None, label)
+
+
+class BaselineRecipe(EncoderRecipe):
+    """A method without masks: it sees whole views of images."""
+
+    views = 1
+    replayable = True
+    unscored = ("head.",)
+
+    def build_dataset(self) -> ViewedImages:
+        make_missing_data(self.settings.data)
+        return ViewedImages(self.sets[0], self)
+
+    def collate(self, samples: list[ViewSample]) -> ViewBatch:
+        labels = torch.tensor([sample.label for sample in samples])
+        if samples[0].views is not None:
+            images = stack_images([sample.image for sample in samples])
+            rows = torch.stack([sample.views for sample in samples if sample.views is not None])
+            return ViewBatch(images, None, labels, rows)
+        first, *second = torch.stack([sample.image for sample in samples], dim=1)
+        return ViewBatch(first, second[0] if second else None, labels)
+
+    def on_device(self, batch: ViewBatch) -> ViewBatch:
+        """Make the views of a batch that comes with its images as they are stored."""
+        if batch.views is None:
+            return batch
+        images, *second = self.make_views(batch.images, batch.views)
+        return replace(batch, images=images, second=second[0] if second else None, views=None)
+
+    def example_batch(self, size: int) -> ViewBatch:
+        """Return views of noise."""
+        source = ViewedImages(NoiseImages(size, self.settings.data.image_size), self)
+        samples = [source.sample(index, sample_rng(0, 0, index)) for index in range(size)]
+        return self.collate([replace(sample, label=0) for sample in samples])
+
+    def blocks(self, model: FeatureModel) -> list[nn.Module]:
+        return list(model.context_encoder.vit.blocks)
+
+    def compile_units(self, model: FeatureModel) -> list[nn.Module]:
+        return list(model.context_encoder.vit.chains)
+
+
+# --- SimCLR --------------------------------------------------------------------------------------
+
+
+class SimCLR(FeatureModel):
+    """An encoder and a head of two layers, which is left out when features are scored."""
+
+    def __init__(
+        self, encoder: VisionTransformer, hidden: int, width: int, pixels: nn.Module
+    ) -> None:
+        super().__init__(encoder, pixels, use_target_encoder=False)
+        features = encoder.norm.weight.numel()
+        self.head = nn.Sequential(
+            nn.Linear(features, hidden), nn.GELU(), nn.Linear(hidden, width, bias=False)
+        )
+        initialize(self.head, fan_in=True)
+
+    def forward(self, images: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what is compared of both views, (B, width) each."""
+        tokens = self.context_encoder.vit(self.pixels(torch.cat([images, second])))
+        first, other = self.head(self.summarize(tokens)).chunk(2)
+        return first, other
+
+    def see(
+        self, images: Tensor, layout: Layout | None, second: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Return `forward` as mixing.py asks for it."""
+        both = self.forward(images, second)
+        return both[0], both
+
+
+class SimCLRRecipe(BaselineRecipe):
+    """NT-Xent between two views of the images of the whole global batch."""
+
+    views = 2
+
+    def build_model(self) -> SimCLR:
+        head = self.settings.model.head
+        return SimCLR(self.build_encoder(), head.hidden, head.width, self.build_pixels())
+
+    def loss(
+        self, model: nn.Module, batch: ViewBatch, counts: dict[str, Tensor], step: int
+    ) -> StepOutput:
+        pair: tuple[Tensor, Tensor] = model(batch.images, batch.second)
+        fraction = len(batch.images) / counts["samples"]
+        # The loss is float32 whatever the model computes in.
+        with torch.autocast(batch.images.device.type, enabled=False):
+            features = mixing.choose(pair[0], pair, batch.is_padding)
+            if batch.pull is None:
+                term, shown = mixing.mixed(features, self.settings.loss, step)
+                term = term * fraction
+            else:
+                term, shown = batch.pull.on(features, fraction), batch.pull.shown
+        metrics = {name: value * fraction for name, value in shown.items()}
+        return StepOutput({"contrastive": term}, metrics)
+
+    def custom_step(
+        self, trainer: Any, micro_batches: list[Any], counts: dict[str, Tensor]
+    ) -> tuple[list[StepOutput], Tensor, Tensor]:
+        """The engine's own step; the loss sees all micro-batches before it."""
+        micro_batches = mixing.pull_together(trainer, micro_batches, self.settings.loss)
+        return trainer.add_gradients(micro_batches, counts), *trainer.update()
+
+
+# --- labels --------------------------------------------------------------------------------------
+
+
+class Classifier(FeatureModel):
+    """An encoder and one linear layer."""
+
+    def __init__(self, encoder: VisionTransformer, classes: int, pixels: nn.Module) -> None:
+        super().__init__(encoder, pixels, use_target_encoder=False)
+        self.head = nn.Linear(encoder.norm.weight.numel(), classes)
+        initialize(self.head)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the scores of the classes, (B, C)."""
+        tokens = self.context_encoder.vit(self.pixels(images))
+        return self.head(self.summarize(tokens))  # type: ignore[no-any-return]
+
+
+class SupervisedRecipe(BaselineRecipe):
+    """What the same encoder learns from labels: the upper end of a table."""
+
+    def build_model(self) -> Classifier:
+        return Classifier(self.build_encoder(), self.settings.model.head.width, self.build_pixels())
+
+    def loss(
+        self, model: nn.Module, batch: ViewBatch, counts: dict[str, Tensor], step: int
+    ) -> StepOutput:
+        logits = model(batch.images).float()
+        loss = F.cross_entropy(
+            logits,
+            batch.labels,
+            reduction="sum",
+            label_smoothing=self.settings.loss.label_smoothing,
+        )
+        right = (logits.argmax(1) == batch.labels).sum()
+        return StepOutput(
+            {"cross_entropy": loss / counts["samples"]},
+            {"accuracy": right.detach() / counts["samples"]},
+        )
+
+    def evaluate(self, model: Classifier, world: World) -> dict[str, float]:
+        """Return the scores of frozen features, and the accuracy of the classifier itself."""
+        scores = super().evaluate(model, world)
+        _, held_out = self.scored_sets()
+        right = torch.zeros(2, dtype=torch.float64, device=world.device)  # correct, counted
+        for indices in own_batches(world, len(held_out), self.settings.evaluation.batch_size):
+            samples = [sample for sample in map(held_out.try_read, indices) if sample is not None]
+            if samples:
+                images = torch.stack([image for image, _ in samples]).to(world.device)
+                labels = torch.tensor([label for _, label in samples], device=world.device)
+                right[0] += (model(images).argmax(1) == labels).sum()
+                right[1] += len(samples)
+        correct, counted = sum_over_processes(right).tolist()
+        return scores | {"classifier_top1": correct / max(counted, 1)}
+
+
+# --- MAE -----------------------------------------------------------------------------------------
+
+
+class MAE(HJEPA):
+    """Predicts the pixels of hidden patches, each patch with mean and scale taken off."""
+
+    def encode_targets(self, images: Tensor) -> Tensor:
+        """Return the pixels of all patches, (B N, 3 p p)."""
+        size = self.context_encoder.vit.patch_embed.patch_size
+        batch, channels, height, width = images.shape
+        shape = (batch, channels, height // size, size, width // size, size)
+        return images.reshape(shape).permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(0, 2)
+
+
+class MAERecipe(HJEPARecipe):
+    """MAE with H-JEPA's predictor as decoder; set data.masking.kind=random."""
+
+    model_class = MAE
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.target_width = 3 * settings.model.patch() ** 2

@@ -1,0 +1,67 @@
+"""An image encoder whose frozen features are scored: what all models of this folder have."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Self
+
+from torch import Tensor, nn
+
+from overt.nn.vit import VisionTransformer
+
+
+class Encoder(nn.Module):
+    """The transformer under the name that the reference gives it."""
+
+    def __init__(self, vit: VisionTransformer) -> None:
+        super().__init__()
+        self.vit = vit
+
+
+class FeatureModel(nn.Module):
+    """An encoder that is trained and, where a method has one, its moving average as target."""
+
+    def __init__(
+        self, encoder: VisionTransformer, pixels: nn.Module | None, use_target_encoder: bool
+    ) -> None:
+        super().__init__()
+        self.pixels = nn.Identity() if pixels is None else pixels  # bytes to numbers
+        self.context_encoder = Encoder(encoder)
+        # A copy of the finished context encoder: both start equal.
+        self.target_encoder = (
+            deepcopy(self.context_encoder).requires_grad_(False).eval()
+            if use_target_encoder
+            else None
+        )
+
+    def train(self, mode: bool = True) -> Self:
+        """As always, but the target encoder stays in evaluation mode: it drops no path."""
+        super().train(mode)
+        if self.target_encoder is not None:
+            self.target_encoder.eval()
+        return self
+
+    def scored_encoder(self, use_target_encoder: bool = True) -> Encoder:
+        """Return the target encoder where there is one and it is asked for."""
+        use_target = use_target_encoder and self.target_encoder is not None
+        encoder = self.target_encoder if use_target else self.context_encoder
+        assert encoder is not None
+        return encoder
+
+    def summarize(self, tokens: Tensor) -> Tensor:
+        """One vector per image, (B, D): the class token, else the mean of all tokens."""
+        return tokens[:, 0] if self.context_encoder.vit.prefix else tokens.mean(1)
+
+    def extract_features(
+        self, images: Tensor, level: int = 0, use_target_encoder: bool = True
+    ) -> Tensor:
+        """Return the features of all patches, (B, N, D)."""
+        vit = self.scored_encoder(use_target_encoder).vit
+        tokens: Tensor = vit(self.pixels(images))
+        return tokens[:, vit.prefix :]
+
+    def last_features(self, images: Tensor, layers: int = 1) -> list[Tensor]:
+        """Return patch features (B, N, D) after each of the last blocks, normed."""
+        vit = self.scored_encoder().vit
+        tokens = vit.last_tokens(self.pixels(images), layers)
+        return [layer[:, vit.prefix :] for layer in tokens]

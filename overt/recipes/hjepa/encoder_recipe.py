@@ -1,0 +1,109 @@
+"""What all recipes of this folder share: images, an encoder, and how its features are scored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor, nn
+
+from overt.data.images.folder import ReadableImages
+from overt.data.images.transforms import Normalize
+from overt.data.images.views import make_views
+from overt.distributed import World
+from overt.nn.vit import VisionTransformer
+from overt.recipe import Recipe
+from overt.recipes.hjepa import evaluation
+from overt.recipes.hjepa.config import Settings
+from overt.recipes.hjepa.data import (
+    HeldOutImages,
+    make_missing_data,
+    open_sets,
+    patch_grid,
+    training_transform,
+)
+
+
+class EncoderRecipe(Recipe):
+    """A method that trains an encoder of images."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.grid = patch_grid(settings)
+        self.transform = training_transform(settings.data)
+
+    def build_encoder(self) -> VisionTransformer:
+        """Return the encoder with fresh weights."""
+        model, data = self.settings.model, self.settings.data
+        sizes = model.sizes()
+        height, width = data.image_size
+        encoder = VisionTransformer(
+            (height, width),
+            model.patch(),
+            sizes.width,
+            sizes.depth,
+            sizes.heads,
+            mlp_ratio=sizes.mlp_ratio,
+            class_token=model.class_token,
+            positions=model.positions,
+            rope_theta=model.rope.theta if model.rope.use_rope else None,
+            layer_scale=model.layerscale.init_value if model.layerscale.use_layerscale else None,
+            drop_path_rate=model.drop_path_rate,
+        )
+        encoder.initialize(model.initialization == "fan_in")
+        return encoder
+
+    def build_pixels(self) -> Normalize:
+        """Return the layer that makes numbers of bytes."""
+        return Normalize(self.settings.data.mean, self.settings.data.std)
+
+    @cached_property
+    def sets(self) -> tuple[ReadableImages, ReadableImages]:
+        """The images to train on and to evaluate on; opened once, as listing them takes long.
+
+        They also remember which of them this process could not read.
+        """
+        return open_sets(self.settings.data)
+
+    def scored_sets(self) -> tuple[HeldOutImages, HeldOutImages]:
+        """Return the training and the held-out images as an evaluation reads them."""
+        make_missing_data(self.settings.data)
+        training, held_out = (HeldOutImages(images, self.settings) for images in self.sets)
+        return training, held_out
+
+    def make_views(self, images: Tensor, rows: Tensor) -> list[Tensor]:
+        """Return the views (B, 3, H, W) that rows (B, V, 15) describe, on the images' device."""
+        return [make_views(images, view, self.transform) for view in rows.unbind(1)]
+
+    def evaluate(self, model: Any, world: World) -> dict[str, float]:
+        """k-NN (and probes) on frozen features, and their spread."""
+        training, held_out = self.scored_sets()
+        if len(held_out) == 0:
+            return {}
+        scores = evaluation.spread_of_features(
+            model, held_out, self.settings.evaluation, world.device
+        )
+        return scores | evaluation.score_features(model, training, held_out, self.settings, world)
+
+    def parameter_groups(self, model: nn.Module) -> list[dict[str, Any]]:
+        return parameter_groups(model, self.settings.model.no_decay)
+
+
+def parameter_groups(model: nn.Module, no_decay: Sequence[str]) -> list[dict[str, Any]]:
+    """Groups by level, with and without weight decay.
+
+    Level 0 is everything but the layers of the levels above. Biases, norms and other vectors do
+    not decay, nor do parameters whose last name is listed.
+    """
+    groups: dict[tuple[int, bool], list[tuple[str, nn.Parameter]]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            first, *rest = name.split(".")
+            level = int(rest[0]) if first == "hierarchy_projections" or "fpn_" in first else 0
+            decays = parameter.ndim >= 2 and name.rpartition(".")[2] not in no_decay
+            groups.setdefault((level, decays), []).append((name, parameter))
+    return [
+        {"params": pairs, "level": level} | ({} if decays else {"weight_decay": 0.0})
+        for (level, decays), pairs in sorted(groups.items(), key=lambda item: item[0])
+    ]

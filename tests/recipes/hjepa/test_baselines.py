@@ -1,0 +1,97 @@
+"""SimCLR, MAE and labels under the roof of H-JEPA: they learn, split, and are scored alike."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from small_recipes import SMALL_HJEPA, curve, first_batch
+from toy_runs import weights
+
+from overt.recipes.hjepa.baselines import MAERecipe, SimCLRRecipe, SupervisedRecipe
+
+TARGET = "recipe._target_=overt.recipes.hjepa.baselines."
+METHODS = {
+    "simclr": (f"{TARGET}SimCLRRecipe", "loss.type=cjepa", "loss.contrastive_weight=1"),
+    "supervised": (f"{TARGET}SupervisedRecipe", "model.head.width=4"),
+    "mae": (
+        f"{TARGET}MAERecipe",
+        "data.masking.kind=random",
+        "data.masking.mask_scale=[0.7,0.8]",
+    ),
+}
+ALONE = (
+    "model.use_target_encoder=false", "model.head.hidden=16", "data.augmentation.device=true",
+    "model.num_hierarchies=1", "loss.hierarchy_weights=[1.0]", "training.evaluate_every_steps=null",
+    "evaluation.collapse.every_steps=null", "training.batch_size=null", "training.drop_last=false",
+    "training.global_batch_size=8", "training.num_steps=3",
+    "evaluation.linear_probe.enabled=true", "evaluation.linear_probe.sweep=true",
+    "evaluation.linear_probe.epochs=2", "evaluation.linear_probe.label_fractions=[0.5]",
+    "evaluation.further_k=[1]",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("baselines")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_split_batches_train_the_same_weights(method: str, root: Path) -> None:
+    """One batch of 8 and two of 4 are one step, also where samples are compared."""
+    words = (*ALONE, *METHODS[method])
+    whole = SMALL_HJEPA.train(root, *words, f"exp_name={method}_whole", "training.batch_size=8")
+    split = SMALL_HJEPA.train(root, *words, f"exp_name={method}_split", "training.batch_size=4")
+    assert curve(whole) == pytest.approx(curve(split), rel=1e-4)
+    other = weights(split, 3)
+    for name, value in weights(whole, 3).items():
+        if name.endswith("qkv.bias"):  # that of the keys has no gradient but rounding
+            continue
+        assert torch.allclose(value, other[name], atol=1e-4), name
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_all_are_scored_alike(method: str, root: Path) -> None:
+    trainer = SMALL_HJEPA.trainer(root, *ALONE, *METHODS[method], f"exp_name={method}_scores")
+    scores = trainer.train()
+    assert {"knn_top1", "knn_top1_k1", "linear_top1", "linear_top1_0.5"} <= scores.keys()
+    assert ("classifier_top1" in scores) == (method == "supervised")
+
+
+def test_simclr_sees_two_views_of_each_image(root: Path) -> None:
+    recipe = SMALL_HJEPA.recipe(root, *ALONE, *METHODS["simclr"])
+    assert isinstance(recipe, SimCLRRecipe)
+    raw = first_batch(recipe)
+    batch = recipe.on_device(raw)
+    assert raw.views.shape == (4, 2, 15)
+    assert batch.views is None
+    assert batch.images.shape == batch.second.shape == (4, 3, 16, 16)
+    on_host = SMALL_HJEPA.recipe(root, *ALONE, *METHODS["simclr"], "data.augmentation.device=false")
+    same = first_batch(on_host)
+    assert (same.images.int() - batch.images.int()).abs().max() <= 2
+    assert (same.second.int() - batch.second.int()).abs().max() <= 2
+
+
+def test_mae_predicts_normalized_pixels_of_hidden_patches(root: Path) -> None:
+    recipe = SMALL_HJEPA.recipe(root, *ALONE, *METHODS["mae"], "data.augmentation.device=false")
+    assert isinstance(recipe, MAERecipe)
+    model, batch = recipe.build_model(), first_batch(recipe)
+    output = model(batch.images, batch.layout)
+    hidden = len(batch.layout.prediction.places)
+    assert 0.65 * 64 < hidden < 0.85 * 64
+    assert output.targets[0].shape == output.predictions[0].shape == (hidden, 48)
+    assert output.targets[0].mean(1).abs().max() < 1e-5
+    assert torch.allclose(output.targets[0].std(1, correction=0), torch.ones(hidden), atol=0.05)
+    place = int(batch.layout.prediction.places[0])
+    row, column = divmod(place, 4)
+    pixels = model.pixels(batch.images)[0, :, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4]
+    expected = torch.nn.functional.layer_norm(pixels.flatten(), (48,))
+    assert torch.allclose(output.targets[0][0], expected, atol=1e-5)
+
+
+def test_labels_are_learned(root: Path) -> None:
+    recipe = SMALL_HJEPA.recipe(root, *ALONE, *METHODS["supervised"])
+    assert isinstance(recipe, SupervisedRecipe)
+    model, batch = recipe.build_model(), recipe.on_device(first_batch(recipe))
+    output = recipe.loss(model, batch, {"samples": torch.tensor(4.0)}, 0)
+    assert output.total > 0
+    assert 0 <= output.metrics["accuracy"] <= 1
