@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from omegaconf import MISSING
 
 from overt.checks import each_within, height_width, multiple_of, one_of, within
+from overt.data.tracking.procedural_settings import ProceduralSettings
 from overt.data.tracking.settings import HELD_OUT, KubricSettings, ScoringSettings
 from overt.errors import ConfigError
 
+MOST_MADE_POINTS = 1000  # of a procedural clip, whose random numbers are so many
 RECOMPUTABLE = ("normed", "features", "correlation", "hidden", "update")
 
 
@@ -104,9 +106,15 @@ class DataSettings(KubricSettings):
     query_sampling: str = MISSING
     # passes over the sequence list that make an epoch
     repeat: int = MISSING
+    # clips that are made on the training device instead of read from `root`; null: they are read
+    procedural: ProceduralSettings | None = None
+    # procedural clips: folder of photographs that serve as textures; null: computed ones alone
+    textures: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.procedural is not None:
+            self._check_procedural(self.procedural)
         one_of("data.query_sampling", self.query_sampling, ("random", "first"))
         each_within("data", self, ("sequence_len", "traj_per_sample", "repeat"), 1)
         if self.sources is not None and not self.sources:
@@ -122,6 +130,21 @@ class DataSettings(KubricSettings):
                 f"data.random_sequence_len={shortest} must be from 1 to below "
                 f"data.sequence_len={self.sequence_len}; null always takes sequence_len frames"
             )
+
+    def _check_procedural(self, procedural: ProceduralSettings) -> None:
+        """Refuse what made clips cannot be, and tell their makers the size of the image."""
+        within("data.traj_per_sample", self.traj_per_sample, 1, MOST_MADE_POINTS)
+        if self.random_sequence_len is not None or self.sources is not None:
+            raise ConfigError(
+                "data.procedural makes clips of data.sequence_len frames and reads none: set "
+                "data.random_sequence_len=null and data.sources=null"
+            )
+        if any(side % 8 for side in self.crop_size):
+            raise ConfigError(
+                f"data.crop_size={list(self.crop_size)}: procedural clips are compressed in squares "
+                "of 8 pixels; choose multiples of 8"
+            )
+        procedural.pixels_per_unit = min(self.crop_size) / 2
 
 
 @dataclass
@@ -142,6 +165,10 @@ class LossSettings:
     huber_invisible: bool = MISSING
     # pixels within which a prediction should be confident
     confidence_radius: float = MISSING
+    # each clip's terms are means of its own, and the loss is the mean over clips, as in the
+    # official runs; false: means over the entries of the global batch, where a clip with more
+    # visible points weighs more
+    per_clip: bool = False
 
     def __post_init__(self) -> None:
         terms = ("visible", "invisible", "visibility", "confidence")
@@ -185,6 +212,11 @@ class Settings:
     def __post_init__(self) -> None:
         if self.evaluation.dataset == HELD_OUT:
             self.data.given_root()
+        if self.data.procedural is not None and not self.loss.per_clip:
+            raise ConfigError(
+                "data.procedural makes clips on the device, after the counts of the global batch "
+                "are taken: set loss.per_clip=true, which needs none"
+            )
         self._check_size("data.crop_size", self.data.crop_size)
         self._check_size("evaluation.resolution", self.evaluation.resolution)
 

@@ -27,7 +27,8 @@ class Targets(NamedTuple):
 def counts(windows: Sequence[Targets]) -> dict[str, Tensor]:
     """What the losses are divided by, (W,) each; those of parts of a batch add up.
 
-    They follow from the data alone, so that they can be known before the first forward.
+    They follow from the data alone, so that they can be known before the first forward. With
+    `loss.per_clip` none is needed but the number of samples.
     """
     visible = torch.stack([(window.valid * window.visible).sum() for window in windows])
     valid = torch.stack([window.valid.sum() for window in windows])
@@ -42,23 +43,35 @@ def losses(
     settings: LossSettings,
 ) -> dict[str, Tensor]:
     """The weighted terms: sums over this batch divided by counts of the global batch."""
+    visible = [target.valid * target.visible for target in targets]
+    occluded = [target.valid * (1 - target.visible) for target in targets]
+    if settings.per_clip:
+        samples = counts["samples"]
+        visible_counts, occluded_counts = per_clip(visible), per_clip(occluded)
+        # Clips of a batch have equally many entries: their mean is that of the clips' means.
+        entries = torch.stack([samples * target.visible[0].numel() for target in targets])
+        visible_counts, occluded_counts = (
+            [samples * count for count in own] for own in (visible_counts, occluded_counts)
+        )
+    else:
+        visible_counts, occluded_counts = list(counts["visible"]), list(counts["occluded"])
+        entries = counts["entries"]
     flow = position_loss(
         windows,
         targets,
-        [target.valid * target.visible for target in targets],
-        counts["visible"],
+        visible,
+        visible_counts,
         settings.gamma,
         settings.huber_delta if settings.huber_visible else None,
     )
     flow_invisible = position_loss(
         windows,
         targets,
-        [target.valid * (1 - target.visible) for target in targets],
-        counts["occluded"],
+        occluded,
+        occluded_counts,
         settings.gamma,
         settings.huber_delta if settings.huber_invisible else None,
     )
-    entries = counts["entries"]
     visibility = visibility_loss(windows, targets, entries)
     confidence = confidence_loss(windows, targets, entries, settings.confidence_radius)
     return {
@@ -67,6 +80,11 @@ def losses(
         "visibility": settings.visibility_weight * visibility,
         "confidence": settings.confidence_weight * confidence,
     }
+
+
+def per_clip(masks: Sequence[Tensor]) -> list[Tensor]:
+    """How many entries of each window each clip has, (B, 1, 1): what its own mean divides by."""
+    return [mask.sum((1, 2), keepdim=True) for mask in masks]
 
 
 def position_error(predicted_xy: Tensor, true_xy: Tensor, huber_delta: float | None) -> Tensor:
@@ -82,7 +100,9 @@ def position_loss(
     windows: Sequence[Sequence[Estimate]],
     targets: Sequence[Targets],
     masks: Sequence[Tensor],  # (B, S, N) per window
-    counts: Tensor,  # (W,) sums of the masks over the global batch
+    # of each window: the sum of the masks over the global batch, (), or for each clip what its
+    # errors are divided by, (B, 1, 1)
+    counts: Sequence[Tensor],
     gamma: float,
     huber_delta: float | None,
 ) -> Tensor:
@@ -91,9 +111,10 @@ def position_loss(
     for window, target, mask, count in zip(windows, targets, masks, counts, strict=True):
         predicted = torch.stack([estimate.tracks_xy for estimate in window])  # (I, B, S, N, 2)
         errors = position_error(predicted, target.tracks_xy, huber_delta).mean(-1) * mask
-        age = torch.arange(len(window) - 1, -1, -1, device=errors.device)
         # The small number makes a window without valid entries a zero, not NaN.
-        terms.append((errors.flatten(1).sum(1) * gamma**age).mean() / (1e-6 + count))
+        errors = errors.sum((2, 3)) / (1e-6 + count.flatten())  # (I, B)
+        age = torch.arange(len(window) - 1, -1, -1, device=errors.device)
+        terms.append((errors.sum(1) * gamma**age).mean())
     return torch.stack(terms).mean()
 
 

@@ -18,7 +18,10 @@ from overt.data.tracking.clips import (
     redrawn_metric,
     rendered,
 )
+from overt.data.tracking.procedural import ProceduralClips, Seeds, make_clips, to_batch
+from overt.data.tracking.procedural_scene import DRAWS
 from overt.data.tracking.settings import HELD_OUT
+from overt.data.tracking.textures import load_textures
 from overt.distributed import World
 from overt.errors import ConfigError
 from overt.evaluation import NamedRow, summarize
@@ -56,6 +59,7 @@ class _CoTracker3Recipe(Recipe):
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.textures: Tensor | None = None  # of procedural clips, once they are needed
         self.stackable: bool | str = True
         shortest, longest = settings.data.random_sequence_len, settings.data.sequence_len
         if shortest is not None and longest - shortest > 1:  # the longest is never drawn
@@ -86,21 +90,48 @@ class _CoTracker3Recipe(Recipe):
         return self.model_class(**sizes)
 
     def build_dataset(self) -> SampleSource:
+        if self.settings.data.procedural is not None:
+            return ProceduralClips(self.settings.data.procedural)
         make_missing_sequences(self.settings.data)
         return training_clips(self.settings.data)
 
-    def collate(self, samples: list[TrackSample]) -> TrackBatch:
+    def collate(self, samples: list[Any]) -> TrackBatch | Seeds:
+        if self.settings.data.procedural is not None:
+            return Seeds(torch.stack(samples))
         return collate(samples)
 
-    def example_batch(self, size: int) -> TrackBatch:
+    def example_batch(self, size: int) -> TrackBatch | Seeds:
         """Clips of noise, as long as training draws them."""
+        if self.settings.data.procedural is not None:
+            numbers = torch.rand(size, DRAWS, generator=torch.Generator().manual_seed(0))
+            return Seeds(numbers)
         samples = [
             example_sample(self.settings.data, index) for index in range(min(size, EXAMPLES))
         ]
         return self.collate([samples[index % EXAMPLES] for index in range(size)])
 
-    def on_device(self, batch: TrackBatch) -> TrackBatch:
-        return rendered(batch)
+    def on_device(self, batch: TrackBatch | Seeds) -> TrackBatch:
+        return self.made(batch) if isinstance(batch, Seeds) else rendered(batch)
+
+    def made(self, batch: Seeds) -> TrackBatch:
+        """The clips of procedural samples."""
+        data, device = self.settings.data, batch.numbers.device
+        assert data.procedural is not None
+        if self.textures is None or self.textures.device != device:
+            made = data.procedural.made_textures
+            self.textures = load_textures(data.textures, data.procedural.texture_size, made)
+            self.textures = self.textures.to(device)
+        height, width = data.crop_size
+        return to_batch(
+            make_clips(
+                batch.numbers,
+                self.textures,
+                data.procedural,
+                (height, width),
+                data.sequence_len,
+                data.traj_per_sample,
+            )
+        )
 
     def blocks(self, model: CoTracker3) -> list[nn.Module]:
         small = [model.fnet, model.table, model.corr_mlp, model.motion, model.token_parts]
@@ -115,7 +146,9 @@ class _CoTracker3Recipe(Recipe):
         # data set they pay.
         return [*units, model.motion, model.updateformer.entry, model.updateformer.exit]
 
-    def counts(self, batch: TrackBatch) -> dict[str, Tensor]:
+    def counts(self, batch: TrackBatch | Seeds) -> dict[str, Tensor]:
+        if isinstance(batch, Seeds):  # its clips are made later; their loss is one of `per_clip`
+            return {"clips": torch.tensor(float(len(batch.numbers)))}
         windows = tracking_loss.counts(self.targets(batch))
         # Windows overlap, but the error that is shown counts every frame once.
         once = {"visible_once": (self.supervised(batch) & batch.visibility).sum()}
@@ -134,8 +167,12 @@ class _CoTracker3Recipe(Recipe):
                 tracks.train_data.windows, self.targets(batch), counts, self.settings.loss
             )
             seen = self.supervised(batch) & batch.visibility
-            pixels = (tracks.tracks_xy.detach() - batch.tracks).norm(dim=-1)
-            error = (pixels * seen).sum() / counts["visible_once"].clamp(min=1)
+            pixels = (tracks.tracks_xy.detach() - batch.tracks).norm(dim=-1) * seen
+            if "visible_once" in counts:
+                error = pixels.sum() / counts["visible_once"].clamp(min=1)
+            else:
+                own = pixels.sum((1, 2)) / seen.sum((1, 2)).clamp(min=1)
+                error = own.sum() / counts["samples"]
         return StepOutput(terms, {"visible_error_px": error} | redrawn_metric(batch, counts))
 
     def check_evaluation_data(self) -> None:

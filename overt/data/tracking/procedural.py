@@ -1,0 +1,368 @@
+"""Clips made on the training device from photographs: frames, tracks, occlusion and queries.
+
+A sample is a row of random numbers and nothing else, so that resume, world size and accumulation
+cannot change it. The formula that places a pixel's texture also places the points, so that tracks
+are exact. B clips, L layers, T frames, N points, H x W pixels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from overt.data.tracking.clips import TrackBatch
+from overt.data.tracking.procedural_scene import (
+    DRAWS,
+    SOLID,
+    Layer,
+    Scene,
+    cover,
+    draw_scene,
+    pick_frame,
+    pick_layer,
+    to_image,
+    to_surface,
+)
+from overt.data.tracking.procedural_settings import ProceduralSettings
+
+CANDIDATES = 4  # places of the image that a query is chosen among
+BLUR_TAPS = (-1.0, 1.0)  # beside the middle one
+LONGEST_BLUR = 8.0  # texels to either side of a tap
+ALMOST_NOTHING = 0.02  # of a pixel that a layer covers
+# A point further from the middle of the image than so many half sides is not learned.
+FAR = 4.0
+BLOCK = 8  # pixels of the squares that compression works on
+NOISE_WORDS = (0x2C1B3C6D, 0x297A2D39)
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """Samples that are yet to become clips."""
+
+    numbers: Tensor  # (B, DRAWS) float32 uniform in 0..1
+
+
+class ProceduralClips:
+    """Training samples: random numbers, of which the device makes clips."""
+
+    def __init__(self, settings: ProceduralSettings) -> None:
+        self.settings = settings
+
+    def __len__(self) -> int:
+        return self.settings.samples
+
+    def sample(self, index: int, rng: np.random.Generator) -> Tensor:
+        """The numbers that the clip is a function of, (DRAWS,)."""
+        return torch.from_numpy(rng.random(DRAWS, dtype=np.float32))
+
+
+class Clips(NamedTuple):
+    """Clips and their points."""
+
+    video: Tensor  # (B, T, 3, H, W) uint8
+    tracks: Tensor  # (B, T, N, 2) pixels
+    visible: Tensor  # (B, T, N) bool
+    near: Tensor  # (B, T, N) bool: not far outside of the image
+    queries: Tensor  # (B, N, 3): frame, x, y
+
+
+@torch.no_grad()
+def make_clips(
+    numbers: Tensor,  # (B, DRAWS)
+    textures: Tensor,  # (K, S, S) int32: red, green and blue in the lower bytes
+    settings: ProceduralSettings,
+    size: tuple[int, int],
+    frames: int,
+    points: int,
+) -> Clips:
+    """Render the clips of some rows of random numbers and follow points through them."""
+    scene = draw_scene(numbers, frames, settings)
+    compiled = settings.compile and numbers.is_cuda
+    shade, finish = (_compiled() if compiled else (_shade, _finish))
+    which = (scene.texture * len(textures)).long().clamp(max=len(textures) - 1)
+    x, y = _pixel_grid(size, numbers.device)
+    colored = shade(
+        scene.layers, scene.texture_map, which.int(), scene.color, scene.light, scene.shutter,
+        textures, x, y,
+    )  # fmt: skip
+    video = finish(colored, scene.finish, _seeds(numbers))
+    return Clips(video, *follow_points(scene, settings, size, points))
+
+
+def to_batch(clips: Clips) -> TrackBatch:
+    """As the recipes take it."""
+    batch = len(clips.video)
+    return TrackBatch(
+        video=clips.video,
+        tracks=clips.tracks,
+        visibility=clips.visible,
+        valid=clips.near,
+        queries=clips.queries,
+        redrawn=clips.tracks.new_zeros(batch),
+        names=("procedural",) * batch,
+    )
+
+
+# --- points ----------------------------------------------------------------------------------
+
+
+def follow_points(
+    scene: Scene, settings: ProceduralSettings, size: tuple[int, int], points: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Choose points that their query frame shows; tracks, visible, near and queries of `Clips`."""
+    frames = scene.layers.shape[-1]
+    frame, x, y = _candidates(scene, settings, size, points)  # (B, N, CANDIDATES)
+    flat = [value.flatten(1) for value in (frame, x, y)]
+    owners, u, v = _top(scene, *flat)
+    owners, u, v = (torch.unflatten(value, 1, (points, -1)) for value in (owners, u, v))
+    # The first candidate, or the first on something in front of the background.
+    wants = scene.draws.uniform(points) < settings.foreground
+    in_front = (owners > 0) & wants[..., None]
+    index = in_front.float().argmax(-1, keepdim=True)  # 0 where there is none
+    owner, u, v, frame, x, y = (
+        value.gather(2, index).squeeze(2) for value in (owners, u, v, frame, x, y)
+    )
+    own = Layer(*pick_layer(scene.layers, owner).unbind(0))
+    track_x, track_y = to_image(own, pick_layer(scene.forward, owner), u[:, None], v[:, None])
+    hidden = torch.zeros_like(track_x, dtype=torch.bool)
+    for number in range(1, scene.layers.shape[2]):
+        layer = Layer(*scene.layers[:, :, number, :, None].unbind(0))  # fields of (B, T, 1)
+        covered = cover(layer, *to_surface(layer, track_x, track_y)) > SOLID
+        hidden |= covered & (owner[:, None] < number)
+    height, width = size
+    half = min(size) / 2
+    pixels_x, pixels_y = track_x * half + (width - 1) / 2, track_y * half + (height - 1) / 2
+    inside = (pixels_x >= 0) & (pixels_x <= width - 1)
+    inside &= (pixels_y >= 0) & (pixels_y <= height - 1)
+    visible = inside & ~hidden
+    # A query is visible by its choice; rounding at an outline does not change that.
+    visible |= frame[:, None] == torch.arange(frames, device=frame.device)[:, None]
+    near = (track_x.abs() < FAR) & (track_y.abs() < FAR)
+    tracks = torch.stack([pixels_x, pixels_y], -1)
+    query_xy = torch.stack([x * half + (width - 1) / 2, y * half + (height - 1) / 2], -1)
+    queries = torch.cat([frame[..., None].float(), query_xy], -1)
+    return tracks, visible, near, queries
+
+
+def _candidates(
+    scene: Scene, settings: ProceduralSettings, size: tuple[int, int], points: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Frames and positions (B, N, CANDIDATES) that a query is chosen among."""
+    frames, draws = scene.layers.shape[-1], scene.draws
+    later = draws.uniform(points) >= settings.first_frame
+    frame = (draws.uniform(points) * frames).long().clamp(max=frames - 1) * later
+    half = min(size) / 2
+    limits = [(side - 1) / 2 / half for side in (size[1], size[0])]
+    # As many numbers again as there are candidates, stirred from one each: draws are not endless.
+    first = draws.uniform(points, 2)
+    steps = torch.arange(CANDIDATES, device=first.device) * 0.754877666
+    other = torch.arange(CANDIDATES, device=first.device) * 0.569840291
+    x = (2 * ((first[..., :1] + steps) % 1) - 1) * limits[0]
+    y = (2 * ((first[..., 1:] + other) % 1) - 1) * limits[1]
+    return frame[..., None].expand_as(x), x, y
+
+
+def _top(scene: Scene, frame: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The foremost layer at positions (B, M) of frames, and the places of its surface."""
+    owner = torch.zeros_like(frame)
+    top_u, top_v = torch.zeros_like(x), torch.zeros_like(y)
+    for number in range(scene.layers.shape[2]):
+        layer = Layer(*pick_frame(scene.layers[:, :, number], frame).unbind(0))
+        u, v = to_surface(layer, x, y)
+        here = cover(layer, u, v) > SOLID
+        owner = torch.where(here, number, owner)
+        top_u, top_v = torch.where(here, u, top_u), torch.where(here, v, top_v)
+    return owner, top_u, top_v
+
+
+# --- pixels ----------------------------------------------------------------------------------
+
+
+def _pixel_grid(size: tuple[int, int], device: torch.device) -> tuple[Tensor, Tensor]:
+    """x (1, 1, 1, W) and y (1, 1, H, 1) of pixels in half sides of the image from its middle."""
+    height, width = size
+    half = min(size) / 2
+    x = (torch.arange(width, device=device) - (width - 1) / 2) / half
+    y = (torch.arange(height, device=device) - (height - 1) / 2) / half
+    return x.view(1, 1, 1, -1), y.view(1, 1, -1, 1)
+
+
+def _shade(
+    layers: Tensor,
+    texture_map: Tensor,
+    which: Tensor,
+    color: Tensor,
+    light: Tensor,
+    shutter: Tensor,
+    textures: Tensor,
+    x: Tensor,
+    y: Tensor,
+) -> Tensor:
+    """Colors (B, T, 3, H, W) in 0..255, float, in the light of the scene."""
+    _, batch, count, frames = layers.shape
+    shape = (batch, frames, y.shape[2], x.shape[3])
+    top = torch.zeros(shape, dtype=torch.int32, device=x.device)
+    under, top_cover = top, torch.ones(shape, device=x.device)
+    top_u = top_v = under_u = under_v = torch.zeros(shape, device=x.device)
+    for number in range(count):  # from back to front; unrolled into one kernel when compiled
+        layer = Layer(*layers[:, :, number, :, None, None].unbind(0))
+        u, v = to_surface(layer, x, y)
+        covers = cover(layer, u, v)
+        here = covers > ALMOST_NOTHING
+        solid = here & (top_cover >= SOLID)  # what was on top before is seen through the edge
+        under = torch.where(solid, top, under)
+        under_u, under_v = torch.where(solid, top_u, under_u), torch.where(solid, top_v, under_v)
+        top = torch.where(here, number, top)
+        top_u, top_v = torch.where(here, u, top_u), torch.where(here, v, top_v)
+        top_cover = torch.where(here, covers, top_cover)
+
+    # How far the texture moves while the shutter is open.
+    earlier = _previous_surface(layers, top, x, y)
+    open_for = shutter[:, None, None, None]
+    blur_u, blur_v = (top_u - earlier[0]) * open_for, (top_v - earlier[1]) * open_for
+    colors = _texels(textures, which, texture_map, color, top, top_u, top_v, blur_u, blur_v)
+    nothing = torch.zeros_like(blur_u)
+    behind = _texels(
+        textures, which, texture_map, color, under, under_u, under_v, nothing, nothing, taps=()
+    )
+    top_cover = top_cover[:, :, None]
+    colors = colors * top_cover + behind * (1 - top_cover)
+
+    gain, strength, wave_x, wave_y, phase, *spots = light[:, :, :, None, None].unbind(2)
+    shade = gain * (1 + strength * torch.sin(wave_x * x + wave_y * y + phase))
+    for dark, spot_x, spot_y, narrow in (spots[:4], (*spots[4:], spots[3])):
+        distance = ((x - spot_x) * narrow) ** 2 + ((y - spot_y) * narrow) ** 2
+        shade = shade * (1 - dark * torch.exp(-distance))
+    return (colors * shade[:, :, None]).clamp(0, 255)
+
+
+def _previous_surface(layers: Tensor, top: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """What the same layer showed at the same pixels in the frame before."""
+    fields, batch, count, frames = layers.shape
+    before = torch.cat([layers[..., :1], layers[..., :-1]], -1)
+    table = before[:19].permute(1, 3, 2, 0).reshape(batch * frames * count, 19)
+    first = torch.arange(batch * frames, device=x.device, dtype=torch.int32) * count
+    row = first.view(batch, frames, 1, 1) + top
+    values = [table[:, field][row] for field in range(19)]
+    unused = [values[0]] * (fields - 19)
+    return to_surface(Layer(*values, *unused), x, y)
+
+
+def _texels(
+    textures: Tensor,
+    which: Tensor,
+    texture_map: Tensor,
+    color: Tensor,
+    chosen: Tensor,  # (B, T, H, W) layer of each pixel
+    u: Tensor,
+    v: Tensor,
+    blur_u: Tensor,
+    blur_v: Tensor,
+    taps: tuple[float, ...] = BLUR_TAPS,
+) -> Tensor:
+    """Colors (B, T, 3, H, W) of places of surfaces, averaged along the blur."""
+    batch, count, _ = texture_map.shape
+    row = torch.arange(batch, device=u.device, dtype=torch.int32).view(-1, 1, 1, 1) * count + chosen
+    xx, xy, x0, yx, yy, y0 = (part.reshape(-1)[row] for part in texture_map.unbind(-1))
+    number = which.reshape(-1)[row]
+    x, y = xx * u + xy * v + x0, yx * u + yy * v + y0
+    move_x = (xx * blur_u + xy * blur_v).clamp(-LONGEST_BLUR, LONGEST_BLUR)
+    move_y = (yx * blur_u + yy * blur_v).clamp(-LONGEST_BLUR, LONGEST_BLUR)
+    red, green, blue = _bilinear(textures, number, x, y)
+    for tap in taps:
+        more = _bilinear(textures, number, x + tap * move_x, y + tap * move_y)
+        red, green, blue = red + more[0], green + more[1], blue + more[2]
+    share = 1 / (1 + len(taps))
+    parts = [part.reshape(-1)[row] for part in color.unbind(-1)]
+    channels = (red, green, blue)
+    return torch.stack(
+        [channels[k] * share * parts[k] + parts[3 + k] for k in range(3)], dim=2
+    ).clamp(0, 255)
+
+
+def _bilinear(
+    textures: Tensor, number: Tensor, x: Tensor, y: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Red, green and blue of textures between their texels; beyond an edge they are mirrored."""
+    side = textures.shape[1]
+    table = textures.reshape(-1)
+    left, above = x.floor(), y.floor()
+    part_x, part_y = x - left, y - above
+    left, above = left.int(), above.int()
+    columns = (_mirrored(left, side), _mirrored(left + 1, side))
+    rows = (_mirrored(above, side), _mirrored(above + 1, side))
+    first = number * (side * side)
+    red = green = blue = torch.zeros_like(x)
+    for row, down in ((rows[0], 1 - part_y), (rows[1], part_y)):
+        for column, right in ((columns[0], 1 - part_x), (columns[1], part_x)):
+            texel = table[first + row * side + column]
+            weight = down * right
+            red = red + weight * (texel & 255)
+            green = green + weight * ((texel >> 8) & 255)
+            blue = blue + weight * ((texel >> 16) & 255)
+    return red, green, blue
+
+
+def _mirrored(index: Tensor, side: int) -> Tensor:
+    """Indices folded into 0 .. side - 1."""
+    inside = index.remainder(2 * side)
+    return torch.minimum(inside, 2 * side - 1 - inside)
+
+
+def _finish(colored: Tensor, finish: Tensor, seeds: Tensor) -> Tensor:
+    """Blur, grey, noise and compression as `Scene.finish` has them; uint8."""
+    blur, grey, noise, step = finish[:, :, None, None, None, None].unbind(1)
+    soft = F.pad(colored.flatten(0, 1), (1, 1, 1, 1), mode="replicate")
+    soft = (soft[..., :-2] + 2 * soft[..., 1:-1] + soft[..., 2:]) / 4
+    soft = (soft[..., :-2, :] + 2 * soft[..., 1:-1, :] + soft[..., 2:, :]) / 4
+    frames = colored + blur * (soft.view_as(colored) - colored)
+    frames = frames + grey * (frames.mean(2, keepdim=True) - frames)
+    frames = frames + noise * _noise(frames.shape, seeds)
+    frames = torch.where(step > 0, _compressed(frames, step.clamp(min=1)), frames)
+    return frames.round().clamp(0, 255).to(torch.uint8)
+
+
+def _noise(shape: torch.Size, seeds: Tensor) -> Tensor:
+    """Numbers of deviation 1 for each pixel and channel, from its place and the clip's seed."""
+    _, frames, channels, height, width = shape
+    place = torch.arange(frames * channels * height * width, device=seeds.device, dtype=torch.int32)
+    value = place.view(1, *shape[1:]) + seeds.view(-1, 1, 1, 1, 1)
+    for word in NOISE_WORDS:  # multiplications wrap around
+        value = (value ^ ((value >> 15) & 0x1FFFF)) * word
+    value = value ^ ((value >> 15) & 0x1FFFF)
+    total = (value & 255) + ((value >> 8) & 255) + ((value >> 16) & 255)
+    return (total - 382.5) / 128.0
+
+
+def _seeds(numbers: Tensor) -> Tensor:
+    """(B,) int32 of the last numbers of each row."""
+    parts = (numbers[:, -2:] * 32768).int()
+    return parts[:, 0] * 65536 + parts[:, 1]
+
+
+def _compressed(frames: Tensor, step: Tensor) -> Tensor:
+    """Rounding in the frequencies of small squares, as JPEG and films do; coarser for high ones."""
+    order = torch.arange(BLOCK, device=frames.device, dtype=torch.float32)
+    waves = torch.cos(torch.pi / BLOCK * (order + 0.5) * order[:, None]) * (2 / BLOCK) ** 0.5
+    waves = torch.where(order[:, None] == 0, (1 / BLOCK) ** 0.5, waves)  # (frequency, place)
+    blocks = frames.unflatten(-1, (-1, BLOCK)).unflatten(-3, (-1, BLOCK))  # ..., y, 8, x, 8
+    blocks = torch.einsum("ki,...iwj,lj->...kwl", waves, blocks, waves)
+    steps = step[..., None, None] * (0.35 + 0.16 * (order[:, None, None] + order))
+    blocks = (blocks / steps).round() * steps
+    blocks = torch.einsum("ki,...kwl,lj->...iwj", waves, blocks, waves)
+    return blocks.reshape(frames.shape)
+
+
+_PROGRAMS: list[Any] = []
+
+
+def _compiled() -> list[Any]:
+    """The two halves of the renderer as fused kernels, compiled when they are first used."""
+    if not _PROGRAMS:
+        _PROGRAMS.extend(torch.compile(part, dynamic=False) for part in (_shade, _finish))
+    return _PROGRAMS

@@ -1,0 +1,383 @@
+"""Scenes of textured layers that move: what is drawn for a clip, and where its surfaces lie.
+
+A scene is a function of one row of random numbers. B clips, L layers from back to front, T frames;
+positions (x, y) are in half image sides from the middle of the image, on surfaces as well. All
+numbers of a layer in a frame are one column of a table, so that the same lines of code serve
+pixels, points and candidates.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from overt.data.tracking.procedural_settings import ProceduralSettings
+
+SINES = 3  # of each smooth motion
+HARMONICS = 5  # of an outline
+DRAWS = 8192  # random numbers of a clip: enough for 16 layers and 1,000 points
+REFERENCE_FRAMES = 24  # motion is described for clips of so many; longer ones have more of it
+SOLID = 0.5  # an outline is where the cover passes this
+LEAST_DEPTH = 0.15  # nothing comes closer to the camera, relative to the middle of its layer
+BENDS = 2
+INVERSIONS = 14  # of a bend, by iteration: each leaves at most 0.4 of the error
+
+
+class Draws:
+    """The random numbers of B clips, taken in turn."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self.numbers = numbers  # (B, D) uniform in 0..1
+        self.taken = 0
+
+    def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
+        """(B, *shape) between the limits."""
+        count = math.prod(shape)
+        assert self.taken + count <= self.numbers.shape[1], "DRAWS is too small"
+        part = self.numbers[:, self.taken : self.taken + count]
+        self.taken += count
+        return low + (high - low) * part.reshape(-1, *shape)
+
+    def normal(self, *shape: int) -> Tensor:
+        """(B, *shape) of a normal distribution, cut off at three deviations."""
+        return math.sqrt(2) * torch.erfinv(self.uniform(*shape, low=-0.9973, high=0.9973))
+
+    def chance(self, probability: float, *shape: int) -> Tensor:
+        """(B, *shape): 1 with this probability, else 0."""
+        return (self.uniform(*shape) < probability).float()
+
+    def spread(self, *shape: int, median: float, deviation: float) -> Tensor:
+        """(B, *shape) positive numbers, log-normal."""
+        return median * torch.exp(deviation * self.normal(*shape))
+
+
+class Layer(NamedTuple):
+    """A layer, or layers, in frames: tensors that are broadcast against positions."""
+
+    # image to surface, row by row
+    m00: Tensor
+    m01: Tensor
+    m02: Tensor
+    m10: Tensor
+    m11: Tensor
+    m12: Tensor
+    m20: Tensor
+    m21: Tensor
+    m22: Tensor
+    # two bends: direction with amplitude, wave vector, phase
+    ax: Tensor
+    ay: Tensor
+    awx: Tensor
+    awy: Tensor
+    aphase: Tensor
+    bx: Tensor
+    by: Tensor
+    bwx: Tensor
+    bwy: Tensor
+    bphase: Tensor
+    # outline: one over its half axes, a disc (0) or a box (1), a lattice that cuts holes into it
+    inverse_x: Tensor
+    inverse_y: Tensor
+    size: Tensor
+    is_box: Tensor
+    lattice_x: Tensor
+    lattice_y: Tensor
+    lattice_phase: Tensor
+    lattice_level: Tensor
+    margin: Tensor  # added to the distance from the outline: large for a background
+    sharpness: Tensor  # cover gained per half image side across the outline
+    c1: Tensor
+    c2: Tensor
+    c3: Tensor
+    c4: Tensor
+    c5: Tensor
+    s1: Tensor
+    s2: Tensor
+    s3: Tensor
+    s4: Tensor
+    s5: Tensor
+
+
+class Scene(NamedTuple):
+    """Everything about B clips but the pixels of their textures."""
+
+    layers: Tensor  # (fields of Layer, B, L, T)
+    forward: Tensor  # (9, B, L, T) surface to image, row by row
+    texture: Tensor  # (B, L) number of a texture, uniform in 0..1 before it is scaled
+    texture_map: Tensor  # (B, L, 6) surface to texels: x from x, y, 1, then y
+    color: Tensor  # (B, L, 6) gain and offset of each channel
+    light: Tensor  # (B, T, 12): gain, wave (strength, x, y, phase), two spots (strength, x, y, 1/s)
+    shutter: Tensor  # (B,) of a frame's duration in which the texture moves
+    finish: Tensor  # (B, 4): blur, grey, noise, step of the compression
+    draws: Draws  # what is left, for the choice of points
+
+
+def draw_scene(numbers: Tensor, frames: int, settings: ProceduralSettings) -> Scene:
+    """Make the scenes of rows of random numbers (B, DRAWS)."""
+    draws, count = Draws(numbers), settings.layers
+    batch, device = len(numbers), numbers.device
+    time = torch.arange(frames, device=device) / REFERENCE_FRAMES  # (T,)
+
+    def smooth(*shape: int) -> Tensor:
+        """(B, *shape, T): a sum of slow sines of deviation about 1, 0 on average over its draws."""
+        strength = draws.normal(*shape, SINES) / math.sqrt(SINES / 2)
+        rate = draws.uniform(*shape, SINES, low=0.1, high=settings.fastest)
+        phase = draws.uniform(*shape, SINES, high=2 * math.pi)
+        angles = 2 * math.pi * rate[..., None] * time + phase[..., None]
+        # From the value of the first frame on: motion, not a place.
+        return (strength[..., None] * (angles.sin() - phase.sin()[..., None])).sum(-2)
+
+    def each(value: Tensor) -> Tensor:
+        """(B, L) to (B, L, T)."""
+        return value.unsqueeze(-1).expand(-1, -1, frames)
+
+    # How much moves in a clip: nothing, the camera, things, or both.
+    moves = 1 - draws.chance(settings.static_clips, 1)
+    camera_moves = moves * (1 - draws.chance(settings.static_camera, 1))
+    things_move = moves * (1 - draws.chance(settings.static_things, 1))
+    near = torch.cat(  # inverse depth from back to front
+        [draws.uniform(1, low=0.2, high=0.9), draws.uniform(count - 1, low=0.9, high=1.8)], 1
+    )
+    near = near.sort(dim=1).values
+    camera = smooth(4)  # x, y, roll, zoom
+    camera = camera * camera_moves[..., None]
+    pan = 2 * draws.spread(1, median=settings.camera_shift, deviation=settings.spread)
+    pan_xy = camera[:, :2] * pan[..., None]  # (B, 2, T)
+
+    own_scale = things_move.repeat(1, count)
+    background = torch.zeros(count, device=device)
+    background[0] = 1
+    own_scale = own_scale * (1 - 0.7 * background)
+    own = smooth(count, 8) * own_scale[..., None, None]  # (B, L, 8, T)
+    shift = 2 * draws.spread(count, median=settings.shift, deviation=settings.spread)
+    turn = draws.spread(count, median=settings.rotation, deviation=settings.spread)
+    zoom = draws.spread(count, median=settings.zoom, deviation=settings.spread)
+    center = draws.uniform(count, 2, low=-1.0, high=1.0) * (1 - background[:, None])
+
+    x = own[:, :, 0] * shift[..., None] + pan_xy[:, None, 0] * near[..., None] + center[:, :, :1]
+    y = own[:, :, 1] * shift[..., None] + pan_xy[:, None, 1] * near[..., None] + center[:, :, 1:]
+    roll = own[:, :, 2] * turn[..., None] + camera[:, 2:3] * settings.rotation * 0.5
+    growth = own[:, :, 3] * zoom[..., None] + camera[:, 3:] * settings.zoom * near[..., None]
+    growth = growth.clamp(-0.9, 0.9)
+    shear = (own[:, :, 4:6] * settings.shear).clamp(-0.4, 0.4)  # stretch along and across
+    tilt = (own[:, :, 6:8] * settings.perspective).clamp(-0.2, 0.2)
+    forward = _homography(x, y, roll, growth, shear, tilt)
+    inverse = _inverted(forward)
+
+    # Bends of the surface: one fixed on it that the camera's motion reveals, one that runs over it.
+    wave_angle = draws.uniform(count, BENDS, 2, high=2 * math.pi)
+    wave_number = draws.uniform(count, BENDS, low=1.5, high=6.0)
+    bend = draws.spread(count, BENDS, median=settings.bend, deviation=0.7)
+    bend = bend * draws.chance(0.7, count, BENDS)
+    bend = torch.minimum(bend, 0.2 / wave_number)  # so that a bend can be undone by iteration
+    phase = draws.uniform(count, BENDS, high=2 * math.pi)
+    wobble = smooth(count, 2) * things_move[..., None, None]
+    relief = torch.tanh(pan_xy[:, :1] * 3).expand(-1, count, -1)
+    strengths = (bend[..., :1] * relief, bend[..., 1:] * torch.tanh(wobble[:, :, 0]))
+    phases = (each(phase[..., 0]), phase[..., 1:] + 1.5 * wobble[:, :, 1])
+    bends = []
+    for k in range(BENDS):
+        bends += [
+            strengths[k] * wave_angle[..., k, :1].cos(),
+            strengths[k] * wave_angle[..., k, :1].sin(),
+            each(wave_number[..., k] * wave_angle[..., k, 1].cos()),
+            each(wave_number[..., k] * wave_angle[..., k, 1].sin()),
+            phases[k],
+        ]
+
+    # Outlines.
+    size = torch.exp(
+        draws.uniform(count, low=math.log(settings.sizes[0]), high=math.log(settings.sizes[1]))
+    )
+    aspect = torch.exp(0.45 * draws.normal(count))
+    thin = draws.chance(settings.thin, count)
+    aspect = torch.where(thin > 0, aspect.sign() * 12.0, aspect.clamp(0.4, 2.5))
+    size = torch.where(thin > 0, size * 0.6 + 0.03, size)
+    present = draws.chance(settings.present, count)
+    lattice = draws.chance(settings.holes, count)
+    lattice_rate = draws.uniform(count, low=8.0, high=30.0)
+    striped = draws.chance(0.4, count)
+    margin = torch.where(background > 0, 50.0, torch.where(present > 0, 0.0, -50.0))
+    order = torch.arange(1, HARMONICS + 1, device=device)
+    wiggle = 0.22 * draws.normal(count, 2, HARMONICS) / order
+    sharpness = draws.uniform(count, low=0.4, high=1.0) * settings.pixels_per_unit
+    lattice_phase = draws.uniform(count, high=2 * math.pi)
+    level = torch.where(lattice > 0, draws.uniform(count, low=-0.5, high=0.3), -9.0)
+    outline = [
+        1 / (size * aspect.sqrt()),
+        1 / (size / aspect.sqrt()),
+        size / aspect.clamp(min=1).sqrt(),
+        draws.chance(settings.boxes, count),
+        lattice_rate,
+        lattice_rate * (1 - striped),
+        lattice_phase,
+        level,
+        margin,
+        sharpness,
+        *(wiggle[:, :, 0, k] for k in range(HARMONICS)),
+        *(wiggle[:, :, 1, k] for k in range(HARMONICS)),
+    ]
+    layers = torch.stack([*inverse, *bends, *(each(value) for value in outline)])
+
+    return Scene(
+        layers,
+        torch.stack(forward),
+        draws.uniform(count),
+        _texture_map(draws, settings),
+        _colors(draws, count),
+        _light(draws, smooth, settings),
+        draws.chance(settings.motion_blur, 1)[:, 0] * draws.uniform(1, high=0.5)[:, 0],
+        _finish(draws, settings),
+        draws,
+    )
+
+
+def _texture_map(draws: Draws, settings: ProceduralSettings) -> Tensor:
+    """(B, L, 6): surface to texels, turned, scaled, from anywhere."""
+    count = settings.layers
+    low, high = settings.texels_per_pixel
+    rate = torch.exp(draws.uniform(count, low=math.log(low), high=math.log(high)))
+    rate = rate * settings.pixels_per_unit
+    angle = draws.normal(count) * 0.5
+    mirror = 1 - 2 * draws.chance(0.5, count)
+    corner = draws.uniform(count, 2, high=settings.texture_size)
+    rows = [
+        rate * angle.cos() * mirror, -rate * angle.sin(), corner[..., 0],
+        rate * angle.sin() * mirror, rate * angle.cos(), corner[..., 1],
+    ]  # fmt: skip
+    return torch.stack(rows, -1)
+
+
+def _colors(draws: Draws, count: int) -> Tensor:
+    """(B, L, 6): gain and offset of the channels, mostly the same for all three."""
+    gain = torch.exp(0.2 * draws.normal(count, 1) + 0.06 * draws.normal(count, 3))
+    offset = 18 * draws.normal(count, 1) + 5 * draws.normal(count, 3)
+    return torch.cat([gain, offset], -1)
+
+
+def _light(draws: Draws, smooth: object, settings: ProceduralSettings) -> Tensor:
+    """(B, T, 12): see `Scene`."""
+    assert callable(smooth)
+    varies = draws.chance(settings.lights, 1, 1)
+    gain = torch.exp(0.12 * settings.light * varies * smooth(1))[:, 0]
+    rolls = draws.chance(settings.lights, 1)
+    strength = rolls * draws.uniform(1, high=0.25 * settings.light)
+    phase = 3 * smooth(1)[:, 0]
+    wave = [strength.expand_as(gain), *(
+        (6 * draws.uniform(1, low=-1.0)).expand_as(gain) for _ in range(2)
+    ), phase]  # fmt: skip
+    spots = []
+    for _ in range(2):
+        on = draws.chance(settings.lights, 1) * settings.light
+        path = 0.6 * smooth(2) + draws.uniform(2, 1, low=-1.0, high=1.0)
+        dark = (on * draws.uniform(1, low=-0.35, high=0.55)).expand_as(gain)
+        narrow = draws.uniform(1, low=1.2, high=5.0).expand_as(gain)
+        spots += [dark, path[:, 0], path[:, 1], narrow]
+    return torch.stack([gain, *wave, *spots[:7]], -1)
+
+
+def _finish(draws: Draws, settings: ProceduralSettings) -> Tensor:
+    """(B, 4): see `Scene`."""
+    blur = draws.chance(settings.blur, 1) * draws.uniform(1)
+    grey = draws.chance(settings.grey, 1)
+    noise = draws.chance(settings.noisy, 1) * draws.uniform(1, high=settings.noise)
+    step = draws.chance(settings.compressed, 1) * draws.uniform(1, low=4.0, high=26.0)
+    return torch.cat([blur, grey, noise, step], 1)
+
+
+def _homography(
+    x: Tensor, y: Tensor, roll: Tensor, growth: Tensor, shear: Tensor, tilt: Tensor
+) -> list[Tensor]:
+    """Surface to image as nine numbers: tilt, then stretch, turn and zoom, then shift."""
+    scale = growth.exp()
+    cos, sin = scale * roll.cos(), scale * roll.sin()
+    along, across = shear[:, :, 0].exp(), shear[:, :, 1]
+    # turn @ [[along, across], [0, 1]]
+    a, b = cos * along, cos * across - sin
+    c, d = sin * along, sin * across + cos
+    gx, gy = tilt[:, :, 0], tilt[:, :, 1]
+    return [a + x * gx, b + x * gy, x, c + y * gx, d + y * gy, y, gx, gy, torch.ones_like(x)]
+
+
+def _inverted(h: list[Tensor]) -> list[Tensor]:
+    """The inverse of a homography up to scale, its last number made 1 in the middle of a layer."""
+    a, b, c, d, e, f, g, i, j = h
+    adjugate = [
+        e * j - f * i, c * i - b * j, b * f - c * e,
+        f * g - d * j, a * j - c * g, c * d - a * f,
+        d * i - e * g, b * g - a * i, a * e - b * d,
+    ]  # fmt: skip
+    determinant = a * adjugate[0] + b * adjugate[3] + c * adjugate[6]
+    return [number / determinant for number in adjugate]
+
+
+# --- where surfaces lie ----------------------------------------------------------------------
+
+
+def bent(layer: Layer, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """How far a bend moves places of a surface."""
+    a = torch.sin(layer.awx * x + layer.awy * y + layer.aphase)
+    b = torch.sin(layer.bwx * x + layer.bwy * y + layer.bphase)
+    return layer.ax * a + layer.bx * b, layer.ay * a + layer.by * b
+
+
+def to_surface(layer: Layer, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The place of the surface that positions of the image show."""
+    depth = (layer.m20 * x + layer.m21 * y + layer.m22).clamp(min=LEAST_DEPTH)
+    u = (layer.m00 * x + layer.m01 * y + layer.m02) / depth
+    v = (layer.m10 * x + layer.m11 * y + layer.m12) / depth
+    along, across = bent(layer, u, v)
+    return u + along, v + across
+
+
+def to_image(layer: Layer, forward: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """The positions of the image that show places of the surface; `forward` has nine rows."""
+    x, y = u, v
+    for _ in range(INVERSIONS):  # undoes the bend
+        along, across = bent(layer, x, y)
+        x, y = u - along, v - across
+    a, b, c, d, e, f, g, h, i = forward.unbind(0)
+    depth = (g * x + h * y + i).clamp(min=LEAST_DEPTH)
+    return (a * x + b * y + c) / depth, (d * x + e * y + f) / depth
+
+
+def cover(layer: Layer, u: Tensor, v: Tensor) -> Tensor:
+    """How much of a place of a surface is there, 0 to 1."""
+    x, y = u * layer.inverse_x, v * layer.inverse_y
+    radius = (x * x + y * y + 1e-8).sqrt()
+    cos, sin = x / radius, y / radius
+    outline = 1 + layer.c1 * cos + layer.s1 * sin
+    re, im = cos, sin
+    pairs = ((layer.c2, layer.s2), (layer.c3, layer.s3), (layer.c4, layer.s4), (layer.c5, layer.s5))
+    for even, odd in pairs:
+        re, im = re * cos - im * sin, re * sin + im * cos
+        outline = outline + even * re + odd * im
+    disc = outline - radius
+    box = 1 - torch.maximum(x.abs(), y.abs())
+    distance = torch.where(layer.is_box > 0, box, disc) * layer.size
+    waves = torch.cos(layer.lattice_x * u + layer.lattice_phase) * torch.cos(layer.lattice_y * v)
+    holes = (waves - layer.lattice_level) / layer.lattice_x
+    distance = torch.minimum(distance, holes.clamp(min=-1) + (layer.margin > 0) * 50)
+    return ((distance + layer.margin) * layer.sharpness + SOLID).clamp(0, 1)
+
+
+def pick_layer(table: Tensor, chosen: Tensor) -> Tensor:
+    """Of (F, B, L, T) the layer of each of N points, (B, N): (F, B, T, N)."""
+    fields, _, _, frames = table.shape
+    index = chosen[None, :, :, None].expand(fields, -1, -1, frames)
+    return table.gather(2, index).transpose(2, 3)
+
+
+def pick_frame(table: Tensor, frame: Tensor) -> Tensor:
+    """Of (F, B, T) the frame of each of N points, (B, N): (F, B, N)."""
+    return table.gather(2, frame[None].expand(len(table), -1, -1))
+
+
+def padded_frames(table: Tensor) -> Tensor:
+    """(F, B, L, T) with the last frame's change repeated behind it: (F, B, L, T + 1)."""
+    beyond = 2 * table[..., -1:] - table[..., -2:-1] if table.shape[-1] > 1 else table
+    return torch.cat([table, beyond], -1) if table.shape[-1] > 1 else F.pad(table, (0, 1))
