@@ -18,8 +18,8 @@ from overt.checkpoint.reading import folder_parts, read_part
 from overt.checkpoint.weights import load_tensors
 from overt.errors import CheckpointError
 from overt.files.weight_files import read_safetensors
-from overt.nn.base import check_base
 from overt.files.yaml_text import read_text
+from overt.nn.base import check_base
 
 # Of state.json; the first six are handed back to the caller.
 RETURNED = ("epoch", "step", "metrics", "best_metric", "scheduler", "state")
