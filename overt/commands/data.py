@@ -26,6 +26,7 @@ def main(arguments: list[str]) -> int:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     _add_kubric(verbs)
     _add_tapvid(verbs)
+    _add_photographs(verbs)
     _add_images(verbs)
     _add_pack(verbs)
     _add_digits(verbs)
@@ -96,6 +97,25 @@ def _add_tapvid(verbs: Verbs) -> None:
     )
     parser.add_argument("--videos", type=_positive, default=4, help="how many videos")
     _add_scene(parser, points=32)
+
+
+def _add_photographs(verbs: Verbs) -> None:
+    parser = _add_verb(
+        verbs,
+        "photographs",
+        _photographs,
+        help="photographs that move by known transforms, as a test set in TAP-Vid's layout",
+        description="Write videos of layered photographs that move, with exact tracks and "
+        "occlusions, into ROOT/tapvid_davis: the clips of data=procedural, with all queries in "
+        "the first frame. Take photographs that training has not seen.",
+        root="folder of the data set",
+        textures="folder of photographs",
+    )
+    parser.add_argument("--videos", type=_positive, default=10, help="how many videos")
+    parser.add_argument("--frames", type=_positive, default=24, help="frames of each")
+    parser.add_argument("--side", type=_side, default=256, help="height and width, in eights")
+    parser.add_argument("--points", type=whole_number(1), default=64, help="tracks of each")
+    _add_seed(parser)
 
 
 def _add_images(verbs: Verbs) -> None:
@@ -365,6 +385,35 @@ def _tapvid(options: argparse.Namespace) -> int:
     print(
         f"{files[0].parent}: {options.videos} videos of {options.frames} frames, {height}x{width}, "
         f"{options.points} tracks each, in {len(files)} file{'s' if len(files) > 1 else ''}"
+    )
+    return 0
+
+
+def _photographs(options: argparse.Namespace) -> int:
+    from omegaconf import OmegaConf
+
+    from overt.config.compose import CONF
+    from overt.data.tracking.procedural_settings import ProceduralSettings
+    from overt.data.tracking.procedural_tapvid import write_photograph_videos
+
+    values = OmegaConf.load(CONF / "data" / "procedural.yaml").procedural
+    settings = OmegaConf.to_object(OmegaConf.merge(ProceduralSettings, values))
+    assert isinstance(settings, ProceduralSettings)
+    if options.side % 8:
+        raise ConfigError(f"--side {options.side} is not a multiple of 8; frames are compressed")
+    file = write_photograph_videos(
+        options.root,
+        options.textures,
+        settings,
+        options.videos,
+        options.frames,
+        (options.side, options.side),
+        options.points,
+        options.seed,
+    )
+    print(
+        f"{file}: {options.videos} videos of {options.frames} frames, {options.side}x"
+        f"{options.side}, {options.points} tracks each"
     )
     return 0
 
