@@ -50,6 +50,9 @@ def main(arguments: list[str]) -> int:
     exporting.add_argument("--half", action="store_true", help="weights in 16 bits, half the size")
     exporting.add_argument("--prefix", default="", help="put before every key: model.module.")
     exporting.add_argument(
+        "--key", metavar="NAME", help="torch: put the weights below this key, such as model_state"
+    )
+    exporting.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="onnx: a setting"
     )
     options = parser.parse_args(arguments)
@@ -59,6 +62,8 @@ def main(arguments: list[str]) -> int:
         for name in ("recipe", "package", "set"):
             if getattr(options, name):
                 raise ConfigError(f"--{name} is for --to onnx; drop it for {options.to}")
+        if options.key and options.to != "torch":
+            raise ConfigError(f"--key is for --to torch; drop it for {options.to}")
         return export(
             options.file,
             options.to,
@@ -67,6 +72,7 @@ def main(arguments: list[str]) -> int:
             options.force,
             options.prefix,
             options.half,
+            options.key,
         )
     return inspect(options.file, options.keys)
 
@@ -106,8 +112,13 @@ def export(
     force: bool = False,
     prefix: str = "",
     half: bool = False,
+    key: str | None = None,
 ) -> int:
-    """Write the weights of a checkpoint as one file with the keys of the bare model."""
+    """Write the weights of a checkpoint as one file with the keys of the bare model.
+
+    A torch file holds them directly, or below `key` beside an epoch, where training scripts that
+    save {"epoch": ..., "model_state": ...} look for them.
+    """
     _check_output(output, force)
     from overt.checkpoint.reading import read_tensors
     from overt.checkpoint.tensor_files import TensorFile, write_file
@@ -117,14 +128,15 @@ def export(
     read, _ = read_tensors(path, part)
     names = clean_keys(read, str(path))
     tensors = {
-        prefix + names[key]: _alone(_halved(key, tensor) if half else tensor.detach())
-        for key, tensor in read.items()
+        prefix + names[name]: _alone(_halved(name, tensor) if half else tensor.detach())
+        for name, tensor in read.items()
     }
+    content: dict[str, Any] = {"epoch": 0, key: tensors} if key else tensors
     file = TensorFile(tensors, {"format": "pt"})
     if to == "safetensors":
         write_whole_file(output, lambda hidden: write_file(hidden, file), file.size)
     else:
-        write_whole_file(output, lambda hidden: _save(tensors, hidden), file.size)
+        write_whole_file(output, lambda hidden: _save(content, hidden), file.size)
     print(f"{len(tensors)} tensors written to {output} ({megabytes(output.stat().st_size)})")
     return 0
 
@@ -192,12 +204,12 @@ def _alone(tensor: Tensor) -> Tensor:
     return tensor if owns_all else tensor.clone()
 
 
-def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
+def _save(content: Mapping[str, Any], path: Path) -> None:
     import torch
 
     try:
         with path.open("wb") as file:
-            torch.save(dict(tensors), file)
+            torch.save(dict(content), file)
     except RuntimeError as error:  # torch's complaint about a file that could not be written
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None

@@ -233,13 +233,14 @@ def _add_skulls(verbs: Verbs) -> None:
         "skulls",
         _skulls,
         help="synthetic skulls with defects and implants, in SkullBreak's layout",
-        description="Write synthetic skulls, shells with five defects each: volumes, point clouds "
+        description="Write synthetic skulls with five defects each: volumes, point clouds "
         "and the lists train.csv and test.csv. Skulls that are there already are kept.",
         root="folder of the data set",
     )
     parser.add_argument("--skulls", type=_positive, default=20, help="how many skulls")
     parser.add_argument("--side", type=_side, default=64, help="voxels along a side")
     parser.add_argument("--points", type=_positive, default=8000, help="points of a cloud")
+    parser.add_argument("--workers", type=_not_negative, default=0, help="processes that help")
     _add_seed(parser)
 
 
@@ -535,6 +536,7 @@ def _skulls(options: argparse.Namespace) -> int:
         options.points,
         options.seed,
         report=_counter("skull", options.skulls),
+        workers=options.workers,
     )
     print(
         f"{options.root}: {options.skulls} skulls with 5 defects each, {options.side}^3 voxels, "

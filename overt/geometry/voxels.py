@@ -1,4 +1,4 @@
-"""Binary volumes: exact distances, surfaces, boxes, and a solid from points on its surface.
+"""Binary volumes: exact distances, surfaces and boxes.
 
 Spacing is the size of a voxel along each axis. Never imports torch.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,42 +60,3 @@ def distance_to_plain(mask: Mask, spacing: Sequence[float]) -> NDArray[np.float6
             np.minimum(best[:-step], before[step:] + added, out=best[:-step])
         squares = np.moveaxis(best, 0, axis)
     return np.sqrt(squares)
-
-
-def solid_of_points(
-    points: NDArray[np.floating[Any]],  # (points, 3) in voxels
-    shape: tuple[int, ...],
-    radius: float,
-) -> Mask:
-    """The solid whose surface the points lie on: grown together by `radius` voxels, then shrunk.
-
-    The points of a cloud lie just outside the solid: it is shrunk by half a voxel more.
-    """
-    mask = np.zeros(shape, dtype=bool)
-    places = np.round(points).astype(int)
-    inside = ((places >= 0) & (places < shape)).all(axis=1)
-    if not inside.any():
-        return mask
-    mask[tuple(places[inside].T)] = True
-    margin = int(np.ceil(radius)) + 2
-    box = bounding_box(mask, (margin,) * 3)
-    # Growing goes beyond the volume's face; shrinking must not start from there.
-    part = np.pad(mask[box], margin)
-    grown = distance_to(part, (1.0, 1.0, 1.0)) <= radius
-    solid = distance_to(~grown, (1.0, 1.0, 1.0)) > radius + 0.5
-    mask[:] = False
-    inner = (slice(margin, -margin),) * 3
-    mask[box] = solid[inner]
-    return mask
-
-
-def solid_of_votes(
-    clouds: NDArray[np.floating[Any]],  # (n, points, 3) in voxels
-    occupied: Mask,
-    radius: float,
-) -> Mask:
-    """Where at least half of the clouds are solid and nothing else is."""
-    votes = np.zeros(occupied.shape, dtype=np.int32)
-    for points in clouds:
-        votes += solid_of_points(points, occupied.shape, radius)
-    return np.asarray((votes >= (len(clouds) + 1) // 2) & ~occupied)

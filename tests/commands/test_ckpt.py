@@ -13,7 +13,7 @@ from torch import nn
 
 from overt.checkpoint.manager import CheckpointManager
 from overt.commands.ckpt import main
-from overt.errors import CheckpointError
+from overt.errors import CheckpointError, ConfigError
 
 
 class Parallel(nn.Module):
@@ -117,6 +117,20 @@ def test_export_writes_clean_keys(run, tmp_path, part):
         assert tensors.keys() == model.state_dict().keys()
         equal = [torch.equal(tensors[key], value) for key, value in model.state_dict().items()]
         assert all(equal) == (part == "model")
+
+
+def test_export_below_a_key_is_what_the_old_scripts_read(run, tmp_path):
+    file = tmp_path / "old.pth"
+    words = ["--to", "torch", "--key", "model_state", "--prefix", "model.module."]
+    folder, _ = run
+    assert main(["export", str(folder / "latest"), *words, "--output", str(file)]) == 0
+    # As the scripts do it: an epoch, and the wrapper's weights below model_state.
+    read = torch.load(file, weights_only=True)
+    wrapper = nn.ModuleDict({"model": Parallel(build())})
+    wrapper.load_state_dict(read["model_state"])
+    assert isinstance(read["epoch"], int)
+    with pytest.raises(ConfigError, match="--key is for --to torch"):
+        main(["export", str(run), "--to", "safetensors", "--key", "x", "--output", str(file)])
 
 
 def test_export_of_foreign_files_and_shared_memory(tmp_path):

@@ -12,7 +12,7 @@ from toy_runs import TOY, train_toy
 
 from overt.cli import main
 from overt.config import build_recipe, load
-from overt.data.skulls.volumes import read_nrrd
+from overt.data.skulls.nrrd import read_nrrd
 
 SMALL = [
     *SMALL_PCDIFF.sizes(),
@@ -110,9 +110,10 @@ def test_other_recipes_complete_nothing(
 
 def test_a_checkpoint_is_scored_case_by_case(folder: Path, tmp_path: Path) -> None:
     words = ["recipe=pcdiff_tiny", f"checkpoint={folder / 'epoch_0.pth'}", f"output={tmp_path}"]
-    assert main(["evaluate", *words, f"data.root={folder / 'skulls'}", *SMALL]) == 0
+    assert main(["evaluate", *words, f"data.root={folder / 'skulls'}", *SMALL, "evaluation.volumes=true"]) == 0
     rows = json.loads((tmp_path / "rows.json").read_text())
     assert [row["name"][:-8] for row in rows] == ["bilateral", "random_2"]
     scores = json.loads((tmp_path / "scores.json").read_text())["scores"]
-    assert {"dsc", "bdsc", "hd95", "chamfer_mm", "f_score", "val_loss"} <= set(scores)
+    assert {"dsc", "bdsc", "chamfer_mm", "f_score", "val_loss"} <= set(scores)
+    assert scores["ceiling_dsc"] > scores["dsc"]
     assert (tmp_path / "implants.png").is_file()

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from overt.cli import main
-from overt.data.skulls.volumes import Volume, write_nrrd
+from overt.data.skulls.nrrd import write_nrrd
+from overt.data.skulls.volumes import Volume
 
 SIZES = ["--side", "24", "--points", "60"]
 
@@ -28,7 +29,7 @@ def test_volumes_are_prepared_and_problems_named(
     main(["data", "skulls", str(root), "--skulls", "1", *SIZES])
     for cloud in root.rglob("*_surf.npy"):
         cloud.unlink()
-    empty = Volume(np.zeros((24, 24, 24), dtype=bool), (1.0, 1.0, 1.0))
+    empty = Volume.of(np.zeros((24, 24, 24), dtype=bool), (1.0, 1.0, 1.0))
     write_nrrd(root / "implant" / "random_1" / "000.nrrd", empty)
     capsys.readouterr()
     assert main(["data", "prepare", str(root), "--points", "40"]) == 1

@@ -1,16 +1,9 @@
-"""overt/geometry/voxels.py: distances, surfaces, and solids from points on their surface."""
+"""overt/geometry/voxels.py: distances, surfaces and boxes."""
 
 import numpy as np
 import pytest
 
-from overt.data.skulls.surfaces import sample_surface, surface_triangles
 from overt.geometry import voxels
-from overt.metrics.implants import dice
-
-
-def ball(side: int, radius: float) -> np.ndarray:
-    places = np.indices((side, side, side)) - (side - 1) / 2
-    return (places**2).sum(axis=0) < radius**2
 
 
 def test_distances_are_the_least_over_all_voxels_of_the_mask() -> None:
@@ -41,34 +34,3 @@ def test_a_box_with_a_margin_stays_within_the_volume() -> None:
     mask = np.zeros((9, 9, 9), dtype=bool)
     mask[1, 4, 8] = True
     assert voxels.bounding_box(mask, (2, 1, 3)) == (slice(0, 4), slice(3, 6), slice(5, 9))
-
-
-@pytest.mark.parametrize("shell", [True, False])
-def test_a_solid_comes_back_from_points_on_its_surface(shell: bool) -> None:
-    mask = ball(32, 12) & ~ball(32, 8) if shell else ball(32, 6)
-    points = sample_surface(surface_triangles(mask), 2500, np.random.default_rng(0))
-    # Up to half the thickness: what is further from both walls would stay empty.
-    found = voxels.solid_of_points(points, mask.shape, 3.0 if shell else 7.0)
-    assert dice(found, mask) > 0.85
-
-
-def test_a_solid_at_the_face_of_the_volume_is_not_eaten_from_there() -> None:
-    mask = np.zeros((16, 16, 16), dtype=bool)
-    mask[0:6, 3:12, 3:12] = True
-    points = np.argwhere(voxels.surface(mask)).astype(float)
-    found = voxels.solid_of_points(points, mask.shape, 3.0)
-    assert found[1:5, 5:10, 5:10].all()
-
-
-def test_the_majority_decides_and_the_skull_stays_free() -> None:
-    mask = ball(20, 6)
-    points = sample_surface(surface_triangles(mask), 800, np.random.default_rng(0))
-    far = points + 100  # nothing of it is in the volume
-    skull = np.zeros_like(mask)
-    skull[10] = True
-    alone = voxels.solid_of_votes(points[None], skull, 3.0)
-    assert alone.any()
-    assert not (alone & skull).any()
-    two_of_three = voxels.solid_of_votes(np.stack([points, far, points]), skull, 3.0)
-    np.testing.assert_array_equal(two_of_three, alone)
-    assert not voxels.solid_of_votes(np.stack([points, far, far]), skull, 3.0).any()

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from overt.data.skulls.lists import DEFECTS, SUFFIX, SkullItem, cloud_problem
 from overt.data.skulls.surfaces import Points, sample_surface, surface_triangles
-from overt.data.skulls.volumes import Frame, Volume, read_nrrd, skullfix_frame
+from overt.data.skulls.nrrd import read_nrrd
+from overt.data.skulls.volumes import CloudFrame, Volume, cloud_frame, skullfix_frame
 from overt.errors import DataError
 from overt.files.atomic import new_file
 
@@ -98,9 +99,10 @@ def prepare_skull(complete: Path, dataset: str, points: int, seed: int, force: b
             try:
                 volume = _same_shape(path, whole)
                 mask = volume.mask if frame is None else frame.apply(volume.values)
+                coordinates = None if frame is not None else cloud_frame(whole)
                 # Every file has its own stream: neither order nor workers change a cloud.
                 key = (seed, int.from_bytes(str(target.relative_to(root)).encode(), "little"))
-                cloud = cloud_of(mask, points, np.random.default_rng(key), path)
+                cloud = cloud_of(mask, points, np.random.default_rng(key), path, coordinates)
                 save_cloud(target, cloud)
             except DataError as error:
                 problems.append(str(error))
@@ -117,13 +119,24 @@ def _same_shape(path: Path, whole: Volume) -> Volume:
     return volume
 
 
-def cloud_of(mask: NDArray[np.bool_], points: int, rng: np.random.Generator, path: Path) -> Points:
-    """Points on the surface of a mask, in voxels."""
+def cloud_of(
+    mask: NDArray[np.bool_],
+    points: int,
+    rng: np.random.Generator,
+    path: Path,
+    frame: CloudFrame | None = None,
+) -> Points:
+    """Return points on the surface of a mask, evenly spread in the coordinates of clouds.
+
+    Without a frame these are voxels.
+    """
     if not mask.any():
         raise DataError(f"{path}: the volume has no voxels (no value above 0); take it out")
     triangles = surface_triangles(mask)
     if not len(triangles):
         raise DataError(f"{path}: the volume is full, so it has no surface; take it out")
+    if frame is not None:
+        triangles = frame.to_cloud(triangles)
     return sample_surface(triangles, points, rng)
 
 
@@ -147,20 +160,26 @@ def write_lists(root: Path, names: list[str], seed: int, replace: bool = False) 
                 hidden.write_text("".join(rows))
 
 
-def load_masks(item: SkullItem, dataset: str) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """The volumes of a defective skull and its implant, in the voxels that its clouds are in."""
-    frame: Frame | None = None
-    if dataset == "skullfix":
-        skull = item.volume("skull")
-        complete = skull.parents[1] / "complete_skull" / skull.name
-        frame = skullfix_frame(read_nrrd(complete), complete)
-    masks = []
-    for part in ("skull", "implant"):
-        volume = read_nrrd(item.volume(part))
-        masks.append(volume.mask if frame is None else frame.apply(volume.values))
-    if masks[0].shape != masks[1].shape:
+class CaseVolumes(NamedTuple):
+    """A defective skull and its implant in the grid of their own files."""
+
+    skull: NDArray[np.bool_]
+    implant: NDArray[np.bool_]
+    spacing: tuple[float, float, float]  # mm
+    to_indices: Callable[[Points], Points]  # of this grid, from the coordinates of clouds
+
+
+def load_case(item: SkullItem, dataset: str) -> CaseVolumes:
+    """Read the volumes of a case; SkullFix too is scored in its own grid, as published."""
+    skull, implant = (read_nrrd(item.volume(part)) for part in ("skull", "implant"))
+    if skull.values.shape != implant.values.shape:
         raise DataError(
-            f"{item.volume('implant')}: a volume of shape {masks[1].shape}, but the skull's is "
-            f"{masks[0].shape}; all volumes of a skull have one shape"
+            f"{item.volume('implant')}: a volume of shape {implant.values.shape}, but the skull's "
+            f"is {skull.values.shape}; all volumes of a skull have one shape"
         )
-    return masks[0], masks[1]
+    to_indices: Callable[[Points], Points] = cloud_frame(skull).to_indices
+    if dataset == "skullfix":
+        path = item.volume("skull")
+        complete = path.parents[1] / "complete_skull" / path.name
+        to_indices = skullfix_frame(read_nrrd(complete), complete).to_indices
+    return CaseVolumes(skull.mask, implant.mask, skull.spacing, to_indices)

@@ -93,18 +93,25 @@ def surface_triangles(mask: NDArray[np.bool_]) -> Triangles:
     return np.concatenate(found).astype(np.float64) if found else np.zeros((0, 3, 3))
 
 
-def sample_surface(triangles: Triangles, count: int, rng: np.random.Generator) -> Points:
-    """`count` points on the triangles, none too near another (Poisson discs), (count, 3)."""
+def scatter_on_surface(triangles: Triangles, count: int, rng: np.random.Generator) -> Points:
+    """Return `count` independent points on the triangles, uniform over their area, (count, 3)."""
     sides = triangles[:, 1:] - triangles[:, :1]
     areas = np.linalg.norm(np.cross(sides[:, 0], sides[:, 1]), axis=1) / 2
     total = float(areas.sum())
     if total <= 0:
         raise DataError("a surface without area cannot be sampled")
-    chosen = rng.choice(len(areas), CANDIDATES * count, p=areas / total)
+    chosen = rng.choice(len(areas), count, p=areas / total)
     u, v = rng.random((2, len(chosen), 1))
     folded = u + v > 1
     u, v = np.where(folded, 1 - u, u), np.where(folded, 1 - v, v)
-    candidates = triangles[chosen, 0] + u * sides[chosen, 0] + v * sides[chosen, 1]
+    return np.asarray(triangles[chosen, 0] + u * sides[chosen, 0] + v * sides[chosen, 1])
+
+
+def sample_surface(triangles: Triangles, count: int, rng: np.random.Generator) -> Points:
+    """Return `count` points on the triangles, none too near another (Poisson discs), (count, 3)."""
+    candidates = scatter_on_surface(triangles, CANDIDATES * count, rng)
+    sides = triangles[:, 1:] - triangles[:, :1]
+    total = float(np.linalg.norm(np.cross(sides[:, 0], sides[:, 1]), axis=1).sum()) / 2
     radius = float(np.sqrt(FILL * total / count))
     while True:
         kept = candidates[thin_out(candidates, radius)]

@@ -1,113 +1,126 @@
-"""Volumes of skulls and implants: NRRD files, and SkullFix brought to the shape of SkullBreak.
+"""Volumes of skulls and implants in patient space, and SkullFix brought to the shape of SkullBreak.
 
-Reads and writes what the two data sets use of the format: one array, raw or compressed by gzip, in
-the file itself. Never imports torch.
+Patient space is LPS in mm, as in DICOM and NRRD: x grows to the patient's left, y to the back, z to
+the head. NIfTI and some viewers use RAS; only x and y change their sign. Never imports torch.
 """
 
 from __future__ import annotations
 
-import gzip
-import zlib
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from overt.errors import DataError
-from overt.files.atomic import new_file
+from overt.errors import ConfigError, DataError
 
 SIDE = 512  # voxels along a side of a whole volume
 SKULLFIX_SPACING = 0.45  # mm, to which SkullFix is resampled
-_TYPES = {
-    "int8": "i1", "signed char": "i1", "uint8": "u1", "unsigned char": "u1", "uchar": "u1",
-    "int16": "i2", "short": "i2", "uint16": "u2", "unsigned short": "u2", "ushort": "u2",
-    "int32": "i4", "int": "i4", "uint32": "u4", "unsigned int": "u4",
-    "float": "f4", "double": "f8",
-}  # fmt: skip
+LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])  # its own inverse
+# Each letter names the end of an axis that grows: the axis of LPS, and the sign along it.
+_LETTERS = {"L": (0, 1), "R": (0, -1), "P": (1, 1), "A": (1, -1), "S": (2, 1), "I": (2, -1)}
 
 Array = NDArray[Any]
+Matrix = NDArray[np.float64]
+Points = NDArray[np.floating[Any]]  # (..., 3)
 
 
 class Volume(NamedTuple):
-    values: Array  # (x, y, z)
-    spacing: tuple[float, float, float]  # mm
+    """An array of voxels, and the affine that takes their indices to LPS in mm."""
+
+    values: Array  # (x, y, z) or any other order of axes
+    affine: Matrix  # (4, 4)
+
+    @classmethod
+    def of(cls, values: Array, spacing: tuple[float, float, float]) -> Volume:
+        """Return a volume whose axes are those of LPS and whose first voxel is at the origin."""
+        return cls(values, np.diag([*spacing, 1.0]))
 
     @property
     def mask(self) -> NDArray[np.bool_]:
-        return self.values > 0
+        return np.asarray(self.values > 0)
+
+    @property
+    def spacing(self) -> tuple[float, float, float]:
+        """Size of a voxel along each axis of the array, in mm."""
+        columns = np.abs(self.affine[:3, :3]).T
+        # The length of a vector along one axis is exact.
+        x, y, z = (
+            float(c.max() if np.count_nonzero(c) <= 1 else np.linalg.norm(c)) for c in columns
+        )
+        return x, y, z
+
+    def with_values(self, values: Array) -> Volume:
+        """Return other values in the same place."""
+        return Volume(values, self.affine)
+
+    def to_patient(self, indices: Points) -> Points:
+        """Return voxel indices (..., 3) in mm of the patient."""
+        return np.asarray(indices @ self.affine[:3, :3].T + self.affine[:3, 3])
+
+    def to_indices(self, patient: Points) -> Points:
+        """Return mm of the patient (..., 3) as voxel indices."""
+        inverse = np.linalg.inv(self.affine[:3, :3])
+        return np.asarray((patient - self.affine[:3, 3]) @ inverse.T)
+
+    def check(self, where: str) -> Volume:
+        """Refuse an affine that is not finite or flattens space; return the volume."""
+        directions = self.affine[:3, :3]
+        steps = np.prod(self.spacing)
+        if not np.isfinite(self.affine).all() or steps == 0:
+            raise DataError(
+                f"{where}: the size or direction of its voxels is {directions.tolist()}; expected "
+                "three finite axes of a length above 0. Export the scan again with its spacing."
+            )
+        if abs(np.linalg.det(directions)) < 1e-3 * steps:
+            raise DataError(
+                f"{where}: the axes of its voxels are {directions.tolist()}, of which one is a "
+                "combination of the others; expected three directions. Export the scan again."
+            )
+        return self
 
 
-def read_nrrd(path: Path) -> Volume:
-    """A volume with the size of its voxels, from the diagonal of its directions; 1 where unsaid."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"the volume {path} cannot be read ({error})") from error
-    head, separator, body = content.partition(b"\n\n")
-    if not content.startswith(b"NRRD000") or not separator:
-        raise DataError(f"{path} is no NRRD file: it does not start with NRRD000 and a header")
-    fields: dict[str, str] = {}
-    for line in head.decode("ascii", "replace").splitlines()[1:]:
-        key, colon, value = line.partition(":")
-        if colon and not line.startswith("#"):
-            fields[key.strip().lower()] = value.lstrip("=").strip()
-    try:
-        shape = tuple(int(word) for word in fields["sizes"].split())
-        order = "<" if fields.get("endian", "little") == "little" else ">"
-        kind = np.dtype(order + _TYPES[fields["type"]])
-        encoding = fields["encoding"]
-    except (KeyError, ValueError) as error:
-        raise DataError(f"{path}: its header lacks or misstates {error}") from error
-    if len(shape) != 3:
-        raise DataError(f"{path}: a volume of shape {shape}; expected are three axes")
-    if "data file" in fields or "datafile" in fields:
-        raise DataError(f"{path}: its values lie in another file; write it as one .nrrd file")
-    if encoding in ("gzip", "gz"):
-        try:
-            body = gzip.decompress(body)
-        except (OSError, EOFError, zlib.error) as error:
-            raise DataError(f"{path}: its values cannot be unpacked ({error})") from error
-    elif encoding != "raw":
-        raise DataError(f"{path}: encoding {encoding}; allowed are raw and gzip")
-    expected = int(np.prod(shape)) * kind.itemsize
-    if len(body) < expected:
-        raise DataError(f"{path}: {len(body)} bytes of values, {expected} are due; it is cut off")
-    values = np.frombuffer(body, kind, int(np.prod(shape))).reshape(shape, order="F")
-    return Volume(values, _spacing(fields, path))
+class CloudFrame(NamedTuple):
+    """Coordinates of clouds: those of a data set's voxels, made isotropic, whatever the scan's.
+
+    For a volume with the data set's axes and cubic voxels they are its voxel indices, as published.
+    """
+
+    matrix: Matrix  # (3, 3) from voxel indices of the volume
+    unit_mm: float
+
+    def to_cloud(self, indices: Points) -> Points:
+        return np.asarray(indices @ self.matrix.T)
+
+    def to_indices(self, cloud: Points) -> Points:
+        return np.asarray(cloud @ np.linalg.inv(self.matrix).T)
 
 
-def _spacing(fields: dict[str, str], path: Path) -> tuple[float, float, float]:
-    try:
-        if "space directions" in fields:
-            rows = fields["space directions"].replace(" ", "").strip("()").split(")(")
-            vectors = np.array([[float(x) for x in row.split(",")] for row in rows])
-            steps = [abs(float(vectors[axis, axis])) for axis in range(3)]
-        elif "spacings" in fields:
-            steps = [float(word) for word in fields["spacings"].split()]
-        else:
-            steps = [1.0, 1.0, 1.0]
-        first, second, third = steps
-    except (ValueError, IndexError) as error:
-        raise DataError(f"{path}: the size of its voxels is not readable ({error})") from error
-    return first, second, third
+def cloud_frame(volume: Volume, axes: str | None = None) -> CloudFrame:
+    """Return the coordinates of a volume's clouds.
+
+    `axes` are the directions in which the data set's voxels are counted, such as LPS; a scan is
+    turned to agree with them. None: it is one of the data set.
+    """
+    spacing = volume.spacing
+    directions = np.diag(spacing)
+    if axes is not None:
+        directions = axes_matrix(axes).T @ volume.affine[:3, :3]
+    return CloudFrame(directions / spacing[0], spacing[0])
 
 
-def write_nrrd(path: Path, volume: Volume) -> None:
-    """Write a volume of bytes, compressed, under its name only once it is whole."""
-    values = volume.values.astype(np.uint8)
-    directions = " ".join(
-        "(" + ",".join(repr(float(step)) if a == b else "0" for b in range(3)) + ")"
-        for a, step in enumerate(volume.spacing)
-    )
-    header = [
-        "NRRD0004", "type: uint8", "dimension: 3", "space: left-posterior-superior",
-        f"sizes: {' '.join(map(str, values.shape))}", f"space directions: {directions}",
-        "kinds: domain domain domain", "encoding: gzip", "space origin: (0,0,0)", "", "",
-    ]  # fmt: skip
-    body = gzip.compress(values.tobytes(order="F"), compresslevel=4, mtime=0)
-    with new_file(path) as hidden:
-        hidden.write_bytes("\n".join(header).encode() + body)
+def axes_matrix(axes: str) -> Matrix:
+    """Return the unit vectors, as columns in LPS, of axes named by three letters such as RAS."""
+    ends = [_LETTERS.get(letter) for letter in axes.upper()]
+    known = [end for end in ends if end is not None]
+    if len(ends) != 3 or sorted(axis for axis, _ in known) != [0, 1, 2]:
+        raise ConfigError(
+            f"axes {axes!r}; expected three letters, one each of L or R, P or A, S or I, such as "
+            "LPS or RAS"
+        )
+    matrix = np.zeros((3, 3))
+    for column, (axis, sign) in enumerate(known):
+        matrix[axis, column] = sign
+    return matrix
 
 
 class Frame(NamedTuple):
@@ -116,20 +129,30 @@ class Frame(NamedTuple):
     zoom: tuple[float, float, float]
     box: tuple[slice, ...]
     before: tuple[int, int, int]  # voxels put in front
+    shape: tuple[int, ...]  # of the volume itself
 
     def apply(self, values: Array) -> NDArray[np.bool_]:
         """Any volume of the same skull, resampled, cropped and padded alike."""
         cropped = resample(values, self.zoom)[self.box]
         whole = np.zeros((SIDE, SIDE, SIDE), dtype=bool)
-        place = tuple(
+        target = tuple(
             slice(first, first + size)
             for first, size in zip(self.before, cropped.shape, strict=True)
         )
-        whole[place] = cropped
+        whole[target] = cropped
         return whole
 
+    def to_indices(self, points: Points) -> Points:
+        """Return points (..., 3) of the 512 voxels as indices of the volume itself."""
+        starts = np.array([part.start for part in self.box])
+        sizes = np.array(self.shape)
+        resampled = np.round(sizes * np.array(self.zoom))
+        # First and last voxel keep their positions.
+        steps = (sizes - 1) / np.maximum(resampled - 1, 1)
+        return np.asarray((points - np.array(self.before) + starts) * steps)
 
-def skullfix_frame(complete: Volume, path: Path) -> Frame:
+
+def skullfix_frame(complete: Volume, path: Any) -> Frame:
     """0.45 mm voxels, the empty slabs around the complete skull cut off, padded to 512 voxels.
 
     Padding is on both sides in x and y, the odd voxel after, and at the end only in z.
@@ -144,8 +167,8 @@ def skullfix_frame(complete: Volume, path: Path) -> Frame:
     box = []
     for axis in range(3):
         others = tuple(other for other in range(3) if other != axis)
-        places = np.flatnonzero(values.any(axis=others))
-        box.append(slice(int(places[0]), int(places[-1]) + 1))
+        filled = np.flatnonzero(values.any(axis=others))
+        box.append(slice(int(filled[0]), int(filled[-1]) + 1))
     sizes = [part.stop - part.start for part in box]
     if max(sizes) > SIDE:
         raise DataError(
@@ -153,13 +176,13 @@ def skullfix_frame(complete: Volume, path: Path) -> Frame:
             "fit. Check the size of the voxels in its header."
         )
     before = ((SIDE - sizes[0]) // 2, (SIDE - sizes[1]) // 2, 0)
-    return Frame(zoom, tuple(box), before)
+    return Frame(zoom, tuple(box), before, complete.values.shape)
 
 
 def resample(values: Array, zoom: tuple[float, float, float]) -> NDArray[np.bool_]:
     """A mask at another resolution: linear along each axis, then cut at one half.
 
-    First and last voxel keep their places, as in a zoom of SciPy.
+    First and last voxel keep their positions, as in a zoom of SciPy.
     """
     result: Array = (values > 0).astype(np.float32)
     for axis, factor in enumerate(zoom):
@@ -167,11 +190,11 @@ def resample(values: Array, zoom: tuple[float, float, float]) -> NDArray[np.bool
         after = round(before * factor)
         if after == before:
             continue
-        places = np.linspace(0, before - 1, after)
-        low = np.minimum(places.astype(int), max(before - 2, 0))
-        share = (places - low).astype(np.float32)
-        share = share.reshape([-1 if other == axis else 1 for other in range(3)])
+        positions = np.linspace(0, before - 1, after)
+        low = np.minimum(positions.astype(int), max(before - 2, 0))
+        fraction = (positions - low).astype(np.float32)
+        fraction = fraction.reshape([-1 if other == axis else 1 for other in range(3)])
         lower = np.take(result, low, axis)
         upper = np.take(result, np.minimum(low + 1, before - 1), axis)
-        result = lower + (upper - lower) * share
+        result = lower + (upper - lower) * fraction
     return result >= 0.5

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from omegaconf import MISSING
 
 from overt.checks import each_within, one_of, within
+from overt.data.skulls.volumes import axes_matrix
 from overt.errors import ConfigError
 
 DATASETS = ("skullbreak", "skullfix")
 SCHEDULES = ("linear", "warm0.1", "warm0.2", "warm0.5", "cosine")
 VARIANCES = ("fixedsmall", "fixedlarge")
 LOSSES = ("mse", "mse_minsnr", "kl")
-SAMPLERS = ("ddpm", "ddim")
+SAMPLERS = ("ddpm", "ddim", "dpm_solver")
 
 
 @dataclass
@@ -145,6 +146,8 @@ class SyntheticSettings:
     # points of a cloud on disk
     points: int = MISSING
     seed: int = MISSING
+    # processes that make them; 0: this one
+    workers: int = MISSING
 
 
 @dataclass
@@ -153,6 +156,9 @@ class DataSettings:
     dataset: str = MISSING
     # folder with complete_skull, defective_skull and implant, prepared by `overt data prepare`
     root: str | None = MISSING
+    # directions in which the data set counts its voxels, such as LPS (left, posterior, superior);
+    # `overt complete` brings scans to them
+    axes: str = MISSING
     # CSV lists of skulls; a relative path is below root
     train_list: str = MISSING
     test_list: str = MISSING
@@ -172,6 +178,7 @@ class DataSettings:
 
     def __post_init__(self) -> None:
         one_of("data.dataset", self.dataset, DATASETS)
+        axes_matrix(self.axes)
         within("data.num_implant_points", self.num_implant_points, 1)
         if self.num_points <= self.num_implant_points:
             raise ConfigError(
@@ -201,9 +208,9 @@ class LossSettings:
 
 @dataclass
 class EvaluationSettings:
-    # ddpm (all T steps) or ddim
+    # ddpm (all T steps), ddim, or dpm_solver (DPM-Solver++ of second order: fewer steps)
     sampler: str = MISSING
-    # steps of ddim
+    # steps of ddim and dpm_solver
     steps: int = MISSING
     # randomness of ddim: 0 none, 1 as much as ddpm
     eta: float = MISSING
@@ -219,8 +226,8 @@ class EvaluationSettings:
     loss_times: int = MISSING
     # also score volumes: the sampled implant as a solid against the one on disk
     volumes: bool = MISSING
-    # by how much the points are grown together to a solid, in mm: half the thickness of the wall,
-    # and more than the distance between points
+    # radius in mm of the ball that is rolled around the points: what it cannot enter is solid.
+    # Above half the thickest wall, below the dents of a skull; sparse clouds raise it themselves
     solid_mm: float = MISSING
     # distance to the skull within which border Dice looks, in mm
     border_mm: float = MISSING

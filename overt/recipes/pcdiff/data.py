@@ -26,7 +26,8 @@ from overt.data.skulls.lists import (
     training_cloud,
 )
 from overt.data.skulls.synthetic import write_skulls
-from overt.data.skulls.volumes import SKULLFIX_SPACING, read_nrrd
+from overt.data.skulls.nrrd import read_nrrd
+from overt.data.skulls.volumes import SKULLFIX_SPACING, cloud_frame
 from overt.distributed import main_first
 from overt.errors import ConfigError
 from overt.recipes.pcdiff.config import DataSettings, EvaluationSettings
@@ -172,10 +173,10 @@ class HeldOutCase:
         """mm of one unit of the normalised coordinates."""
         return float(self.cloud.scale.item()) * self.voxel_mm
 
-    def to_voxels(self, points: Tensor) -> Points:
-        """Normalised points (..., 3) in voxels of the volumes."""
-        voxels: Points = points.numpy() * self.cloud.scale + self.cloud.shift
-        return voxels
+    def to_cloud(self, points: Tensor) -> Points:
+        """Return normalised points (..., 3) in the coordinates of the clouds on disk."""
+        coordinates: Points = points.numpy() * self.cloud.scale + self.cloud.shift
+        return coordinates
 
 
 class HeldOutCases:
@@ -210,8 +211,8 @@ class HeldOutCases:
 
 
 def voxel_size(item: SkullItem, dataset: str) -> float:
-    """mm of a voxel: the clouds of SkullFix are resampled, those of SkullBreak are not."""
+    """mm of a unit of a cloud: SkullFix is resampled, SkullBreak is not."""
     if dataset == "skullfix":
         return SKULLFIX_SPACING
     volume = item.volume("skull")
-    return read_nrrd(volume).spacing[0] if volume.is_file() else SKULLBREAK_SPACING
+    return cloud_frame(read_nrrd(volume)).unit_mm if volume.is_file() else SKULLBREAK_SPACING

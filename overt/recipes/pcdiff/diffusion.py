@@ -161,6 +161,51 @@ def ddim_step(
     return before.sqrt() * start + direction + deviation * noise
 
 
+class SolverTable(NamedTuple):
+    """Coefficients (T,) of DPM-Solver++ (2M), indexed by t; arXiv:2211.01095."""
+
+    kept: Tensor  # factor of x_t
+    added: Tensor  # factor of the extrapolated x_0
+    extrapolated: Tensor  # weight of the change of x_0 since the step before; 0: first order
+
+    def to(self, device: torch.device) -> SolverTable:
+        return SolverTable(*(values.to(device) for values in self))
+
+
+def make_solver(arrays: Arrays, timesteps: list[int]) -> SolverTable:
+    """Return the coefficients for respaced arrays and their steps, from the noisiest down.
+
+    The first step has no step before and the last one ends without noise: both are of first order.
+    """
+    total = len(arrays.betas)
+    kept, added, extrapolated = (np.zeros(total) for _ in range(3))
+    now = arrays.alphas_cumprod.double().numpy()
+    after = arrays.alphas_cumprod_prev.double().numpy()
+    before: float | None = None  # change of the log signal-to-noise ratio in the step before
+    for time in timesteps:
+        if after[time] >= 1.0 or time == timesteps[-1]:
+            added[time] = 1.0
+            break
+        change = 0.5 * float(
+            np.log(after[time] / (1 - after[time])) - np.log(now[time] / (1 - now[time]))
+        )
+        kept[time] = np.sqrt((1 - after[time]) / (1 - now[time]))
+        added[time] = np.sqrt(after[time]) * -np.expm1(-change)
+        extrapolated[time] = 0.0 if before is None else change / (2 * before)
+        before = change
+    return SolverTable(
+        *(torch.from_numpy(v.astype(np.float32)) for v in (kept, added, extrapolated))
+    )
+
+
+def solver_step(
+    table: SolverTable, x: Tensor, times: Tensor, start: Tensor, start_before: Tensor
+) -> Tensor:
+    """One step of DPM-Solver++, given x_0 (B, 3, K) predicted at this step and the one before."""
+    ahead = start + at(table.extrapolated, times) * (start - start_before)
+    return at(table.kept, times) * x + at(table.added, times) * ahead
+
+
 def squared_error(noise: Tensor, predicted: Tensor) -> Tensor:
     """The mean squared error of each cloud, (B,)."""
     return (noise - predicted).square().flatten(1).mean(1)

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from overt.data.skulls.prepare import load_masks
+from overt.data.skulls.prepare import load_case
 from overt.evaluation import Row
-from overt.geometry.voxels import solid_of_votes
+from overt.geometry.solid import solid_of_votes
 from overt.metrics.implants import implant_scores
 from overt.metrics.point_clouds import cloud_scores
 from overt.recipes.pcdiff.config import EvaluationSettings
@@ -85,13 +85,26 @@ def score_case(
         "noise_chamfer_mm": cloud_scores(noise, case.implant, threshold)["chamfer"] * unit,
     }
     if settings.volumes:
-        skull, truth = load_masks(case.item, dataset)
-        predicted = solid_of_votes(
-            case.to_voxels(implants), skull, settings.solid_mm / case.voxel_mm
-        )
-        spacing = (case.voxel_mm,) * 3
-        row |= implant_scores(predicted, truth, skull, spacing, settings.border_mm)
+        row |= volume_scores(case, implants, settings, dataset)
     return row
+
+
+def volume_scores(
+    case: HeldOutCase, implants: Tensor, settings: EvaluationSettings, dataset: str
+) -> Row:
+    """Score the majority of an ensemble (n, K, 3) as a volume, in the grid of the case's files.
+
+    `ceiling_dsc` and `ceiling_hd95` are scores of the true points: no sampled ones can do better.
+    """
+    skull, truth, spacing, to_indices = load_case(case.item, dataset)
+
+    def scores(clouds: Tensor) -> Row:
+        indices = to_indices(case.to_cloud(clouds))
+        solid = solid_of_votes(indices, skull, spacing, settings.solid_mm)
+        return implant_scores(solid, truth, skull, spacing, settings.border_mm)
+
+    ceiling = scores(case.implant[None])
+    return scores(implants) | {f"ceiling_{key}": ceiling[key] for key in ("dsc", "hd95")}
 
 
 def held_out_losses(

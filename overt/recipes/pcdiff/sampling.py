@@ -17,12 +17,16 @@ from overt.recipes.pcdiff.config import DiffusionSettings, EvaluationSettings
 from overt.recipes.pcdiff.denoiser import Denoiser
 from overt.recipes.pcdiff.diffusion import (
     Arrays,
+    SolverTable,
     ddim_step,
     ddpm_step,
     log_variance,
     make_arrays,
     make_betas,
+    make_solver,
+    predict_start,
     respace,
+    solver_step,
 )
 
 
@@ -31,8 +35,9 @@ class Plan(NamedTuple):
 
     arrays: Arrays
     timesteps: list[int]
-    variance: str | None  # of DDPM; None: DDIM
+    variance: str | None  # of DDPM; None: DDIM or DPM-Solver++
     eta: float
+    solver: SolverTable | None = None  # of DPM-Solver++
 
     @property
     def is_random(self) -> bool:
@@ -52,6 +57,9 @@ def make_plan(diffusion: DiffusionSettings, evaluation: EvaluationSettings) -> P
     if evaluation.sampler == "ddpm":
         return Plan(arrays, list(range(diffusion.steps - 1, -1, -1)), diffusion.variance, 0.0)
     spaced = respace(arrays, evaluation.steps)
+    if evaluation.sampler == "dpm_solver":
+        solver = make_solver(spaced.arrays, spaced.timesteps)
+        return Plan(spaced.arrays, spaced.timesteps, None, 0.0, solver)
     return Plan(spaced.arrays, spaced.timesteps, None, evaluation.eta)
 
 
@@ -68,6 +76,8 @@ class ReverseStep:
         self.known = known.transpose(1, 2).contiguous()  # (B, 3, S)
         self.x = torch.zeros((batch, 3, count), device=device)
         self.noise = torch.zeros_like(self.x)
+        self.solver = None if plan.solver is None else plan.solver.to(device)
+        self.start = torch.zeros_like(self.x)  # x_0 as the step before predicted it
         self.times = torch.zeros(batch, dtype=torch.int64, device=device)
         # How full the room for neighbours was at most; above 1 some were left out.
         self.fullest = torch.zeros((), device=device)
@@ -77,7 +87,11 @@ class ReverseStep:
         geometry = self.model.geometry(cloud.transpose(1, 2))
         self.fullest.copy_(torch.maximum(self.fullest, geometry.fullest()))
         predicted = self.model(cloud, self.times, geometry)[:, :, self.known.shape[2] :]
-        if self.log_variances is None:
+        if self.solver is not None:
+            start = predict_start(self.arrays, self.x, self.times, predicted)
+            after = solver_step(self.solver, self.x, self.times, start, self.start)
+            self.start.copy_(start)
+        elif self.log_variances is None:
             after = ddim_step(self.arrays, self.x, self.times, predicted, self.noise, self.plan.eta)
         else:
             after = ddpm_step(
@@ -102,6 +116,7 @@ def sample_implants(
     if cuda_graph and known.is_cuda and fixed:
         run = record(step)
         step.fullest.zero_()
+        step.start.zero_()
 
     def draw(target: Tensor) -> None:
         for cloud, generator in zip(target, generators, strict=True):

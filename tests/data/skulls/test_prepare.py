@@ -7,7 +7,8 @@ import pytest
 
 from overt.data.skulls import prepare as preparing
 from overt.data.skulls.lists import DEFECTS, SkullList
-from overt.data.skulls.volumes import Volume, write_nrrd
+from overt.data.skulls.nrrd import write_nrrd
+from overt.data.skulls.volumes import Volume
 from overt.errors import DataError
 
 POINTS = 30
@@ -20,10 +21,10 @@ def write_volumes(root: Path, dataset: str, names: list[str]) -> None:
     implant[2:6, 2:6, 5] = True
     parts = {"defective_skull": complete & ~implant, "implant": implant}
     for name in names:
-        write_nrrd(root / "complete_skull" / f"{name}.nrrd", Volume(complete, (0.45,) * 3))
+        write_nrrd(root / "complete_skull" / f"{name}.nrrd", Volume.of(complete, (0.45,) * 3))
         for part, mask in parts.items():
             for defect in DEFECTS[dataset]:
-                write_nrrd(root / part / defect / f"{name}.nrrd", Volume(mask, (0.45,) * 3))
+                write_nrrd(root / part / defect / f"{name}.nrrd", Volume.of(mask, (0.45,) * 3))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -67,9 +68,26 @@ def test_skullfix_clouds_are_in_the_voxels_of_the_padded_volume(
     assert cloud[:, :2].max() <= 8
     assert cloud[:, 2].max() <= 4
     item = SkullList(tmp_path / "train.csv", "skullfix").items[0]
-    skull, implant = preparing.load_masks(item, "skullfix")
-    assert skull.shape == (12, 12, 12)
-    assert (skull.sum(), implant.sum()) == (48, 16)
+    case = preparing.load_case(item, "skullfix")
+    # Scored in the grid of the files, which is not that of the clouds.
+    assert case.skull.shape == case.implant.shape == (8, 8, 8)
+    assert (case.skull.sum(), case.implant.sum()) == (48, 16)
+    implant = np.load(tmp_path / "implant/000_surf.npy")
+    low, high = np.argwhere(case.implant).min(axis=0), np.argwhere(case.implant).max(axis=0)
+    indices = case.to_indices(implant)
+    assert (indices >= low - 1.001).all()
+    assert (indices <= high + 1.001).all()
+
+
+def test_clouds_of_flat_voxels_are_not_squashed(tmp_path: Path) -> None:
+    spacing = (0.5, 0.5, 1.0)
+    grid = np.indices((24, 24, 12)).transpose(1, 2, 3, 0) * spacing - 5.75
+    ball = (grid**2).sum(axis=-1) < 16
+    for part in ("complete_skull", "defective_skull/bilateral", "implant/bilateral"):
+        write_nrrd(tmp_path / part / "000.nrrd", Volume.of(ball, spacing))
+    preparing.prepare(tmp_path, "skullbreak", POINTS)
+    extent = np.ptp(np.load(tmp_path / "complete_skull/000_surf.npy"), axis=0)
+    np.testing.assert_allclose(extent / extent.max(), 1.0, atol=0.2)  # 0.5 is flat
 
 
 def test_lists_are_a_seeded_split_and_stay_once_written(tmp_path: Path) -> None:
@@ -88,9 +106,9 @@ def test_what_is_wrong_with_volumes_is_all_reported(
 ) -> None:
     monkeypatch.setattr("overt.data.skulls.volumes.SIDE", 12)
     write_volumes(tmp_path, "skullfix", ["000", "001", "002"])
-    empty = Volume(np.zeros((8, 8, 8), dtype=bool), (0.45,) * 3)
+    empty = Volume.of(np.zeros((8, 8, 8), dtype=bool), (0.45,) * 3)
     write_nrrd(tmp_path / "implant/000.nrrd", empty)
-    other = Volume(np.ones((8, 8, 9), dtype=bool), (0.45,) * 3)
+    other = Volume.of(np.ones((8, 8, 9), dtype=bool), (0.45,) * 3)
     write_nrrd(tmp_path / "defective_skull/001.nrrd", other)
     (tmp_path / "implant/002.nrrd").unlink()
     done = preparing.prepare(tmp_path, "skullfix", POINTS)

@@ -7,7 +7,7 @@ import pytest
 
 from overt.data.skulls import synthetic
 from overt.data.skulls.lists import DEFECTS, SkullList
-from overt.data.skulls.prepare import load_masks, prepare
+from overt.data.skulls.prepare import load_case, prepare
 from overt.errors import DataError
 
 
@@ -29,7 +29,7 @@ def test_a_set_is_complete_and_needs_no_preparation(root: Path) -> None:
 
 def test_implants_fill_the_defects(root: Path) -> None:
     for item in SkullList(root / "train.csv", "skullbreak").items:
-        skull, implant = load_masks(item, "skullbreak")
+        skull, implant, *_ = load_case(item, "skullbreak")
         assert not (skull & implant).any()
         share = implant.sum() / (skull | implant).sum()
         assert 0.03 < share < 0.5, item.name

@@ -1,4 +1,4 @@
-"""overt/data/skulls/volumes.py: NRRD files, and SkullFix brought to the shape of SkullBreak."""
+"""overt/data/skulls/volumes.py: patient space, and SkullFix in the shape of SkullBreak."""
 
 from pathlib import Path
 
@@ -6,62 +6,52 @@ import numpy as np
 import pytest
 
 from overt.data.skulls import volumes
-from overt.errors import DataError
+from overt.errors import ConfigError, DataError
 
 
-def write_raw(path: Path, header: str, body: bytes) -> Path:
-    path.write_bytes(f"NRRD0004\n# a comment\n{header}\n\n".encode() + body)
-    return path
-
-
-def test_a_volume_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    values = np.random.default_rng(0).random((5, 4, 3)) > 0.5
-    path = tmp_path / "a" / "000.nrrd"
-    volumes.write_nrrd(path, volumes.Volume(values, (0.4, 1 / 3, 2.0)))
-    found = volumes.read_nrrd(path)
-    np.testing.assert_array_equal(found.mask, values)
-    assert found.spacing == (0.4, 1 / 3, 2.0)
-    assert [file.name for file in path.parent.iterdir()] == ["000.nrrd"]
-
-
-def test_other_types_byte_orders_and_spacings_are_read(tmp_path: Path) -> None:
-    values = np.arange(24, dtype=">i2").reshape(2, 3, 4)
-    path = write_raw(
-        tmp_path / "x.nrrd",
-        "type: short\ndimension: 3\nsizes: 2 3 4\nendian: big\nencoding: raw\nspacings: 1 2 3",
-        values.tobytes(order="F"),
-    )
-    found = volumes.read_nrrd(path)
-    np.testing.assert_array_equal(found.values, values)
-    assert found.spacing == (1.0, 2.0, 3.0)
-
-
-@pytest.mark.parametrize(
-    ("header", "body", "message"),
-    [
-        ("type: uint8\nsizes: 2 2\nencoding: raw", b"1234", r"shape \(2, 2\); expected are three"),
-        ("type: uint8\nsizes: 2 2 2\nencoding: raw", b"1234", "4 bytes of values, 8 are due"),
-        ("type: uint8\nsizes: 2 2 2\nencoding: gzip", b"1234", "cannot be unpacked"),
-        ("type: uint8\nsizes: 2 2 2\nencoding: hex", b"1234", "allowed are raw and gzip"),
-        ("type: block\nsizes: 2 2 2\nencoding: raw", b"1234", "lacks or misstates 'block'"),
-        ("sizes: 2 2 2\nencoding: raw", b"1234", "lacks or misstates 'type'"),
-        ("type: uint8\nsizes: 2 2 2\nencoding: raw\ndata file: x.raw", b"", "in another file"),
-        ("type: uint8\nsizes: 1 1 1\nencoding: raw\nspace directions: (a,b)", b"1", "its voxels"),
-    ],
+OBLIQUE = np.array(
+    [[0.0, 0.48, 0.36, -12.5], [-0.5, 0.0, 0.0, 30.25], [0.0, 0.36, -0.48, -7.0], [0, 0, 0, 1]]
 )
-def test_what_cannot_be_read_is_refused(
-    header: str, body: bytes, message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(DataError, match=message):
-        volumes.read_nrrd(write_raw(tmp_path / "x.nrrd", header, body))
 
 
-def test_other_files_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.nrrd").write_bytes(b"PNG")
-    with pytest.raises(DataError, match="no NRRD file"):
-        volumes.read_nrrd(tmp_path / "x.nrrd")
-    with pytest.raises(DataError, match="cannot be read"):
-        volumes.read_nrrd(tmp_path / "absent.nrrd")
+def test_indices_and_patient_space_are_inverse() -> None:
+    volume = volumes.Volume(np.zeros((2, 3, 4)), OBLIQUE)
+    indices = np.random.default_rng(0).normal(size=(5, 3))
+    np.testing.assert_allclose(volume.to_indices(volume.to_patient(indices)), indices)
+    np.testing.assert_allclose(volume.to_patient(np.zeros(3)), [-12.5, 30.25, -7.0])
+
+
+@pytest.mark.parametrize("axes", ["LPS", "RAS", "SAL"])
+def test_clouds_have_the_axes_of_the_data_set_whatever_those_of_the_scan(axes: str) -> None:
+    """The same patient in three grids gives the same cloud, up to its shift and unit."""
+    patient = np.random.default_rng(0).normal(size=(6, 3)) * 50
+    grids = [np.diag([0.4, 0.4, 0.4, 1.0]), np.diag([-0.5, 0.5, 2.0, 1.0]), OBLIQUE]
+    clouds = []
+    for affine in grids:
+        volume = volumes.Volume(np.zeros((1, 1, 1)), affine).check("x")
+        frame = volumes.cloud_frame(volume, axes)
+        cloud = frame.to_cloud(volume.to_indices(patient))
+        np.testing.assert_allclose(frame.to_indices(cloud), volume.to_indices(patient))
+        clouds.append((cloud - cloud.mean(axis=0)) * frame.unit_mm)
+    np.testing.assert_allclose(clouds[0], clouds[1], atol=1e-9)
+    np.testing.assert_allclose(clouds[0], clouds[2], atol=1e-9)
+
+
+def test_clouds_of_the_data_set_are_in_voxels_as_published() -> None:
+    frame = volumes.cloud_frame(volumes.Volume.of(np.zeros((1, 1, 1)), (0.4, 0.4, 0.4)), "LPS")
+    np.testing.assert_array_equal(frame.matrix, np.eye(3))
+    assert frame.unit_mm == 0.4
+
+
+@pytest.mark.parametrize("affine", [np.diag([1.0, 0.0, 1.0, 1.0]), np.full((4, 4), np.nan)])
+def test_flat_space_is_refused(affine: np.ndarray) -> None:
+    with pytest.raises(DataError, match="x: the size or direction of its voxels"):
+        volumes.Volume(np.zeros((1, 1, 1)), affine).check("x")
+
+
+def test_axes_that_are_no_space_are_refused() -> None:
+    with pytest.raises(ConfigError, match="axes 'LRS'; expected three letters"):
+        volumes.axes_matrix("LRS")
 
 
 def test_resampling_keeps_a_box_in_its_place() -> None:
@@ -81,7 +71,7 @@ def test_skullfix_is_cropped_and_padded_to_512(monkeypatch: pytest.MonkeyPatch) 
     implant = np.zeros_like(complete)
     implant[4:6, 6:9, 2:5] = 1
     spacing = (volumes.SKULLFIX_SPACING,) * 3
-    frame = volumes.skullfix_frame(volumes.Volume(complete, spacing), Path("x"))
+    frame = volumes.skullfix_frame(volumes.Volume.of(complete, spacing), Path("x"))
     whole = frame.apply(complete)
     assert whole.shape == (32, 32, 32)
     assert whole.sum() == complete.sum()
@@ -96,17 +86,17 @@ def test_skullfix_is_resampled_unless_its_spacing_is_unknown(
 ) -> None:
     monkeypatch.setattr(volumes, "SIDE", 32)
     complete = np.ones((8, 8, 8), dtype=np.uint8)
-    finer = volumes.skullfix_frame(volumes.Volume(complete, (0.9, 0.9, 0.9)), Path("x"))
+    finer = volumes.skullfix_frame(volumes.Volume.of(complete, (0.9, 0.9, 0.9)), Path("x"))
     assert finer.zoom == (2.0, 2.0, 2.0)
-    unknown = volumes.skullfix_frame(volumes.Volume(complete, (0.9, 0.9, 0.0)), Path("x"))
+    unknown = volumes.skullfix_frame(volumes.Volume.of(complete, (0.9, 0.9, 0.0)), Path("x"))
     assert unknown.zoom == (1.0, 1.0, 1.0)
 
 
 def test_skullfix_volumes_that_cannot_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(volumes, "SIDE", 4)
-    full = volumes.Volume(np.ones((6, 6, 6), dtype=np.uint8), (0.45, 0.45, 0.45))
+    full = volumes.Volume.of(np.ones((6, 6, 6), dtype=np.uint8), (0.45, 0.45, 0.45))
     with pytest.raises(DataError, match="at most 4 fit"):
         volumes.skullfix_frame(full, Path("x"))
-    empty = volumes.Volume(np.zeros((6, 6, 6), dtype=np.uint8), (0.45, 0.45, 0.45))
+    empty = volumes.Volume.of(np.zeros((6, 6, 6), dtype=np.uint8), (0.45, 0.45, 0.45))
     with pytest.raises(DataError, match="has no voxels"):
         volumes.skullfix_frame(empty, Path("x"))

@@ -70,7 +70,7 @@ def test_held_out_cases_are_spread_over_the_list_and_always_the_same(root: Path)
     assert np.abs(one.cloud.points).max() == pytest.approx(3.0)
     assert one.voxel_mm == pytest.approx(200 / 24)
     # The true implant in voxels is within the volume, as its file has it.
-    voxels = one.to_voxels(one.implant)
+    voxels = one.to_cloud(one.implant)
     stored = np.load(one.item.implant)
     assert (voxels >= stored.min(axis=0) - 1e-3).all()
     assert (voxels <= stored.max(axis=0) + 1e-3).all()

@@ -1,0 +1,96 @@
+"""From a scan to the bone of the skull: Hounsfield units are told from masks, and segmented.
+
+Needs SciPy for components. Never imports torch.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from overt.data.skulls.volumes import Array, Volume
+from overt.errors import DataError
+from overt.geometry.voxels import Mask
+
+BONE_HU = 300.0  # above soft tissue and contrast agent, below the thinnest bone that counts
+HEIGHT_MM = 180.0  # from the vertex down; below are neck and lower jaw, as the data sets cut them
+_AIR_HU = -500.0
+_MASK_VALUES = 2
+
+
+class Bone(NamedTuple):
+    volume: Volume  # of booleans
+    how: str  # what the values were taken for
+
+
+def find_bone(scan: Volume, where: str, threshold: float | None = None) -> Bone:
+    """Return the skull of a scan; a mask is taken as it is.
+
+    `threshold` is in the units of the scan. None: 300 HU where the values are Hounsfield units.
+    """
+    values = scan.values
+    finite = np.isfinite(values).all() if values.dtype.kind == "f" else True
+    if values.dtype.kind not in "biuf" or not finite:
+        raise DataError(f"{where}: values of type {values.dtype} that are not finite numbers")
+    if threshold is None and is_mask(values):
+        return Bone(scan.with_values(scan.mask), "a mask (two values), taken as it is")
+    low, high = float(values.min()), float(values.max())
+    if threshold is None:
+        if low > _AIR_HU or high < BONE_HU:
+            raise DataError(
+                f"{where}: values from {low:g} to {high:g} are neither a mask of two values nor "
+                "Hounsfield units (air below -500, bone above 300); give the lowest value of bone "
+                "by --threshold"
+            )
+        threshold = BONE_HU
+    kept, note = segment(scan, threshold)
+    if not kept.any():
+        raise DataError(
+            f"{where}: no value reaches the threshold {threshold:g} (values from {low:g} to "
+            f"{high:g}); give a lower one by --threshold"
+        )
+    unit = "Hounsfield units" if low <= _AIR_HU else "intensities"
+    return Bone(
+        scan.with_values(kept),
+        f"{unit} from {low:g} to {high:g}, bone from {threshold:g} on; {note}",
+    )
+
+
+def is_mask(values: Array) -> bool:
+    """Tell whether an array holds at most two values, the lower of which is 0."""
+    if values.dtype == bool:
+        return True
+    sample = np.unique(values.ravel()[:: max(values.size // 100_000, 1)])
+    if len(sample) > _MASK_VALUES:
+        return False
+    return len(np.unique(values)) <= _MASK_VALUES and float(values.min()) == 0
+
+
+def segment(scan: Volume, threshold: float, height_mm: float = HEIGHT_MM) -> tuple[Mask, str]:
+    """Return the largest component above a threshold, from the vertex down, and what was dropped.
+
+    Table, head holder and lower jaw do not touch the skull, so they are other components.
+    """
+    try:
+        from scipy.ndimage import label
+    except ImportError as error:
+        raise DataError(
+            "bone is segmented with SciPy, which is not installed; pip install 'overt[skulls]'"
+        ) from error
+
+    bone = scan.values >= threshold
+    labels, count = label(bone)
+    if not count:
+        return bone, "nothing is left"
+    sizes = np.bincount(labels.ravel())[1:]
+    kept = np.asarray(labels == sizes.argmax() + 1)
+    dropped = int(bone.sum() - kept.sum())
+    height = scan.to_patient(np.argwhere(kept))[:, 2]
+    low = height < height.max() - height_mm
+    kept[tuple(np.argwhere(kept)[low].T)] = False
+    note = (
+        f"largest of {count} components kept, {dropped} voxels of others dropped (table, jaw, "
+        f"noise), {int(low.sum())} more than {height_mm:g} mm below the vertex (neck)"
+    )
+    return kept, note

@@ -1,0 +1,88 @@
+"""Defects cut out of complete skulls, real or synthetic, as SkullBreak has them.
+
+A defect goes through the wall towards the middle of the vault and has an irregular outline; what it
+takes out is the implant. Never imports torch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overt.data.skulls.volumes import Matrix
+from overt.errors import DataError
+from overt.geometry.voxels import Mask
+
+# Direction from the middle of the vault (x left, y back, z up), how much it varies, and the radius
+# in mm along the skull. Sides are random where x is not 0.
+_KINDS: dict[str, tuple[tuple[float, float, float], float, tuple[float, float]]] = {
+    "bilateral": ((0.0, 0.05, 1.0), 0.15, (38.0, 52.0)),
+    "frontoorbital": ((0.5, -1.0, -0.05), 0.1, (28.0, 42.0)),
+    "parietotemporal": ((1.0, 0.15, 0.4), 0.15, (32.0, 48.0)),
+    "random_1": ((0.0, 0.0, 0.0), 1.0, (22.0, 45.0)),
+    "random_2": ((0.0, 0.0, 0.0), 1.0, (22.0, 45.0)),
+}
+KINDS = tuple(_KINDS)
+_VAULT_MM = 90.0  # below the vertex, where width and length are those of the vault
+_LOWEST_MM = 48.0  # below the middle of the vault nothing is cut
+
+
+def cut_defect(complete: Mask, affine: Matrix, kind: str, rng: np.random.Generator) -> Mask:
+    """Return the implant: the voxels of a complete skull, in patient space, that a defect takes."""
+    indices = np.argwhere(complete)
+    if not len(indices):
+        raise DataError("a defect cannot be cut out of an empty volume")
+    points = indices @ affine[:3, :3].T + affine[:3, 3]  # (N, 3) mm
+    offset = points - vault_middle(points)
+    distance = np.linalg.norm(offset, axis=1)
+    toward, spread, (low, high) = _KINDS[kind]
+    direction = np.array(toward) + spread * rng.normal(size=3)
+    if kind.startswith("random"):
+        direction[2] = abs(direction[2]) + 0.2
+    elif toward[0]:
+        direction[0] *= rng.choice([-1.0, 1.0])
+    direction /= np.linalg.norm(direction)
+    across, along = _tangents(direction)
+    # The angle from the middle of the defect, and where around it, as on a globe.
+    angle = np.arccos(np.clip(offset @ direction / np.maximum(distance, 1e-6), -1, 1))
+    around = np.arctan2(offset @ along, offset @ across)
+    outline = np.ones(len(points))
+    for wave in (2, 3, 4, 5):
+        outline += rng.normal() * 0.18 / wave * np.cos(wave * around + rng.uniform(0, 2 * np.pi))
+    reach = rng.uniform(low, high) / np.median(distance[angle < 0.4]) if (angle < 0.4).any() else 0
+    taken = (angle < reach * outline) & (offset[:, 2] > -_LOWEST_MM)
+    implant = np.zeros_like(complete)
+    implant[tuple(indices[taken].T)] = True
+    return largest_part(implant)
+
+
+def vault_middle(points: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the middle of the vault, (3,), of bone at points (N, 3) in mm."""
+    top = points[:, 2].max()
+    vault = points[points[:, 2] > top - _VAULT_MM]
+    low, high = vault.min(axis=0), vault.max(axis=0)
+    middle = (low + high) / 2
+    # A vault is about 0.42 of its length high above its middle.
+    middle[2] = top - 0.42 * (high[1] - low[1])
+    return np.asarray(middle)
+
+
+def _tangents(direction: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    helper = np.eye(3)[int(np.argmin(np.abs(direction)))]
+    across = np.cross(direction, helper)
+    across /= np.linalg.norm(across)
+    return across, np.cross(direction, across)
+
+
+def largest_part(mask: Mask) -> Mask:
+    """Return the largest component of a mask, by faces; the mask itself without SciPy."""
+    from overt.geometry.voxels import HAS_SCIPY
+
+    if not HAS_SCIPY or not mask.any():
+        return mask
+    from scipy.ndimage import label
+
+    labels, count = label(mask)
+    if count < 2:
+        return mask
+    return np.asarray(labels == np.bincount(labels.ravel())[1:].argmax() + 1)

@@ -1,0 +1,99 @@
+"""An implant without any training: the other side of the skull, mirrored, where bone is missing.
+
+The plane of symmetry is found by matching the skull with its own mirror image. Where a defect
+crosses the plane, the other side misses the same bone: such implants have a gap there. Needs SciPy;
+never imports torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overt.errors import DataError
+from overt.geometry.voxels import Mask, bounding_box, distance_to, surface
+
+_POINTS = 6000  # of the surface, for matching
+_MATCHED = 0.7  # fraction of points that has to have a partner; the defect has none
+_ROUNDS = 40
+# A head is not symmetric: mirrored bone this near to the skull alone is no sign of a defect.
+APART_MM = 3.5
+
+Points = NDArray[np.floating[Any]]
+Matrix = NDArray[np.float64]
+
+
+class MirroredImplant(NamedTuple):
+    implant: Mask
+    mirror: Matrix  # (4, 4) of patient space, mm
+    mismatch_mm: float  # mean distance of matched points
+
+
+def mirrored_implant(skull: Mask, affine: Matrix) -> MirroredImplant:
+    """Return the mirrored bone that a defective skull misses."""
+    try:
+        from scipy.ndimage import affine_transform, label
+    except ImportError as error:
+        raise DataError(
+            "the mirror baseline needs SciPy, which is not installed; pip install 'overt[skulls]'"
+        ) from error
+
+    mirror, mismatch = find_mirror(skull, affine)
+    step = np.linalg.inv(affine) @ np.linalg.inv(mirror) @ affine
+    mirrored = (
+        affine_transform(skull.astype(np.float32), step[:3, :3], step[:3, 3], order=1) > 0.5
+    )
+    spacing = np.linalg.norm(affine[:3, :3], axis=0)
+    missing = mirrored & ~skull
+    if not missing.any():
+        return MirroredImplant(missing, mirror, mismatch)
+    away = missing & (distance_to(skull, spacing) > APART_MM)
+    labels, count = label(away)
+    if not count:
+        return MirroredImplant(away, mirror, mismatch)
+    core = np.asarray(labels == np.bincount(labels.ravel())[1:].argmax() + 1)
+    # Back to the rim of the defect, through mirrored bone.
+    margin = [int(np.ceil(2 * APART_MM / size)) + 1 for size in spacing]
+    box = bounding_box(core, margin)
+    implant = np.zeros_like(skull)
+    implant[box] = missing[box] & (distance_to(core[box], spacing) <= 1.5 * APART_MM)
+    return MirroredImplant(implant, mirror, mismatch)
+
+
+def find_mirror(skull: Mask, affine: Matrix) -> tuple[Matrix, float]:
+    """Return the reflection (4, 4) that maps a skull best onto itself, and the mean mismatch in mm.
+
+    Iterative closest points between the surface and its reflection, from the plane x = middle; the
+    worst matches, where bone is missing, are left out.
+    """
+    from scipy.spatial import KDTree
+
+    indices = np.argwhere(surface(skull))
+    if len(indices) < 100:
+        raise DataError("a skull of fewer than 100 surface voxels has no plane of symmetry")
+    points = indices @ affine[:3, :3].T + affine[:3, 3]
+    chosen = points[np.random.default_rng(0).permutation(len(points))[:_POINTS]]
+    tree = KDTree(points)
+    middle = (points[:, 0].min() + points[:, 0].max()) / 2
+    matrix = np.diag([-1.0, 1.0, 1.0, 1.0])
+    matrix[0, 3] = 2 * middle
+    distances = np.zeros(1)
+    for _ in range(_ROUNDS):
+        moved = chosen @ matrix[:3, :3].T + matrix[:3, 3]
+        distances, nearest = tree.query(moved)
+        kept = distances <= np.quantile(distances, _MATCHED)
+        matrix = _reflection(chosen[kept], points[nearest[kept]])
+    return matrix, float(np.sort(distances)[: int(_MATCHED * len(distances))].mean())
+
+
+def _reflection(source: Points, target: Points) -> Matrix:
+    """Return the reflection with a rotation and shift that maps points onto others best."""
+    first, second = source.mean(axis=0), target.mean(axis=0)
+    u, _, vt = np.linalg.svd((target - second).T @ (source - first))
+    turn = u @ np.diag([1.0, 1.0, -np.sign(np.linalg.det(u @ vt))]) @ vt
+    matrix = np.eye(4)
+    matrix[:3, :3] = turn
+    matrix[:3, 3] = second - turn @ first
+    return matrix

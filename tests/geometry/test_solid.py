@@ -1,0 +1,94 @@
+"""Solids from points: true points give the true implant back, whatever its wall."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from overt.data.skulls.surfaces import sample_surface, surface_triangles
+from overt.geometry import solid
+from overt.metrics.implants import dice, implant_scores
+
+POINTS = 3072
+
+
+def cap(wall_mm: float, spacing: tuple[float, float, float]) -> NDArray[np.bool_]:
+    """A piece of a skull's wall about 70 mm across, as large as 3,072 points are meant for."""
+    radius, height = 55.0, 0.72
+    size = np.array([2 * radius * np.sqrt(1 - height**2) + 8, 0, radius * (1 - height) + wall_mm])
+    size[1], size[2] = size[0], size[2] + 10
+    shape = np.ceil(size / spacing).astype(int)
+    grid = np.indices(shape).transpose(1, 2, 3, 0) * np.array(spacing)
+    offset = grid - [size[0] / 2, size[1] / 2, wall_mm + 3 - radius * height]
+    distance = np.linalg.norm(offset, axis=-1)
+    within = (distance < radius) & (distance > radius - wall_mm)
+    return np.asarray(within & (offset[..., 2] > height * distance))
+
+
+def drawn_points(mask: NDArray[np.bool_], count: int = POINTS) -> NDArray[np.float64]:
+    """Points as a data set has them: drawn with replacement from a larger cloud."""
+    rng = np.random.default_rng(0)
+    cloud = sample_surface(surface_triangles(mask), 4 * count, rng)
+    return np.asarray(cloud[rng.integers(0, len(cloud), count)])
+
+
+@pytest.mark.parametrize(
+    ("wall_mm", "spacing"),
+    [
+        (3.0, (0.8, 0.8, 0.8)),
+        (7.0, (0.8, 0.8, 0.8)),
+        (12.0, (0.8, 0.8, 0.8)),
+        (5.0, (0.5, 0.5, 0.5)),
+        (5.0, (0.6, 0.6, 1.2)),
+    ],
+)
+def test_true_points_give_the_true_implant(
+    wall_mm: float, spacing: tuple[float, float, float]
+) -> None:
+    mask = cap(wall_mm, spacing)
+    found = solid.solid_of_points(drawn_points(mask), mask.shape, spacing)
+    scores = implant_scores(found, mask, ~mask, spacing)
+    assert scores["dsc"] >= (0.97 if len(set(spacing)) == 1 else 0.96)
+    assert scores["hd95"] <= max(spacing) + 1e-9
+
+
+def test_the_majority_decides_and_the_skull_stays_free() -> None:
+    grid = np.indices((20, 20, 20)) - 9.5
+    mask = (grid**2).sum(axis=0) < 36
+    points = sample_surface(surface_triangles(mask), 800, np.random.default_rng(0))
+    skull = np.zeros_like(mask)
+    skull[10] = True
+    ones, far = (1.0, 1.0, 1.0), points + 100  # nothing of `far` is in the volume
+    alone = solid.solid_of_votes(points[None], skull, ones)
+    assert dice(alone, mask & ~skull) > 0.95
+    assert not (alone & skull).any()
+    two_of_three = solid.solid_of_votes(np.stack([points, far, points]), skull, ones)
+    np.testing.assert_array_equal(two_of_three, alone)
+    assert not solid.solid_of_votes(np.stack([points, far, far]), skull, ones).any()
+
+
+def test_a_solid_that_leaves_the_volume_is_cut_at_its_face() -> None:
+    mask = np.zeros((16, 16, 16), dtype=bool)
+    mask[4:12, 4:12, 4:12] = True
+    points = sample_surface(surface_triangles(mask), 900, np.random.default_rng(0))
+    found = solid.solid_of_points(points - [0, 0, 8], mask.shape, (1.0, 1.0, 1.0))
+    assert dice(found[:, :, :8], mask[:, :, 8:]) > 0.95
+    assert not found[:, :, 8:].any()
+
+
+@pytest.mark.parametrize("count", [3, 40])
+def test_points_without_a_volume_are_no_solid(count: int) -> None:
+    points = np.random.default_rng(0).uniform(0, 9, (count, 3))
+    points[:, 2] = 4.0
+    assert not solid.solid_of_points(points, (10, 10, 10), (1.0, 1.0, 1.0)).any()
+
+
+def test_overlapping_boxes_are_one_solid() -> None:
+    corners = np.array([[x, y, z] for x in (1, 5) for y in (1, 5) for z in (1, 5)], dtype=float)
+    quads = [(0, 1, 3, 2), (4, 6, 7, 5), (0, 4, 5, 1), (2, 3, 7, 6), (0, 2, 6, 4), (1, 5, 7, 3)]
+    faces = np.array([tri for a, b, c, d in quads for tri in ((a, b, c), (a, c, d))])
+    both = np.concatenate([corners, corners + [2, 2, 2]])
+    found = solid.solid_of_mesh(both + 0.25, np.concatenate([faces, faces + 8]), (10, 10, 10))
+    expected = np.zeros((10, 10, 10), dtype=bool)
+    expected[2:6, 2:6, 2:6] = True
+    expected[4:8, 4:8, 4:8] = True
+    np.testing.assert_array_equal(found, expected)
