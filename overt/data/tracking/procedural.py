@@ -83,7 +83,7 @@ def make_clips(
     """Render the clips of some rows of random numbers and follow points through them."""
     scene = draw_scene(numbers, frames, settings)
     compiled = settings.compile and numbers.is_cuda
-    shade, finish = (_compiled() if compiled else (_shade, _finish))
+    shade, finish = _compiled() if compiled else (_shade, _finish)
     which = (scene.texture * len(textures)).long().clamp(max=len(textures) - 1)
     x, y = _pixel_grid(size, numbers.device)
     colored = shade(
