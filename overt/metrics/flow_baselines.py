@@ -7,6 +7,7 @@ Both go from frame to frame. A point counts as visible where following it back r
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -117,7 +118,7 @@ def _chained(clip: Clip, step: Step) -> tuple[Tensor, Tensor]:
     visible = np.ones(tracks.shape[:2], dtype=bool)
     for direction in (1, -1):
         order = range(len(frames))[::direction]
-        for now, then in zip(order, order[1:], strict=False):
+        for now, then in pairwise(order):
             begun = (start <= now) if direction == 1 else (start >= now)
             if not begun.any():
                 continue

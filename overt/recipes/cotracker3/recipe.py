@@ -62,6 +62,11 @@ class _CoTracker3Recipe(Recipe):
         self.settings = settings
         self.textures: Tensor | None = None  # of procedural clips, once they are needed
         self.stackable: bool | str = True
+        if settings.data.random_number_traj:
+            self.stackable = (
+                "with data.random_number_traj=true every clip has tracks and frames of its own "
+                "number; set data.random_number_traj=false"
+            )
         shortest, longest = settings.data.random_sequence_len, settings.data.sequence_len
         if shortest is not None and longest - shortest > 1:  # the longest is never drawn
             self.stackable = (
