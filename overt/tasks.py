@@ -123,6 +123,14 @@ class RowScorer(Protocol):
 
 
 @runtime_checkable
+class BaselineScorer(Protocol):
+    """`overt evaluate --baselines`: what a score is to be compared with."""
+
+    def baseline_rows(self, world: World) -> dict[str, list[dict[str, Any]]]:
+        """Return, by name, the rows of methods that need no training, on the same samples."""
+
+
+@runtime_checkable
 class ScoreTabulator(Protocol):
     """`overt evaluate`: a table as the method's papers print it."""
 

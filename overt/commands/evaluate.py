@@ -1,6 +1,6 @@
 """`overt evaluate checkpoint=PATH [recipe=NAME] [output=FOLDER] ...`: score a checkpoint.
 
-In one process or, by `torchrun -m overt evaluate ...` or srun, in many: each sample counts once,
+It computes in float32, unless training.precision=... says otherwise. In one process or, by `torchrun -m overt evaluate ...` or srun, in many: each sample counts once,
 and the numbers are the same. Without recipe= the checkpoint's own configuration is used. Writes
 scores.json, rows.json with the scores of each sample where the recipe gives them, config.yaml and
 what the recipe draws into the output folder (default: RUN/evaluation; RUN/evaluation_2 and so on
@@ -24,13 +24,16 @@ from overt.checkpoint.trained import configure, load_model
 from overt.commands.arguments import evaluation_options
 from overt.config import Config, build_recipe
 from overt.errors import ConfigError, need_folder
-from overt.tasks import RowScorer, ScoreTabulator
+from overt.tasks import BaselineScorer, RowScorer, ScoreTabulator, need_task
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from overt.distributed import World
     from overt.recipe import Recipe
+
+
+PRECISION = "training.precision"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -46,8 +49,16 @@ def main(arguments: Sequence[str]) -> int:
         action="store_true",
         help="compile the model's blocks first; pays where there is much to score on a GPU",
     )
+    parser.add_argument(
+        "--baselines",
+        action="store_true",
+        help="also score what needs no training: for trackers, Lucas-Kanade and DIS flow",
+    )
     options = parser.parse_intermixed_args(arguments)
     checkpoint, output, overrides = _own_words(options.words)
+    # The papers' protocols are in float32; another precision is for those who ask for it.
+    asked = any(word.partition("=")[0] == PRECISION for word in overrides)
+    overrides += [] if asked else [f"{PRECISION}=fp32"]
     config = configure(checkpoint, overrides, options.package)
     folder = need_folder("output", output) if output else free_folder(config)
 
@@ -64,6 +75,9 @@ def main(arguments: Sequence[str]) -> int:
 
         compile_model(recipe, model, replace(config.training, compile="blocks"))
     result = score(config, recipe, model, world)
+    if options.baselines:
+        need_task(recipe, BaselineScorer, config.recipe.name)
+        result = with_baselines(result, recipe.baseline_rows(world))
     if world.is_main:
         write(folder, checkpoint, config, result)
         print(f"written to {folder}")
@@ -140,6 +154,26 @@ def score(config: Config, recipe: Recipe, model: nn.Module, world: World) -> Res
     if rows and isinstance(recipe, ScoreTabulator):
         table = recipe.score_table(rows, scores)
     return Result(scores, rows, table, pictures)
+
+
+def with_baselines(result: Result, baselines: dict[str, list[dict[str, Any]]]) -> Result:
+    """The result with the means of baselines below its table and among its scores."""
+    from overt.evaluation import summarize
+
+    scores, lines = dict(result.scores), [result.table, ""]
+    for name, rows in baselines.items():
+        means = {key: value for key, value in summarize(rows).items() if key in result.scores}
+        scores |= {f"{name}_{key}": value for key, value in means.items() if "static" not in key}
+        lines.append(f"{name}: " + baseline_line(means))
+    return result._replace(scores=scores, table="\n".join(lines))
+
+
+def baseline_line(means: dict[str, float]) -> str:
+    """The three numbers of a tracker, or whatever there is."""
+    from overt.metrics.tracking import COLUMNS
+
+    named = {name: means[key] for name, key in COLUMNS.items() if key in means} or means
+    return ", ".join(f"{name} {100 * value:.1f}" for name, value in named.items())
 
 
 def plain_table(scores: dict[str, float]) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
+from overt.data.pictures import to_rgb
 from overt.errors import DataError
 
 if TYPE_CHECKING:
@@ -67,10 +68,7 @@ def decode_image(data: bytes, name: str) -> NDArray[np.uint8]:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             turn = _UPRIGHT.get(_orientation(image))
             upright = image if turn is None else image.transpose(turn)
-            if upright.mode.startswith("I"):  # 16-bit grey, which `convert` would cut off at 255
-                grey = (np.asarray(upright).astype(np.int64).clip(0, 65535) >> 8).astype(np.uint8)
-                return np.repeat(grey[:, :, None], 3, axis=2)
-            return np.array(upright.convert("RGB"))
+            return to_rgb(upright)
     except _BROKEN as error:
         reason = str(error) or type(error).__name__
         if isinstance(error, UnidentifiedImageError):

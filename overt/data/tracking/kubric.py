@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from overt.data.pictures import to_rgb
 from overt.errors import DataError
 from overt.files.pickles import load_npy_object
 
@@ -134,7 +135,7 @@ def read_frames(paths: Sequence[Path], indices: Iterable[int]) -> NDArray[np.uin
 def _read_image(path: Path) -> NDArray[np.uint8]:
     try:
         with Image.open(path) as image:
-            return np.asarray(image.convert("RGB"))  # (H, W, 3)
+            return to_rgb(image)  # (H, W, 3)
     # Pillow says SyntaxError, ValueError or struct.error of a broken header, OSError of the rest.
     except (
         OSError,

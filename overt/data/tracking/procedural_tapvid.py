@@ -1,6 +1,7 @@
-"""Writes photographs that move by known transforms in TAP-Vid's layout: a test set with exact truth.
+"""Writes photographs that move by known transforms in TAP-Vid's layout, with exact truth.
 
-Made as training clips are (overt/data/tracking/procedural.py), of photographs kept out of training.
+A test set, made as training clips are (overt/data/tracking/procedural.py) of photographs that
+training does not see.
 """
 
 from __future__ import annotations

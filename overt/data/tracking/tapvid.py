@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from overt.data.pictures import to_rgb
 from overt.errors import ConfigError, DataError, nearest
 from overt.files.pickles import load_pickle
 
@@ -250,7 +251,7 @@ def _decode_frames(value: Any, where: str) -> NDArray[np.uint8]:
     for number, data in enumerate(value):
         try:
             with Image.open(io.BytesIO(data)) as image:
-                frames.append(np.asarray(image.convert("RGB")))
+                frames.append(to_rgb(image))
         # Pillow says SyntaxError, ValueError or struct.error of a broken header, OSError of the
         # rest.
         except (

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from overt.data.pictures import to_rgb
 from overt.errors import DataError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
@@ -67,7 +68,7 @@ def cut_squares(path: Path, side: int) -> list[NDArray[np.uint8]]:
     """As many squares as fit beside each other; one, enlarged, of a smaller picture."""
     try:
         with Image.open(path) as opened:
-            picture = opened.convert("RGB")
+            picture = Image.fromarray(to_rgb(opened))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(
             f"data.textures: {path} is not a readable picture ({error}); remove it from the folder"

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageSequence
 
+from overt.data.pictures import to_rgb
 from overt.errors import DataError
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
@@ -98,7 +99,7 @@ def _read_folder(folder: Path) -> NDArray[np.uint8]:
     for path in sorted(paths, key=_natural_order):
         try:
             with Image.open(path) as image:
-                frames.append(np.asarray(image.convert("RGB")))
+                frames.append(to_rgb(image))
         except _BROKEN as error:
             raise DataError(f"{path}: not a readable image ({error}); take it out") from error
     return _stack(frames, folder)

@@ -100,6 +100,8 @@ class DataSettings(KubricSettings):
     random_frame_rate: bool = MISSING
     # tracks of a sample
     traj_per_sample: int = MISSING
+    # draw how many tracks a sample has, up to traj_per_sample, with fewer frames for more tracks
+    random_number_traj: bool = False
     # candidates are visible in the first or the middle frame; also those of the last frame?
     sample_vis_last_frame: bool = MISSING
     # query frame: "random" among the visible ones, or the "first" (random for one track in four)
@@ -134,15 +136,16 @@ class DataSettings(KubricSettings):
     def _check_procedural(self, procedural: ProceduralSettings) -> None:
         """Refuse what made clips cannot be, and tell their makers the size of the image."""
         within("data.traj_per_sample", self.traj_per_sample, 1, MOST_MADE_POINTS)
-        if self.random_sequence_len is not None or self.sources is not None:
+        drawn = self.random_sequence_len is not None or self.random_number_traj
+        if drawn or self.sources is not None:
             raise ConfigError(
                 "data.procedural makes clips of data.sequence_len frames and reads none: set "
-                "data.random_sequence_len=null and data.sources=null"
+                "data.random_sequence_len=null, data.random_number_traj=false and data.sources=null"
             )
         if any(side % 8 for side in self.crop_size):
             raise ConfigError(
-                f"data.crop_size={list(self.crop_size)}: procedural clips are compressed in squares "
-                "of 8 pixels; choose multiples of 8"
+                f"data.crop_size={list(self.crop_size)}: procedural clips are compressed in "
+                "squares of 8 pixels; choose multiples of 8"
             )
         procedural.pixels_per_unit = min(self.crop_size) / 2
 

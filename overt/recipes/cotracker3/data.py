@@ -84,20 +84,42 @@ class KubricClips:
         A clip with too few candidate tracks is drawn again, at last from other sequences; the
         sample says how often.
         """
-        wanted = self.settings.traj_per_sample
+        settings = with_drawn_number(self.settings, rng)
+        wanted = settings.traj_per_sample
         candidate_counts = []
         to_try = sequences_to_try(self.sequences, index % len(self.sequences), rng)
         for redrawn, sequence in enumerate(to_try):
-            clip = draw_clip(sequence, self.settings, rng)
-            candidates = _candidates(clip, self.settings.sample_vis_last_frame)
+            clip = draw_clip(sequence, settings, rng)
+            candidates = _candidates(clip, settings.sample_vis_last_frame)
             if len(candidates) >= wanted:
-                return _choose(clip, candidates, self.settings, rng, name_of(sequence), redrawn)
+                return _choose(clip, candidates, settings, rng, name_of(sequence), redrawn)
             candidate_counts.append(len(candidates))
         raise DataError(
             f"data.traj_per_sample={wanted}, but {TRIES} clips drawn for sample {index} had only "
             f"{min(candidate_counts)} to {max(candidate_counts)} tracks to choose from (last "
             f"tried: {sequence}). Lower data.traj_per_sample, or use sequences with more tracks."
         )
+
+
+def with_drawn_number(settings: DataSettings, rng: np.random.Generator) -> DataSettings:
+    """The settings of one sample where `random_number_traj` draws how many tracks it has.
+
+    More tracks come with fewer frames, so that the memory of a step stays about the same.
+    """
+    if not settings.random_number_traj:
+        return settings
+    tracks = int(rng.integers(1, settings.traj_per_sample))
+    fraction, length = tracks / settings.traj_per_sample, settings.sequence_len
+    if settings.random_sequence_len is None:
+        frames = 8 * max(1, int(2 * fraction + (1 - fraction) * length // 8))
+        return dataclasses.replace(settings, traj_per_sample=tracks, sequence_len=frames)
+    middle = int(10 * fraction + (1 - fraction) * length)
+    return dataclasses.replace(
+        settings,
+        traj_per_sample=tracks,
+        sequence_len=middle + 2,
+        random_sequence_len=max(1, middle - 2),
+    )
 
 
 def example_sample(settings: DataSettings, index: int) -> TrackSample:
@@ -163,7 +185,7 @@ def cut_to_size(
         clip = augmented(clip, settings, POSITIONS, rng)
     else:
         clip = random_crop(clip, settings.crop_size, rng, sequence)
-    return _drop_far(clip)
+    return _drop_far(clip, settings.crop_size)
 
 
 def frame_indices(
@@ -191,8 +213,10 @@ def random_crop(clip: Clip, size: list[int], rng: np.random.Generator, sequence:
     return crop(clip, spare_rows // 2, left, size, POSITIONS)
 
 
-def _drop_far(clip: Clip) -> Clip:
-    height, width = clip.frames.shape[2:]
+def _drop_far(clip: Clip, size: list[int]) -> Clip:
+    """Without tracks that leave the crop of (height, width) far behind; its frames may still be
+    whole."""
+    height, width = size
     offset = clip.coords_xy - np.array([width / 2, height / 2], dtype=np.float32)
     near = (np.hypot(offset[..., 0], offset[..., 1]) < FAR).all(axis=1)  # (N,)
     return clip._replace(coords_xy=clip.coords_xy[near], visible=clip.visible[near])

@@ -25,6 +25,7 @@ from overt.data.tracking.textures import load_textures
 from overt.distributed import World
 from overt.errors import ConfigError
 from overt.evaluation import NamedRow, summarize
+from overt.metrics.flow_baselines import BASELINES
 from overt.metrics.scored_clips import score_clips
 from overt.metrics.tracking import score_table
 from overt.recipe import Recipe, SampleSource, StepOutput
@@ -61,6 +62,11 @@ class _CoTracker3Recipe(Recipe):
         self.settings = settings
         self.textures: Tensor | None = None  # of procedural clips, once they are needed
         self.stackable: bool | str = True
+        if settings.data.random_number_traj:
+            self.stackable = (
+                "with data.random_number_traj=true every clip has tracks and frames of its own "
+                "number; set data.random_number_traj=false"
+            )
         shortest, longest = settings.data.random_sequence_len, settings.data.sequence_len
         if shortest is not None and longest - shortest > 1:  # the longest is never drawn
             self.stackable = (
@@ -185,6 +191,11 @@ class _CoTracker3Recipe(Recipe):
     def evaluate_rows(self, model: nn.Module, world: World) -> list[NamedRow]:
         """The same for each sequence or video."""
         return score_clips(evaluation_clips(self.settings), partial(self.track, model), world)
+
+    def baseline_rows(self, world: World) -> dict[str, list[NamedRow]]:
+        """The same of OpenCV's Lucas-Kanade and DIS flow."""
+        clips = evaluation_clips(self.settings)
+        return {name: score_clips(clips, track, world) for name, track in BASELINES.items()}
 
     def score_table(self, rows: list[NamedRow], scores: dict[str, float]) -> str:
         return score_table(rows, scores)

@@ -47,7 +47,8 @@ class ModelSettings:
     # what is made again in the backward pass instead of being kept: none; maps, what the points
     # read of each frame (with training.compile=blocks); frames, all but what passes between them
     recompute: str = MISSING
-    # weights of an ImageNet ResNet-18 to start from, torchvision's file; null: random
+    # weights of an ImageNet ResNet-18 to start from, torchvision's file, or the word random; null:
+    # not said, and training is refused
     backbone_weights: str | None = MISSING
 
     def __post_init__(self) -> None:
@@ -100,8 +101,8 @@ class LossSettings:
 
 @dataclass
 class EvaluationSettings(ScoringSettings):
-    # TAP-Vid: a query for each track where it is first visible (first), or in every fifth frame
-    # that shows it (strided); the tracker never looks back, and frames before a query count as lost
+    # TAP-Vid: a query for each track where it is first visible (first); strided ones are refused,
+    # since the tracker never looks back and frames before a query would count as lost
     query_mode: str = MISSING
     # frames that are remembered; the time embeddings are stretched to this
     memory_size: int = MISSING
@@ -110,6 +111,11 @@ class EvaluationSettings(ScoringSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.query_mode == "strided":
+            raise ConfigError(
+                "evaluation.query_mode=strided also scores frames before a query, and LBM tracks "
+                "forward only: the numbers would mean nothing. Set evaluation.query_mode=first"
+            )
         within("evaluation.memory_size", self.memory_size, 1)
         within("evaluation.visible_threshold", self.visible_threshold, 0, 1, above=True, below=True)
 

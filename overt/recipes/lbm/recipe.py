@@ -18,6 +18,7 @@ from overt.data.tracking.clips import (
     stack_samples,
 )
 from overt.distributed import World
+from overt.errors import ConfigError
 from overt.evaluation import NamedRow, summarize
 from overt.metrics.scored_clips import score_clips
 from overt.metrics.tracking import score_table
@@ -37,6 +38,8 @@ from overt.viz.tracks import draw_beside_truth, film_beside_truth
 # Different samples of an example batch; beyond these they repeat.
 EXAMPLES = 2
 
+RANDOM = "random"  # model.backbone_weights: none, and it is meant so
+
 
 class LBMRecipe(Recipe):
     """An online point tracker, trained on clips of 24 frames."""
@@ -51,11 +54,18 @@ class LBMRecipe(Recipe):
         weights = sizes.pop("backbone_weights")
         height, width = sizes.pop("input_size")
         model = LBM((height, width), **sizes)
-        if weights is not None:
+        if weights not in (None, RANDOM):
             load_resnet(model.backbone, weights)
         return model
 
     def build_dataset(self) -> SampleSource:
+        if self.settings.model.backbone_weights is None:
+            raise ConfigError(
+                "model.backbone_weights=null: the official runs start from an ImageNet ResNet-18, "
+                "and a random encoder gives far lower scores. Give torchvision's file, "
+                "model.backbone_weights=resnet18-f37072fd.pth, or say "
+                "model.backbone_weights=random, also where checkpoint.init_from brings all weights"
+            )
         make_missing_sequences(self.settings.data)
         return KubricClips(self.settings.data)
 

@@ -537,3 +537,32 @@ def test_impossible_settings(make_settings, changes, message):
 def test_impossible_evaluation(key):
     with pytest.raises(ConfigError, match=rf"evaluation\.{key}=0"):
         dataclasses.replace(EVALUATION, **{key: 0})
+
+
+def test_tracks_of_large_frames_are_kept():
+    """What is far is measured from the crop, also where frames are still to be cut."""
+    values = OmegaConf.to_container(OmegaConf.load(CONF / "data/kubric.yaml"))
+    values["augmentation"] = AugmentationSettings(**values["augmentation"])
+    wanted = DataSettings(**(values | {"crop_size": [32, 40]}))
+    coords = np.full((3, 2, 2), 20.0, np.float32)
+    coords[2] = 1500.0
+    frames = np.zeros((2, 3, 2160, 3840), np.uint8)
+    clip = data.Clip(frames, coords, np.ones((3, 2), bool))
+    assert len(data._drop_far(clip, wanted.crop_size).coords_xy) == 2
+
+
+def test_a_random_number_of_tracks_comes_with_fewer_frames(make_settings):
+    wanted = make_settings(random_number_traj=True, sequence_len=60, random_sequence_len=30)
+    drawn = [data.with_drawn_number(wanted, sample_rng(0, 0, index)) for index in range(40)]
+    tracks = [each.traj_per_sample for each in drawn]
+    assert 1 <= min(tracks) < max(tracks) < wanted.traj_per_sample
+    for each in drawn:
+        fraction = each.traj_per_sample / wanted.traj_per_sample
+        middle = int(10 * fraction + (1 - fraction) * 60)
+        assert (each.random_sequence_len, each.sequence_len) == (middle - 2, middle + 2)
+    fixed = make_settings(random_number_traj=True, sequence_len=64, random_sequence_len=None)
+    lengths = {
+        data.with_drawn_number(fixed, sample_rng(0, 0, index)).sequence_len for index in range(40)
+    }
+    assert len(lengths) > 3 and all(length % 8 == 0 for length in lengths)
+    assert data.with_drawn_number(make_settings(), sample_rng(0, 0, 0)) == make_settings()

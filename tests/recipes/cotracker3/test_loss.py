@@ -138,3 +138,21 @@ def test_each_setting_changes_its_own_term_alone(changed: dict[str, Any], term: 
     before = losses(windows, targets, counts(targets), settings())
     after = losses(windows, targets, counts(targets), settings(**changed))
     assert [name for name in before if before[name].item() != after[name].item()] == [term]
+
+
+def test_per_clip_is_the_mean_of_the_clips_own_losses():
+    """A clip with few visible points weighs as much as any other, however a batch is split."""
+    windows, targets = batch(3)
+    samples = {"samples": torch.tensor(3.0)}
+    together = losses(windows, targets, samples, settings(per_clip=True))
+    alone = []
+    for index in range(3):
+        part = slice(index, index + 1)
+        own = [Targets(*(value[part] for value in target)) for target in targets]
+        guesses = [[Estimate(*(x[part] for x in step)) for step in window] for window in windows]
+        alone.append(losses(guesses, own, counts(own), settings()))
+    for name, value in together.items():
+        mean = torch.stack([terms[name] for terms in alone]).mean()
+        assert torch.isclose(value, mean, rtol=1e-5), name
+    weighted = losses(windows, targets, counts(targets), settings())
+    assert not torch.isclose(together["flow"], weighted["flow"], rtol=1e-3)
