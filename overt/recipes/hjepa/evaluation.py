@@ -165,8 +165,9 @@ def sweep_scores(
     scores = {"linear_top1": linear_sweep_accuracy(*pairs, settings=settings)["top1"]}
     for fraction in label_fractions:
         # One of each class at least, and two to learn from and to choose by.
-        count = max(2, len(labels.unique()), round(fraction * len(labels)))
-        chosen = torch.from_numpy(spread_over_classes(labels.cpu().numpy(), count)).to(bank.device)
+        known = labels.cpu().numpy()
+        count = max(2, len(np.unique(known)), round(fraction * len(known)))
+        chosen = torch.from_numpy(spread_over_classes(known, count)).to(bank.device)
         few = linear_sweep_accuracy(bank[chosen], labels[chosen], queries, truth, settings)
         scores[f"linear_top1_{fraction:.3g}"] = few["top1"]
     return scores
