@@ -98,7 +98,8 @@ def train(options: argparse.Namespace, method: str, seed: int, world: World) -> 
     recipe = RECIPES[method]
     steps = options.steps or max(1, round(rate(options, recipe, world) * 60 * options.minutes))
     with tempfile.TemporaryDirectory() as folder:
-        config = load([*words(options, recipe, seed, folder), f"training.num_steps={steps}"])
+        often = f"training.evaluate_every_steps={max(1, -(-steps // options.evaluations))}"
+        config = load([*words(options, recipe, seed, folder), f"training.num_steps={steps}", often])
         trainer = Trainer(config, build_recipe(config), world)
         clock = Clock(trainer, world)
         scores = trainer.train()
@@ -112,20 +113,28 @@ def train(options: argparse.Namespace, method: str, seed: int, world: World) -> 
         "minutes": clock.seconds / 60,
         "epochs": steps / per_epoch,
         "images_per_second": samples / clock.seconds,
+        "curve": clock.curve,
     }
 
 
 class Clock:
-    """Measures training without the final evaluation."""
+    """Measures training without its evaluations, and keeps the scores of each."""
 
     def __init__(self, trainer: Trainer, world: World) -> None:
         self.began, self.seconds = time.perf_counter(), 0.0
+        self.curve: list[dict[str, float]] = []
         evaluate = trainer.evaluate
 
         def timed() -> dict[str, float]:
             synchronize(world)
-            self.seconds = time.perf_counter() - self.began
-            return evaluate()
+            self.seconds += time.perf_counter() - self.began
+            scores = evaluate()
+            kept = ("knn_top1", "linear_top1", "rankme", "alpha_req", "val_loss")
+            self.curve.append(
+                {"step": trainer.state.step} | {key: scores[key] for key in kept if key in scores}
+            )
+            self.began = time.perf_counter()
+            return scores
 
         trainer.evaluate = timed  # type: ignore[method-assign]
 
@@ -218,6 +227,7 @@ def main() -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--small", action="store_true", help="a tiny encoder and few images")
     parser.add_argument("--no-untrained", action="store_true", help="leave these two rows out")
+    parser.add_argument("--evaluations", type=int, default=1, help="of each run, for its curve")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="for all methods")
     parser.add_argument("--rows", type=Path, help="append every row to this JSON-lines file")
     parser.add_argument("--pictures", type=Path, help="folder for neighbors and feature maps")

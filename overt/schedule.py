@@ -168,6 +168,14 @@ class EMAScheduler(LinearScheduler):
         """The same as a call."""
         return self(step)
 
+    def _after_warmup(self, count: int, span: int) -> float:
+        # I-JEPA divides by its steps times ipe_scale, which need not be a whole number.
+        whole = round(self.epochs * self.steps_per_epoch)
+        exact = self.stretch * whole - self.warmup_steps
+        if exact <= 0:
+            return self.base_value
+        return self.final_value if count >= exact else self._anneal(count / exact)
+
 
 @dataclass(frozen=True)
 class OneCycleScheduler:

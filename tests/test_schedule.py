@@ -137,6 +137,13 @@ def test_momentum_holds_its_base_then_moves_evenly(
     assert scheduler.step(7) == scheduler(7)
 
 
+def test_momentum_is_divided_by_steps_times_ipe_scale_however_fractional() -> None:
+    scheduler = EMAScheduler(0.996, 1.0, epochs=3, steps_per_epoch=7, stretch=1.03)
+    for step in (0, 1, 10, 20):
+        official = 0.996 + step * (1.0 - 0.996) / (7 * 3 * 1.03)
+        assert scheduler(step) == pytest.approx(official, abs=1e-15)
+
+
 @pytest.mark.parametrize("kind", ANNEALED)
 def test_a_schedule_that_is_all_warm_up_stays_at_its_base(kind: Any) -> None:
     scheduler = kind(0.1, 0.0, epochs=2, steps_per_epoch=10, warmup_epochs=3)

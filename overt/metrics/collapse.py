@@ -66,6 +66,30 @@ def image_statistics(features: Tensor) -> Tensor:
     return torch.stack([rows.std(), rows.norm(dim=1).mean(), rank])
 
 
+@torch.no_grad()
+def spectrum_scores(features: Tensor) -> dict[str, float]:
+    """What the spectrum of features (n, D), one row for each image, tells without labels.
+
+    `rankme` (arXiv:2210.02885) is the effective rank, 1 to D: the higher, the better in most runs.
+    `alpha_req` (arXiv:2210.13583) is the exponent with which the eigenvalues of the covariance
+    fall: near 1 is best, above it few directions hold everything.
+    """
+    rows = features.double()
+    if len(rows) < 2 or not rows.isfinite().all():
+        return {"rankme": torch.nan, "alpha_req": torch.nan}
+    squares = eigenvalues_of(rows.T @ rows).clamp(min=0)
+    rank = rank_of(squares, floor=squares.max() * 1e-13)
+    centered = rows - rows.mean(0)
+    values = eigenvalues_of(centered.T @ centered).flip(0)
+    values = values[values > values[0] * 1e-10][: len(rows) - 1]
+    alpha = torch.tensor(torch.nan)
+    if len(values) > 2:
+        places = torch.arange(1, len(values) + 1, device=rows.device).double().log()
+        slope = places - places.mean()
+        alpha = -(slope * values.log()).sum() / slope.square().sum()
+    return {"rankme": float(rank), "alpha_req": float(alpha)}
+
+
 def reference_metrics(context: Tensor, target: Tensor) -> dict[str, float]:
     """`context_std`, `target_norm`, `target_eff_rank` and so on, as the reference defines them."""
     return {

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from overt.metrics.collapse import image_statistics, token_statistics
+from overt.metrics.collapse import image_statistics, spectrum_scores, token_statistics
 
 
 def test_equal_directions_have_full_rank_and_one_direction_has_rank_one() -> None:
@@ -41,3 +41,17 @@ def test_it_is_the_entropy_of_the_singular_values() -> None:
     expected = torch.exp(-(shares * shares.log()).sum())
     assert token_statistics(rows)[3].item() == pytest.approx(expected.item(), rel=1e-6)
     assert image_statistics(rows.view(50, 3, 4))[2].item() <= 4.001
+
+
+def test_the_spectrum_tells_rank_and_decay_without_labels() -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(4000, 16, generator=generator, dtype=torch.float64)
+    even = spectrum_scores(rows)
+    assert even["rankme"] == pytest.approx(16, rel=0.01)
+    assert even["alpha_req"] == pytest.approx(0, abs=0.1)
+    falling = spectrum_scores(rows * torch.arange(1, 17) ** -1.0)  # eigenvalues n ** -2
+    assert falling["alpha_req"] == pytest.approx(2, abs=0.1)
+    assert 1 < falling["rankme"] < even["rankme"]
+    assert spectrum_scores(torch.ones(9, 4))["rankme"] == pytest.approx(1, abs=1e-3)
+    rows[0, 0] = torch.nan
+    assert spectrum_scores(rows)["rankme"] != spectrum_scores(rows)["rankme"]

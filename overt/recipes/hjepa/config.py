@@ -257,6 +257,13 @@ class MaskingSettings:
     # with kind=ijepa: the official sampler's habits too (one draw for area and aspect; the last row
     # and column never start a block)
     ijepa_compat: bool = MISSING
+    # own, or with kind=ijepa official: blocks and contexts have the distribution of the official
+    # collator, which cuts the contexts of a batch to the shortest and keeps their first patches
+    style: str = "own"
+    # with style=official: images of such a batch, those of one GPU there
+    cut_batch: int = 128
+    # what counts alike in the loss: every predicted token, or every block (official)
+    weigh: str = "tokens"
     # target blocks of an image
     num_masks: int = MISSING
     # area of a target block over that of the image
@@ -284,6 +291,19 @@ class MaskingSettings:
         one_of("data.masking.kind", self.kind, ("ijepa", "multiblock", "hierarchical", "random"))
         one_of("data.masking.context", self.context, ("block", "rest"))
         one_of("data.masking.predict", self.predict, ("blocks", "union"))
+        one_of("data.masking.style", self.style, ("own", "official"))
+        one_of("data.masking.weigh", self.weigh, ("tokens", "blocks"))
+        within("data.masking.cut_batch", self.cut_batch, 1)
+        if self.style == "official" and (self.kind, self.context) != ("ijepa", "block"):
+            raise ConfigError(
+                f"data.masking.style=official goes with kind=ijepa and context=block, not with "
+                f"kind={self.kind} and context={self.context}; set style=own"
+            )
+        if self.style == "official" and self.max_keep is not None:
+            raise ConfigError(
+                f"data.masking.style=official cuts contexts by itself, but max_keep="
+                f"{self.max_keep}; set max_keep=null"
+            )
         lowest_highest("data.masking.mask_scale", self.mask_scale, most=1)
         lowest_highest("data.masking.context_scale", self.context_scale, most=1)
         lowest_highest("data.masking.aspect_ratio", self.aspect_ratio)
@@ -558,6 +578,11 @@ class Settings:
                 "loss.detach_targets=false has no effect with a target encoder, which has no "
                 "gradient; set model.use_target_encoder=false or loss.detach_targets=true"
             )
+        if data.masking.weigh == "blocks" and model.pooling != "grid":
+            raise ConfigError(
+                f"data.masking.weigh=blocks goes with model.pooling=grid, not {model.pooling}; set "
+                "data.masking.weigh=tokens"
+            )
         if data.masking.fixed_shapes:
             refuse_filling(model, loss)
         if model.hidden_tokens == "zero" and data.masking.num_context_masks > 1:
@@ -574,9 +599,10 @@ class Settings:
                 f"data.masking.min_keep={masking.min_keep}, but {found}; lower it, or raise "
                 "data.image_size"
             )
-        if masking.ijepa_compat and min(down, across) < 2:
+        if (masking.ijepa_compat or masking.style == "official") and min(down, across) < 2:
             raise ConfigError(
-                f"data.masking.ijepa_compat=true needs 2 patches along each side, but {found}"
+                "data.masking.ijepa_compat=true or style=official needs 2 patches along each side, "
+                f"but {found}"
             )
         side = 2 ** (model.num_hierarchies - 1)
         if model.pooling == "grid" and side > max(down, across):

@@ -28,6 +28,7 @@ from overt.recipes.hjepa.config import DataSettings, MaskingSettings, ModelSetti
 from overt.recipes.hjepa.fixed_shapes import Spread, fill_up
 from overt.recipes.hjepa.levels import Pooling, SequencePooling, grid_cells
 from overt.recipes.hjepa.masks import (
+    BatchRule,
     Grid,
     MaskRule,
     OfficialRule,
@@ -301,8 +302,12 @@ def mask_rule(settings: Settings) -> MaskRule | OfficialRule | RandomRule:
         for pair in (masking.mask_scale, masking.aspect_ratio, masking.context_scale)
     )
     count = masking.num_masks
-    if masking.ijepa_compat:
-        return OfficialRule(
+    if masking.ijepa_compat or masking.style == "official":
+        rule: type[OfficialRule] = OfficialRule
+        options: dict[str, int] = {}
+        if masking.style == "official":
+            rule, options = BatchRule, {"batch": masking.cut_batch}
+        return rule(
             grid,
             scale,
             aspect,
@@ -312,18 +317,19 @@ def mask_rule(settings: Settings) -> MaskRule | OfficialRule | RandomRule:
             masking.min_keep,
             masking.allow_overlap,
             masking.max_keep,
+            **options,
         )
     match masking.kind:
         case "random":
             return RandomRule(grid, scale)
         case "ijepa":
-            rule = ijepa_rule(grid, scale, aspect, context, count)
+            blocks = ijepa_rule(grid, scale, aspect, context, count)
         case "multiblock":
-            rule = multiblock_rule(grid, scale, aspect, context, count)
+            blocks = multiblock_rule(grid, scale, aspect, context, count)
         case _:
             levels = settings.model.num_hierarchies
-            rule = hierarchical_rule(grid, 0, levels, scale, aspect, count)
-    return _with_context(rule, masking)
+            blocks = hierarchical_rule(grid, 0, levels, scale, aspect, count)
+    return _with_context(blocks, masking)
 
 
 def _with_context(rule: MaskRule, masking: MaskingSettings) -> MaskRule:
@@ -342,6 +348,7 @@ class Collate:
 
     def __init__(self, settings: Settings) -> None:
         self.grid, self.model = patch_grid(settings), settings.model
+        self.by_block = settings.data.masking.weigh == "blocks"
         self.spread: Spread | None = None
         if settings.data.masking.fixed_shapes:
             masks = Masks(settings)
@@ -351,7 +358,7 @@ class Collate:
     def __call__(self, samples: list[Sample]) -> Batch:
         second = [sample.second for sample in samples if sample.second is not None]
         masks = [(sample.contexts, sample.targets) for sample in samples]
-        layout = lay_out(masks, self.grid, self.model)
+        layout = lay_out(masks, self.grid, self.model, self.by_block)
         if self.spread is not None:
             layout = fill_up(layout, self.spread.of_batch(len(samples)))
         views = [sample.views for sample in samples if sample.views is not None]
@@ -363,8 +370,13 @@ class Collate:
         )
 
 
-def lay_out(masks: list[tuple[Places, Places]], grid: Grid, model: ModelSettings) -> Layout:
-    """Contexts and targets of each image as index tensors for the model."""
+def lay_out(
+    masks: list[tuple[Places, Places]], grid: Grid, model: ModelSettings, by_block: bool = False
+) -> Layout:
+    """Contexts and targets of each image as index tensors for the model.
+
+    `by_block`: every set of targets weighs as much in the loss as any other, whatever its size.
+    """
     contexts, targets = (list(side) for side in zip(*masks, strict=True))
     batch, patches = len(contexts), grid[0] * grid[1]
     kept = [image[number] for number in range(len(contexts[0])) for image in contexts]
@@ -389,7 +401,7 @@ def lay_out(masks: list[tuple[Places, Places]], grid: Grid, model: ModelSettings
     else:
         sequences = np.repeat(np.arange(len(counts)), counts)
         places = prediction.places.numpy()
-        pooling = grid_cells(places, sequences, grid, model.num_hierarchies)
+        pooling = grid_cells(places, sequences, grid, model.num_hierarchies, by_block)
     images = list(range(batch)) * repeats
     return Layout(
         visible=pack_patches(kept, images, batch, patches, model.class_token),

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from overt.distributed import World, sum_over_processes
 from overt.evaluation import own_batches
-from overt.metrics.collapse import reference_metrics
+from overt.metrics.collapse import reference_metrics, spectrum_scores
 from overt.metrics.features import Features, export_features, gather_features, knn_accuracies
 from overt.metrics.probe_sweep import linear_sweep_accuracy
 from overt.metrics.probes import ProbeSettings, attentive_probe_accuracy, linear_probe_accuracy
@@ -96,22 +96,26 @@ def score_features(
     settings: Settings,
     world: World,
 ) -> dict[str, float]:
-    """k-NN and probes on frozen features; written to files where the settings say so."""
+    """k-NN and probes on frozen features; written to files where the settings say so.
+
+    `feature_score` ranks checkpoints: k-NN where there are labels, else RankMe over the width.
+    """
     evaluation = settings.evaluation
     pooled = partial(pooled_features, model, evaluation.layers)
     labelled = bool(training.images.classes and held_out.images.classes)
+    test = collect_features(pooled, held_out, evaluation, world)
+    scores = spectrum_scores(test.values.to(world.device))
+    scores["feature_score"] = scores["rankme"] / test.values.shape[1]
     if not labelled and evaluation.export is None:
-        return {}
-    bank, test = (
-        collect_features(pooled, images, evaluation, world) for images in (training, held_out)
-    )
+        return scores
+    bank = collect_features(pooled, training, evaluation, world)
     if evaluation.export is not None and world.is_main:
         for name, images, found in (("training", training, bank), ("held_out", held_out, test)):
             names = [images.images.names[index] for index in found.ids.tolist()]
             path = Path(evaluation.export) / f"{name}.safetensors"
             export_features(path, found.values, found.labels, names)
     if not labelled:
-        return {}
+        return scores
     wanted = min(len(training), evaluation.max_samples or len(training))
     device = world.device  # that of the model, so that a GPU compares and learns as well
     pairs = (
@@ -122,10 +126,9 @@ def score_features(
     )
     counts = {min(k, len(bank.values)) for k in (evaluation.k, *evaluation.further_k)}
     accuracies = knn_accuracies(*pairs, sorted(counts), evaluation.temperature, world)
-    scores = {
-        "knn_top1": accuracies[min(evaluation.k, len(bank.values))],
-        "unreadable_training_images": float(wanted - len(bank.ids)),
-    }
+    nearest = accuracies[min(evaluation.k, len(bank.values))]
+    scores |= {"knn_top1": nearest, "feature_score": nearest}
+    scores["unreadable_training_images"] = float(wanted - len(bank.ids))
     for k in evaluation.further_k:
         scores[f"knn_top1_k{k}"] = accuracies[min(k, len(bank.values))]
     linear, attentive = evaluation.linear_probe, evaluation.attentive_probe
@@ -162,8 +165,9 @@ def sweep_scores(
     scores = {"linear_top1": linear_sweep_accuracy(*pairs, settings=settings)["top1"]}
     for fraction in label_fractions:
         # One of each class at least, and two to learn from and to choose by.
-        count = max(2, len(labels.unique()), round(fraction * len(labels)))
-        chosen = torch.from_numpy(spread_over_classes(labels.cpu().numpy(), count)).to(bank.device)
+        known = labels.cpu().numpy()
+        count = max(2, len(np.unique(known)), round(fraction * len(known)))
+        chosen = torch.from_numpy(spread_over_classes(known, count)).to(bank.device)
         few = linear_sweep_accuracy(bank[chosen], labels[chosen], queries, truth, settings)
         scores[f"linear_top1_{fraction:.3g}"] = few["top1"]
     return scores

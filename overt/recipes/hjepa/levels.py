@@ -28,7 +28,8 @@ class Cells:
     of_token: Tensor  # (T,) the cell of each token
     size: Tensor  # (C,) float, tokens in the cell
     parent: Tensor  # (C,) the cell of the next level that holds this one
-    valid: Tensor  # (C,) bool, more than half of the cell's patches are tokens
+    # (C,) bool, more than half of the cell's patches are tokens; or float, the weight in the loss
+    valid: Tensor
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,13 @@ class SequencePooling:
 Pooling = GridPooling | SequencePooling
 
 
-def grid_cells(places: np.ndarray, sequences: np.ndarray, grid: Grid, levels: int) -> GridPooling:
-    """The cells of every level, for tokens at these places of the grid, sequence by sequence."""
+def grid_cells(
+    places: np.ndarray, sequences: np.ndarray, grid: Grid, levels: int, by_sequence: bool = False
+) -> GridPooling:
+    """The cells of every level, for tokens at these places of the grid, sequence by sequence.
+
+    `by_sequence`: the valid cells of a sequence share a weight of 1.
+    """
     rows, columns = np.divmod(places, grid[1])
     per_level = []
     for level in range(levels):
@@ -105,12 +111,17 @@ def grid_cells(places: np.ndarray, sequences: np.ndarray, grid: Grid, levels: in
         side = 2**level
         top, left = rows[first] // side * side, columns[first] // side * side
         whole = np.minimum(side, grid[0] - top) * np.minimum(side, grid[1] - left)
+        valid = size > 0.5 * whole
+        if by_sequence:
+            of_cell = sequences[first]
+            counts = np.bincount(of_cell[valid], minlength=int(sequences.max()) + 1)
+            valid = (valid / np.maximum(counts[of_cell], 1)).astype(np.float32)
         made.append(
             Cells(
                 of_token=torch.from_numpy(of_token.astype(np.int64)),
                 size=torch.from_numpy(size),
                 parent=torch.from_numpy(parent_of_token[first].astype(np.int64)),
-                valid=torch.from_numpy(size > 0.5 * whole),
+                valid=torch.from_numpy(valid),
             )
         )
     return GridPooling(tuple(made))

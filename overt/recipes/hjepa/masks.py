@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -230,10 +231,7 @@ class OfficialRule:
         sizes = []
         for scale, aspect in ((self.target_scale, self.aspect), (self.context_scale, (1.0, 1.0))):
             draw = torch.rand(1, generator=generator).item()
-            area = int(math.prod(self.grid) * (scale[0] + draw * (scale[1] - scale[0])))
-            ratio = aspect[0] + draw * (aspect[1] - aspect[0])
-            shape = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-            sizes.append((min(shape[0], self.grid[0] - 1), min(shape[1], self.grid[1] - 1)))
+            sizes.append(block_size(draw, self.grid, scale, aspect))
         return sizes[0], sizes[1]
 
     def draw_places(
@@ -250,6 +248,70 @@ class OfficialRule:
             )
             contexts.append(some_of(kept, self.max_keep, rng))
         return contexts, targets
+
+
+@dataclass(frozen=True)
+class BatchRule(OfficialRule):
+    """I-JEPA's masks as its collator makes them for a batch, drawn image by image.
+
+    There all images of a process's batch have blocks of the same sizes, and every context is cut to
+    the first patches, as many as the shortest context of the batch has. What the other images do
+    to one is only that shortest length: it is drawn from its distribution, so that every image has
+    the official one's distribution and still depends on nothing but its own generator.
+    """
+
+    batch: int = 128  # images whose contexts are cut to the shortest
+
+    def draw(self, rng: np.random.Generator) -> tuple[list[np.ndarray], list[Block]]:
+        """Sorted patch numbers of each context of one sample, and its target blocks."""
+        first, second, third = rng.random(3).tolist()
+        target = block_size(first, self.grid, self.target_scale, self.aspect)
+        context = block_size(second, self.grid, self.context_scale, (1.0, 1.0))
+        contexts, targets = self.draw_places(target, context, rng)
+        if self.batch == 1:
+            return contexts, targets
+        lengths = context_lengths(self, target, context)
+        # The shortest of n lengths is above x with the n-th power of the probability of one.
+        below = 1 - (1 - third) ** (1 / (self.batch - 1))
+        shortest = min(int(lengths[int(below * len(lengths))]), *map(len, contexts))
+        return [kept[:shortest] for kept in contexts], targets
+
+
+LENGTHS_DRAWN = 8192
+
+
+@lru_cache(maxsize=256)
+def context_lengths(rule: BatchRule, target: Grid, context: Grid) -> np.ndarray:
+    """Patches that contexts keep with blocks of these sizes, sorted; the same in every process."""
+    rng = np.random.default_rng(0)
+    down, across = rule.grid
+
+    def inside(size: Grid, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and columns that blocks cover, (images, count, side)."""
+        covered = []
+        for side, whole in ((size[0], down), (size[1], across)):
+            begins = rng.integers(0, whole - side, (LENGTHS_DRAWN, count, 1))
+            places = np.arange(whole)
+            covered.append((places >= begins) & (places < begins + side))
+        return covered[0], covered[1]
+
+    rows, columns = inside(context, 1)
+    seen = rows[:, 0, :, None] & columns[:, 0, None]  # (images, down, across)
+    if not rule.allow_overlap:
+        rows, columns = inside(target, rule.num_targets)
+        for number in range(rule.num_targets):
+            seen &= ~(rows[:, number, :, None] & columns[:, number, None])
+    lengths = np.sort(seen.sum((1, 2)))
+    enough = lengths[lengths > rule.min_keep]
+    return enough if len(enough) else np.array([down * across])
+
+
+def block_size(draw: float, grid: Grid, scale: Range, aspect: Range) -> Grid:
+    """Height and width of I-JEPA's block from one number in [0, 1): its area and its aspect."""
+    area = int(math.prod(grid) * (scale[0] + draw * (scale[1] - scale[0])))
+    ratio = aspect[0] + draw * (aspect[1] - aspect[0])
+    height, width = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+    return max(1, min(height, grid[0] - 1)), max(1, min(width, grid[1] - 1))
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,11 @@ MODES = {
     "two contexts": ["data.masking.num_context_masks=2"],
     "one level": ["model.num_hierarchies=1", "loss.hierarchy_weights=[1.0]"],
     "pyramid": ["model.projection=shared", "model.fpn.use_fpn=true"],
+    "official": [
+        "data.masking.style=official",
+        "data.masking.weigh=blocks",
+        "data.masking.predict=blocks",
+    ],
     "zeros": ["model.hidden_tokens=zero"],
     "no target encoder": ["model.use_target_encoder=false"],
 }

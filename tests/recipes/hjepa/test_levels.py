@@ -54,3 +54,12 @@ def test_windows_of_the_sequence_drop_the_remainder_and_count_more_than_half() -
     assert pooling.pool(tokens, 1)[..., 0].tolist() == [[0.5, 2.5], [5.5, 7.5]]
     assert pooling.valid(1).tolist() == [[True, False], [True, True]]
     assert valid_counts(pooling, 2).tolist() == [8, 3]
+
+
+def test_blocks_weigh_alike_whatever_their_size() -> None:
+    places = np.array([0, 1, 4, 5, 10])  # four patches of one block, one of another
+    sequences = np.array([0, 0, 0, 0, 1])
+    pooling = grid_cells(places, sequences, (4, 4), 2, by_sequence=True)
+    assert pooling.valid(0).tolist() == [0.25, 0.25, 0.25, 0.25, 1.0]
+    assert pooling.valid(1).tolist() == [1.0, 0.0]  # one patch of four is no region
+    assert valid_counts(pooling, 2).tolist() == [2.0, 1.0]

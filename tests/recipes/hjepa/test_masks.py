@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overt.recipes.hjepa.masks import (
+    BatchRule,
     MaskRule,
     OfficialRule,
+    RandomRule,
     hierarchical_rule,
     ijepa_rule,
     make_block,
@@ -157,3 +159,89 @@ def test_a_context_that_is_too_large_is_cut_at_random(make: type[Rule]) -> None:
         seen[1, everything] += 1 / len(everything)
     rows = seen.reshape(2, 14, 14).sum(2)[:, :13]
     assert (np.abs(rows[0] - rows[1]) < 0.15 * rows[1]).all()  # first-k would lose the last rows
+
+
+# --- the official collator, by its rule and batch by batch ---------------------------------------
+
+
+def official_size(draw: float, side: int, scale: tuple[float, float], low: float, high: float):
+    area = int(side * side * (scale[0] + draw * (scale[1] - scale[0])))
+    aspect = low + draw * (high - low)
+    height, width = round((area * aspect) ** 0.5), round((area / aspect) ** 0.5)
+    return min(height, side - 1), min(width, side - 1)
+
+
+def official_batch(side: int, images: int, draws: tuple[float, float], rng: np.random.Generator):
+    """Contexts (images, side, side) bool of one batch, all cut to the first of the shortest."""
+    sizes = (
+        official_size(draws[0], side, (0.15, 0.2), 0.75, 1.5),
+        official_size(draws[1], side, (0.85, 1.0), 1.0, 1.0),
+    )
+
+    def block(size: tuple[int, int]) -> np.ndarray:
+        seen = np.zeros((side, side), bool)
+        top, left = (int(rng.integers(0, side - length)) for length in size)
+        seen[top : top + size[0], left : left + size[1]] = True
+        return seen
+
+    contexts = []
+    for _ in range(images):
+        hidden = np.any([block(sizes[0]) for _ in range(4)], axis=0)
+        kept = np.flatnonzero(block(sizes[1]) & ~hidden)
+        while len(kept) <= 10:
+            kept = np.flatnonzero(block(sizes[1]) & ~hidden)
+        contexts.append(kept)
+    shortest = min(map(len, contexts))
+    seen = np.zeros((images, side * side), bool)
+    for number, kept in enumerate(contexts):
+        seen[number, kept[:shortest]] = True
+    return seen.reshape(-1, side, side)
+
+
+def neighbors(seen: np.ndarray) -> float:
+    """Visible patches beside a visible patch, on average."""
+    pairs = (seen[:, 1:] & seen[:, :-1]).sum() + (seen[:, :, 1:] & seen[:, :, :-1]).sum()
+    return float(2 * pairs / seen.sum())
+
+
+@pytest.mark.parametrize(("side", "patches", "beside"), [(14, 51, 2.91), (16, 69.5, 3.07)])
+def test_contexts_have_the_distribution_of_the_official_collator(
+    side: int, patches: float, beside: float
+) -> None:
+    rng, batches = np.random.default_rng(0), 40
+    # All sizes alike often, so that 40 batches tell the mean of very many.
+    first, second = ((rng.permutation(batches) + 0.5) / batches for _ in range(2))
+    pairs = zip(first, second, strict=True)
+    official = np.concatenate([official_batch(side, 128, pair, rng) for pair in pairs])
+    rule = BatchRule((side, side))
+    ours = np.zeros((3000, side * side), bool)
+    for number in range(len(ours)):
+        ours[number, rule.draw(np.random.default_rng(number))[0][0]] = True
+    ours = ours.reshape(-1, side, side)
+    for seen in (official, ours):
+        assert seen.sum((1, 2)).mean() == pytest.approx(patches, abs=1.5)
+        assert neighbors(seen) == pytest.approx(beside, abs=0.06)
+        assert not seen[:, -1].any()  # no block reaches the last row
+    assert ours.sum((1, 2)).std() == pytest.approx(official.sum((1, 2)).std(), abs=1.5)
+    assert np.abs(official.mean(0) - ours.mean(0)).max() < 0.05
+    # Drawn for itself and cut at random, a context is a scatter, and seen elsewhere.
+    own = np.zeros((600, side * side), bool)
+    apart = dataclasses.replace(ijepa_rule((side, side)), max_keep=round(patches), min_keep=10)
+    for number in range(len(own)):
+        own[number, apart.draw(np.random.default_rng(number))[0][0]] = True
+    own = own.reshape(-1, side, side)
+    assert neighbors(own) < beside - 0.7
+    assert np.abs(official.mean(0) - own.mean(0)).max() > 0.12
+
+
+def test_a_batch_of_one_cuts_nothing() -> None:
+    rule = BatchRule((14, 14), batch=1)
+    contexts = [rule.draw(np.random.default_rng(number))[0][0] for number in range(300)]
+    assert np.mean([len(kept) for kept in contexts]) == pytest.approx(81.5, abs=3)  # as published
+
+
+def test_random_masks_hide_their_fraction() -> None:
+    rule = RandomRule((8, 8), (0.75, 0.75))
+    (context,), (hidden,) = rule.draw_sets(np.random.default_rng(0))
+    assert (len(context), len(hidden)) == (16, 48)
+    assert sorted([*context, *hidden]) == list(range(64))

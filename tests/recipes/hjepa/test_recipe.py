@@ -29,6 +29,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("hjepa_small", 384, 12),
         ("ijepa_vith14", 1280, 32),
         ("ijepa_vitb16", 768, 12),
+        ("ijepa_vitl16", 1024, 24),
+        ("ijepa_vith16_448", 1280, 32),
+        ("ijepa_vitg16", 1408, 40),
     ],
 )
 def test_the_large_recipes_compose(name: str, width: int, depth: int) -> None:
@@ -39,7 +42,9 @@ def test_the_large_recipes_compose(name: str, width: int, depth: int) -> None:
     assert config.training.grad_clip_norm == (None if is_ijepa else 3.0)
     masking = config.settings.data.masking
     assert masking.predict == ("blocks" if is_ijepa else "union")
-    assert (masking.max_keep is not None) == is_ijepa
+    assert (masking.style, masking.weigh) == (
+        ("official", "blocks") if is_ijepa else ("own", "tokens")
+    )
 
 
 REFUSED = {
@@ -60,6 +65,10 @@ REFUSED = {
     "evaluation.collapse.every_steps=0": "every_steps",
     "model.ema.momentum=1.1": "at most 1",
     "model.predictor.num_heads=3": "multiple",
+    "data.masking.style=offical": "did you mean official",
+    "data.masking.weigh=block": "did you mean blocks",
+    "data.augmentation.blur=1.5": "at most 1",
+    "evaluation.linear_probe.label_fractions=[0.1]": "linear_probe.sweep=true",
 }
 
 
