@@ -51,6 +51,8 @@ def _card(index: int, run: Run) -> Html:
     facts.append(("time", text.duration(run.seconds_worked)))
     if status == "running":
         facts.append(("left", text.left(run)))
+    if run.sampled_bytes:
+        facts.append(("curves", f"samples of {run.sampled_bytes / 1e6:,.0f} MB"))
     facts.append(("restarts", str(max(len(run.sessions) - 1, 0))))
     skipped = run.curves.get("train/skipped_steps")
     facts.append(("skipped steps", text.number(skipped.last) if skipped else "0"))
