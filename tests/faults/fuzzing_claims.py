@@ -48,6 +48,8 @@ def random_words(rng: random.Random) -> list[str]:
 
 def fuzz_overrides(seed: int, count: int) -> None:
     """Load so many random command lines; what is raised besides OvertError is a bug."""
+    import composed_once  # noqa: F401  (composes each choice of groups once)
+
     rng = random.Random(f"overrides/{seed}")
     for _ in range(count):
         words = random_words(rng)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
@@ -302,7 +301,9 @@ def spoken(line: str) -> tuple[str, str]:
 
 def marks(run: Run) -> list[dict[str, Any]]:
     """What the curves show as upright lines: restarts and skipped steps."""
-    begin = run.sessions[0].begin if run.sessions else math.nan
+    if not run.sessions:  # without a start there is no hour to put them at
+        return []
+    begin = run.sessions[0].begin
     return [
         {
             "kind": "resume" if event["kind"] == "resume" else "skip",
