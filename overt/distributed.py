@@ -37,6 +37,9 @@ LOST_WORDS = (
 )
 
 
+START_MINUTES = 10.0  # from the first rank that comes to the last one, at the start
+
+
 class World(NamedTuple):
     """This process among all processes. Unpacks as `rank, world_size, local_rank, device`."""
 
@@ -198,6 +201,7 @@ def init_distributed(device: str = "auto", timeout_minutes: float = 30.0) -> Wor
     if launch.world_size > 1 and not dist.is_initialized():
         os.environ.setdefault("MASTER_ADDR", launch.master_addr)
         os.environ.setdefault("MASTER_PORT", str(launch.master_port))
+        store = _meet(launch, min(timeout_minutes, START_MINUTES))
         dist.init_process_group(
             # Both on CUDA: small Python objects and waits for files travel over Gloo.
             "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo",
@@ -205,13 +209,45 @@ def init_distributed(device: str = "auto", timeout_minutes: float = 30.0) -> Wor
             world_size=launch.world_size,
             timeout=timedelta(minutes=timeout_minutes),
             device_id=place if place.type == "cuda" else None,
-            store=PrefixStore(f"overt/group/{next(_JOINED)}", *_FIRST_STORE)
-            if _FIRST_STORE
-            else None,
+            store=store,
         )
-        if not _FIRST_STORE:
-            _FIRST_STORE.append(_get_default_store())
     return World(launch.rank, launch.world_size, launch.local_rank, place)
+
+
+def _meet(launch: Launch, minutes: float) -> Store:
+    """Return a store of the group once every rank has come to it, or name those that have not.
+
+    The group itself would wait for a rank that died at its start as long as for any collective.
+    """
+    limit = timedelta(minutes=minutes)
+    keys = {f"here/{rank}": rank for rank in range(launch.world_size)}
+    store: Store | None = None
+    try:
+        if not _FIRST_STORE:
+            meeting = dist.rendezvous("env://", launch.rank, launch.world_size, timeout=limit)
+            first, _, _ = next(iter(meeting))
+            _FIRST_STORE.append(first)
+        store = PrefixStore(f"overt/group/{next(_JOINED)}", *_FIRST_STORE)
+        store.set(f"here/{launch.rank}", "1")
+        store.wait(list(keys), limit)
+    except (dist.DistError, RuntimeError) as error:
+        missing = (
+            [] if store is None else [rank for key, rank in keys.items() if not _has(store, key)]
+        )
+        named = f"rank(s) {', '.join(map(str, missing))}" if missing else "the main rank"
+        raise LaunchError(
+            f"rank {launch.rank} of {launch.world_size} waited {minutes:g} minutes at the start: "
+            f"{named} did not come. Look at what these processes printed; check that all hosts "
+            f"reach MASTER_ADDR={os.environ['MASTER_ADDR']}, port {os.environ['MASTER_PORT']}."
+        ) from error
+    return store
+
+
+def _has(store: Store, key: str) -> bool:
+    try:
+        return bool(store.check([key]))
+    except (dist.DistError, RuntimeError):
+        return False
 
 
 def _choose_device(device: str, launch: Launch) -> torch.device:

@@ -28,7 +28,7 @@ from overt.verbs import VERBS
 
 ROOT = HERE.parent
 PAGES = [
-    *(ROOT / page for page in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *(ROOT / page for page in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
     *sorted(ROOT.glob("docs/*.md")),
     *sorted(ROOT.glob("examples/*/*.md")),
     *sorted(ROOT.glob("overt/recipes/*/README.md")),

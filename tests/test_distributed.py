@@ -351,3 +351,20 @@ def test_one_makes_and_the_others_wait(
 def test_one_process_makes_by_itself(tmp_path: Path) -> None:
     assert make_on_main(tmp_path, "") == "complete"
     assert make_on_main(tmp_path, "broken") == "ZeroDivisionError: a bug"
+
+
+def waits_for_a_rank_that_never_comes(folder: Path) -> None:
+    if os.environ["RANK"] == "1":
+        os._exit(3)  # killed during its imports
+    try:
+        init_distributed("cpu", timeout_minutes=0.02)
+    except LaunchError as error:
+        (folder / "said").write_text(str(error))
+
+
+def test_a_rank_that_dies_at_the_start_is_named_in_time(
+    tmp_path: Path, run_processes: Callable[..., list[Any]]
+) -> None:
+    assert run_processes(waits_for_a_rank_that_never_comes, 2, tmp_path, dies=True) == [0, 3]
+    said = (tmp_path / "said").read_text()
+    assert said.startswith("rank 0 of 2 waited 0.02 minutes at the start: rank(s) 1 did not come.")

@@ -24,6 +24,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 SHARDS = "shards.json"  # in a sharded checkpoint: which rank's file holds which tensors
 PARTS = ("model", "ema", "optimizer")  # PART.safetensors, or PART/NAME in shards.json
+LARGEST_MANIFEST = 2**26  # bytes
 PACKAGES = ("torch", "numpy", "safetensors")
 
 
@@ -79,7 +80,8 @@ def make_manifest(facts: Mapping[str, Any], files: Mapping[str, Any]) -> dict[st
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Read the manifest of a checkpoint folder; refused where its own hash does not match."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
+        with (folder / MANIFEST).open("rb") as file:
+            manifest = json.loads(file.read(LARGEST_MANIFEST))
     except FileNotFoundError:
         raise CheckpointError(f"{folder} has no {MANIFEST}: not a checkpoint of overt") from None
     except (OSError, ValueError, RecursionError) as error:

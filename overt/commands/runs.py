@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from overt.errors import OvertError
 from overt.tools.report import text
-from overt.tools.report.reading import find_runs, open_run
+from overt.tools.report.reading import find_runs, open_brief
 from overt.tools.report.run import Run
 
 HEAD = ("run", "status", "step", "best", "left", "last sign")
@@ -33,9 +34,9 @@ def main(arguments: Sequence[str]) -> int:
     unreadable: dict[Path, str] = {}
     for path in find_runs(folder):
         try:
-            runs.append(open_run(path, path.relative_to(folder).as_posix()))
-        except OSError as error:  # of one run's files: the others are listed
-            unreadable[path] = error.strerror or str(error)
+            runs.append(open_brief(path, path.relative_to(folder).as_posix()))
+        except (OSError, OvertError, ValueError) as error:  # of one run: the others are listed
+            unreadable[path] = getattr(error, "strerror", None) or str(error)
     runs.sort(key=lambda run: run.last_sign, reverse=True)
     if options.json:
         for run in runs:

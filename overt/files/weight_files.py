@@ -69,7 +69,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         with safe_open(path, framework="pt") as file:
             metadata: dict[str, str] = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, RuntimeError, MemoryError) as error:
         raise CheckpointError(
             f"{path} is not a complete safetensors file ({error}); copy it again from where it came"
         ) from None
@@ -125,6 +125,7 @@ def _is_state_dict(value: Any) -> bool:
 def read_torch_file(path: Path) -> Any:
     """Read a file of `torch.save` without running anything that it contains."""
     try:
+        _refuse_compressed(path)
         with torch.serialization.safe_globals(_harmless()):
             content = torch.load(
                 path,
@@ -133,8 +134,24 @@ def read_torch_file(path: Path) -> Any:
                 mmap=zipfile.is_zipfile(path),
             )
         return _with_plain_arrays(content)
+    except CheckpointError:
+        raise
     except Exception as error:  # a damaged file can make torch's reader fail in any way
         raise _refusal(path, error) from None
+
+
+def _refuse_compressed(path: Path) -> None:
+    """Refuse a ZIP that holds more than its own size: torch.save does not compress."""
+    if not zipfile.is_zipfile(path):
+        return
+    with zipfile.ZipFile(path) as archive:
+        held = sum(entry.file_size for entry in archive.infolist())
+        stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in archive.infolist())
+    if not stored or held > path.stat().st_size:
+        raise CheckpointError(
+            f"{path} is a compressed archive that would unpack to {held:,} bytes; torch.save "
+            "writes none. Unpack it yourself if you trust where it comes from."
+        )
 
 
 def _with_plain_arrays(value: Any) -> Any:

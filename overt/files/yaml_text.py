@@ -44,18 +44,26 @@ def read_text(path: Path) -> str:
 def parse_yaml(text: str, source: str) -> Any:
     """Return YAML as a node of OmegaConf, refused where it is not valid or would grow too large."""
     try:
-        values = _expanded_size(text)
-        if values > MOST_VALUES:
-            raise ConfigError(
-                f"{source} stands for {values:,} values once its aliases are written out; up to "
-                f"{MOST_VALUES:,} are allowed"
-            )
+        refuse_bomb(text, source)
         return OmegaConf.create(text)
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:
         reason = (str(error).splitlines() or [""])[0]
         raise ConfigError(f"{source} is not valid YAML: {reason}") from None
     except RecursionError:
         raise ConfigError(f"{source} is nested too deep; up to {DEEPEST} levels") from None
+
+
+def refuse_bomb(text: str, source: str) -> None:
+    """Refuse YAML that would grow or nest without end when it is read."""
+    brackets = text.count("[") + text.count("{")
+    if "&" not in text and brackets <= DEEPEST and text.count("\n") <= MOST_VALUES:
+        return  # no anchors, and no depth but by indentation
+    values = _expanded_size(text)
+    if values > MOST_VALUES:
+        raise ConfigError(
+            f"{source} stands for {values:,} values once its aliases are written out; up to "
+            f"{MOST_VALUES:,} are allowed"
+        )
 
 
 def _expanded_size(text: str) -> int:
@@ -66,6 +74,8 @@ def _expanded_size(text: str) -> int:
     for event in yaml.parse(text, Loader=Loader):
         size = 0
         if isinstance(event, yaml.AliasEvent):
+            if any(anchor == event.anchor for anchor, _ in open_nodes):
+                raise RecursionError  # a list that holds itself
             size = sizes.get(event.anchor, 1)
         elif isinstance(event, yaml.ScalarEvent):
             size = 1

@@ -203,7 +203,8 @@ class RunLock:
 def read_owner(path: Path) -> Owner | None:
     """Return whose lock a file is; None where it does not exist, or is not complete."""
     try:
-        fields: Any = json.loads(path.read_bytes()[:4096])
+        with path.open("rb") as file:
+            fields: Any = json.loads(file.read(4096))
         return Owner(
             host=str(fields["host"]),
             pid=int(fields["pid"]),

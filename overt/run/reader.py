@@ -31,9 +31,11 @@ def read_rows(path: Path) -> Iterator[Row]:
 class Follower:
     """Reads a file that grows: every call of `rows` continues where the one before ended."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, tail_bytes: int | None = None) -> None:
+        """`tail_bytes`: begin so far before the end of the file, at a line."""
         self.path = path
         self.offset = 0  # bytes read so far
+        self._tail_bytes = tail_bytes
         self._in_long_line = False
         # Kept open: the number of an open file is not given to the one that replaces it.
         self._file: BinaryIO | None = None
@@ -82,6 +84,8 @@ class Follower:
             if not self.path.is_file():
                 return
             self._file = self.path.open("rb")
+            if self._tail_bytes is not None:
+                self.offset = _line_at(self._file, self._tail_bytes)
         self._file.seek(self.offset)
         while line := self._file.readline(LONGEST_LINE):
             complete = line.endswith(b"\n")
@@ -96,6 +100,16 @@ class Follower:
             self.offset += len(line)
             if row is not None:
                 yield row
+
+
+def _line_at(file: BinaryIO, tail_bytes: int) -> int:
+    """Return the offset of the first line within the last bytes of a file."""
+    start = os.fstat(file.fileno()).st_size - tail_bytes
+    if start <= 0:
+        return 0
+    file.seek(start - 1)
+    file.readline(LONGEST_LINE)
+    return file.tell()
 
 
 def parse_row(line: bytes) -> Row | None:

@@ -12,7 +12,7 @@ from sample_runs import write_checkpoint
 
 from overt.cli import main
 from overt.commands import runs as commands_runs
-from overt.tools.report.reading import open_run
+from overt.tools.report.reading import open_brief
 
 CONFIG = """\
 training: {num_steps: 100}
@@ -86,9 +86,9 @@ def test_a_run_that_cannot_be_read_fails_alone(
     def refuse(path: Path, name: str) -> Any:
         if name == "now":
             raise PermissionError(13, "Permission denied")
-        return open_run(path, name)
+        return open_brief(path, name)
 
-    monkeypatch.setattr(commands_runs, "open_run", refuse)
+    monkeypatch.setattr(commands_runs, "open_brief", refuse)
     assert main(["runs", str(runs)]) == 0
     lines = capsys.readouterr().out.splitlines()[1:]
     assert [line.split()[:2] for line in lines] == [

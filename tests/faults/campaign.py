@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import torch
+from claim_injections import CLAIM_KINDS
 from cluster_injections import CLUSTER_KINDS
 from injections import KINDS, Kind
 from trials import Bench, Trial
@@ -76,7 +77,7 @@ def main() -> int:
     parser.add_argument("--write", type=Path, help="a page whose table is to be replaced")
     options = parser.parse_args()
 
-    kinds, skipped = dict(KINDS), {}
+    kinds, skipped = {**KINDS, **CLAIM_KINDS}, {}
     for name, (kind, reason) in CLUSTER_KINDS.items():
         if reason is None:
             kinds[name] = kind

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from claim_injections import CLAIM_KINDS
 from injections import KINDS
 from trials import Bench
 
@@ -18,6 +19,10 @@ SHORT = [
     ("NaN gradients on one rank", 0),
     ("tracker without its server", 1),
     ("clock that jumps", 1),
+    ("update that is not finite", 0),
+    ("all checkpoints damaged, started twice", 0),
+    ("second start while the first trains", 0),
+    ("full disk at the start", 0),
 ]
 
 
@@ -28,7 +33,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 
 @pytest.mark.parametrize(("kind", "seed"), SHORT)
 def test_the_outcome_is_as_promised(kind: str, seed: int, bench: Bench) -> None:
-    trial = KINDS[kind].inject(bench, seed)
+    trial = {**KINDS, **CLAIM_KINDS}[kind].inject(bench, seed)
     assert not trial.problems, f"{trial.detail}: {trial.problems}\n{trial.log}"
 
 

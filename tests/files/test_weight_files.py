@@ -1,6 +1,9 @@
 """overt/files/weight_files.py: what engine and recipes share in reading files of others."""
 
 import argparse
+import contextlib
+import json
+import os
 import re
 import zipfile
 from pathlib import Path
@@ -145,3 +148,36 @@ def test_a_file_cannot_make_the_arrays_that_stand_in(tmp_path: Path) -> None:
     torch.save({"a": torch.ones(1), "x": forged}, tmp_path / "a.pt")
     with pytest.raises(CheckpointError, match="array that numpy did not write"):
         read_torch_file(tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize("record", ["data.pkl", "data/0"])
+def test_a_zip_bomb_is_not_unpacked(tmp_path: Path, record: str) -> None:
+    plain, path = tmp_path / "plain.pt", tmp_path / "bomb.pt"
+    torch.save({"w": torch.zeros(3)}, plain)
+    with zipfile.ZipFile(plain) as source, zipfile.ZipFile(path, "w") as archive:
+        for entry in source.infolist():
+            is_bomb = entry.filename.endswith(record)
+            data = bytes(2**22) if is_bomb else source.read(entry)
+            archive.writestr(entry.filename, data, zipfile.ZIP_DEFLATED if is_bomb else None)
+    with pytest.raises(CheckpointError, match=r"compressed archive that would unpack to 4,\d+,"):
+        read_torch_file(path)
+
+
+def test_a_sparse_file_of_a_hundred_gigabytes_ends_in_words(tmp_path: Path) -> None:
+    size = 100 * 2**30
+    header = json.dumps({"w": {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}})
+    path = tmp_path / "weights.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header.encode())
+    os.truncate(path, path.stat().st_size + size)
+    try:
+        with contextlib.suppress(CheckpointError):  # where the system maps no such file
+            tensors, _ = read_safetensors(path)
+            assert tensors["w"].numel() == size // 4  # mapped, not read
+    finally:
+        path.unlink()
+    path = tmp_path / "weights.pt"
+    path.touch()
+    os.truncate(path, size)
+    with pytest.raises(CheckpointError, match="neither a safetensors file nor"):
+        read_torch_file(path)
+    path.unlink()

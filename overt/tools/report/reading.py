@@ -6,28 +6,44 @@ A file that cannot be read costs what it would have said, not the run. Imports n
 from __future__ import annotations
 
 import json
+import logging
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError  # type: ignore[import-untyped]
-
 from overt.errors import OvertError, nearest
 from overt.run.reader import Follower, Row, number_of, step_of, time_of
+from overt.tools.report import large
 from overt.tools.report.best import read_best
 from overt.tools.report.run import PICTURES, VIDEOS, Curve, Picture, Run, Session
+from overt.tools.report.settings import read_config, read_some
 
-# What YAML of any origin can make its reader raise.
-UNREADABLE = (
-    OSError, ValueError, TypeError, AttributeError, RecursionError, YAMLError,
-    OmegaConfBaseException,
-)  # fmt: skip
+logger = logging.getLogger(__name__)
+
+BRIEF_BYTES = 2**14  # of the events, for a line about a run
+BRIEF_KEYS = frozenset(
+    ("training.num_steps", "training.num_epochs", "logging.every_steps", "checkpoint.metric_name")
+)
+LARGEST_TEXT = 2**20  # bytes of a file of commands or scores
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much of a run's metrics is read: all of a small file, samples of a larger one."""
+
+    whole_bytes: int = large.WHOLE_BYTES
+    samples: int = large.SAMPLES
+
+    @classmethod
+    def shared_by(cls, runs: int) -> Budget:
+        """Return what each of several runs may take, so that all together take no longer."""
+        runs = max(runs, 1)
+        return cls(max(large.WHOLE_BYTES // runs, 2**12), max(large.SAMPLES // runs, 10))
 
 
 def is_run(folder: Path) -> bool:
@@ -52,18 +68,34 @@ def _find(folder: Path, depth: int) -> list[Path]:
     return []
 
 
-def open_run(folder: Path, name: str | None = None) -> Run:
+def open_brief(folder: Path, name: str | None = None) -> Run:
+    """Read as much of a run's folder as a line of `overt runs` needs."""
+    with RunFollower(folder, name, brief=True) as follower:
+        return follower.read()
+
+
+def open_run(folder: Path, name: str | None = None, budget: Budget | None = None) -> Run:
     """Read a run's folder; refused where it is not one."""
-    with RunFollower(folder, name) as follower:
+    with RunFollower(folder, name, budget=budget) as follower:
         run = follower.read()
-    command = folder / "command.txt"
-    lines = command.read_text(errors="replace").splitlines() if command.is_file() else []
+    home = folder.resolve()
     return replace(
         run,
-        commands=lines,
+        commands=_text(own_file(home, "command.txt")).splitlines(),
         pictures=read_pictures(folder, run.events),
-        scores=read_scores(folder / "evaluation" / "scores.json"),
+        scores=read_scores(_text(own_file(home, "evaluation/scores.json"))),
     )
+
+
+def _text(path: Path | None) -> str:
+    """The beginning of a text file; empty where it cannot be read."""
+    if path is None:
+        return ""
+    try:
+        with path.open("rb") as file:
+            return file.read(LARGEST_TEXT).decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def open_runs(folders: list[Path]) -> list[Run]:
@@ -75,23 +107,43 @@ def open_runs(folders: list[Path]) -> list[Run]:
         names = ["/".join(parts[-depth:]) for parts in whole]
         if len(set(names)) == len(names):
             break
-    return [open_run(folder, name) for folder, name in zip(folders, names, strict=True)]
+    budget = Budget.shared_by(len(folders))
+    runs = []
+    for folder, name in zip(folders, names, strict=True):
+        try:
+            runs.append(open_run(folder, name, budget))
+        except OSError as error:  # of one run's files: the others are shown
+            logger.warning("%s is left out: %s", folder, error.strerror or error)
+    if not runs:
+        raise OvertError("none of these runs can be read; check the permissions of their files")
+    return runs
 
 
 class RunFollower:
-    """Reads a run again and again, each byte of its logs once: settings, curves, events."""
+    """Reads a run again and again, each byte of its logs once: settings, curves, events.
 
-    def __init__(self, folder: Path, name: str | None = None) -> None:
+    Of a log that is larger than `budget.whole_bytes` it reads samples, the rows with scores and the
+    end. With `brief` it reads the end alone: enough for a line about the run.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str | None = None,
+        *,
+        brief: bool = False,
+        budget: Budget | None = None,
+    ) -> None:
         if not is_run(folder):
             raise _not_a_run(folder)
         self.folder = folder
         self.name = name or folder.resolve().name
-        self._metrics = Follower(folder / "metrics.jsonl")
-        self._events = Follower(folder / "events.jsonl")
-        self._curves = _Curves()
-        self._history = _History()
+        self.brief, self.budget = brief, budget or Budget()
+        self._home = folder.resolve()
         self._config: dict[str, Any] = {}
         self._config_mark: tuple[int, ...] = ()
+        self._begin_metrics()
+        self._begin_events()
 
     def __enter__(self) -> RunFollower:
         return self
@@ -103,9 +155,9 @@ class RunFollower:
     def read(self) -> Run:
         """The run as it is now, without commands, pictures and scores of `overt evaluate`."""
         if self._metrics.was_replaced():  # a resume cut what lay beyond its checkpoint
-            self._curves = _Curves()
+            self._begin_metrics()
         if self._events.was_replaced():
-            self._history = _History()
+            self._begin_events()
         for row in self._metrics.rows():
             self._curves.add(row)
         for event in self._events.rows():
@@ -121,19 +173,61 @@ class RunFollower:
             pictures=[],
             scores={},
             best=read_best(self.folder / "checkpoints"),
+            sampled_bytes=self._sampled_bytes,
         )
+
+    def _begin_metrics(self) -> None:
+        path = self._own("metrics.jsonl")
+        size = large.size_of(path)
+        self._curves, self._sampled_bytes, tail = _Curves(), 0, None
+        if self.brief:
+            tail = large.tail_with_rows(path, size)
+        elif size > self.budget.whole_bytes:
+            tail = min(large.TAIL_BYTES, self.budget.whole_bytes // 2)
+            self._sampled_bytes = size
+            for row in large.rows_before(path, size - tail, large.SCORES, self.budget.samples):
+                self._curves.add(row)
+        self._metrics = Follower(path, tail)
+
+    def _begin_events(self) -> None:
+        path = self._own("events.jsonl")
+        size = large.size_of(path)
+        self._history, tail = _History(), None
+        if size > (BRIEF_BYTES if self.brief else large.WHOLE_BYTES):
+            tail = BRIEF_BYTES if self.brief else large.TAIL_BYTES
+            for event in large.rows_before(path, size - tail, large.SESSIONS, 0):
+                self._history.add(event)
+        self._events = Follower(path, tail)
+
+    def _own(self, name: str) -> Path:
+        """The path of a log; one that leads out of the run folder is taken for missing."""
+        return own_file(self._home, name) or self._home / "leads" / "nowhere"
 
     def _settings(self) -> dict[str, Any]:
         """The configuration, read again only where its file is another one."""
-        path = self.folder / "config.yaml"
+        path = own_file(self._home, "config.yaml")
         try:
-            stat = path.stat()
+            stat = path.stat() if path is not None else None
         except OSError:
+            stat = None
+        if path is None or stat is None:
             return {}
         mark = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
         if mark != self._config_mark:
-            self._config, self._config_mark = read_config(path), mark
+            read = partial(read_some, keys=BRIEF_KEYS) if self.brief else read_config
+            self._config, self._config_mark = read(path), mark
         return self._config
+
+
+def own_file(home: Path, name: str) -> Path | None:
+    """The path of a run's file; None where a link leads out of the run folder."""
+    path = home / name
+    if not path.is_symlink() and not path.parent.is_symlink():
+        return path
+    with suppress(OSError, RuntimeError):  # a circle of links
+        if path.resolve().is_relative_to(home):
+            return path
+    return None
 
 
 def _not_a_run(folder: Path) -> OvertError:
@@ -159,14 +253,20 @@ class _Curves:
         step, moment = step_of(row), time_of(row)
         if step is None:
             return
-        numbers = {
-            name: number_of(value) for name, value in row.items() if name not in ("step", "time")
-        }
-        known = {name: number for name, number in numbers.items() if number is not None}
-        for name, number in known.items():
-            curve = self.by_name.setdefault(name, Curve())
+        at = math.nan if moment is None else moment
+        known = False
+        for name, value in row.items():
+            if name in ("step", "time"):
+                continue
+            number = value if type(value) is float else number_of(value)
+            if number is None:
+                continue
+            known = True
+            curve = self.by_name.get(name)
+            if curve is None:
+                curve = self.by_name[name] = Curve()
             curve.steps.append(step)
-            curve.times.append(math.nan if moment is None else moment)
+            curve.times.append(at)
             curve.values.append(number)
         if known and moment is not None:
             self.times.append(moment)
@@ -229,27 +329,6 @@ def _until_last_row(sessions: list[Session], times: list[float]) -> list[Session
     return extended
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """The resolved configuration, flat: dotted key to value; empty where it cannot be read."""
-    try:
-        values = OmegaConf.to_container(OmegaConf.load(path))
-    except UNREADABLE:
-        return {}
-    return dict(_leaves(values)) if isinstance(values, dict) else {}
-
-
-def _leaves(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(values, dict) and values:
-        for key, value in values.items():
-            yield from _leaves(value, f"{prefix}.{key}" if prefix else str(key))
-    else:
-        yield _printable(prefix), _printable(values) if isinstance(values, str) else values
-
-
-def _printable(text: str) -> str:
-    return text.encode(errors="replace").decode()
-
-
 def read_pictures(folder: Path, events: list[Row]) -> list[Picture]:
     """Pictures in the order of their names and steps; what lies outside the folder is ignored."""
     pictures: dict[tuple[str, int | None], Picture] = {}
@@ -265,7 +344,7 @@ def read_pictures(folder: Path, events: list[Row]) -> list[Picture]:
                 caption = None if caption is None else str(caption)
                 pictures[name, step] = Picture(name, step, path, caption)  # a later one replaces it
     for path in sorted((folder / "evaluation").glob("*")):
-        if _is_picture(path):
+        if own_file(home, f"evaluation/{path.name}") is not None and _is_picture(path):
             name = f"evaluation/{path.stem}"
             pictures[name, None] = Picture(name, None, path)
     return sorted(
@@ -278,11 +357,11 @@ def _is_picture(path: Path) -> bool:
     return path.suffix.lower() in PICTURES + VIDEOS and path.is_file()
 
 
-def read_scores(path: Path) -> dict[str, float]:
+def read_scores(text: str) -> dict[str, float]:
     """The scores that `overt evaluate` wrote, where it did."""
     try:
-        scores = json.loads(path.read_text())["scores"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        scores = json.loads(text)["scores"]
+    except (ValueError, KeyError, TypeError, RecursionError):
         return {}
     if not isinstance(scores, dict):
         return {}

@@ -96,6 +96,7 @@ class Run:
     pictures: list[Picture]
     scores: dict[str, float]  # of `overt evaluate`
     best: Best | None = None
+    sampled_bytes: int = 0  # of a log so large that its curves are samples
 
     @property
     def step(self) -> int:

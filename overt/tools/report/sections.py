@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
@@ -51,6 +50,8 @@ def _card(index: int, run: Run) -> Html:
     facts.append(("time", text.duration(run.seconds_worked)))
     if status == "running":
         facts.append(("left", text.left(run)))
+    if run.sampled_bytes:
+        facts.append(("curves", f"samples of {run.sampled_bytes / 1e6:,.0f} MB"))
     facts.append(("restarts", str(max(len(run.sessions) - 1, 0))))
     skipped = run.curves.get("train/skipped_steps")
     facts.append(("skipped steps", text.number(skipped.last) if skipped else "0"))
@@ -300,7 +301,9 @@ def spoken(line: str) -> tuple[str, str]:
 
 def marks(run: Run) -> list[dict[str, Any]]:
     """What the curves show as upright lines: restarts and skipped steps."""
-    begin = run.sessions[0].begin if run.sessions else math.nan
+    if not run.sessions:  # without a start there is no hour to put them at
+        return []
+    begin = run.sessions[0].begin
     return [
         {
             "kind": "resume" if event["kind"] == "resume" else "skip",

@@ -111,6 +111,9 @@ class FaultyToy(Toy):
     ) -> None:
         super().after_step(model, step, applied, carry)
         assert torch.isfinite(model.first.weight).all(), "NaN reached the weights"
+        if self.seen == self.fault.step and self.fault.kind == "non-finite update":
+            with torch.no_grad():
+                model.last.weight += float("inf")  # as an optimizer that divides by zero
 
 
 def _fill(folder: Path) -> None:

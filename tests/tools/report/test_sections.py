@@ -67,3 +67,8 @@ def test_marks_have_a_step_that_a_script_can_draw(tmp_path: Path) -> None:
     assert sections.marks(open_run(write(tmp_path, events))) == [
         {"kind": "resume", "step": 3, "hours": 1.0}
     ]
+
+
+def test_a_skipped_step_of_no_session_has_no_mark(tmp_path: Path) -> None:
+    run = open_run(write(tmp_path, [{"time": 1.0, "kind": "skipped_step", "step": 1}]))
+    assert sections.marks(run) == []

@@ -1,0 +1,80 @@
+"""The stored configuration of a run, flat, for those who only show it. Imports no torch.
+
+Parsed in C, and of a run in a list only the five keys that its line needs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from overt.errors import ConfigError
+from overt.files.yaml_text import Loader, read_text, refuse_bomb
+
+# What YAML of any origin can make its reader raise.
+UNREADABLE = (OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError)
+FLOAT = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?")
+LINE = re.compile(r"( *)([\w.]+):(?: (.*))?")
+
+
+class _Loader(Loader):  # type: ignore[misc, valid-type]
+    """Reads 1e-4 as a number, as OmegaConf does."""
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, list("-+.0123456789"))
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Return the resolved configuration, dotted key to value; empty where it cannot be read."""
+    try:
+        text = read_text(path)
+        refuse_bomb(text, str(path))
+        values = yaml.load(text, Loader=_Loader)
+        return dict(_leaves(values)) if isinstance(values, dict) else {}
+    except (ConfigError, *UNREADABLE):
+        return {}
+
+
+def read_some(path: Path, keys: frozenset[str]) -> dict[str, Any]:
+    """Return some keys of a configuration that overt wrote, one to a line."""
+    try:
+        text = read_text(path)
+    except ConfigError:
+        return {}
+    section, values = "", {}
+    for line in text.splitlines():
+        match = LINE.fullmatch(line)
+        if match is None:
+            continue
+        indent, name, value = match.groups()
+        if not indent:
+            section = name
+            if value:  # `training: {num_steps: 40}`: not as overt writes it
+                section = ""
+                if value.startswith("{"):
+                    return read_config(path)
+        elif len(indent) == 2 and f"{section}.{name}" in keys and value is not None:
+            values[f"{section}.{name}"] = _scalar(value)
+    return values
+
+
+def _scalar(text: str) -> Any:
+    if text == "null":
+        return None
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else text.strip("'\"")
+
+
+def _leaves(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(values, dict) and values:
+        for key, value in values.items():
+            yield from _leaves(value, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield _printable(prefix), _printable(values) if isinstance(values, str) else values
+
+
+def _printable(text: str) -> str:
+    return text.encode(errors="replace").decode()
