@@ -79,8 +79,8 @@ def fit_bodies(
     def vertices(chosen: Tensor) -> Tensor:  # (B, C, 3) of bodies of this shape
         turns = axis_angle_to_matrix(torch.cat([pose, hands], dim=1))
         turns = torch.cat([turns[:, :BODY_JOINTS], face, turns[:, BODY_JOINTS:]], dim=1)
-        made = body(chosen, turns).vertices
-        return made if counted is None else made[:, counted]
+        made: Tensor = body(chosen, turns).vertices
+        return made if counted is None else made.index_select(1, counted)
 
     wanted = targets if counted is None else targets[:, counted]
 

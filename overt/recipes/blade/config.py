@@ -250,9 +250,19 @@ class SyntheticSettings:
     fixed_colours: bool = MISSING
     # also the depth of every pixel, for the pretext
     depth_maps: bool = MISSING
+    # capsule; or anny or a file of its body: dressed people. model.body.model must be the same
+    body: str = "capsule"
+    # photographs to put behind dressed people; null: backgrounds are made up
+    backgrounds: str | None = None
+    # what renders, cpu or cuda, and how many processes help
+    device: str = "cpu"
+    workers: int = 0
 
     def __post_init__(self) -> None:
         each_within("data.synthetic", self, ("train", "test", "size"), 1)
+        each_within("data.synthetic", self, ("workers",), 0)
+        one_of("data.synthetic.framing", self.framing, ("camera", "portrait"))
+        one_of("data.synthetic.device", self.device, ("cpu", "cuda"))
 
 
 @dataclass

@@ -189,8 +189,11 @@ def make_missing_data(settings: DataSettings) -> None:
                     orthographic=synthetic.orthographic,
                     fixed_colours=synthetic.fixed_colours,
                     depth_maps=synthetic.depth_maps,
+                    body=synthetic.body,
+                    backgrounds=synthetic.backgrounds,
+                    device=synthetic.device,
                 )
-                write_people(root, name, count, options)
+                write_people(root, name, count, options, workers=synthetic.workers)
 
     main_first(make)
 
