@@ -172,11 +172,13 @@ class PoseNetRecipe(Recipe):
         picture: np.ndarray,
         mask: np.ndarray | None = None,
         keypoints: np.ndarray | None = None,
+        box: np.ndarray | None = None,
     ) -> PersonEstimate:
         """Mesh and camera of the person in a picture (H, W, 3) uint8, for `overt estimate`."""
         model.require_weights()
         device = next(model.parameters()).device
-        return estimate_person(model, self.body(device), self.settings, picture, mask, keypoints)
+        body = self.body(device)
+        return estimate_person(model, body, self.settings, picture, mask, keypoints, box)
 
 
 def _frozen_blocks(model: PoseNet) -> list[nn.Module]:
