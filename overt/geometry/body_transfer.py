@@ -55,7 +55,7 @@ def load_transfer(name: str, key: str, sources: int, targets: int) -> Transfer:
     """The transfer that the setting `key` names, for bodies of these numbers of vertices."""
     path, title = Path(name), f"{key}={name}"
     if not path.is_file():
-        raise DataError(f"{title}: there is no such file; make it by `{MAKE}`")
+        raise DataError(f"{title}: the file does not exist; make it by `{MAKE}`")
     transfer = _of_entries(_read(path, title), title)
     found = (len(transfer.corners), transfer.sources)
     if found != (targets, sources):

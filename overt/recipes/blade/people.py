@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 Array = NDArray[np.float32]
 HIP_ROWS = (0, 1)  # of J_regressor_extra.npy
+# Folders that the annotations of a source name and its pictures do not have.
+DROPPED_FOLDERS = {"h36m": "images"}
 RENDERED_BODIES = (CAPSULE, ANNY)
 
 
@@ -76,7 +78,7 @@ class People:
     ) -> None:
         self.name, self.whole_image = source.name, source.whole_image
         self.images = root / source.images
-        self.dropped_folder = source.dropped_folder
+        self.dropped_folder = DROPPED_FOLDERS.get(source.name)
         self.body = body
         path = root / source.annotations
         if source.layout == "bedlamcc":
@@ -101,8 +103,7 @@ class People:
         if not first.is_file():
             raise DataError(
                 f"{path} lists {first}, which is absent; check data.root and the source's images "
-                f"({self.images}), or link the data set there. Where the annotations name a folder "
-                "that the pictures do not have, say so: dropped_folder of the source"
+                f"({self.images}), or link the data set there"
             )
 
     def _usable(self, data: HumanData, drop: bool) -> HumanData:
