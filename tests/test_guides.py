@@ -64,9 +64,7 @@ HERE_INSTEAD = {
     "model.depth.backbone_checkpoint=depth_anything_v2.pth": "model.depth.backbone_checkpoint=null",
     # So have the people that the tiny recipes render.
     "model.body.model=body_models/SMPLX_NEUTRAL.npz": "model.body.model=capsule",
-    "overt evaluate checkpoint=runs/blade_posenet/checkpoints/best data.root=mmhuman_data "
-    "evaluation.dataset=spec_mtp_p3": "overt evaluate "
-    "checkpoint=runs/blade_posenet/checkpoints/best evaluation.dataset=people_test",
+    "data.root=mmhuman_data evaluation.dataset=spec_mtp_p3": "evaluation.dataset=people_test",
 }
 # What other tests run, since it takes long: here only its words are checked.
 RUN_BY = {

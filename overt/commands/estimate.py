@@ -84,7 +84,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def split_words(words: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Pictures and settings, told apart by the = sign."""
+    """Split pictures from settings by the = sign."""
     images = [Path(word) for word in words if "=" not in word or Path(word).is_file()]
     overrides = [word for word in words if "=" in word and not Path(word).is_file()]
     if not images:
@@ -93,7 +93,7 @@ def split_words(words: Sequence[str]) -> tuple[list[Path], list[str]]:
 
 
 class Estimator:
-    """A model that is loaded once, for as many pictures as one likes."""
+    """Loads a model once, for any number of pictures."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Estimator:
         keypoints: Path | str | NDArray[Any] | None = None,
         box: NDArray[Any] | None = None,
     ) -> PersonEstimate:
-        """The person in a picture, given as a file or as pixels (H, W, 3)."""
+        """Return the person in a picture, given as a file or as pixels (H, W, 3)."""
         picture = read_picture(image)
         shown = None if mask is None else read_mask(mask)
         points = None if keypoints is None else read_rows(keypoints, "--keypoints")
@@ -135,7 +135,7 @@ class Estimator:
         keypoints: Path | str | NDArray[Any] | None = None,
         boxes: Path | str | NDArray[Any] | None = None,
     ) -> list[PersonEstimate]:
-        """One person for each box, the nearest last; without boxes the one person there is."""
+        """Return one person for each box, the nearest last; without boxes, one person."""
         if boxes is None:
             return [self.person(image, mask, keypoints)]
         if mask is not None or keypoints is not None:
@@ -158,7 +158,7 @@ def estimate(
     packages: Sequence[str] = (),
     overrides: Sequence[str] = (),
 ) -> PersonEstimate:
-    """The person in a picture, given as a file or as pixels (H, W, 3)."""
+    """Return the person in a picture, given as a file or as pixels (H, W, 3)."""
     picture = read_picture(image)  # what cannot be read is said before a model is loaded
     shown = None if mask is None else read_mask(mask)
     points = None if keypoints is None else read_rows(keypoints, "--keypoints")
@@ -169,7 +169,7 @@ def estimate(
 
 
 def read_picture(image: Path | str | NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Pixels (H, W, 3) of a file, or those given."""
+    """Return pixels (H, W, 3) of a file, or those given."""
     if isinstance(image, np.ndarray):
         if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
             raise DataError(f"a picture is (H, W, 3) uint8, not {image.shape} {image.dtype}")
@@ -180,13 +180,13 @@ def read_picture(image: Path | str | NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def read_mask(mask: Path | str | NDArray[Any]) -> NDArray[np.bool_]:
-    """Where the person is, (H, W)."""
+    """Return a mask (H, W) of the person."""
     pixels = mask if isinstance(mask, np.ndarray) else read_picture(mask).max(axis=2)
     return np.asarray(pixels > 0)
 
 
 def read_rows(rows: Path | str | NDArray[Any], option: str) -> NDArray[np.float32]:
-    """Rows of numbers, of a JSON file or as given."""
+    """Return rows of numbers, from a JSON file or as given."""
     if isinstance(rows, np.ndarray):
         return rows.astype(np.float32)
     try:
@@ -198,7 +198,7 @@ def read_rows(rows: Path | str | NDArray[Any], option: str) -> NDArray[np.float3
 def _write_people(
     folder: Path, picture: NDArray[np.uint8], people: list[PersonEstimate], kind: str
 ) -> None:
-    """Write and tell what was found: one person into the folder, several into folders below it."""
+    """Write and print results: one person into the folder, several into folders below it."""
     several = len(people) > 1
     for number, person in enumerate(people):
         own = folder / f"person_{number}" if several else folder
@@ -215,7 +215,7 @@ def _write_people(
 def overlay_of(
     picture: NDArray[np.uint8], people: list[PersonEstimate]
 ) -> NDArray[np.uint8]:  # (H, W, 3)
-    """The picture with all meshes over it, the last in front."""
+    """Return the picture with all meshes over it, the last in front."""
     together = picture.copy()
     for person in people:
         covered = (person.overlay != picture).any(-1)
@@ -224,7 +224,7 @@ def overlay_of(
 
 
 def write(folder: Path, person: PersonEstimate, kind: str) -> None:
-    """Mesh, camera and picture into a folder."""
+    """Write mesh, page, camera and overlay into a folder."""
     from PIL import Image
 
     from overt.data.people.mesh import write_mesh

@@ -1,8 +1,8 @@
 """A human body of all ages in the layout of SMPL-X, made from `anny` (Apache-2.0, CC0 assets).
 
 Its 104 bones become the 55 joints of SMPL-X by name, and its phenotypes (age, gender, weight, ...)
-ten principal shape numbers, so that everything that takes SMPL-X takes it too. Letters: N people
-drawn, V vertices.
+ten principal shape numbers, so that everything that takes SMPL-X takes it too. Letters: N sampled
+people, V vertices.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from overt.geometry.body_capsule import PARENTS
 Array = NDArray[np.float64]
 
 ANNY = "anny"
-DRAWN = 400  # people whose shapes the ten numbers are principal components of
+DRAWN = 400  # sampled people; the ten shape numbers are principal components of theirs
 NEIGHBOURS = 60  # vertices that a joint is regressed from
-CHILDREN = 0.15  # of the people drawn
+CHILDREN = 0.15  # fraction of the sampled people
 # Ages as anny counts them: 1/3 a child, 2/3 a young adult, 1 old.
 ADULT_AGES, CHILD_AGES = (0.55, 1.0), (0.33, 0.55)
 
@@ -47,7 +47,7 @@ _JOINTS17 = (0, 1, 4, 7, 2, 5, 8, 6, 12, 15, -1, 16, 18, 20, 17, 19, 21)
 
 @cache
 def anny_body() -> BodyFile:
-    """The body, made anew from the package; some seconds, minutes the very first time."""
+    """Build the body from the package: seconds, and minutes the very first time."""
     try:
         import anny
     except ImportError:
@@ -81,7 +81,7 @@ def anny_body() -> BodyFile:
 
 
 def _drawn_people(model: Any) -> tuple[Array, Array]:
-    """Vertices and heads of the bones of people at rest, y up and facing z."""
+    """Return vertices and bone heads of sampled people at rest, y up and facing z."""
     import torch
 
     rng = np.random.default_rng(0)
@@ -107,12 +107,12 @@ def _drawn_people(model: Any) -> tuple[Array, Array]:
 
 
 def _y_up(points: Array) -> Array:
-    """From z up and facing -y, as in anny, to SMPL's y up and facing z; x is the left in both."""
+    """Rotate from anny's axes (z up, facing -y) to SMPL's (y up, facing z); x is left in both."""
     return np.stack([points[..., 0], points[..., 2], -points[..., 1]], axis=-1)
 
 
 def principal_shapes(vertices: Array) -> tuple[Array, Array]:
-    """The mean (V, 3) and ten directions (V, 3, 10), each one standard deviation long."""
+    """Return the mean (V, 3) and ten directions (V, 3, 10), each one standard deviation long."""
     mean = vertices.mean(0)
     flat = (vertices - mean).reshape(len(vertices), -1)
     # Through the small matrix of people, not that of vertices.
@@ -123,7 +123,7 @@ def principal_shapes(vertices: Array) -> tuple[Array, Array]:
 
 
 def _regress(vertices: Array, places: Array) -> Array:
-    """Weights (V,) of the vertices about a joint that follow it through all shapes, sum 1."""
+    """Fit weights (V,) of vertices near a joint that follow it through all shapes; sum 1."""
     mean = vertices.mean(0)
     near = np.argsort(np.linalg.norm(mean - places.mean(0), axis=1))[:NEIGHBOURS]
     about = vertices[:, near] - places[:, None]  # (N, K, 3)
@@ -137,7 +137,7 @@ def _regress(vertices: Array, places: Array) -> Array:
 
 
 def _weights(model: Any, labels: list[str]) -> Array:
-    """Weights (V, 55): a bone moves with the nearest joint among itself and those above it."""
+    """Return weights (V, 55): a bone counts for the nearest joint among it and its ancestors."""
     joint_of = {name: joint for joint, name in reversed(list(enumerate(JOINT_BONES)))}
     owner = []
     for bone, name in enumerate(labels):
@@ -154,7 +154,7 @@ def _weights(model: Any, labels: list[str]) -> Array:
 
 
 def write_anny_body(path: Path) -> BodyFile:
-    """The body as an .npz file with the arrays of SMPL-X's, for machines without the package."""
+    """Write the body as an .npz file in SMPL-X's layout, for machines without the package."""
     if path.suffix != ".npz":
         raise DataError(f"{path}: a body is written as .npz; name the file so")
     body = anny_body()

@@ -63,7 +63,7 @@ onresize = draw; draw();
 
 
 def mesh_page(vertices: NDArray[Any], faces: NDArray[Any], title: str) -> str:
-    """A page that shows vertices (V, 3) of the camera frame and faces (F, 3) from all sides."""
+    """Return a page that shows vertices (V, 3) of the camera frame and faces (F, 3)."""
     middle = (vertices.min(0) + vertices.max(0)) / 2
     # From y down and z away from the viewer to y up and z towards.
     points = ((vertices - middle) * np.array([1.0, -1.0, -1.0])).astype("<f4")

@@ -21,7 +21,7 @@ HIDDEN = 0.35  # pictures in which something stands before the person
 
 
 class Photographs:
-    """The pictures of a folder, as backgrounds; None: none are given."""
+    """Serves pictures of a folder as backgrounds; None: there are none."""
 
     def __init__(self, folder: str | Path | None) -> None:
         self.paths: list[Path] = []
@@ -46,7 +46,7 @@ class Photographs:
 
 
 def backdrop(side: int, rng: np.random.Generator, photographs: Photographs) -> Tensor:
-    """One background (3, S, S), 0 to 1."""
+    """Make one background (3, S, S), 0 to 1."""
     if photographs.paths and rng.random() < 0.8:
         return photographs.crop(side, rng)
     corners = torch.from_numpy(_muted(rng, 4)).view(1, 2, 2, 3).permute(0, 3, 1, 2)
@@ -60,29 +60,29 @@ def backdrop(side: int, rng: np.random.Generator, photographs: Photographs) -> T
         thing = _thing(side, rng)
         picture = torch.where(thing[3:] > 0, thing[:3], picture)
     for cells in (4, 16, 48):  # dirt, leaves, wallpaper
-        strength, coloured = rng.uniform(0, 0.14), rng.uniform(0, 0.4)
+        strength, colored = rng.uniform(0, 0.14), rng.uniform(0, 0.4)
         coarse = torch.from_numpy(rng.standard_normal((1, 4, cells, cells), np.float32))
-        coarse = coarse[:, :1] + coloured * coarse[:, 1:]  # light and dark more than colour
+        coarse = coarse[:, :1] + colored * coarse[:, 1:]  # light and dark more than color
         picture = picture + strength * F.interpolate(coarse, (side, side), mode="bilinear")[0]
     return picture.clamp(0, 1)
 
 
 def _muted(rng: np.random.Generator, count: int) -> NDArray[np.float32]:
-    """Colours (count, 3) of which most are nearly grey, as in rooms and streets."""
-    grey, colour = rng.uniform(0.05, 0.95, (count, 1)), rng.uniform(0, 1, (count, 3))
+    """Sample colors (count, 3), most of them nearly gray, as in rooms and streets."""
+    gray, color = rng.uniform(0.05, 0.95, (count, 1)), rng.uniform(0, 1, (count, 3))
     strength = rng.beta(1, 2.5, (count, 1))
-    return (grey + strength * (colour - grey)).astype(np.float32)
+    return (gray + strength * (color - gray)).astype(np.float32)
 
 
 def _thing(side: int, rng: np.random.Generator) -> Tensor:
-    """A turned rectangle or ellipse with a striped colour: (4, S, S), the last its mask."""
+    """Draw a rotated, striped rectangle or ellipse (4, S, S); the last channel is its mask."""
     middle = rng.uniform(0, 1, 2)
     extent = rng.uniform(0.04, 0.4, 2)
     return _shape(side, rng, middle, extent)
 
 
 def occluder(side: int, rng: np.random.Generator) -> Tensor | None:
-    """Something before the person, (4, S, S), the last its mask; None in most pictures."""
+    """Draw an occluder (4, S, S), the last channel its mask; None in most pictures."""
     if rng.random() >= HIDDEN:
         return None
     # From the sides or from below more often than from above.
@@ -103,13 +103,13 @@ def _shape(
         inside = (along.abs() < 1) & (across.abs() < 1)
     else:
         inside = along.square() + across.square() < 1
-    colour = torch.from_numpy(_muted(rng, 1)).view(3, 1, 1)
+    color = torch.from_numpy(_muted(rng, 1)).view(3, 1, 1)
     waves = 1 + rng.uniform(0, 0.25) * torch.sin(along * rng.uniform(2, 20) + across)
-    return torch.cat([(colour * waves).clamp(0, 1), inside[None].float()])
+    return torch.cat([(color * waves).clamp(0, 1), inside[None].float()])
 
 
 def camera_effects(pictures: Tensor, generators: list[np.random.Generator]) -> Tensor:
-    """Exposure, blur and noise of a camera on pictures (B, 3, S, S), 0 to 1."""
+    """Apply exposure, blur and noise of a camera to pictures (B, 3, S, S), 0 to 1."""
     made = []
     for picture, rng in zip(pictures, generators, strict=True):
         gamma, gain = rng.uniform(0.75, 1.35), rng.uniform(0.75, 1.25)

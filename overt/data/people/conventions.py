@@ -109,7 +109,7 @@ LIMBS = tuple(
 
 
 def names_of(convention: str | None, stored: str | None, width: int, title: str) -> tuple[str, ...]:
-    """The names of a file's `width` columns.
+    """Return the names of a file's `width` columns.
 
     `convention` is the setting; where it is None the file says it (`stored`), or its width does.
     """
@@ -134,7 +134,7 @@ def names_of(convention: str | None, stored: str | None, width: int, title: str)
 
 
 def limb_columns(names: Sequence[str], title: str) -> list[int]:
-    """Columns of the twelve limb joints, of those that a file has."""
+    """Return the columns of the twelve limb joints among those that a file has."""
     places = {name: column for column, name in reversed(list(enumerate(names)))}
     columns, missing = [], []
     for candidates in LIMBS:

@@ -35,36 +35,36 @@ _DARK, _LIGHT = np.array([0.25, 0.15, 0.10]), np.array([0.96, 0.80, 0.70])
 
 
 class Outfit(NamedTuple):
-    """The chance of one person's looks."""
+    """Hold one person's sampled looks."""
 
-    colours: Array  # (6, 3) of the regions
-    second: Array  # (6, 3) the other colour of their patterns
+    colors: Array  # (6, 3) of the regions
+    second: Array  # (6, 3) the other color of their patterns
     pattern: NDArray[np.int64]  # (6,) numbers of `PATTERNS`
     frequency: Array  # (6,) waves per metre
     axis: Array  # (6, 3) across stripes
-    thickness: Array  # (6,) metres
+    thickness: Array  # (6,) meters
     sleeve: float  # 0 at the shoulder, 1 at the elbow, 2 at the wrist
     trouser: float  # 0 at the hip, 1 at the knee, 2 at the ankle
-    waist: float  # metres above the pelvis
+    waist: float  # meters above the pelvis
     hairline: float
     waves: Array  # (6, 4) a random field: direction times frequency, and phase
-    lights: Array  # (3, 6) direction and colour
-    ambient: Array  # (2, 3) colours from above and from below
+    lights: Array  # (3, 6) direction and color
+    ambient: Array  # (2, 3) colors from above and from below
 
 
 def draw_outfit(rng: np.random.Generator) -> Outfit:
-    """Clothes, hair, skin and light of one person."""
+    """Sample clothes, hair, skin and light of one person."""
     tone = rng.beta(1.2, 1.0)
     skin = np.clip(_DARK + tone * (_LIGHT - _DARK) + rng.normal(0, 0.02, 3), 0.05, 1)
-    colours = rng.uniform(0.02, 0.98, (REGIONS, 3))
-    grey = rng.random(REGIONS) < 0.35  # cloth is often black, grey or white
-    colours[grey] = colours[grey].mean(1, keepdims=True)
+    colors = rng.uniform(0.02, 0.98, (REGIONS, 3))
+    gray = rng.random(REGIONS) < 0.35  # cloth is often black, gray or white
+    colors[gray] = colors[gray].mean(1, keepdims=True)
     hair = np.array([[0.06, 0.05, 0.04], [0.25, 0.15, 0.08], [0.75, 0.6, 0.35], [0.6, 0.6, 0.6]])
-    colours[SKIN] = skin
-    colours[HAIR] = np.clip(hair[rng.integers(4)] + rng.normal(0, 0.04, 3), 0.02, 1)
-    colours[EYES] = (0.12, 0.1, 0.09)
+    colors[SKIN] = skin
+    colors[HAIR] = np.clip(hair[rng.integers(4)] + rng.normal(0, 0.04, 3), 0.02, 1)
+    colors[EYES] = (0.12, 0.1, 0.09)
     if rng.random() < 0.12:  # a dress, an overall
-        colours[BOTTOM] = colours[TOP]
+        colors[BOTTOM] = colors[TOP]
     pattern = rng.choice(len(PATTERNS), size=REGIONS, p=(0.45, 0.25, 0.1, 0.2))
     pattern[[SKIN, EYES]], pattern[HAIR] = 0, 3
     axis = rng.standard_normal((REGIONS, 3))
@@ -77,8 +77,8 @@ def draw_outfit(rng: np.random.Generator) -> Outfit:
     power = np.array([rng.uniform(0.4, 1.0), *rng.uniform(0.0, 0.35, LIGHTS - 1)])
     warm = np.clip(1 + rng.normal(0, 0.12, (LIGHTS, 3)), 0.5, 1.5)
     return Outfit(
-        colours,
-        np.clip(colours + rng.normal(0, 0.25, colours.shape), 0, 1),
+        colors,
+        np.clip(colors + rng.normal(0, 0.25, colors.shape), 0, 1),
         pattern,
         rng.uniform(4, 30, REGIONS),
         axis / np.linalg.norm(axis, axis=1, keepdims=True),
@@ -96,7 +96,7 @@ def draw_outfit(rng: np.random.Generator) -> Outfit:
 
 
 def _one_of(rng: np.random.Generator, *ranges: tuple[float, float]) -> float:
-    """A number within the first or second range mostly, or within the third."""
+    """Sample within the first or second range mostly, else within the third."""
     return float(rng.uniform(*ranges[int(rng.choice(3, p=(0.42, 0.46, 0.12)))]))
 
 
@@ -135,7 +135,7 @@ class Tailor:
         return torch.where(beyond > 0, 1 + beyond.clamp(0, 1.2), along.clamp(-0.5, 1))
 
     def measures(self) -> Tensor:
-        """What decides a region, interpolated over faces: (V, 8)."""
+        """Return per-vertex numbers (V, 8) that decide regions; interpolated over faces."""
         flags = [self.is_hand, self.is_foot, self.is_head, self.is_eye]
         return torch.stack(
             [self.along_arm, self.along_leg, self.template[:, 1], self.scalp]
@@ -144,7 +144,7 @@ class Tailor:
         )
 
     def regions(self, measures: Tensor, choice: Tensor) -> Tensor:
-        """Region (N,) of points by their measures (N, 8) and their person's choices (N, 4)."""
+        """Return regions (N,) of points from measures (N, 8) and the person's choices (N, 4)."""
         arm, leg, height, scalp, hand, foot, head, eye = measures.unbind(1)
         sleeve, trouser, waist, hairline = choice.unbind(1)
         region = torch.full_like(arm, TOP, dtype=torch.int64)
@@ -159,7 +159,7 @@ class Tailor:
         return region
 
     def dress(self, vertices: Tensor, looks: Looks) -> Tensor:
-        """Vertices (B, V, 3) moved outward by cloth and hair, in smooth bulges."""
+        """Move vertices (B, V, 3) outward by cloth and hair, in smooth bulges."""
         count = len(vertices)
         measures = self.measures().repeat(count, 1)
         person = torch.arange(count, device=vertices.device).repeat_interleave(len(self.template))
@@ -170,14 +170,14 @@ class Tailor:
 
 
 class Looks:
-    """The outfits of a batch as tensors."""
+    """Hold the outfits of a batch as tensors."""
 
     def __init__(self, outfits: list[Outfit], device: torch.device) -> None:
         def stack(name: str) -> Tensor:
             rows = [np.asarray(getattr(outfit, name)) for outfit in outfits]
             return torch.tensor(np.stack(rows), dtype=torch.float32).to(device)
 
-        self.colours, self.second, self.axis = stack("colours"), stack("second"), stack("axis")
+        self.colors, self.second, self.axis = stack("colors"), stack("second"), stack("axis")
         self.pattern, self.frequency = stack("pattern").long(), stack("frequency")
         self.thickness, self.waves = stack("thickness"), stack("waves")
         self.lights, self.ambient = stack("lights"), stack("ambient")
@@ -185,14 +185,14 @@ class Looks:
         self.choice = torch.stack([stack(name) for name in chosen], dim=1)
 
     def field(self, person: Tensor, places: Tensor) -> Tensor:
-        """A smooth random number (N,), about -1 to 1, at places (N, 3) of the body at rest."""
+        """Return smooth noise (N,), about -1 to 1, at points (N, 3) of the body at rest."""
         waves = self.waves[person]  # (N, W, 4)
         angles = (waves[..., :3] * places[:, None]).sum(-1) + waves[..., 3]
         return angles.sin().mean(1) * math.sqrt(2 / WAVES) * 1.7
 
     def texture(self, person: Tensor, region: Tensor, places: Tensor) -> Tensor:
-        """Colours (N, 3) without light."""
-        first, second = self.colours[person, region], self.second[person, region]
+        """Return unlit colors (N, 3)."""
+        first, second = self.colors[person, region], self.second[person, region]
         pattern, frequency = self.pattern[person, region], self.frequency[person, region]
         across = (self.axis[person, region] * places).sum(-1) * frequency
         along = (self.axis[person, region].roll(1, -1) * places).sum(-1) * frequency
@@ -206,7 +206,7 @@ class Looks:
         return (first + part * (second - first)) * uneven[:, None]
 
     def light(self, person: Tensor, normal: Tensor) -> Tensor:
-        """How much light (N, 3) falls on surfaces."""
+        """Return the light (N, 3) that falls on surfaces."""
         lights = self.lights[person]  # (N, L, 6)
         facing = (lights[..., :3] * normal[:, None]).sum(-1).clamp_min(0.0)
         up = 0.5 - 0.5 * normal[:, 1:2]  # y points down in the camera frame
@@ -218,7 +218,7 @@ class Looks:
 def shade(
     raster: Raster, covered: Tensor, vertices: Tensor, tailor: Tailor, looks: Looks
 ) -> Tensor:
-    """Colours (N, 3) of the covered pixels."""
+    """Return colors (N, 3) of the covered pixels."""
     person = covered // raster.face[0].numel()
     corners = tailor.faces[raster.face.flatten()[covered]]  # (N, 3)
     weights = raster.weights.flatten(0, 2)[covered][..., None]  # (N, 3, 1)

@@ -27,7 +27,7 @@ class Painter:
         self.device = model.template.device
 
     def dress(self, vertices: Tensor, outfits: list[Outfit]) -> Tensor:
-        """Vertices (B, V, 3) with cloth and hair on them."""
+        """Return vertices (B, V, 3) with cloth and hair on them."""
         return self.tailor.dress(vertices, Looks(outfits, self.device))
 
     @torch.no_grad()
@@ -40,7 +40,7 @@ class Painter:
         generators: list[np.random.Generator],
         perspective: bool = True,
     ) -> Painted:
-        """Pictures, and part and depth of each pixel; what is hidden counts as background."""
+        """Render pictures, and part and depth of each pixel; occluded pixels are background."""
         batch, size, side = len(outfits), self.size, SUPERSAMPLING * self.size
         faces = self.model.faces
         raster = rasterize(pixels * SUPERSAMPLING, depth, faces, (side, side), perspective)
@@ -55,7 +55,7 @@ class Painter:
         picture = F.avg_pool2d(picture, 3, SUPERSAMPLING, 1, count_include_pad=False)
         every = slice(None, None, SUPERSAMPLING)
         parts = part_masks(raster, faces, self.model.part)[:, every, every].clone()
-        metres = raster.depth[:, every, every].clone()
+        meters = raster.depth[:, every, every].clone()
         for number, rng in enumerate(generators):
             thing = occluder(size, rng)
             if thing is not None:
@@ -63,7 +63,7 @@ class Painter:
                 hides = thing[3] > 0
                 picture[number] = torch.where(hides, thing[:3], picture[number])
                 parts[number][hides] = 0
-                metres[number][hides] = torch.inf
+                meters[number][hides] = torch.inf
         picture = camera_effects(picture, generators)
         levels = (255 * picture).round().to(torch.uint8).permute(0, 2, 3, 1)
-        return Painted(levels.cpu().numpy(), parts.cpu().numpy(), metres.cpu().numpy())
+        return Painted(levels.cpu().numpy(), parts.cpu().numpy(), meters.cpu().numpy())

@@ -37,7 +37,7 @@ class Limb(NamedTuple):
 
 
 def draw_pose(rng: np.random.Generator, rest: Array) -> tuple[Array, Array, str]:
-    """Body (21, 3) and hands (2, 15, 3), axis-angle, for joints at rest (22, 3); and the kind."""
+    """Sample body (21, 3) and hands (2, 15, 3), axis-angle, for rest joints (22, 3), and a kind."""
     kind = str(rng.choice(list(KINDS), p=list(KINDS.values())))
     body = np.zeros((22, 3))
     for joints, spread in (((3, 6, 9), SPINE), ((12,), NECK), ((15,), HEAD), ((13, 14), COLLAR),
@@ -114,7 +114,7 @@ def _arms(rng: np.random.Generator, kind: str) -> list[Limb]:
 
 
 def _pointing(apart: float, forward: float) -> Array:
-    """A limb that hangs down, swung forward and then out to the side, in radians."""
+    """Return the direction of a hanging limb swung forward, then sideways, by these radians."""
     direction = np.array([0.0, -math.cos(forward), math.sin(forward)])
     sideways = np.array([1.0, 0.0, 0.0])
     return math.cos(apart) * direction + math.sin(apart) * sideways
@@ -125,7 +125,7 @@ def _within(value: float, limits: tuple[float, float]) -> float:
 
 
 def _turn(rest: Array, limb: Limb) -> Array:
-    """The rotation (3,) that points a limb where it should, the shortest way, then twists it."""
+    """Return the shortest rotation (3,) that points a limb along its direction, then its twist."""
     first = rest / np.linalg.norm(rest)
     axis = np.cross(first, limb.direction)
     sine, cosine = float(np.linalg.norm(axis)), float(first @ limb.direction)
@@ -138,7 +138,7 @@ def _turn(rest: Array, limb: Limb) -> Array:
 
 
 def _hinge(rest: Array, towards: Array, angle: float) -> Array:
-    """A bend (3,) of the lower half of a limb from where it points at rest towards a side."""
+    """Return a rotation (3,) that bends the lower half of a limb from its rest towards a side."""
     axis = np.cross(rest, towards)
     length = float(np.linalg.norm(axis))
     return np.zeros(3) if length < 1e-9 else axis / length * angle

@@ -9,9 +9,9 @@ from overt.data.people.outfits import PATTERNS, REGIONS, SKIN, Looks, draw_outfi
 def test_outfits_differ_and_come_back() -> None:
     outfits = [draw_outfit(np.random.default_rng(seed)) for seed in range(8)]
     again = draw_outfit(np.random.default_rng(3))
-    np.testing.assert_array_equal(outfits[3].colours, again.colours)
-    assert len({tuple(outfit.colours[SKIN].round(3)) for outfit in outfits}) == 8
-    assert all((outfit.colours >= 0).all() and (outfit.colours <= 1).all() for outfit in outfits)
+    np.testing.assert_array_equal(outfits[3].colors, again.colors)
+    assert len({tuple(outfit.colors[SKIN].round(3)) for outfit in outfits}) == 8
+    assert all((outfit.colors >= 0).all() and (outfit.colors <= 1).all() for outfit in outfits)
     assert all((outfit.pattern < len(PATTERNS)).all() for outfit in outfits)
 
 
@@ -23,7 +23,7 @@ def test_light_falls_on_what_faces_it() -> None:
     assert (looks.light(person, towards) > looks.light(person, -towards)).all()
     places = torch.randn(50, 3)
     many = person.expand(50)
-    colours = looks.texture(many, torch.arange(50) % REGIONS, places)
-    assert colours.shape == (50, 3)
-    assert torch.isfinite(colours).all()
+    colors = looks.texture(many, torch.arange(50) % REGIONS, places)
+    assert colors.shape == (50, 3)
+    assert torch.isfinite(colors).all()
     assert float(looks.field(many, places).abs().max()) < 2.5
