@@ -102,8 +102,10 @@ class PersonEstimate:
 class PersonEstimator(Protocol):
     """`overt estimate`: mesh and camera of the person in a picture."""
 
-    def estimate(self, model: Any, picture: Any, mask: Any, keypoints: Any) -> PersonEstimate:
-        """Return the person in a picture (H, W, 3) uint8; mask and keypoints may be None."""
+    def estimate(
+        self, model: Any, picture: Any, mask: Any, keypoints: Any, box: Any
+    ) -> PersonEstimate:
+        """Return the person in a picture (H, W, 3) uint8; mask, keypoints and box may be None."""
 
 
 @runtime_checkable

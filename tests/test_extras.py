@@ -15,6 +15,7 @@ import pytest
 import overt
 from overt.data.images.digits import load_digits
 from overt.errors import OvertError
+from overt.geometry.body_anny import anny_body
 
 ROOT = Path(overt.__file__).parent
 PROJECT = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["project"]
@@ -97,7 +98,10 @@ def test_what_runs_in_the_tests_is_of_the_version_that_users_get() -> None:
             assert line in users
 
 
-REFUSALS: list[tuple[str, Callable[[], object]]] = [("sklearn", load_digits)]
+REFUSALS: list[tuple[str, Callable[[], object]]] = [
+    ("sklearn", load_digits),
+    ("anny", anny_body.__wrapped__),
+]
 
 
 @pytest.mark.parametrize(("package", "use"), REFUSALS, ids=[name for name, _ in REFUSALS])

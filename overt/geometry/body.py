@@ -5,7 +5,10 @@ Letters: B bodies, V vertices, J joints, S shape numbers. Section 3 of arXiv:190
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -58,13 +61,53 @@ def blend_skin(
 def chain(
     rotations: Tensor, rest_joints: Tensor, parents: tuple[int, ...]
 ) -> tuple[Tensor, Tensor]:
-    """World rotations (B, J, 3, 3) and places (B, J, 3) along the tree of joints."""
-    turns, places = [rotations[:, 0]], [rest_joints[:, 0]]
+    """World rotations (B, J, 3, 3) and places (B, J, 3) along the tree of joints.
+
+    Joints of the same generation are computed together: a body of 55 joints has eleven, so that a
+    GPU gets a fifth of the launches.
+    """
+    levels = generations(parents)
+    turns, places = [rotations[:, :1]], [rest_joints[:, :1]]
+    place_of = {0: 0}  # where a joint is within its generation
+    for before, joints in pairwise(levels):
+        above = [place_of[parents[joint]] for joint in joints]
+        place_of = {joint: number for number, joint in enumerate(joints)}
+        same = above == list(range(len(before)))
+        turned = turns[-1] if same else _columns(turns[-1], above)  # (B, j, 3, 3)
+        start = places[-1] if same else _columns(places[-1], above)
+        offset = _columns(rest_joints, joints) - _columns(rest_joints, [parents[j] for j in joints])
+        places.append(start + (turned @ offset[..., None]).squeeze(-1))
+        turns.append(turned @ _columns(rotations, joints))
+    order = [joint for joints in levels for joint in joints]
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return _columns(torch.cat(turns, dim=1), back), _columns(torch.cat(places, dim=1), back)
+
+
+@cache
+def generations(parents: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Joints by their distance from the root, which is joint 0."""
+    depth = [0] * len(parents)
     for joint, parent in enumerate(parents[1:], start=1):
-        offset = (rest_joints[:, joint] - rest_joints[:, parent])[..., None]
-        places.append(places[parent] + (turns[parent] @ offset).squeeze(-1))
-        turns.append(turns[parent] @ rotations[:, joint])
-    return torch.stack(turns, dim=1), torch.stack(places, dim=1)
+        depth[joint] = depth[parent] + 1
+    return tuple(
+        tuple(joint for joint in range(len(parents)) if depth[joint] == level)
+        for level in range(max(depth) + 1)
+    )
+
+
+@cache
+def _index(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+    """Numbers on a device, sent there once: a copy from the host would wait for the device."""
+    with torch.inference_mode(False):
+        return torch.tensor(numbers, device=device)
+
+
+def _columns(values: Tensor, numbers: Sequence[int]) -> Tensor:
+    """Some of the second dimension."""
+    first = numbers[0]
+    if list(numbers) == list(range(first, first + len(numbers))):
+        return values[:, first : first + len(numbers)]
+    return values.index_select(1, _index(tuple(numbers), values.device))
 
 
 @dataclass(frozen=True)
@@ -81,6 +124,7 @@ class BodyFile:
     hands_mean: NDArray[np.float32] | None = None  # (2, 15, 3), SMPL-X only
     part: NDArray[np.uint8] | None = None  # (V,), 1 to 24
     joints17: NDArray[np.float32] | None = None  # (17, V): the regressor of the metrics
+    rendered_as: str | None = None  # what rendered people of this body are marked with
 
     @property
     def joint_count(self) -> int:

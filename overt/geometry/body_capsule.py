@@ -239,6 +239,7 @@ def capsule_body() -> BodyFile:
         hands_mean=np.zeros((2, 15, 3), np.float32),
         part=np.concatenate(parts),
         joints17=metric.astype(np.float32),
+        rendered_as="capsule",
     )
 
 

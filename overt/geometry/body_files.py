@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from overt.errors import DataError
 from overt.geometry.body import HAND_JOINTS, BodyFile
+from overt.geometry.body_anny import ANNY, anny_body
 from overt.geometry.body_capsule import capsule_body
 from overt.geometry.smpl_pickle import array_of, read_smpl_pickle
 
@@ -40,36 +41,41 @@ def load_body(
     joint_regressor: str | None = None,
     regressor_key: str = "model.body.joint_regressor",
 ) -> BodyFile:
-    """The body that the setting `key` names: capsule, or the path of a body model file.
+    """The body that the setting `key` names: capsule, anny, or the path of a body model file.
 
     `joint_regressor` is a .npy file (17, V) of the joints that the metrics compare, named by the
     setting `regressor_key`.
     """
     if name == CAPSULE:
         return capsule_body()
+    if name == ANNY:
+        return anny_body()
     path, title = Path(name), f"{key}={name}"
     if not path.is_file():
         raise DataError(f"{title}: no body model is installed there. {WHERE}{key}={CAPSULE}")
+    rendered_as = None
     if path.suffix == ".npz":
-        arrays = _read_npz(path, title)
+        arrays, rendered_as = _read_npz(path, title)
     elif path.suffix == ".pkl":
         arrays = _read_pickle(path, title)
     else:
         raise DataError(f"{title}: a body model is a .npz or .pkl file")
     _check_shapes(arrays, title)
-    body = _file_of(arrays)
+    body = replace(_file_of(arrays), rendered_as=rendered_as)
     if joint_regressor is not None:
         body = _with_regressor(body, Path(joint_regressor), regressor_key)
     return body
 
 
-def _read_npz(path: Path, title: str) -> dict[str, NDArray[Any]]:
+def _read_npz(path: Path, title: str) -> tuple[dict[str, NDArray[Any]], str | None]:
+    """The arrays of a body, and the mark of one that people are rendered with."""
     try:
         content = np.load(path, allow_pickle=False)
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise DataError(f"{title}: not a readable body model ({error}); get it again") from None
     with content:
-        return _arrays_of(content, title)
+        mark = str(content["overt_body"]) if "overt_body" in content else None
+        return _arrays_of(content, title), mark
 
 
 def _read_pickle(path: Path, title: str) -> dict[str, NDArray[Any]]:

@@ -52,10 +52,10 @@ class VertexTransfer(nn.Module):
 
 
 def load_transfer(name: str, key: str, sources: int, targets: int) -> Transfer:
-    """The transfer that the setting `key` names, for bodies of these numbers of vertices."""
+    """Read the transfer that the setting `key` names, for these numbers of vertices."""
     path, title = Path(name), f"{key}={name}"
     if not path.is_file():
-        raise DataError(f"{title}: there is no such file; make it by `{MAKE}`")
+        raise DataError(f"{title}: the file does not exist; make it by `{MAKE}`")
     transfer = _of_entries(_read(path, title), title)
     found = (len(transfer.corners), transfer.sources)
     if found != (targets, sources):
@@ -121,7 +121,7 @@ def _read(path: Path, title: str) -> Entries:
 
 
 def _without_normals(entries: Entries) -> Entries:
-    """The first half of the columns: the second multiplies normals."""
+    """Keep the first half of the columns: the second multiplies normals."""
     half = entries.shape[1] // 2
     keep = entries.columns < half
     rows, columns, values = (part[keep] for part in entries[:3])

@@ -1,11 +1,14 @@
 """`overt data people` writes what the recipes read."""
 
+import pickle
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from overt.commands.data import main
 from overt.data.people.human_data import HumanData
+from overt.geometry.body_transfer import load_transfer
 
 
 def test_people_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -17,3 +20,15 @@ def test_people_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     folder = tmp_path / "datasets" / "people_far"
     for name in ("imgs/000001.jpg", "masks/000001.png", "depth/000001.png"):
         assert (folder / name).is_file()
+
+
+def test_a_transfer_is_converted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    matrix = np.zeros((3, 8))  # four vertices, then their normals
+    matrix[[0, 1, 2], [0, 2, 3]] = 1.0
+    source, out = tmp_path / "smplx2smpl_deftrafo_setup.pkl", tmp_path / "smplx2smpl.npz"
+    source.write_bytes(pickle.dumps({"mtx": matrix}))
+    assert main(["body-transfer", str(source), str(out)]) == 0
+    assert f"3 vertices from 4, at most 1 of each; set model.body.transfer={out}" in (
+        capsys.readouterr().out
+    )
+    assert load_transfer(str(out), "k", 4, 3).corners.ravel().tolist() == [0, 2, 3]

@@ -5,12 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from small_recipes import SMALL_BLADE, stage_one
 
-from overt.commands.estimate import estimate, main, read_keypoints, read_picture
+from overt.commands.estimate import Estimator, estimate, main, read_picture, read_rows
 from overt.data.people.human_data import HumanData
 from overt.errors import ConfigError, DataError
+from overt.recipes.blade.data import whole_crop
+from overt.recipes.blade.estimate import _look_twice
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +79,52 @@ def test_wrong_inputs_are_explained(root: Path, tmp_path: Path) -> None:
         read_picture(np.zeros((4, 4)))
     (tmp_path / "bad.json").write_text("{")
     with pytest.raises(DataError, match="no JSON list"):
-        read_keypoints(tmp_path / "bad.json")
+        read_rows(tmp_path / "bad.json", "--keypoints")
+    with pytest.raises(DataError, match=r"x, y, width and height are needed, not \(1, 2\)"):
+        Estimator(checkpoint(root)).people(picture(root), boxes=np.ones(2))
+    with pytest.raises(ConfigError, match="--mask belongs to one picture, but 2 are given"):
+        main(["a.jpg", "b.jpg", "--checkpoint", "c", "--mask", "m.png"])
+    with pytest.raises(ConfigError, match="needs a picture"):
+        main(["training.device=cpu", "--checkpoint", "c"])
+
+
+def test_several_people_and_pictures(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Boxes name people, each with a folder; pictures follow each other with one model."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "boxes.json").write_text("[[2, 2, 14, 28], [16, 4, 14, 26]]")
+    words = ["--checkpoint", str(checkpoint(root)), "evaluation.camera.iterations=0"]
+    assert main([str(picture(root)), *words, "--boxes", "boxes.json", "--format", "glb"]) == 0
+    assert capsys.readouterr().out.count("focal length") == 2
+    folder = tmp_path / "000000_person"
+    depths = []
+    for number in range(2):
+        own = folder / f"person_{number}"
+        assert (own / "mesh.glb").read_bytes()[:4] == b"glTF"
+        assert "<canvas" in (own / "view.html").read_text()
+        depths.append(json.loads((own / "camera.json").read_text())["pelvis"][2])
+    assert depths[0] >= depths[1]  # the nearest one last
+    assert Image.open(folder / "overlay.png").size == (32, 32)
+    other = picture(root).with_name("000001.jpg")
+    assert main([str(picture(root)), str(other), *words]) == 0
+    assert (tmp_path / "000001_person" / "mesh.obj").is_file()
+
+
+def test_the_second_look_is_closer(root: Path) -> None:
+    """A person in a corner of a large picture: the crops follow the limbs that were found."""
+    large = np.zeros((96, 128, 3), np.uint8)
+    large[60:92, 90:122] = read_picture(picture(root))
+    estimator = Estimator(checkpoint(root), overrides=["evaluation.camera.iterations=0"])
+    whole = whole_crop((96, 128))
+    settings, device = estimator.recipe.settings, torch.device("cpu")
+    with torch.no_grad():
+        near, closer = _look_twice(estimator.model, large, settings, device)
+    assert closer.centre == whole.centre
+    assert 16 <= near.side < whole.side
+    assert closer.side <= whole.side
+    found = estimator.person(large)
+    assert np.isfinite(found.vertices).all()
 
 
 def test_a_recipe_without_people_is_refused(root: Path) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from overt.geometry.body import BodyModel, parts_by_joint
+from overt.geometry.body import BodyModel, chain, generations, parts_by_joint
 from overt.geometry.body_capsule import PARENTS, capsule_body, rest_joints
 from overt.geometry.rotation import axis_angle_to_matrix
 
@@ -62,3 +62,19 @@ def test_parts_follow_from_the_weights_where_a_file_has_none() -> None:
     middles = (rest_joints()[[18, 25, 40]] + rest_joints()[[20, 26, 41]]) / 2
     nearest = [np.abs(file.v_template - place).sum(1).argmin() for place in middles]
     assert found[nearest].tolist() == [19, 23, 24]  # forearm, left and right fingers
+
+
+def test_generations_of_joints_are_one_joint_after_the_other() -> None:
+    """The chain over whole generations, against the plain loop over joints."""
+    torch.manual_seed(0)
+    rotations = axis_angle_to_matrix(torch.randn(2, len(PARENTS), 3))
+    rest = torch.randn(2, len(PARENTS), 3)
+    turns, places = [rotations[:, 0]], [rest[:, 0]]
+    for joint, parent in enumerate(PARENTS[1:], start=1):
+        offset = (rest[:, joint] - rest[:, parent])[..., None]
+        places.append(places[parent] + (turns[parent] @ offset).squeeze(-1))
+        turns.append(turns[parent] @ rotations[:, joint])
+    found = chain(rotations, rest, tuple(PARENTS))
+    torch.testing.assert_close(found[0], torch.stack(turns, dim=1), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found[1], torch.stack(places, dim=1), atol=1e-5, rtol=1e-5)
+    assert len(generations(tuple(PARENTS))) == 11

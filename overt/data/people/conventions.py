@@ -65,7 +65,7 @@ _SMPLX = [
 ]  # fmt: skip
 _HUMAN_DATA = [*_SMPLX, *_EXTRA, *_OPENPOSE, *_3DHP, *_LAST]
 _SMPL = [*_BODY, "left_hand", "right_hand"]
-# COCO's hips are the extra ones, which lie further out than the joints of the skeleton.
+# COCO's hips are the extra ones, which lie farther out than the joints of the skeleton.
 _COCO = [
     "nose", "left_eye", "right_eye", "left_ear", "right_ear", "left_shoulder", "right_shoulder",
     "left_elbow", "right_elbow", "left_wrist", "right_wrist", "left_hip_extra", "right_hip_extra",
@@ -94,7 +94,6 @@ CONVENTIONS: dict[str, tuple[str, ...]] = {
     # Those that overt renders: COCO's, then the joints of the body.
     "people": (*(f"coco_{name}" for name in _COCO), *_BODY),
 }  # fmt: skip
-AUTO = "auto"
 # Only one convention has so many points; 17 may be COCO's or those of Human3.6M.
 _BY_WIDTH = {
     width: [name for name, names in CONVENTIONS.items() if len(names) == width]
@@ -109,13 +108,13 @@ LIMBS = tuple(
 )
 
 
-def names_of(convention: str, stored: str | None, width: int, title: str) -> tuple[str, ...]:
-    """The names of a file's `width` columns.
+def names_of(convention: str | None, stored: str | None, width: int, title: str) -> tuple[str, ...]:
+    """Return the names of a file's `width` columns.
 
-    `convention` is the setting; with auto the file says it itself (`stored`), or its width does.
+    `convention` is the setting; where it is None the file says it (`stored`), or its width does.
     """
     chosen = convention
-    if chosen == AUTO:
+    if chosen is None:
         candidates = [stored] if stored in CONVENTIONS else _BY_WIDTH.get(width, [])
         if len(candidates) != 1:
             known = ", ".join(f"{name} ({len(names)})" for name, names in CONVENTIONS.items())
@@ -129,13 +128,13 @@ def names_of(convention: str, stored: str | None, width: int, title: str) -> tup
     if len(names) != width:
         raise DataError(
             f"{title}: keypoints2d has {width} points, but data.keypoint_convention={chosen} has "
-            f"{len(names)}; set it to the file's own, or to auto"
+            f"{len(names)}; set it to the file's own, or to null"
         )
     return names
 
 
 def limb_columns(names: Sequence[str], title: str) -> list[int]:
-    """Columns of the twelve limb joints, of those that a file has."""
+    """Return the columns of the twelve limb joints among those that a file has."""
     places = {name: column for column, name in reversed(list(enumerate(names)))}
     columns, missing = [], []
     for candidates in LIMBS:

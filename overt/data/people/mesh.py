@@ -1,7 +1,9 @@
-"""Meshes as files that every viewer opens: Wavefront OBJ and binary PLY."""
+"""Meshes as files that every viewer opens: Wavefront OBJ, binary PLY and binary glTF."""
 
 from __future__ import annotations
 
+import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,9 @@ from numpy.typing import NDArray
 
 from overt.errors import DataError
 
-SUFFIXES = (".obj", ".ply")
+SUFFIXES = (".obj", ".ply", ".glb")
+_FLOAT, _UNSIGNED = 5126, 5125  # types of numbers in glTF
+_VERTICES, _CORNERS = 34962, 34963  # uses of its buffers
 
 
 def write_mesh(path: Path, vertices: NDArray[Any], faces: NDArray[Any]) -> None:
@@ -29,5 +33,44 @@ def write_mesh(path: Path, vertices: NDArray[Any], faces: NDArray[Any]) -> None:
         rows = np.zeros(len(faces), dtype=[("count", "u1"), ("corners", "<i4", 3)])
         rows["count"], rows["corners"] = 3, faces
         path.write_bytes(header.encode() + vertices.astype("<f4").tobytes() + rows.tobytes())
+    elif path.suffix == ".glb":
+        path.write_bytes(_glb(vertices, faces))
     else:
-        raise DataError(f"{path}: a mesh is written as {' or '.join(SUFFIXES)}")
+        raise DataError(f"{path}: a mesh is written as {', '.join(SUFFIXES)}")
+
+
+def _glb(vertices: NDArray[Any], faces: NDArray[Any]) -> bytes:
+    """Binary glTF 2.0, whose y points up and whose z points at the viewer."""
+    points = (vertices * np.array([1.0, -1.0, -1.0])).astype("<f4")
+    corners = faces.astype("<u4")
+    data: bytes = points.tobytes() + corners.tobytes()
+    content = {
+        "asset": {"version": "2.0", "generator": "overt"},
+        "scene": 0,
+        "scenes": [{"nodes": [0]}],
+        "nodes": [{"mesh": 0}],
+        "meshes": [{"primitives": [{"attributes": {"POSITION": 0}, "indices": 1}]}],
+        "buffers": [{"byteLength": len(data)}],
+        "bufferViews": [
+            {"buffer": 0, "byteLength": points.nbytes, "target": _VERTICES},
+            {
+                "buffer": 0, "byteOffset": points.nbytes, "byteLength": corners.nbytes,
+                "target": _CORNERS,
+            },
+        ],
+        "accessors": [
+            {
+                "bufferView": 0, "componentType": _FLOAT, "count": len(points), "type": "VEC3",
+                "min": points.min(0).tolist(), "max": points.max(0).tolist(),
+            },
+            {
+                "bufferView": 1, "componentType": _UNSIGNED, "count": corners.size,
+                "type": "SCALAR",
+            },
+        ],
+    }  # fmt: skip
+    text = json.dumps(content).encode()
+    text += b" " * (-len(text) % 4)
+    chunks = struct.pack("<I4s", len(text), b"JSON") + text
+    chunks += struct.pack("<I4s", len(data), b"BIN\0") + data
+    return struct.pack("<4sII", b"glTF", 2, 12 + len(chunks)) + chunks

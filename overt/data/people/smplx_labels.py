@@ -29,7 +29,7 @@ FACE_JOINTS = 3  # jaw and eyes: at rest
 PARTS_SUFFIX = ".parts"
 POOR_MM = 20.0  # a mean vertex error above this is worth a look
 HISTORY = 20  # of L-BFGS
-STOP_AT = 1e-9  # change of the energy, in square metres
+STOP_AT = 1e-9  # change of the energy, in square meters
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Fitted(NamedTuple):
     hands: Tensor  # (B, 30, 3)
     shape: Tensor  # (B, 10)
     translation: Tensor  # (B, 3)
-    error: Tensor  # (B,) metres, mean distance of the vertices
+    error: Tensor  # (B,) meters, mean distance of the vertices
 
 
 @torch.inference_mode(False)
@@ -64,7 +64,7 @@ def fit_bodies(
     iterations: int,
     counted: Tensor | None = None,  # (C,) vertices
 ) -> Fitted:
-    """Pose and shape whose vertices are nearest to the targets.
+    """Fit pose and shape to target vertices.
 
     For a pose, shape and translation have a closed form; pose and hands are found by L-BFGS.
     """
@@ -79,8 +79,8 @@ def fit_bodies(
     def vertices(chosen: Tensor) -> Tensor:  # (B, C, 3) of bodies of this shape
         turns = axis_angle_to_matrix(torch.cat([pose, hands], dim=1))
         turns = torch.cat([turns[:, :BODY_JOINTS], face, turns[:, BODY_JOINTS:]], dim=1)
-        made = body(chosen, turns).vertices
-        return made if counted is None else made[:, counted]
+        made: Tensor = body(chosen, turns).vertices
+        return made if counted is None else made.index_select(1, counted)
 
     wanted = targets if counted is None else targets[:, counted]
 
@@ -117,7 +117,7 @@ def fit_bodies(
 def _best_shape(
     vertices: Callable[[Tensor], Tensor], wanted: Tensor
 ) -> tuple[Tensor, Tensor]:  # (B, S), (B, 3)
-    """Shape and translation by least squares: vertices are linear in both."""
+    """Solve for shape and translation by least squares: vertices are linear in both."""
     people = len(wanted)
     none = torch.zeros(people, SHAPE_NUMBERS, device=wanted.device)
     rest = vertices(none)
@@ -141,7 +141,7 @@ def _best_shape(
 
 
 class Converter:
-    """Both bodies and the way between them, on a device."""
+    """Converts labels with both bodies and the transfer between them, on a device."""
 
     def __init__(self, options: FitOptions, device: torch.device) -> None:
         smpl, smplx = load_body(options.smpl, "--smpl"), load_body(options.smplx, "--smplx")
@@ -160,7 +160,7 @@ class Converter:
             self.counted = _read_counted(Path(options.vertices), counts[1]).to(device)
 
     def convert(self, data: HumanData, rows: slice) -> dict[str, NDArray[np.float32]]:
-        """The columns of SMPL-X for some rows, and how well they fit."""
+        """Return the columns of SMPL-X for some rows, and how well they fit."""
 
         def take(name: str) -> Tensor:
             return torch.tensor(np.array(data.columns[f"smpl/{name}"][rows]), device=self.device)
@@ -205,9 +205,9 @@ def convert_labels(
     device: torch.device,
     report: Callable[[int], None] | None = None,
 ) -> NDArray[np.float32]:
-    """Write SOURCE's annotations with labels of SMPL-X to OUT; the error (N,) of each in mm.
+    """Write SOURCE's annotations with labels of SMPL-X to OUT; return errors (N,) in mm.
 
-    What was fitted is kept in OUT.parts until all is done: an interrupted call goes on there.
+    What was fitted is kept in OUT.parts until all is done: an interrupted call resumes there.
     """
     if out.resolve() == source.resolve():
         raise DataError(f"{out}: name another file; the labels of SMPL stay as they are")
@@ -241,7 +241,7 @@ def convert_labels(
 
 
 def _single(data: HumanData) -> dict[str, Any]:
-    """What the file says of its key points, which stay compressed."""
+    """Return what the file says about its key points, which stay compressed."""
     header = data.header
     single: dict[str, Any] = {}
     if header.convention is not None:

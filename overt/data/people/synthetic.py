@@ -7,8 +7,12 @@ the picture, so that only perspective tells how far a person is.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache, partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,13 +23,17 @@ from PIL import Image
 from torch import Tensor
 
 from overt.data.people.human_data import write_human_data
-from overt.data.people.render import draw_look, paint
+from overt.data.people.outfits import draw_outfit
+from overt.data.people.painter import Painter
+from overt.data.people.poses import draw_pose
+from overt.data.people.render import Painted, draw_look, paint
 from overt.data.rng import sample_rng
 from overt.errors import DataError
 from overt.files.atomic import new_file
 from overt.geometry.body import BODY_JOINTS, BodyModel
-from overt.geometry.body_capsule import STANDING_HEIGHT_M, capsule_body
-from overt.geometry.body_files import CAPSULE
+from overt.geometry.body_anny import ANNY
+from overt.geometry.body_capsule import STANDING_HEIGHT_M
+from overt.geometry.body_files import CAPSULE, load_body
 from overt.geometry.camera import intrinsics, project
 from overt.geometry.rotation import axis_angle_to_matrix, matrix_to_axis_angle
 
@@ -66,6 +74,16 @@ class PeopleOptions:
     depth_maps: bool = False
     # which pictures to keep, by their distortion: all, p3, p5 or far
     subset: str = "all"
+    # capsule, in plain colours; or anny, or a file of its body: dressed people in poses of everyday
+    body: str = CAPSULE
+    # folder of photographs to put behind dressed people; None: backgrounds are made up
+    backgrounds: str | None = None
+    # what renders: cpu or cuda
+    device: str = "cpu"
+
+    @property
+    def is_plain(self) -> bool:
+        return self.body == CAPSULE
 
 
 class Person(NamedTuple):
@@ -127,30 +145,62 @@ class Scene(NamedTuple):
         return (depth[:, :1] / depth).amax(1)
 
 
+def draw_lively_person(rng: np.random.Generator, rest: Array) -> Person:
+    """One person in an everyday pose, from 0.4 m to 8 m away, seen from any side."""
+    shape = np.clip(rng.standard_normal(10), -2, 2)
+    body, hands, _ = draw_pose(rng, rest)
+    near = rng.random() < 0.7
+    yaw = rng.uniform(-math.pi / 3, math.pi / 3) if near else rng.uniform(-math.pi, math.pi)
+    high = rng.random() < 0.25  # seen from above or from below
+    pitch = rng.uniform(-0.7, 0.7) if high else rng.normal(0, 0.2)
+    roll = rng.normal(0, 0.07)
+    limits = (0.4, 2.0) if rng.random() < 0.6 else (2.0, 8.0)
+    depth = math.exp(rng.uniform(math.log(limits[0]), math.log(limits[1])))
+    turns = torch.tensor([[math.pi, 0, 0], [pitch, 0, roll], [0, yaw, 0]], dtype=torch.float64)
+    first, second, third = axis_angle_to_matrix(turns)
+    root = matrix_to_axis_angle(first @ second @ third).numpy()
+    return Person(
+        shape, root, body, hands, depth, rng.uniform(0.5, 1.4), rng.uniform(-0.25, 0.25, size=2)
+    )
+
+
+def standing_height(model: BodyModel, shape: Tensor, options: PeopleOptions) -> Tensor:  # (B,)
+    """Metres from head to foot of people at rest."""
+    if options.is_plain:
+        return STANDING_HEIGHT_M * (1 + 0.05 * shape[:, 0])
+    used = model.directions[: shape.shape[1]]
+    heights = (model.template + (shape @ used).view(len(shape), -1, 3))[..., 1]
+    return heights.amax(1) - heights.amin(1)
+
+
 def place_people(people: list[Person], model: BodyModel, options: PeopleOptions) -> Scene:
     """Bodies in front of a camera that frames them."""
-    shape = torch.tensor(np.stack([one.shape for one in people]), dtype=torch.float32)
+    device = model.template.device
+    shape = torch.tensor(np.stack([one.shape for one in people]), dtype=torch.float32).to(device)
     pose = np.stack(
         [
             np.concatenate([one.root[None], one.body, np.zeros((3, 3)), one.hands.reshape(30, 3)])
             for one in people
         ]
     )
-    rotations = axis_angle_to_matrix(torch.tensor(pose, dtype=torch.float32))
+    rotations = axis_angle_to_matrix(torch.tensor(pose, dtype=torch.float32).to(device))
     body = model(shape, rotations)
     pelvis = body.joints[:, 0]
-    depth = torch.tensor([one.depth for one in people], dtype=torch.float32)
+    depth = torch.tensor([one.depth for one in people], dtype=torch.float32).to(device)
     vertices, joints = body.vertices - pelvis[:, None], body.joints - pelvis[:, None]
     if options.framing == "portrait":
         place, matrix = _portrait(vertices, depth, options)
     else:
         size = options.size
-        height = STANDING_HEIGHT_M * (1 + 0.05 * shape[:, 0])
-        share = torch.tensor([one.height for one in people], dtype=torch.float32)
-        focal = (share * size * depth / height).clamp(0.3 * size, 4.0 * size)
+        height = standing_height(model, shape, options)
+        fraction = torch.tensor([one.height for one in people], dtype=torch.float32).to(device)
+        focal = fraction * size * depth / height
+        if options.is_plain:
+            focal = focal.clamp(0.3 * size, 4.0 * size)
         offset = torch.tensor(np.stack([one.place for one in people]), dtype=torch.float32)
-        place = torch.cat([offset * size * (depth / focal)[:, None], depth[:, None]], dim=1)
-        matrix = intrinsics(focal, torch.full((len(people), 2), size / 2))
+        across = offset.to(device) * size * (depth / focal)[:, None]
+        place = torch.cat([across, depth[:, None]], dim=1)
+        matrix = intrinsics(focal, torch.full((len(people), 2), size / 2, device=device))
     return Scene(vertices + place[:, None], joints + place[:, None], matrix, place - pelvis)
 
 
@@ -161,7 +211,7 @@ def _portrait(vertices: Tensor, depth: Tensor, options: PeopleOptions) -> tuple[
         if options.orthographic
         else (vertices[..., 2] + depth[:, None]).clamp_min(NEAREST_M)
     )[..., None].expand(-1, -1, 2)
-    place = torch.zeros(len(depth), 3)
+    place = torch.zeros(len(depth), 3, device=depth.device)
     place[:, 2] = depth
     for _ in range(NEWTON_STEPS):  # the middle of the box is piecewise linear in the place
         seen = (vertices[..., :2] + place[:, None, :2]) / divisor
@@ -170,7 +220,8 @@ def _portrait(vertices: Tensor, depth: Tensor, options: PeopleOptions) -> tuple[
         place[:, :2] -= (low.values + high.values) / slope
     seen = (vertices[..., :2] + place[:, None, :2]) / divisor
     focal = options.size / (FRAME * (seen.amax(1) - seen.amin(1)).amax(1))
-    return place, intrinsics(focal, torch.full((len(depth), 2), options.size / 2))
+    middle = torch.full((len(depth), 2), options.size / 2, device=depth.device)
+    return place, intrinsics(focal, middle)
 
 
 def see(scene: Scene, points: Tensor, orthographic: bool) -> tuple[Tensor, Tensor]:
@@ -193,11 +244,16 @@ def draw_rows(
     # Few people are as distorted as a subset asks for: several are tried at a time.
     together = 1 if options.subset == "all" else TOGETHER
     calm = options.framing == "portrait"
+    rest = model.rest_places[:BODY_JOINTS].double().cpu().numpy()
+
+    def draw(rng: np.random.Generator) -> Person:
+        return draw_person(rng, calm) if options.is_plain else draw_lively_person(rng, rest)
+
     for _ in range(TRIES):
         waiting = [number for number in range(count) if people[number] is None]
         if not waiting:
             break
-        drawn = [draw_person(generators[n], calm) for n in waiting for _ in range(together)]
+        drawn = [draw(generators[n]) for n in waiting for _ in range(together)]
         scene = place_people(drawn, model, options)
         good = scene.vertices[..., 2].amin(1) > NEAREST_M
         good &= (scene.distortion >= low) & (scene.distortion <= high)
@@ -215,8 +271,12 @@ def write_people(
     count: int,
     options: PeopleOptions,
     report: Callable[[int], None] | None = None,
+    workers: int = 0,
 ) -> Path:
-    """Write pictures and masks below ROOT/datasets/NAME, and the annotations; their path."""
+    """Write pictures and masks below ROOT/datasets/NAME, and the annotations; their path.
+
+    `workers` processes help; the pictures are the same with any number of them.
+    """
     if options.subset not in SUBSETS:
         raise DataError(f"subset {options.subset!r}; allowed are {', '.join(SUBSETS)}")
     if options.framing not in ("camera", "portrait"):
@@ -224,38 +284,79 @@ def write_people(
     images = root / "datasets" / name
     for folder in ("imgs", "masks", *(["depth"] if options.depth_maps else [])):
         (images / folder).mkdir(parents=True, exist_ok=True)
-    model = BodyModel(capsule_body())
+    _studio(options)  # refuses a body or a folder that is not there
+    ranges = [(first, min(BATCH, count - first)) for first in range(0, count, BATCH)]
     parts: list[dict[str, NDArray[np.generic]]] = []
-    for first in range(0, count, BATCH):
-        rows = min(BATCH, count - first)
-        people, scene, generators = draw_rows(first, rows, model, options)
-        looks = [draw_look(rng, options.fixed_colours) for rng in generators]
-        pixels, depth = see(scene, scene.vertices, options.orthographic)
-        painted = paint(
-            pixels,
-            depth,
-            scene.vertices,
-            model,
-            looks,
-            options.size,
-            generators,
-            perspective=not options.orthographic,
-        )
-        for number in range(rows):
-            stem = f"{first + number:06d}"
-            _save(images / "imgs" / f"{stem}.jpg", painted.pictures[number], "JPEG", quality=95)
-            _save(images / "masks" / f"{stem}.png", painted.parts[number], "PNG")
-            if options.depth_maps:
-                millimetres = np.nan_to_num(painted.depth_m[number] * 1000, posinf=0)
-                stored = millimetres.clip(0, 65535).astype(np.uint16)
-                _save(images / "depth" / f"{stem}.png", stored, "PNG")
-        parts.append(_labels(first, people, scene, pixels, options))
-        if report is not None:
-            report(first + rows)
+    with _mapping(workers) as each:
+        for part in each(partial(_write_rows, images, options), ranges):
+            parts.append(part)
+            if report is not None:
+                report(sum(len(done["image_path"]) for done in parts))
     columns = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     path = root / "preprocessed_datasets" / f"{name}.npz"
-    write_human_data(path, columns, keypoints2d_convention="people", overt_body=CAPSULE)
+    mark = CAPSULE if options.is_plain else ANNY
+    write_human_data(path, columns, keypoints2d_convention="people", overt_body=mark)
     return path
+
+
+@contextmanager
+def _mapping(workers: int) -> Iterator[Callable[..., Iterable[Any]]]:
+    """`map`, in this process or over several."""
+    if workers == 0:
+        yield map
+        return
+    # Spawned: a forked process cannot use CUDA.
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        yield pool.map
+
+
+@lru_cache(maxsize=1)
+def _studio(options: PeopleOptions) -> tuple[BodyModel, Painter | None]:
+    """Body and painter of a process, made once."""
+    model = BodyModel(load_body(options.body, "--body")).to(torch.device(options.device))
+    plain = options.is_plain
+    return model, None if plain else Painter(model, options.size, options.backgrounds)
+
+
+def _write_rows(
+    images: Path, options: PeopleOptions, rows: tuple[int, int]
+) -> dict[str, NDArray[np.generic]]:
+    """Draw, render and save some rows; their labels."""
+    first, count = rows
+    model, painter = _studio(options)
+    people, scene, generators = draw_rows(first, count, model, options)
+    pixels, _ = see(scene, scene.vertices, options.orthographic)
+    painted = render(scene, model, painter, options, generators)
+    for number in range(count):
+        stem = f"{first + number:06d}"
+        _save(images / "imgs" / f"{stem}.jpg", painted.pictures[number], "JPEG", quality=95)
+        _save(images / "masks" / f"{stem}.png", painted.parts[number], "PNG")
+        if options.depth_maps:
+            millimetres = np.nan_to_num(painted.depth_m[number] * 1000, posinf=0)
+            stored = millimetres.clip(0, 65535).astype(np.uint16)
+            _save(images / "depth" / f"{stem}.png", stored, "PNG")
+    return _labels(first, people, scene, pixels, options)
+
+
+def render(
+    scene: Scene,
+    model: BodyModel,
+    painter: Painter | None,
+    options: PeopleOptions,
+    generators: list[np.random.Generator],
+) -> Painted:
+    """The pictures of some people, plain or dressed."""
+    perspective = not options.orthographic
+    if painter is None:
+        looks = [draw_look(rng, options.fixed_colours) for rng in generators]
+        pixels, depth = see(scene, scene.vertices, options.orthographic)
+        return paint(
+            pixels, depth, scene.vertices, model, looks, options.size, generators, perspective
+        )
+    outfits = [draw_outfit(rng) for rng in generators]
+    dressed = painter.dress(scene.vertices, outfits)
+    pixels, depth = see(scene, dressed, options.orthographic)
+    return painter.paint(pixels, depth, dressed, outfits, generators, perspective)
 
 
 def _save(path: Path, pixels: NDArray[Any], kind: str, **options: int) -> None:
@@ -269,6 +370,7 @@ def _labels(
 ) -> dict[str, NDArray[np.generic]]:
     count, size = len(people), options.size
     seen, _ = see(scene, scene.joints, options.orthographic)
+    seen, pixels = seen.cpu(), pixels.cpu()
     coco = torch.stack(
         [seen[:, max(joint, 0)] if joint >= 0 else torch.full((count, 2), -1.0) for joint in COCO],
         dim=1,
@@ -284,25 +386,28 @@ def _labels(
     body = np.stack([one.body for one in people])
     hands = np.stack([one.hands for one in people])
     shape = np.stack([one.shape for one in people])
-    translation = scene.translation.numpy()
+    translation = scene.translation.cpu().numpy()
     names = np.array([f"imgs/{first + number:06d}.jpg" for number in range(count)])
     numbers: dict[str, NDArray[np.generic]] = {
         "bbox_xywh": box.numpy(),
         "keypoints2d": torch.cat([places, inside], dim=-1).numpy(),
-        "K": scene.matrix.numpy(),
-        "focal_length": scene.matrix[:, 0, :1].numpy(),
-        "distortion_max": scene.distortion.numpy(),
+        "K": scene.matrix.cpu().numpy(),
+        "focal_length": scene.matrix[:, 0, :1].cpu().numpy(),
+        "distortion_max": scene.distortion.cpu().numpy(),
         "smplx/global_orient": root,
         "smplx/body_pose": body,
         "smplx/betas": shape,
         "smplx/transl": translation,
         "smplx/left_hand_pose": hands[:, 0],
         "smplx/right_hand_pose": hands[:, 1],
-        "smpl/global_orient": root,
-        "smpl/body_pose": np.concatenate([body, np.zeros((count, 2, 3))], axis=1),
-        "smpl/betas": shape,
-        "smpl/transl": translation,
     }
+    if options.is_plain:  # which is also a body of SMPL
+        numbers |= {
+            "smpl/global_orient": root,
+            "smpl/body_pose": np.concatenate([body, np.zeros((count, 2, 3))], axis=1),
+            "smpl/betas": shape,
+            "smpl/transl": translation,
+        }
     return {"image_path": names} | {
         key: np.asarray(value, np.float32) for key, value in numbers.items()
     }

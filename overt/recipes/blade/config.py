@@ -12,11 +12,10 @@ from typing import NamedTuple
 from omegaconf import MISSING
 
 from overt.checks import each_within, multiple_of, one_of, within
-from overt.data.people.conventions import AUTO, CONVENTIONS
+from overt.data.people.conventions import CONVENTIONS
 from overt.errors import ConfigError
 
 CUSTOM, CONV = "custom", "conv"
-KEYPOINT_CONVENTIONS = (AUTO, *CONVENTIONS)
 
 
 class Backbone(NamedTuple):
@@ -228,8 +227,6 @@ class SourceSettings:
     layout: str = "humandata"
     # take the whole picture for the person's box
     whole_image: bool = False
-    # a folder that the annotations name and the pictures do not have: images for Human3.6M
-    dropped_folder: str | None = None
 
     def __post_init__(self) -> None:
         one_of(f"layout of data.sources {self.name}", self.layout, ("humandata", "bedlamcc"))
@@ -250,9 +247,19 @@ class SyntheticSettings:
     fixed_colours: bool = MISSING
     # also the depth of every pixel, for the pretext
     depth_maps: bool = MISSING
+    # null: capsule; or anny, or a file of its body: dressed people; model.body.model is the same
+    body: str | None = None
+    # photographs to put behind dressed people; null: backgrounds are made up
+    backgrounds: str | None = None
+    # what renders, cpu (null) or cuda, and how many processes help (null: none)
+    device: str | None = None
+    workers: int | None = None
 
     def __post_init__(self) -> None:
         each_within("data.synthetic", self, ("train", "test", "size"), 1)
+        each_within("data.synthetic", self, ("workers",), 0)
+        one_of("data.synthetic.framing", self.framing, ("camera", "portrait"))
+        one_of("data.synthetic.device", self.device or "cpu", ("cpu", "cuda"))
 
 
 @dataclass
@@ -288,15 +295,16 @@ class DataSettings:
     pose_side: list[float] = MISSING
     pose_augmentation: AugmentationSettings = MISSING
     # which joints the columns of keypoints2d are: human_data, smplx, agora, smpl, smpl_45, smpl_54,
-    # coco, openpose_25, h36m or people; auto: as the file says, or as their number tells
-    keypoint_convention: str = "auto"
+    # coco, openpose_25, h36m or people; null: as the file says, or as their number tells
+    keypoint_convention: str | None = None
     # for files of no convention: the columns of shoulders, elbows, wrists, hips, knees, ankles,
     # left first; null: by the convention
     limb_keypoints: list[int] | None = None
 
     def __post_init__(self) -> None:
         each_within("data", self, ("depth_size", "pose_size"), 1)
-        one_of("data.keypoint_convention", self.keypoint_convention, KEYPOINT_CONVENTIONS)
+        if self.keypoint_convention is not None:
+            one_of("data.keypoint_convention", self.keypoint_convention, tuple(CONVENTIONS))
         if self.limb_keypoints is not None and len(self.limb_keypoints) != 12:
             raise ConfigError(f"data.limb_keypoints={self.limb_keypoints}; twelve are needed")
         if not self.sources:

@@ -26,6 +26,7 @@ from overt.data.people.crops import (
 from overt.data.people.mixture import DrawnMixture
 from overt.data.people.synthetic import PeopleOptions, write_people
 from overt.distributed import main_first
+from overt.geometry.body_files import CAPSULE
 from overt.geometry.crop import Picture, transform_points
 from overt.geometry.pose import mirror_pose, rotate_in_plane
 from overt.geometry.rotation import axis_angle_to_matrix, matrix_to_axis_angle
@@ -189,8 +190,11 @@ def make_missing_data(settings: DataSettings) -> None:
                     orthographic=synthetic.orthographic,
                     fixed_colours=synthetic.fixed_colours,
                     depth_maps=synthetic.depth_maps,
+                    body=synthetic.body or CAPSULE,
+                    backgrounds=synthetic.backgrounds,
+                    device=synthetic.device or "cpu",
                 )
-                write_people(root, name, count, options)
+                write_people(root, name, count, options, workers=synthetic.workers or 0)
 
     main_first(make)
 

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from overt.data.images.decode import as_tensor
-from overt.data.people.crops import Crop, cut, keypoint_square
+from overt.data.people.crops import Crop, box_square, cut, keypoint_square
 from overt.errors import DataError
 from overt.geometry.body import BodyModel
 from overt.geometry.crop import Picture, crop_squares, mask_squares
-from overt.geometry.rotation import matrix_to_axis_angle
+from overt.geometry.rotation import axis_angle_to_matrix, matrix_to_axis_angle
 from overt.recipes.blade.camera import Observation, SolveOptions, look, solve_camera
 from overt.recipes.blade.config import PoseNetSettings
 from overt.recipes.blade.data import whole_crop
@@ -23,6 +23,9 @@ from overt.tasks import PersonEstimate
 from overt.viz.mesh import draw_mesh
 
 Array = NDArray[np.float32]
+
+ROOM = 1.25  # of PoseNet's square about what was found of a person
+SMALLEST = 8  # the second look is at least this part of the picture
 
 
 @torch.no_grad()
@@ -33,8 +36,13 @@ def estimate_person(
     picture: Picture,  # (H, W, 3)
     mask: NDArray[Any] | None = None,  # (H, W), true where the person is
     keypoints: Array | None = None,  # (12, 2) or (12, 3) with confidence, pixels
+    box: Array | None = None,  # (4,) x, y, width, height of the person, pixels
 ) -> PersonEstimate:
-    """Mesh and camera of the person in a picture; a mask sharpens the camera."""
+    """Mesh and camera of the person in a picture; a mask sharpens the camera.
+
+    Where nothing tells where the person is, the model looks twice: at the whole picture for the
+    limbs, then closer at these.
+    """
     height, width = picture.shape[:2]
     if model.depthnet is None:
         raise DataError("a model with model.tz_conditioning=false knows no depth, hence no camera")
@@ -44,10 +52,14 @@ def estimate_person(
             f"{(height, width)} as the picture is, and show the person"
         )
     device = body.template.device
-    crop = whole_crop((height, width))
-    whole = as_tensor(cut(picture, crop, settings.data.pose_size)[0])[None].to(device)
-    near = _near_crop(picture, mask, keypoints, settings.data.depth_size).to(device)
-    output: PoseOutput = model(near, whole)
+    if mask is None and keypoints is None and box is None:
+        near, crop = _look_twice(model, picture, settings, device)
+        crops = _cut(picture, near, settings.data.depth_size)
+    else:
+        crops = _near_crop(picture, mask, keypoints, box, settings.data.depth_size)
+        crop = whole_crop((height, width)) if box is None else _box_crop(box, ROOM)
+    whole = _cut(picture, crop, settings.data.pose_size).to(device)
+    output: PoseOutput = model(crops.to(device), whole)
     rotations, shape, depth = (part.float() for part in output[:3] if part is not None)
     places, good = _places(output, crop, keypoints, device)
     scale = min(1.0, settings.evaluation.camera.size / max(height, width))
@@ -58,6 +70,12 @@ def estimate_person(
     options = SolveOptions(
         chosen.iterations, chosen.keypoint_weight, chosen.optimize_depth, chosen.optimize_pose
     )
+    if box is not None:
+        # Seen in a crop beside the middle, the person is turned by the angle between both views.
+        start = solve_camera(body, shape, rotations, depth, seen, SolveOptions(iterations=0))
+        turn = _ray_turn(crop, (height, width), float(start.focal[0]) / scale)
+        first = torch.tensor(turn, dtype=rotations.dtype, device=device) @ rotations[:, :1]
+        rotations = torch.cat([first, rotations[:, 1:]], dim=1)
     solved = solve_camera(body, shape, rotations, depth, seen, options)
     pelvis = solved.translation[0]
     pixels, _ = look(solved.vertices, solved.translation, solved.focal, size)
@@ -83,18 +101,75 @@ def estimate_person(
     )
 
 
+def _cut(picture: Picture, crop: Crop, size: int) -> Tensor:  # (1, 3, S, S)
+    return as_tensor(cut(picture, crop, size)[0])[None]
+
+
+def _look_twice(
+    model: PoseNet, picture: Picture, settings: PoseNetSettings, device: torch.device
+) -> tuple[Crop, Crop]:
+    """Squares for DepthNet and PoseNet about the limbs that the whole picture shows.
+
+    PoseNet's stays about the middle of the picture, as in training: a crop there changes the focal
+    length and nothing else.
+    """
+    height, width = picture.shape[:2]
+    whole = whole_crop((height, width))
+    crops = [_cut(picture, whole, size).to(device) for size in _sizes(settings)]
+    output: PoseOutput = model(*crops)
+    if output.keypoints is None:
+        return whole, whole
+    places, _ = _places(output, whole, None, device)
+    limbs = _with_confidence(places[0].cpu().numpy())
+    centre, side = keypoint_square(limbs)
+    least = whole.side / SMALLEST
+    reach = ROOM * 2 * float(np.abs(limbs[:, :2] - whole.centre).max())
+    closer = Crop(whole.centre, float(np.clip(reach, least, whole.side)))
+    return Crop(centre, max(side, least)), closer
+
+
+def _sizes(settings: PoseNetSettings) -> tuple[int, int]:
+    return settings.data.depth_size, settings.data.pose_size
+
+
+def _box_crop(box: Array, growth: float = 1.0) -> Crop:
+    """The square about a box (4,)."""
+    found = np.asarray(box, np.float32).ravel()
+    if found.shape != (4,) or not np.isfinite(found).all() or (found[2:] <= 0).any():
+        raise DataError(
+            f"a box of {found.tolist()}; needed are x, y, width and height in pixels, of a person"
+        )
+    (centre, side) = box_square(np.append(found, 1.0))
+    return Crop(centre, growth * side)
+
+
+def _ray_turn(crop: Crop, size: tuple[int, int], focal: float) -> NDArray[np.float64]:
+    """The rotation (3, 3) from the line of sight to the one through the middle of a crop."""
+    height, width = size
+    ray = np.array([crop.centre[0] - width / 2, crop.centre[1] - height / 2, focal])
+    ray /= np.linalg.norm(ray)
+    axis = np.cross([0.0, 0.0, 1.0], ray)
+    angle = np.arctan2(np.linalg.norm(axis), ray[2])
+    vector = axis * (angle / max(float(np.linalg.norm(axis)), 1e-12))
+    return np.asarray(axis_angle_to_matrix(torch.tensor(vector)))
+
+
 def _near_crop(
-    picture: Picture, mask: NDArray[Any] | None, keypoints: Array | None, size: int
+    picture: Picture,
+    mask: NDArray[Any] | None,
+    keypoints: Array | None,
+    box: Array | None,
+    size: int,
 ) -> Tensor:
-    """DepthNet's crop (1, 3, S, S): about the mask, else the keypoints, else the whole picture."""
+    """DepthNet's crop (1, 3, S, S): about the mask, else the box, else the keypoints."""
     if mask is not None:
         image = as_tensor(picture)[None].float()
         corner, side = mask_squares(torch.from_numpy(np.array(mask) > 0)[None])
         return crop_squares(image, corner, side, size).round().to(torch.uint8)
-    crop = whole_crop(picture.shape[:2])
-    if keypoints is not None:
-        crop = Crop(*keypoint_square(_with_confidence(keypoints)))
-    return as_tensor(cut(picture, crop, size)[0])[None]
+    if box is not None:
+        return _cut(picture, _box_crop(box), size)
+    assert keypoints is not None
+    return _cut(picture, Crop(*keypoint_square(_with_confidence(keypoints))), size)
 
 
 def _places(

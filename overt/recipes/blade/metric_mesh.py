@@ -25,7 +25,7 @@ SCORED_BY = {
 
 
 class MetricMesh:
-    """The mesh on which joints and vertices are compared: the body's own, or SMPL's."""
+    """Compares joints and vertices on one mesh: the body's own, or SMPL's."""
 
     def __init__(self, body: BodyModel, settings: BodySettings, labelled_with_smplx: bool) -> None:
         self.body, self.labelled_with_smplx = body, labelled_with_smplx
@@ -54,11 +54,11 @@ class MetricMesh:
 
     @property
     def of_labels(self) -> BodyModel:
-        """The body that the labels are parameters of."""
+        """Return the body that the labels are parameters of."""
         return self.body if self.labelled_with_smplx or self.smpl is None else self.smpl
 
     def of_prediction(self, vertices: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Vertices and 17 joints, in metres."""
+        """Return vertices and 17 joints, in meters."""
         mesh = vertices if self.transfer is None else self.transfer(vertices)
         return _numbers(mesh), _numbers((self.smpl or self.body).joints_of_metrics(mesh))
 

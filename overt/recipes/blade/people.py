@@ -19,6 +19,7 @@ from overt.data.people.crops import box_square, keypoint_square
 from overt.data.people.human_data import SMPLX_SHAPES, HumanData, bad_boxes
 from overt.errors import DataError
 from overt.geometry.body import BODY_JOINTS, HAND_JOINTS, SMPL_JOINTS, BodyFile, BodyModel
+from overt.geometry.body_anny import ANNY
 from overt.geometry.body_files import CAPSULE, load_body, read_regressor
 from overt.geometry.crop import Picture
 from overt.geometry.rotation import axis_angle_to_matrix
@@ -28,7 +29,9 @@ logger = logging.getLogger(__name__)
 
 Array = NDArray[np.float32]
 HIP_ROWS = (0, 1)  # of J_regressor_extra.npy
-RENDERED_BODIES = (CAPSULE,)
+# Folders that the annotations of a source name and its pictures do not have.
+DROPPED_FOLDERS = {"h36m": "images"}
+RENDERED_BODIES = (CAPSULE, ANNY)
 
 
 class SmplxLabel(NamedTuple):
@@ -75,7 +78,7 @@ class People:
     ) -> None:
         self.name, self.whole_image = source.name, source.whole_image
         self.images = root / source.images
-        self.dropped_folder = source.dropped_folder
+        self.dropped_folder = DROPPED_FOLDERS.get(source.name)
         self.body = body
         path = root / source.annotations
         if source.layout == "bedlamcc":
@@ -100,8 +103,7 @@ class People:
         if not first.is_file():
             raise DataError(
                 f"{path} lists {first}, which is absent; check data.root and the source's images "
-                f"({self.images}), or link the data set there. Where the annotations name a folder "
-                "that the pictures do not have, say so: dropped_folder of the source"
+                f"({self.images}), or link the data set there"
             )
 
     def _usable(self, data: HumanData, drop: bool) -> HumanData:
@@ -235,17 +237,19 @@ def check_body(data: HumanData, body: BodySettings) -> None:
     if rendered is None and data.header.width == len(CONVENTIONS["people"]):
         rendered = CAPSULE  # written before the file said so
     if rendered is not None and body.model != rendered:
-        raise DataError(
-            f"{data.path}: these people were rendered with the body {rendered}, but "
-            f"model.body.model={body.model}; set model.body.model={rendered}"
-        )
+        is_file = Path(body.model).is_file()
+        if not is_file or body_file(body.model).rendered_as != rendered:
+            raise DataError(
+                f"{data.path}: these people were rendered with the body {rendered}, but "
+                f"model.body.model={body.model}; set model.body.model={rendered}"
+            )
     if rendered is None and not data.has("smplx") and body.smpl in RENDERED_BODIES:
         raise DataError(
             f"model.body.smpl={body.smpl} is the body of rendered people, but {data.path} holds "
             "labels of SMPL; set model.body.smpl to body_models/smpl/SMPL_NEUTRAL.pkl "
             "(smpl.is.tue.mpg.de, registration)"
         )
-    if rendered is None and body.model in RENDERED_BODIES and data.has("smplx"):
+    if rendered is None and data.has("smplx") and body_file(body.model).rendered_as is not None:
         raise DataError(
             f"model.body.model={body.model} is the body of rendered people, but {data.path} holds "
             "labels of SMPL-X; set model.body.model to body_models/smplx/SMPLX_NEUTRAL.npz "

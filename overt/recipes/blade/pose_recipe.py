@@ -43,6 +43,8 @@ from overt.tasks import PersonEstimate
 class PoseNetRecipe(Recipe):
     """Pose and shape of a person, from a picture and the predicted depth."""
 
+    replayable = True  # steps of the largest pictures; others run without recording
+
     def __init__(self, settings: PoseNetSettings) -> None:
         self.settings = settings
         self.bodies: dict[torch.device, BodyModel] = {}
@@ -70,11 +72,17 @@ class PoseNetRecipe(Recipe):
     def counts(self, batch: PoseBatch) -> dict[str, Tensor]:
         return {"keypoints": batch.keypoints[..., 2].sum()}
 
+    def replays_at(self, step: int) -> bool:
+        sizes = self.settings.data.pose_step_sizes
+        return side_of_step(sizes, step) == max(sizes)
+
     def blocks(self, model: PoseNet) -> list[nn.Module]:
-        depthnet = model.depthnet
-        if isinstance(depthnet, DepthNet) and isinstance(depthnet.depth_backbone, DepthAnything):
-            return [*depthnet.depth_backbone.pretrained.blocks, *model.branch.layers]
-        return list(model.branch.layers)
+        return [*_frozen_blocks(model), *model.branch.layers]
+
+    def compile_units(self, model: PoseNet) -> list[nn.Module]:
+        """The blocks of the frozen encoder, and each branch as a whole: its maps stay together."""
+        base = [] if model.base is None else [model.base]
+        return [*_frozen_blocks(model), model.branch, *base, model.heads]
 
     @torch.inference_mode(False)
     def body(self, device: torch.device) -> BodyModel:
@@ -102,10 +110,9 @@ class PoseNetRecipe(Recipe):
             body = self.body(images.device)
             with torch.no_grad():
                 labelled = true_rotations(batch.pose)
-                true = bodies_of(body, labelled, batch.shape)
             # Hands and face are not predicted: they are the label's, so that they cost nothing.
             whole = torch.cat([output.rotations, labelled[:, BODY_JOINTS:]], dim=1)
-            predicted = bodies_of(body, whole, output.shape)
+            predicted, true = both_bodies(body, (whole, labelled), (output.shape, batch.shape))
             terms = pose_losses(predicted, true, weights)
             losses = {name: term / samples for name, term in terms.items()}
             shown = pose_distances(predicted, true)
@@ -165,11 +172,20 @@ class PoseNetRecipe(Recipe):
         picture: np.ndarray,
         mask: np.ndarray | None = None,
         keypoints: np.ndarray | None = None,
+        box: np.ndarray | None = None,
     ) -> PersonEstimate:
         """Mesh and camera of the person in a picture (H, W, 3) uint8, for `overt estimate`."""
         model.require_weights()
         device = next(model.parameters()).device
-        return estimate_person(model, self.body(device), self.settings, picture, mask, keypoints)
+        body = self.body(device)
+        return estimate_person(model, body, self.settings, picture, mask, keypoints, box)
+
+
+def _frozen_blocks(model: PoseNet) -> list[nn.Module]:
+    depthnet = model.depthnet
+    if isinstance(depthnet, DepthNet) and isinstance(depthnet.depth_backbone, DepthAnything):
+        return list(depthnet.depth_backbone.pretrained.blocks)
+    return []
 
 
 def bodies_of(body: BodyModel, rotations: Tensor, shape: Tensor) -> Bodies:
@@ -177,6 +193,15 @@ def bodies_of(body: BodyModel, rotations: Tensor, shape: Tensor) -> Bodies:
     made = body(shape, rotations)
     pelvis = made.joints[:, :1]
     return Bodies(rotations[:, :BODY_JOINTS], shape, made.joints - pelvis, made.vertices - pelvis)
+
+
+def both_bodies(
+    body: BodyModel, rotations: tuple[Tensor, Tensor], shapes: tuple[Tensor, Tensor]
+) -> tuple[Bodies, Bodies]:
+    """Predicted and true bodies, made in one pass: half the launches."""
+    made = bodies_of(body, torch.cat(rotations), torch.cat(shapes))
+    first, second = (Bodies(*parts) for parts in zip(*(p.chunk(2) for p in made), strict=True))
+    return first, Bodies(*(part.detach() for part in second))
 
 
 def true_rotations(pose: Tensor) -> Tensor:

@@ -118,8 +118,9 @@ class PoseBranch(nn.Module):
             memory.append(project(maps).flatten(2).transpose(1, 2))
             places.append(position.expand(len(images), -1, -1))
         tokens = self.queries.expand(len(images), -1, -1)
+        seen, where = torch.cat(memory, dim=1), torch.cat(places, dim=1)
         for layer in self.layers:
-            tokens = layer(tokens, torch.cat(memory, dim=1), torch.cat(places, dim=1))
+            tokens = layer(tokens, seen, where)
         return self.norm(tokens)  # type: ignore[no-any-return]
 
 

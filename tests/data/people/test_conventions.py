@@ -72,13 +72,13 @@ def test_joints_of_the_skeleton_come_before_others() -> None:
 
 
 def test_a_convention_is_recognized_or_asked_for() -> None:
-    assert names_of("auto", None, 190, "file")[5] == "right_knee"
-    assert names_of("auto", "coco", 17, "file")[5] == "left_shoulder"
+    assert names_of(None, None, 190, "file")[5] == "right_knee"
+    assert names_of(None, "coco", 17, "file")[5] == "left_shoulder"
     assert names_of("h36m", None, 17, "file")[0] == "pelvis_extra"
     with pytest.raises(DataError, match=r"17 points, which may be coco or h36m; set data\.k"):
-        names_of("auto", None, 17, "file")
+        names_of(None, None, 17, "file")
     with pytest.raises(DataError, match="18 points, which fits none"):
-        names_of("auto", None, 18, "file")
+        names_of(None, None, 18, "file")
     with pytest.raises(DataError, match=r"190 points, but data\.keypoint_convention=coco has 17"):
         names_of("coco", None, 190, "file")
     with pytest.raises(DataError, match="has no left_shoulder, right_shoulder"):

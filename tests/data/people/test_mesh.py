@@ -1,5 +1,6 @@
 """overt/data/people/mesh.py: meshes in either file format."""
 
+import json
 import struct
 from pathlib import Path
 
@@ -30,5 +31,13 @@ def test_meshes_are_written_in_either_format(tmp_path: Path) -> None:
     assert len(body) == 4 * 12 + 2 * 13
     assert struct.unpack("<3f", body[12:24]) == (1.0, 0.0, 2.0)
     assert struct.unpack("<B3i", body[48:61]) == (3, 0, 2, 1)
-    with pytest.raises(DataError, match=r"\.obj or \.ply"):
+    write_mesh(tmp_path / "mesh.glb", vertices, faces)
+    data = (tmp_path / "mesh.glb").read_bytes()
+    assert struct.unpack("<4sII", data[:12]) == (b"glTF", 2, len(data))
+    length = struct.unpack("<I", data[12:16])[0]
+    content = json.loads(data[20 : 20 + length])
+    assert [part["count"] for part in content["accessors"]] == [4, 6]
+    points = np.frombuffer(data[28 + length : 28 + length + 48], "<f4").reshape(4, 3)
+    np.testing.assert_allclose(points, vertices * [1, -1, -1])  # y up, towards the viewer
+    with pytest.raises(DataError, match=r"\.obj, \.ply, \.glb"):
         write_mesh(tmp_path / "mesh.stl", vertices, faces)

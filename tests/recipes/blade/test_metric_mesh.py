@@ -82,6 +82,31 @@ def test_a_published_protocol_is_scored(root: Path, dataset: str) -> None:
     assert ("mIoU (true mask)" in table) == (dataset == "spec_mtp_p3")
 
 
+def test_both_stages_train_on_real_layouts(root: Path) -> None:
+    """Stage 1 on labels of SMPL, stage 2 on labels of SMPL-X, scored on SPEC-MTP at the end."""
+    columns = real_files.rendered(root)
+    smplx = {name: value for name, value in columns.items() if not name.startswith("smpl/")}
+    for name, labels in {"smpl": real_files.of_smpl(columns), "smplx": smplx}.items():
+        real_files.write_annotations(root / f"preprocessed_datasets/train_{name}.npz", labels)
+    quick = ["training.batch_size=2", "training.num_steps=1", "evaluation.max_samples=1"]
+    quick += ["checkpoint.every_steps=1", "training.num_workers=0"]
+
+    def train(stage: str, labels: str, *more: str) -> dict[str, float]:
+        source = f"{{name: pdhuman, annotations: preprocessed_datasets/train_{labels}.npz, "
+        source += "images: datasets/pdhuman, weight: 1.0}"
+        given = overrides(root, "spec_mtp_p3")
+        words = [word for word in given if not word.startswith("model.depthnet_checkpoint")]
+        chain = [f"data.sources=[{source}]", f"exp_name=real_{stage}", *quick, *more]
+        return SMALL_BLADE[stage].trainer(root, *words, *chain).train()
+
+    depth = train("depthnet", "smpl")
+    assert math.isfinite(depth["Tz_m"])
+    best = root / "runs" / "real_depthnet" / "checkpoints" / "best"
+    pose = train("posenet", "smplx", f"model.depthnet_checkpoint={best}")
+    assert math.isfinite(pose["mpjpe_mm"])
+    assert math.isfinite(pose["miou_raw_percent_true_mask"])
+
+
 @pytest.fixture(scope="module")
 def scorer(root: Path) -> Scorer:
     recipe = SMALL_BLADE["posenet"].recipe(root, *overrides(root, "spec_mtp_p3"))

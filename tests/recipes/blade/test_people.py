@@ -110,11 +110,9 @@ def real(root: Path, settings: DataSettings, **changed: object) -> People:
     """People in a file as MMHuman3D writes it, labelled with SMPL."""
     known = real_files.of_smpl(columns(root))
     more = {name: value for name, value in changed.items() if isinstance(value, np.ndarray)}
-    rest = {name: value for name, value in changed.items() if name not in more}
     real_files.write_annotations(root / "preprocessed_datasets" / "real.npz", known | more)
-    source = SourceSettings(
-        "x", "preprocessed_datasets/real.npz", "datasets/people_train", 1.0, **rest
-    )
+    name = str(changed.get("name", "x"))
+    source = SourceSettings(name, "preprocessed_datasets/real.npz", "datasets/people_train", 1.0)
     body = BodySettings("none.npz", None, *(str(root / "bodies" / name) for name in BODIES))
     return People(source, settings, body, root, needs_pose=False)
 
@@ -144,15 +142,13 @@ def test_rows_without_a_label_are_left_out(root: Path, settings: DataSettings) -
         real(root, settings, has_smpl=np.zeros(4))
 
 
-def test_a_folder_is_dropped_from_paths_only_where_asked(
+def test_a_folder_is_dropped_from_the_paths_of_one_data_set(
     root: Path, settings: DataSettings
 ) -> None:
     names = np.array([f"images/imgs/{row:06d}.jpg" for row in range(4)])
-    with pytest.raises(
-        DataError, match=r"images/imgs/000000\.jpg, which is absent.*dropped_folder"
-    ):
+    with pytest.raises(DataError, match=r"images/imgs/000000\.jpg, which is absent"):
         real(root, settings, image_path=names)
-    found = real(root, settings, image_path=names, dropped_folder="images")
+    found = real(root, settings, image_path=names, name="h36m")
     assert found.picture(3).shape == (32, 32, 3)
 
 

@@ -2,8 +2,15 @@
 
 import torch
 
+from overt.geometry.body import BodyModel
+from overt.geometry.body_capsule import capsule_body
 from overt.geometry.rotation import axis_angle_to_matrix
-from overt.recipes.blade.pose_recipe import resize_for_step, true_rotations
+from overt.recipes.blade.pose_recipe import (
+    bodies_of,
+    both_bodies,
+    resize_for_step,
+    true_rotations,
+)
 
 
 def images(count: int = 3) -> torch.Tensor:
@@ -24,3 +31,15 @@ def test_a_step_has_one_size_of_its_own() -> None:
     assert sizes == {24, 32}
     twice = [resize_for_step(pictures, [24, 32], 5).shape for _ in range(2)]
     assert twice[0] == twice[1]
+
+
+def test_two_bodies_in_one_pass_are_those_of_two_passes() -> None:
+    body = BodyModel(capsule_body())
+    first, second = (true_rotations(0.3 * torch.randn(2, 52, 3)) for _ in range(2))
+    shapes = torch.randn(2, 10), torch.randn(2, 10)
+    together = both_bodies(body, (first.requires_grad_(), second), shapes)
+    for found, rotations, shape in zip(together, (first, second), shapes, strict=True):
+        for part, expected in zip(found, bodies_of(body, rotations, shape), strict=True):
+            torch.testing.assert_close(part, expected, atol=1e-5, rtol=1e-5)
+    assert together[0].vertices.requires_grad
+    assert not together[1].vertices.requires_grad

@@ -1,0 +1,126 @@
+"""What is behind and before people: rooms and gradients, photographs, things that hide a part.
+
+Everything of a picture comes from its own generator. Letters: B pictures, S pixels of a side.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from overt.data.images.decode import decode_image, read_file
+from overt.errors import DataError
+
+PICTURES = (".jpg", ".jpeg", ".png", ".webp")
+HIDDEN = 0.35  # pictures in which something stands before the person
+
+
+class Photographs:
+    """Serves pictures of a folder as backgrounds; None: there are none."""
+
+    def __init__(self, folder: str | Path | None) -> None:
+        self.paths: list[Path] = []
+        if folder is None:
+            return
+        root = Path(folder)
+        self.paths = sorted(p for p in root.rglob("*") if p.suffix.lower() in PICTURES)
+        if not self.paths:
+            raise DataError(
+                f"backgrounds {root}: there is no picture below it ({', '.join(PICTURES)})"
+            )
+
+    def crop(self, side: int, rng: np.random.Generator) -> Tensor:  # (3, S, S)
+        path = self.paths[int(rng.integers(len(self.paths)))]
+        pixels = decode_image(read_file(path), str(path))
+        shorter = min(pixels.shape[:2])
+        size = int(rng.integers(max(shorter // 3, 1), shorter + 1))
+        top, left = (int(rng.integers(extent - size + 1)) for extent in pixels.shape[:2])
+        part = torch.from_numpy(pixels[top : top + size, left : left + size].copy())
+        part = part.permute(2, 0, 1)[None].float() / 255
+        return F.interpolate(part, (side, side), mode="bilinear", antialias=True)[0]
+
+
+def backdrop(side: int, rng: np.random.Generator, photographs: Photographs) -> Tensor:
+    """Make one background (3, S, S), 0 to 1."""
+    if photographs.paths and rng.random() < 0.8:
+        return photographs.crop(side, rng)
+    corners = torch.from_numpy(_muted(rng, 4)).view(1, 2, 2, 3).permute(0, 3, 1, 2)
+    picture = F.interpolate(corners, (side, side), mode="bilinear", align_corners=True)[0]
+    if rng.random() < 0.6:  # a floor and a wall
+        horizon = int(side * rng.uniform(0.3, 0.9))
+        floor = torch.from_numpy(_muted(rng, 1)).view(3, 1, 1)
+        shaded = floor * torch.linspace(0.7, 1.1, side - horizon)[None, :, None]
+        picture[:, horizon:] = shaded.expand(3, -1, side)
+    for _ in range(int(rng.integers(0, 8))):  # furniture, windows, doors
+        thing = _thing(side, rng)
+        picture = torch.where(thing[3:] > 0, thing[:3], picture)
+    for cells in (4, 16, 48):  # dirt, leaves, wallpaper
+        strength, colored = rng.uniform(0, 0.14), rng.uniform(0, 0.4)
+        coarse = torch.from_numpy(rng.standard_normal((1, 4, cells, cells), np.float32))
+        coarse = coarse[:, :1] + colored * coarse[:, 1:]  # light and dark more than color
+        picture = picture + strength * F.interpolate(coarse, (side, side), mode="bilinear")[0]
+    return picture.clamp(0, 1)
+
+
+def _muted(rng: np.random.Generator, count: int) -> NDArray[np.float32]:
+    """Sample colors (count, 3), most of them nearly gray, as in rooms and streets."""
+    gray, color = rng.uniform(0.05, 0.95, (count, 1)), rng.uniform(0, 1, (count, 3))
+    strength = rng.beta(1, 2.5, (count, 1))
+    return (gray + strength * (color - gray)).astype(np.float32)
+
+
+def _thing(side: int, rng: np.random.Generator) -> Tensor:
+    """Draw a rotated, striped rectangle or ellipse (4, S, S); the last channel is its mask."""
+    middle = rng.uniform(0, 1, 2)
+    extent = rng.uniform(0.04, 0.4, 2)
+    return _shape(side, rng, middle, extent)
+
+
+def occluder(side: int, rng: np.random.Generator) -> Tensor | None:
+    """Draw an occluder (4, S, S), the last channel its mask; None in most pictures."""
+    if rng.random() >= HIDDEN:
+        return None
+    # From the sides or from below more often than from above.
+    middle = np.array([rng.uniform(-0.1, 1.1), rng.uniform(0.3, 1.15)])
+    return _shape(side, rng, middle, rng.uniform(0.06, 0.3, 2))
+
+
+def _shape(
+    side: int, rng: np.random.Generator, middle: NDArray[np.float64], extent: NDArray[np.float64]
+) -> Tensor:
+    line = torch.linspace(0, 1, side)
+    x, y = line[None] - middle[0], line[:, None] - middle[1]
+    angle = rng.normal(0, 0.3)
+    along = x * np.cos(angle) + y * np.sin(angle)
+    across = y * np.cos(angle) - x * np.sin(angle)
+    along, across = along / extent[0], across / extent[1]
+    if rng.random() < 0.6:
+        inside = (along.abs() < 1) & (across.abs() < 1)
+    else:
+        inside = along.square() + across.square() < 1
+    color = torch.from_numpy(_muted(rng, 1)).view(3, 1, 1)
+    waves = 1 + rng.uniform(0, 0.25) * torch.sin(along * rng.uniform(2, 20) + across)
+    return torch.cat([(color * waves).clamp(0, 1), inside[None].float()])
+
+
+def camera_effects(pictures: Tensor, generators: list[np.random.Generator]) -> Tensor:
+    """Apply exposure, blur and noise of a camera to pictures (B, 3, S, S), 0 to 1."""
+    made = []
+    for picture, rng in zip(pictures, generators, strict=True):
+        gamma, gain = rng.uniform(0.75, 1.35), rng.uniform(0.75, 1.25)
+        spread = rng.uniform(0, 1.1) if rng.random() < 0.5 else 0.0
+        noise = torch.from_numpy(rng.standard_normal(tuple(picture.shape), np.float32))
+        changed = (picture.clamp(1e-4, 1) ** gamma * gain)[None]
+        if spread > 0.2:
+            kernel = torch.exp(-0.5 * (torch.arange(-3, 4) / spread) ** 2)
+            kernel = (kernel / kernel.sum()).to(picture)
+            changed = F.pad(changed, (3, 3, 3, 3), mode="replicate")
+            changed = F.conv2d(changed, kernel.view(1, 1, 1, 7).expand(3, 1, 1, 7), groups=3)
+            changed = F.conv2d(changed, kernel.view(1, 1, 7, 1).expand(3, 1, 7, 1), groups=3)
+        made.append(changed[0] + rng.uniform(0.003, 0.03) * noise.to(picture))
+    return torch.stack(made).clamp(0, 1)

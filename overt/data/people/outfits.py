@@ -1,0 +1,230 @@
+"""What people wear and look like: skin, hair, clothes as displaced and patterned surfaces, light.
+
+Where cloth ends is told by coordinates of the body at rest, along arms and legs, so that every body
+in the layout of SMPL-X can be dressed. Letters: B people, V vertices, N covered pixels.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from overt.data.people.render import vertex_normals
+from overt.geometry.body import BodyModel
+from overt.geometry.silhouette import Raster
+
+Array = NDArray[np.float64]
+
+SKIN, HAIR, TOP, BOTTOM, SHOES, EYES = range(6)
+REGIONS = 6
+PATTERNS = ("plain", "stripes", "checks", "blotches")
+WAVES = 6  # of the random field that makes blotches, folds and bulges
+LIGHTS = 3
+# Joints whose skin belongs to an arm, a leg, a foot, the head.
+_ARMS, _HANDS = (16, 17, 18, 19), (20, 21, *range(25, 55))
+_LEGS, _FEET = (1, 2, 4, 5), (7, 8, 10, 11)
+_HEAD, _EYES = (15, 22), (23, 24)
+# Two ends of human skin, dark and light, as red, green and blue.
+_DARK, _LIGHT = np.array([0.25, 0.15, 0.10]), np.array([0.96, 0.80, 0.70])
+
+
+class Outfit(NamedTuple):
+    """Hold one person's sampled looks."""
+
+    colors: Array  # (6, 3) of the regions
+    second: Array  # (6, 3) the other color of their patterns
+    pattern: NDArray[np.int64]  # (6,) numbers of `PATTERNS`
+    frequency: Array  # (6,) waves per metre
+    axis: Array  # (6, 3) across stripes
+    thickness: Array  # (6,) meters
+    sleeve: float  # 0 at the shoulder, 1 at the elbow, 2 at the wrist
+    trouser: float  # 0 at the hip, 1 at the knee, 2 at the ankle
+    waist: float  # meters above the pelvis
+    hairline: float
+    waves: Array  # (6, 4) a random field: direction times frequency, and phase
+    lights: Array  # (3, 6) direction and color
+    ambient: Array  # (2, 3) colors from above and from below
+
+
+def draw_outfit(rng: np.random.Generator) -> Outfit:
+    """Sample clothes, hair, skin and light of one person."""
+    tone = rng.beta(1.2, 1.0)
+    skin = np.clip(_DARK + tone * (_LIGHT - _DARK) + rng.normal(0, 0.02, 3), 0.05, 1)
+    colors = rng.uniform(0.02, 0.98, (REGIONS, 3))
+    gray = rng.random(REGIONS) < 0.35  # cloth is often black, gray or white
+    colors[gray] = colors[gray].mean(1, keepdims=True)
+    hair = np.array([[0.06, 0.05, 0.04], [0.25, 0.15, 0.08], [0.75, 0.6, 0.35], [0.6, 0.6, 0.6]])
+    colors[SKIN] = skin
+    colors[HAIR] = np.clip(hair[rng.integers(4)] + rng.normal(0, 0.04, 3), 0.02, 1)
+    colors[EYES] = (0.12, 0.1, 0.09)
+    if rng.random() < 0.12:  # a dress, an overall
+        colors[BOTTOM] = colors[TOP]
+    pattern = rng.choice(len(PATTERNS), size=REGIONS, p=(0.45, 0.25, 0.1, 0.2))
+    pattern[[SKIN, EYES]], pattern[HAIR] = 0, 3
+    axis = rng.standard_normal((REGIONS, 3))
+    thickness = np.zeros(REGIONS)
+    thickness[HAIR] = rng.uniform(0.004, 0.035)
+    thickness[TOP], thickness[BOTTOM] = rng.uniform(0.002, 0.02, 2)
+    thickness[SHOES] = rng.uniform(0.004, 0.012)
+    towards = rng.standard_normal((LIGHTS, 3)) + np.array([0.0, -0.8, -0.6])
+    towards /= np.linalg.norm(towards, axis=1, keepdims=True)
+    power = np.array([rng.uniform(0.4, 1.0), *rng.uniform(0.0, 0.35, LIGHTS - 1)])
+    warm = np.clip(1 + rng.normal(0, 0.12, (LIGHTS, 3)), 0.5, 1.5)
+    return Outfit(
+        colors,
+        np.clip(colors + rng.normal(0, 0.25, colors.shape), 0, 1),
+        pattern,
+        rng.uniform(4, 30, REGIONS),
+        axis / np.linalg.norm(axis, axis=1, keepdims=True),
+        thickness,
+        _one_of(rng, (0.2, 0.8), (1.6, 2.1), (-0.5, -0.4)),
+        _one_of(rng, (0.4, 1.0), (1.6, 2.1), (1.6, 2.1)),
+        rng.uniform(-0.02, 0.14),
+        rng.uniform(-0.1, 0.35) if rng.random() > 0.08 else 9.0,
+        np.concatenate(
+            [rng.normal(0, 12, (WAVES, 3)), rng.uniform(0, 2 * math.pi, (WAVES, 1))], axis=1
+        ),
+        np.concatenate([towards, power[:, None] * warm], axis=1),
+        rng.uniform(0.15, 0.5) * np.clip(1 + rng.normal(0, 0.1, (2, 3)), 0.5, 1.5),
+    )  # fmt: skip
+
+
+def _one_of(rng: np.random.Generator, *ranges: tuple[float, float]) -> float:
+    """Sample within the first or second range mostly, else within the third."""
+    return float(rng.uniform(*ranges[int(rng.choice(3, p=(0.42, 0.46, 0.12)))]))
+
+
+class Tailor:
+    """Measures a body once: which region each vertex may belong to, and how far along a limb."""
+
+    def __init__(self, model: BodyModel) -> None:
+        device = model.template.device
+        owner = model.skin_weights.argmax(1)
+        rest = model.rest_places
+        self.faces, self.template = model.faces, model.template
+
+        def among(joints: tuple[int, ...]) -> Tensor:
+            return torch.isin(owner, torch.tensor(joints, device=device))
+
+        self.is_hand, self.is_foot = among(_HANDS), among(_FEET)
+        self.is_head, self.is_eye = among(_HEAD), among(_EYES)
+        is_arm, is_leg = among(_ARMS), among(_LEGS)
+        nothing = torch.full((len(owner),), -1.0, device=device)
+        self.along_arm = torch.where(is_arm, self._along(rest, (16, 18, 20)), nothing)
+        self.along_arm = torch.where(self.is_hand, nothing + 3.5, self.along_arm)
+        self.along_leg = torch.where(is_leg, self._along(rest, (1, 4, 7)), nothing)
+        head = self.template[self.is_head]
+        middle = (head.amin(0) + head.amax(0)) / 2
+        about = (self.template - middle) / (head.amax(0) - head.amin(0)).clamp_min(1e-3) * 2
+        # High where hair grows: on top and behind, not in the face.
+        self.scalp = 0.9 * about[:, 1] - 0.8 * about[:, 2]
+
+    def _along(self, rest: Tensor, joints: tuple[int, int, int]) -> Tensor:
+        """0 at the first joint, 1 at the second, 2 at the third; the other side is mirrored."""
+        points = torch.cat([self.template[:, :1].abs(), self.template[:, 1:]], dim=1)
+        first, second, third = (rest[joint] for joint in joints)
+        upper, lower = second - first, third - second
+        along = ((points - first) @ upper) / upper.dot(upper)
+        beyond = ((points - second) @ lower) / lower.dot(lower)
+        return torch.where(beyond > 0, 1 + beyond.clamp(0, 1.2), along.clamp(-0.5, 1))
+
+    def measures(self) -> Tensor:
+        """Return per-vertex numbers (V, 8) that decide regions; interpolated over faces."""
+        flags = [self.is_hand, self.is_foot, self.is_head, self.is_eye]
+        return torch.stack(
+            [self.along_arm, self.along_leg, self.template[:, 1], self.scalp]
+            + [flag.float() for flag in flags],
+            dim=1,
+        )
+
+    def regions(self, measures: Tensor, choice: Tensor) -> Tensor:
+        """Return regions (N,) of points from measures (N, 8) and the person's choices (N, 4)."""
+        arm, leg, height, scalp, hand, foot, head, eye = measures.unbind(1)
+        sleeve, trouser, waist, hairline = choice.unbind(1)
+        region = torch.full_like(arm, TOP, dtype=torch.int64)
+        region[height < waist] = BOTTOM
+        region[(arm > sleeve) & (arm > -0.9)] = SKIN
+        region[(leg > trouser) & (leg > -0.9)] = SKIN
+        region[(hand > 0.5)] = SKIN
+        region[foot > 0.5] = SHOES
+        region[head > 0.5] = SKIN
+        region[(head > 0.5) & (scalp > hairline)] = HAIR
+        region[eye > 0.5] = EYES
+        return region
+
+    def dress(self, vertices: Tensor, looks: Looks) -> Tensor:
+        """Move vertices (B, V, 3) outward by cloth and hair, in smooth bulges."""
+        count = len(vertices)
+        measures = self.measures().repeat(count, 1)
+        person = torch.arange(count, device=vertices.device).repeat_interleave(len(self.template))
+        region = self.regions(measures, looks.choice[person])
+        thick = looks.thickness[person, region].view(count, -1, 1)
+        bulge = looks.field(person, self.template.repeat(count, 1)).view(count, -1, 1)
+        return vertices + vertex_normals(vertices, self.faces) * thick * (1 + 0.6 * bulge)
+
+
+class Looks:
+    """Hold the outfits of a batch as tensors."""
+
+    def __init__(self, outfits: list[Outfit], device: torch.device) -> None:
+        def stack(name: str) -> Tensor:
+            rows = [np.asarray(getattr(outfit, name)) for outfit in outfits]
+            return torch.tensor(np.stack(rows), dtype=torch.float32).to(device)
+
+        self.colors, self.second, self.axis = stack("colors"), stack("second"), stack("axis")
+        self.pattern, self.frequency = stack("pattern").long(), stack("frequency")
+        self.thickness, self.waves = stack("thickness"), stack("waves")
+        self.lights, self.ambient = stack("lights"), stack("ambient")
+        chosen = ("sleeve", "trouser", "waist", "hairline")
+        self.choice = torch.stack([stack(name) for name in chosen], dim=1)
+
+    def field(self, person: Tensor, places: Tensor) -> Tensor:
+        """Return smooth noise (N,), about -1 to 1, at points (N, 3) of the body at rest."""
+        waves = self.waves[person]  # (N, W, 4)
+        angles = (waves[..., :3] * places[:, None]).sum(-1) + waves[..., 3]
+        return angles.sin().mean(1) * math.sqrt(2 / WAVES) * 1.7
+
+    def texture(self, person: Tensor, region: Tensor, places: Tensor) -> Tensor:
+        """Return unlit colors (N, 3)."""
+        first, second = self.colors[person, region], self.second[person, region]
+        pattern, frequency = self.pattern[person, region], self.frequency[person, region]
+        across = (self.axis[person, region] * places).sum(-1) * frequency
+        along = (self.axis[person, region].roll(1, -1) * places).sum(-1) * frequency
+        stripes = (torch.sin(2 * math.pi * across) > 0).float()
+        checks = (torch.sin(2 * math.pi * across) * torch.sin(2 * math.pi * along) > 0).float()
+        blotches = torch.sigmoid(6 * self.field(person, places * 3))
+        mixed = torch.stack([torch.zeros_like(stripes), stripes, checks, blotches], dim=1)
+        part = mixed.gather(1, pattern[:, None])
+        # Cloth is never quite even.
+        uneven = 1 + 0.08 * self.field(person, places * 1.7)
+        return (first + part * (second - first)) * uneven[:, None]
+
+    def light(self, person: Tensor, normal: Tensor) -> Tensor:
+        """Return the light (N, 3) that falls on surfaces."""
+        lights = self.lights[person]  # (N, L, 6)
+        facing = (lights[..., :3] * normal[:, None]).sum(-1).clamp_min(0.0)
+        up = 0.5 - 0.5 * normal[:, 1:2]  # y points down in the camera frame
+        above, below = self.ambient[person].unbind(1)
+        direct = (facing[..., None] * lights[..., 3:]).sum(1)
+        return direct + up * above + (1 - up) * below
+
+
+def shade(
+    raster: Raster, covered: Tensor, vertices: Tensor, tailor: Tailor, looks: Looks
+) -> Tensor:
+    """Return colors (N, 3) of the covered pixels."""
+    person = covered // raster.face[0].numel()
+    corners = tailor.faces[raster.face.flatten()[covered]]  # (N, 3)
+    weights = raster.weights.flatten(0, 2)[covered][..., None]  # (N, 3, 1)
+    places = (weights * tailor.template[corners]).sum(1)
+    measures = (weights * tailor.measures()[corners]).sum(1)
+    normals = vertex_normals(vertices, tailor.faces)
+    normal = F.normalize((weights * normals[person[:, None], corners]).sum(1), dim=-1)
+    region = tailor.regions(measures, looks.choice[person])
+    return looks.texture(person, region, places) * looks.light(person, normal)

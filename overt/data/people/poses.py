@@ -1,0 +1,144 @@
+"""Poses that people take: standing, walking, sitting, reaching, within what joints allow.
+
+Limbs are described by where they point and how far they bend, in the frame of the torso, so that
+the same draw suits any body, whatever its pose at rest.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from overt.geometry.rotation import axis_angle_to_matrix, matrix_to_axis_angle
+
+Array = NDArray[np.float64]
+
+KINDS = {"stand": 0.3, "walk": 0.2, "sit": 0.15, "reach": 0.2, "free": 0.15}
+# Shoulder, elbow, wrist; hip, knee, ankle: left, then right.
+ARMS = ((16, 18, 20), (17, 19, 21))
+LEGS = ((1, 4, 7), (2, 5, 8))
+# Radians that joints bend at most.
+ELBOW, KNEE = (0.05, 2.4), (0.0, 2.4)
+SPINE, NECK, HEAD, COLLAR, WRIST, ANKLE, FINGER = 0.09, 0.15, 0.18, 0.06, 0.3, 0.18, 0.12
+LIMIT = 2.5  # of their standard deviations
+_FORWARD, _DOWN = np.array([0.0, 0.0, 1.0]), np.array([0.0, -1.0, 0.0])
+
+
+class Limb(NamedTuple):
+    """Where a limb's upper half points in the frame of the torso, and how its hinge bends."""
+
+    direction: Array  # (3,) unit: x to the person's left, y up, z forward
+    twist: float  # about that direction
+    bend: float  # of elbow or knee
+
+
+def draw_pose(rng: np.random.Generator, rest: Array) -> tuple[Array, Array, str]:
+    """Sample body (21, 3) and hands (2, 15, 3), axis-angle, for rest joints (22, 3), and a kind."""
+    kind = str(rng.choice(list(KINDS), p=list(KINDS.values())))
+    body = np.zeros((22, 3))
+    for joints, spread in (((3, 6, 9), SPINE), ((12,), NECK), ((15,), HEAD), ((13, 14), COLLAR),
+                           ((20, 21), WRIST), ((7, 8), ANKLE)):  # fmt: skip
+        for joint in joints:
+            body[joint] = _limited(rng, spread, 3)
+    lean = rng.uniform(0.0, 0.25) if kind in ("sit", "reach", "free") else rng.normal(0, 0.05)
+    for joint in (3, 6, 9):
+        body[joint, 0] += lean / 3
+    for side, limb in enumerate(_legs(rng, kind)):
+        hip, knee, ankle = LEGS[side]
+        thigh, shin = rest[knee] - rest[hip], rest[ankle] - rest[knee]
+        body[hip] = _turn(thigh, limb)
+        body[knee] = _hinge(shin, -_FORWARD, limb.bend)
+    for side, limb in enumerate(_arms(rng, kind)):
+        shoulder, elbow, wrist = ARMS[side]
+        upper, lower = rest[elbow] - rest[shoulder], rest[wrist] - rest[elbow]
+        body[shoulder] = _turn(upper, limb)
+        body[elbow] = _hinge(lower, _FORWARD, limb.bend)
+    hands = np.clip(rng.normal(0, FINGER, (2, 15, 3)), -LIMIT * FINGER, LIMIT * FINGER)
+    return body[1:], hands, kind
+
+
+def _limited(rng: np.random.Generator, spread: float, count: int) -> Array:
+    return np.clip(rng.normal(0, spread, count), -LIMIT * spread, LIMIT * spread)
+
+
+def _legs(rng: np.random.Generator, kind: str) -> list[Limb]:
+    limbs = []
+    stride = rng.uniform(0.15, 0.65) * rng.choice([-1, 1])
+    seat = rng.uniform(1.1, 1.75)
+    for side in (1, -1):  # left is where x is positive
+        apart = abs(rng.normal(0.04, 0.06))
+        forward, bend = rng.normal(0, 0.06), abs(rng.normal(0.05, 0.08))
+        if kind == "walk":
+            forward = stride * side
+            bend = rng.uniform(0.1, 0.4) if forward > 0 else rng.uniform(0.3, 1.1)
+        elif kind == "sit":
+            forward, bend = seat + rng.normal(0, 0.1), rng.uniform(1.0, 1.9)
+            apart = rng.uniform(0.0, 0.35)
+        elif kind == "free":
+            forward, bend = rng.uniform(-0.4, 1.5), rng.uniform(0.0, 1.8)
+            apart = rng.uniform(0.0, 0.6)
+        limbs.append(
+            Limb(_pointing(apart * side, forward), rng.normal(0, 0.12), _within(bend, KNEE))
+        )
+    return limbs
+
+
+def _arms(rng: np.random.Generator, kind: str) -> list[Limb]:
+    limbs = []
+    swing = rng.uniform(-0.5, 0.5)
+    which = rng.choice(["left", "right", "both"])
+    for side in (1, -1):
+        apart, forward = abs(rng.normal(0.2, 0.12)), rng.normal(0.05, 0.15)
+        bend = abs(rng.normal(0.35, 0.25))
+        reaches = kind == "reach" and which in ("both", "left" if side > 0 else "right")
+        if kind == "walk":
+            forward, bend = swing * side, rng.uniform(0.2, 1.2)
+        elif kind == "sit":
+            forward, bend = rng.uniform(0.1, 0.8), rng.uniform(0.5, 1.9)
+        elif reaches:
+            forward, apart = rng.uniform(0.6, 2.7), rng.uniform(0.0, 0.9)
+            bend = rng.uniform(0.05, 0.9)
+        elif kind == "free":
+            forward, apart = rng.uniform(-0.5, 2.7), rng.uniform(0.0, 1.6)
+            bend = rng.uniform(0.05, 2.2)
+        elif rng.random() < 0.25:  # hands at the hips, arms folded, a telephone
+            forward, bend = rng.uniform(-0.2, 0.7), rng.uniform(1.0, 2.3)
+        limbs.append(
+            Limb(_pointing(apart * side, forward), rng.normal(0, 0.35), _within(bend, ELBOW))
+        )
+    return limbs
+
+
+def _pointing(apart: float, forward: float) -> Array:
+    """Return the direction of a hanging limb swung forward, then sideways, by these radians."""
+    direction = np.array([0.0, -math.cos(forward), math.sin(forward)])
+    sideways = np.array([1.0, 0.0, 0.0])
+    return math.cos(apart) * direction + math.sin(apart) * sideways
+
+
+def _within(value: float, limits: tuple[float, float]) -> float:
+    return float(np.clip(value, *limits))
+
+
+def _turn(rest: Array, limb: Limb) -> Array:
+    """Return the shortest rotation (3,) that points a limb along its direction, then its twist."""
+    first = rest / np.linalg.norm(rest)
+    axis = np.cross(first, limb.direction)
+    sine, cosine = float(np.linalg.norm(axis)), float(first @ limb.direction)
+    if sine < 1e-9:  # along it, or exactly against
+        axis = np.array([1.0, 0.0, 0.0])
+    turn = axis / np.linalg.norm(axis) * math.atan2(sine, cosine)
+    vectors = torch.tensor(np.stack([limb.direction * limb.twist, turn]))
+    twist, point = axis_angle_to_matrix(vectors)
+    return np.asarray(matrix_to_axis_angle(twist @ point))
+
+
+def _hinge(rest: Array, towards: Array, angle: float) -> Array:
+    """Return a rotation (3,) that bends the lower half of a limb from its rest towards a side."""
+    axis = np.cross(rest, towards)
+    length = float(np.linalg.norm(axis))
+    return np.zeros(3) if length < 1e-9 else axis / length * angle

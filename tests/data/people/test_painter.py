@@ -1,0 +1,89 @@
+"""overt/data/people/painter.py: dressed people in pictures, with a label for every pixel."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from overt.data.people.backdrops import Photographs, occluder
+from overt.data.people.outfits import HAIR, SHOES, SKIN, TOP, Looks, Tailor, draw_outfit
+from overt.data.people.painter import Painter
+from overt.data.people.synthetic import PeopleOptions, draw_rows, see
+from overt.data.rng import sample_rng
+from overt.errors import DataError
+from overt.geometry.body import BodyModel
+from overt.geometry.body_capsule import capsule_body
+
+SIZE = 48
+
+
+@pytest.fixture(scope="module")
+def model() -> BodyModel:
+    return BodyModel(capsule_body())
+
+
+def painted(model: BodyModel, backgrounds: str | None = None) -> tuple[np.ndarray, ...]:
+    """Two lively people on the project's own body."""
+    options = PeopleOptions(size=SIZE, seed=3, framing="portrait", body="capsule.npz")
+    _, scene, _ = draw_rows(0, 2, model, options)
+    generators = [sample_rng(9, 0, number) for number in range(2)]
+    painter = Painter(model, SIZE, backgrounds)
+    outfits = [draw_outfit(rng) for rng in generators]
+    dressed = painter.dress(scene.vertices, outfits)
+    pixels, depth = see(scene, dressed, orthographic=False)
+    made = painter.paint(pixels, depth, dressed, outfits, generators)
+    return made.pictures, made.parts, made.depth_m, (dressed - scene.vertices).numpy()
+
+
+def test_pictures_and_labels_of_dressed_people(model: BodyModel) -> None:
+    pictures, parts, depth, moved = painted(model)
+    assert pictures.shape == (2, SIZE, SIZE, 3)
+    assert pictures.dtype == np.uint8
+    assert pictures.std() > 10
+    share = (parts > 0).mean((1, 2))
+    assert (share > 0.05).all()
+    assert (share < 0.9).all()
+    assert np.isfinite(depth[parts > 0]).all()
+    assert not np.isfinite(depth[parts == 0]).any()
+    # Cloth lies on the body, not far from it.
+    thick = np.linalg.norm(moved, axis=-1)
+    assert 0.001 < thick.max() < 0.08
+    again = painted(model)
+    np.testing.assert_array_equal(pictures, again[0])
+
+
+def test_regions_are_where_they_belong(model: BodyModel) -> None:
+    tailor = Tailor(model)
+    outfit = draw_outfit(np.random.default_rng(0))._replace(
+        sleeve=0.5, trouser=1.0, waist=0.05, hairline=0.2
+    )
+    looks = Looks([outfit], torch.device("cpu"))
+    choice = looks.choice.expand(len(model.template), -1)
+    region = tailor.regions(tailor.measures(), choice)
+    owner = model.skin_weights.argmax(1)
+    assert (region[owner == 10] == SHOES).all()
+    assert (region[owner == 20] == SKIN).all()  # a hand
+    assert (region[owner == 9] == TOP).all()  # the chest
+    hair = model.template[region == HAIR]
+    face = model.template[(owner == 15) & (region == SKIN)]
+    assert len(hair) > 0
+    assert hair[:, 1].mean() > face[:, 1].mean()
+
+
+def test_photographs_are_backgrounds(model: BodyModel, tmp_path: Path) -> None:
+    Image.new("RGB", (60, 40), (255, 0, 0)).save(tmp_path / "red.png")
+    crop = Photographs(tmp_path).crop(16, np.random.default_rng(0))
+    assert crop.shape == (3, 16, 16)
+    assert float(crop[0].min()) > 0.999
+    assert float(crop[1:].max()) == 0.0
+    with pytest.raises(DataError, match="there is no picture below it"):
+        Photographs(tmp_path / "none")
+
+
+def test_some_people_are_hidden_in_part() -> None:
+    things = [occluder(16, np.random.default_rng(seed)) for seed in range(30)]
+    hiding = [thing for thing in things if thing is not None]
+    assert 3 < len(hiding) < 22
+    assert all(thing.shape == (4, 16, 16) for thing in hiding)
