@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from overt.distributed import World
+
+    Evaluation = Callable[[Any, World], dict[str, float]]  # of a model, on all ranks
 
 
 @dataclass(frozen=True)
@@ -192,10 +195,18 @@ class Recipe(ABC):
 
     # --- between steps ----------------------------------------------------------------------
 
-    def visualize(self, model: Any) -> dict[str, Tensor]:
-        """Return pictures (3, H, W) uint8 and videos (T, 3, H, W), logged after each evaluation.
+    def evaluation_sets(self) -> dict[str, Evaluation]:
+        """Return further evaluations by name, each a function like `evaluate`.
 
-        Called on the main rank only.
+        `training.evaluate_sets` gives each its own cadence. Scores are called NAME/SCORE, and any
+        may be `checkpoint.metric_name`. Load data when a function is called, not here.
+        """
+        return {}
+
+    def visualize(self, model: Any) -> Mapping[str, Tensor | str]:
+        """Return pictures (3, H, W) uint8, videos (T, 3, H, W) and texts by name.
+
+        They are logged after each evaluation. Called on the main rank only.
         """
         return {}
 

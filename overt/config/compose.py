@@ -150,7 +150,10 @@ def _compose(overrides: list[str], search: list[Path]) -> DictConfig:
 
 def _update(values: DictConfig, item: Override) -> None:
     try:
-        OmegaConf.update(values, item.key_or_group, item.value(), merge=True)
+        # A mapping may bring keys that only the schema knows, such as names of evaluation sets.
+        value = item.value()
+        new = isinstance(value, dict)
+        OmegaConf.update(values, item.key_or_group, value, merge=True, force_add=new)
     except (OmegaConfBaseException, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"{item.input_line} does not fit: {reason}") from error

@@ -28,7 +28,7 @@ from overt.engine.patience import Patience
 from overt.engine.precision import AUTOCAST
 from overt.engine.progress import Progress
 from overt.engine.replay import Replay
-from overt.engine.scoring import score
+from overt.engine.scoring import Cadence, score
 from overt.engine.state import State, join_recipe_state, split_recipe_state
 from overt.engine.strategy.ddp import average_over_ranks, settle_buckets
 from overt.engine.strategy.graph import GraphedPass
@@ -79,6 +79,7 @@ class Trainer:
         self.state, self.gradients_checked = State(), False
         self.guard = FiniteGuard(self.device)
         self.patience = Patience(training.patience, config.checkpoint)
+        self.cadence = Cadence(recipe, training)
         self.progress = Progress(config, world, parts.total_steps, self.run)
         self.spikes, self.pace = self.progress.spikes, self.progress.pace
         bare = partial(self.wrapping.bare, self.model)
@@ -230,8 +231,9 @@ class Trainer:
 
     def evaluate_and_save(self) -> None:
         """Do what may be due after a step."""
-        if self.is_due(self.config.training.evaluate_every_steps):
-            self.evaluate()
+        due = self.cadence.due(self.is_due)
+        if due:
+            self.evaluate(due)
             self.stop_if_asked()
         if self.is_due(self.config.checkpoint.every_steps) and not self.state.is_saved:
             self.trainable.check()
@@ -246,15 +248,15 @@ class Trainer:
         rate = float(self.optimizer.param_groups[0]["lr"])
         self.run.write_line(self.progress.read(self.state.step, epoch, rate, self.state.skipped))
 
-    def evaluate(self) -> dict[str, float]:
-        """Return the recipe's scores, of the averaged weights where there are any."""
+    def evaluate(self, sets: list[str] | None = None) -> dict[str, float]:
+        """Return scores on these sets, or on all, of the averaged weights where there are any."""
         self.heartbeat.at(self.state.step, "evaluating")
         self.trainable.check()
         self.settle()
         weights = self.wrapping.bare(self.model if self.average is None else self.average)
-        draw = partial(self.logger.log_picture, step=self.state.step)
+        log = partial(self.logger.log_sample, step=self.state.step)
         with self.progress.pause():
-            scores = score(self.recipe, weights, self.world, self.autocast(), draw)
+            scores = score(self.recipe, weights, self.world, self.autocast(), log, sets)
         self.state.record_scores(scores)
         self.run.write_scores(scores, self.state.step)
         reason = self.recipe.finished(scores) or self.patience.see(scores)
@@ -268,7 +270,8 @@ class Trainer:
         self.heartbeat.at(self.state.step, "saving")
         self.settle()
         tensors, plain = split_recipe_state(self.recipe.state_dict())
-        is_ranked = ranks_checkpoints(self.config.checkpoint.metric_name, self.state.scores)
+        metric, set_of = self.config.checkpoint.metric_name, self.cadence.set_of
+        is_ranked = ranks_checkpoints(metric, self.state.scores, set_of)
         with self.progress.pause():
             self.manager.save_checkpoint(
                 self.state.position.epoch,

@@ -65,6 +65,15 @@ class Picture:
 
 
 @dataclass(frozen=True)
+class Sample:
+    """A text that was logged."""
+
+    name: str
+    step: int
+    text: str
+
+
+@dataclass(frozen=True)
 class Best:
     """The best value of the metric that ranks checkpoints."""
 
@@ -87,6 +96,7 @@ class Run:
     sessions: list[Session]
     pictures: list[Picture]
     scores: dict[str, float]  # of `overt evaluate`
+    texts: list[Sample] = field(default_factory=list)
 
     @property
     def step(self) -> int:
