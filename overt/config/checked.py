@@ -25,7 +25,7 @@ from overt.config.schema import (
     TrainingSection,
 )
 from overt.errors import ConfigError, nearest
-from overt.recipe import Recipe, check_recipe
+from overt.recipe import Recipe, check_instance, check_recipe
 from overt.schedule import build_schedule
 
 RECIPE_SECTIONS = ("model", "data", "loss", "evaluation")
@@ -264,6 +264,7 @@ def build_recipe(config: Config) -> Recipe:
     check_recipe(kind)
     has_settings = kind.__init__ is not object.__init__
     recipe: Recipe = kind(config.settings) if has_settings else kind()
+    check_instance(recipe)
     return recipe
 
 

@@ -20,6 +20,7 @@ class Patience:
         self.limit, self.name, self.mode = limit, checkpoint.metric_name, checkpoint.mode
         self.best: float | None = None
         self.waited = 0
+        self.ended = False  # the run
 
     def see(self, scores: dict[str, float]) -> str | None:
         """Take the scores of an evaluation; return why the run is finished, or None."""
@@ -32,6 +33,7 @@ class Patience:
         self.waited += 1
         if self.waited < self.limit:
             return None
+        self.ended = True
         return (
             f"{self.name} has not improved for {self.waited} evaluations (training.patience); the "
             f"best is {self.best if self.best is not None else math.nan:.6g}"
@@ -40,10 +42,18 @@ class Patience:
     def _is_better(self, score: float, best: float) -> bool:
         return score < best if self.mode == "min" else score > best
 
+    def continues(self) -> bool:
+        """Return whether a run that patience has ended goes on: with more patience, or none."""
+        if not self.ended or (self.limit is not None and self.waited >= self.limit):
+            return False
+        self.ended = False
+        return True
+
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "waited": self.waited}
+        return {"best": self.best, "waited": self.waited, "ended": self.ended}
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Undo `state_dict`; older checkpoints have none."""
         if state is not None:
             self.best, self.waited = state["best"], state["waited"]
+            self.ended = state.get("ended", False)

@@ -14,6 +14,7 @@ from overt.config.schema import TrainingSection
 from overt.distributed import World
 from overt.errors import ConfigError, nearest
 from overt.recipe import Recipe
+from overt.run.session import ranks_checkpoints
 
 OWN = ""  # stands for `Recipe.evaluate` among the names of evaluation sets
 
@@ -46,6 +47,10 @@ class Cadence:
         """Return the set that a score belongs to."""
         name = score.partition("/")[0]
         return name if "/" in score and name in self.every else OWN
+
+    def ranks(self, metric_name: str | None, scores: dict[str, float]) -> bool:
+        """Return whether these scores rank a checkpoint: the metric's set was due."""
+        return ranks_checkpoints(metric_name, scores, self.set_of)
 
 
 def score_sets(

@@ -45,7 +45,7 @@ from overt.recipe import Recipe, StepOutput
 from overt.run import messages
 from overt.run.events import Finished, Started, StopRequested
 from overt.run.resume import has_to_resume, refuse_other_run
-from overt.run.session import Run, ranks_checkpoints
+from overt.run.session import Run
 
 
 class Trainer:
@@ -231,8 +231,7 @@ class Trainer:
 
     def evaluate_and_save(self) -> None:
         """Do what may be due after a step."""
-        due = self.cadence.due(self.is_due)
-        if due:
+        if due := self.cadence.due(self.is_due):
             self.evaluate(due)
             self.stop_if_asked()
         if self.is_due(self.config.checkpoint.every_steps) and not self.state.is_saved:
@@ -270,8 +269,7 @@ class Trainer:
         self.heartbeat.at(self.state.step, "saving")
         self.settle()
         tensors, plain = split_recipe_state(self.recipe.state_dict())
-        metric, set_of = self.config.checkpoint.metric_name, self.cadence.set_of
-        is_ranked = ranks_checkpoints(metric, self.state.scores, set_of)
+        is_ranked = self.cadence.ranks(self.config.checkpoint.metric_name, self.state.scores)
         with self.progress.pause():
             self.manager.save_checkpoint(
                 self.state.position.epoch,
@@ -304,6 +302,7 @@ class Trainer:
         self.state.load_state_dict(state)
         self.progress.load_state_dict(state, self.world)
         self.patience.load_state_dict(state.get("patience"))
+        self.state.finished = None if self.patience.continues() else self.state.finished
         self.loader.seek(self.state.position)
 
     def resume(self) -> str:
