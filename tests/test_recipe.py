@@ -96,7 +96,7 @@ class Mixin:
         ((Mixin,), {}, "did you mean after_step?"),
         ((), {"visualise": staticmethod(lambda model: {})}, "did you mean visualize?"),
         ((), {"count": classmethod(lambda cls, batch: {})}, "did you mean counts?"),
-        ((), {"counts": staticmethod(lambda one, two: {})}, "cannot be called as counts(self, batch)"),
+        ((), {"counts": staticmethod(lambda a, b: {})}, "cannot be called as counts(self, batch)"),
         ((), {"gather_carry": True}, "did you mean gathers_carry?"),
         ((), {"replayble": property(lambda self: True)}, "did you mean replayable?"),
         ((), {"replayable": lambda self: True}, "is a method, and the engine reads a value"),
