@@ -98,8 +98,7 @@ class Dino(Recipe):
         owners = torch.tensor([owner for own in by_side for owner, _ in own])
         return Batch(torch.stack([views for views, _ in samples]), tuple(crops), owners)
 
-    def counts(self, batch: Batch) -> dict[str, Tensor]:
-        # Each view meets the other one, each small crop meets both.
+    def counts(self, batch: Batch) -> dict[str, Tensor]:  # a view meets one view, a crop two
         return {"pairs": torch.tensor(2.0 * len(batch.views) + 2.0 * len(batch.owners))}
 
     def loss(self, model: Any, batch: Batch, counts: dict[str, Tensor], step: int) -> StepOutput:
