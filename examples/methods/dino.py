@@ -15,8 +15,7 @@ from methods.digits import convolutions, digits, knn_scores, moved
 from overt import Recipe, StepOutput, World
 from overt.nn.ema import update_ema
 
-SIDES = (12, 14)  # of small crops, in pixels
-STUDENT, TEACHER = 0.1, 0.05  # temperatures
+SIDES, STUDENT, TEACHER = (12, 14), 1.0, 0.5  # of small crops, pixels; temperatures
 
 
 @dataclass
@@ -57,7 +56,8 @@ def network(size: ModelSettings) -> nn.Sequential:
     """Return a network for images of any side: means over four quarters, then a head."""
     pool = (nn.AdaptiveAvgPool2d(2), nn.Flatten())
     head = (nn.Linear(16 * size.width, 128), nn.GELU(), nn.Linear(128, size.classes))
-    return nn.Sequential(*convolutions(size.width), *pool, *head)
+    last = nn.LayerNorm(size.classes, elementwise_affine=False)  # outputs cannot shrink to nothing
+    return nn.Sequential(*convolutions(size.width), *pool, *head, last)
 
 
 class Model(nn.Module):
@@ -117,4 +117,4 @@ class Dino(Recipe):
         return [model.student]
 
     def evaluate(self, model: Model, world: World) -> dict[str, float]:
-        return knn_scores(model.teacher[:-3])  # before the head
+        return knn_scores(model.teacher[:-4])  # before the head
