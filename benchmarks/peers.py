@@ -34,11 +34,7 @@ CODE = HERE / "peer_code"
 # Module of the user's code, what it imports, and the files that count as the user's.
 FRAMEWORKS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "plain": ("plain", "torch", ("plain.py",)),
-    "overt": (
-        "with_overt",
-        "overt.engine.trainer",
-        ("with_overt.py", "overt_recipe/recipe.py", "overt_recipe/conf/recipe/peer.yaml"),
-    ),
+    "overt": ("with_overt", "overt.engine.trainer", ("with_overt.py",)),
     "fabric": ("with_fabric", "lightning.fabric", ("with_fabric.py",)),
     "accelerate": ("with_accelerate", "accelerate", ("with_accelerate.py",)),
     "lightning": ("with_lightning", "lightning.pytorch", ("with_lightning.py",)),

@@ -126,6 +126,7 @@ def evaluate(
 
         from overt.checkpoint import random_state
         from overt.engine.precision import AUTOCAST, set_precision
+        from overt.engine.scoring import score_sets
 
         built = build_recipe(config)
         model, _ = load_model(built, checkpoint, part)
@@ -137,7 +138,7 @@ def evaluate(
             torch.inference_mode(),
             torch.autocast(world.device.type, dtype, enabled=dtype is not None),
         ):
-            return built.evaluate(model, world)
+            return score_sets(built, model, world)
 
 
 def _configuration(recipe: type[Recipe] | str | Config, options: Options) -> Config:

@@ -7,12 +7,19 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from overt import __version__
+from overt.config.plugins import installed_commands, load_command, owner_in_words
 from overt.errors import PREEMPTED_EXIT_CODE, OvertError, Preempted, nearest
 from overt.verbs import VERBS
 
 
 def usage() -> str:
-    lines = [f"  overt {verb:<10} {text}" for verb, (_, text) in VERBS.items()]
+    texts = {verb: text for verb, (_, text) in VERBS.items()}
+    texts |= {
+        verb: owner_in_words(entry)
+        for verb, entry in installed_commands().items()
+        if verb not in VERBS
+    }
+    lines = [f"  overt {verb:<10} {text}" for verb, text in texts.items()]
     return "\n".join(
         [
             f"overt {__version__}: explicit distributed training for vision research",
@@ -35,12 +42,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(__version__)
         return 0
     verb, *rest = words
-    if verb not in VERBS:
-        hint = nearest(verb, list(VERBS))
+    if verb not in VERBS and verb not in installed_commands():
+        hint = nearest(verb, [*VERBS, *installed_commands()])
         print(f"overt has no verb {verb!r}{hint}\n\n{usage()}", file=sys.stderr)
         return 2
     try:
-        result: int = import_module(VERBS[verb][0]).main(rest)
+        if verb in VERBS:
+            result: int = import_module(VERBS[verb][0]).main(rest)
+        else:
+            result = load_command(installed_commands()[verb])(rest)
     except Preempted as asked:
         print(asked, file=sys.stderr)
         return PREEMPTED_EXIT_CODE

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from overt.distributed import World
+
+    Evaluation = Callable[[Any, World], dict[str, float]]  # of a model, on all ranks
 
 
 @dataclass(frozen=True)
@@ -200,10 +203,18 @@ class Recipe(ABC):
 
     # --- between steps ----------------------------------------------------------------------
 
-    def visualize(self, model: Any) -> dict[str, Tensor]:
-        """Return pictures (3, H, W) uint8 and videos (T, 3, H, W), logged after each evaluation.
+    def evaluation_sets(self) -> dict[str, Evaluation]:
+        """Return further evaluations by name, each a function like `evaluate`.
 
-        Called on the main rank only.
+        `training.evaluate_sets` gives each its own cadence. Scores are called NAME/SCORE, and any
+        may be `checkpoint.metric_name`. Load data when a function is called, not here.
+        """
+        return {}
+
+    def visualize(self, model: Any) -> Mapping[str, Tensor | str]:
+        """Return pictures (3, H, W) uint8, videos (T, 3, H, W) and texts by name.
+
+        They are logged after each evaluation. Called on the main rank only.
         """
         return {}
 
@@ -225,6 +236,7 @@ def _public(kind: type) -> dict[str, Any]:
 
 
 HOOKS = {name: value for name, value in _public(Recipe).items() if callable(value)}
+ATTRIBUTES = tuple(name for name in _public(Recipe) if name not in HOOKS)
 REQUIRED = tuple(sorted(Recipe.__abstractmethods__))
 
 
@@ -242,30 +254,66 @@ def check_recipe(kind: object) -> None:
             f"the recipe {name} has no {missing}; a recipe needs {', '.join(REQUIRED)} "
             "(docs/add_a_recipe.md)"
         )
-    for owner in kind.__mro__:
-        if owner is Recipe or not issubclass(owner, Recipe):
-            continue
-        for method, value in _public(owner).items():
-            if inspect.isfunction(value):
-                _check_hook(name, method, value)
+    for owner in kind.__mro__:  # mixins as well
+        if owner not in (Recipe, ABC, object):
+            for member, value in _public(owner).items():
+                _check_member(name, member, value)
 
 
-def _check_hook(recipe: str, method: str, function: Any) -> None:
-    """Refuse a method that is nearly a hook, or a hook that cannot be called as one."""
-    if method not in HOOKS:
-        close = difflib.get_close_matches(method, HOOKS, n=1, cutoff=0.85)
-        if close:
+def check_instance(recipe: Recipe) -> None:
+    """Refuse values that a recipe's `__init__` gave to names that are nearly, or not, its to give.
+
+    A misspelt attribute would have no effect, and a value in place of a hook would be called.
+    """
+    name = type(recipe).__qualname__
+    for member, value in vars(recipe).items():
+        if member in HOOKS and not callable(value):
             raise ConfigError(
-                f"{recipe}.{method} is not a hook and would never be called; did you mean "
-                f"{close[0]}? A method of your own needs a name that differs more, or a leading "
-                "underscore"
+                f"{name}.__init__ sets self.{member}={value!r}, which hides the hook {member}; "
+                "choose another name"
             )
+        if not member.startswith("_"):
+            _refuse_near_miss(name, member, ATTRIBUTES, "has no effect")
+
+
+def _check_member(recipe: str, member: str, value: Any) -> None:
+    """Refuse what is nearly a hook or an attribute, or a hook that cannot be called as one."""
+    function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
+    if not inspect.isfunction(function):
+        if member in HOOKS and not callable(value):
+            raise ConfigError(
+                f"{recipe}.{member}={value!r} takes the place of the hook {member}; choose "
+                "another name, or write a method"
+            )
+        if not isinstance(value, type):
+            _refuse_near_miss(recipe, member, ATTRIBUTES, "has no effect")
         return
-    expected = inspect.signature(HOOKS[method])
+    if member in ATTRIBUTES:
+        raise ConfigError(
+            f"{recipe}.{member} is a method, and the engine reads a value; write `{member} = ...`, "
+            "or a property"
+        )
+    if member not in HOOKS:
+        _refuse_near_miss(recipe, member, HOOKS, "would never be called")
+        return
+    expected = list(inspect.signature(HOOKS[member]).parameters)
+    given = expected[1:] if isinstance(value, staticmethod) else expected
     try:
-        inspect.signature(function).bind(*expected.parameters)
+        inspect.signature(function).bind(*given)
     except TypeError as error:
         raise ConfigError(
-            f"{recipe}.{method}{inspect.signature(function)} cannot be called as "
-            f"{method}({', '.join(expected.parameters)}): {error}"
+            f"{recipe}.{member}{inspect.signature(function)} cannot be called as "
+            f"{member}({', '.join(expected)}): {error}"
         ) from None
+
+
+def _refuse_near_miss(recipe: str, member: str, known: Collection[str], effect: str) -> None:
+    if member in known or member in HOOKS or member in ATTRIBUTES:
+        return
+    close = difflib.get_close_matches(member, known, n=1, cutoff=0.85)
+    if close:
+        kind = "a hook" if close[0] in HOOKS else "an attribute that the engine reads"
+        raise ConfigError(
+            f"{recipe}.{member} is not {kind} and {effect}; did you mean {close[0]}? A member of "
+            "your own needs a name that differs more, or a leading underscore"
+        )

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, MISSING, dataclass, field, fields
+from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, is_dataclass
+from importlib import import_module
 from typing import Any
 
 from overt.checks import each_within, finite, within
@@ -282,7 +283,9 @@ def describe(scheduler: Scheduler | HierarchicalScheduler, total_steps: int) -> 
         levels = (describe(level, total_steps) for level in scheduler.schedulers)
         return "; ".join(f"level {index}: {text}" for index, text in enumerate(levels))
     last = max(total_steps - 1, 0)
-    inner = {min(max(step, 0), last) for step in scheduler._turning_steps()}
+    # A schedule of another package does not say where it turns.
+    turning = getattr(scheduler, "_turning_steps", lambda: range(0, last, max(last // 100, 1)))
+    inner = {min(max(step, 0), last) for step in turning()}
     peak = max(sorted({0, last, *inner}), key=scheduler)
     return (
         f"{scheduler(0):.6g} at step 0, {scheduler(peak):.6g} at step {peak} (largest), "
@@ -298,6 +301,7 @@ _KINDS: dict[str, Any] = {
     )
 }  # fmt: skip
 _FROM_ENGINE = ("base_value", "epochs", "steps_per_epoch")
+_NUMBERS = ("int", "float", "float | None")  # types of options that are checked here
 
 
 def build_schedule(
@@ -312,19 +316,20 @@ def build_schedule(
 
     For HierarchicalScheduler, `levels` is a list of such sections, and each of them may multiply
     the base value by its own `base_factor`. `further` options are allowed, but read elsewhere.
+
+    A class of another package is a dataclass with the fields base_value, epochs and
+    steps_per_epoch, and options of its own; called with a step it returns the value.
     """
     if not isinstance(section, Mapping):
         raise ConfigError(f"{where}={section!r}; give a section with `_target_`")
     options = {str(name): value for name, value in section.items()}
     target = options.pop("_target_", None)
-    if not isinstance(target, str) or target not in _KINDS:
-        raise ConfigError(f"{where}._target_={target!r} is no schedule{_allowed(target, _KINDS)}")
-    kind = _KINDS[target]
+    kind = _KINDS.get(str(target)) or _import(target, where)
     if kind is HierarchicalScheduler:
         return _build_levels(options, base_value, epochs, steps_per_epoch, where)
     known = {x.name: x for x in fields(kind) if x.init and x.name not in _FROM_ENGINE}
     _refuse_unknown(options, [*known, *further], where)
-    missing = [n for n, x in known.items() if x.default is MISSING and n not in options]
+    missing = [n for n, x in known.items() if _has_no_default(x) and n not in options]
     if missing:
         raise ConfigError(f"{where}.{missing[0]} is missing; {kind.__name__} needs a number there")
     for name, value in options.items():
@@ -336,6 +341,28 @@ def build_schedule(
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
     return built
+
+
+def _import(target: object, where: str) -> Any:
+    """Return a schedule of another package; the configuration has checked that it is allowed."""
+    module, _, name = str(target).rpartition(".")
+    try:
+        kind = getattr(import_module(module), name, None) if module else None
+    except ImportError as error:
+        raise ConfigError(
+            f"{where}._target_={target}: importing {module} failed with {type(error).__name__}: "
+            f"{error}"
+        ) from error
+    if not (isinstance(kind, type) and is_dataclass(kind)):
+        raise ConfigError(f"{where}._target_={target!r} is no schedule{_allowed(target, _KINDS)}")
+    given = {field.name for field in fields(kind) if field.init}
+    missing = [name for name in _FROM_ENGINE if name not in given]
+    if missing or not any("__call__" in vars(owner) for owner in kind.__mro__):
+        raise ConfigError(
+            f"{where}._target_={target!r} lacks {', '.join(missing) or '__call__'}; a schedule is "
+            f"a dataclass with the fields {', '.join(_FROM_ENGINE)} and __call__(self, step)"
+        )
+    return kind
 
 
 def _build_levels(
@@ -376,8 +403,13 @@ def _allowed(name: object, known: Iterable[str]) -> str:
     return f"{nearest(str(name), known)}; allowed are {', '.join(known)}"
 
 
+def _has_no_default(option: Any) -> bool:
+    return option.default is MISSING and option.default_factory is MISSING
+
+
 def _check_number(where: str, value: object, kind: object) -> None:
-    if value is None and kind == "float | None":
+    kind = getattr(kind, "__name__", kind)  # of a module without postponed annotations
+    if (value is None and kind == "float | None") or kind not in _NUMBERS:
         return
     wanted, types = ("a whole number", int) if kind == "int" else ("a number", int | float)
     if not isinstance(value, types) or isinstance(value, bool):

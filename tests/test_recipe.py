@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import re
 from abc import ABC
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from toy_runs import HERE, TOY
 
 from overt.config import CONF, compose_values
 from overt.errors import ConfigError
-from overt.recipe import HOOKS, REQUIRED, Recipe, StepOutput, check_recipe
+from overt.recipe import HOOKS, REQUIRED, Recipe, StepOutput, check_instance, check_recipe
 from overt.train import main
 
 
@@ -83,6 +84,49 @@ def test_a_hook_that_cannot_be_called_as_one(
 def test_a_hook_of_a_class_in_between() -> None:
     between = with_method("after_steps", three_arguments)
     assert "did you mean after_step?" in refusal(type("Below", (between,), {}))
+
+
+class Mixin:
+    def after_steps(self, model: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("bases", "members", "words"),
+    [
+        ((Mixin,), {}, "did you mean after_step?"),
+        ((), {"visualise": staticmethod(lambda model: {})}, "did you mean visualize?"),
+        ((), {"count": classmethod(lambda cls, batch: {})}, "did you mean counts?"),
+        ((), {"counts": staticmethod(lambda a, b: {})}, "cannot be called as counts(self, batch)"),
+        ((), {"gather_carry": True}, "did you mean gathers_carry?"),
+        ((), {"replayble": property(lambda self: True)}, "did you mean replayable?"),
+        ((), {"replayable": lambda self: True}, "is a method, and the engine reads a value"),
+        ((), {"blocks": ["a"]}, "takes the place of the hook blocks"),
+    ],
+)
+def test_static_methods_attributes_and_mixins(
+    bases: tuple[type, ...], members: dict[str, object], words: str
+) -> None:
+    assert words in refusal(type("Mine", (*bases, Toy), members))
+
+
+def test_static_hooks_and_properties_pass() -> None:
+    members = {"counts": staticmethod(lambda batch: {}), "replayable": property(lambda self: True)}
+    check_recipe(type("Mine", (Toy,), members))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("gather_carry", True, "did you mean gathers_carry?"),
+        ("blocks", 12, "hides the hook blocks"),
+    ],
+)
+def test_what_init_sets(name: str, value: object, words: str) -> None:
+    recipe = object.__new__(Toy)
+    check_instance(recipe)
+    setattr(recipe, name, value)
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        check_instance(recipe)
 
 
 def test_a_class_that_does_not_derive() -> None:

@@ -15,8 +15,7 @@ from methods.digits import convolutions, digits, knn_scores, moved
 from overt import Recipe, StepOutput, World
 from overt.nn.ema import update_ema
 
-SIDES = (10, 12)  # of small crops, in pixels
-STUDENT, TEACHER = 0.1, 0.05  # temperatures
+SIDES, STUDENT, TEACHER = (12, 14), 1.0, 0.5  # of small crops, pixels; temperatures
 
 
 @dataclass
@@ -54,9 +53,11 @@ class Crops:
 
 
 def network(size: ModelSettings) -> nn.Sequential:
-    """Return a network for images of any side: a mean over positions, then a head."""
-    pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    return nn.Sequential(*convolutions(size.width), pool, nn.Linear(4 * size.width, size.classes))
+    """Return a network for images of any side: means over four quarters, then a head."""
+    pool = (nn.AdaptiveAvgPool2d(2), nn.Flatten())
+    head = (nn.Linear(16 * size.width, 128), nn.GELU(), nn.Linear(128, size.classes))
+    last = nn.LayerNorm(size.classes, elementwise_affine=False)  # outputs cannot shrink to nothing
+    return nn.Sequential(*convolutions(size.width), *pool, *head, last)
 
 
 class Model(nn.Module):
@@ -97,8 +98,7 @@ class Dino(Recipe):
         owners = torch.tensor([owner for own in by_side for owner, _ in own])
         return Batch(torch.stack([views for views, _ in samples]), tuple(crops), owners)
 
-    def counts(self, batch: Batch) -> dict[str, Tensor]:
-        # Each view meets the other one, each small crop meets both.
+    def counts(self, batch: Batch) -> dict[str, Tensor]:  # a view meets one view, a crop two
         return {"pairs": torch.tensor(2.0 * len(batch.views) + 2.0 * len(batch.owners))}
 
     def loss(self, model: Any, batch: Batch, counts: dict[str, Tensor], step: int) -> StepOutput:
@@ -117,4 +117,4 @@ class Dino(Recipe):
         return [model.student]
 
     def evaluate(self, model: Model, world: World) -> dict[str, float]:
-        return knn_scores(model.teacher[:-1])
+        return knn_scores(model.teacher[:-4])  # before the head

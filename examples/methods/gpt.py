@@ -12,25 +12,22 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from omegaconf import MISSING
 from torch import Tensor, nn
+from torch.nn import TransformerEncoderLayer as Block
 
 from overt import Recipe, StepOutput, World
 from overt.evaluation import Row, mean_of_rows, score_batches
 
 ALPHABET = "\n" + "".join(map(chr, range(32, 128)))  # the last one stands for all others
-LAYER = {"activation": "gelu", "batch_first": True, "norm_first": True}
-HEADS = 4
-DOCS = Path(__file__).parents[2] / "docs"
+LAYER = {"dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": True}
 
 
 @dataclass
 class ModelSettings:
     width: int = MISSING
     depth: int = MISSING
-    # letters that the model sees at once
-    context: int = MISSING
+    context: int = MISSING  # letters that the model sees at once
 
 
 @dataclass
@@ -39,13 +36,11 @@ class Settings:
 
 
 @cache
-def read(part: str) -> NDArray[np.int64]:
-    """Return letters as numbers: the first nine tenths of each page for `train`, or the rest."""
-    text = ""
-    for page in sorted(DOCS.glob("*.md")):
-        cut = len(content := page.read_text()) * 9 // 10
-        text += content[:cut] if part == "train" else content[cut:]
-    return np.array([ALPHABET.find(letter) % len(ALPHABET) for letter in text])
+def read(part: str) -> Tensor:
+    """Return letters as numbers: of each page the last 500 are held out."""
+    pages = [page.read_text() for page in sorted(Path(__file__).parents[2].glob("docs/*.md"))]
+    text = "".join(page[:-500] if part == "train" else page[-500:] for page in pages)
+    return torch.tensor([ALPHABET.find(letter) % len(ALPHABET) for letter in text])
 
 
 @dataclass
@@ -56,7 +51,7 @@ class Snippets:
         return len(read("train")) - self.length
 
     def sample(self, index: int, rng: np.random.Generator) -> Tensor:
-        return torch.from_numpy(read("train")[index : index + self.length])
+        return read("train")[index : index + self.length]
 
 
 class Model(nn.Module):
@@ -64,9 +59,8 @@ class Model(nn.Module):
         super().__init__()
         self.letters = nn.Embedding(len(ALPHABET), size.width)
         self.positions = nn.Parameter(0.02 * torch.randn(size.context, size.width))
-        layer, wide = nn.TransformerEncoderLayer, 4 * size.width
-        blocks = (layer(size.width, HEADS, wide, 0.0, **LAYER) for _ in range(size.depth))
-        self.blocks = nn.ModuleList(blocks)
+        sizes = (size.width, 4, 4 * size.width)  # features, heads, hidden features
+        self.blocks = nn.ModuleList(Block(*sizes, **LAYER) for _ in range(size.depth))
         self.head = nn.Sequential(nn.LayerNorm(size.width), nn.Linear(size.width, len(ALPHABET)))
 
     def forward(self, letters: Tensor) -> Tensor:  # (B, T)
@@ -94,27 +88,33 @@ class Gpt(Recipe):
         return {"letters": torch.tensor(batch[:, 1:].numel())}
 
     def loss(self, model: Any, batch: Tensor, counts: dict[str, Tensor], step: int) -> StepOutput:
-        return StepOutput({"entropy": entropies(model, batch).sum() / counts["letters"]})
+        return StepOutput({"bits": bits(model, batch).sum() / counts["letters"]})
 
     def blocks(self, model: Model) -> list[nn.Module]:
         return list(model.blocks)
 
     def evaluate(self, model: Model, world: World) -> dict[str, float]:
         """Return bits per held-out letter; a table of letter pairs is the baseline."""
-        length, letters = self.settings.model.context + 1, read("test")
-        texts = torch.from_numpy(letters[: len(letters) // length * length]).view(-1, length)
+        texts, size = read("test").unfold(0, *[self.settings.model.context + 1] * 2), len(ALPHABET)
 
         def score(indices: range) -> list[Row]:
             part = texts[indices.start : indices.stop].to(model.positions.device)
-            return [{"bits": float(nats) / math.log(2)} for nats in entropies(model, part).mean(1)]
+            return [{"bits": float(value)} for value in bits(model, part).mean(1)]
 
-        pairs = np.ones((len(ALPHABET), len(ALPHABET)))
-        np.add.at(pairs, (read("train")[:-1], read("train")[1:]), 1)
-        chances = (pairs / pairs.sum(1, keepdims=True))[letters[:-1], letters[1:]]
+        pairs = torch.bincount(read("train")[:-1] * size + read("train")[1:], minlength=size**2)
+        table = (pairs + 1.0).log().view(size, size)
         scores = mean_of_rows(score_batches(world, len(texts), 64, score))
-        return scores | {"bits_of_pairs": float(-np.log2(chances).mean())}
+        return scores | {"bits_of_pairs": float(bits(lambda seen: table[seen], texts).mean())}
+
+    def visualize(self, model: Model) -> dict[str, str]:
+        letters, rng = read("test")[:16], torch.Generator().manual_seed(0)
+        for _ in range(200):
+            seen = letters[None, -len(model.positions) :].to(model.positions.device)
+            chances = model(seen)[0, -1].float().softmax(0).cpu()
+            letters = torch.cat([letters, torch.multinomial(chances, 1, generator=rng)])
+        return {"sample": "".join(ALPHABET[number] for number in letters)}
 
 
-def entropies(model: Any, batch: Tensor) -> Tensor:
-    """Return how surprising each letter is, (B, T) in nats."""
-    return F.cross_entropy(model(batch[:, :-1]).mT, batch[:, 1:], reduction="none")
+def bits(model: Any, batch: Tensor) -> Tensor:
+    """Return how surprising each letter is, (B, T)."""
+    return F.cross_entropy(model(batch[:, :-1]).mT, batch[:, 1:], reduction="none") / math.log(2)

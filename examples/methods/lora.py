@@ -1,6 +1,6 @@
 """LoRA: adapt a frozen network to another task; its checkpoint holds the adapters alone.
 
-`Classifier` learns upright digits. `Lora` adapts it to digits that lie on their side, in negative.
+`Classifier` learns digits. `Lora` adapts it to pale ones, gray on gray, from a hundred samples.
 """
 
 from dataclasses import dataclass
@@ -17,6 +17,8 @@ from overt import Recipe, StepOutput, World
 from overt.evaluation import Row, mean_of_rows, score_batches
 from overt.nn.base import stand_on
 from overt.nn.lora import add_lora
+
+SAMPLES = 100  # pale ones to adapt with
 
 
 @dataclass
@@ -43,10 +45,11 @@ class LoraSettings:
 
 
 class Digits:
-    def __init__(self, part: str, lying: bool) -> None:
+    def __init__(self, part: str, pale: bool) -> None:
         images, labels = digits(part)
-        self.images = (1 - images.transpose(1, 2).flip(1)) if lying else images  # (n, 8, 8)
-        self.labels = torch.from_numpy(labels)
+        shown = SAMPLES if pale and part == "train" else len(images)
+        self.images = (0.5 + 0.3 * images if pale else images)[:shown]  # (n, 8, 8)
+        self.labels = torch.from_numpy(labels)[:shown]
 
     def __len__(self) -> int:
         return len(self.images)
@@ -56,7 +59,7 @@ class Digits:
 
 
 class Classifier(Recipe):
-    lying = False
+    pale = False
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -67,7 +70,7 @@ class Classifier(Recipe):
         return nn.Sequential(*hidden, nn.Linear(width, 10))
 
     def build_dataset(self) -> Digits:
-        return Digits("train", self.lying)
+        return Digits("train", self.pale)
 
     def collate(self, samples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         images, labels = zip(*samples, strict=True)
@@ -81,7 +84,7 @@ class Classifier(Recipe):
         return [layer for layer in model if isinstance(layer, nn.Linear)]
 
     def evaluate(self, model: nn.Sequential, world: World) -> dict[str, float]:
-        test = Digits("test", self.lying)
+        test = Digits("test", self.pale)
         device = next(model.parameters()).device
 
         def score(indices: range) -> list[Row]:
@@ -95,7 +98,7 @@ class Classifier(Recipe):
 
 
 class Lora(Classifier):
-    lying = True
+    pale = True
     settings: LoraSettings
 
     def __init__(self, settings: LoraSettings) -> None:

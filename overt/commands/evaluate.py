@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
@@ -125,7 +125,7 @@ class Result(NamedTuple):
     scores: dict[str, float]
     rows: list[dict[str, Any]]  # a name and numbers for each sample; empty where there are none
     table: str
-    pictures: dict[str, Tensor]  # on the main process
+    samples: Mapping[str, Tensor | str]  # pictures and texts, on the main process
 
 
 def score(config: Config, recipe: Recipe, model: nn.Module, world: World) -> Result:
@@ -133,27 +133,28 @@ def score(config: Config, recipe: Recipe, model: nn.Module, world: World) -> Res
     import torch
 
     from overt.engine.precision import AUTOCAST, set_precision
+    from overt.engine.scoring import score_sets
     from overt.evaluation import summarize
 
     set_precision(config.training.precision, config.training.deterministic)
     dtype = AUTOCAST.get(config.training.precision)
     rows: list[dict[str, Any]] = []
-    pictures: dict[str, Tensor] = {}
+    samples: Mapping[str, Tensor | str] = {}
     with (
         torch.inference_mode(),
         torch.autocast(world.device.type, dtype, enabled=dtype is not None),
     ):
         if isinstance(recipe, RowScorer):
             rows = recipe.evaluate_rows(model, world)
-            scores = summarize(rows)
+            scores = summarize(rows) | score_sets(recipe, model, world, recipe.evaluation_sets())
         else:
-            scores = recipe.evaluate(model, world)
+            scores = score_sets(recipe, model, world)
         if world.is_main:
-            pictures = recipe.visualize(model)
+            samples = recipe.visualize(model)
     table = plain_table(scores)
     if rows and isinstance(recipe, ScoreTabulator):
         table = recipe.score_table(rows, scores)
-    return Result(scores, rows, table, pictures)
+    return Result(scores, rows, table, samples)
 
 
 def with_baselines(result: Result, baselines: dict[str, list[dict[str, Any]]]) -> Result:
@@ -198,11 +199,13 @@ def write(folder: Path, checkpoint: Path, config: Config, result: Result) -> Non
     write_json(folder / "scores.json", content)
     if result.rows:
         write_json(folder / "rows.json", result.rows)
-    for name, picture in result.pictures.items():
-        if picture.ndim == 4:
-            (folder / f"{name}.gif").write_bytes(as_gif(picture, fps=10))
+    for name, sample in result.samples.items():
+        if isinstance(sample, str):
+            (folder / f"{name}.txt").write_text(sample, encoding="utf-8")
+        elif sample.ndim == 4:
+            (folder / f"{name}.gif").write_bytes(as_gif(sample, fps=10))
         else:
-            save_image(folder / f"{name}.png", picture)
+            save_image(folder / f"{name}.png", sample)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -26,7 +26,7 @@ from overt.config.schema import (
     TrainingSection,
 )
 from overt.errors import ConfigError, nearest
-from overt.recipe import Recipe, check_recipe
+from overt.recipe import Recipe, check_instance, check_recipe
 from overt.schedule import build_schedule
 
 RECIPE_SECTIONS = ("model", "data", "loss", "evaluation")
@@ -100,9 +100,11 @@ def check(
         _check_allowed(key, target, allowed)
     for tracker in parts["logging"].trackers:
         _check_allowed("logging.trackers", tracker["_target_"], allowed)
+    decay = parts["optimizer"].weight_decay_schedule
+    for key, target in _schedule_targets(parts["schedule"], decay).items():
+        _check_allowed(key, target, allowed)
     # Whatever the schedule refuses, it refuses now: the numbers given here do not matter.
     build_schedule(parts["schedule"], base_value=1.0, epochs=1.0, steps_per_epoch=1)
-    decay = parts["optimizer"].weight_decay_schedule
     if decay is not None:
         build_schedule(decay, 1.0, 1.0, 1, where="optimizer.weight_decay_schedule")
     # A recipe's section may refer to any other, ${training.cuda_graph} for example.
@@ -114,6 +116,29 @@ def check(
         text=OmegaConf.to_yaml(whole),
         recipe_class=classes.get("recipe._target_"),
     )
+
+
+def schedule_targets(config: Config) -> dict[str, str]:
+    """Return the classes of all schedules by their keys."""
+    return _schedule_targets(config.schedule, config.optimizer.weight_decay_schedule)
+
+
+def _schedule_targets(schedule: Any, weight_decay: Any) -> dict[str, str]:
+    targets = {}
+    for key, section in (
+        ("schedule", schedule),
+        ("optimizer.weight_decay_schedule", weight_decay),
+    ):
+        nodes = {key: section}
+        levels = section.get("levels") if isinstance(section, Mapping) else None
+        if isinstance(levels, Sequence) and not isinstance(levels, str):
+            nodes |= {f"{key}.levels[{number}]": level for number, level in enumerate(levels)}
+        for name, node in nodes.items():
+            target = node.get("_target_") if isinstance(node, Mapping) else None
+            # One that is no text is refused by the schedule itself.
+            if isinstance(target, str):
+                targets[f"{name}._target_"] = target
+    return targets
 
 
 def _target_of(checked: DictConfig, key: str) -> str:
@@ -268,6 +293,7 @@ def build_recipe(config: Config) -> Recipe:
     check_recipe(kind)
     has_settings = kind.__init__ is not object.__init__
     recipe: Recipe = kind(config.settings) if has_settings else kind()
+    check_instance(recipe)
     return recipe
 
 

@@ -21,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from overt.config.checked import Config, check, dotted_keys
 from overt.config.environment import allow_in
+from overt.config.plugins import installed_packages
 from overt.errors import ConfigError, nearest
 from overt.files.yaml_text import parse_yaml, read_yaml
 
@@ -43,9 +44,13 @@ def load(
     allowed in `_target_`, with YAML groups in its `conf` folder. With `needs_data=False` the
     section `data` may name no data set: a model is built without one.
     """
-    allowed = ["overt", "torch.optim", *map(add_package, packages)]
     values = compose_values(overrides, config_file, packages)
-    return check(values, allowed, needs_data)
+    return check(values, allowed_packages(packages), needs_data)
+
+
+def allowed_packages(folders: Sequence[str]) -> list[str]:
+    """Return the packages whose classes may be named; those in `folders` become importable."""
+    return ["overt", "torch.optim", *map(add_package, folders), *installed_packages()]
 
 
 def compose_values(
@@ -56,7 +61,8 @@ def compose_values(
     parsed = _parse(overrides)
     if config_file is not None:
         return _read_file(config_file, parsed)
-    search = [Path(package).resolve() / "conf" for package in packages]
+    roots = [*(Path(package).resolve() for package in packages), *installed_packages().values()]
+    search = [root / "conf" for root in roots if (root / "conf").is_dir()]
     groups = [item for item in parsed if item.key_or_group in GROUPS]
     if not any(item.key_or_group == "recipe" for item in groups):
         names = ", ".join(_options("recipe", search))
@@ -150,7 +156,10 @@ def _compose(overrides: list[str], search: list[Path]) -> DictConfig:
 
 def _update(values: DictConfig, item: Override) -> None:
     try:
-        OmegaConf.update(values, item.key_or_group, item.value(), merge=True)
+        # A mapping may bring keys that only the schema knows, such as names of evaluation sets.
+        value = item.value()
+        new = isinstance(value, dict)
+        OmegaConf.update(values, item.key_or_group, value, merge=True, force_add=new)
     except (OmegaConfBaseException, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"{item.input_line} does not fit: {reason}") from error

@@ -15,7 +15,9 @@ from typing import Any, TypeAlias, TypedDict, cast, get_type_hints
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from overt.config import RECIPE_SECTIONS, Config, add_package, check, compose_values, load
+from overt.config import RECIPE_SECTIONS, Config, check, compose_values, load
+from overt.config.checked import schedule_targets
+from overt.config.compose import allowed_packages
 from overt.config.environment import allow_in
 from overt.errors import ConfigError, nearest
 from overt.recipe import Recipe, check_recipe
@@ -109,7 +111,7 @@ def read(file: Path, recipe: type[Recipe] | None, packages: Sequence[str | Path]
     folders = [str(folder) for folder in packages]
     if recipe is None:
         return load([], str(file), folders)
-    draft = _Draft(compose_values([], str(file)), _allowed(folders))
+    draft = _Draft(compose_values([], str(file)), allowed_packages(folders))
     _name_recipe(draft, recipe)
     return draft.check()
 
@@ -133,14 +135,9 @@ def script() -> Path | None:
     return Path(path) if path is not None and Path(path).is_file() else None
 
 
-def _allowed(packages: list[str]) -> list[str]:
-    """Return the packages whose classes may be named; those of the user become importable."""
-    return ["overt", "torch.optim", *map(add_package, packages)]
-
-
 def _draft(recipe: type[Recipe] | str | Config, names: list[str], packages: list[str]) -> _Draft:
     """Return the values that are there before those of the call."""
-    allowed = _allowed(packages)
+    allowed = allowed_packages(packages)
     match recipe:
         case Config():
             if names:
@@ -152,6 +149,7 @@ def _draft(recipe: type[Recipe] | str | Config, names: list[str], packages: list
             # These have passed the check already.
             targets = (recipe.recipe._target_, recipe.recipe.settings, recipe.optimizer._target_)
             targets += tuple(tracker["_target_"] for tracker in recipe.logging.trackers)
+            targets += (*recipe.optimizer.rule_targets.values(), *schedule_targets(recipe).values())
             draft.allowed += [target.rpartition(".")[0] for target in targets]
             draft.classes["recipe.settings"] = type(recipe.settings)
             if recipe.recipe_class is not None:

@@ -76,6 +76,9 @@ class TrainingSection:
     ema_final_momentum: float | None = MISSING
     # evaluate after every so many steps, and after the last; null: only after the last
     evaluate_every_steps: int | None = MISSING
+    # the same for single evaluation sets of the recipe, by name: {NAME: steps or null}; others
+    # follow evaluate_every_steps
+    evaluate_sets: dict[str, int | None] = MISSING
     # evaluate before the first step too
     evaluate_at_start: bool = MISSING
     # stop after so many evaluations in which checkpoint.metric_name did not improve; null: never
@@ -133,6 +136,9 @@ class TrainingSection:
             "loss_spike_deviations", "loss_spike_window", "hang_minutes", "patience",
         )  # fmt: skip
         each_within("training", self, positive, 0, above=True)
+        for name, every in self.evaluate_sets.items():
+            if every is not None and every < 1:
+                raise ConfigError(f"training.evaluate_sets.{name}={every}; use 1 or more, or null")
         within("training.compile_memory_budget", self.compile_memory_budget, 0, 1, above=True)
         steps = self.profile_steps
         if steps is not None and not (len(steps) == 2 and 1 <= steps[0] <= steps[1]):

@@ -21,6 +21,7 @@ class Patience:
         self.limit, self.name, self.mode = limit, checkpoint.metric_name, checkpoint.mode
         self.best: float | None = None
         self.waited = 0
+        self.ended = False  # the run
 
     def see(self, scores: dict[str, float]) -> str | None:
         """Take the scores of an evaluation; return why the run is finished, or None."""
@@ -33,6 +34,7 @@ class Patience:
         self.waited += 1
         if self.waited < self.limit:
             return None
+        self.ended = True
         return (
             f"{self.name} has not improved for {self.waited} evaluations (training.patience); the "
             f"best is {self.best if self.best is not None else math.nan:.6g}"
@@ -41,8 +43,15 @@ class Patience:
     def _is_better(self, score: float, best: float) -> bool:
         return score < best if self.mode == "min" else score > best
 
+    def continues(self) -> bool:
+        """Return whether a run that patience has ended goes on: with more patience, or none."""
+        if not self.ended or (self.limit is not None and self.waited >= self.limit):
+            return False
+        self.ended = False
+        return True
+
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "waited": self.waited}
+        return {"best": self.best, "waited": self.waited, "ended": self.ended}
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Undo `state_dict`; older checkpoints have none."""
@@ -51,3 +60,4 @@ class Patience:
             if not is_count(waited) or not (best is None or is_number(best)):
                 raise CheckpointError(f"state.json: patience={state!r} is not a score and a count")
             self.best, self.waited = state["best"], state["waited"]
+            self.ended = state.get("ended", False)

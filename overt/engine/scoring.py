@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -10,8 +10,59 @@ import torch
 from torch import Tensor, nn
 
 from overt.checkpoint import random_state
+from overt.config.schema import TrainingSection
 from overt.distributed import World
+from overt.errors import ConfigError, nearest
 from overt.recipe import Recipe
+from overt.run.session import ranks_checkpoints
+
+OWN = ""  # stands for `Recipe.evaluate` among the names of evaluation sets
+
+
+class Cadence:
+    """When each evaluation set of a run is due."""
+
+    def __init__(self, recipe: Recipe, training: TrainingSection) -> None:
+        names = list(recipe.evaluation_sets())
+        for name in names:
+            if not name or "/" in name:
+                raise ConfigError(
+                    f"{type(recipe).__qualname__}.evaluation_sets has a set {name!r}; its scores "
+                    "are called NAME/SCORE: use a name that is not empty and has no slash"
+                )
+        for name in training.evaluate_sets:
+            if name not in names:
+                raise ConfigError(
+                    f"training.evaluate_sets.{name}: the recipe has no such evaluation set"
+                    f"{nearest(name, names)}; it has {', '.join(names) or 'none'}"
+                )
+        self.every = dict.fromkeys([OWN, *names], training.evaluate_every_steps)
+        self.every |= training.evaluate_sets
+
+    def due(self, is_due: Callable[[int | None], bool]) -> list[str]:
+        """Return the sets to score now; `is_due` tells whether so many steps are."""
+        return [name for name, every in self.every.items() if is_due(every)]
+
+    def set_of(self, score: str) -> str:
+        """Return the set that a score belongs to."""
+        name = score.partition("/")[0]
+        return name if "/" in score and name in self.every else OWN
+
+    def ranks(self, metric_name: str | None, scores: dict[str, float]) -> bool:
+        """Return whether these scores rank a checkpoint: the metric's set was due."""
+        return ranks_checkpoints(metric_name, scores, self.set_of)
+
+
+def score_sets(
+    recipe: Recipe, model: Any, world: World, names: Collection[str] | None = None
+) -> dict[str, float]:
+    """Return the scores of these sets, or of all: of further ones under NAME/SCORE."""
+    scores = dict(recipe.evaluate(model, world)) if names is None or OWN in names else {}
+    for name, evaluate in recipe.evaluation_sets().items():
+        if names is None or name in names:
+            for key, value in evaluate(model, world).items():
+                scores[f"{name}/{key}"] = value
+    return scores
 
 
 def score(
@@ -19,18 +70,19 @@ def score(
     gathered: AbstractContextManager[nn.Module],
     world: World,
     autocast: AbstractContextManager[Any],
-    log_picture: Callable[[str, Tensor], None],
+    log_sample: Callable[[str, Tensor | str], None],
+    names: Collection[str] | None = None,
 ) -> dict[str, float]:
-    """Return the recipe's scores; pictures are drawn on the main rank."""
+    """Return the recipe's scores; pictures and texts are made on the main rank."""
     with random_state.undisturbed(), gathered as model:
         was_training = model.training
         model.eval()
         try:
             with torch.inference_mode(), autocast:
-                scores = recipe.evaluate(model, world)
-                if world.is_main:
-                    for name, picture in recipe.visualize(model).items():
-                        log_picture(name, picture)
+                scores = score_sets(recipe, model, world, names)
+                if world.is_main and (names is None or OWN in names):
+                    for name, sample in recipe.visualize(model).items():
+                        log_sample(name, sample)
         finally:
             model.train(was_training)
     return scores

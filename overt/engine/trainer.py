@@ -35,7 +35,7 @@ from overt.engine.patience import Patience
 from overt.engine.precision import AUTOCAST
 from overt.engine.progress import Progress
 from overt.engine.replay import Replay
-from overt.engine.scoring import score
+from overt.engine.scoring import Cadence, score
 from overt.engine.state import (
     State,
     join_recipe_state,
@@ -59,7 +59,7 @@ from overt.run import messages
 from overt.run.events import Finished, NonFiniteWeights, Started, StopRequested
 from overt.run.lock import RunLock
 from overt.run.resume import has_to_resume, refuse_other_run
-from overt.run.session import Run, ranks_checkpoints
+from overt.run.session import Run
 
 
 class Trainer:
@@ -95,6 +95,7 @@ class Trainer:
         self.state, self.gradients_checked = State(), False
         self.guard = FiniteGuard(self.device)
         self.patience = Patience(training.patience, config.checkpoint)
+        self.cadence = Cadence(recipe, training)
         self.progress = Progress(config, world, parts.total_steps, self.run)
         self.spikes, self.pace = self.progress.spikes, self.progress.pace
         bare = partial(self.wrapping.bare, self.model)
@@ -247,8 +248,8 @@ class Trainer:
 
     def evaluate_and_save(self) -> None:
         """Do what may be due after a step."""
-        if self.is_due(self.config.training.evaluate_every_steps):
-            self.evaluate()
+        if due := self.cadence.due(self.is_due):
+            self.evaluate(due)
             self.stop_if_asked()
         if self.is_due(self.config.checkpoint.every_steps) and not self.state.is_saved:
             self.trainable.check()
@@ -263,16 +264,16 @@ class Trainer:
         rate = float(self.optimizer.param_groups[0]["lr"])
         self.run.write_line(self.progress.read(self.state.step, epoch, rate, self.state.skipped))
 
-    def evaluate(self) -> dict[str, float]:
-        """Return the recipe's scores, of the averaged weights where there are any."""
+    def evaluate(self, sets: list[str] | None = None) -> dict[str, float]:
+        """Return scores on these sets, or on all, of the averaged weights where there are any."""
         self.heartbeat.at(self.state.step, "evaluating")
         self.trainable.check()
         self.settle()
         self.refuse_nonfinite_weights()
         weights = self.wrapping.bare(self.model if self.average is None else self.average)
-        draw = partial(self.logger.log_picture, step=self.state.step)
+        log = partial(self.logger.log_sample, step=self.state.step)
         with self.progress.pause():
-            scores = score(self.recipe, weights, self.world, self.autocast(), draw)
+            scores = score(self.recipe, weights, self.world, self.autocast(), log, sets)
         self.state.record_scores(scores)
         self.run.write_scores(scores, self.state.step)
         reason = self.recipe.finished(scores) or self.patience.see(scores)
@@ -289,7 +290,7 @@ class Trainer:
         if self.lock is not None:
             self.lock.check()
         tensors, plain = split_recipe_state(self.recipe.state_dict())
-        is_ranked = ranks_checkpoints(self.config.checkpoint.metric_name, self.state.scores)
+        is_ranked = self.cadence.ranks(self.config.checkpoint.metric_name, self.state.scores)
         with self.progress.pause():
             self.manager.save_checkpoint(
                 self.state.position.epoch,
@@ -331,6 +332,7 @@ class Trainer:
         self.state.load_state_dict(state)
         self.progress.load_state_dict(state, self.world)
         self.patience.load_state_dict(state.get("patience"))
+        self.state.finished = None if self.patience.continues() else self.state.finished
         self.loader.seek(self.state.position)
 
     def resume(self) -> str:

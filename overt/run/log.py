@@ -30,6 +30,7 @@ from overt.run.trackers import (
     RunFolder,
     Start,
     TensorBoard,
+    TextTracker,
     Tracker,
     TrackerMaker,
     WeightsAndBiases,
@@ -168,6 +169,21 @@ class MetricsLogger:
         with self._never_stop(f"the picture {name}"):
             log = self.log_video if np.ndim(pixels) == 4 else self.log_image
             log(name, pixels, step)
+
+    def log_text(self, name: str, text: str, step: int) -> None:
+        """Log a text; trackers without a method `text` are passed over."""
+        if not self._active:
+            return
+        with self._never_stop(f"the text {name}"):
+            self._send(
+                lambda tracker: (
+                    tracker.text(name, text, step) if isinstance(tracker, TextTracker) else None
+                )
+            )
+
+    def log_sample(self, name: str, sample: Any, step: int) -> None:
+        """Log what a recipe shows of its model: a text, a picture or a video."""
+        (self.log_text if isinstance(sample, str) else self.log_picture)(name, sample, step)
 
     def log_histogram(self, name: str, values: Any, step: int) -> None:
         """Log how values are spread; NaN and Inf are left out of it."""

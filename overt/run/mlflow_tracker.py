@@ -64,6 +64,9 @@ class MLflow:
             path.write_bytes(gif)
             self._client.log_artifact(self._run_id, str(path), "pictures")
 
+    def text(self, name: str, text: str, step: int) -> None:
+        self._client.log_text(self._run_id, text, f"texts/{_name(name)}_{step:08d}.txt")
+
     def histogram(self, name: str, values: Values, step: int) -> None:
         spread = {"min": values.min(), "mean": values.mean(), "max": values.max()}
         self.metrics({f"{name}/{key}": float(value) for key, value in spread.items()}, step)

@@ -27,6 +27,7 @@ FREE_TO_CHANGE = (
     "training.strategy",
     "training.reduce_every_micro_batch",
     "training.evaluate_every_steps",
+    "training.evaluate_sets",
     "training.evaluate_at_start",
     "training.patience",
     "training.nonfinite",

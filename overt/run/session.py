@@ -221,9 +221,15 @@ def make_tracker(entry: dict[str, Any]) -> TrackerMaker:
     return partial(import_target("logging.trackers", target), **arguments)
 
 
-def ranks_checkpoints(metric_name: str | None, scores: dict[str, float]) -> bool:
-    """Return whether the scores hold the ranking metric; a wrong name costs no progress."""
-    if metric_name is not None and scores and metric_name not in scores:
+def ranks_checkpoints(
+    metric_name: str | None, scores: dict[str, float], set_of: Callable[[str], str] = lambda _: ""
+) -> bool:
+    """Return whether the scores hold the ranking metric; a wrong name costs no progress.
+
+    `set_of` names the evaluation set of a score: where another set was due, nothing is missing.
+    """
+    missing = metric_name is not None and metric_name not in scores
+    if missing and set_of(str(metric_name)) in map(set_of, scores):
         logger.warning(
             "checkpoint.metric_name=%s is not among the scores (%s): no checkpoint is called best",
             metric_name,

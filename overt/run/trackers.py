@@ -7,16 +7,18 @@ name it in `logging.trackers` (docs/logging.md); overt/run/mlflow_tracker.py is 
 
 from __future__ import annotations
 
+import html
 import io
 import json
 import math
 import os
 import re
 import secrets
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +44,13 @@ class Tracker(Protocol):
     def histogram(self, name: str, values: Values, step: int) -> None: ...
 
     def close(self, exit_code: int) -> None: ...
+
+
+@runtime_checkable
+class TextTracker(Protocol):
+    """A tracker that takes texts, too."""
+
+    def text(self, name: str, text: str, step: int) -> None: ...
 
 
 class Start(NamedTuple):
@@ -81,6 +90,9 @@ class RunFolder:
 
     def video(self, name: str, gif: bytes, step: int) -> None:
         self._picture("video", name, gif, step, ".gif", None)
+
+    def text(self, name: str, text: str, step: int) -> None:
+        self._picture("text", name, text.encode(errors="replace"), step, ".txt", None)
 
     def histogram(self, name: str, values: Values, step: int) -> None:
         spread = {"min": values.min(), "mean": values.mean(), "max": values.max()}
@@ -164,6 +176,10 @@ class TensorBoard:
         value = Summary.Value(tag=name, image=record)
         self._writer.file_writer.add_summary(Summary(value=[value]), step)
 
+    def text(self, name: str, text: str, step: int) -> None:
+        # Indented, it is shown as it is: its viewer takes texts for Markdown.
+        self._writer.add_text(name, textwrap.indent(text, "    ", lambda _: True), step)
+
     def histogram(self, name: str, values: Values, step: int) -> None:
         self._writer.add_histogram(name, values, step)
 
@@ -221,6 +237,9 @@ class WeightsAndBiases:
 
     def video(self, name: str, gif: bytes, step: int) -> None:
         self._log({name: self._wandb.Video(io.BytesIO(gif), format="gif")}, step)
+
+    def text(self, name: str, text: str, step: int) -> None:
+        self._log({name: self._wandb.Html(f"<pre>{html.escape(text)}</pre>")}, step)
 
     def histogram(self, name: str, values: Values, step: int) -> None:
         counts = np.histogram(values, bins=64)

@@ -39,6 +39,13 @@ def test_only_the_user_s_lines_count(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert peers.lines_of_code(("code.py",)) == 2
 
 
+def test_overt_needs_no_more_lines_than_its_peers() -> None:
+    peers = script("peers")
+    lines = {name: peers.lines_of_code(files) for name, (_, _, files) in peers.FRAMEWORKS.items()}
+    assert lines["overt"] < 50
+    assert lines["overt"] <= min(lines.values())
+
+
 def test_overt_resumes_in_the_middle_of_an_epoch_as_the_table_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

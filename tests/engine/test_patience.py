@@ -160,3 +160,30 @@ def test_a_reason_at_the_last_step_is_no_early_end(tmp_path: Path) -> None:
     trainer.train()
     assert trainer.state.finished is None
     assert read_events(tmp_path / "toy", "finished") == []
+
+
+def test_a_run_that_patience_ended_goes_on_with_more(tmp_path: Path) -> None:
+    words = (*EVERY_TWO, "training.num_steps=12", "checkpoint.metric_name=error")
+
+    def train(patience: str) -> Any:
+        trainer = make_trainer(tmp_path, *words, f"training.patience={patience}", recipe=Flat)
+        trainer.train()
+        return trainer.state
+
+    ended = train("1")
+    assert (ended.step, ended.finished is None) == (2, False)
+    again = train("1")  # as before
+    assert (again.step, again.finished) == (2, ended.finished)
+    assert train("2").step == 4  # one more evaluation without a better score
+    assert train("null").step == 12
+    assert len(read_events(tmp_path / "toy", "finished")) == 2
+
+
+class Flat(Enough):
+    """Never gets better."""
+
+    def evaluate(self, model: Any, world: Any) -> dict[str, float]:
+        return {"error": 1.0}
+
+    def finished(self, scores: dict[str, float]) -> str | None:
+        return None

@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from toy_recipe.recipe import Toy
-from toy_runs import toy_config
+from toy_runs import make_trainer, read_rows, toy_config
 
 from overt.distributed import World
-from overt.engine.scoring import score
+from overt.engine.scoring import OWN, Cadence, score
+from overt.errors import ConfigError
 
 MAIN = World(0, 1, 0, torch.device("cpu"))
 OTHER = World(1, 2, 1, torch.device("cpu"))
@@ -95,3 +96,67 @@ def test_a_failed_evaluation_leaves_no_trace_either(recipe: Careless) -> None:
     assert model.training
     assert generators() == before
     assert left == [True]  # a sharded model is sharded again
+
+
+# --- several evaluation sets ---------------------------------------------------------------------
+
+
+class Sets(Toy):
+    """Has three sets, and counts how often each is scored."""
+
+    def evaluate(self, model: nn.Module, world: World) -> dict[str, float]:
+        return {"error": 1.0}
+
+    def evaluation_sets(self) -> dict[str, Any]:
+        return {
+            "hard": lambda model, world: {"error": 2.0},
+            "far": lambda model, world: {"error": 3.0, "rate": 0.5},
+        }
+
+    def visualize(self, model: nn.Module) -> dict[str, str]:
+        return {"sample": "once upon a time"}
+
+
+WORDS = (
+    "training.num_steps=4",
+    "training.evaluate_every_steps=2",
+    "training.evaluate_sets={hard: 1, far: null}",
+    "checkpoint.metric_name=hard/error",
+    "checkpoint.every_steps=1",
+)
+
+
+def test_each_set_has_its_cadence_and_any_score_ranks(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = make_trainer(tmp_path, *WORDS, recipe=Sets)
+    last = trainer.train()
+    assert last == {"error": 1.0, "hard/error": 2.0, "far/error": 3.0, "far/rate": 0.5}
+    run = trainer.config.run_dir
+    scores = {
+        row["step"]: {name for name in row if name.startswith("evaluation/")}
+        for row in read_rows(run)
+        if any(name.startswith("evaluation/") for name in row)
+    }
+    hard, own = "evaluation/hard/error", "evaluation/error"
+    far = {"evaluation/far/error", "evaluation/far/rate"}
+    assert scores == {1: {hard}, 2: {hard, own}, 3: {hard}, 4: {hard, own, *far}}
+    assert (run / "checkpoints" / "best").exists()
+    assert not any("metric_name" in message for message in caplog.messages)
+    texts = sorted(path.name for path in (run / "pictures").glob("*.txt"))
+    assert texts == ["sample_00000002.txt", "sample_00000004.txt"]  # with the recipe's own scores
+
+
+def test_sets_without_a_cadence_follow_the_recipe(tmp_path: Path) -> None:
+    config = toy_config(tmp_path, "training.evaluate_every_steps=5")
+    cadence = Cadence(Sets(config.settings), config.training)
+    assert cadence.due(lambda every: every == 5) == [OWN, "hard", "far"]
+    assert [cadence.set_of(name) for name in ("error", "hard/error", "a/b")] == [OWN, "hard", OWN]
+
+
+def test_a_set_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    config = toy_config(tmp_path, "training.evaluate_sets={hardd: 3}")
+    with pytest.raises(ConfigError, match=r"training\.evaluate_sets\.hardd.*hard"):
+        Cadence(Sets(config.settings), config.training)
+    with pytest.raises(ConfigError, match=r"evaluate_sets\.hard=0"):
+        toy_config(tmp_path, "training.evaluate_sets={hard: 0}")

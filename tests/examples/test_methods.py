@@ -1,5 +1,6 @@
 """The methods of examples/methods keep the contract, in files of up to 120 lines each."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,10 @@ import pytest
 from safetensors.torch import save_file
 
 from overt.config import Config, build_recipe, load
+from overt.distributed import init_distributed
+from overt.engine.trainer import Trainer
 from overt.testing import check_recipe
+from overt.tools.proof.compare import compare_checkpoints
 
 METHODS = Path(__file__).parents[2] / "examples" / "methods"
 NAMES = ("detector", "dino", "gan", "gpt", "lora", "moco", "stream")
@@ -54,3 +58,30 @@ def test_it_keeps_the_contract(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", sorted(METHODS.glob("*.py")), ids=lambda file: file.stem)
 def test_it_is_short(file: Path) -> None:
     assert len(file.read_text().splitlines()) <= 120
+
+
+def train_moco(folder: Path, steps: int) -> None:
+    words = [*SMALLEST["moco"], f"output_dir={folder}", "training.num_steps=4",
+             "training.batch_size=2", "training.device=cpu", "training.evaluate_every_steps=null",
+             "training.evaluate_at_start=false", "checkpoint.every_steps=2",
+             "checkpoint.metric_name=null", "checkpoint.background=false",
+             "logging.use_tensorboard=false", "logging.every_steps=1"]  # fmt: skip
+    config = load(["recipe=moco", *words], packages=[str(METHODS)])
+    trainer = Trainer(config, build_recipe(config), init_distributed("cpu"))
+    while trainer.state.step < steps:
+        trainer.train_step()
+        if trainer.is_due(2):
+            trainer.save()
+    trainer.close()
+    del trainer  # before the process group goes
+
+
+def test_the_queue_of_moco_resumes_bit_for_bit_on_three_processes(
+    run_processes: Callable[..., Any], tmp_path: Path
+) -> None:
+    """What `overt prove resume --processes 3` does, without its kill; README.md has all seven."""
+    run_processes(train_moco, 3, tmp_path / "whole", 4)
+    run_processes(train_moco, 3, tmp_path / "parts", 2)
+    run_processes(train_moco, 3, tmp_path / "parts", 4)
+    ends = [tmp_path / name / "moco/checkpoints/step_00000004" for name in ("whole", "parts")]
+    assert compare_checkpoints(*ends).difference is None

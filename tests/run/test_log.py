@@ -349,6 +349,14 @@ def test_pictures_and_videos_are_files_that_events_name(
     assert "(7, 7, 7) is no picture" in caplog.messages[0]
 
 
+def test_texts_are_files_that_events_name(tmp_path: Path) -> None:
+    with plain(tmp_path) as logger:
+        logger.log_sample("../a sample", "once\nupon \ud800", 3)
+    text = events(tmp_path)[1]
+    assert (text["kind"], text["path"]) == ("text", "pictures/.._a_sample_00000003.txt")
+    assert (tmp_path / text["path"]).read_text() == "once\nupon ?"
+
+
 def test_a_gif_shows_the_frames_in_order() -> None:
     frames = np.stack([np.full((3, 4, 4), value, np.uint8) for value in (0, 128, 255)])
     gif = Image.open(io.BytesIO(as_gif(frames, fps=10)))

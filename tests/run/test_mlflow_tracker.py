@@ -32,6 +32,7 @@ def test_two_sessions_are_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         logger.log_image("tracks", np.zeros((3, 4, 4)), 2)
         logger.log_video("film", np.zeros((2, 3, 4, 4), np.uint8), 2)
         logger.log_histogram("values", [1.0, 3.0], 2)
+        logger.log_text("sample", "once", 2)
     with session(tmp_path / "run", 1, uri=uri, experiment="tracking") as logger:
         logger.log_metrics({"loss": 20.0}, 2, "train")
         logger.finish(exit_code=1)
@@ -48,6 +49,9 @@ def test_two_sessions_are_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert run.data.metrics["values/mean"] == 2.0
     names = {one.path for one in client.list_artifacts(run.info.run_id, "pictures")}
     assert names == {"pictures/tracks_00000002.png", "pictures/film_00000002.gif"}
+    assert [one.path for one in client.list_artifacts(run.info.run_id, "texts")] == [
+        "texts/sample_00000002.txt"
+    ]
 
 
 def test_a_missing_package_is_one_warning_with_the_remedy(

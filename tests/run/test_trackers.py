@@ -57,6 +57,7 @@ def test_another_tracker_is_told_everything(tmp_path: Path) -> None:
         logger.log_picture("still", SQUARE, 3)
         logger.log_picture("moving", torch.zeros(2, 3, 4, 4, dtype=torch.uint8), 3)
         logger.log_histogram("values", [1.0, 2.0], 3)
+        logger.log_text("sample", "for trackers that have a method `text`", 3)
     assert Diary.last.written == [
         Start("test", tmp_path, {"lr": 0.1}, 2),
         ({"train/loss": 1.0}, 3),
@@ -84,6 +85,18 @@ def test_another_tracker_that_fails_stops_nothing(
 
 
 # --- TensorBoard ----------------------------------------------------------------------------------
+
+
+def test_tensorboard_shows_a_text_as_it_is(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with MetricsLogger("test", tmp_path, use_wandb=False) as logger:
+        logger.log_sample("sample", "# no heading\n\n*", 3)
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    (record,) = events.Tensors("sample/text_summary")
+    shown = record.tensor_proto.string_val[0].decode()
+    assert (record.step, shown) == (3, "    # no heading\n    \n    *")
 
 
 def test_tensorboard_has_each_step_once_across_a_resume(tmp_path: Path) -> None:
@@ -155,8 +168,10 @@ def test_pictures_videos_and_histograms_reach_an_offline_run(tmp_path: Path) -> 
         logger.log_image("picture", SQUARE, 3, "two")
         logger.log_video("video", np.zeros((3, 3, 4, 6), np.uint8), 3)
         logger.log_histogram("values", np.arange(8.0), 3)
+        logger.log_text("sample", "a < b", 3)
     path = written_run(tmp_path)
-    picture, video, histogram = read_offline_run(path).rows
+    picture, video, histogram, text = read_offline_run(path).rows
+    assert "<pre>a &lt; b</pre>" in (path.parent / "files" / text["sample.path"]).read_text()
     assert picture["picture.caption"] == "two"
     stored = Image.open(path.parent / "files" / picture["picture.path"])
     np.testing.assert_array_equal(np.asarray(stored), SQUARE)

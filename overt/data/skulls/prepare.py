@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overt.data.skulls.lists import DEFECTS, SUFFIX, SkullItem, cloud_problem
-from overt.data.skulls.surfaces import Points, sample_surface, surface_triangles
 from overt.data.skulls.nrrd import read_nrrd
+from overt.data.skulls.surfaces import Points, sample_surface, surface_triangles
 from overt.data.skulls.volumes import CloudFrame, Volume, cloud_frame, skullfix_frame
 from overt.errors import DataError
 from overt.files.atomic import new_file

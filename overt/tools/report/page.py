@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
-from overt.tools.report import pictures, sections, text
+from overt.tools.report import pictures, sections, text, texts
 from overt.tools.report.charts import MEANING, SECTIONS, Chart, chart_data, choose_charts, describe
 from overt.tools.report.markup import Html, element, join
 from overt.tools.report.run import Run
@@ -44,6 +44,7 @@ def build_page(runs: Sequence[Run], most_pictures: int = 12) -> str:
         (number for number, part in enumerate(parts) if part[0] in SEEN_BEFORE_PICTURES), default=0
     )
     parts.insert(position, ("pictures", "Pictures", gallery))
+    parts.insert(position + 1, ("texts", "Texts", texts.samples(runs, most_pictures)))
     parts += [
         ("scores", "Last scores", sections.scores(runs)),
         ("settings", "Settings", sections.settings(runs)),

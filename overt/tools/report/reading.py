@@ -20,7 +20,7 @@ from overt.errors import OvertError, nearest
 from overt.run.reader import Follower, Row, number_of, step_of, time_of
 from overt.tools.report import large
 from overt.tools.report.best import read_best
-from overt.tools.report.run import PICTURES, VIDEOS, Curve, Picture, Run, Session
+from overt.tools.report.run import PICTURES, VIDEOS, Curve, Picture, Run, Sample, Session
 from overt.tools.report.settings import read_config, read_some
 
 logger = logging.getLogger(__name__)
@@ -83,6 +83,7 @@ def open_run(folder: Path, name: str | None = None, budget: Budget | None = None
         run,
         commands=_text(own_file(home, "command.txt")).splitlines(),
         pictures=read_pictures(folder, run.events),
+        texts=read_texts(folder, run.events),
         scores=read_scores(_text(own_file(home, "evaluation/scores.json"))),
     )
 
@@ -333,16 +334,12 @@ def read_pictures(folder: Path, events: list[Row]) -> list[Picture]:
     """Pictures in the order of their names and steps; what lies outside the folder is ignored."""
     pictures: dict[tuple[str, int | None], Picture] = {}
     home = folder.resolve()
-    for event in events:
-        if event["kind"] not in ("image", "video"):
-            continue
-        with suppress(OSError, ValueError):  # a name that no file system takes
-            path = (folder / str(event.get("path"))).resolve()
-            if path.is_relative_to(home) and _is_picture(path):
-                name, step = str(event.get("name")), _step_or_before(event)
-                caption = event.get("caption")
-                caption = None if caption is None else str(caption)
-                pictures[name, step] = Picture(name, step, path, caption)  # a later one replaces it
+    for event, path in _files_of(folder, events, ("image", "video")):
+        if _is_picture(path):
+            name, step = str(event.get("name")), _step_or_before(event)
+            caption = event.get("caption")
+            caption = None if caption is None else str(caption)
+            pictures[name, step] = Picture(name, step, path, caption)  # a later one replaces it
     for path in sorted((folder / "evaluation").glob("*")):
         if own_file(home, f"evaluation/{path.name}") is not None and _is_picture(path):
             name = f"evaluation/{path.stem}"
@@ -351,6 +348,30 @@ def read_pictures(folder: Path, events: list[Row]) -> list[Picture]:
         pictures.values(),
         key=lambda picture: (picture.name, math.inf if picture.step is None else picture.step),
     )
+
+
+def read_texts(folder: Path, events: list[Row]) -> list[Sample]:
+    """Texts in the order of their names and steps; what lies outside the folder is ignored."""
+    texts: dict[tuple[str, int], Sample] = {}
+    for event, path in _files_of(folder, events, ("text",)):
+        with suppress(OSError):
+            if path.suffix == ".txt" and path.stat().st_size <= LARGEST_TEXT:
+                name, step = str(event.get("name")), _step_or_before(event)
+                texts[name, step] = Sample(name, step, path.read_text(errors="replace"))
+    return sorted(texts.values(), key=lambda sample: (sample.name, sample.step))
+
+
+def _files_of(
+    folder: Path, events: list[Row], kinds: tuple[str, ...]
+) -> Iterator[tuple[Row, Path]]:
+    """Return events that name a file, and the files; none outside of the folder."""
+    home = folder.resolve()
+    for event in events:
+        if event["kind"] in kinds:
+            with suppress(OSError, ValueError):  # a name that no file system takes
+                path = (folder / str(event.get("path"))).resolve()
+                if path.is_relative_to(home) and path.is_file():
+                    yield event, path
 
 
 def _is_picture(path: Path) -> bool:

@@ -74,6 +74,15 @@ class Picture:
 
 
 @dataclass(frozen=True)
+class Sample:
+    """A text that was logged."""
+
+    name: str
+    step: int
+    text: str
+
+
+@dataclass(frozen=True)
 class Best:
     """A value of the metric that ranks checkpoints: of the best one that exists."""
 
@@ -97,6 +106,7 @@ class Run:
     scores: dict[str, float]  # of `overt evaluate`
     best: Best | None = None
     sampled_bytes: int = 0  # of a log so large that its curves are samples
+    texts: list[Sample] = field(default_factory=list)
 
     @property
     def step(self) -> int:

@@ -96,3 +96,34 @@ def passes_on(rank_with_gradient: int) -> list[list[float] | None]:
 
 def test_a_gradient_that_one_process_lacks_is_zero_there(run_processes: Any) -> None:
     assert run_processes(passes_on, 2, 1) == [[[1.0, 2.0], None]] * 2
+
+
+class Buffered(Toy):
+    """Has a buffer that every rank moves by itself, and looks at what `after_step` is given."""
+
+    def build_model(self) -> Any:
+        model = super().build_model()
+        model.register_buffer("moved", torch.zeros(()))
+        self.kind = type(model)
+        return model
+
+    def after_step(self, model: Any, step: int, applied: Any, carry: Any) -> None:
+        super().after_step(model, step, applied, carry)
+        assert type(model) is self.kind  # bare
+        model.moved += 1 + torch.distributed.get_rank()
+
+
+def buffers_after_two_steps(folder: Path) -> tuple[float, bool]:
+    trainer = make_trainer(folder, recipe=Buffered)
+    trainer.train_step()
+    trainer.train_step()
+    result = float(trainer.model.moved), trainer.wrapping.ddp is not None
+    trainer.close()
+    del trainer  # before the process group goes
+    return result
+
+
+def test_buffers_stay_and_after_step_gets_the_bare_model(
+    run_processes: Any, tmp_path: Path
+) -> None:
+    assert run_processes(buffers_after_two_steps, 2, tmp_path) == [(2.0, True), (4.0, True)]

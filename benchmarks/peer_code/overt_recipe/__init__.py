@@ -1,1 +1,0 @@
-"""The training of benchmarks/peers.py as a recipe of overt."""

@@ -1,8 +1,0 @@
-"""This recipe has no settings of its own."""
-
-from dataclasses import dataclass
-
-
-@dataclass
-class Settings:
-    pass
