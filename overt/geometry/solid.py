@@ -172,7 +172,9 @@ def solid_of_mesh(vertices: Points, faces: Faces, shape: tuple[int, ...]) -> Mas
     winding = np.zeros((shape[0], shape[1], shape[2] + 1), dtype=np.int32)
     for part in _batches(counts):
         number = np.repeat(part, counts[part])  # face of each candidate column
-        step = np.arange(len(number)) - np.repeat(counts[part].cumsum() - counts[part], counts[part])
+        step = np.arange(len(number)) - np.repeat(
+            counts[part].cumsum() - counts[part], counts[part]
+        )
         x = low[number, 0] + step // sizes[number, 1]
         y = low[number, 1] + step % sizes[number, 1]
         u = _shadow_weight(b[number], c[number], x, y) / shadow[number]

@@ -42,9 +42,7 @@ def mirrored_implant(skull: Mask, affine: Matrix) -> MirroredImplant:
 
     mirror, mismatch = find_mirror(skull, affine)
     step = np.linalg.inv(affine) @ np.linalg.inv(mirror) @ affine
-    mirrored = (
-        affine_transform(skull.astype(np.float32), step[:3, :3], step[:3, 3], order=1) > 0.5
-    )
+    mirrored = affine_transform(skull.astype(np.float32), step[:3, :3], step[:3, 3], order=1) > 0.5
     spacing = np.linalg.norm(affine[:3, :3], axis=0)
     missing = mirrored & ~skull
     if not missing.any():

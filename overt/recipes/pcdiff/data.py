@@ -25,8 +25,8 @@ from overt.data.skulls.lists import (
     rotation_matrix,
     training_cloud,
 )
-from overt.data.skulls.synthetic import write_skulls
 from overt.data.skulls.nrrd import read_nrrd
+from overt.data.skulls.synthetic import write_skulls
 from overt.data.skulls.volumes import SKULLFIX_SPACING, cloud_frame
 from overt.distributed import main_first
 from overt.errors import ConfigError

@@ -176,7 +176,9 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(root: Path) -> N
 
 
 def test_it_learns_and_is_scored(root: Path) -> None:
-    trainer = SMALL_PCDIFF.trainer(root, "exp_name=learns", "training.num_steps=40", "evaluation.volumes=true")
+    trainer = SMALL_PCDIFF.trainer(
+        root, "exp_name=learns", "training.num_steps=40", "evaluation.volumes=true"
+    )
     scores = trainer.train()
     losses = curve(root / "runs" / "learns")
     assert np.mean(losses[-8:]) < 0.75 * np.mean(losses[:4])
