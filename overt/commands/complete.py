@@ -1,78 +1,97 @@
-"""`overt complete SKULL --checkpoint FILE`: implants for a defective skull, and their picture.
+"""`overt complete SCAN --checkpoint FILE`: an implant for a defective skull, ready to print.
 
-SKULL is a volume (.nrrd) or a cloud of points (.npy, (points, 3)). A checkpoint folder of overt
-knows its recipe; for any other file name it by --recipe. Writes the clouds as the published code
-does (input.npy, sample.npy, shift.npy, scale.npy), the implants as implant_N.ply in the coordinates
-of SKULL, a picture and, for a volume, the implant as a volume of the same shape.
+SCAN is a CT or a mask (DICOM folder, .nrrd, .nii.gz, .inv3, .npz), a closed mesh (.stl, .ply, .obj)
+or a cloud of points (.npy, (points, 3)). A checkpoint folder of overt knows its recipe; for any
+other file name it by --recipe. --mirror needs neither: it mirrors the healthy side.
+
+Everything is written in patient space (LPS, mm): implant.stl, implant.obj, implant.nrrd and
+implant.nii.gz, report.html to turn in a browser, case.json, the samples as points (sample_N.ply),
+and the clouds as the published code writes them (input.npy, sample.npy, shift.npy, scale.npy).
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import platform
+import resource
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from overt.checkpoint.trained import load_model
-from overt.commands.arguments import configure_model, model_options, whole_number
+from overt.commands.arguments import configure_model, finite_number, model_options, whole_number
 from overt.config import Config, build_recipe
-from overt.errors import DataError
+from overt.errors import ConfigError, DataError
 from overt.tasks import SkullCompleter, need_task
 
 if TYPE_CHECKING:
-    from overt.data.skulls.volumes import Volume
+    from overt.data.skulls.volumes import CloudFrame, Volume
 
 CLOUD_FACTOR = 2  # points on a volume's surface for each one that is drawn
+
+Points = NDArray[np.floating[Any]]
+
+
+class Clock:
+    """Times the stages of a case and says which one begins."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.start = time.perf_counter()
+
+    def end(self, stage: str, note: str = "") -> None:
+        now = time.perf_counter()
+        self.seconds[stage] = round(now - self.start, 3)
+        print(f"{stage:<9} {now - self.start:6.1f} s{'  ' if note else ''}{note}", flush=True)
+        self.start = now
+
+
+class Skull(NamedTuple):
+    """A defective skull as the network takes it, and how to bring its points back."""
+
+    volume: Volume | None  # of booleans; None for a cloud
+    how: str
+    cloud: Points  # (points, 3)
+    frame: CloudFrame | None
+
+    def to_patient(self, cloud: Points) -> Points:
+        if self.volume is None or self.frame is None:
+            return cloud
+        return self.volume.to_patient(self.frame.to_indices(cloud))
 
 
 def main(arguments: Sequence[str]) -> int:
     options = make_parser().parse_intermixed_args(arguments)
+    clock = Clock()
+    folder = options.output or Path(f"{options.scan.name.partition('.')[0]}_implant")
+    if options.mirror:
+        return mirror(options, folder, clock)
+    if options.checkpoint is None:
+        raise ConfigError(
+            "--checkpoint is missing: the weights of a trained model, or use --mirror"
+        )
     config = _configure(options)
     # What the user gave is read before torch is: a mistake in it shows at once.
-    volume, skull = read_skull(options.skull, config)
-
-    import torch
-
-    from overt.distributed import init_distributed
-    from overt.engine.precision import AUTOCAST, set_precision
-    from overt.viz.points import Shown, draw_clouds
-    from overt.viz.tracks import save_image
-
-    world = init_distributed(config.training.device)
-    recipe = build_recipe(config)
-    completer = need_task(recipe, SkullCompleter, config.recipe.name)
-    model, report = load_model(recipe, options.checkpoint, options.part)
-    print(report)
-    set_precision(config.training.precision, config.training.deterministic)
-    dtype = AUTOCAST.get(config.training.precision)
-    with (
-        torch.inference_mode(),
-        torch.autocast(world.device.type, dtype, enabled=dtype is not None),
-    ):
-        completion = completer.complete(model.to(world.device), skull, str(options.skull))
-
-    folder = options.output or Path(f"{options.skull.stem}_implant")
-    folder.mkdir(parents=True, exist_ok=True)
+    skull = read_skull(options, config)
+    clock.end("read", skull.how)
+    completion = sample(options, config, skull, clock)
     known, implants = completion.known, completion.implants.numpy()
-    whole = [np.concatenate([known.points, implant]) for implant in implants]
-    np.save(folder / "input.npy", known.points[None])
-    np.save(folder / "sample.npy", np.stack(whole))
-    np.save(folder / "shift.npy", known.shift[None])
-    np.save(folder / "scale.npy", known.scale[None])
-    implants_in_skull = implants * known.scale + known.shift  # (n, K, 3), as the skull has them
-    for number, implant in enumerate(implants_in_skull):
-        write_ply(folder / f"implant_{number}.ply", implant)
-    seen = torch.from_numpy(known.points)
-    rows = [Shown(f"implant {n}", seen, part) for n, part in enumerate(completion.implants)]
-    save_image(folder / "picture.png", draw_clouds(rows))
-    written = f"input.npy, sample.npy, {len(rows)} implant_N.ply, picture.png"
-    if volume is not None:
-        write_solid(folder / "implant.nrrd", implants_in_skull, volume, config)
-        written += ", implant.nrrd"
-    print(f"{len(rows)} implant(s) of {implants.shape[1]} points\nwritten to {folder}: {written}")
+    clouds = implants * known.scale + known.shift  # (n, K, 3) in the coordinates of clouds
+    written = write_clouds(folder, completion, skull.to_patient(clouds))
+    if skull.volume is not None:
+        facts = facts_of(options, skull, clock) | {
+            "checkpoint": str(options.checkpoint),
+            "recipe": config.recipe.name,
+            "sampling": vars(config.settings.evaluation),
+        }
+        written += write_volumes(options, folder, skull, clouds, facts, clock)
+    print(
+        f"{len(implants)} implant(s) of {implants.shape[1]} points\n"
+        f"written to {folder}: {', '.join(written)}"
+    )
     return 0
 
 
@@ -81,11 +100,43 @@ def make_parser() -> argparse.ArgumentParser:
         prog="overt complete",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        parents=[model_options()],
+        parents=[model_options(default="none, with --mirror")],
     )
-    parser.add_argument("skull", type=Path, metavar="SKULL")
+    parser.add_argument("scan", type=Path, metavar="SCAN")
     parser.add_argument("--samples", type=whole_number(1), metavar="N", help="how many implants")
-    parser.add_argument("--output", type=Path, metavar="FOLDER", help="default: SKULL_implant")
+    parser.add_argument(
+        "--vote",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="the implant is where most samples are; --no-vote: the first sample",
+    )
+    parser.add_argument("--steps", type=whole_number(2), metavar="N", help="of the sampler")
+    parser.add_argument(
+        "--out",
+        "--output",
+        dest="output",
+        type=Path,
+        metavar="FOLDER",
+        help="default: SCAN_implant",
+    )
+    parser.add_argument("--mirror", action="store_true", help="baseline: mirror the healthy side")
+    parser.add_argument(
+        "--threshold", type=float, metavar="HU", help="lowest value of bone; default: 300 in CT"
+    )
+    parser.add_argument(
+        "--clearance",
+        type=finite_number(0),
+        default=0.0,
+        metavar="MM",
+        help="distance kept from the skull; default: 0",
+    )
+    parser.add_argument(
+        "--spacing",
+        type=finite_number(0, above=True),
+        nargs=3,
+        metavar="MM",
+        help="of a .npy volume",
+    )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of the configuration")
     return parser
 
@@ -94,47 +145,183 @@ def _configure(options: argparse.Namespace) -> Config:
     overrides = list(options.overrides)
     if options.samples is not None:
         overrides.append(f"evaluation.ensemble={options.samples}")
+    if options.steps is not None:
+        overrides.append(f"evaluation.steps={options.steps}")
     return configure_model(options.checkpoint, options.recipe, overrides, options.package)
 
 
-def read_skull(path: Path, config: Config) -> tuple[Volume | None, NDArray[np.floating[Any]]]:
-    """The volume, where it is one, and the cloud of a defective skull."""
+def read_bone(options: argparse.Namespace) -> tuple[Volume, str]:
+    """Return the bone of a scan and what its values were taken for."""
+    from overt.data.skulls.bone import find_bone
+    from overt.data.skulls.scans import read_scan
+
+    spacing = None if options.spacing is None else tuple(options.spacing)
+    scan = read_scan(options.scan, spacing)
+    return find_bone(scan, str(options.scan), options.threshold)
+
+
+def read_skull(options: argparse.Namespace, config: Config) -> Skull:
+    """Return a defective skull as a cloud, and as a volume where it is one."""
     from overt.data.skulls.lists import load_cloud
     from overt.data.skulls.prepare import cloud_of
-    from overt.data.skulls.volumes import read_nrrd
+    from overt.data.skulls.volumes import cloud_frame
 
+    path = options.scan
     asked = getattr(config.settings.data, "num_known_points", 1)
-    match path.suffix.lower():
-        case ".npy":
-            if not path.is_file():
-                raise DataError(f"there is no skull at {path}; check the path")
-            return None, load_cloud(path, asked)
-        case ".nrrd":
-            volume = read_nrrd(path)
-            points = CLOUD_FACTOR * asked
-            return volume, cloud_of(volume.mask, points, np.random.default_rng(0), path)
-        case suffix:
-            raise DataError(
-                f"{path} ends in {suffix or 'nothing'}; a skull is a volume (.nrrd) or a cloud of "
-                "points (.npy)"
-            )
+    if path.suffix.lower() == ".npy" and options.spacing is None:
+        if not path.is_file():
+            raise DataError(f"there is no skull at {path}; check the path")
+        return Skull(None, "a cloud of points", load_cloud(path, asked), None)
+    volume, how = read_bone(options)
+    frame = cloud_frame(volume, getattr(config.settings.data, "axes", "LPS"))
+    rng = np.random.default_rng(0)
+    return Skull(volume, how, cloud_of(volume.mask, CLOUD_FACTOR * asked, rng, path, frame), frame)
 
 
-def write_ply(path: Path, points: NDArray[np.floating[Any]]) -> None:
-    """Points in the format that mesh viewers read."""
-    header = (
-        f"ply\nformat binary_little_endian 1.0\nelement vertex {len(points)}\n"
-        "property float x\nproperty float y\nproperty float z\nend_header\n"
+def sample(options: argparse.Namespace, config: Config, skull: Skull, clock: Clock) -> Any:
+    """Return the recipe's implants for the skull."""
+    import torch
+
+    from overt.checkpoint.trained import load_model
+    from overt.distributed import init_distributed
+    from overt.engine.precision import AUTOCAST, set_precision
+
+    world = init_distributed(config.training.device)
+    recipe = build_recipe(config)
+    completer = need_task(recipe, SkullCompleter, config.recipe.name)
+    model, report = load_model(recipe, options.checkpoint, options.part)
+    clock.end("load", str(report))
+    set_precision(config.training.precision, config.training.deterministic)
+    dtype = AUTOCAST.get(config.training.precision)
+    with (
+        torch.inference_mode(),
+        torch.autocast(world.device.type, dtype, enabled=dtype is not None),
+    ):
+        completion = completer.complete(model.to(world.device), skull.cloud, str(options.scan))
+    clock.end("sample", f"{len(completion.implants)} implant(s) on {world.device}")
+    return completion
+
+
+def write_clouds(folder: Path, completion: Any, implants: Points) -> list[str]:
+    """Write the samples as points of the patient, as the published code does, and as a picture."""
+    import torch
+
+    from overt.data.skulls.meshes import write_ply_points
+    from overt.viz.points import Shown, draw_clouds
+    from overt.viz.tracks import save_image
+
+    folder.mkdir(parents=True, exist_ok=True)
+    known, parts = completion.known, completion.implants
+    whole = [np.concatenate([known.points, part]) for part in parts.numpy()]
+    arrays = {"input": known.points[None], "sample": np.stack(whole)}
+    arrays |= {"shift": known.shift[None], "scale": known.scale[None]}
+    for name, values in arrays.items():
+        np.save(folder / f"{name}.npy", values)
+    for number, points in enumerate(implants):
+        write_ply_points(folder / f"sample_{number}.ply", points)
+    seen = torch.from_numpy(known.points)
+    rows = [Shown(f"implant {number}", seen, part) for number, part in enumerate(parts)]
+    save_image(folder / "picture.png", draw_clouds(rows))
+    return [*(f"{name}.npy" for name in arrays), f"{len(parts)} sample_N.ply", "picture.png"]
+
+
+def write_volumes(
+    options: argparse.Namespace,
+    folder: Path,
+    skull: Skull,
+    clouds: Points,  # (n, K, 3)
+    facts: dict[str, Any],
+    clock: Clock,
+) -> list[str]:
+    """Write the implant that the samples agree on as volume, meshes and page."""
+    from overt.geometry.implant import finish
+    from overt.geometry.solid import solid_of_points
+    from overt.tools.report.case_folder import Case, write_case
+
+    volume, frame = skull.volume, skull.frame
+    assert volume is not None
+    assert frame is not None
+    ball = facts["sampling"].get("solid_mm", 8.0)
+    shape, spacing = volume.values.shape, volume.spacing
+    samples = [
+        solid_of_points(frame.to_indices(cloud), shape, spacing, ball) & ~volume.values
+        for cloud in clouds
+    ]
+    voters = samples if options.vote else samples[:1]
+    votes = np.sum(voters, axis=0, dtype=np.int32)
+    chosen = np.asarray(votes >= (len(voters) + 1) // 2)
+    clock.end("solid", f"{len(samples)} volume(s)")
+    finished = finish(chosen, volume.values, spacing, options.clearance)
+    if not finished.implant.any():
+        print("the samples enclose no volume that most of them share: the implant is empty")
+    notes = [skull.how, f"Implant by {'vote of ' if options.vote else 'the first of '}"
+             f"{len(samples)} sample(s), clearance {options.clearance:g} mm."]  # fmt: skip
+    case = Case(options.scan.name, volume, finished, samples, facts | timing(clock), notes)
+    written = write_case(folder, case)
+    clock.end("write")
+    return written
+
+
+def mirror(options: argparse.Namespace, folder: Path, clock: Clock) -> int:
+    """Write the baseline: the mirrored other side, where bone is missing."""
+    from overt.geometry.implant import finish
+    from overt.geometry.symmetry import mirrored_implant
+    from overt.tools.report.case_folder import Case, write_case
+
+    volume, how = read_bone(options)
+    clock.end("read", how)
+    implant, matrix, mismatch = mirrored_implant(volume.values, volume.affine)
+    clock.end("mirror", f"the halves differ by {mismatch:.2f} mm on average")
+    finished = finish(implant, volume.values, volume.spacing, options.clearance)
+    skull = Skull(volume, how, np.zeros((0, 3)), None)
+    facts = facts_of(options, skull, clock) | {
+        "method": "mirror", "mirror": matrix.tolist(), "mismatch_mm": mismatch,
+    }  # fmt: skip
+    notes = [how, f"Mirrored from the other side; the halves differ by {mismatch:.2f} mm."]
+    written = write_case(
+        folder, Case(options.scan.name, volume, finished, [], facts | timing(clock), notes)
     )
-    path.write_bytes(header.encode() + points.astype("<f4").tobytes())
+    clock.end("write")
+    print(f"written to {folder}: {', '.join(written)}")
+    return 0
 
 
-def write_solid(
-    path: Path, implants: NDArray[np.floating[Any]], volume: Volume, config: Config
-) -> None:
-    """The implants grown together to one solid, where most of them are and the skull is not."""
-    from overt.data.skulls.volumes import Volume, write_nrrd
-    from overt.geometry.voxels import solid_of_votes
+def facts_of(options: argparse.Namespace, skull: Skull, clock: Clock) -> dict[str, Any]:
+    """Return what case.json says about the scan and the software."""
+    from importlib.metadata import version
 
-    radius = config.settings.evaluation.solid_mm / volume.spacing[0]
-    write_nrrd(path, Volume(solid_of_votes(implants, volume.mask, radius), volume.spacing))
+    packages = ("overt", "torch", "numpy", "scipy")
+    volume = skull.volume
+    assert volume is not None
+    return {
+        "scan": str(options.scan),
+        "values": skull.how,
+        "shape": list(volume.values.shape),
+        "spacing_mm": list(volume.spacing),
+        "affine_lps": volume.affine.tolist(),
+        "space": "LPS, mm",
+        "versions": _versions(packages, version) | {"python": platform.python_version()},
+    }
+
+
+def _versions(packages: Sequence[str], version: Callable[[str], str]) -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError
+
+    versions = {}
+    for name in packages:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = "not installed"
+    return versions
+
+
+def timing(clock: Clock) -> dict[str, Any]:
+    """Return times and the most memory so far."""
+    memory = {"host_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
+    import sys
+
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        memory["device_gib"] = torch.cuda.max_memory_allocated() / 2**30
+    return {"seconds": dict(clock.seconds), "peak_memory": memory}

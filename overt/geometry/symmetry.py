@@ -20,6 +20,8 @@ _MATCHED = 0.7  # fraction of points that has to have a partner; the defect has 
 _ROUNDS = 40
 # A head is not symmetric: mirrored bone this near to the skull alone is no sign of a defect.
 APART_MM = 3.5
+VAULT_MM = 110.0  # below the vertex there is the face
+_AROUND_MM = 30.0  # bone that a mirrored piece has to fit to
 
 Points = NDArray[np.floating[Any]]
 Matrix = NDArray[np.float64]
@@ -32,32 +34,81 @@ class MirroredImplant(NamedTuple):
 
 
 def mirrored_implant(skull: Mask, affine: Matrix) -> MirroredImplant:
-    """Return the mirrored bone that a defective skull misses."""
+    """Return the mirrored bone that a defective skull misses.
+
+    The reflection of the whole head shows where bone is missing; matched again around that defect,
+    it says which bone.
+    """
     try:
-        from scipy.ndimage import affine_transform, label
+        import scipy.ndimage  # noqa: F401
     except ImportError as error:
         raise DataError(
             "the mirror baseline needs SciPy, which is not installed; pip install 'overt[skulls]'"
         ) from error
 
     mirror, mismatch = find_mirror(skull, affine)
+    core = _missing_core(skull, affine, mirror)
+    if core.any():
+        mirror = _match_around(skull, affine, mirror, core)
+        core = _missing_core(skull, affine, mirror)
+    implant = np.zeros_like(skull)
+    if core.any():
+        # Back to the rim of the defect, through mirrored bone.
+        spacing = np.linalg.norm(affine[:3, :3], axis=0)
+        margin = [int(np.ceil(2 * APART_MM / size)) + 1 for size in spacing]
+        box = bounding_box(core, margin)
+        missing = _reflected(skull, affine, mirror)[box] & ~skull[box]
+        implant[box] = missing & (distance_to(core[box], spacing) <= 1.5 * APART_MM)
+    return MirroredImplant(implant, mirror, mismatch)
+
+
+def _reflected(skull: Mask, affine: Matrix, mirror: Matrix) -> Mask:
+    from scipy.ndimage import affine_transform
+
     step = np.linalg.inv(affine) @ np.linalg.inv(mirror) @ affine
-    mirrored = affine_transform(skull.astype(np.float32), step[:3, :3], step[:3, 3], order=1) > 0.5
+    values = affine_transform(skull.astype(np.float32), step[:3, :3], step[:3, 3], order=1)
+    return np.asarray(values > 0.5)
+
+
+def _missing_core(skull: Mask, affine: Matrix, mirror: Matrix) -> Mask:
+    """Return the largest piece of mirrored bone of the vault that has none of the skull near it."""
+    from scipy.ndimage import label
+
     spacing = np.linalg.norm(affine[:3, :3], axis=0)
-    missing = mirrored & ~skull
-    if not missing.any():
-        return MirroredImplant(missing, mirror, mismatch)
-    away = missing & (distance_to(skull, spacing) > APART_MM)
+    away = _reflected(skull, affine, mirror) & ~skull
+    # The bones of the face differ most between the sides, and are not what is looked for.
+    indices = np.argwhere(away)
+    height = indices @ affine[2, :3] + affine[2, 3]
+    bone = np.argwhere(skull) @ affine[2, :3] + affine[2, 3]
+    away[tuple(indices[height < bone.max() - VAULT_MM].T)] = False
+    if away.any():
+        away &= distance_to(skull, spacing) > APART_MM
     labels, count = label(away)
     if not count:
-        return MirroredImplant(away, mirror, mismatch)
-    core = np.asarray(labels == np.bincount(labels.ravel())[1:].argmax() + 1)
-    # Back to the rim of the defect, through mirrored bone.
-    margin = [int(np.ceil(2 * APART_MM / size)) + 1 for size in spacing]
-    box = bounding_box(core, margin)
-    implant = np.zeros_like(skull)
-    implant[box] = missing[box] & (distance_to(core[box], spacing) <= 1.5 * APART_MM)
-    return MirroredImplant(implant, mirror, mismatch)
+        return away
+    return np.asarray(labels == np.bincount(labels.ravel())[1:].argmax() + 1)
+
+
+def _match_around(skull: Mask, affine: Matrix, mirror: Matrix, core: Mask) -> Matrix:
+    """Return the reflection that matches the bone around a defect best."""
+    from scipy.spatial import KDTree
+
+    points = np.argwhere(surface(skull)) @ affine[:3, :3].T + affine[:3, 3]
+    missing = np.argwhere(core) @ affine[:3, :3].T + affine[:3, 3]
+    near = KDTree(missing).query(points)[0] < _AROUND_MM
+    if near.sum() < 500:
+        return mirror
+    tree = KDTree(points[near])
+    for _ in range(_ROUNDS // 2):
+        moved = points @ mirror[:3, :3].T + mirror[:3, 3]
+        distances, nearest = tree.query(moved, distance_upper_bound=2 * APART_MM)
+        matched = np.isfinite(distances)
+        if matched.sum() < 500:
+            break
+        limit = np.quantile(distances[matched], _MATCHED)
+        kept = matched & (distances <= limit)
+        mirror = _reflection(points[kept], points[near][nearest[kept]])
+    return mirror
 
 
 def find_mirror(skull: Mask, affine: Matrix) -> tuple[Matrix, float]:

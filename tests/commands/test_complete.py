@@ -12,7 +12,8 @@ from toy_runs import TOY, train_toy
 
 from overt.cli import main
 from overt.config import build_recipe, load
-from overt.data.skulls.nrrd import read_nrrd
+from overt.data.skulls.nrrd import read_nrrd, write_nrrd
+from overt.data.skulls.volumes import Volume
 
 SMALL = [
     *SMALL_PCDIFF.sizes(),
@@ -53,22 +54,62 @@ def test_a_volume_gets_an_implant_of_its_own_shape(
     np.testing.assert_array_equal(sample[0, :128], np.load(out / "input.npy")[0])
     shift, scale = np.load(out / "shift.npy"), np.load(out / "scale.npy")
     assert (shift.shape, scale.shape) == ((1, 1, 3), (1, 1, 1))
-    lines = (out / "implant_1.ply").read_bytes().split(b"end_header\n")
+    lines = (out / "sample_1.ply").read_bytes().split(b"end_header\n")
     stored = np.frombuffer(lines[1], "<f4").reshape(32, 3)
-    np.testing.assert_allclose(stored, (sample[1, 128:] * scale + shift)[0], rtol=1e-5)
+    voxels = (sample[1, 128:] * scale + shift)[0]  # as published; the file is in mm
+    np.testing.assert_allclose(stored, voxels * 200 / 24, rtol=1e-4)
     volume, implant = read_nrrd(folder / "skulls" / skull), read_nrrd(out / "implant.nrrd")
     assert implant.values.shape == volume.values.shape
-    assert implant.spacing == volume.spacing
+    np.testing.assert_array_equal(implant.affine, volume.affine)
     assert not (implant.mask & volume.mask).any()
     with Image.open(out / "picture.png") as picture:
         assert picture.size == (4 * 220, 18 + 2 * 220)
+
+
+def test_the_patient_s_frame_decides_where_the_implant_is(folder: Path, tmp_path: Path) -> None:
+    """The same head in another grid, turned, moved and anisotropic, gets the same implant."""
+    source = read_nrrd(folder / "skulls" / "defective_skull/bilateral/000.nrrd")
+    flat = np.repeat(source.values, 2, axis=0)[:, ::-1].transpose(2, 0, 1)  # (z, x, -y)
+    step, side = 200 / 24, len(source.values)
+    affine = np.zeros((4, 4))
+    affine[2, 0], affine[0, 1], affine[1, 2] = step, step / 2, -step
+    affine[:, 3] = [70 - step / 4, 30 + step * (side - 1), -9, 1]
+    write_nrrd(tmp_path / "turned.nrrd", Volume(flat, affine))
+    moved = np.array([70, 30, -9])
+    centers = []
+    for path in (folder / "skulls/defective_skull/bilateral/000.nrrd", tmp_path / "turned.nrrd"):
+        out = tmp_path / path.stem
+        assert complete(folder, str(path), "--samples", "1", "--out", str(out)) == 0
+        body = (out / "sample_0.ply").read_bytes().split(b"end_header\n")[1]
+        points = np.frombuffer(body, "<f4").reshape(-1, 3)
+        known = np.load(out / "input.npy")[0]
+        extent = np.ptp(known, axis=0)
+        np.testing.assert_allclose(np.ptp(known, axis=0).max(), 6.0, rtol=1e-4)
+        centers.append((points.mean(axis=0), extent))
+    # Not squashed: the network sees the same head, and its answer is in the patient's frame.
+    np.testing.assert_allclose(centers[0][1], centers[1][1], rtol=0.12)
+    scale = np.abs(centers[0][0]).max()
+    np.testing.assert_allclose(centers[1][0] - moved, centers[0][0], atol=0.15 * scale)
+    facts = json.loads((tmp_path / "turned" / "case.json").read_text())
+    np.testing.assert_allclose(facts["affine_lps"], affine)
+
+
+def test_the_mirror_needs_no_checkpoint(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    skull = str(folder / "skulls" / "defective_skull/parietotemporal/000.nrrd")
+    assert main(["complete", skull, "--mirror", "--out", str(tmp_path / "out")]) == 0
+    assert "a mask (two values)" in capsys.readouterr().out
+    assert (tmp_path / "out" / "report.html").is_file()
+    assert main(["complete", skull]) == 1
+    assert "--checkpoint is missing" in capsys.readouterr().err
 
 
 def test_a_cloud_gets_implants_and_no_volume(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     skull = "defective_skull/random_1/001_surf.npy"
     assert complete(folder, skull, "--output", str(out)) == 0
-    assert (out / "implant_0.ply").is_file()
+    assert (out / "sample_0.ply").is_file()
     assert not (out / "implant.nrrd").exists()
 
 
@@ -76,8 +117,8 @@ def test_a_cloud_gets_implants_and_no_volume(folder: Path, tmp_path: Path) -> No
     ("skull", "message"),
     [
         ("absent.npy", "there is no skull"),
-        ("absent.nrrd", "cannot be read"),
-        ("train.csv", "a skull is a volume"),
+        ("absent.nrrd", "there is no scan"),
+        ("train.csv", "expected a DICOM folder"),
     ],
 )
 def test_other_files_are_refused(
@@ -110,7 +151,18 @@ def test_other_recipes_complete_nothing(
 
 def test_a_checkpoint_is_scored_case_by_case(folder: Path, tmp_path: Path) -> None:
     words = ["recipe=pcdiff_tiny", f"checkpoint={folder / 'epoch_0.pth'}", f"output={tmp_path}"]
-    assert main(["evaluate", *words, f"data.root={folder / 'skulls'}", *SMALL, "evaluation.volumes=true"]) == 0
+    assert (
+        main(
+            [
+                "evaluate",
+                *words,
+                f"data.root={folder / 'skulls'}",
+                *SMALL,
+                "evaluation.volumes=true",
+            ]
+        )
+        == 0
+    )
     rows = json.loads((tmp_path / "rows.json").read_text())
     assert [row["name"][:-8] for row in rows] == ["bilateral", "random_2"]
     scores = json.loads((tmp_path / "scores.json").read_text())["scores"]

@@ -86,7 +86,7 @@ def test_overlapping_boxes_are_one_solid() -> None:
     corners = np.array([[x, y, z] for x in (1, 5) for y in (1, 5) for z in (1, 5)], dtype=float)
     quads = [(0, 1, 3, 2), (4, 6, 7, 5), (0, 4, 5, 1), (2, 3, 7, 6), (0, 2, 6, 4), (1, 5, 7, 3)]
     faces = np.array([tri for a, b, c, d in quads for tri in ((a, b, c), (a, c, d))])
-    both = np.concatenate([corners, corners + [2, 2, 2]])
+    both = np.concatenate([corners, corners + 2])
     found = solid.solid_of_mesh(both + 0.25, np.concatenate([faces, faces + 8]), (10, 10, 10))
     expected = np.zeros((10, 10, 10), dtype=bool)
     expected[2:6, 2:6, 2:6] = True

@@ -1,7 +1,6 @@
 """overt/geometry/voxels.py: distances, surfaces and boxes."""
 
 import numpy as np
-import pytest
 
 from overt.geometry import voxels
 

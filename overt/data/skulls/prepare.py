@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from overt.data.skulls.lists import DEFECTS, SUFFIX, SkullItem, cloud_problem
+from overt.data.skulls.lists import DEFECTS, SUFFIX, Points, SkullItem, cloud_problem
 from overt.data.skulls.nrrd import read_nrrd
-from overt.data.skulls.surfaces import Points, sample_surface, surface_triangles
+from overt.data.skulls.surfaces import sample_surface, surface_triangles
 from overt.data.skulls.volumes import CloudFrame, Volume, cloud_frame, skullfix_frame
 from overt.errors import DataError
 from overt.files.atomic import new_file
@@ -136,7 +136,7 @@ def cloud_of(
     if not len(triangles):
         raise DataError(f"{path}: the volume is full, so it has no surface; take it out")
     if frame is not None:
-        triangles = frame.to_cloud(triangles)
+        triangles = np.asarray(frame.to_cloud(triangles), dtype=np.float64)
     return sample_surface(triangles, points, rng)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overt.errors import DataError
+from overt.geometry.isosurface import CORNERS, EDGES, loops_of
 from overt.geometry.voxels import bounding_box
 
 CANDIDATES = 5  # points thrown for each point wanted
@@ -18,10 +19,6 @@ FILL = 0.42  # of the area: the squares of the radius, all points together
 
 Triangles = NDArray[np.float64]  # (triangles, 3 corners, 3)
 Points = NDArray[np.float64]  # (points, 3)
-
-# Corner c of a cube has the bits x, y, z; an edge joins two corners that differ in one bit.
-_CORNERS = np.array([[c & 1, c >> 1 & 1, c >> 2 & 1] for c in range(8)])
-_EDGES = [(a, a | bit) for a in range(8) for bit in (1, 2, 4) if not a & bit]
 
 
 @cache
@@ -31,37 +28,11 @@ def _cases() -> list[list[tuple[int, int, int]]]:
 
 
 def _triangles(inside: int) -> list[tuple[int, int, int]]:
-    links: dict[int, list[int]] = {}
-    for axis in range(3):
-        for side in (0, 1):
-            face = [c for c in range(8) if (c >> axis & 1) == side]
-            cut = [
-                number
-                for number, (a, b) in enumerate(_EDGES)
-                if a in face and b in face and (inside >> a & 1) != (inside >> b & 1)
-            ]
-            # Two edges make a line. Of four, those at the same inner corner belong together:
-            # inner corners are kept apart, on both sides of the face alike.
-            lines = [cut]
-            if len(cut) == 4:
-                inner = [c for c in face if inside >> c & 1]
-                lines = [[edge for edge in cut if corner in _EDGES[edge]] for corner in inner]
-            for first, second in filter(None, lines):
-                links.setdefault(first, []).append(second)
-                links.setdefault(second, []).append(first)
-    triangles = []
-    while links:
-        # Each cut edge has two lines, one on each of its faces: they close to loops.
-        loop = [next(iter(links))]
-        while links.get(loop[-1]):
-            following = links[loop[-1]].pop()
-            links[following].remove(loop[-1])
-            loop.append(following)
-        for edge in set(loop):
-            if not links[edge]:
-                del links[edge]
-        triangles += [(loop[0], loop[k], loop[k + 1]) for k in range(1, len(loop) - 2)]
-    return triangles
+    return [
+        (loop[0], loop[k], loop[k + 1])
+        for loop in loops_of(inside)
+        for k in range(1, len(loop) - 1)
+    ]
 
 
 def surface_triangles(mask: NDArray[np.bool_]) -> Triangles:
@@ -75,7 +46,7 @@ def surface_triangles(mask: NDArray[np.bool_]) -> Triangles:
     first = [part.start for part in box]
     mask = mask[box]
     codes = np.zeros(tuple(size - 1 for size in mask.shape), dtype=np.uint8)
-    for corner, (x, y, z) in enumerate(_CORNERS):
+    for corner, (x, y, z) in enumerate(CORNERS):
         part = mask[x : mask.shape[0] - 1 + x, y : mask.shape[1] - 1 + y, z : mask.shape[2] - 1 + z]
         codes |= part.astype(np.uint8) << np.uint8(corner)
     cubes = np.argwhere((codes != 0) & (codes != 255))
@@ -86,8 +57,8 @@ def surface_triangles(mask: NDArray[np.bool_]) -> Triangles:
         triangles = _cases()[kind]
         if not triangles:
             continue
-        outer = [a if not kind >> a & 1 else b for a, b in _EDGES]
-        corners = _CORNERS[[[outer[edge] for edge in triangle] for triangle in triangles]]
+        outer = [a if not kind >> a & 1 else b for a, b in EDGES]
+        corners = CORNERS[[[outer[edge] for edge in triangle] for triangle in triangles]]
         places = cubes[kinds == kind]
         found.append((places[:, None, None] + corners).reshape(-1, 3, 3))
     return np.concatenate(found).astype(np.float64) if found else np.zeros((0, 3, 3))

@@ -22,6 +22,7 @@ _LETTERS = {"L": (0, 1), "R": (0, -1), "P": (1, 1), "A": (1, -1), "S": (2, 1), "
 Array = NDArray[Any]
 Matrix = NDArray[np.float64]
 Points = NDArray[np.floating[Any]]  # (..., 3)
+Indices = NDArray[np.floating[Any]] | NDArray[np.integer[Any]]
 
 
 class Volume(NamedTuple):
@@ -53,7 +54,7 @@ class Volume(NamedTuple):
         """Return other values in the same place."""
         return Volume(values, self.affine)
 
-    def to_patient(self, indices: Points) -> Points:
+    def to_patient(self, indices: Indices) -> Points:
         """Return voxel indices (..., 3) in mm of the patient."""
         return np.asarray(indices @ self.affine[:3, :3].T + self.affine[:3, 3])
 

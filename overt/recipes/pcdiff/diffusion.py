@@ -86,11 +86,17 @@ class Respaced(NamedTuple):
     timesteps: list[int]  # in the order of sampling, from the noisiest down
 
 
-def respace(arrays: Arrays, steps: int) -> Respaced:
-    """Keep `steps` of the T steps, evenly spread, first and last among them (DDIM)."""
+def respace(arrays: Arrays, steps: int, power: float = 1.0) -> Respaced:
+    """Keep `steps` of the T steps, first and last among them.
+
+    They are evenly spread (DDIM); with a power of 2 they are denser where little noise is left.
+    """
     total = len(arrays.betas)
     # numpy rounds halves to even, as the published code does.
-    kept = np.unique(np.round(np.linspace(0, total - 1, steps)).astype(int))
+    spread = np.linspace(0, total - 1, steps)
+    if power != 1.0:
+        spread = (spread / (total - 1)) ** power * (total - 1)
+    kept = np.unique(np.round(spread).astype(int))
     cumulative = arrays.alphas_cumprod.numpy()
     betas = np.zeros(total, dtype=np.float32)
     before = np.float32(1.0)

@@ -56,10 +56,13 @@ def make_plan(diffusion: DiffusionSettings, evaluation: EvaluationSettings) -> P
     arrays = base_arrays(diffusion)
     if evaluation.sampler == "ddpm":
         return Plan(arrays, list(range(diffusion.steps - 1, -1, -1)), diffusion.variance, 0.0)
-    spaced = respace(arrays, evaluation.steps)
     if evaluation.sampler == "dpm_solver":
+        # The last steps change the ratio of signal to noise most: a solver of second order needs
+        # them closer together.
+        spaced = respace(arrays, evaluation.steps, power=2.0)
         solver = make_solver(spaced.arrays, spaced.timesteps)
         return Plan(spaced.arrays, spaced.timesteps, None, 0.0, solver)
+    spaced = respace(arrays, evaluation.steps)
     return Plan(spaced.arrays, spaced.timesteps, None, evaluation.eta)
 
 

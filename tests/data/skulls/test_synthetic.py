@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from overt.data.skulls import synthetic
-from overt.data.skulls.lists import DEFECTS, SkullList
+from overt.data.skulls.lists import SkullList
 from overt.data.skulls.prepare import load_case, prepare
 from overt.errors import DataError
 
@@ -31,8 +31,8 @@ def test_implants_fill_the_defects(root: Path) -> None:
     for item in SkullList(root / "train.csv", "skullbreak").items:
         skull, implant, *_ = load_case(item, "skullbreak")
         assert not (skull & implant).any()
-        share = implant.sum() / (skull | implant).sum()
-        assert 0.03 < share < 0.5, item.name
+        fraction = implant.sum() / (skull | implant).sum()
+        assert 0.005 < fraction < 0.3, item.name
         cloud = np.load(item.implant)
         inside = np.argwhere(implant)
         assert (cloud.min(axis=0) >= inside.min(axis=0) - 1).all()
@@ -46,18 +46,6 @@ def test_a_skull_depends_on_seed_and_number_only(root: Path, tmp_path: Path) -> 
     assert synthetic.write_skulls(tmp_path / "one", 1, side=24, points=200) == 0
     synthetic.write_skulls(tmp_path / "two", 1, side=24, points=200, seed=1)
     assert (tmp_path / "two" / name).read_bytes() != (root / name).read_bytes()
-
-
-def test_defects_are_where_their_names_say() -> None:
-    complete = synthetic.make_skull(np.random.default_rng(0), 32)
-    rng = np.random.default_rng(1)
-    middle = {
-        defect: np.argwhere(synthetic.make_implant(complete, defect, rng)).mean(axis=0) / 32 - 0.5
-        for defect in DEFECTS["skullbreak"]
-    }
-    assert middle["bilateral"][2] > 0.15  # above
-    assert middle["frontoorbital"][1] < -0.15  # in front
-    assert middle["parietotemporal"][0] > 0.1  # at the side
 
 
 def test_sets_are_not_mixed(root: Path, tmp_path: Path) -> None:

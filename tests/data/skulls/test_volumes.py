@@ -8,7 +8,6 @@ import pytest
 from overt.data.skulls import volumes
 from overt.errors import ConfigError, DataError
 
-
 OBLIQUE = np.array(
     [[0.0, 0.48, 0.36, -12.5], [-0.5, 0.0, 0.0, 30.25], [0.0, 0.36, -0.48, -7.0], [0, 0, 0, 1]]
 )

@@ -136,7 +136,9 @@ def test_fifty_steps_in_bf16_follow_those_in_float32(root: Path) -> None:
 
 
 def test_it_learns_and_is_scored(root: Path) -> None:
-    trainer = SMALL_PCDIFF.trainer(root, "exp_name=learns", "training.num_steps=40", "evaluation.volumes=true")
+    trainer = SMALL_PCDIFF.trainer(
+        root, "exp_name=learns", "training.num_steps=40", "evaluation.volumes=true"
+    )
     scores = trainer.train()
     losses = curve(root / "runs" / "learns")
     assert np.mean(losses[-8:]) < 0.75 * np.mean(losses[:4])

@@ -1,0 +1,107 @@
+"""The folder of one completed skull: volumes, meshes, a page and the facts, in patient space."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from overt.data.skulls.meshes import write_obj, write_stl
+from overt.data.skulls.nrrd import write_nrrd
+from overt.data.skulls.resampling import isotropic_grid, resample_mask
+from overt.data.skulls.scans import write_nifti
+from overt.data.skulls.volumes import Volume
+from overt.files.atomic import new_file
+from overt.geometry.implant import Finished, measures, wall_thickness
+from overt.geometry.isosurface import mask_surface, open_edges
+from overt.geometry.voxels import Mask
+from overt.metrics.implants import dice
+from overt.viz.case_page import Shown, write_case_page
+
+HAS_NIBABEL = find_spec("nibabel") is not None
+_SKULL_VOXEL_MM = 2.0  # of the skull on the page, which has to be small
+_BONE, _METAL, _SAMPLE = (0.85, 0.82, 0.75, 1.0), (0.95, 0.45, 0.1, 1.0), (0.2, 0.45, 0.8, 1.0)
+
+
+class Case(NamedTuple):
+    """A completed skull in the grid of its scan."""
+
+    title: str
+    skull: Volume  # of booleans
+    implant: Finished  # the one to be used
+    samples: Sequence[Mask]  # those that voted; none for a baseline
+    facts: dict[str, Any]  # for case.json
+    notes: Sequence[str]  # for the page
+
+
+def write_case(folder: Path, case: Case) -> list[str]:
+    """Write everything about a case; return the names of the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    skull, (implant, changed) = case.skull, case.implant
+    volume = skull.with_values(implant)
+    write_nrrd(folder / "implant.nrrd", volume)
+    written = ["implant.nrrd"]
+    if HAS_NIBABEL:  # else NRRD says the same
+        write_nifti(folder / "implant.nii.gz", volume)
+        written.append("implant.nii.gz")
+    vertices, faces = mask_surface(implant)
+    patient = skull.to_patient(vertices)
+    # A left-handed grid turns the surface inside out.
+    if np.linalg.det(skull.affine[:3, :3]) < 0:
+        faces = faces[:, ::-1]
+    thickness = (
+        wall_thickness(patient, faces, implant, skull.to_indices) if len(faces) else np.zeros(0)
+    )
+    shown = [bone_mesh(skull)]
+    rows = sample_rows(case.samples, implant, skull)
+    if len(faces):
+        write_stl(folder / "implant.stl", patient, faces)
+        write_obj(folder / "implant.obj", patient, faces)
+        written += ["implant.stl", "implant.obj"]
+        shown.append(Shown("implant", patient, faces, _METAL, thickness))
+    for number, sample in enumerate(case.samples if len(case.samples) > 1 else ()):
+        corners, sides = mask_surface(sample)
+        title = f"sample {number}"
+        shown.append(Shown(title, skull.to_patient(corners), sides, _SAMPLE, None, visible=False))
+    shape: dict[str, Any] = measures(implant, skull.values, skull.spacing)
+    if len(thickness):
+        quantiles = np.quantile(thickness, (0.05, 0.5, 0.95))
+        shape |= dict(
+            zip(("wall_p05_mm", "wall_mm", "wall_p95_mm"), map(float, quantiles), strict=True)
+        )
+    shape |= {"faces": len(faces), "open_edges": open_edges(faces), "changed_voxels": changed}
+    facts = case.facts | {"implant": shape, "samples": rows}
+    with new_file(folder / "case.json") as hidden:
+        hidden.write_text(json.dumps(facts, indent=2, default=str) + "\n")
+    shape_rows = [{"measure": key, "value": value} for key, value in shape.items()]
+    tables = {"Implant": shape_rows, "Samples": rows}
+    write_case_page(folder / "report.html", case.title, shown, tables, case.notes)
+    return [*written, "case.json", "report.html"]
+
+
+def bone_mesh(skull: Volume) -> Shown:
+    """Return the skull on a coarse grid."""
+    grid = isotropic_grid(skull, max(_SKULL_VOXEL_MM, min(skull.spacing)))
+    vertices, faces = mask_surface(resample_mask(skull.values, skull.affine, grid))
+    return Shown("skull", grid.to_patient(vertices), faces, _BONE)
+
+
+def sample_rows(samples: Sequence[Mask], implant: Mask, skull: Volume) -> list[dict[str, Any]]:
+    """Return volume and agreement of every sample: how much the network is sure of."""
+    voxel = float(np.prod(skull.spacing)) / 1000
+    rows = []
+    for number, sample in enumerate(samples):
+        others = [dice(sample, other) for k, other in enumerate(samples) if k != number]
+        rows.append(
+            {
+                "sample": number,
+                "volume_cm3": float(sample.sum()) * voxel,
+                "dice_with_implant": dice(sample, implant),
+                "dice_with_other_samples": float(np.mean(others)) if others else None,
+            }
+        )
+    return rows
