@@ -12,6 +12,7 @@ from overt.errors import PREEMPTED_EXIT_CODE, OvertError, Preempted
 VERBS = {
     "train": ("overt.train", "train a recipe"),
     "evaluate": ("overt.commands.evaluate", "score a checkpoint on held-out data"),
+    "features": ("overt.commands.features", "write the features of images to a file"),
     "track": ("overt.commands.track", "follow points through a video, and draw them"),
     "complete": ("overt.commands.complete", "an implant for a defective skull"),
     "estimate": ("overt.commands.estimate", "mesh and camera of the person in a picture"),
