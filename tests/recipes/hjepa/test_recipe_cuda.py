@@ -114,7 +114,9 @@ def test_features_are_scored_where_the_model_is(
 
 GRAPHED = {
     "official masks": ("data.masking.style=official", "data.masking.weigh=blocks"),
-    "views on the device": ("data.augmentation.device=true", "data.augmentation.color_distortion=1"),
+    "views on the device": (
+        "data.augmentation.device=true", "data.augmentation.color_distortion=1",
+    ),
     "simclr": (
         "recipe._target_=overt.recipes.hjepa.baselines.SimCLRRecipe", "loss.type=cjepa",
         "data.masking.fixed_shapes=false", "data.augmentation.device=true",
