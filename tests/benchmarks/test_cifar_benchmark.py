@@ -23,4 +23,6 @@ def test_every_method_has_its_row(tmp_path: Path) -> None:
     for row in ("pixels", "random weights", *methods):
         assert f"| {row} |" in printed
     assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 7
+    assert "| simclr |" in run("cifar.py", "--show", str(tmp_path / "rows.jsonl"))
+    assert "rankme and k-NN" in printed
     assert {path.stem for path in (tmp_path / "pictures").iterdir()} == set(methods)
