@@ -217,6 +217,30 @@ def table(rows: Iterable[Row]) -> str:
     return "\n".join(lines)
 
 
+def correlations(rows: Iterable[Row]) -> str:
+    """Return how scores without labels order the checkpoints of self-supervised runs.
+
+    Spearman's rank correlation with k-NN, over the evaluations of all runs.
+    """
+    points = [
+        point
+        for row in rows
+        if row["method"] in RECIPES and row["method"] != "supervised"
+        for point in row["curve"]
+    ]
+    lines = []
+    for key in ("rankme", "alpha_req", "val_loss"):
+        both = [point for point in points if key in point]
+        if len(both) > 2:
+            ranks = [
+                torch.tensor([point[name] for point in both]).argsort().argsort().double()
+                for name in (key, "knn_top1")
+            ]
+            value = float(torch.corrcoef(torch.stack(ranks))[0, 1])
+            lines.append(f"{key} and k-NN: {value:+.2f} over {len(both)} checkpoints")
+    return "\n".join(lines)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=1.0, help="training time of each method")
@@ -231,7 +255,12 @@ def main() -> int:
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="for all methods")
     parser.add_argument("--rows", type=Path, help="append every row to this JSON-lines file")
     parser.add_argument("--pictures", type=Path, help="folder for neighbors and feature maps")
+    parser.add_argument("--show", type=Path, metavar="FILE", help="print the table of such a file")
     options = parser.parse_args()
+    if options.show is not None:
+        rows = [json.loads(line) for line in options.show.read_text().splitlines()]
+        print(f"{table(rows)}\n{correlations(rows)}")
+        return 0
     world = init_distributed(options.device)
     rows, failed = [], []
     jobs = [(method, seed) for method in options.methods for seed in options.seeds]
@@ -253,7 +282,7 @@ def main() -> int:
             with options.rows.open("a") as file:
                 file.write(json.dumps(rows[-1]) + "\n")
     name = torch.cuda.get_device_name() if world.device.type == "cuda" else "CPU"
-    print(f"\n{name}, torch {torch.__version__}\n{table(rows)}")
+    print(f"\n{name}, torch {torch.__version__}\n{table(rows)}\n{correlations(rows)}")
     if failed:
         print(f"failed: {', '.join(failed)}")
     return 1 if failed else 0

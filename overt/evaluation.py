@@ -8,11 +8,13 @@ computes with the same kernels: the same kind of device and, on CPUs, the same n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from overt.distributed import World, gather_objects
 
+Value = TypeVar("Value")
+Indices = TypeVar("Indices")  # of a batch
 Row = dict[str, float]
 NamedRow = dict[str, Any]  # a Row with the `name` of its sample
 
@@ -22,6 +24,44 @@ def own_batches(world: World, count: int, size: int) -> list[range]:
     `count` and `size` alone."""
     starts = range(world.rank * size, count, world.world_size * size)
     return [range(start, min(start + size, count)) for start in starts]
+
+
+def read_ahead(
+    read: Callable[[Indices], Value], batches: Sequence[Indices], workers: int
+) -> Iterator[Value]:
+    """Yield `read(batch)` of every batch in order, read by loader processes where `workers` > 0."""
+    if workers == 0 or len(batches) < 2:
+        yield from map(read, batches)
+        return
+    from torch.utils.data import DataLoader
+
+    dataset: Any = _Batches(read, batches)
+    yield from DataLoader(
+        dataset,
+        batch_size=None,  # a batch is an item
+        num_workers=min(workers, len(batches)),
+        worker_init_fn=_one_thread,
+        multiprocessing_context="forkserver",
+    )
+
+
+class _Batches:
+    """The batches as items of a data set."""
+
+    def __init__(self, read: Callable[[Any], Any], batches: Sequence[Any]) -> None:
+        self.read, self.batches = read, batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.read(self.batches[index])
+
+
+def _one_thread(worker: int) -> None:
+    import torch
+
+    torch.set_num_threads(1)  # many processes share the cores
 
 
 def score_batches(

@@ -48,7 +48,10 @@ class OnlinePointTracker(Protocol):
 
 @runtime_checkable
 class ImageEncoder(Protocol):
-    """Features of images, for probes and other tools."""
+    """`overt features`: features of images, for probes and other tools."""
+
+    def prepare_image(self, pixels: Tensor) -> Tensor:
+        """Return an image (3, H, W) uint8 of any size as the model takes it."""
 
     def encode_images(self, model: Any, images: Tensor) -> Tensor:
         """Return features (B, D) of images (B, 3, H, W) uint8."""

@@ -14,6 +14,7 @@ VERBS = {
     "plan": ("overt.commands.plan", "predict batch, memory and time of a run"),
     "recipes": ("overt.commands.recipes", "list what can be trained"),
     "config": ("overt.commands.config", "print a configuration, explain its keys"),
+    "features": ("overt.commands.features", "write the features of images to a file"),
     "ckpt": ("overt.commands.ckpt", "look into a checkpoint, or export it"),
     "data": ("overt.commands.data", "make, pack and prepare data sets"),
     "runs": ("overt.commands.runs", "list runs: status, step, best score, time left"),

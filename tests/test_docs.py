@@ -186,7 +186,8 @@ def test_benchmarks_compare_as_the_comparison_does() -> None:
         return [[cell.strip() for cell in row] for row in table]
 
     measured = {row[0]: row for row in rows("docs/comparison.md", "| | µs per step |")[:5]}
-    same_bits, same_number, speed, lines = rows("docs/benchmarks.md", "| | overt | plain PyTorch |")[:4]
+    table = rows("docs/benchmarks.md", "| | overt | plain PyTorch |")
+    same_bits, same_number, speed, lines = table[:4]
     frameworks = ("overt", "plain", "fabric", "accelerate", "lightning")
     assert speed[1:] == [measured[one][1] for one in frameworks]
     assert lines[1:] == [measured[one][4] for one in frameworks]

@@ -153,8 +153,8 @@ def follow(page: str) -> None:
     for command in commands:
         run(page, command)
     names: dict[str, object] = {"SMALL": SMALL, "RUN": RUN}
-    for _, _, language, text in BLOCK.findall(file.read_text()):
-        if language == "python":
+    for needs, _, language, text in BLOCK.findall(file.read_text()):
+        if language == "python" and not needs:
             for there, here in HERE_INSTEAD.items():
                 text = text.replace(there, here)
             for full, tiny in TINY.items():

@@ -35,6 +35,7 @@ MAY_IMPORT = {
     "recipes": SEAM,
     "tools": ENGINE | {"train"},
     "api": ENGINE,
+    "compat": ENGINE | {"recipes"},
     "testing": ENGINE | {"api", "train", "tools"},
     "train": ENGINE | {"api"},
     "commands": ENGINE | {"train", "tools", "verbs"},

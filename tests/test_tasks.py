@@ -12,6 +12,7 @@ from overt import tasks
 from overt.errors import ConfigError
 from overt.tasks import (
     Exportable,
+    ImageEncoder,
     OnlinePointTracker,
     PersonEstimate,
     PersonEstimator,
@@ -26,11 +27,13 @@ RECIPES = {
     "overt.recipes.cotracker3.recipe.CoTracker3OnlineRecipe": {PointTracker},
     "overt.recipes.lbm.recipe.LBMRecipe": {PointTracker, OnlinePointTracker, Exportable},
     "overt.recipes.pcdiff.recipe.PCDiffRecipe": {SkullCompleter},
-    "overt.recipes.hjepa.recipe.HJEPARecipe": set(),
+    "overt.recipes.hjepa.recipe.HJEPARecipe": {ImageEncoder},
     "overt.recipes.blade.depth_recipe.DepthNetRecipe": set(),
     "overt.recipes.blade.pose_recipe.PoseNetRecipe": {PersonEstimator},
 }
-ALL = {PointTracker, OnlinePointTracker, Exportable, SkullCompleter, PersonEstimator}
+ALL = {
+    PointTracker, OnlinePointTracker, Exportable, SkullCompleter, PersonEstimator, ImageEncoder,
+}  # fmt: skip
 
 
 def without_building(target: str) -> Any:

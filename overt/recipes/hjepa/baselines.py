@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from overt.data.images.folder import Images
 from overt.data.rng import sample_rng
-from overt.distributed import World, sum_over_processes
+from overt.distributed import World, get_world_size, sum_over_processes
 from overt.evaluation import own_batches
 from overt.nn.vit import VisionTransformer, initialize
 from overt.recipe import StepOutput
@@ -73,7 +73,7 @@ class BaselineRecipe(EncoderRecipe):
     """A method without masks: it sees whole views of images."""
 
     views = 1
-    replayable = True
+    replayable: bool | str = True
     unscored = ("head.",)
 
     def build_dataset(self) -> ViewedImages:
@@ -143,6 +143,15 @@ class SimCLRRecipe(BaselineRecipe):
     """NT-Xent between two views of the images of the whole global batch."""
 
     views = 2
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.replayable: bool | str = True
+        if get_world_size() > 1:
+            self.replayable = (
+                "with several processes SimCLR asks on the host how many samples each of them has; "
+                "start one process"
+            )
 
     def build_model(self) -> SimCLR:
         head = self.settings.model.head

@@ -506,6 +506,8 @@ class AttentiveProbeSettings:
     epochs: int = MISSING
     batch_size: int = MISSING
     lr: float = MISSING
+    # keep none of them: every epoch encodes all images again, on all ranks
+    stream: bool = False
 
 
 @dataclass
@@ -525,11 +527,14 @@ class EvaluationSettings:
     # folder to write the features to, as training.safetensors and held_out.safetensors; null: none
     export: str | None = MISSING
     collapse: CollapseSettings = MISSING
+    # loader processes of each rank that read the images of an evaluation; 0: the rank itself
+    num_workers: int = 0
     # further numbers of neighbors, each scored as knn_top1_kN
     further_k: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         each_within("evaluation", self, ("max_samples", "batch_size", "k", "layers"), 1)
+        within("evaluation.num_workers", self.num_workers, 0)
         for neighbors in self.further_k:
             within("evaluation.further_k", neighbors, 1)
         within("evaluation.temperature", self.temperature, 0, above=True)

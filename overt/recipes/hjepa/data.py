@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from overt.data.images.arrays import ImageArrays
 from overt.data.images.files import UNLABELLED
-from overt.data.images.folder import ImageFolder, Images, ReadableImages
-from overt.data.images.packed import PackedImages
+from overt.data.images.folder import Images, ReadableImages
+from overt.data.images.opening import Relabelled, open_images
 from overt.data.images.synthetic import write_images
 from overt.data.images.transforms import ColourJitter, EvaluationTransform, TrainingTransform
 from overt.data.images.views import view_row
@@ -41,8 +38,6 @@ from overt.recipes.hjepa.masks import (
 from overt.recipes.hjepa.mixing import Pull
 from overt.recipes.hjepa.model import Layout
 from overt.recipes.hjepa.predictor import pack_predictions
-
-logger = logging.getLogger(__name__)
 
 Places = list[np.ndarray]  # patch numbers, a list of lists
 
@@ -148,39 +143,6 @@ class Part:
 
     def read(self, index: int) -> tuple[Tensor, int]:
         return self.images.read(int(self.chosen[index]))
-
-
-class Relabelled:
-    """Images with other labels than their own."""
-
-    def __init__(self, images: Images, labels: NDArray[np.int64], classes: tuple[str, ...]) -> None:
-        self.images, self.labels, self.classes = images, labels, classes  # labels (n,)
-        self.names = images.names
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def read(self, index: int) -> tuple[Tensor, int]:
-        return self.images.read(index)[0], int(self.labels[index])
-
-
-def open_images(root: str, labelled: bool) -> Images:
-    """A folder of images, a pack, or a NumPy archive, whichever lies there."""
-    path = Path(root)
-    if path.suffix == ".npz":
-        return ImageArrays(path, labels="labels" if labelled else None)
-    if not (path / "pack.json").is_file():
-        return ImageFolder(path, labelled)
-    images = PackedImages(path)
-    if not labelled:
-        return Relabelled(images, np.full(len(images), UNLABELLED, np.int64), ())
-    if not images.classes:
-        logger.warning(
-            "the pack %s has no classes, so there are neither k-NN nor probes; pack it without "
-            "--unlabelled, or set data.labelled=false",
-            path,
-        )
-    return images
 
 
 def numbered_alike(held_out: Images, training: Images) -> Images:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from overt.data.images.folder import ReadableImages
-from overt.data.images.transforms import Normalize
+from overt.data.images.transforms import EvaluationTransform, Normalize
 from overt.data.images.views import make_views
 from overt.distributed import World
 from overt.nn.vit import VisionTransformer
@@ -75,6 +75,15 @@ class EncoderRecipe(Recipe):
     def make_views(self, images: Tensor, rows: Tensor) -> list[Tensor]:
         """Return the views (B, 3, H, W) that rows (B, V, 15) describe, on the images' device."""
         return [make_views(images, view, self.transform) for view in rows.unbind(1)]
+
+    def prepare_image(self, pixels: Tensor) -> Tensor:
+        """Return the middle of an image (3, H, W) uint8, resized."""
+        height, width = self.settings.data.image_size
+        return EvaluationTransform((height, width), self.settings.data.margin)(pixels)
+
+    def encode_images(self, model: Any, images: Tensor) -> Tensor:
+        """Return features (B, D) of images (B, 3, H, W) uint8, of `evaluation.layers` blocks."""
+        return evaluation.pooled_features(model, self.settings.evaluation.layers, images)
 
     def evaluate(self, model: Any, world: World) -> dict[str, float]:
         """k-NN (and probes) on frozen features, and their spread."""

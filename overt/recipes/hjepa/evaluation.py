@@ -7,7 +7,7 @@ are left out, counted and named.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from overt.distributed import World, sum_over_processes
-from overt.evaluation import own_batches
+from overt.evaluation import own_batches, read_ahead
 from overt.metrics.collapse import reference_metrics, spectrum_scores
 from overt.metrics.features import Features, export_features, gather_features, knn_accuracies
+from overt.metrics.probe_stream import stream_attentive_accuracy
 from overt.metrics.probe_sweep import linear_sweep_accuracy
 from overt.metrics.probes import ProbeSettings, attentive_probe_accuracy, linear_probe_accuracy
 from overt.recipes.hjepa.config import EvaluationSettings, Settings
@@ -65,18 +66,29 @@ def collect_features(
 ) -> Features:
     """`compute` of uint8 images (B, 3, H, W), of all processes' images together."""
     used = images_used(images, settings.max_samples)
+    batches = own_batches(world, len(used), settings.batch_size)
+    ahead = read_ahead(partial(read_images, images, used), batches, settings.num_workers)
 
     def batch(positions: range) -> Features:
-        read = [(position, images.try_read(int(used[position]))) for position in positions]
-        readable = [(position, *image) for position, image in read if image is not None]
-        if not readable:
-            return Features(torch.empty(0), torch.empty(0), torch.empty(0))
-        ids, pixels, labels = zip(*readable, strict=True)
-        values = compute(torch.stack(pixels).to(world.device)).cpu()
-        return Features(torch.tensor(ids), values, torch.tensor(labels))
+        ids, pixels, labels = next(ahead)
+        if len(ids) == 0:
+            return Features(ids, pixels, labels)
+        return Features(ids, compute(pixels.to(world.device)).cpu(), labels)
 
     gathered = gather_features(world, len(used), settings.batch_size, batch)
     return gathered._replace(ids=torch.from_numpy(used)[gathered.ids])
+
+
+def read_images(
+    images: HeldOutImages, used: NDArray[np.int64], positions: Iterable[int]
+) -> Features:
+    """Positions, pixels (n, 3, H, W) uint8 and labels of the images that can be read."""
+    read = [(position, images.try_read(int(used[position]))) for position in positions]
+    readable = [(position, *image) for position, image in read if image is not None]
+    if not readable:
+        return Features(torch.empty(0), torch.empty(0), torch.empty(0))
+    ids, pixels, labels = zip(*readable, strict=True)
+    return Features(torch.tensor(ids), torch.stack(pixels), torch.tensor(labels))
 
 
 def pooled_features(model: FeatureModel, layers: int, images: Tensor) -> Tensor:
@@ -139,7 +151,26 @@ def score_features(
         chosen = ProbeSettings(lr=linear.lr, epochs=linear.epochs, batch_size=linear.batch_size)
         accuracy = linear_probe_accuracy(*pairs, settings=chosen)
         scores |= {f"linear_{name}": value for name, value in accuracy.items()}
-    if attentive.enabled:
+    if attentive.enabled and attentive.stream:
+        chosen = ProbeSettings("adamw", attentive.lr, 0.01, attentive.epochs, attentive.batch_size)
+        sources = (
+            partial(stream_tokens, model, images, evaluation, world)
+            for images in (training, held_out)
+        )
+        train, test_tokens = sources
+        counts_used = [
+            len(images_used(images, evaluation.max_samples)) for images in (training, held_out)
+        ]
+        accuracy = stream_attentive_accuracy(
+            *(train, counts_used[0], test_tokens, counts_used[1]),
+            width=settings.model.sizes().width,
+            classes=len(training.images.classes),
+            heads=settings.model.sizes().heads,
+            world=world,
+            settings=chosen,
+        )
+        scores["attentive_top1"] = accuracy["top1"]
+    elif attentive.enabled:
         chosen = ProbeSettings("adamw", attentive.lr, 0.01, attentive.epochs, attentive.batch_size)
         tokens = partial(token_features, model)
         bank, test = (
@@ -153,6 +184,25 @@ def score_features(
         )
         scores |= {f"attentive_{name}": value for name, value in accuracy.items()}
     return scores
+
+
+def stream_tokens(
+    model: FeatureModel,
+    images: HeldOutImages,
+    settings: EvaluationSettings,
+    world: World,
+    parts: Sequence[NDArray[np.int64]],
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Tokens (n, N, D) and labels of batches of images, computed as they are asked for."""
+    used = images_used(images, settings.max_samples)
+    for _, pixels, labels in read_ahead(
+        partial(read_images, images, used), parts, settings.num_workers
+    ):
+        if len(labels):
+            # Not around the yield: the mode would hold for whoever asks for the tokens.
+            with torch.no_grad():
+                pixels = token_features(model, pixels.to(world.device))
+        yield pixels, labels
 
 
 def sweep_scores(

@@ -137,3 +137,10 @@ def test_pictures_show_images_of_several_classes(
     images = HeldOutImages(open_sets(recipe.settings.data)[1], recipe.settings)
     spread_of_features(recipe.build_model(), images, settings, torch.device("cpu"))
     assert sorted(seen) == [0, 1, 2, 3]
+
+
+def test_an_attentive_probe_may_stream_its_tokens(root: Path) -> None:
+    words = ["evaluation.attentive_probe.enabled=true", "evaluation.attentive_probe.epochs=2"]
+    streamed = scores_here(root, *words, "evaluation.attentive_probe.stream=true")
+    kept = scores_here(root, *words)
+    assert streamed["attentive_top1"] == pytest.approx(kept["attentive_top1"], abs=0.1)

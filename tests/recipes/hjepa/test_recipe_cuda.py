@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_recipes import SMALL_HJEPA, first_batch
+from small_recipes import SMALL_HJEPA, curve, first_batch
 
 from overt.distributed import init_distributed
 from overt.metrics.probes import linear_probe_accuracy
@@ -110,3 +110,29 @@ def test_features_are_scored_where_the_model_is(
         scores = recipe.evaluate(recipe.build_model().to(world.device).eval(), world)
     assert devices == ["cuda"] * 4
     assert {"knn_top1", "linear_top1", "attentive_top1"} <= scores.keys()
+
+
+GRAPHED = {
+    "official masks": ("data.masking.style=official", "data.masking.weigh=blocks"),
+    "views on the device": (
+        "data.augmentation.device=true", "data.augmentation.color_distortion=1",
+    ),
+    "simclr": (
+        "recipe._target_=overt.recipes.hjepa.baselines.SimCLRRecipe", "loss.type=cjepa",
+        "data.masking.fixed_shapes=false", "data.augmentation.device=true",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GRAPHED)
+def test_a_graph_trains_as_single_launches_do(name: str, tmp_path: Path) -> None:
+    curves = []
+    for graph in ("false", "true"):
+        fixed = f"data.masking.fixed_shapes={graph}"
+        run = SMALL_HJEPA.train(
+            tmp_path, fixed, *GRAPHED[name], f"training.cuda_graph={graph}", f"exp_name={graph}",
+            "training.device=cuda", "training.num_steps=12", "evaluation.collapse.every_steps=null",
+            "training.evaluate_every_steps=null",
+        )  # fmt: skip
+        curves.append(curve(run))
+    assert curves[1] == pytest.approx(curves[0], rel=1e-3)

@@ -1,0 +1,1 @@
+"""Calls of the original systems, over the same engine."""

@@ -1,0 +1,235 @@
+"""The calls of the H-JEPA project: `load_config`, `create_hjepa_model`, `HJEPATrainer`.
+
+A thin layer: settings are translated, parts are handed to the recipe, and the engine trains. What
+has no counterpart is refused by name, never ignored. docs/coming_from_hjepa.md shows both ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+
+from overt.compat.hjepa_settings import translate
+from overt.config import Config, build_recipe, load
+from overt.config.python import configure
+from overt.data.images.files import UNLABELLED
+from overt.data.images.folder import ReadableImages
+from overt.distributed import init_distributed
+from overt.engine.trainer import Trainer
+from overt.errors import ConfigError, DataError
+from overt.files.atomic import new_file
+from overt.recipe import StepOutput
+from overt.recipes.hjepa.config import Settings
+from overt.recipes.hjepa.data import Batch
+from overt.recipes.hjepa.model import HJEPA, Output
+from overt.recipes.hjepa.recipe import HJEPARecipe
+
+# (predictions, targets), one tensor per level, to (loss, numbers) or a dict with the key loss.
+CustomLoss = Callable[[list[Tensor], list[Tensor]], Any]
+
+
+def load_config(path: Path | str, *overrides: str) -> Config:
+    """Return the configuration of an old YAML file; keys without a counterpart are refused."""
+    try:
+        old = OmegaConf.to_container(OmegaConf.load(path))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: not a readable YAML file ({error})") from None
+    if not isinstance(old, dict):
+        raise ConfigError(f"{path}: not a YAML file with sections such as model and training")
+    return config_of(old, *overrides)
+
+
+def config_of(old: Mapping[Any, Any], *overrides: str) -> Config:
+    """Return the configuration that old settings, a nested dict, stand for."""
+    return load([*translate(old), *overrides])
+
+
+def create_hjepa_model(config: Config) -> HJEPA:
+    """Return a fresh model."""
+    model = build_recipe(config).build_model()
+    assert isinstance(model, HJEPA)
+    return model
+
+
+def create_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
+    """Return the optimizer of the configuration for a model, without weight decay on vectors."""
+    from overt.engine.optimizer import build_optimizer
+
+    groups = build_recipe(config).parameter_groups(model)
+    return build_optimizer(config.optimizer, model, groups)
+
+
+class HJEPATrainer:
+    """Trains an H-JEPA with the engine; what is left out comes from the configuration."""
+
+    def __init__(
+        self,
+        model: HJEPA | None = None,
+        train_loader: Any = None,
+        val_loader: Any = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        loss_fn: CustomLoss | None = None,
+        masking_fn: None = None,
+        config: Config | Mapping[str, Any] | None = None,
+        device: str | torch.device | None = None,
+        resume_checkpoint: Path | str | None = None,
+        legacy_names: bool = False,
+    ) -> None:
+        """`legacy_names` also writes checkpoint_latest.pth and checkpoint_best.pth."""
+        if config is None:
+            raise ConfigError("HJEPATrainer needs config=, what load_config returned")
+        if masking_fn is not None:
+            raise ConfigError(
+                "HJEPATrainer: masking_fn has no counterpart, since masks are drawn by the loader; "
+                "leave it out and set data.masking (docs/coming_from_hjepa.md)"
+            )
+        if not isinstance(config, Config):
+            config = config_of(config)
+        training: dict[str, Any] = {}
+        if device is not None:
+            training["device"] = torch.device(device).type
+        if train_loader is not None:
+            training["num_workers"] = train_loader.num_workers
+            if train_loader.batch_size is not None:
+                training["batch_size"] = train_loader.batch_size
+        checkpoint = None if resume_checkpoint is None else {"resume": str(resume_checkpoint)}
+        section = None if optimizer is None else _section(optimizer)
+        self.config = configure(config, training=training, optimizer=section, checkpoint=checkpoint)
+        self.legacy_names = legacy_names
+        loaders = (train_loader, val_loader)
+        sets = tuple(None if one is None else DatasetImages(one.dataset) for one in loaders)
+        self.recipe = SeedRecipe(self.config.settings, model, sets, loss_fn)
+        self._device = device
+
+    def train(self) -> dict[str, float]:
+        """Train to the end, or go on where the run folder has a checkpoint; return the scores."""
+        device = None if self._device is None else torch.device(self._device)
+        if device is not None and device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)
+        world = init_distributed(self.config.training.device)
+        trainer = Trainer(self.config, self.recipe, world)
+        self.model = trainer.model
+        scores = trainer.train()
+        if self.legacy_names and world.is_main:
+            write_legacy_names(self.config.run_dir / "checkpoints")
+        return scores
+
+
+def _section(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return the section `optimizer` that makes one like this; the engine makes its own."""
+    kind, values = type(optimizer), dict(optimizer.defaults)
+    section = {"_target_": f"torch.optim.{kind.__name__}", "lr": values.pop("lr")}
+    section["weight_decay"] = values.pop("weight_decay", 0.0)
+    known = {key: values[key] for key in ("betas", "eps", "momentum", "nesterov") if key in values}
+    return section | {"arguments": {key: _plain(value) for key, value in known.items()}}
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+class DatasetImages:
+    """Items of a data set, an image or (image, label), as images of overt.
+
+    Images are PIL's, or tensors (3, H, W) of bytes or of numbers from 0 to 1: not normalized.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self.names = [f"item {index}" for index in range(len(dataset))]
+        targets = getattr(dataset, "targets", None)
+        self.classes = tuple(map(str, getattr(dataset, "classes", ())))
+        known = targets is not None and bool(self.classes)
+        self.labels: NDArray[np.int64] = (
+            np.asarray(targets, np.int64) if known else np.full(len(dataset), UNLABELLED, np.int64)
+        )
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def read(self, index: int) -> tuple[Tensor, int]:
+        """The pixels (3, H, W) uint8 and the label of an image."""
+        item = self.dataset[index]
+        image = item[0] if isinstance(item, tuple | list) else item
+        label = int(self.labels[index])
+        if not isinstance(image, Tensor):
+            image = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
+        if image.dtype != torch.uint8:
+            if float(image.min()) < 0 or float(image.max()) > 1:
+                raise DataError(
+                    f"item {index} of the data set has numbers from {float(image.min()):.3g} to "
+                    f"{float(image.max()):.3g}; give images of 0 to 1 or bytes: the model "
+                    "normalizes them itself"
+                )
+            image = (image * 255).round().to(torch.uint8)
+        return image.contiguous(), label
+
+
+class SeedRecipe(HJEPARecipe):
+    """H-JEPA with parts that were made elsewhere."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        model: HJEPA | None,
+        images: tuple[DatasetImages | None, ...],
+        loss_fn: CustomLoss | None,
+    ) -> None:
+        super().__init__(settings)
+        self.given_model, self.loss_fn = model, loss_fn
+        training, held_out = images
+        if training is not None:  # what is scored without a set of its own are these
+            readable = ReadableImages(training)
+            self.__dict__["sets"] = (
+                readable,
+                readable if held_out is None else ReadableImages(held_out),
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Loader processes read images and draw masks; they need neither of the two.
+        return self.__dict__ | {"given_model": None, "loss_fn": None, "monitor": None}
+
+    def build_model(self) -> HJEPA:
+        fresh = super().build_model()
+        if self.given_model is None:
+            return fresh
+        fresh.load_state_dict(self.given_model.state_dict())
+        return fresh
+
+    def loss(
+        self, model: nn.Module, batch: Batch, counts: dict[str, Tensor], step: int
+    ) -> StepOutput:
+        if self.loss_fn is None:
+            return super().loss(model, batch, counts, step)
+        output: Output = model(batch.images, batch.layout, batch.second)
+        result = self.loss_fn(output.predictions, output.targets)
+        loss, numbers = result if isinstance(result, tuple) else (result["loss"], result)
+        fraction = len(batch.images) / counts["samples"]
+        metrics = {
+            name: torch.as_tensor(value, device=loss.device).detach() * fraction
+            for name, value in numbers.items()
+            if name != "loss"
+        }
+        return StepOutput({"custom": loss * fraction}, metrics)
+
+
+def write_legacy_names(folder: Path) -> list[Path]:
+    """Write checkpoint_latest.pth and checkpoint_best.pth beside the checkpoints they name."""
+    from safetensors.torch import load_file
+
+    written = []
+    for name in ("latest", "best"):
+        source = folder / name / "model.safetensors"
+        if source.is_file():
+            path = folder / f"checkpoint_{name}.pth"
+            with new_file(path) as hidden:
+                torch.save({"model_state_dict": load_file(source)}, hidden)
+            written.append(path)
+    return written

@@ -1,0 +1,50 @@
+"""Open a set of images by its path: a folder, a pack, or a NumPy archive, whichever lies there."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from overt.data.images.arrays import ImageArrays
+from overt.data.images.files import UNLABELLED
+from overt.data.images.folder import ImageFolder, Images
+from overt.data.images.packed import PackedImages
+
+logger = logging.getLogger(__name__)
+
+
+class Relabelled:
+    """Images with other labels than their own."""
+
+    def __init__(self, images: Images, labels: NDArray[np.int64], classes: tuple[str, ...]) -> None:
+        self.images, self.labels, self.classes = images, labels, classes  # labels (n,)
+        self.names = images.names
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def read(self, index: int) -> tuple[Tensor, int]:
+        return self.images.read(index)[0], int(self.labels[index])
+
+
+def open_images(root: str, labelled: bool) -> Images:
+    """A folder of images, a pack, or a NumPy archive, whichever lies there."""
+    path = Path(root)
+    if path.suffix == ".npz":
+        return ImageArrays(path, labels="labels" if labelled else None)
+    if not (path / "pack.json").is_file():
+        return ImageFolder(path, labelled)
+    images = PackedImages(path)
+    if not labelled:
+        return Relabelled(images, np.full(len(images), UNLABELLED, np.int64), ())
+    if not images.classes:
+        logger.warning(
+            "the pack %s has no classes, so there are neither k-NN nor probes; pack it without "
+            "--unlabelled, or set data.labelled=false",
+            path,
+        )
+    return images
