@@ -35,11 +35,12 @@ MAY_IMPORT = {
     "recipes": SEAM,
     "tools": ENGINE | {"train"},
     "api": ENGINE,
+    "tracker": ENGINE,
     "testing": ENGINE | {"api", "train", "tools"},
     "train": ENGINE | {"api"},
-    "commands": ENGINE | {"train", "tools"},
+    "commands": ENGINE | {"train", "tools", "tracker"},
     "cli": {"errors", "train", "commands"},
-    "__init__": ENGINE | {"api", "testing", "train"},
+    "__init__": ENGINE | {"api", "testing", "tracker", "train"},
     "__main__": {"cli"},
 }
 WITHOUT_TORCH = {"config", "recipe", "tasks", "checks", "schedule", "errors", "cli", "train", "api"}

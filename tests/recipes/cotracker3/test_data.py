@@ -564,5 +564,6 @@ def test_a_random_number_of_tracks_comes_with_fewer_frames(make_settings):
     lengths = {
         data.with_drawn_number(fixed, sample_rng(0, 0, index)).sequence_len for index in range(40)
     }
-    assert len(lengths) > 3 and all(length % 8 == 0 for length in lengths)
+    assert len(lengths) > 3
+    assert all(length % 8 == 0 for length in lengths)
     assert data.with_drawn_number(make_settings(), sample_rng(0, 0, 0)) == make_settings()
