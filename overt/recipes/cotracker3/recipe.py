@@ -183,7 +183,7 @@ class _CoTracker3Recipe(Recipe):
                 error = pixels.sum() / counts["visible_once"].clamp(min=1)
             else:
                 own = pixels.sum((1, 2)) / seen.sum((1, 2)).clamp(min=1)
-                error = own.sum() / counts["samples"]
+                error = own.sum() / counts["clips"]
         return StepOutput(terms, {"visible_error_px": error} | redrawn_metric(batch, counts))
 
     def evaluate(self, model: nn.Module, world: World) -> dict[str, float]:

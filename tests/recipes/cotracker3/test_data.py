@@ -223,7 +223,7 @@ def test_far_tracks_are_dropped():
     coords = np.zeros((3, 2, 2), np.float32)
     coords[1, 1] = (30 + 600, 20 + 800)  # exactly 1000 away
     coords[2, 1] = (30 + 600, 20 + 799)
-    clip = data._drop_far(data.Clip(frames, coords, np.ones((3, 2), bool)))
+    clip = data._drop_far(data.Clip(frames, coords, np.ones((3, 2), bool)), [40, 60])
     np.testing.assert_array_equal(clip.coords_xy, coords[[0, 2]])
     assert clip.visible.shape == (2, 2)
 
