@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run `__getattr_
     from overt.schedule import OneCycleScheduler as OneCycleScheduler
     from overt.schedule import create_ema_scheduler as create_ema_scheduler
     from overt.schedule import create_lr_scheduler as create_lr_scheduler
+    from overt.tracker import load_tracker as load_tracker
 
 __version__ = "0.1.0"
 
@@ -50,6 +51,7 @@ _HOMES = {
         "seed_everything",
     ),
     "overt.checkpoint.manager": ("CheckpointManager",),
+    "overt.tracker": ("load_tracker",),
     "overt.run.log": ("MetricsLogger",),
     "overt.engine.trainer": ("Trainer",),
     "overt.recipe": ("Recipe", "SampleSource", "StepOutput"),

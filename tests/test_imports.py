@@ -36,12 +36,13 @@ MAY_IMPORT = {
     "tools": ENGINE | {"train"},
     "api": ENGINE,
     "compat": ENGINE | {"recipes"},
+    "tracker": ENGINE,
     "testing": ENGINE | {"api", "train", "tools"},
     "train": ENGINE | {"api"},
-    "commands": ENGINE | {"train", "tools", "verbs"},
+    "commands": ENGINE | {"train", "tools", "tracker", "verbs"},
     "verbs": {"errors"},
-    "cli": {"errors", "verbs", "train", "commands"},
-    "__init__": ENGINE | {"api", "testing", "train"},
+    "cli": {"errors", "verbs", "config", "train", "commands"},
+    "__init__": ENGINE | {"api", "testing", "tracker", "train"},
     "__main__": {"cli"},
 }
 WITHOUT_TORCH = {"config", "recipe", "tasks", "checks", "schedule", "errors", "cli", "train", "api"}

@@ -1,6 +1,8 @@
 """`overt evaluate checkpoint=PATH [recipe=NAME] [output=FOLDER] ...`: score a checkpoint.
 
-It computes in float32, unless training.precision=... says otherwise. In one process or, by `torchrun -m overt evaluate ...` or srun, in many: each sample counts once,
+In float32, unless training.precision=... says otherwise.
+
+In one process or, by `torchrun -m overt evaluate ...` or srun, in many: each sample counts once,
 and the numbers are the same. Without recipe= the checkpoint's own configuration is used. Writes
 scores.json, rows.json with the scores of each sample where the recipe gives them, config.yaml and
 what the recipe draws into the output folder (default: RUN/evaluation; RUN/evaluation_2 and so on
@@ -76,8 +78,8 @@ def main(arguments: Sequence[str]) -> int:
         compile_model(recipe, model, replace(config.training, compile="blocks"))
     result = score(config, recipe, model, world)
     if options.baselines:
-        need_task(recipe, BaselineScorer, config.recipe.name)
-        result = with_baselines(result, recipe.baseline_rows(world))
+        scorer = need_task(recipe, BaselineScorer, config.recipe.name)
+        result = with_baselines(result, scorer.baseline_rows(world))
     if world.is_main:
         write(folder, checkpoint, config, result)
         print(f"written to {folder}")

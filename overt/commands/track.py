@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import inspect
 import io
 import json
 import math
@@ -31,13 +32,14 @@ from overt.commands.arguments import (
 from overt.config import Config, build_recipe
 from overt.errors import ConfigError, DataError, need_folder
 from overt.tasks import OnlinePointTracker, PointTracker, need_task
+from overt.tracker import SHIPPED, choose_queries, progress_line
 
 if TYPE_CHECKING:
     from overt.tasks import PointTracks
 
 SMALL = 384  # pixels: shorter videos than this are drawn enlarged
 USUAL_FPS = 12.0
-SHIPPED = "cotracker3_tiny"
+USUAL_GRID = 20
 
 Queries = NDArray[np.float32]  # (N, 3): frame, x, y in pixels
 
@@ -58,6 +60,15 @@ def main(arguments: Sequence[str]) -> int:
     if not options.online:
         video, fps = read_video(options.video)
     asked = None if options.queries is None else read_queries(options.queries)
+    if not options.online:
+        mask = None if options.mask is None else read_mask(options.mask)
+        grid = None if asked is not None or options.dense else options.grid or USUAL_GRID
+        chosen = choose_queries(video, asked, grid, mask, options.dense, options.query_frame)
+        height, width = video.shape[2:]
+        print(
+            f"{options.video}: {len(video)} frames of {width} x {height} pixels; following "
+            f"{len(chosen)} points with {config.recipe.name}"
+        )
 
     import torch
 
@@ -68,16 +79,22 @@ def main(arguments: Sequence[str]) -> int:
     recipe: Any = build_recipe(config)
     need_task(recipe, OnlinePointTracker if options.online else PointTracker, config.recipe.name)
     model, report = load_model(recipe, options.checkpoint, options.part)
-    print(report)
+    if options.checkpoint != shipped_weights(SHIPPED):
+        print(report)
     model.to(world.device)
     if options.online:
         video, queries, tracks = follow(recipe, model, options, asked)
         frames = torch.from_numpy(video)
     else:
-        queries = grid_queries(options.grid, video.shape) if asked is None else asked
+        queries = chosen
         frames = torch.from_numpy(video)
         with torch.inference_mode():
-            tracks = recipe.track_points(model, frames, torch.from_numpy(queries))
+            tracks = recipe.track_points(
+                model,
+                frames,
+                torch.from_numpy(queries),
+                **tracking_options(recipe, options, queries),
+            )
 
     scale = max(1, SMALL // max(video.shape[2:]))
     drawn = draw_video(frames, tracks.tracks_xy, tracks.visible, scale=scale)
@@ -106,9 +123,24 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--grid",
         type=whole_number(1),
-        default=20,
         metavar="N",
-        help="N x N points of the first frame",
+        help=f"N x N points of the first frame; default: {USUAL_GRID}",
+    )
+    parser.add_argument("--dense", action="store_true", help="every pixel instead of a grid")
+    parser.add_argument(
+        "--mask", type=Path, metavar="PICTURE", help="only points where this is not black"
+    )
+    parser.add_argument(
+        "--query-frame",
+        type=whole_number(0),
+        default=0,
+        metavar="T",
+        help="take grid, mask or pixels in frame T instead of the first",
+    )
+    parser.add_argument(
+        "--as-hub",
+        action="store_true",
+        help="track back, and call points visible, as CoTracker's published predictor does",
     )
     parser.add_argument(
         "--queries", type=Path, metavar="FILE", help="follow these instead: CSV or JSON of t, x, y"
@@ -122,6 +154,26 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of the configuration")
     return parser
+
+
+def tracking_options(recipe: Any, options: argparse.Namespace, queries: Queries) -> dict[str, Any]:
+    """What of the options a recipe's `track_points` can take."""
+    offered = inspect.signature(recipe.track_points).parameters
+    if options.as_hub and "as_hub" not in offered:
+        raise ConfigError("--as-hub is for CoTracker3's trackers; leave it out")
+    given = {"as_hub": True} if options.as_hub else {}
+    return given | ({"report": progress_line(len(queries))} if "report" in offered else {})
+
+
+def read_mask(path: Path) -> NDArray[np.bool_]:
+    """A picture as true where it is not black."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as picture:
+            return np.asarray(picture.convert("RGB")).max(-1) > 0  # type: ignore[no-any-return]
+    except (OSError, SyntaxError, ValueError) as error:
+        raise DataError(f"--mask {path}: not a readable picture ({error})") from error
 
 
 def follow(
@@ -145,7 +197,9 @@ def follow(
         for frame in stream_frames(source):
             if tracker is None or queries is None:
                 if queries is None:
-                    queries = grid_queries(options.grid, (1, *frame.shape))
+                    queries = choose_queries(
+                        frame[None], None, options.grid or USUAL_GRID, None, False, 0
+                    )
                 tracker = recipe.online_tracker(model, frame.shape[1:], len(queries))
                 began = time.perf_counter()
             tracker.observe(torch.from_numpy(frame))
@@ -187,14 +241,6 @@ def _configure(options: argparse.Namespace) -> Config:
         options.recipe = SHIPPED
         options.checkpoint = shipped_weights(SHIPPED)
     return configure_model(options.checkpoint, options.recipe, options.overrides, options.package)
-
-
-def grid_queries(size: int, shape: tuple[int, ...]) -> Queries:
-    """A regular grid in the first frame of a video of this shape, (T, 3, H, W)."""
-    from overt.geometry.grid import point_grid
-
-    points_xy = point_grid(size, (shape[2], shape[3])).numpy()
-    return np.concatenate([np.zeros((len(points_xy), 1)), points_xy], axis=1, dtype=np.float32)
 
 
 def read_queries(path: Path) -> Queries:

@@ -58,7 +58,8 @@ def lucas_kanade(clip: Clip) -> tuple[Tensor, Tensor]:
         lost = status.reshape(-1) == 0
         moved = moved.reshape(-1, 2)
         moved[lost] = np.inf
-        return moved.astype(np.float32)
+        followed: Points = moved.astype(np.float32)
+        return followed
 
     def step(before: Any, after: Any, points: Points) -> tuple[Points, Points]:
         moved = follow(before, after, points)

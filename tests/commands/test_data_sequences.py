@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from overt.cli import main
 from overt.data.tracking.packed import find_sequences, read_frames
@@ -42,3 +43,17 @@ def test_options_of_the_other_kind_are_refused(
     assert "--raw is for images" in capsys.readouterr().err
     assert main(["data", "pack", images, str(tmp_path / "out"), "--storage", "raw"]) != 0
     assert "--storage is for sequences" in capsys.readouterr().err
+
+
+def test_moving_photographs_become_a_test_set(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    Image.new("RGB", (600, 520), (90, 120, 30)).save(folder / "plain.png")
+    words = ["data", "photographs", str(tmp_path), str(folder), "--videos", "1", "--frames", "2"]
+    assert main([*words, "--side", "20"]) == 1
+    assert "multiple of 8" in capsys.readouterr().err
+    assert main([*words, "--side", "16", "--points", "3"]) == 0
+    assert "1 videos of 2 frames, 16x16, 3 tracks each" in capsys.readouterr().out
+    assert (tmp_path / "tapvid_davis" / "tapvid_davis.pkl").is_file()

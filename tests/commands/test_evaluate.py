@@ -62,6 +62,16 @@ def test_settings_can_be_changed_and_the_output_named(run: Path, tmp_path: Path)
     assert scores_in(three)["scores"] != scores_in(seven)["scores"]
 
 
+def test_scores_are_computed_in_float32_unless_asked_otherwise(tmp_path: Path) -> None:
+    """Whatever a run was trained in: papers score in float32."""
+    train_toy(tmp_path, "training.num_steps=1", "training.precision=bf16")
+    checkpoint = tmp_path / "toy" / "checkpoints" / "latest"
+    for words, expected in (([], "fp32"), (["training.precision=bf16"], "bf16")):
+        folder = tmp_path / expected
+        assert evaluate(f"checkpoint={checkpoint}", f"output={folder}", *words) == 0
+        assert load([], str(folder / "config.yaml"), [str(TOY)]).training.precision == expected
+
+
 def test_scores_of_other_settings_are_kept_apart(run: Path, tmp_path: Path) -> None:
     copy = tmp_path / "toy"
     shutil.copytree(run, copy)

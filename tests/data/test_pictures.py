@@ -22,7 +22,8 @@ def test_sixteen_bits(deep):
     folder, expected = deep
     with Image.open(folder / "frame.png") as image:
         pixels = to_rgb(image)
-    assert pixels.dtype == np.uint8 and (pixels == expected[..., None]).all()
+    assert pixels.dtype == np.uint8
+    assert (pixels == expected[..., None]).all()
 
 
 def test_every_reader_of_frames(deep):

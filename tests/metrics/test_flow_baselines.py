@@ -34,7 +34,8 @@ def test_follows_a_shift_both_ways(clip, name):
     time = torch.arange(6.0)[:, None, None] - clip.queries[:, 0][None, :, None]
     expected = clip.queries[None, :, 1:] + time * torch.tensor(STEP)
     error = (tracks - expected).norm(dim=-1)
-    assert error[:, :2].max() < 1.0 and visible[:, :2].all()
+    assert error[:, :2].max() < 1.0
+    assert visible[:, :2].all()
     assert not visible[-1, 2]  # it has left the image
 
 

@@ -350,7 +350,8 @@ def _compressed(frames: Tensor, step: Tensor) -> Tensor:
     order = torch.arange(BLOCK, device=frames.device, dtype=torch.float32)
     waves = torch.cos(torch.pi / BLOCK * (order + 0.5) * order[:, None]) * (2 / BLOCK) ** 0.5
     waves = torch.where(order[:, None] == 0, (1 / BLOCK) ** 0.5, waves)  # (frequency, place)
-    blocks = frames.unflatten(-1, (-1, BLOCK)).unflatten(-3, (-1, BLOCK))  # ..., y, 8, x, 8
+    *_, height, width = frames.shape
+    blocks = frames.reshape(*_, height // BLOCK, BLOCK, width // BLOCK, BLOCK)
     blocks = torch.einsum("ki,...iwj,lj->...kwl", waves, blocks, waves)
     steps = step[..., None, None] * (0.35 + 0.16 * (order[:, None, None] + order))
     blocks = (blocks / steps).round() * steps

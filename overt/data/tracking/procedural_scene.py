@@ -119,7 +119,7 @@ class Scene(NamedTuple):
 def draw_scene(numbers: Tensor, frames: int, settings: ProceduralSettings) -> Scene:
     """Make the scenes of rows of random numbers (B, DRAWS)."""
     draws, count = Draws(numbers), settings.layers
-    batch, device = len(numbers), numbers.device
+    _batch, device = len(numbers), numbers.device
     time = torch.arange(frames, device=device) / REFERENCE_FRAMES  # (T,)
 
     def smooth(*shape: int) -> Tensor:

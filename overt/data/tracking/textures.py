@@ -121,7 +121,8 @@ def make_texture(number: int, side: int) -> NDArray[np.uint8]:
     third = _rough(side, rng, 1.5)[..., None] * rng.normal(0, 18, 3)
     mixed = 1 / (1 + np.exp(-2 * height))[..., None]
     colors = first + (second - first) * mixed + third
-    return np.clip(colors, 0, 255).astype(np.uint8)
+    texture: NDArray[np.uint8] = np.clip(colors, 0, 255).astype(np.uint8)
+    return texture
 
 
 def _rough(side: int, rng: np.random.Generator, roughness: float) -> NDArray[np.float32]:
@@ -131,4 +132,5 @@ def _rough(side: int, rng: np.random.Generator, roughness: float) -> NDArray[np.
     waves = np.fft.rfft2(rng.normal(size=(side, side))) / rates**roughness
     waves[0, 0] = 0
     surface = np.fft.irfft2(waves, s=(side, side))
-    return (surface / surface.std()).astype(np.float32)
+    scaled: NDArray[np.float32] = (surface / surface.std()).astype(np.float32)
+    return scaled

@@ -28,7 +28,7 @@ def counts(windows: Sequence[Targets]) -> dict[str, Tensor]:
     """What the losses are divided by, (W,) each; those of parts of a batch add up.
 
     They follow from the data alone, so that they can be known before the first forward. With
-    `loss.per_clip` none is needed but the number of samples.
+    `loss.per_clip` none is needed but the number of clips.
     """
     visible = torch.stack([(window.valid * window.visible).sum() for window in windows])
     valid = torch.stack([window.valid.sum() for window in windows])
@@ -46,12 +46,12 @@ def losses(
     visible = [target.valid * target.visible for target in targets]
     occluded = [target.valid * (1 - target.visible) for target in targets]
     if settings.per_clip:
-        samples = counts["samples"]
+        clips = counts["clips"]
         visible_counts, occluded_counts = per_clip(visible), per_clip(occluded)
         # Clips of a batch have equally many entries: their mean is that of the clips' means.
-        entries = torch.stack([samples * target.visible[0].numel() for target in targets])
+        entries = torch.stack([clips * target.visible[0].numel() for target in targets])
         visible_counts, occluded_counts = (
-            [samples * count for count in own] for own in (visible_counts, occluded_counts)
+            [clips * count for count in own] for own in (visible_counts, occluded_counts)
         )
     else:
         visible_counts, occluded_counts = list(counts["visible"]), list(counts["occluded"])

@@ -5,6 +5,7 @@ Letters: B videos, T frames, N queried points, G support points. Section 4 of ar
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -68,20 +69,32 @@ class Predictor:
     queries_per_batch: int = 16
     # online model: follow points back from their query too; the offline one always looks both ways
     backward_tracking: bool = False
+    # offline model: before their query, take points from a second pass over the video played
+    # backwards, as the published predictor does where it is asked to
+    reversed_before_query: bool = False
+    # offline model, all together: so many queries at a time, each time with the support points;
+    # the video is encoded once. None: all at once
+    points_per_chunk: int | None = None
     # put every point where it was queried, visible, in its query frame
     pin_queries: bool = False
 
     def __post_init__(self) -> None:
-        if self.queries_per_batch < 1:
-            raise ConfigError(f"queries_per_batch={self.queries_per_batch}; it must be at least 1")
+        for name in ("queries_per_batch", "points_per_chunk"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value}; it must be at least 1")
 
     @torch.no_grad()
     def __call__(
         self,
         video: Tensor,  # (B, T, 3, H, W) in 0..255, uint8 or float
         queries: Tensor,  # (B, N, 3): frame, x, y in pixels of the video
+        report: Callable[[int], None] | None = None,
     ) -> Prediction:
-        """Follow the queried points; the result lies on the model's device."""
+        """Follow the queried points; the result lies on the model's device.
+
+        `report` is called with the number of points done, where they are followed in chunks.
+        """
         check_queries(video, queries)
         device = next(self.model.parameters()).device
         (batch, frames), (height, width) = video.shape[:2], video.shape[-2:]
@@ -101,7 +114,7 @@ class Predictor:
         elif self.single_point:
             found = self._one_by_one(self.resized(video, device), scaled)
         else:
-            found = self._together(self.resized(video, device), scaled)
+            found = self._together(self.resized(video, device), scaled, report)
         prediction = found._replace(tracks_xy=found.tracks_xy / scale_xy)
         return _pin(prediction, queries) if self.pin_queries else prediction
 
@@ -119,12 +132,28 @@ class Predictor:
             target.copy_(torch.unflatten(frames, 0, part.shape[:2]))
         return result
 
-    def _together(self, video: Tensor, queries: Tensor) -> Prediction:
-        """All queries of a video and one set of support points."""
+    def _together(
+        self, video: Tensor, queries: Tensor, report: Callable[[int], None] | None = None
+    ) -> Prediction:
+        """All queries of a video and one set of support points, or chunk by chunk."""
         assert isinstance(self.model, CoTracker3Offline)
-        shared = self._support_points(video).expand(len(video), -1, -1)
-        tracks = self.model(video, torch.cat([queries, shared], dim=1), self.iters)
-        return _first_points(tracks, queries.shape[1])
+        model, shared = self.model, self._support_points(video).expand(len(video), -1, -1)
+        pyramid = model.encode(video)
+        backward = model.encode(video.flip(1)) if self.reversed_before_query else None
+        results, done = [], 0
+        for chunk in torch.split(queries, self.points_per_chunk or queries.shape[1], dim=1):
+            count = chunk.shape[1]
+            tracks = model.track(pyramid, torch.cat([chunk, shared], dim=1), self.iters)
+            found = _first_points(tracks, count)
+            if backward is not None:
+                turned = reversed_queries(chunk, video.shape[1])
+                before = model.track(backward, torch.cat([turned, shared], dim=1), self.iters)
+                found = _before_query(found, _first_points(before, count), chunk)
+            results.append(found)
+            done += count
+            if report is not None:
+                report(done)
+        return Prediction(*(torch.cat(parts, dim=2) for parts in zip(*results, strict=True)))
 
     def _one_by_one(self, video: Tensor, queries: Tensor) -> Prediction:
         """Each query with its own support points; the video is encoded once for all of them."""
@@ -185,16 +214,8 @@ class Predictor:
 
     def _with_backward(self, forward: Prediction, video: Tensor, queries: Tensor) -> Prediction:
         """Before a point's query, its track on the video played backwards."""
-        frames = video.shape[1]
-        reversed_queries = queries.clone()
-        reversed_queries[..., 0] = frames - 1 - queries[..., 0]
-        backward = self._stream(video, reversed_queries, backward=True)
-        after = since_query(queries[..., 0], frames)  # (B, T, N)
-        return Prediction(
-            torch.where(after.unsqueeze(-1), forward.tracks_xy, backward.tracks_xy.flip(1)),
-            torch.where(after, forward.visibility, backward.visibility.flip(1)),
-            torch.where(after, forward.confidence, backward.confidence.flip(1)),
-        )
+        turned = reversed_queries(queries, video.shape[1])
+        return _before_query(forward, self._stream(video, turned, backward=True), queries)
 
 
 def check_queries(video: Tensor, queries: Tensor) -> None:
@@ -214,6 +235,23 @@ def check_queries(video: Tensor, queries: Tensor) -> None:
             f"query {point}: ({found}). A query is (frame, x, y) with frame 0 to {frames - 1}, x 0 "
             f"to {width - 1} and y 0 to {height - 1} pixels; correct it or leave it out."
         )
+
+
+def reversed_queries(queries: Tensor, frames: int) -> Tensor:
+    """The same queries (B, N, 3) in the video played backwards."""
+    turned = queries.clone()
+    turned[..., 0] = frames - 1 - queries[..., 0]
+    return turned
+
+
+def _before_query(forward: Prediction, backward: Prediction, queries: Tensor) -> Prediction:
+    """From each query on the first; before it the second, found in the video played backwards."""
+    after = since_query(queries[..., 0], forward.visibility.shape[1])  # (B, T, N)
+    return Prediction(
+        torch.where(after.unsqueeze(-1), forward.tracks_xy, backward.tracks_xy.flip(1)),
+        torch.where(after, forward.visibility, backward.visibility.flip(1)),
+        torch.where(after, forward.confidence, backward.confidence.flip(1)),
+    )
 
 
 def _in_first_frame(places_xy: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
@@ -47,6 +48,10 @@ from overt.viz.tracks import draw_beside_truth, film_beside_truth
 
 # Side of the grid of support points for `overt track`, as in the published demo.
 TRACKING_GRID = 6
+
+# Points followed at a time: 300,000 then need no more memory than so many.
+POINTS_PER_CHUNK = 3000
+HUB_VISIBLE = 0.9  # the visibility from which the published offline predictor draws a point
 
 # Different samples of an example batch; beyond these they repeat.
 EXAMPLES = 2
@@ -178,7 +183,7 @@ class _CoTracker3Recipe(Recipe):
                 error = pixels.sum() / counts["visible_once"].clamp(min=1)
             else:
                 own = pixels.sum((1, 2)) / seen.sum((1, 2)).clamp(min=1)
-                error = own.sum() / counts["samples"]
+                error = own.sum() / counts["clips"]
         return StepOutput(terms, {"visible_error_px": error} | redrawn_metric(batch, counts))
 
     def check_evaluation_data(self) -> None:
@@ -231,14 +236,34 @@ class _CoTracker3Recipe(Recipe):
         visible = found.visible(settings.visible_threshold)
         return found.tracks_xy[0].cpu(), visible[0].cpu()
 
-    def track_points(self, model: nn.Module, video: Tensor, queries: Tensor) -> PointTracks:
-        """Follow any points of any video in both directions of time, all of them together."""
+    def track_points(
+        self,
+        model: nn.Module,
+        video: Tensor,
+        queries: Tensor,
+        as_hub: bool = False,
+        report: Callable[[int], None] | None = None,
+    ) -> PointTracks:
+        """Follow any points of any video in both directions of time.
+
+        `as_hub`: before their query points are taken from the video played backwards, and visible
+        is what the published predictor calls so. `report` gets the number of points done.
+        """
         later = bool((queries[:, 0] > 0).any())
         predict = self.predictor(
-            model, grid_size=TRACKING_GRID, backward_tracking=later, pin_queries=True
+            model,
+            grid_size=TRACKING_GRID,
+            backward_tracking=later,
+            reversed_before_query=later and as_hub,
+            points_per_chunk=POINTS_PER_CHUNK,
+            pin_queries=True,
         )
-        found = predict(video[None], queries[None])
-        visible = found.visible(self.settings.evaluation.visible_threshold)
+        found = predict(video[None], queries[None], report)
+        threshold = self.settings.evaluation.visible_threshold
+        if as_hub and isinstance(model, CoTracker3Offline):
+            visible = found.visible(HUB_VISIBLE, with_confidence=False)
+        else:
+            visible = found.visible(threshold)
         tracks_xy, *seen = (part[0].cpu() for part in (found.tracks_xy, visible, *found[1:]))
         return PointTracks(tracks_xy, *seen)
 

@@ -31,7 +31,8 @@ def clips(textures):
 
 def test_shapes(clips):
     batch = to_batch(clips)
-    assert batch.video.shape == (2, FRAMES, 3, *SIZE) and batch.video.dtype == torch.uint8
+    assert batch.video.shape == (2, FRAMES, 3, *SIZE)
+    assert batch.video.dtype == torch.uint8
     assert batch.tracks.shape == (2, FRAMES, POINTS, 2)
     assert batch.visibility.shape == batch.valid.shape == (2, FRAMES, POINTS)
     assert batch.queries.shape == (2, POINTS, 3)

@@ -21,8 +21,10 @@ def test_reads_back(tmp_path):
     file = write_photograph_videos(tmp_path, photographs, small_settings(), **sizes)
     videos = TapVid(tmp_path, "davis", size=(32, 32))
     video = videos.video(1)
-    assert len(videos) == 2 and video.video.shape == (3, 3, 32, 32)
-    assert len(video.queries_txy) == 6 and (video.queries_txy[:, 0] == 0).all()
+    assert len(videos) == 2
+    assert video.video.shape == (3, 3, 32, 32)
+    assert len(video.queries_txy) == 6
+    assert (video.queries_txy[:, 0] == 0).all()
     stored = pickle.loads(file.read_bytes())["photographs-001"]
     assert np.allclose(stored["points"] * 31, video.tracks_xy, atol=1e-4)
     with pytest.raises(DataError, match="exists"):

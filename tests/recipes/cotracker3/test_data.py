@@ -223,7 +223,7 @@ def test_far_tracks_are_dropped():
     coords = np.zeros((3, 2, 2), np.float32)
     coords[1, 1] = (30 + 600, 20 + 800)  # exactly 1000 away
     coords[2, 1] = (30 + 600, 20 + 799)
-    clip = data._drop_far(data.Clip(frames, coords, np.ones((3, 2), bool)))
+    clip = data._drop_far(data.Clip(frames, coords, np.ones((3, 2), bool)), [40, 60])
     np.testing.assert_array_equal(clip.coords_xy, coords[[0, 2]])
     assert clip.visible.shape == (2, 2)
 
@@ -564,5 +564,6 @@ def test_a_random_number_of_tracks_comes_with_fewer_frames(make_settings):
     lengths = {
         data.with_drawn_number(fixed, sample_rng(0, 0, index)).sequence_len for index in range(40)
     }
-    assert len(lengths) > 3 and all(length % 8 == 0 for length in lengths)
+    assert len(lengths) > 3
+    assert all(length % 8 == 0 for length in lengths)
     assert data.with_drawn_number(make_settings(), sample_rng(0, 0, 0)) == make_settings()

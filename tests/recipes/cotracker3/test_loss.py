@@ -143,8 +143,8 @@ def test_each_setting_changes_its_own_term_alone(changed: dict[str, Any], term: 
 def test_per_clip_is_the_mean_of_the_clips_own_losses():
     """A clip with few visible points weighs as much as any other, however a batch is split."""
     windows, targets = batch(3)
-    samples = {"samples": torch.tensor(3.0)}
-    together = losses(windows, targets, samples, settings(per_clip=True))
+    clips = {"clips": torch.tensor(3.0)}
+    together = losses(windows, targets, clips, settings(per_clip=True))
     alone = []
     for index in range(3):
         part = slice(index, index + 1)

@@ -178,6 +178,7 @@ def test_an_overflow_is_skipped_counted_and_said(
         (["evaluation.memory_size=0"], r"evaluation\.memory_size=0"),
         (["evaluation.visible_threshold=0"], r"evaluation\.visible_threshold=0"),
         (["data.root=null"], r"data\.root"),
+        (["evaluation.query_mode=strided"], r"query_mode=strided .* forward only"),
     ],
 )
 def test_impossible_settings_are_refused(words: list[str], message: str) -> None:
@@ -189,6 +190,14 @@ def test_missing_data_are_refused_by_name(tmp_path: Path) -> None:
     recipe = SMALL_LBM.recipe(tmp_path / "nowhere", "data.synthetic=null")
     with pytest.raises(DataError, match="no such folder"):
         recipe.build_dataset()
+
+
+def test_a_random_encoder_must_be_asked_for(data_root: Path) -> None:
+    with pytest.raises(ConfigError, match=r"backbone_weights=random"):
+        SMALL_LBM.recipe(data_root, "model.backbone_weights=null").build_dataset()
+    recipe = SMALL_LBM.recipe(data_root, "model.backbone_weights=random")
+    assert len(recipe.build_dataset()) > 0
+    assert recipe.build_model() is not None
 
 
 @pytest.mark.gpu

@@ -1,0 +1,232 @@
+"""Points followed through any video in three lines.
+
+    tracker = overt.load_tracker()
+    tracks = tracker("film.mp4", grid=20)
+    tracks.draw("out.mp4")
+
+T frames, N points, H x W pixels; positions (x, y) in pixels of the video, 0 at the center of the
+first pixel. Imports torch when a tracker is loaded.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overt.checkpoint.trained import configure, load_model, shipped_weights
+from overt.config import build_recipe
+from overt.errors import ConfigError, DataError
+from overt.tasks import PointTracker, need_task
+
+if TYPE_CHECKING:
+    from torch import nn
+
+SMALL = "small"
+SHIPPED = "cotracker3_tiny"  # the recipe of the weights that come with the package
+USUAL_FPS = 12.0
+DRAWN_SIDE = 384  # pixels: smaller videos than this are drawn enlarged
+# Keys of CoTracker's released weights, by which a file without a recipe is recognized.
+OFFICIAL = {"offline": "cotracker3_offline", "online": "cotracker3_online"}
+
+Frames = NDArray[np.uint8]  # (T, 3, H, W)
+Queries = NDArray[np.float32]  # (N, 3): frame, x, y
+
+
+@dataclass(frozen=True)
+class VideoTracks:
+    """Where points are in each frame of a video."""
+
+    tracks_xy: NDArray[np.float32]  # (T, N, 2)
+    visible: NDArray[np.bool_]  # (T, N)
+    visibility: NDArray[np.float32]  # (T, N) probabilities
+    confidence: NDArray[np.float32]  # (T, N) probabilities
+    queries: Queries
+    video: Frames
+    fps: float
+
+    def draw(self, path: Path | str, fps: float | None = None) -> Path:
+        """Write the video with every point and its trail: .mp4, .webp or .gif."""
+        import torch
+
+        from overt.data.tracking.video import write_video
+        from overt.viz.tracks import draw_video
+
+        path = Path(path)
+        scale = max(1, DRAWN_SIDE // max(self.video.shape[2:]))
+        drawn = draw_video(
+            torch.from_numpy(self.video),
+            torch.from_numpy(self.tracks_xy),
+            torch.from_numpy(self.visible),
+            scale=scale,
+        )
+        write_video(path, drawn.numpy(), fps or self.fps)
+        return path
+
+    def save(self, path: Path | str) -> Path:
+        """Write the arrays (all but the video) to one .npz file."""
+        names = ("tracks_xy", "visible", "visibility", "confidence", "queries")
+        np.savez_compressed(path, **{name: getattr(self, name) for name in names})
+        return Path(path)
+
+
+class Tracker:
+    """A trained point tracker; call it with a video."""
+
+    def __init__(self, recipe: Any, model: nn.Module, name: str) -> None:
+        self.recipe, self.model, self.name = recipe, model, name
+
+    def __call__(
+        self,
+        video: Path | str | Frames,
+        queries: Any = None,
+        *,
+        grid: int | None = None,
+        mask: Any = None,
+        dense: bool = False,
+        query_frame: int = 0,
+        as_hub: bool = False,
+        progress: bool = True,
+    ) -> VideoTracks:
+        """Follow points through a video.
+
+        `video` is a path or an array (T, 3, H, W) or (T, H, W, 3) of bytes. The points are
+        `queries` (N, 3) of frame, x and y; or `grid` x `grid` points of frame `query_frame` (20 x
+        20 where nothing is said), of those only the ones in `mask` (H, W) where it is given; or
+        with `dense` every pixel of that frame. `as_hub` tracks back and calls visible as
+        CoTracker's published predictor does. `progress` says how long it still takes.
+        """
+        import torch
+
+        frames, fps = read_frames(video)
+        points = choose_queries(frames, queries, grid, mask, dense, query_frame)
+        options: dict[str, Any] = {}
+        offered = inspect.signature(self.recipe.track_points).parameters
+        if as_hub:
+            if "as_hub" not in offered:
+                raise ConfigError(
+                    f"as_hub=True is for CoTracker3's trackers, and this is {self.name}; leave it "
+                    "out"
+                )
+            options["as_hub"] = True
+        if progress and "report" in offered:
+            options["report"] = progress_line(len(points))
+        with torch.inference_mode():
+            found = self.recipe.track_points(
+                self.model, torch.from_numpy(frames), torch.from_numpy(points), **options
+            )
+        tracks_xy, visible, visibility, confidence = (part.numpy() for part in found)
+        return VideoTracks(
+            tracks_xy, visible, visibility, confidence, points, frames, fps or USUAL_FPS
+        )
+
+
+def load_tracker(
+    source: Path | str = SMALL, *, recipe: str | None = None, device: str = "auto"
+) -> Tracker:
+    """Load a tracker: the small one that comes with overt, a checkpoint, or an official file.
+
+    A checkpoint folder knows its recipe; for another file it is `recipe`, or guessed from the name
+    of CoTracker3's released files.
+    """
+    from overt.distributed import init_distributed
+
+    if source == SMALL:
+        recipe, file = SHIPPED, shipped_weights(SHIPPED)
+    else:
+        file = Path(source)
+        if recipe is None and file.is_file():
+            recipe = recipe_of(file)
+    words = [f"training.device={device}", *([f"recipe={recipe}"] if recipe else [])]
+    config = configure(file, words, (), remedy='recipe="NAME"', needs_data=False)
+    world = init_distributed(config.training.device)
+    built: Any = build_recipe(config)
+    need_task(built, PointTracker, config.recipe.name)
+    model, _ = load_model(built, file)
+    return Tracker(built, model.to(world.device), config.recipe.name)
+
+
+def recipe_of(file: Path) -> str:
+    """The recipe of a released file, by its name."""
+    for word, recipe in OFFICIAL.items():
+        if word in file.name:
+            return recipe
+    raise ConfigError(
+        f"{file} does not say which model it is; add recipe=NAME, one of "
+        f"{', '.join(OFFICIAL.values())}, or the recipe it was trained with"
+    )
+
+
+def read_frames(video: Path | str | Frames) -> tuple[Frames, float | None]:
+    """The frames (T, 3, H, W) of a path or an array, and their rate where it is known."""
+    from overt.data.tracking.video import read_video
+
+    if isinstance(video, Path | str):
+        return read_video(video)
+    frames = np.asarray(video)
+    if frames.ndim == 4 and frames.shape[1] != 3 and frames.shape[3] == 3:
+        frames = frames.transpose(0, 3, 1, 2)
+    if frames.ndim != 4 or frames.shape[1] != 3 or frames.dtype != np.uint8 or not len(frames):
+        raise DataError(
+            f"a video of shape {frames.shape} and type {frames.dtype}; expected are bytes (uint8) "
+            "of shape (frames, 3, height, width) or (frames, height, width, 3)"
+        )
+    return np.ascontiguousarray(frames), None
+
+
+def choose_queries(
+    frames: Frames, queries: Any, grid: int | None, mask: Any, dense: bool, query_frame: int
+) -> Queries:
+    """The points that the arguments of a tracker's call mean."""
+    from overt.geometry.grid import point_grid
+
+    count, _, height, width = frames.shape
+    if not 0 <= query_frame < count:
+        raise DataError(f"query_frame={query_frame}; the video has frames 0 to {count - 1}")
+    if queries is not None:
+        if grid is not None or mask is not None or dense:
+            raise ConfigError("give queries, or grid, mask and dense, not both")
+        points = np.asarray(queries, dtype=np.float32)
+        if points.ndim != 2 or points.shape[1] != 3:
+            raise DataError(f"queries of shape {points.shape}; expected is (N, 3): frame, x, y")
+        return np.ascontiguousarray(points)
+    if dense:
+        if grid is not None:
+            raise ConfigError(f"dense=True follows every pixel; leave grid={grid} out")
+        rows, columns = np.mgrid[0:height, 0:width]
+        places = np.stack([columns.ravel(), rows.ravel()], -1).astype(np.float32)
+    else:
+        places = point_grid(20 if grid is None else grid, (height, width)).numpy()
+    if mask is not None:
+        inside = np.asarray(mask, dtype=bool)
+        if inside.shape != (height, width):
+            raise DataError(
+                f"mask of shape {inside.shape}; the frames have {height} rows and {width} columns"
+            )
+        column, row = places.round().astype(int).T
+        column, row = column.clip(0, width - 1), row.clip(0, height - 1)
+        places = places[inside[row, column]]
+        if not len(places):
+            raise DataError("no point of the grid lies in the mask; raise grid, or set dense=True")
+    first = np.full((len(places), 1), query_frame, np.float32)
+    return np.concatenate([first, places], axis=1, dtype=np.float32)
+
+
+def progress_line(points: int) -> Callable[[int], None]:
+    """A line on a terminal that says how many points are done, and how long the rest takes."""
+    began = time.perf_counter()
+
+    def report(done: int) -> None:
+        if not sys.stderr.isatty() or done >= points:
+            return
+        left = (time.perf_counter() - began) / done * (points - done)
+        print(f"\r{done} of {points} points, {left:.0f} s left  ", end="", file=sys.stderr)
+
+    return report

@@ -1,0 +1,107 @@
+"""`overt.load_tracker`: points of any video in three lines."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from small_recipes import SMALL_COTRACKER3
+
+import overt
+from overt.errors import ConfigError, DataError
+from overt.recipes.cotracker3 import recipe as cotracker3
+from overt.tracker import Tracker, choose_queries, read_frames, recipe_of
+
+FRAMES, HEIGHT, WIDTH = 5, 36, 48
+
+
+@pytest.fixture(scope="module")
+def video():
+    rng = np.random.default_rng(0)
+    return rng.integers(0, 255, (FRAMES, HEIGHT, WIDTH, 3), dtype=np.uint8)
+
+
+@pytest.fixture(scope="module")
+def tracker(tmp_path_factory):
+    torch.manual_seed(0)
+    recipe = SMALL_COTRACKER3.recipe(tmp_path_factory.mktemp("data"))
+    model = recipe.build_model().eval()
+    torch.nn.init.normal_(model.updateformer.flow_head.weight, std=0.1)
+    return Tracker(recipe, model, "cotracker3_tiny")
+
+
+def test_three_lines(tmp_path, video):
+    """The tracker that ships follows a grid and draws it."""
+    tracker = overt.load_tracker("small", device="cpu")
+    tracks = tracker(video, grid=2)
+    assert tracks.tracks_xy.shape == (FRAMES, 4, 2)
+    assert tracks.visible.shape == (FRAMES, 4)
+    assert tracks.draw(tmp_path / "out.gif").stat().st_size > 0
+    with np.load(tracks.save(tmp_path / "tracks.npz")) as stored:
+        assert np.array_equal(stored["queries"], tracks.queries)
+
+
+def test_chunks_need_the_support_points_only(tracker, video, monkeypatch):
+    """Points of different chunks do not meet, and each chunk has the same support points."""
+    queries = [[0, 10, 10], [2, 20, 20], [0, 40, 30]]
+    done: list[int] = []
+    monkeypatch.setattr(cotracker3, "POINTS_PER_CHUNK", 1)
+    frames = torch.from_numpy(read_frames(video)[0])
+    points = torch.tensor(queries, dtype=torch.float32)
+    with torch.inference_mode():
+        chunked = tracker.recipe.track_points(tracker.model, frames, points, report=done.append)
+        alone = tracker.recipe.track_points(tracker.model, frames, points[1:2])
+    assert done == [1, 2, 3]
+    assert torch.allclose(chunked.tracks_xy[:, 1], alone.tracks_xy[:, 0], atol=1e-3)
+
+
+def test_as_hub_takes_what_is_before_the_query_from_the_reversed_video(tracker, video):
+    queries = [[3, 20, 20], [0, 10, 30]]
+    usual, hub = (tracker(video, queries, as_hub=as_hub) for as_hub in (False, True))
+    turned = tracker(video[::-1].copy(), [[FRAMES - 1 - t, x, y] for t, x, y in queries])
+    assert np.allclose(hub.tracks_xy[3:], usual.tracks_xy[3:], atol=1e-3)
+    assert np.allclose(hub.tracks_xy[:3, 0], turned.tracks_xy[::-1][:3, 0], atol=1e-3)
+    assert not np.allclose(hub.tracks_xy[:3, 0], usual.tracks_xy[:3, 0], atol=1e-2)
+    before = hub.visibility > 0.9
+    assert np.array_equal(hub.visible, before)
+
+
+def test_which_points_are_meant(video):
+    frames = read_frames(video)[0]
+    assert frames.shape == (FRAMES, 3, HEIGHT, WIDTH)
+    assert len(choose_queries(frames, None, None, None, False, 0)) == 400
+    dense = choose_queries(frames, None, None, None, True, 2)
+    assert len(dense) == HEIGHT * WIDTH
+    assert (dense[:, 0] == 2).all()
+    left = np.zeros((HEIGHT, WIDTH), bool)
+    left[:, : WIDTH // 2] = True
+    masked = choose_queries(frames, None, 10, left, False, 0)
+    assert len(masked) == 50
+    assert (masked[:, 1] < WIDTH / 2).all()
+    assert np.array_equal(choose_queries(frames, dense, None, None, False, 0), dense)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"query_frame": 9}, "frames 0 to 4"),
+        ({"queries": [[0, 1]]}, r"\(N, 3\)"),
+        ({"queries": [[0, 1, 1]], "grid": 3}, "not both"),
+        ({"dense": True, "grid": 3}, "leave grid"),
+        ({"mask": np.zeros((2, 2))}, "rows"),
+        ({"mask": np.zeros((HEIGHT, WIDTH))}, "raise grid"),
+    ],
+)
+def test_refused_points(tracker, video, options, message):
+    with pytest.raises((ConfigError, DataError), match=message):
+        tracker(video, **options)
+
+
+def test_refused_videos_and_files(tmp_path, tracker):
+    with pytest.raises(DataError, match="expected are bytes"):
+        tracker(np.zeros((2, 8, 8)))
+    with pytest.raises(DataError, match="no such file"):
+        tracker(tmp_path / "none.mp4")
+    assert recipe_of(Path("scaled_offline.pth")) == "cotracker3_offline"
+    with pytest.raises(ConfigError, match="recipe=NAME"):
+        recipe_of(Path("model.pth"))
