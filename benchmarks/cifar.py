@@ -185,7 +185,9 @@ def draw(folder: Path, method: str, trainer: Trainer, world: World) -> None:
     rows = []
     for number in range(len(pixels)):
         neighbors = [training.try_read(int(bank.ids[index])) for index in nearest[number]]
-        tiles = [pixels[number], maps[number].cpu()] + [one[0] for one in neighbors if one]
+        tiles = [pixels[number], maps[number].cpu()] + [
+            neighbor[0] for neighbor in neighbors if neighbor
+        ]
         rows.append(torch.cat(tiles, dim=2))
     sheet = torch.cat(rows, dim=1).permute(1, 2, 0).numpy()
     folder.mkdir(parents=True, exist_ok=True)

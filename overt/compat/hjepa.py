@@ -104,7 +104,9 @@ class HJEPATrainer:
         self.config = configure(config, training=training, optimizer=section, checkpoint=checkpoint)
         self.legacy_names = legacy_names
         loaders = (train_loader, val_loader)
-        sets = tuple(None if one is None else DatasetImages(one.dataset) for one in loaders)
+        sets = tuple(
+            None if loader is None else DatasetImages(loader.dataset) for loader in loaders
+        )
         self.recipe = SeedRecipe(self.config.settings, model, sets, loss_fn)
         self._device = device
 

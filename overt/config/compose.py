@@ -5,10 +5,11 @@ Hydra composes, `checked.py` checks. Never imports torch.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from overt.config.checked import Config, check, dotted_keys
@@ -219,24 +220,52 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
     return runs
 
 
-def differences(before: str, after: str, ignore: Sequence[str]) -> list[tuple[str, Any, Any]]:
+def differences(
+    before: str, after: str, ignore: Sequence[str], defaults: Mapping[str, Any] | None = None
+) -> list[tuple[str, Any, Any]]:
     """Keys that differ between two resolved configurations, but for those below `ignore`.
 
     A list that is empty in one and unknown to the other, which is of an older overt, is the same.
+    So is a key that the older one does not know, at its value in `defaults`: what came later does
+    by default what was done before.
     """
+<<<<<<< HEAD
     old, new = (
         _leaves(OmegaConf.to_container(parse_yaml(text, "config.yaml"))) for text in (before, after)
     )
+=======
+    defaults = defaults or {}
+    old, new = (_leaves(OmegaConf.to_container(OmegaConf.create(text))) for text in (before, after))
+>>>>>>> ssl
     keys = [
         key
         for key in {**old, **new}
-        if old.get(key) != new.get(key) and not (old.get(key, []) == [] and new.get(key, []) == [])
+        if old.get(key) != new.get(key)
+        and not (old.get(key, []) == [] and new.get(key, []) == [])
+        and not (key not in old and key in defaults and new[key] == defaults[key])
     ]
     return [
         (key, old.get(key), new.get(key))
         for key in keys
         if not any(key == name or key.startswith(name + ".") for name in ignore)
     ]
+
+
+def defaults_of(settings: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the defaults of a recipe's settings, a dataclass, by dotted key.
+
+    Most keys have none, since their values live in YAML files; those that came later have one.
+    """
+    defaults: dict[str, Any] = {}
+    for each in dataclasses.fields(settings) if dataclasses.is_dataclass(settings) else ():
+        key, value = f"{prefix}{each.name}", getattr(settings, each.name, None)
+        if dataclasses.is_dataclass(value):
+            defaults |= defaults_of(value, f"{key}.")
+        elif each.default_factory is not dataclasses.MISSING:
+            defaults[key] = each.default_factory()
+        elif each.default is not dataclasses.MISSING and each.default != MISSING:
+            defaults[key] = each.default
+    return defaults
 
 
 def _leaves(values: Any, prefix: str = "") -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from overt.checkpoint import storage
-from overt.config import Config, differences
+from overt.config import Config, defaults_of, differences
 from overt.distributed import broadcast_object, is_main_process
 from overt.errors import CheckpointError, ConfigError
 from overt.run.folder import RunPaths
@@ -90,7 +90,9 @@ def refuse_other_run(
     accepted = (*FREE_TO_CHANGE, *confirmed)
     changes = {
         key: f"{key}: {before} -> {after}"
-        for key, before, after in differences(saved["config_yaml"], config.text, accepted)
+        for key, before, after in differences(
+            saved["config_yaml"], config.text, accepted, defaults_of(config.settings)
+        )
     }
     for key, name, now in (
         ("data", "samples", samples),

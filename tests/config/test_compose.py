@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from toy_runs import TOY, toy_config
 
-from overt.config import CONF, differences, expand_sweep, load
+from overt.config import CONF, defaults_of, differences, expand_sweep, load
 from overt.errors import ConfigError, OvertError
 
 RECIPES = sorted(path.stem for path in (CONF / "recipe").glob("*.yaml"))
@@ -168,6 +168,21 @@ def test_sweep_expands_in_order() -> None:
 def test_differences_leave_out_what_is_free() -> None:
     before, after = "a: {b: 1, c: 2}\nd: 3", "a: {b: 1, c: 4}\nd: 5\ne: null"
     assert differences(before, after, ["d"]) == [("a.c", 2, 4)]
+
+
+def test_a_key_that_came_later_is_the_same_at_its_default() -> None:
+    before, after = "a: {b: 1}", "a: {b: 1, later: 2}"
+    assert differences(before, after, []) == [("a.later", None, 2)]
+    assert differences(before, after, [], {"a.later": 2}) == []
+    assert differences(before, after, [], {"a.later": 3}) == [("a.later", None, 2)]
+
+
+def test_defaults_are_those_of_the_fields_that_have_one() -> None:
+    settings = load(["recipe=hjepa_tiny"]).settings
+    defaults = defaults_of(settings)
+    assert defaults["model.head.width"] == 128
+    assert defaults["evaluation.further_k"] == []
+    assert "model.embed_dim" not in defaults
 
 
 @settings(max_examples=30, deadline=None)

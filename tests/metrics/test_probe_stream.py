@@ -33,11 +33,11 @@ def source(tokens: Tensor, labels: Tensor) -> Callable[..., Iterator[tuple[Tenso
 def streamed() -> float:
     train, test = tokens_and_labels(50, 0), tokens_and_labels(40, 1)
     world = init_distributed("cpu")
-    found = stream_attentive_accuracy(
+    result = stream_attentive_accuracy(
         source(*train), 50, source(*test), 40,
         width=8, classes=2, heads=2, world=world, settings=SETTINGS,
     )  # fmt: skip
-    return found["top1"]
+    return result["top1"]
 
 
 def test_it_is_the_probe_on_tokens_in_memory() -> None:

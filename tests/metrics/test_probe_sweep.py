@@ -22,16 +22,16 @@ def two_classes(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_the_class_is_found_whatever_the_scale():
-    found = linear_sweep_accuracy(*two_classes(200, 0), *two_classes(100, 1), SETTINGS)
-    assert found["top1"] > 0.97
-    assert found["lr"] in (0.01, 0.03, 0.1, 0.3, 1.0)
+    result = linear_sweep_accuracy(*two_classes(200, 0), *two_classes(100, 1), SETTINGS)
+    assert result["top1"] > 0.97
+    assert result["lr"] in (0.01, 0.03, 0.1, 0.3, 1.0)
 
 
 def test_labels_of_chance_are_chance():
     features, labels = two_classes(200, 0)
     shuffled = labels[torch.randperm(200, generator=torch.Generator().manual_seed(2))]
-    found = linear_sweep_accuracy(features, shuffled, *two_classes(100, 1), SETTINGS)
-    assert 0.2 < found["top1"] < 0.8
+    result = linear_sweep_accuracy(features, shuffled, *two_classes(100, 1), SETTINGS)
+    assert 0.2 < result["top1"] < 0.8
 
 
 def test_a_head_of_a_sweep_is_the_head_trained_alone():

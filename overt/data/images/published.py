@@ -69,7 +69,9 @@ class SourceFiles:
         elif self.source.is_file():
             self._members = _read_archive(self.source)
         else:
-            raise DataError(f"{self.source}: there is no such folder or archive.")
+            raise DataError(
+                f"{self.source}: this folder or archive does not exist; check the path."
+            )
 
     @property
     def names(self) -> list[str]:

@@ -105,7 +105,7 @@ def test_the_command_refuses_an_incomplete_set(tmp_path):
     (tmp_path / "other" / "notes").touch()
     with pytest.raises(DataError, match=r"not CIFAR-10; expected .* It holds notes"):
         main(["cifar10", str(tmp_path / "other"), str(tmp_path / "out")])
-    with pytest.raises(DataError, match="no such folder or archive"):
+    with pytest.raises(DataError, match="does not exist"):
         main(["cifar10", str(tmp_path / "none"), str(tmp_path / "out")])
 
 
