@@ -229,14 +229,10 @@ def differences(
     So is a key that the older one does not know, at its value in `defaults`: what came later does
     by default what was done before.
     """
-<<<<<<< HEAD
+    defaults = defaults or {}
     old, new = (
         _leaves(OmegaConf.to_container(parse_yaml(text, "config.yaml"))) for text in (before, after)
     )
-=======
-    defaults = defaults or {}
-    old, new = (_leaves(OmegaConf.to_container(OmegaConf.create(text))) for text in (before, after))
->>>>>>> ssl
     keys = [
         key
         for key in {**old, **new}
