@@ -21,7 +21,7 @@ FLOAT = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?")
 LINE = re.compile(r"( *)([\w.]+):(?: (.*))?")
 
 
-class _Loader(Loader):  # type: ignore[misc, valid-type]
+class _Loader(Loader):  # type: ignore[misc]
     """Reads 1e-4 as a number, as OmegaConf does."""
 
 
