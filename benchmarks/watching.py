@@ -3,7 +3,7 @@
     python benchmarks/watching.py [--rows 1000000] [--runs 1000] [--folder DIR]
 
 Writes one run with a million rows of metrics and a folder of a thousand runs, then starts each
-command in a process of its own: seconds from start to exit, and the largest resident memory. The
+command in a fresh process: seconds from start to exit, and the largest resident memory. The
 goal is below 2 s and 200 MB each; the imports of Python alone are listed as `nothing`.
 """
 
@@ -63,7 +63,7 @@ def write_run(folder: Path, rows: int) -> None:
 
 
 def measure(words: list[str]) -> tuple[float, float, float]:
-    """Return seconds, seconds of the processor and megabytes of a command in its own process."""
+    """Return seconds, seconds of the processor and megabytes of a command in a fresh process."""
     code = f"import sys; from overt.cli import main; sys.exit(main({words!r}))"
     began = time.perf_counter()
     # A process between, so that its largest child is this one and no earlier one.
@@ -80,7 +80,7 @@ def measure(words: list[str]) -> tuple[float, float, float]:
     return time.perf_counter() - began, float(busy), int(kilobytes) / 1024
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--runs", type=int, default=1000)
@@ -106,7 +106,8 @@ def main() -> None:
             seconds, busy, megabytes = measure(words)
             line = f"{name:<14}{seconds:7.2f} s {busy:7.2f} s of processor {megabytes:7.0f} MB"
             print(line, flush=True)
+    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

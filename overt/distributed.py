@@ -19,6 +19,7 @@ import torch.distributed as dist
 import torch.distributed.nn.functional
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
+from torch.distributed.rendezvous import rendezvous
 
 from overt.errors import LaunchError, OvertError
 
@@ -224,7 +225,7 @@ def _meet(launch: Launch, minutes: float) -> Store:
     store: Store | None = None
     try:
         if not _FIRST_STORE:
-            meeting = dist.rendezvous("env://", launch.rank, launch.world_size, timeout=limit)
+            meeting = rendezvous("env://", launch.rank, launch.world_size, timeout=limit)
             first, _, _ = next(iter(meeting))
             _FIRST_STORE.append(first)
         store = PrefixStore(f"overt/group/{next(_JOINED)}", *_FIRST_STORE)

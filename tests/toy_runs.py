@@ -49,6 +49,9 @@ def cut_back(run: Path, other: Path, step: int) -> None:
     for path in (other / "checkpoints").glob("step_*"):
         if int(path.name.removeprefix("step_")) > step:
             shutil.rmtree(path)
+    events = [json.loads(line) for line in (other / "events.jsonl").read_text().splitlines()]
+    kept = [event for event in events if event["kind"] != "saved" or event["step"] <= step]
+    (other / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in kept))
 
 
 def write_chain(folder: Path, **changes: object) -> Path:

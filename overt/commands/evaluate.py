@@ -26,6 +26,7 @@ from overt.checkpoint.trained import configure, load_model
 from overt.commands.arguments import evaluation_options
 from overt.config import Config, build_recipe
 from overt.errors import ConfigError, need_folder
+from overt.files.yaml_text import parse_yaml, read_text
 from overt.tasks import BaselineScorer, RowScorer, ScoreTabulator, need_task
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def free_folder(config: Config) -> Path:
 
     def is_free(folder: Path) -> bool:
         saved = folder / "config.yaml"
-        return not saved.exists() or _scored(saved.read_text()) == _scored(config.text)
+        return not saved.exists() or _scored(read_text(saved)) == _scored(config.text)
 
     names = chain(["evaluation"], (f"evaluation_{number}" for number in count(2)))
     return next(filter(is_free, (config.run_dir / name for name in names)))
@@ -116,8 +117,9 @@ def free_folder(config: Config) -> Path:
 
 def _scored(text: str) -> dict[str, Any]:
     """What of a configuration says what is scored."""
-    values = OmegaConf.to_container(OmegaConf.create(text))
-    assert isinstance(values, dict)
+    values = OmegaConf.to_container(parse_yaml(text, "config.yaml"))
+    if not isinstance(values, dict):
+        return {}
     return {key: values.get(key) for key in ("evaluation", "data")}
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 RECENT = 5  # readings of the speed
 VARIES = 1.5  # slowest by fastest reading, from which on one number would be a false promise
 
+NOTABLE_SECONDS = 60.0  # a difference below is not worth a word
+
 
 @dataclass(frozen=True)
 class TimeLeft:
@@ -20,7 +22,9 @@ class TimeLeft:
 
     @property
     def varies(self) -> bool:
-        return self.slowest > VARIES * self.fastest
+        return (
+            self.slowest > VARIES * self.fastest and self.slowest - self.fastest > NOTABLE_SECONDS
+        )
 
 
 def time_left(steps: int, seconds_per_step: Sequence[float]) -> TimeLeft:

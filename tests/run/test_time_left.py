@@ -11,8 +11,9 @@ def test_only_recent_readings_count() -> None:
 
 
 def test_a_speed_that_varies_says_so() -> None:
-    left = time_left(10, [1.0, 1.0, 1.0, 1.0, 4.0])
-    assert (left.seconds, left.fastest, left.slowest, left.varies) == (16.0, 10.0, 40.0, True)
+    left = time_left(100, [1.0, 1.0, 1.0, 1.0, 4.0])
+    assert (left.seconds, left.fastest, left.slowest, left.varies) == (160.0, 100.0, 400.0, True)
+    assert not time_left(5, [1.0, 4.0]).varies  # of 20 seconds nobody needs to know more
 
 
 def test_nothing_is_known_before_the_first_reading() -> None:

@@ -36,9 +36,11 @@ HELPED = tuple(
 
 def depth_row(predicted: float, true: float) -> Row:
     """Errors of one depth: metres, inverse metres, relative."""
+    # A network that has diverged may predict 0: infinitely near, not an error of Python.
+    inverse = 1 / predicted if predicted else math.inf
     return {
         "Tz_m": abs(predicted - true),
-        "inverse_Tz": abs(1 / predicted - 1 / true),
+        "inverse_Tz": abs(inverse - 1 / true),
         "relative_Tz": abs(predicted - true) / true,
     }
 

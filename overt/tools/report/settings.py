@@ -21,7 +21,7 @@ FLOAT = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?")
 LINE = re.compile(r"( *)([\w.]+):(?: (.*))?")
 
 
-class _Loader(Loader):  # type: ignore[misc, valid-type]
+class _Loader(Loader):  # type: ignore[misc]
     """Reads 1e-4 as a number, as OmegaConf does."""
 
 
@@ -33,7 +33,11 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         text = read_text(path)
         refuse_bomb(text, str(path))
-        values = yaml.load(text, Loader=_Loader)
+        loader = _Loader(text)
+        try:
+            values = loader.get_single_data()
+        finally:
+            loader.dispose()
         return dict(_leaves(values)) if isinstance(values, dict) else {}
     except (ConfigError, *UNREADABLE):
         return {}

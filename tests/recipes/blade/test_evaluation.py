@@ -10,6 +10,7 @@ from overt.recipes.blade.evaluation import COLUMNS, depth_row, table
 def test_a_depth_has_three_errors() -> None:
     row = depth_row(2.0, 4.0)
     assert row == {"Tz_m": 2.0, "inverse_Tz": 0.25, "relative_Tz": 0.5}
+    assert depth_row(0.0, 4.0)["inverse_Tz"] == math.inf
     assert set(depth_row(3.0, 3.0).values()) == {0.0}
 
 
