@@ -23,3 +23,11 @@ def test_the_full_chain_has_the_published_sizes() -> None:
     batches = [load(one.words).training.batch_size for one in (depth, pose)]
     assert batches == [2, 7]
     assert load(pose.words).settings.model.depthnet_checkpoint.endswith("depth/checkpoints/best")
+
+
+def test_the_chain_on_dressed_people_trains_and_is_scored_on_one_body() -> None:
+    depth, pose = plan(read_stages(EXAMPLE / "stages_people.yaml"))
+    for stage in (depth, pose):
+        settings = load(stage.words).settings
+        assert settings.data.synthetic.body == settings.model.body.model == "anny"
+        assert settings.data.depth_size == settings.data.synthetic.size

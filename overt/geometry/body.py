@@ -95,11 +95,19 @@ def generations(parents: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     )
 
 
-@cache
+_INDICES: dict[tuple[tuple[int, ...], torch.device], Tensor] = {}
+
+
 def _index(numbers: tuple[int, ...], device: torch.device) -> Tensor:
-    """Numbers on a device, sent there once: a copy from the host would wait for the device."""
+    """Return numbers on a device, sent there once: a copy from the host would wait for it."""
+    known = _INDICES.get((numbers, device))
+    if known is not None:
+        return known
     with torch.inference_mode(False):
-        return torch.tensor(numbers, device=device)
+        made = torch.tensor(numbers, device=device)
+    if type(made) is Tensor:  # the fake tensors of a plan belong to that plan alone
+        _INDICES[numbers, device] = made
+    return made
 
 
 def _columns(values: Tensor, numbers: Sequence[int]) -> Tensor:

@@ -7,7 +7,6 @@ V vertices of the source, T of the target, K entries of a row.
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +21,7 @@ from overt.geometry.smpl_pickle import Entries, entries_of, read_smpl_pickle
 
 WITH_NORMALS, PLAIN = "mtx", "matrix"  # keys of the published files
 MOST_ENTRIES = 64  # of a row: a mean of more vertices than that is no transfer of a surface
+MOST_VERTICES = 10**6  # a file of a few bytes can claim any size
 MAKE = "overt data body-transfer smplx2smpl_deftrafo_setup.pkl OUT.npz"
 
 
@@ -112,9 +112,12 @@ def _read(path: Path, title: str) -> Entries:
         with content:
             values, index, ends = (content[name] for name in ("data", "indices", "indptr"))
             rows, columns = content["shape"].tolist()
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{title}: no readable transfer ({error}); make it by `{MAKE}`") from None
-    if len(ends) != rows + 1 or (np.diff(ends) < 0).any() or len(index) != ends[-1]:
+    # A damaged archive stops with almost any exception: zlib.error, BadZipFile, KeyError, ...
+    except Exception as error:
+        problem = f"not a readable transfer ({type(error).__name__}: {error})"
+        raise DataError(f"{title}: {problem}; make it by `{MAKE}`") from error
+    whole = len(ends) == rows + 1 and bool((np.diff(ends) >= 0).all()) and ends[0] == 0
+    if not whole or not len(index) == len(values) == ends[-1]:
         raise DataError(f"{title}: a damaged transfer; make it again by `{MAKE}`")
     lines = np.repeat(np.arange(rows), np.diff(ends))
     return Entries(lines, index.astype(np.int64), values, (rows, columns))
@@ -132,9 +135,12 @@ def _of_entries(entries: Entries, title: str) -> Transfer:
     rows, columns = entries.shape
     used = entries.values != 0
     line, index, values = (part[used] for part in entries[:3])
-    counts = np.bincount(line, minlength=rows)
-    if len(line) == 0 or not np.isfinite(values).all() or columns <= index.max():
+    if not 0 < rows <= MOST_VERTICES:
+        raise DataError(f"{title}: a transfer to {rows} vertices; SMPL has 6890, SMPL-X 10475")
+    inside = len(index) > 0 and 0 <= index.min() <= index.max() < columns
+    if not inside or not np.isfinite(values).all():
         raise DataError(f"{title}: a transfer with no or wrong numbers; get the file again")
+    counts = np.bincount(line, minlength=rows)
     width = int(counts.max())
     if width > MOST_ENTRIES:
         raise DataError(

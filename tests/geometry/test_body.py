@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from overt.geometry.body import BodyModel, chain, generations, parts_by_joint
+from overt.geometry.body import _INDICES, BodyModel, chain, generations, parts_by_joint
 from overt.geometry.body_capsule import PARENTS, capsule_body, rest_joints
 from overt.geometry.rotation import axis_angle_to_matrix
 
@@ -78,3 +79,18 @@ def test_generations_of_joints_are_one_joint_after_the_other() -> None:
     torch.testing.assert_close(found[0], torch.stack(turns, dim=1), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(found[1], torch.stack(places, dim=1), atol=1e-5, rtol=1e-5)
     assert len(generations(tuple(PARENTS))) == 11
+
+
+def test_a_plan_s_fake_tensors_are_not_kept(model: BodyModel) -> None:
+    """Two plans, then a real body: each with tensors of its own kind."""
+    rotations = torch.eye(3).repeat(1, 55, 1, 1)
+    _INDICES.clear()
+    for _ in range(2):
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        with mode:
+            fake = torch.empty(1, 55, 3, 3)
+            assert model(torch.empty(1, 10), fake).joints.shape == (1, 55, 3)
+    assert not _INDICES
+    joints = model(torch.zeros(1, 10), rotations).joints
+    torch.testing.assert_close(joints[0], model.rest_places)
+    assert _INDICES

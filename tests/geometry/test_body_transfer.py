@@ -1,5 +1,6 @@
 """overt/geometry/body_transfer.py: published transfer files at their real sizes, read as data."""
 
+import contextlib
 import pickle
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,21 @@ def test_what_is_no_transfer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"made of 100 others.*joint regressor"):
         load_transfer(str(path), "k", 100, 17)
     (tmp_path / "b.npz").write_bytes(b"PK no archive")
-    with pytest.raises(DataError, match="no readable transfer"):
+    with pytest.raises(DataError, match="not a readable transfer"):
         load_transfer(str(tmp_path / "b.npz"), "k", SMPLX, SMPL)
     with pytest.raises(DataError, match=r"is written as \.npz"):
         convert_transfer(path, tmp_path / "b.npy")
+
+
+def test_a_damaged_file_is_refused_in_words(tmp_path: Path) -> None:
+    """Any flipped byte: the same transfer, or a refusal."""
+    path = tmp_path / "a.pkl"
+    path.write_bytes(pickle.dumps({"matrix": np.eye(5, 4) + np.eye(5, 4, 1)}))
+    convert_transfer(path, tmp_path / "a.npz")
+    whole = (tmp_path / "a.npz").read_bytes()
+    for position in range(0, len(whole), 7):
+        damaged = bytearray(whole)
+        damaged[position] ^= 0x55
+        (tmp_path / "b.npz").write_bytes(bytes(damaged))
+        with contextlib.suppress(DataError):
+            load_transfer(str(tmp_path / "b.npz"), "k", 4, 5)

@@ -245,8 +245,10 @@ def _parameters(path: Path, group: str, value: Any) -> dict[str, Array]:
         )
     columns = {}
     for name, shape in GROUPS[group].items():
-        if name in value:
-            rows = _stack(value[name])
+        # Bodies are the neutral ones: where shapes are given for these too, they are taken.
+        stored = f"{name}_neutral" if f"{name}_neutral" in value else name
+        if stored in value:
+            rows = _stack(value[stored])
             try:
                 columns[f"{group}/{name}"] = rows.reshape(len(rows), *shape)
             except ValueError:

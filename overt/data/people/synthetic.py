@@ -176,29 +176,32 @@ def standing_height(model: BodyModel, shape: Tensor, options: PeopleOptions) -> 
 def place_people(people: list[Person], model: BodyModel, options: PeopleOptions) -> Scene:
     """Bodies in front of a camera that frames them."""
     device = model.template.device
-    shape = torch.tensor(np.stack([one.shape for one in people]), dtype=torch.float32).to(device)
-    pose = np.stack(
-        [
-            np.concatenate([one.root[None], one.body, np.zeros((3, 3)), one.hands.reshape(30, 3)])
-            for one in people
-        ]
-    )
-    rotations = axis_angle_to_matrix(torch.tensor(pose, dtype=torch.float32).to(device))
+
+    def on_device(rows: list[Any]) -> Tensor:
+        return torch.tensor(np.stack(rows), dtype=torch.float32).to(device)
+
+    shape = on_device([person.shape for person in people])
+    face = np.zeros((3, 3))
+    pose = [
+        np.concatenate([person.root[None], person.body, face, person.hands.reshape(30, 3)])
+        for person in people
+    ]
+    rotations = axis_angle_to_matrix(on_device(pose))
     body = model(shape, rotations)
     pelvis = body.joints[:, 0]
-    depth = torch.tensor([one.depth for one in people], dtype=torch.float32).to(device)
+    depth = on_device([person.depth for person in people])
     vertices, joints = body.vertices - pelvis[:, None], body.joints - pelvis[:, None]
     if options.framing == "portrait":
         place, matrix = _portrait(vertices, depth, options)
     else:
         size = options.size
         height = standing_height(model, shape, options)
-        fraction = torch.tensor([one.height for one in people], dtype=torch.float32).to(device)
+        fraction = on_device([person.height for person in people])
         focal = fraction * size * depth / height
         if options.is_plain:
             focal = focal.clamp(0.3 * size, 4.0 * size)
-        offset = torch.tensor(np.stack([one.place for one in people]), dtype=torch.float32)
-        across = offset.to(device) * size * (depth / focal)[:, None]
+        offset = on_device([person.place for person in people])
+        across = offset * size * (depth / focal)[:, None]
         place = torch.cat([across, depth[:, None]], dim=1)
         matrix = intrinsics(focal, torch.full((len(people), 2), size / 2, device=device))
     return Scene(vertices + place[:, None], joints + place[:, None], matrix, place - pelvis)
@@ -382,10 +385,10 @@ def _labels(
     if options.framing == "portrait":  # the picture is the crop
         low, high = torch.zeros_like(low), torch.full_like(high, size)
     box = torch.cat([low, high - low, torch.ones(count, 1)], dim=1)
-    root = np.stack([one.root for one in people])
-    body = np.stack([one.body for one in people])
-    hands = np.stack([one.hands for one in people])
-    shape = np.stack([one.shape for one in people])
+    root = np.stack([person.root for person in people])
+    body = np.stack([person.body for person in people])
+    hands = np.stack([person.hands for person in people])
+    shape = np.stack([person.shape for person in people])
     translation = scene.translation.cpu().numpy()
     names = np.array([f"imgs/{first + number:06d}.jpg" for number in range(count)])
     numbers: dict[str, NDArray[np.generic]] = {

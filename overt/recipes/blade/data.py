@@ -212,9 +212,10 @@ def open_training(
     make_missing_data(settings)
     root, needs_pose = Path(settings.root), source is PoseSource
     sets = [
-        source(People(one, settings, body, root, needs_pose), settings) for one in settings.sources
+        source(People(entry, settings, body, root, needs_pose), settings)
+        for entry in settings.sources
     ]
-    return DrawnMixture(sets, [one.weight for one in settings.sources])
+    return DrawnMixture(sets, [entry.weight for entry in settings.sources])
 
 
 def open_evaluation(

@@ -61,11 +61,11 @@ def estimate_person(
     whole = _cut(picture, crop, settings.data.pose_size).to(device)
     output: PoseOutput = model(crops.to(device), whole)
     rotations, shape, depth = (part.float() for part in output[:3] if part is not None)
-    places, good = _places(output, crop, keypoints, device)
+    limb_pixels, good = _limb_pixels(output, crop, keypoints, device)
     scale = min(1.0, settings.evaluation.camera.size / max(height, width))
     size = (round(height * scale), round(width * scale))
     seen_mask = None if mask is None else _shrunk(mask, size).to(device)
-    seen = Observation(seen_mask, places * scale, good, size)
+    seen = Observation(seen_mask, limb_pixels * scale, good, size)
     chosen = settings.evaluation.camera
     options = SolveOptions(
         chosen.iterations, chosen.keypoint_weight, chosen.optimize_depth, chosen.optimize_pose
@@ -96,7 +96,7 @@ def estimate_person(
         global_orient=turns[0].cpu().numpy(),
         body_pose=turns[1:].cpu().numpy(),
         betas=shape[0].cpu().numpy(),
-        keypoints=places[0].cpu().numpy(),
+        keypoints=limb_pixels[0].cpu().numpy(),
         overlay=over.permute(1, 2, 0).cpu().numpy(),
     )
 
@@ -119,8 +119,8 @@ def _look_twice(
     output: PoseOutput = model(*crops)
     if output.keypoints is None:
         return whole, whole
-    places, _ = _places(output, whole, None, device)
-    limbs = _with_confidence(places[0].cpu().numpy())
+    limb_pixels, _ = _limb_pixels(output, whole, None, device)
+    limbs = _with_confidence(limb_pixels[0].cpu().numpy())
     centre, side = keypoint_square(limbs)
     least = whole.side / SMALLEST
     reach = ROOM * 2 * float(np.abs(limbs[:, :2] - whole.centre).max())
@@ -134,12 +134,12 @@ def _sizes(settings: PoseNetSettings) -> tuple[int, int]:
 
 def _box_crop(box: Array, growth: float = 1.0) -> Crop:
     """The square about a box (4,)."""
-    found = np.asarray(box, np.float32).ravel()
-    if found.shape != (4,) or not np.isfinite(found).all() or (found[2:] <= 0).any():
+    numbers = np.asarray(box, np.float32).ravel()
+    if numbers.shape != (4,) or not np.isfinite(numbers).all() or (numbers[2:] <= 0).any():
         raise DataError(
-            f"a box of {found.tolist()}; needed are x, y, width and height in pixels, of a person"
+            f"a box of {numbers.tolist()}; needed are x, y, width and height in pixels, of a person"
         )
-    (centre, side) = box_square(np.append(found, 1.0))
+    (centre, side) = box_square(np.append(numbers, 1.0))
     return Crop(centre, growth * side)
 
 
@@ -172,7 +172,7 @@ def _near_crop(
     return _cut(picture, Crop(*keypoint_square(_with_confidence(keypoints))), size)
 
 
-def _places(
+def _limb_pixels(
     output: PoseOutput, crop: Crop, keypoints: Array | None, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Limb joints (1, 12, 2) in pixels and whether they count: those given, or those found."""
@@ -185,20 +185,20 @@ def _places(
             "by --keypoints FILE, twelve rows of x, y and confidence"
         )
     corner = torch.tensor(crop.centre, device=device) - crop.side / 2
-    places = corner + crop.side * output.keypoints.float()
-    return places, torch.ones(1, LIMBS, dtype=torch.bool, device=device)
+    limb_pixels = corner + crop.side * output.keypoints.float()
+    return limb_pixels, torch.ones(1, LIMBS, dtype=torch.bool, device=device)
 
 
 def _with_confidence(keypoints: Array) -> Array:
-    found = np.asarray(keypoints, np.float32)
-    if found.shape == (LIMBS, 2):
-        found = np.concatenate([found, np.ones((LIMBS, 1), np.float32)], axis=1)
-    if found.shape != (LIMBS, 3) or not np.isfinite(found).all():
+    rows = np.asarray(keypoints, np.float32)
+    if rows.shape == (LIMBS, 2):
+        rows = np.concatenate([rows, np.ones((LIMBS, 1), np.float32)], axis=1)
+    if rows.shape != (LIMBS, 3) or not np.isfinite(rows).all():
         raise DataError(
-            f"keypoints of shape {found.shape}; needed are 12 rows of x, y and confidence: left "
+            f"keypoints of shape {rows.shape}; needed are 12 rows of x, y and confidence: left "
             "and right shoulder, elbow, wrist, hip, knee, ankle"
         )
-    return found
+    return rows
 
 
 def _shrunk(mask: NDArray[Any], size: tuple[int, int]) -> Tensor:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from overt.errors import DataError
 from overt.geometry.body import BodyModel
-from overt.geometry.body_files import load_body
+from overt.geometry.body_anny import ANNY
+from overt.geometry.body_files import CAPSULE, load_body
 from overt.geometry.body_transfer import VertexTransfer, load_transfer
 from overt.recipes.blade.config import BodySettings
 
@@ -33,11 +34,17 @@ class MetricMesh:
         self.smpl: BodyModel | None = None
         if labelled_with_smplx and body.joints17 is not None:
             return
+        if not labelled_with_smplx and settings.model in (CAPSULE, ANNY):
+            raise DataError(
+                f"model.body.model={settings.model} is the body of rendered people, but these are "
+                "labeled with SMPL; set model.body.model to body_models/smplx/SMPLX_NEUTRAL.npz "
+                "(smpl-x.is.tue.mpg.de, registration)"
+            )
         missing = [key for key in SCORED_BY if getattr(settings, key) is None]
         if missing:
             other = ", or model.body.joint_regressor for SMPL-X itself" * labelled_with_smplx
             raise DataError(
-                f"people labelled with {'SMPL-X' if labelled_with_smplx else 'SMPL'} are scored on "
+                f"people labeled with {'SMPL-X' if labelled_with_smplx else 'SMPL'} are scored on "
                 "SMPL's mesh: set "
                 + ", ".join(f"model.body.{key} ({SCORED_BY[key]})" for key in missing)
                 + other

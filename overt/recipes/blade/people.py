@@ -85,7 +85,7 @@ class People:
             data = read_bedlam(path)
         else:
             data = HumanData.load(path, cache=settings.cache_annotations)
-        check_body(data, body)
+        check_body(data, body, needs_pose or "pelvis" not in data)
         if needs_pose:
             require_smplx(data)
         if not (data.has("smplx") or data.has("smpl") or "pelvis" in data):
@@ -231,8 +231,11 @@ def body_file(name: str) -> BodyFile:
     return load_body(name, "model.body.model")
 
 
-def check_body(data: HumanData, body: BodySettings) -> None:
-    """Refuse the body of rendered people for real ones, and another one for rendered people."""
+def check_body(data: HumanData, body: BodySettings, is_used: bool = True) -> None:
+    """Refuse the body of rendered people for real ones, and another one for rendered people.
+
+    DepthNet does not use the body (`is_used`) where the pelvis itself is stored.
+    """
     rendered = data.header.body
     if rendered is None and data.header.width == len(CONVENTIONS["people"]):
         rendered = CAPSULE  # written before the file said so
@@ -243,6 +246,8 @@ def check_body(data: HumanData, body: BodySettings) -> None:
                 f"{data.path}: these people were rendered with the body {rendered}, but "
                 f"model.body.model={body.model}; set model.body.model={rendered}"
             )
+    if not is_used:
+        return
     if rendered is None and not data.has("smplx") and body.smpl in RENDERED_BODIES:
         raise DataError(
             f"model.body.smpl={body.smpl} is the body of rendered people, but {data.path} holds "

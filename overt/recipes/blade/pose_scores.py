@@ -163,15 +163,15 @@ class Scorer:
         """Errors of joints and vertices in millimetres."""
         mesh, joints = self.mesh.of_prediction(vertices)
         true_mesh, true_joints = self.mesh.of_truth(truth.vertices)
-        found = human.pelvis_centred(joints[None]) * MILLIMETRES
+        predicted = human.pelvis_centred(joints[None]) * MILLIMETRES
         expected = human.pelvis_centred(true_joints[None]) * MILLIMETRES
         # Each mesh about the middle of its hips.
         hips = [1, 4]
         mesh = (mesh - joints[hips].mean(0))[None] * MILLIMETRES
         true_mesh = (true_mesh - true_joints[hips].mean(0))[None] * MILLIMETRES
         return {
-            "mpjpe_mm": human.masked_mean(human.distances(found, expected)),
-            "pa_mpjpe_mm": human.masked_mean(human.aligned_distances(found, expected)),
+            "mpjpe_mm": human.masked_mean(human.distances(predicted, expected)),
+            "pa_mpjpe_mm": human.masked_mean(human.aligned_distances(predicted, expected)),
             "pve_mm": human.masked_mean(human.distances(mesh, true_mesh)),
             "pa_pve_mm": human.masked_mean(human.aligned_distances(mesh, true_mesh)),
         }
@@ -285,6 +285,6 @@ def _draw(
         over = draw_mesh(image, vertices, scorer.body.faces, pixels[0] / scale)
         both = torch.cat([image, over], dim=1).cpu()
         drawn.append(write_on(both, text))
-    height = max(one.shape[1] for one in drawn)
-    padded = [torch.nn.functional.pad(one, (0, 0, 0, height - one.shape[1])) for one in drawn]
+    height = max(panel.shape[1] for panel in drawn)
+    padded = [torch.nn.functional.pad(panel, (0, 0, 0, height - panel.shape[1])) for panel in drawn]
     return torch.cat(padded, dim=2)

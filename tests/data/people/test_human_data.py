@@ -95,6 +95,12 @@ def test_key_points_keep_to_their_mask(tmp_path: Path) -> None:
         HumanData.load(path)
 
 
+def test_shapes_of_the_neutral_body_come_first(tmp_path: Path) -> None:
+    shapes = {"betas": np.ones((2, 10)), "betas_neutral": np.full((2, 10), 3.0)}
+    np.savez(tmp_path / "a.npz", image_path=np.array(["a", "b"]), smpl=np.array(shapes))
+    assert (HumanData.load(tmp_path / "a.npz").columns["smpl/betas"] == 3).all()
+
+
 def test_a_box_without_a_score_is_certain(tmp_path: Path) -> None:
     path = tmp_path / "people.npz"
     write_human_data(path, columns() | {"bbox_xywh": np.ones((5, 4))})

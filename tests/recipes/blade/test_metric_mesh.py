@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from overt.evaluation import summarize
 from overt.geometry.rotation import axis_angle_to_matrix
 from overt.recipes.blade.config import PROTOCOLS
 from overt.recipes.blade.loss import Weights, pose_losses
+from overt.recipes.blade.metric_mesh import MetricMesh
 from overt.recipes.blade.pose_recipe import bodies_of, true_rotations
 from overt.recipes.blade.pose_scores import Scorer
 
@@ -132,6 +134,19 @@ def test_the_labelled_pose_has_no_error(scorer: Scorer) -> None:
     assert 0.01 < float((truth.pelvis - truth.origin).norm()) < 0.12
 
 
+def test_labels_of_smplx_are_scored_on_the_same_mesh(root: Path, scorer: Scorer) -> None:
+    """As those of BEDLAM-CC: without joints of SMPL-X's own, both go to SMPL's mesh."""
+    settings = scorer.settings.model.body
+    mesh = MetricMesh(scorer.body, settings, labelled_with_smplx=True)
+    assert mesh.of_labels is scorer.body
+    vertices, joints = mesh.of_truth(scorer.body.template)
+    assert (vertices.shape, joints.shape) == ((6890, 3), (17, 3))
+    np.testing.assert_allclose(vertices[:2434], scorer.body.template[:2434], atol=1e-6)
+    bare = replace(settings, transfer=None)
+    with pytest.raises(DataError, match=r"labeled with SMPL-X.*or model\.body\.joint_regressor"):
+        MetricMesh(scorer.body, bare, labelled_with_smplx=True)
+
+
 def test_hands_follow_one_rule(scorer: Scorer) -> None:
     """A label without hands has the mean ones, as a prediction has: equal poses cost nothing."""
     body = scorer.body
@@ -153,7 +168,8 @@ def test_hands_follow_one_rule(scorer: Scorer) -> None:
     [
         ({"model.body.smpl_joint_regressor": "null"}, r"set model\.body\.smpl_joint_regressor "),
         ({"model.body.transfer": "null"}, r"set model\.body\.transfer \(made by `overt data "),
-        ({"model.body.transfer": "none.npz"}, r"model\.body\.transfer=none\.npz: there is no"),
+        ({"model.body.transfer": "none.npz"}, r"model\.body\.transfer=none\.npz: the file does"),
+        ({"model.body.model": "capsule"}, r"model\.body\.model=capsule is the body of rendered"),
         ({"model.body.smpl": "capsule"}, r"model\.body\.smpl=capsule is the body of rendered"),
         ({"model.body.smpl_regressor": "a.npy"}, r"model\.body\.smpl_regressor=a\.npy: there is"),
     ],
