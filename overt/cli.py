@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from overt import __version__
-from overt.config.plugins import installed_commands, load_command, owner_in_words
+from overt.commands.installed import installed_commands, load_command, owner_in_words
 from overt.errors import PREEMPTED_EXIT_CODE, OvertError, Preempted, nearest
 from overt.verbs import VERBS
 

@@ -41,7 +41,7 @@ MAY_IMPORT = {
     "train": ENGINE | {"api"},
     "commands": ENGINE | {"train", "tools", "tracker", "verbs"},
     "verbs": {"errors"},
-    "cli": {"errors", "verbs", "config", "train", "commands"},
+    "cli": {"errors", "verbs", "train", "commands"},
     "__init__": ENGINE | {"api", "testing", "tracker", "train"},
     "__main__": {"cli"},
 }

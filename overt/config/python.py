@@ -147,9 +147,9 @@ def _draft(recipe: type[Recipe] | str | Config, names: list[str], packages: list
                 )
             draft = _Draft(cast(DictConfig, OmegaConf.create(recipe.text)), allowed)
             # These have passed the check already.
-            targets = (recipe.recipe._target_, recipe.recipe.settings, recipe.optimizer._target_)
-            targets += tuple(tracker["_target_"] for tracker in recipe.logging.trackers)
-            targets += (*recipe.optimizer.rule_targets.values(), *schedule_targets(recipe).values())
+            targets = [recipe.recipe._target_, recipe.recipe.settings, recipe.optimizer._target_]
+            targets += [tracker["_target_"] for tracker in recipe.logging.trackers]
+            targets += [*recipe.optimizer.rule_targets.values(), *schedule_targets(recipe).values()]
             draft.allowed += [target.rpartition(".")[0] for target in targets]
             draft.classes["recipe.settings"] = type(recipe.settings)
             if recipe.recipe_class is not None:

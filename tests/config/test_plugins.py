@@ -1,15 +1,12 @@
-"""What a user's package may add: schedules, optimizers and trackers, verbs and YAML files."""
+"""What a user's package may add: schedules, optimizers, trackers and YAML files."""
 
-import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from toy_runs import make_trainer, read_rows, toy_config
 
-from overt.cli import main
 from overt.config import load, plugins
 from overt.errors import ConfigError
 
@@ -18,17 +15,14 @@ from overt.errors import ConfigError
 def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
     """Pretend that a package with these entry points is installed."""
 
-    def declare(group: str, name: str, value: str) -> None:
-        entry = EntryPoint(name, value, group)
-        known = lambda group: [entry] if group == entry.group else []  # noqa: E731
-        monkeypatch.setattr(plugins, "entry_points", known)
+    def declare(value: str) -> None:
+        entry = EntryPoint("lab", value, plugins.PACKAGES)
+        monkeypatch.setattr(plugins, "entry_points", lambda group: [entry])
         plugins.installed_packages.cache_clear()
-        plugins.installed_commands.cache_clear()
 
     yield declare
     monkeypatch.undo()
     plugins.installed_packages.cache_clear()
-    plugins.installed_commands.cache_clear()
 
 
 def test_schedule_and_tracker_of_a_package(tmp_path: Path) -> None:
@@ -78,35 +72,13 @@ def test_an_installed_package_needs_no_option(install, tmp_path: Path, monkeypat
         "_target_: installed_lab.rates.Mine\nmilestones: [1.0]\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    install("overt.packages", "lab", "installed_lab")
+    install("installed_lab")
     config = load(["recipe=cotracker3_tiny", "schedule=lab", f"data.root={tmp_path}"])
     assert config.schedule["_target_"] == "installed_lab.rates.Mine"
 
 
 @pytest.mark.parametrize("value", ["absent_lab", "os.path", "a:b"])
 def test_a_wrong_entry_point_is_refused(value: str, install) -> None:
-    install("overt.packages", "lab", value)
+    install(value)
     with pytest.raises(ConfigError, match=r"overt\.packages"):
         plugins.installed_packages()
-
-
-def test_a_verb_of_a_package(install, monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
-    module = ModuleType("lab_verbs")
-    module.main = lambda words: print("words", words) or 3  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "lab_verbs", module)
-    install("overt.commands", "label", "lab_verbs:main")
-    assert main(["label", "a", "b"]) == 3
-    assert capsys.readouterr().out == "words ['a', 'b']\n"
-    assert main([]) == 0
-    assert "overt label      of an installed package" in capsys.readouterr().out
-    install("overt.commands", "label", "lab_verbs:absent")
-    assert main(["label"]) == 1
-    assert "the verb label of an installed package cannot be imported" in capsys.readouterr().err
-
-
-def test_a_package_does_not_replace_a_verb(install, capsys: pytest.CaptureFixture[str]) -> None:
-    install("overt.commands", "train", "os:system")
-    with pytest.raises(SystemExit) as ended:
-        main(["train", "--help"])
-    assert ended.value.code == 0
-    assert "usage: overt train" in capsys.readouterr().out
