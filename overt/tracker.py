@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 SMALL = "small"
-SHIPPED = "cotracker3_tiny"  # the recipe of the weights that come with the package
+SHIPPED = "cotracker3_small"  # the recipe of the weights that come with the package
 USUAL_FPS = 12.0
 DRAWN_SIDE = 384  # pixels: smaller videos than this are drawn enlarged
 # Keys of CoTracker's released weights, by which a file without a recipe is recognized.

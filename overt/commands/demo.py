@@ -1,8 +1,9 @@
 """`overt demo`: a real training run in minutes, each command shown before it runs.
 
-Synthetic videos with fast motion are made, the small tracker that comes with overt is trained on
-them, its best checkpoint is scored on videos it has not seen, its tracks are drawn beside the true
-ones, and everything is put on one page.
+Synthetic videos with fast motion are made, a tiny tracker is trained on them, its best checkpoint
+is scored on videos it has not seen, its tracks are drawn beside the true ones, and everything is
+put on one page. Then the tracker behind `overt track` follows points on photographs that move,
+beside OpenCV's Lucas-Kanade and DIS flow where OpenCV is installed.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from overt.checkpoint.trained import shipped_weights
 from overt.errors import OvertError
 from overt.run.reader import read_rows
+from overt.tracker import SHIPPED
 
 RECIPE = "cotracker3_tiny"
 # Videos with about three times faster motion than those the small tracker was trained on.
@@ -29,8 +32,11 @@ TASK = (
     "data.synthetic.shapes=8",
     "optimizer.lr=5e-4",
     "training.evaluate_at_start=true",
-    "training.evaluate_every_steps=500",
+    "training.num_steps=250",
+    "training.evaluate_every_steps=125",
+    "checkpoint.every_steps=125",
 )
+PHOTOGRAPHS = Path(__file__).parents[1] / "photographs"
 ROWS = (
     ("delta_avg", "average_pts_within_thresh", "points within 1, 2, 4, 8, 16 px of the truth"),
     ("AJ", "average_jaccard", "position and occlusion together"),
@@ -55,10 +61,21 @@ def main(arguments: Sequence[str]) -> int:
     show("train", [*words, *TASK, *options.overrides])
     show("evaluate", [f"checkpoint={run / 'checkpoints' / 'best'}"])
     show("report", [str(run)])
+    show_photographs(folder / "photographs")
     minutes = (time.perf_counter() - began) / 60
     scores = json.loads((run / "evaluation" / "scores.json").read_text())["scores"]
     print(closing_words(run, first_scores(run), scores, minutes))
     return 0
+
+
+def show_photographs(folder: Path) -> None:
+    """Score the tracker that ships on a clip of two photographs that training has not seen."""
+    if not folder.exists():
+        show("data", ["photographs", str(folder), str(PHOTOGRAPHS), "--videos", "1"])
+    words = [f"recipe={SHIPPED}", f"checkpoint={shipped_weights(SHIPPED)}"]
+    words += [f"evaluation.dataset_root={folder}", f"output={folder / 'scores'}"]
+    baselines = ["--baselines"] if find_spec("cv2") else []
+    show("evaluate", [*words, *baselines])
 
 
 def show(verb: str, words: list[str]) -> None:
@@ -92,6 +109,7 @@ def closing_words(
         "",
         f"report      {run / 'report.html'}  (opens in any browser)",
         f"picture     {run / 'evaluation' / 'tracks.png'}",
+        f"photographs {run.parent / 'photographs' / 'scores' / 'tracks.png'}",
         f"log         {run / 'metrics.jsonl'}  (tensorboard --logdir {run})",
         f"checkpoint  {(run / 'checkpoints' / 'best').resolve()}",
         f"time        {minutes:.1f} minutes",

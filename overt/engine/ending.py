@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
+from overt.checkpoint.finite import nonfinite_tensors
 from overt.checkpoint.manager import CheckpointManager
-from overt.distributed import is_lost_peer
+from overt.distributed import broadcast_object, gather_objects, is_lost_peer
 from overt.engine.build import Parts
 from overt.engine.state import State
 from overt.errors import (
@@ -17,13 +19,30 @@ from overt.errors import (
     OvertError,
     Preempted,
     StopError,
+    exit_code_of,
 )
 from overt.health import memory
 from overt.health.heartbeat import Heartbeat
 from overt.health.preemption import Preemption
 from overt.run import messages
-from overt.run.events import LostPeer
+from overt.run.events import LostPeer, NonFiniteWeights
 from overt.run.session import Run
+
+
+class Closable(Protocol):
+    """A thread, a file or a process that outlives a step."""
+
+    def close(self) -> None: ...
+
+
+def refuse_nonfinite_weights(parts: Parts, run: Run, manager: CheckpointManager, step: int) -> None:
+    """Stop where weights hold NaN or Inf, on every rank: they are never saved."""
+    by_rank = gather_objects(nonfinite_tensors(parts.model, parts.average))
+    bad = dict.fromkeys(name for names in by_rank for name in names)
+    if bad:
+        run.record(event := NonFiniteWeights(step, list(bad)))
+        newest = broadcast_object(manager.get_latest_checkpoint())
+        raise NonFiniteWeightsError(messages.nonfinite_weights(event, newest))
 
 
 @dataclass(frozen=True)
@@ -77,6 +96,18 @@ class Ending:
             if self.run.world.world_size > 1 and is_lost_peer(error):
                 raise LaunchError(self._lost_peer(error)) from error
             raise
+
+    def close(self, users: Iterable[Closable], error: BaseException | None, is_done: bool) -> None:
+        """Close what the run used; record the end once the last file is safe."""
+        code = exit_code_of(error) or (0 if is_done else 1)
+        try:
+            for user in users:
+                user.close()
+            self.manager.wait()  # a failed background write surfaces here
+        except BaseException:
+            self.run.close(1)
+            raise
+        self.run.close(code, self.state.step)
 
     def _situation(self) -> memory.Situation:
         return memory.Situation(

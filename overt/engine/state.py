@@ -113,10 +113,13 @@ def refuse_step_beyond(step: int, total_steps: int, section: CheckpointSection) 
 
 
 @contextmanager
-def refusing_forged(path: Path) -> Iterator[None]:
-    """Refuse a checkpoint whose state has other keys, types or sizes than overt writes."""
+def checking_resumed(
+    path: Path, state: State, total_steps: int, section: CheckpointSection
+) -> Iterator[None]:
+    """Refuse a checkpoint whose state, loaded in here, overt did not write for this run."""
     try:
         yield
+        refuse_step_beyond(state.step, total_steps, section)
     except CheckpointError as error:
         raise CheckpointError(f"{path} cannot be resumed from: {error}") from error
     except (

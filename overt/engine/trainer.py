@@ -15,19 +15,12 @@ import torch
 from torch import Tensor
 
 from overt.checkpoint import random_state
-from overt.checkpoint.finite import nonfinite_tensors
 from overt.checkpoint.manager import CheckpointManager
 from overt.config import Config
-from overt.distributed import (
-    World,
-    broadcast_object,
-    gather_objects,
-    open_store,
-    seed_everything,
-)
+from overt.distributed import World, open_store, seed_everything
 from overt.engine.build import Parts, build, introduction
 from overt.engine.carry import carried
-from overt.engine.ending import Ending
+from overt.engine.ending import Ending, refuse_nonfinite_weights
 from overt.engine.guard import FiniteGuard, poison_if_nonfinite
 from overt.engine.loader import MicroBatch, global_counts
 from overt.engine.optimizer import clip_gradients, set_learning_rate, set_weight_decay
@@ -36,17 +29,11 @@ from overt.engine.precision import AUTOCAST
 from overt.engine.progress import Progress
 from overt.engine.replay import Replay
 from overt.engine.scoring import Cadence, score
-from overt.engine.state import (
-    State,
-    join_recipe_state,
-    refuse_step_beyond,
-    refusing_forged,
-    split_recipe_state,
-)
+from overt.engine.state import State, checking_resumed, join_recipe_state, split_recipe_state
 from overt.engine.strategy.ddp import average_over_ranks, settle_buckets
 from overt.engine.strategy.graph import GraphedPass
 from overt.engine.trainable import Only
-from overt.errors import NonFiniteError, NonFiniteWeightsError, Preempted, exit_code_of
+from overt.errors import NonFiniteError, Preempted
 from overt.health.heartbeat import Heartbeat
 from overt.health.nonfinite import check_gradients
 from overt.health.phases import Phases
@@ -56,7 +43,7 @@ from overt.nested import map_tensors
 from overt.nn.ema import update_ema
 from overt.recipe import Recipe, StepOutput
 from overt.run import messages
-from overt.run.events import Finished, NonFiniteWeights, Started, StopRequested
+from overt.run.events import Finished, Started, StopRequested
 from overt.run.lock import RunLock
 from overt.run.resume import has_to_resume, refuse_other_run
 from overt.run.session import Run
@@ -110,6 +97,7 @@ class Trainer:
         self.ending = Ending(
             parts, self.state, self.heartbeat, self.preemption, self.manager, self.run
         )
+        self.check_weights = partial(refuse_nonfinite_weights, parts, self.run, self.manager)
         self.phases.end("model")
         resumed = self.resume() if resumes else None
         self.phases.end("load")
@@ -242,8 +230,7 @@ class Trainer:
         name = self.preemption.signal_here()
         if name is not None:
             self.settle()
-            event = StopRequested(self.state.step, self.total_steps, name)
-            self.run.record(event)
+            self.run.record(event := StopRequested(self.state.step, self.total_steps, name))
             raise Preempted(messages.stopped_by_signal(event, self.run.paths.checkpoints))
 
     def evaluate_and_save(self) -> None:
@@ -269,7 +256,7 @@ class Trainer:
         self.heartbeat.at(self.state.step, "evaluating")
         self.trainable.check()
         self.settle()
-        self.refuse_nonfinite_weights()
+        self.check_weights(self.state.step)
         weights = self.wrapping.bare(self.model if self.average is None else self.average)
         log = partial(self.logger.log_sample, step=self.state.step)
         with self.progress.pause():
@@ -286,7 +273,7 @@ class Trainer:
         """Save everything that a bitwise resume needs. Every rank takes part."""
         self.heartbeat.at(self.state.step, "saving")
         self.settle()
-        self.refuse_nonfinite_weights()
+        self.check_weights(self.state.step)
         if self.lock is not None:
             self.lock.check()
         tensors, plain = split_recipe_state(self.recipe.state_dict())
@@ -306,15 +293,6 @@ class Trainer:
                 config_yaml=self.config.text,
             )
         self.state.saved_step = self.state.step
-
-    def refuse_nonfinite_weights(self) -> None:
-        """Stop where weights hold NaN or Inf, on every rank: they are never saved."""
-        by_rank = gather_objects(nonfinite_tensors(self.model, self.average))
-        bad = dict.fromkeys(name for names in by_rank for name in names)
-        if bad:
-            self.run.record(event := NonFiniteWeights(self.state.step, list(bad)))
-            newest = broadcast_object(self.manager.get_latest_checkpoint())
-            raise NonFiniteWeightsError(messages.nonfinite_weights(event, newest))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what, besides tensors, brings the run back to this step, from its owners."""
@@ -346,10 +324,9 @@ class Trainer:
         saved = self.manager.load_checkpoint(
             named, self.model, self.optimizer, self.scaler, ema=self.average
         )
-        with refusing_forged(saved["path"]):
+        with checking_resumed(saved["path"], self.state, self.total_steps, self.config.checkpoint):
             refuse_other_run(self.config, saved, self.loader.length, self.plan.global_batch_size)
             self.load_state_dict(saved["state"])
-            refuse_step_beyond(self.state.step, self.total_steps, self.config.checkpoint)
             self.recipe.load_state_dict(join_recipe_state(saved["tensors"], saved["state"]))
         self.state.saved_step, self.state.scores = self.state.step, saved["metrics"]
         # Last of all, so that nothing draws from them before the first step.
@@ -378,12 +355,5 @@ class Trainer:
 
     def close(self, error: BaseException | None = None) -> None:
         """End loader, writer and logs. The end is recorded once the last file is safe."""
-        code = exit_code_of(error) or (0 if self.is_done() else 1)
-        try:
-            for part in (self.profile, self.heartbeat, self.preemption, self.loader):
-                part.close()
-            self.manager.wait()  # a failed background write surfaces here
-        except BaseException:
-            self.run.close(1)
-            raise
-        self.run.close(code, self.state.step)
+        users = (self.profile, self.heartbeat, self.preemption, self.loader)
+        self.ending.close(users, error, self.is_done())

@@ -52,8 +52,22 @@ def mix_taps(weights: Tensor, values: Tensor) -> Tensor:
 
     Of the samples, as of the values, x varies slowest.
     """
-    along_x, along_y = weights.unbind(-3)
     pixels = weights.shape[-1]
+    if not values.is_cuda:
+        # Two weights of a row are not zero, and processors are slow at products so small: a
+        # hundred thousand of them in an iteration took longer than the rest of it.
+        along_x, along_y = weights[..., 0, 1].unbind(-1)  # the fractions, (...)
+        values = torch.unflatten(values, -2, (pixels, pixels))  # (..., S, S, D)
+        values = _between(values, along_x[..., None, None, None], -3)
+        return _between(values, along_y[..., None, None, None], -2).flatten(-3, -2)
+    along_x, along_y = weights.unbind(-3)
     values = torch.unflatten(values, -2, (pixels, pixels)).flatten(-2)  # (..., S, S * D)
     values = torch.unflatten(along_x @ values, -1, (pixels, -1))  # (..., P, S, D)
     return (along_y.unsqueeze(-3) @ values).flatten(-3, -2)
+
+
+def _between(values: Tensor, fraction: Tensor, dim: int) -> Tensor:
+    """Values a fraction of the way from each pixel to the next along a dimension."""
+    count = values.shape[dim] - 1
+    first, second = values.narrow(dim, 0, count), values.narrow(dim, 1, count)
+    return first * (1 - fraction) + second * fraction
