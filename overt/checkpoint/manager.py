@@ -75,6 +75,8 @@ class CheckpointManager:
         self.best_metric: float | None = None
         # Called on the main process with every checkpoint that is on disk and complete.
         self.on_saved: Callable[[Stored], None] = lambda stored: None
+        # Called before anything is written; raises where the folder has another owner.
+        self.before_save: Callable[[], None] = lambda: None
         self._retention = Retention(
             self.checkpoint_dir, metric_name, mode, keep_best_n, keep_last_n
         )
@@ -149,6 +151,7 @@ class CheckpointManager:
         sharded = is_sharded(model)
         if not sharded and not is_main_process():
             return self.checkpoint_dir / name
+        self.before_save()
         # One save in flight; an error of the last one surfaces here.
         poisoned = nonfinite_tensors(model, ema)
         if sharded:

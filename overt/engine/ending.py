@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 from overt.checkpoint.finite import nonfinite_tensors
 from overt.checkpoint.manager import CheckpointManager
@@ -24,15 +23,10 @@ from overt.errors import (
 from overt.health import memory
 from overt.health.heartbeat import Heartbeat
 from overt.health.preemption import Preemption
+from overt.health.profile import StepProfile
 from overt.run import messages
 from overt.run.events import LostPeer, NonFiniteWeights
 from overt.run.session import Run
-
-
-class Closable(Protocol):
-    """A thread, a file or a process that outlives a step."""
-
-    def close(self) -> None: ...
 
 
 def refuse_nonfinite_weights(parts: Parts, run: Run, manager: CheckpointManager, step: int) -> None:
@@ -97,12 +91,12 @@ class Ending:
                 raise LaunchError(self._lost_peer(error)) from error
             raise
 
-    def close(self, users: Iterable[Closable], error: BaseException | None, is_done: bool) -> None:
+    def close(self, profile: StepProfile, error: BaseException | None, is_done: bool) -> None:
         """Close what the run used; record the end once the last file is safe."""
         code = exit_code_of(error) or (0 if is_done else 1)
         try:
-            for user in users:
-                user.close()
+            for part in (profile, self.heartbeat, self.preemption, self.parts.loader):
+                part.close()
             self.manager.wait()  # a failed background write surfaces here
         except BaseException:
             self.run.close(1)

@@ -11,9 +11,12 @@ from typing import Any
 from torch import Tensor
 
 from overt.checkpoint.plain_values import is_count
+from overt.config import Config
 from overt.config.schema import CheckpointSection
+from overt.engine.build import Parts
 from overt.engine.order import START, Position
 from overt.errors import CheckpointError
+from overt.run.resume import refuse_other_run
 
 RECIPE = "recipe/"  # prefix of the recipe's own tensors in a checkpoint
 
@@ -114,12 +117,14 @@ def refuse_step_beyond(step: int, total_steps: int, section: CheckpointSection) 
 
 @contextmanager
 def checking_resumed(
-    path: Path, state: State, total_steps: int, section: CheckpointSection
+    saved: dict[str, Any], config: Config, parts: Parts, state: State
 ) -> Iterator[None]:
     """Refuse a checkpoint whose state, loaded in here, overt did not write for this run."""
+    path = saved["path"]
     try:
+        refuse_other_run(config, saved, parts.loader.length, parts.plan.global_batch_size)
         yield
-        refuse_step_beyond(state.step, total_steps, section)
+        refuse_step_beyond(state.step, parts.total_steps, config.checkpoint)
     except CheckpointError as error:
         raise CheckpointError(f"{path} cannot be resumed from: {error}") from error
     except (

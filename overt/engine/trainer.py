@@ -1,8 +1,7 @@
 """THE file: one training run from its configuration to its last checkpoint.
 
 `build` makes what computes, `train` is the loop, `train_step` is one optimizer step. Nothing is
-wrapped out of sight and nothing is subclassed: methods differ by their recipe. `run` writes,
-`checkpoint` saves, `health` notices what goes wrong; all three get values, never the trainer.
+subclassed: methods differ by their recipe. `run`, `checkpoint` and `health` get values.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from overt.recipe import Recipe, StepOutput
 from overt.run import messages
 from overt.run.events import Finished, Started, StopRequested
 from overt.run.lock import RunLock
-from overt.run.resume import has_to_resume, refuse_other_run
+from overt.run.resume import has_to_resume
 from overt.run.session import Run
 
 
@@ -63,7 +62,6 @@ class Trainer:
         lock: RunLock | None = None,  # of the run folder, on the main rank
     ) -> None:
         self.config, self.recipe, self.world, self.device = config, recipe, world, world.device
-        self.lock = lock
         self.phases = phases or Phases()  # of this start; they end with the first step
         alone = parts is not None  # for a step alone: nothing is written, resumed or heard
         self.run = Run(config, world, silent=alone)
@@ -78,7 +76,6 @@ class Trainer:
         training, paths = config.training, self.run.paths
         self.dtype = AUTOCAST.get(training.precision)
         self.graphed = GraphedPass(self.run_pass, self.parameters) if training.cuda_graph else None
-
         self.state, self.gradients_checked = State(), False
         self.guard = FiniteGuard(self.device)
         self.patience = Patience(training.patience, config.checkpoint)
@@ -94,6 +91,7 @@ class Trainer:
         self.profile = StepProfile(training, paths.profile, world)
         self.manager = CheckpointManager.of_run(config, paths.checkpoints)
         self.manager.on_saved = self.run.record_saved
+        self.manager.before_save = lock.check if lock is not None else lambda: None
         self.ending = Ending(
             parts, self.state, self.heartbeat, self.preemption, self.manager, self.run
         )
@@ -102,7 +100,6 @@ class Trainer:
         resumed = self.resume() if resumes else None
         self.phases.end("load")
         self.run.open(self.state.step if resumes else None, self.state.wandb_run_id)
-        self.logger = self.run.logger
         done = (self.state.finished or "all steps are done") if self.is_done() else None
         self.run.introduce(partial(introduction, config, parts, world, resumed, done))
 
@@ -227,8 +224,7 @@ class Trainer:
 
     def stop_if_asked(self) -> None:
         """Stop here if a signal asks for it; all ranks pass here in the same order and agree."""
-        name = self.preemption.signal_here()
-        if name is not None:
+        if name := self.preemption.signal_here():
             self.settle()
             self.run.record(event := StopRequested(self.state.step, self.total_steps, name))
             raise Preempted(messages.stopped_by_signal(event, self.run.paths.checkpoints))
@@ -258,7 +254,7 @@ class Trainer:
         self.settle()
         self.check_weights(self.state.step)
         weights = self.wrapping.bare(self.model if self.average is None else self.average)
-        log = partial(self.logger.log_sample, step=self.state.step)
+        log = partial(self.run.logger.log_sample, step=self.state.step)
         with self.progress.pause():
             scores = score(self.recipe, weights, self.world, self.autocast(), log, sets)
         self.state.record_scores(scores)
@@ -274,8 +270,6 @@ class Trainer:
         self.heartbeat.at(self.state.step, "saving")
         self.settle()
         self.check_weights(self.state.step)
-        if self.lock is not None:
-            self.lock.check()
         tensors, plain = split_recipe_state(self.recipe.state_dict())
         is_ranked = self.cadence.ranks(self.config.checkpoint.metric_name, self.state.scores)
         with self.progress.pause():
@@ -316,16 +310,14 @@ class Trainer:
     def resume(self) -> str:
         """Resume from the checkpoint that `checkpoint.resume` names; return where that is."""
         if self.wrapping.ddp is not None and self.world.world_size > 2:
-            first = self.loader.first_step()
-            counts = global_counts(self.recipe, first, self.device)
-            passes = partial(self.add_gradients, first.micro_batches, counts)
-            settle_buckets(passes, self.parameters)
+            step = self.loader.first_step()
+            counts = global_counts(self.recipe, step, self.device)
+            settle_buckets(partial(self.add_gradients, step.micro_batches, counts), self.parameters)
         named = None if self.config.checkpoint.resume == "auto" else self.config.checkpoint.resume
         saved = self.manager.load_checkpoint(
             named, self.model, self.optimizer, self.scaler, ema=self.average
         )
-        with checking_resumed(saved["path"], self.state, self.total_steps, self.config.checkpoint):
-            refuse_other_run(self.config, saved, self.loader.length, self.plan.global_batch_size)
+        with checking_resumed(saved, self.config, self.parts, self.state):
             self.load_state_dict(saved["state"])
             self.recipe.load_state_dict(join_recipe_state(saved["tensors"], saved["state"]))
         self.state.saved_step, self.state.scores = self.state.step, saved["metrics"]
@@ -355,5 +347,4 @@ class Trainer:
 
     def close(self, error: BaseException | None = None) -> None:
         """End loader, writer and logs. The end is recorded once the last file is safe."""
-        users = (self.profile, self.heartbeat, self.preemption, self.loader)
-        self.ending.close(users, error, self.is_done())
+        self.ending.close(self.profile, error, self.is_done())
