@@ -101,7 +101,7 @@ class DataSettings(KubricSettings):
     # tracks of a sample
     traj_per_sample: int = MISSING
     # draw how many tracks a sample has, up to traj_per_sample, with fewer frames for more tracks
-    random_number_traj: bool = False
+    random_number_traj: bool | None = None  # null: no, as in runs from before it was there
     # candidates are visible in the first or the middle frame; also those of the last frame?
     sample_vis_last_frame: bool = MISSING
     # query frame: "random" among the visible ones, or the "first" (random for one track in four)
@@ -136,7 +136,7 @@ class DataSettings(KubricSettings):
     def _check_procedural(self, procedural: ProceduralSettings) -> None:
         """Refuse what made clips cannot be, and tell their makers the size of the image."""
         within("data.traj_per_sample", self.traj_per_sample, 1, MOST_MADE_POINTS)
-        drawn = self.random_sequence_len is not None or self.random_number_traj
+        drawn = self.random_sequence_len is not None or bool(self.random_number_traj)
         if drawn or self.sources is not None:
             raise ConfigError(
                 "data.procedural makes clips of data.sequence_len frames and reads none: set "
@@ -171,7 +171,7 @@ class LossSettings:
     # each clip's terms are means of its own, and the loss is the mean over clips, as in the
     # official runs; false: means over the entries of the global batch, where a clip with more
     # visible points weighs more
-    per_clip: bool = False
+    per_clip: bool | None = None  # null: false, as in runs from before it was there
 
     def __post_init__(self) -> None:
         terms = ("visible", "invisible", "visibility", "confidence")

@@ -47,8 +47,8 @@ class ModelSettings:
     # what is made again in the backward pass instead of being kept: none; maps, what the points
     # read of each frame (with training.compile=blocks); frames, all but what passes between them
     recompute: str = MISSING
-    # weights of an ImageNet ResNet-18 to start from, torchvision's file, or the word random; null:
-    # not said, and training is refused
+    # weights of an ImageNet ResNet-18 to start from, torchvision's file, or the word random; with
+    # to_be_given training is refused
     backbone_weights: str | None = MISSING
 
     def __post_init__(self) -> None:

@@ -38,7 +38,9 @@ from overt.viz.tracks import draw_beside_truth, film_beside_truth
 # Different samples of an example batch; beyond these they repeat.
 EXAMPLES = 2
 
-RANDOM = "random"  # model.backbone_weights: none, and it is meant so
+# model.backbone_weights: none, and it is meant so (null in runs from before there was a word for
+# it); and the value of the official recipe, which training refuses.
+RANDOM, TO_BE_GIVEN = "random", "to_be_given"
 
 
 class LBMRecipe(Recipe):
@@ -54,15 +56,15 @@ class LBMRecipe(Recipe):
         weights = sizes.pop("backbone_weights")
         height, width = sizes.pop("input_size")
         model = LBM((height, width), **sizes)
-        if weights not in (None, RANDOM):
+        if weights not in (None, RANDOM, TO_BE_GIVEN):
             load_resnet(model.backbone, weights)
         return model
 
     def build_dataset(self) -> SampleSource:
-        if self.settings.model.backbone_weights is None:
+        if self.settings.model.backbone_weights == TO_BE_GIVEN:
             raise ConfigError(
-                "model.backbone_weights=null: the official runs start from an ImageNet ResNet-18, "
-                "and a random encoder gives far lower scores. Give torchvision's file, "
+                f"model.backbone_weights={TO_BE_GIVEN}: the official runs start from an ImageNet "
+                "ResNet-18, and a random encoder gives far lower scores. Give torchvision's file, "
                 "model.backbone_weights=resnet18-f37072fd.pth, or say "
                 "model.backbone_weights=random, also where checkpoint.init_from brings all weights"
             )

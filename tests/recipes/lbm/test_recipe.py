@@ -194,7 +194,7 @@ def test_missing_data_are_refused_by_name(tmp_path: Path) -> None:
 
 def test_a_random_encoder_must_be_asked_for(data_root: Path) -> None:
     with pytest.raises(ConfigError, match=r"backbone_weights=random"):
-        SMALL_LBM.recipe(data_root, "model.backbone_weights=null").build_dataset()
+        SMALL_LBM.recipe(data_root, "model.backbone_weights=to_be_given").build_dataset()
     recipe = SMALL_LBM.recipe(data_root, "model.backbone_weights=random")
     assert len(recipe.build_dataset()) > 0
     assert recipe.build_model() is not None
