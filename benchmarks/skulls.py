@@ -103,6 +103,7 @@ def start_data(options: argparse.Namespace, config: Config) -> list[subprocess.P
     synthetic = config.settings.data.synthetic
     overt = [sys.executable, "-m", "overt", "data"]
     sizes = [f"--{key}={getattr(synthetic, key)}" for key in ("side", "points", "seed")]
+    sizes.append(f"--kind={synthetic.kind or 'shells'}")
     words = [f"--skulls={options.skulls}", f"--workers={options.workers}", *sizes]
     commands = [[*overt, "skulls", str(options.output / "data"), *words]]
     if options.real:

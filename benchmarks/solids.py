@@ -25,7 +25,8 @@ def piece(wall_mm: float, voxel_mm: float) -> NDArray[np.bool_]:
     """Return a cap of a spherical shell as a mask."""
     across = 2 * RADIUS_MM * np.sqrt(1 - HEIGHT**2) + 8
     size = np.array([across, across, RADIUS_MM * (1 - HEIGHT) + wall_mm + 10])
-    grid = np.indices(np.ceil(size / voxel_mm).astype(int)).transpose(1, 2, 3, 0) * voxel_mm
+    shape = [int(count) for count in np.ceil(size / voxel_mm)]
+    grid = np.indices(shape).transpose(1, 2, 3, 0) * voxel_mm
     offset = grid - [across / 2, across / 2, wall_mm + 3 - RADIUS_MM * HEIGHT]
     distance = np.linalg.norm(offset, axis=-1)
     wall = (distance < RADIUS_MM) & (distance > RADIUS_MM - wall_mm)

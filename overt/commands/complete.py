@@ -173,7 +173,7 @@ def read_skull(options: argparse.Namespace, config: Config) -> Skull:
             raise DataError(f"there is no skull at {path}; check the path")
         return Skull(None, "a cloud of points", load_cloud(path, asked), None)
     volume, how = read_bone(options)
-    frame = cloud_frame(volume, getattr(config.settings.data, "axes", "LPS"))
+    frame = cloud_frame(volume, getattr(config.settings.data, "axes", None) or "LPS")
     rng = np.random.default_rng(0)
     return Skull(volume, how, cloud_of(volume.mask, CLOUD_FACTOR * asked, rng, path, frame), frame)
 

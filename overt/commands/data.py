@@ -242,6 +242,9 @@ def _add_skulls(verbs: Verbs) -> None:
     parser.add_argument("--side", type=_side, default=64, help="voxels along a side")
     parser.add_argument("--points", type=_positive, default=8000, help="points of a cloud")
     parser.add_argument("--workers", type=_not_negative, default=0, help="processes that help")
+    parser.add_argument(
+        "--kind", choices=("skulls", "shells"), default="skulls", help="shells: coarse and quick"
+    )
     _add_seed(parser)
 
 
@@ -573,6 +576,7 @@ def _skulls(options: argparse.Namespace) -> int:
         options.seed,
         report=_counter("skull", options.skulls),
         workers=options.workers,
+        kind=options.kind,
     )
     print(
         f"{options.root}: {options.skulls} skulls with 5 defects each, {options.side}^3 voxels, "

@@ -18,7 +18,7 @@ from overt.geometry.voxels import Mask, bounding_box, distance_to, surface
 _POINTS = 6000  # of the surface, for matching
 _MATCHED = 0.7  # fraction of points that has to have a partner; the defect has none
 _ROUNDS = 40
-# A head is not symmetric: mirrored bone this near to the skull alone is no sign of a defect.
+# A head is not symmetric: mirrored bone this near to the skull alone does not mean a defect.
 APART_MM = 3.5
 VAULT_MM = 110.0  # below the vertex there is the face
 _AROUND_MM = 30.0  # bone that a mirrored piece has to fit to

@@ -19,11 +19,13 @@ from overt.data.skulls.lists import DEFECTS, SUFFIX
 from overt.data.skulls.nrrd import write_nrrd
 from overt.data.skulls.prepare import save_cloud, write_lists
 from overt.data.skulls.shapes import HEAD_MM, make_skull
-from overt.data.skulls.surfaces import scatter_on_surface, surface_triangles
+from overt.data.skulls.shells import make_shell, take_ball
+from overt.data.skulls.surfaces import sample_surface, scatter_on_surface, surface_triangles
 from overt.data.skulls.volumes import Volume
 from overt.geometry.voxels import Mask
 
-_FORMAT = 2  # counts up when the same settings come to mean other volumes
+# Number of the format of each kind: counts up when the same settings come to mean other volumes.
+KINDS = {"shells": 1, "skulls": 2}
 
 
 def write_skulls(
@@ -34,14 +36,16 @@ def write_skulls(
     seed: int = 0,
     report: Callable[[int], None] | None = None,
     workers: int = 0,
+    kind: str = "skulls",
 ) -> int:
     """Make sure that `root` holds skulls 0 to `count` - 1 with five defects each; how many it made.
 
-    A skull depends on the settings and its number only. `side` is the number of voxels along a
+    A skull depends on the settings and its number only. `kind` is skulls, or shells for trying
+    things out: coarse and quick. `side` is the number of voxels along a
     side of the volumes, `points` that of the points of a cloud.
     """
     root = Path(root)
-    settings = {"format": _FORMAT, "side": side, "points": points, "seed": seed}
+    settings = {"format": KINDS[kind], "side": side, "points": points, "seed": seed}
     claim_folder(root, settings, "skulls")
     # The complete skull is written last: where it is, the rest is too.
     missing = [
@@ -49,7 +53,7 @@ def write_skulls(
         for number in range(count)
         if not (root / "complete_skull" / f"{number:03d}{SUFFIX}.npy").is_file()
     ]
-    work = partial(write_skull, root, side=side, points=points, seed=seed)
+    work = partial(write_skull, root, side=side, points=points, seed=seed, kind=kind)
     for done, _ in enumerate(_map(work, missing, workers), start=1):
         if report is not None:
             report(count - len(missing) + done)
@@ -65,20 +69,26 @@ def _map(work: Callable[[int], None], numbers: list[int], workers: int) -> Itera
         yield from pool.map(work, numbers)
 
 
-def write_skull(root: Path, number: int, side: int, points: int, seed: int) -> None:
+def write_skull(root: Path, number: int, side: int, points: int, seed: int, kind: str) -> None:
     """Write the volumes and clouds of one skull and its five defects."""
     rng = np.random.default_rng((seed, number))
-    complete = make_skull(rng, side)
+    shells = kind == "shells"
+    complete = make_shell(rng, side) if shells else make_skull(rng, side)
     affine = np.diag([*((HEAD_MM / side,) * 3), 1.0])
 
     def write(mask: Mask, *folders: str) -> None:
         volume = root.joinpath(*folders, f"{number:03d}.nrrd")
         write_nrrd(volume, Volume(mask, affine))
-        cloud = scatter_on_surface(surface_triangles(mask), points, rng)
+        # Discs spread few points evenly; many are as good at random, and much quicker.
+        sample = sample_surface if shells else scatter_on_surface
+        cloud = sample(surface_triangles(mask), points, rng)
         save_cloud(volume.with_name(f"{number:03d}{SUFFIX}.npy"), cloud)
 
     for defect in DEFECTS["skullbreak"]:
-        implant = cut_defect(complete, affine, defect, rng)
+        if shells:
+            implant = take_ball(complete, defect, rng)
+        else:
+            implant = cut_defect(complete, affine, defect, rng)
         write(complete & ~implant, "defective_skull", defect)
         write(implant, "implant", defect)
     write(complete, "complete_skull")

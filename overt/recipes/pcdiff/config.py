@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from omegaconf import MISSING
 
 from overt.checks import each_within, one_of, within
+from overt.data.skulls.synthetic import KINDS
 from overt.data.skulls.volumes import axes_matrix
 from overt.errors import ConfigError
 
@@ -146,8 +147,14 @@ class SyntheticSettings:
     # points of a cloud on disk
     points: int = MISSING
     seed: int = MISSING
-    # processes that make them; 0: this one
-    workers: int = MISSING
+    # processes that make them; null: this one
+    workers: int | None = None
+    # skulls, or null, shells: coarse and quick, for trying things out
+    kind: str | None = None
+
+    def __post_init__(self) -> None:
+        one_of("data.synthetic.kind", self.kind or "shells", tuple(KINDS))
+        within("data.synthetic.workers", self.workers, 0)
 
 
 @dataclass
@@ -156,9 +163,9 @@ class DataSettings:
     dataset: str = MISSING
     # folder with complete_skull, defective_skull and implant, prepared by `overt data prepare`
     root: str | None = MISSING
-    # directions in which the data set counts its voxels, such as LPS (left, posterior, superior);
-    # `overt complete` brings scans to them
-    axes: str = MISSING
+    # directions in which the data set counts its voxels, three letters such as RAS; null: LPS
+    # (left, posterior, superior). `overt complete` brings scans to them
+    axes: str | None = None
     # CSV lists of skulls; a relative path is below root
     train_list: str = MISSING
     test_list: str = MISSING
@@ -178,7 +185,7 @@ class DataSettings:
 
     def __post_init__(self) -> None:
         one_of("data.dataset", self.dataset, DATASETS)
-        axes_matrix(self.axes)
+        axes_matrix(self.axes or "LPS")
         within("data.num_implant_points", self.num_implant_points, 1)
         if self.num_points <= self.num_implant_points:
             raise ConfigError(

@@ -74,6 +74,7 @@ def make_missing_data(settings: DataSettings) -> None:
     """
     if settings.synthetic is not None:
         options = dataclasses.asdict(settings.synthetic)
+        options |= {"workers": options["workers"] or 0, "kind": options["kind"] or "shells"}
         main_first(lambda: write_skulls(given_root(settings), **options))
 
 

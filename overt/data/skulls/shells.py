@@ -1,0 +1,67 @@
+"""Shells that stand in for skulls in tests and small recipes: coarse, quick and always the same.
+
+A shell is a bumpy ellipsoid with an opening below; a defect is what a ball takes out of it. Never
+imports torch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overt.geometry.voxels import Mask
+
+# Where the defects of each kind are, as a direction from the middle (x right, y back, z up), and
+# their size as a part of the head.
+_PLACES = {
+    "bilateral": ((0.0, 0.0, 1.0), 0.30),
+    "frontoorbital": ((0.0, -1.0, 0.45), 0.27),
+    "parietotemporal": ((1.0, 0.2, 0.6), 0.28),
+    "random_1": (None, 0.25),
+    "random_2": (None, 0.25),
+}
+
+
+def _directions(side: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Of every voxel: how far from the middle, as a part of the side, and in which direction."""
+    places = (np.indices((side, side, side)) + 0.5) / side - 0.5  # (3, x, y, z)
+    distance = np.sqrt((places**2).sum(axis=0))
+    return distance, places / np.maximum(distance, 1e-9)
+
+
+def make_shell(rng: np.random.Generator, side: int) -> Mask:
+    """A shell about an ellipsoid with gentle bumps, open below."""
+    distance, direction = _directions(side)
+    axes = np.array([0.34, 0.42, 0.37]) * rng.uniform(0.92, 1.06, 3)
+    radius = 1 / np.sqrt((direction**2 / axes[:, None, None, None] ** 2).sum(axis=0))
+    for _ in range(4):
+        wave = rng.normal(size=3)
+        wave *= rng.uniform(2.0, 4.0) / np.linalg.norm(wave)
+        phase = np.tensordot(wave, direction, axes=1) + rng.uniform(0, 2 * np.pi)
+        radius = radius * (1 + 0.012 * np.sin(phase))
+    # At least two voxels and a half: a thinner wall would have holes.
+    thickness = max(0.035 * rng.uniform(0.9, 1.2), 2.5 / side)
+    below = direction[2] < -0.55
+    return np.asarray((distance < radius) & (distance > radius - thickness) & ~below)
+
+
+def take_ball(complete: Mask, defect: str, rng: np.random.Generator) -> Mask:
+    """What a ball of the defect's kind takes out of the skull."""
+    side = len(complete)
+    place, size = _PLACES[defect]
+    if place is None:
+        toward = rng.normal(size=3)
+        toward[2] = abs(toward[2]) + 0.2
+    else:
+        toward = np.array(place) + 0.15 * rng.normal(size=3)
+    toward /= np.linalg.norm(toward)
+    voxels = np.argwhere(complete)
+    centred = (voxels + 0.5) / side - 0.5
+    norms = np.linalg.norm(centred, axis=1)
+    # The ball sits on the wall: on the voxel that lies most in this direction.
+    seat = centred[np.argmax(centred @ toward / norms)]
+    radius = size * rng.uniform(0.85, 1.1)
+    taken = ((centred - seat) ** 2).sum(axis=1) < radius**2
+    implant = np.zeros_like(complete)
+    implant[tuple(voxels[taken].T)] = True
+    return implant
