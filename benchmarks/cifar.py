@@ -125,10 +125,10 @@ class Clock:
         self.curve: list[dict[str, float]] = []
         evaluate = trainer.evaluate
 
-        def timed() -> dict[str, float]:
+        def timed(sets: list[str] | None = None) -> dict[str, float]:
             synchronize(world)
             self.seconds += time.perf_counter() - self.began
-            scores = evaluate()
+            scores = evaluate(sets)
             kept = ("knn_top1", "linear_top1", "rankme", "alpha_req", "val_loss")
             self.curve.append(
                 {"step": trainer.state.step} | {key: scores[key] for key in kept if key in scores}
