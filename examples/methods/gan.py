@@ -42,8 +42,8 @@ def pixels(part: str) -> Tensor:
 
 
 def network(inputs: int, width: int, *last: nn.Module) -> nn.Sequential:
-    hidden = (nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
-    return nn.Sequential(*hidden, *last)
+    first, second = nn.Linear(inputs, width), nn.Linear(width, width)
+    return nn.Sequential(first, nn.LeakyReLU(0.2), second, nn.LeakyReLU(0.2), *last)
 
 
 class Model(nn.Module):
