@@ -70,7 +70,7 @@ def test_other_trackers_need_their_weights(
 ) -> None:
     for words in (["--recipe", "cotracker3_online"], ["--online"]):
         assert main(["track", str(tmp_path), *words]) == 1
-        assert "only cotracker3_tiny comes with overt" in capsys.readouterr().err
+        assert "only cotracker3_small comes with overt" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("recipe", ["cotracker3_tiny", "cotracker3_online_tiny"])
