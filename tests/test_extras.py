@@ -22,7 +22,7 @@ PROJECT = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["project"]
 # Names under which packages are imported, where these differ from the names of their projects.
 IMPORTED_AS = {
     "hydra-core": "hydra", "pillow": "PIL", "scikit-learn": "sklearn", "mlflow-skinny": "mlflow",
-    "pyyaml": "yaml",
+    "pyyaml": "yaml", "opencv-python-headless": "cv2",
 }  # fmt: skip
 WITH_TORCH = {"triton"}  # comes with torch where there are GPUs; the plain twins need none
 FOR_SPEED = {"scipy"}  # a slower definition stands in: nothing is refused
