@@ -92,7 +92,7 @@ def cost_of_a_clip(trainer: Trainer, recipe: Any, clips: int) -> tuple[float, fl
 
 
 def clips_per_second(trainer: Trainer, recipe: Any, workers: int, clips: int) -> float:
-    """Training with this recipe's clips, read by so many processes."""
+    """Training with this recipe's clips, read by N processes."""
     trainer.loader = StepLoader(
         recipe.build_dataset(),
         recipe.collate,

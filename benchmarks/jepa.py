@@ -39,7 +39,7 @@ def mask_milliseconds(settings: Settings, images: int = 2000) -> float:
 
 
 def step_milliseconds(trainer: Trainer, world: World, steps: int, every: int | None) -> list[float]:
-    """Training steps with a look every so many steps, or with the monitor switched off."""
+    """Training steps with a look every N steps, or with the monitor switched off."""
     settings = trainer.config.settings
     settings.evaluation.collapse.every_steps = every
     trainer.progress.interval.names = []  # the numbers of a step change with the monitor

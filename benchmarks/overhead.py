@@ -132,7 +132,7 @@ def build_trainer(sizes: Sizes, folder: str, world: World) -> Trainer:
 
 
 def engine_loop(trainer: Trainer, steps: int) -> None:
-    """What `Trainer.train` does, for so many steps."""
+    """What `Trainer.train` does, for N steps."""
     for _ in range(steps):
         with trainer.profile.around(trainer.state.step + 1):
             trainer.train_step()

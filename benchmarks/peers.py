@@ -44,7 +44,7 @@ STOP, END = 75, 150  # steps: an epoch has 128
 
 
 def one(task: str, framework: str, steps: int, folder: Path) -> Any:
-    """What a process of its own does, and its answer."""
+    """What a separate process does, and its answer."""
     module, imported, _ = FRAMEWORKS[framework]
     if task == "import":
         began = time.perf_counter()

@@ -6,7 +6,7 @@
 
 Measured is torch.cuda.max_memory_allocated over the engine's own steps after the first, including
 augmentation on the device; predicted is what `overt plan` says of one device. Both take the
-recipe's `example_batch`. Each number comes from a process of its own, a few at a time: what others
+recipe's `example_batch`. Each number comes from a separate process, a few at a time: what others
 hold does not count. Predictions see no GPU.
 """
 
@@ -80,7 +80,7 @@ KINDS: dict[str, Callable[[str, list[str]], int]] = {"measured": measured, "pred
 
 
 def in_process(kind: str, recipe: str, words: list[str]) -> int | None:
-    """The number from a process of its own; None where it failed, with its last words shown."""
+    """The number from a separate process; None where it failed, with its last words shown."""
     environment = dict(os.environ)
     if kind == "predicted":
         environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}

@@ -57,7 +57,7 @@ AS_PUBLISHED = {"cotracker3_offline": ["data.random_sequence_len=null"]}
 
 
 class OneBatch:
-    """Stands in for the data set: the trainer is handed its batch directly."""
+    """Replaces the data set: the trainer is handed its batch directly."""
 
     def __len__(self) -> int:
         return 10**6

@@ -160,7 +160,7 @@ def _trained(
     if newest.is_dir():
         checkpoint = newest
     if not checkpoint.exists():
-        raise CheckpointError(f"checkpoint {checkpoint}: there is no such file or folder")
+        raise CheckpointError(f"checkpoint {checkpoint}: no such file or folder")
     if isinstance(recipe, str):
         return configure(recipe, packages=packages), checkpoint
     stored = checkpoint / "config.yaml"

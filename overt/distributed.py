@@ -24,7 +24,7 @@ from torch.distributed.rendezvous import rendezvous
 from overt.errors import LaunchError, OvertError
 
 _OPENED = itertools.count()  # stores so far
-# Of the first process group. A later group of the same processes meets below a prefix of its own:
+# Of the first process group. A later group of the same processes meets below a separate prefix:
 # under the same keys it would find the addresses of the group before.
 _FIRST_STORE: list[Store] = []
 _JOINED = itertools.count(1)  # process groups so far
@@ -126,7 +126,7 @@ def _read_slurm(environment: Mapping[str, str]) -> Launch:
     if "SLURM_STEP_ID" not in environment:
         raise LaunchError(
             f"this process runs in a Slurm job of {tasks} tasks but was not started by srun, so "
-            f"the other {tasks - 1} do not exist and it would wait for them for ever. Start it "
+            f"the other {tasks - 1} do not exist and it would wait for them forever. Start it "
             "with `srun python -m overt.train ...`, or ask for one task (--ntasks=1)."
         )
     rank = _integer(environment, "SLURM_PROCID")

@@ -73,7 +73,7 @@ class Recipe(ABC):
     replayable: bool | str = False
 
     # True: samples are stacked to micro-batches of any size. A string says by which setting they
-    # have shapes of their own, so that a micro-batch holds one.
+    # have different shapes, so that a micro-batch holds one.
     stackable: bool | str = True
 
     # Prefixes of training-only parameters; an evaluation checkpoint may omit them.

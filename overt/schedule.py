@@ -263,7 +263,7 @@ def create_lr_scheduler(
         return CosineScheduler(base_lr, min_lr, epochs, steps_per_epoch, warmup_epochs)
     if schedule_type == "linear":
         return LinearScheduler(base_lr, min_lr, epochs, steps_per_epoch, warmup_epochs)
-    raise ValueError(f"schedule_type={schedule_type!r}; allowed are cosine and linear")
+    raise ValueError(f"schedule_type={schedule_type!r}; allowed: cosine and linear")
 
 
 def create_ema_scheduler(
@@ -354,7 +354,9 @@ def _import(target: object, where: str) -> Any:
             f"{error}"
         ) from error
     if not (isinstance(kind, type) and is_dataclass(kind)):
-        raise ConfigError(f"{where}._target_={target!r} is no schedule{_allowed(target, _KINDS)}")
+        raise ConfigError(
+            f"{where}._target_={target!r} is not a schedule{_allowed(target, _KINDS)}"
+        )
     given = {field.name for field in fields(kind) if field.init}
     missing = [name for name in _FROM_ENGINE if name not in given]
     if missing or not any("__call__" in vars(owner) for owner in kind.__mro__):
@@ -383,7 +385,7 @@ def _build_levels(
         value = base_value * factor
         scheduler = build_schedule(rest, value, epochs, steps_per_epoch, here, ("base_factor",))
         if isinstance(scheduler, HierarchicalScheduler):
-            raise ConfigError(f"{here}._target_ has levels of its own; levels do not nest")
+            raise ConfigError(f"{here}._target_ has levels; levels do not nest")
         built.append(scheduler)
     return HierarchicalScheduler(built)
 
@@ -395,12 +397,12 @@ def _refuse_unknown(options: Iterable[str], known: Iterable[str], where: str) ->
                 f"{where}.{name} follows from optimizer.lr and the length of training; leave it out"
             )
         if name not in known:
-            raise ConfigError(f"{where}.{name} is no option here{_allowed(name, known)}")
+            raise ConfigError(f"{where}.{name} is not an option here{_allowed(name, known)}")
 
 
 def _allowed(name: object, known: Iterable[str]) -> str:
     known = list(known)
-    return f"{nearest(str(name), known)}; allowed are {', '.join(known)}"
+    return f"{nearest(str(name), known)}; allowed: {', '.join(known)}"
 
 
 def _has_no_default(option: Any) -> bool:

@@ -175,7 +175,7 @@ def read_frames(video: Path | str | Frames) -> tuple[Frames, float | None]:
         frames = frames.transpose(0, 3, 1, 2)
     if frames.ndim != 4 or frames.shape[1] != 3 or frames.dtype != np.uint8 or not len(frames):
         raise DataError(
-            f"a video of shape {frames.shape} and type {frames.dtype}; expected are bytes (uint8) "
+            f"a video of shape {frames.shape} and type {frames.dtype}; expected bytes (uint8) "
             "of shape (frames, 3, height, width) or (frames, height, width, 3)"
         )
     return np.ascontiguousarray(frames), None
@@ -195,7 +195,7 @@ def choose_queries(
             raise ConfigError("give queries, or grid, mask and dense, not both")
         points = np.asarray(queries, dtype=np.float32)
         if points.ndim != 2 or points.shape[1] != 3:
-            raise DataError(f"queries of shape {points.shape}; expected is (N, 3): frame, x, y")
+            raise DataError(f"queries of shape {points.shape}; expected (N, 3): frame, x, y")
         return np.ascontiguousarray(points)
     if dense:
         if grid is not None:

@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\ninterrupted; the same command goes on from the last checkpoint", file=sys.stderr)
+        print("\ninterrupted; the same command resumes from the last checkpoint", file=sys.stderr)
         return INTERRUPTED_EXIT_CODE
 
 
@@ -100,7 +100,7 @@ def sweep(arguments: argparse.Namespace, stop: StopSignal) -> int:
         print(f"[{number + 1}/{len(runs)}] {' '.join(differing)}", flush=True)
         code = run_one(command, stop)
         if code == PREEMPTED_EXIT_CODE or stop.name is not None:
-            print("the same command goes on with this run and the rest", file=sys.stderr)
+            print("the same command resumes this run and the rest", file=sys.stderr)
             return PREEMPTED_EXIT_CODE
         failed += code != 0
     if failed:
@@ -109,7 +109,7 @@ def sweep(arguments: argparse.Namespace, stop: StopSignal) -> int:
 
 
 def run_one(command: list[str], stop: StopSignal) -> int:
-    """A run in a process of its own, told of every signal that comes here; its exit code."""
+    """A run in a separate process, which gets every signal that comes here; its exit code."""
     with subprocess.Popen(command) as child:
         stop.forward = child.send_signal
         code = child.wait()

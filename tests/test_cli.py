@@ -64,7 +64,7 @@ for verb in {list(VERBS)}:
     [
         (["train"], "ConfigError: no recipe was chosen"),
         (["train", "recipe=toi"], "ConfigError: recipe=toi"),
-        (["config", "recipe=cotracker3_offline", "data.root=x", "a=1"], "there is no key a"),
+        (["config", "recipe=cotracker3_offline", "data.root=x", "a=1"], "unknown key a"),
         (["ckpt", "inspect", "nowhere.pth"], "CheckpointError: "),
     ],
 )

@@ -187,7 +187,7 @@ def test_the_named_constructors() -> None:
     assert cosine == CosineScheduler(1e-3, 1e-6, 30, 20, 4, 0.0)
     linear = create_lr_scheduler("sgd", 1e-3, 1e-6, 30, 20, schedule_type="linear")
     assert linear == LinearScheduler(1e-3, 1e-6, 30, 20)
-    with pytest.raises(ValueError, match="allowed are cosine and linear"):
+    with pytest.raises(ValueError, match="allowed: cosine and linear"):
         create_lr_scheduler("adamw", 1e-3, 1e-6, 30, 20, schedule_type="step")
 
 
@@ -303,8 +303,8 @@ COSINE = {"_target_": "overt.schedule.CosineScheduler", "final_value": 0.0}
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({}, r"schedule\._target_=None is no schedule"),
-        ({"_target_": "os.system"}, r"'os\.system' is no schedule.*; allowed are overt"),
+        ({}, r"schedule\._target_=None is not a schedule"),
+        ({"_target_": "os.system"}, r"'os\.system' is not a schedule.*; allowed: overt"),
         ({"_target_": "overt.schedule.CosinScheduler"}, r"mean overt\.schedule\.CosineScheduler\?"),
         ({"_target_": "overt.schedule.CosineScheduler"}, r"schedule\.final_value is missing"),
         (COSINE | {"warmup_epoch": 1}, r"schedule\.warmup_epoch is no .*mean warmup_epochs\?"),
@@ -326,7 +326,7 @@ COSINE = {"_target_": "overt.schedule.CosineScheduler", "final_value": 0.0}
         ),
         (
             {"_target_": "overt.schedule.EMAScheduler", "final_value": 1, "start_warmup_value": 0},
-            r"schedule\.start_warmup_value is no option here",
+            r"schedule\.start_warmup_value is not an option here",
         ),
         (
             {"_target_": "overt.schedule.OneCycleScheduler", "initial_divisor": 0.5},
@@ -335,7 +335,7 @@ COSINE = {"_target_": "overt.schedule.CosineScheduler", "final_value": 0.0}
         ({"_target_": HIERARCHICAL}, r"schedule\.levels=None; give a"),
         (
             {"_target_": HIERARCHICAL, "levels": [COSINE], "level": 1},
-            r"schedule\.level is no option here \(did you mean levels\?\)",
+            r"schedule\.level is not an option here \(did you mean levels\?\)",
         ),
         (
             {"_target_": HIERARCHICAL, "levels": [COSINE, 3]},

@@ -98,7 +98,7 @@ def test_refused_points(tracker, video, options, message):
 
 
 def test_refused_videos_and_files(tmp_path, tracker):
-    with pytest.raises(DataError, match="expected are bytes"):
+    with pytest.raises(DataError, match="expected bytes"):
         tracker(np.zeros((2, 8, 8)))
     with pytest.raises(DataError, match="no such file"):
         tracker(tmp_path / "none.mp4")

@@ -22,7 +22,7 @@ class ModelSettings:
 
 @dataclass
 class DataSettings:
-    # drawings of one epoch; every epoch draws them anew
+    # drawings of one epoch; every epoch draws new ones
     samples: int = MISSING
     # height and width of a drawing in pixels
     size: int = MISSING

@@ -9,7 +9,7 @@ KINDS = ("circle", "square", "triangle")
 
 
 def draw(kind: str, size: int, noise: float, rng: np.random.Generator) -> NDArray[np.float32]:
-    """A bright shape on dark ground; place, size, turn, colours by chance: (3, H, W), 0 to 1."""
+    """A bright shape at a random position, size, rotation and color: (3, H, W), 0 to 1."""
     area = math.pi * (size * rng.uniform(0.2, 0.32)) ** 2  # the area gives no shape away
     turn = rng.uniform(-0.4, 0.4)
     center = size / 2 + rng.uniform(-0.1, 0.1, size=2) * size

@@ -1,4 +1,4 @@
-"""The same recipe with a loss of its own: a subclass that overrides `loss` and nothing else."""
+"""The same recipe with another loss: a subclass that overrides `loss` and nothing else."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     ]
     if not chosen:
         hint = nearest(options.explain, list(meanings))
-        raise ConfigError(f"--explain {options.explain}: there is no such key{hint}")
+        raise ConfigError(f"--explain {options.explain}: no such key{hint}")
     for key in chosen:
         value = OmegaConf.select(values, key, default=ABSENT)
         # What the engine fills in is not part of a configuration.

@@ -356,7 +356,7 @@ def _add_smplx_labels(verbs: Verbs) -> None:
         help="labels of SMPL-X from labels of SMPL, for PoseNet",
         description="Fit SMPL-X to the bodies of SMPL that SOURCE is labelled with, and write the "
         "annotations with both to OUT, such as pdhuman_train_smplx.npz. Interrupted, the same "
-        "command goes on where it stopped.",
+        "command resumes where it stopped.",
         source="annotations with labels of SMPL, .npz",
         out="the annotations to write, .npz",
     )

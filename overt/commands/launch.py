@@ -5,7 +5,7 @@
     overt launch slurm --gpus 1 -m recipe=NAME optimizer.lr=1e-4,5e-4       a sweep as a job array
     overt launch local --gpus 2 recipe=NAME ...                detached from this terminal
     overt launch local status|stop RUN                         of a run's folder
-    overt launch systemd --gpus 2 recipe=NAME ...              a service that goes on after a reboot
+    overt launch systemd --gpus 2 recipe=NAME ...              a service that resumes after a reboot
 
 Everything is checked before anything starts. --print shows what would be written.
 """

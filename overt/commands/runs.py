@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
             print(json.dumps({"path": str(path), "status": "unreadable", "error": reason}))
         return 0
     if not runs and not unreadable:
-        print(f"there are no runs below {folder}")
+        print(f"no runs below {folder}")
         return 0
     rows = [as_words(run) for run in runs]
     rows += [

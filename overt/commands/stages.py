@@ -1,6 +1,6 @@
 """`overt stages FILE`: a chain of trainings, each fed by the best checkpoint of an earlier one.
 
-FILE is YAML. A stage that is done is skipped, one that was interrupted goes on where it stopped.
+FILE is YAML. A stage that is done is skipped, one that was interrupted resumes where it stopped.
 
     output_dir: runs/blade
     stages:

@@ -251,7 +251,7 @@ def read_queries(path: Path) -> Queries:
         raise DataError(f"--queries {path}: it cannot be read ({error})") from error
     rows = _json_rows(path, text) if path.suffix.lower() == ".json" else _csv_rows(text)
     if not rows:
-        raise DataError(f"--queries {path}: there are no queries in it; give lines of t,x,y")
+        raise DataError(f"--queries {path}: it has no queries; give lines of t,x,y")
     queries = np.zeros((len(rows), 3), dtype=np.float32)
     for number, row in enumerate(rows):
         try:

@@ -155,9 +155,7 @@ def _merge(schema: Any, values: Any) -> Any:
         return OmegaConf.merge(schema, values)
     except ConfigKeyError as error:
         key = str(error.full_key)
-        raise ConfigError(
-            f"there is no key {key}{nearest(key, list(dotted_keys(schema)))}"
-        ) from error
+        raise ConfigError(f"unknown key {key}{nearest(key, list(dotted_keys(schema)))}") from error
     except OmegaConfBaseException as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"{error.full_key or 'the configuration'}: {reason}") from error
@@ -255,7 +253,7 @@ def _check_allowed(key: str, target: str, allowed: Sequence[str]) -> None:
             )
         raise ConfigError(
             f"{key}={target} is not allowed: a configuration may name classes of "
-            f"{', '.join(allowed)} only. If this is your own package, say so on the command line: "
+            f"{', '.join(allowed)} only. If this is your own package, name it on the command line: "
             "--package FOLDER"
         )
 

@@ -87,7 +87,7 @@ def compose_values(
 def _read_file(config_file: str, parsed: list[Override]) -> DictConfig:
     path = Path(config_file)
     if not path.is_file():
-        raise ConfigError(f"--config {config_file}: there is no such file")
+        raise ConfigError(f"--config {config_file}: no such file")
     values = read_yaml(path)
     if not isinstance(values, DictConfig):
         raise ConfigError(f"--config {config_file} holds no mapping of keys to values")
@@ -174,7 +174,7 @@ def _check_option(item: Override, search: list[Path]) -> None:
     options, chosen = _options(item.key_or_group, search), str(item.value())
     if chosen not in options and not item.is_delete():
         raise ConfigError(
-            f"{item.key_or_group}={chosen}: there is no such {item.key_or_group}"
+            f"{item.key_or_group}={chosen}: no such {item.key_or_group}"
             f"{nearest(chosen, options)}; there are {', '.join(options)}. Your own live in a "
             "folder that is named by --package FOLDER"
         )
@@ -185,16 +185,14 @@ def _check_known(key: str, values: DictConfig) -> None:
     if re.search(r"\.\d+\.", key):  # of an entry of a list: optimizer.rules.0.lr_scale
         known += [key] if OmegaConf.select(values, key, default=ABSENT) is not ABSENT else []
     if not any(name == key or name.startswith(key + ".") for name in known):
-        raise ConfigError(f"there is no key {key}{nearest(key, known)}; `overt config` lists all")
+        raise ConfigError(f"unknown key {key}{nearest(key, known)}; `overt config` lists all")
 
 
 def add_package(folder: str) -> str:
     """Make the Python package in `folder` importable; its name, now allowed in `_target_`."""
     path = Path(folder).resolve()
     if not (path / "__init__.py").is_file():
-        raise ConfigError(
-            f"--package {folder}: there is no Python package there (no {path / '__init__.py'})"
-        )
+        raise ConfigError(f"--package {folder}: not a Python package (no {path / '__init__.py'})")
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
         # Loader processes are fresh ones and find the package the same way.

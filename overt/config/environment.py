@@ -1,7 +1,7 @@
 """Environment variables in configurations: `${oc.env:NAME}` reads those that are allowed, only.
 
 A file of someone else's must not read secrets into the stored configuration, or send them to a
-tracker that it names itself. Allowed are OVERT_* and what the user writes on the command line or
+tracker that it names itself. Allowed: OVERT_* and what the user writes on the command line or
 in Python. Never imports torch.
 """
 

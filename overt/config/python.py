@@ -47,7 +47,7 @@ class _Draft:
 
     values: DictConfig
     allowed: list[str]  # packages whose classes may be named
-    classes: dict[str, type] = field(default_factory=dict)  # key to a class that is at hand
+    classes: dict[str, type] = field(default_factory=dict)  # key to a class that exists already
 
     def name_class(self, key: str, kind: type) -> None:
         """Write where a class is found, and keep it, since not every class can be imported."""
@@ -107,7 +107,7 @@ def configure(
 
 
 def read(file: Path, recipe: type[Recipe] | None, packages: Sequence[str | Path]) -> Config:
-    """Return the configuration that a run has stored; `recipe` is its class where it is at hand."""
+    """Return the configuration that a run has stored; `recipe` is its class, where known."""
     folders = [str(folder) for folder in packages]
     if recipe is None:
         return load([], str(file), folders)
@@ -209,7 +209,7 @@ def _settings(settings: Any) -> tuple[dict[str, Any], type | None]:
         if name not in RECIPE_SECTIONS:
             raise ConfigError(
                 f"settings.{name} is not a section of a recipe{nearest(name, RECIPE_SECTIONS)}; "
-                f"allowed are {', '.join(RECIPE_SECTIONS)}: put single settings into a dataclass "
+                f"allowed: {', '.join(RECIPE_SECTIONS)}: put single settings into a dataclass "
                 "of one of these (docs/python.md)"
             )
     if kind is None:
@@ -285,7 +285,7 @@ def _refuse_unknown(draft: _Draft, section: str, keys: Mapping[str, Any]) -> Non
     for key in keys:
         name = f"{section}.{key}"
         if name not in known:
-            raise ConfigError(f"there is no key {name}{nearest(name, known)}")
+            raise ConfigError(f"unknown key {name}{nearest(name, known)}")
 
 
 def _plain(draft: _Draft, value: Any) -> Any:

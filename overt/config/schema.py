@@ -74,24 +74,24 @@ class TrainingSection:
     ema_momentum: float | None = MISSING
     # momentum at the last step, reached linearly; null: stays at ema_momentum
     ema_final_momentum: float | None = MISSING
-    # evaluate after every so many steps, and after the last; null: only after the last
+    # evaluate every N steps, and after the last; null: only after the last
     evaluate_every_steps: int | None = MISSING
     # the same for single evaluation sets of the recipe, by name: {NAME: steps or null}; others
     # follow evaluate_every_steps
     evaluate_sets: dict[str, int | None] = MISSING
     # evaluate before the first step too
     evaluate_at_start: bool = MISSING
-    # stop after so many evaluations in which checkpoint.metric_name did not improve; null: never
+    # stop after this many evaluations in which checkpoint.metric_name did not improve; null: never
     patience: int | None = MISSING
     # what to do with a step whose loss or gradient is NaN or Inf: skip or stop
     nonfinite: str = MISSING
-    # with skip: stop after so many skipped steps in a row
+    # with skip: stop after this many skipped steps in a row
     max_skipped_in_a_row: int = MISSING
-    # run a skipped batch once more and name the first module that made NaN or Inf
+    # run a skipped batch again and name the first module that made NaN or Inf
     name_nonfinite_module: bool = MISSING
     # what to do with a step whose loss is far above those before: ignore, report or skip
     loss_spike: str = MISSING
-    # how far: so many robust standard deviations above the median of the window
+    # how far: this many robust standard deviations above the median of the window
     loss_spike_deviations: float = MISSING
     # steps in the window; a quarter of them must be known before anything counts as a spike
     loss_spike_window: int = MISSING
@@ -101,7 +101,7 @@ class TrainingSection:
     profile_steps: list[int] | None = MISSING
     # remember allocations on CUDA; out of memory writes them into RUN/profile
     memory_snapshot: bool = MISSING
-    # without progress for so long, write down what every process does and name the one that is
+    # minutes without progress before all ranks dump their stacks and name the one that is
     # behind; longer than the longest evaluation; null: never
     hang_minutes: float | None = MISSING
     # and then: report (go on waiting, until timeout_minutes) or stop (end the process)
@@ -154,7 +154,7 @@ class TrainingSection:
 
 @dataclass
 class OptimizerRule:
-    """Parameters with an optimizer class of their own. What a rule does not say has a default."""
+    """Parameters with their own optimizer class. What a rule does not say has a default."""
 
     # matrices (2-D weights but those of embeddings), or a regular expression found in the names
     match: str = MISSING
@@ -209,7 +209,7 @@ class OptimizerSection:
     lr_base_batch: int | None = MISSING
     # further arguments of the class, such as betas and eps
     arguments: dict[str, Any] = MISSING
-    # parameters with a class of their own, the first rule that matches: [{match: matrices or a
+    # parameters with another class, the first rule that matches: [{match: matrices or a
     # regular expression, _target_: torch.optim.Muon, skip, lr or lr_scale, weight_decay,
     # arguments}]; has a value here for files from before there were rules
     rules: list[OptimizerRule] = field(default_factory=list)
@@ -234,7 +234,7 @@ class OptimizerSection:
 
 @dataclass
 class LoggingSection:
-    # write losses, rates and speeds every so many steps
+    # log losses, rates and speeds every N steps
     every_steps: int = MISSING
     use_tensorboard: bool = MISSING
     # also to Weights & Biases (pip install 'overt[wandb]')
@@ -246,9 +246,9 @@ class LoggingSection:
     wandb_mode: str | None = MISSING
     # with each log line: how busy processor, memory, disk, network and GPUs are
     system_metrics: bool = MISSING
-    # with each log line: norms of gradients and weights of the modules so many names deep; null: no
+    # with each log line: norms of gradients and weights of modules this many names deep; null: no
     norms_depth: int | None = MISSING
-    # histograms of gradients and weights every so many steps; null: none
+    # histograms of gradients and weights every N steps; null: none
     histograms_every_steps: int | None = MISSING
     # count the FLOPs of a step once, by running one more, and log how much of the device they use
     model_flops: bool = MISSING
@@ -288,7 +288,7 @@ class KeyRule:
 
 @dataclass
 class CheckpointSection:
-    # save every so many steps, and after the last
+    # save every N steps, and after the last
     every_steps: int = MISSING
     # how many of the newest checkpoints to keep
     keep_last_n: int = MISSING
@@ -298,7 +298,7 @@ class CheckpointSection:
     metric_name: str | None = MISSING
     # min or max: which way metric_name is better
     mode: str = MISSING
-    # take a snapshot and write it while training goes on
+    # take a snapshot and write it while training continues
     background: bool = MISSING
     # auto (go on where the run folder ends), never, or the path of a checkpoint
     resume: str = MISSING

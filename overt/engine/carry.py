@@ -52,7 +52,7 @@ def _gather(name: str, parts: list[Tensor], samples: int, plan: BatchPlan) -> Te
         padded[: part.shape[0]] = part
         rows.append(padded)
     own = torch.stack(rows)  # (M, size, ...)
-    # Gloo takes ranks one below the other only, not in a dimension of their own.
+    # Gloo takes ranks one below the other only, not in a new dimension.
     all_ranks = own.new_empty(plan.world_size * len(own), *own.shape[1:])
     torch.distributed.all_gather_into_tensor(all_ranks, own)
     by_rank = all_ranks.view(plan.world_size, *own.shape)  # (W, M, size, ...)

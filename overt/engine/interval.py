@@ -74,7 +74,7 @@ class Interval:
         """Return the totals over all ranks, in one reduction. Every rank must call this."""
         self._settle()
         rank, world_size, width = get_rank(), get_world_size(), len(timings)
-        # Each rank fills slots of its own with its timings: the sum then holds them all.
+        # Each rank fills separate slots with its timings: the sum then holds them all.
         slots = [0.0] * (rank * width) + [*timings] + [0.0] * ((world_size - rank - 1) * width)
         own = torch.tensor(
             [*self.sums, *self.losses, *slots], dtype=torch.float64, device=self.device

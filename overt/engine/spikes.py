@@ -21,10 +21,10 @@ from overt.errors import CheckpointError, ConfigError
 from overt.recipe import StepOutput
 from overt.run.events import LossSpike
 
-# Of normally distributed numbers the standard deviation is so many times the median deviation.
+# Of normally distributed numbers the standard deviation is this multiple of the median deviation.
 NORMAL = 1.4826
 LEAST_FRACTION = 0.25  # of the window has to be known before anything is called a spike
-LEAST_SPREAD = 1e-3  # of the median: a loss that stands still has no spread of its own
+LEAST_SPREAD = 1e-3  # of the median: a loss that stands still has no spread
 
 
 class SpikeWatch:
@@ -53,7 +53,7 @@ class SpikeWatch:
         self._loss = sum_over_processes(own.clone())
 
     def allows(self) -> Tensor | None:
-        """With skip: true where the loss just seen is no spike, a scalar on the device."""
+        """With skip: true where the loss just seen is not a spike, a scalar on the device."""
         loss, self._loss = self._loss, None
         return None if loss is None else loss <= self._limit_there
 
@@ -89,7 +89,7 @@ class SpikeWatch:
 
 
 def robust_limit(losses: Sequence[float] | deque[float], deviations: float) -> float:
-    """The median plus so many deviations, where the deviation is a robust one too."""
+    """The median plus a number of deviations, where the deviation is a robust one too."""
     middle = statistics.median(losses)
     spread = NORMAL * statistics.median(abs(loss - middle) for loss in losses)
     return middle + deviations * max(spread, LEAST_SPREAD * abs(middle))

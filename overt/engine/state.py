@@ -56,7 +56,7 @@ class State:
         return applied
 
     def describe(self, path: Path) -> str:
-        """Return where a run resumes, in words."""
+        """Return a sentence that says where a run resumes."""
         epoch, offset = self.position
         return f"{path} at step {self.step}: epoch {epoch}, sample {offset}, nothing replayed"
 

@@ -338,7 +338,7 @@ def load_npy_object(path: Path) -> object:
                 )
             array = load_pickle(file)
     except FileNotFoundError as error:
-        raise DataError(f"{path}: there is no such file") from error
+        raise DataError(f"{path}: no such file") from error
     except (OSError, ValueError) as error:
         raise DataError(
             f"{path}: not a readable .npy file ({error}). It is damaged or of another kind; get it "

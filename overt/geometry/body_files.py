@@ -165,7 +165,7 @@ def _with_regressor(body: BodyFile, path: Path, key: str) -> BodyFile:
 def read_regressor(path: Path, key: str, vertices: int) -> NDArray[Any]:
     """A regressor (joints, vertices) that the setting `key` names."""
     if not path.is_file():
-        raise DataError(f"{key}={path}: there is no such file (J_regressor_*.npy)")
+        raise DataError(f"{key}={path}: no such file (J_regressor_*.npy)")
     try:
         regressor = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:

@@ -72,7 +72,7 @@ def convert_transfer(source: Path, out: Path) -> Transfer:
         raise DataError(f"{out}: a transfer is written as .npz; name the file so")
     if not source.is_file():
         raise DataError(
-            f"{source}: there is no such file; smpl-x.is.tue.mpg.de has it under Downloads, in the "
+            f"{source}: no such file; smpl-x.is.tue.mpg.de has it under Downloads, in the "
             "archive for the conversion of SMPL, SMPL+H and SMPL-X"
         )
     transfer = _of_entries(_read(source, str(source)), str(source))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 # Below this angle sine and cosine quotients come from their series: no 0 / 0, no lost digits.
 _SMALL = 1e-2
-# Beyond this cosine the arc cosine goes on as its tangent: its own slope is infinite at 1.
+# Beyond this cosine the arc cosine continues as its tangent: its own slope is infinite at 1.
 _TANGENT_FROM = 1.0 - 1e-4
 
 

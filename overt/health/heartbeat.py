@@ -1,4 +1,4 @@
-"""A run that hangs: a thread of each process notices, writes down stacks, names who is behind.
+"""A run that hangs: a thread of each process notices, dumps stacks, names who is behind.
 
 Training only counts where it is; everything else happens in the thread, which never waits in a
 collective: processes tell each other through the group's store.
@@ -114,7 +114,7 @@ class Heartbeat:
         return beats
 
     def _report(self, seconds: float, number: int, pause: float) -> int:
-        """Write down stacks and collectives of this process, and say who is behind."""
+        """Dump stacks and collectives of this process, and say who is behind."""
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"rank_{self._world.rank}.txt"
         before = self._read_all()

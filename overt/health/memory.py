@@ -1,4 +1,4 @@
-"""Out of memory, in words: how much there was, and which settings need less."""
+"""Out of memory, explained: how much there was, and which settings need less."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from overt.distributed import World
 from overt.errors import OutOfMemory
 
 GIB = 2**30
-# What torch says when the host has no memory left; there is no exception class for it.
+# What torch says when the host has no memory left; it has no exception class.
 HOST_WORDS = ("can't allocate memory", "not enough memory", "Cannot allocate memory")
 
 

@@ -40,7 +40,7 @@ def check_gradients(model: nn.Module, several_ranks: bool, say: Callable[[str], 
 
 
 def first_nonfinite_module(model: nn.Module, run: Callable[[], Tensor]) -> str | None:
-    """Run a batch once more and name the first module that turned finite numbers into NaN or Inf.
+    """Run a batch again and name the first module that turned finite numbers into NaN or Inf.
 
     `run` computes the loss. Neither gradients nor buffers of the model are changed. None where
     everything was finite this time.

@@ -83,7 +83,7 @@ class Straggler(NamedTuple):
 
     rank: int
     part: str
-    seconds: float  # of its own, per step
+    seconds: float  # of this rank, per step
     usual: float  # the median of all processes
 
 
@@ -144,7 +144,7 @@ def find_straggler(paces: Sequence[Sequence[float]], seconds_per_step: float) ->
     slowest: Straggler | None = None
     for part, name in enumerate(PARTS):
         own = [pace[part] for pace in paces]
-        # The lower one of two: with two processes the slower must not be half of its own measure.
+        # The lower one of two: with two processes the slower must not define half of the median.
         usual = statistics.median_low(own)
         rank = max(range(len(own)), key=own.__getitem__)
         excess = own[rank] - usual

@@ -202,6 +202,6 @@ class Preemption:
         self._closing = True
         self._wake.set()
         if self._thread is not None:
-            # Not for ever: where the link to the store is cut, the thread does not come back.
+            # Not forever: where the link to the store is cut, the thread does not come back.
             self._thread.join(2 * POLL_SECONDS)
             self._thread = None

@@ -1,4 +1,4 @@
-"""A trace of some steps, a table of their dearest operations, and what was allocated on an OOM.
+"""A trace of some steps, their most expensive operations, and what was allocated on an OOM.
 
 `training.profile_steps=[a,b]` records steps a to b, counted as the log counts them, on every
 process; `training.memory_snapshot=true` keeps a history of allocations for the moment when CUDA
@@ -91,7 +91,7 @@ class StepProfile:
 
 
 def summary(record: profile, device: str, steps: int) -> str:
-    """Waits of the host per step, and the dearest operations of a recording."""
+    """Waits of the host per step, and the most expensive operations of a recording."""
     averages = record.key_averages()
     waits = {row.key: row.count for row in averages if row.key in WAITS[device]}
     words = [f"{count / steps:g} x {name}" for name, count in waits.items()]

@@ -1,4 +1,4 @@
-"""Probes: small classifiers trained on frozen features, which were computed once and are at hand.
+"""Probes: small classifiers trained on frozen features, which were computed once.
 
 n samples, N tokens, D numbers each. Everything drawn comes from the settings' seed, and neither
 autocast nor inference mode around a call changes it.
@@ -140,7 +140,7 @@ def _classes(labels: Tensor) -> int:
     if len(labels) == 0 or labels.min() < 0:
         raise DataError(
             "a probe needs labelled images, and these have no classes; put each class into a "
-            "folder of its own, or leave the probe out"
+            "separate folder, or skip the probe"
         )
     return int(labels.max()) + 1
 

@@ -41,7 +41,7 @@ def tapvid_metrics(
     elif query_mode == "strided":
         evaluated = frames != query_frames
     else:
-        raise ValueError(f"query_mode={query_mode!r}; allowed are 'first' and 'strided'")
+        raise ValueError(f"query_mode={query_mode!r}; allowed: 'first' and 'strided'")
 
     gt_visible = ~gt_occluded.astype(bool)
     pred_visible = ~pred_occluded.astype(bool)

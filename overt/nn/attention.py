@@ -131,7 +131,7 @@ class Chain(nn.Module):
 
     def __init__(self, blocks: Sequence[nn.Module]) -> None:
         super().__init__()
-        self.parts = tuple(blocks)  # a tuple, so that they are not registered once more
+        self.parts = tuple(blocks)  # a tuple, so that they are not registered twice
 
     def forward(self, tokens: Tensor, *further: Any, **options: Any) -> Tensor:
         for block in self.parts:

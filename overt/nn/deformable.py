@@ -38,7 +38,7 @@ class DeformableAttention(nn.Module):
     def reset_parameters(self) -> None:
         """Heads look in different directions, a head's places lie 1, 2, ... cells out.
 
-        From a start at zero all places of a head would coincide and get equal gradients for ever.
+        From a start at zero all places of a head would coincide and get equal gradients forever.
         """
         angles = torch.arange(self.heads) * (2 * math.pi / self.heads)
         directions = torch.stack([angles.cos(), angles.sin()], dim=-1)  # (H, 2)

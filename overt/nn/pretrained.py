@@ -25,12 +25,12 @@ def read_weights(path: str | Path, key: str) -> dict[str, Tensor]:
         average = file / "ema.safetensors"
         file = average if average.is_file() else weights_in(file) or file / "model.safetensors"
     if not file.is_file():
-        raise CheckpointError(f"{key}={path}: there is no such checkpoint (looked for {file})")
+        raise CheckpointError(f"{key}={path}: no such checkpoint (looked for {file})")
     try:
         tensors, _ = read_weight_file(file, CONTAINERS)
         names = clean_keys(tensors, str(file))
     except CheckpointError as error:  # its message starts with the file
         raise CheckpointError(f"{key}={error}") from None
     if not tensors:
-        raise CheckpointError(f"{key}={path}: there are no tensors in {file}")
+        raise CheckpointError(f"{key}={path}: {file} holds no tensors")
     return {names[name]: value for name, value in tensors.items()}

@@ -116,7 +116,7 @@ class _HandOver(torch.autograd.Function):
 
 
 class _Run(torch.autograd.Function):
-    """One run with a graph of its own, whose ends are the run's inputs and the weights."""
+    """One run with a separate graph, whose ends are the run's inputs and the weights."""
 
     @staticmethod
     def forward(

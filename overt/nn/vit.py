@@ -332,7 +332,7 @@ def _layout_of_table(rows: int, grid: Grid | None) -> tuple[int, Grid]:
             if math.prod(before) == rows - prefix > 0:
                 return prefix, before
     raise CheckpointError(
-        f"the position table in the file has {rows} rows: they are no square of patches, with or "
+        f"the position table in the file has {rows} rows: not a square of patches, with or "
         "without a class token, and the file does not say for which grid it was made. Give the "
         "checkpoint folder of overt that it comes from, whose config.yaml says it, or set "
         "image and patch size to those of the file."

@@ -93,7 +93,7 @@ class Console:
             self._stream.write(text)
             self._stream.flush()
         except (OSError, ValueError):
-            # Whoever was watching has gone (closed pipe or terminal); training goes on.
+            # Whoever was watching has gone (closed pipe or terminal); training continues.
             self._enabled = False
 
 

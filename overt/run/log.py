@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 class MetricsLogger:
     """Writes to `log_dir`; on all processes but the main one every method does nothing.
 
-    `resume_step` is the step of the checkpoint that training goes on from: what was logged beyond
+    `resume_step` is the step of the checkpoint that training resumes from: what was logged beyond
     it is taken back, because these steps come again. Without it a run begins anew, and rows of an
     earlier start are set aside. No failure of a disk, package or network raises: it is warned of
     once, and a tracker that failed is not used again; the run folder is tried every time.
@@ -297,7 +297,7 @@ class MetricsLogger:
             if tracker is not None and tracker is not self._folder:
                 self._trackers.remove(tracker)
                 fix += "; it is not used any more"
-            self._warn(what, f"logging to {what} failed: {error!r}{fix}; training goes on")
+            self._warn(what, f"logging to {what} failed: {error!r}{fix}; training continues")
 
     def _warn(self, about: str, text: str) -> None:
         if about not in self._warned:

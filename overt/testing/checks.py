@@ -200,8 +200,7 @@ def check_recipe(
     for name in (*(only or ()), *skip):
         if name not in CHECKS:
             raise ConfigError(
-                f"there is no check {name}{nearest(name, list(CHECKS))}; there are "
-                f"{', '.join(CHECKS)}"
+                f"unknown check {name}{nearest(name, list(CHECKS))}; there are {', '.join(CHECKS)}"
             )
     chosen = [name for name in CHECKS if only is None or name in only]
     config = recipe if isinstance(recipe, Config) and not options else configure(recipe, **options)

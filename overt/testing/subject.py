@@ -1,4 +1,4 @@
-"""What the checks share: the recipe's configuration in small, and the runs that several look at."""
+"""What the checks share: a small configuration, and the runs that several look at."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class Subject:
         return not self.purity.is_function_of_samples
 
     def named(self, name: str, **training: Any) -> Config:
-        """Return the small configuration of a run of its own."""
+        """Return the small configuration of a separate run."""
         return configure(self.small, exp_name=name, training=training)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""overt/checkpoint/random_state.py: every global generator goes on where it was."""
+"""overt/checkpoint/random_state.py: every global generator resumes where it was."""
 
 import random
 from typing import Any

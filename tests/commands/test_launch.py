@@ -69,7 +69,7 @@ def test_options_win_over_the_site(tmp_path: Path, capsys: pytest.CaptureFixture
         ([*CPU, "--time", "1", *TOY_RUN], "is not below the time limit"),
         ([*CPU, *TOY_RUN, "optimizer.lr=0.1,0.2"], "add -m"),
         ([*CPU, "-m", *TOY_RUN, "optimizer.lr=0.1,-1"], "optimizer.lr=-1"),
-        ([*CPU, "--stages", "nowhere.yaml"], "there is no such file of stages"),
+        ([*CPU, "--stages", "nowhere.yaml"], "no such file of stages"),
         ([*CPU, "--stages", "x", "-m"], "--stages takes KEY=VALUE"),
     ],
 )

@@ -212,7 +212,7 @@ def test_other_mistakes_are_refused(
     (tmp_path / "broken.gif").write_bytes(b"nonsense")
     cases = [
         ([str(tmp_path / "broken.gif"), "--recipe", "cotracker3_tiny"], "cannot be decoded"),
-        ([str(tmp_path / "nowhere"), "--recipe", "cotracker3_tiny"], "there is no such file"),
+        ([str(tmp_path / "nowhere"), "--recipe", "cotracker3_tiny"], "no such file"),
         ([video], "holds no configuration; add --recipe NAME"),
         ([video, "--recipe", "cotraker3_tiny"], "did you mean cotracker3_tiny?"),
         ([video, "--recipe", "cotracker3_offline"], "have another shape than in the model"),

@@ -107,7 +107,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"training": {"precision": "fp31"}}, r"training.precision=fp31 \(did you mean fp32"),
     ({"training": 5}, "training=5; give a dict of its keys"),
     ({"optimizer": "adammw"}, r"no such optimizer \(did you mean adamw"),
-    ({"schedule": {"final_valu": 1}}, "schedule.final_valu is no option here"),
+    ({"schedule": {"final_valu": 1}}, "schedule.final_valu is not an option here"),
     ({"settings": {"model": {"widht": 6}}}, r"no key model.widht \(did you mean model.width"),
     ({"settings": {"modle": {"width": 6}}}, r"settings.modle is not a section.*did you mean model"),
     ({"settings": ToySettings}, "filled in, or a dict"),
@@ -128,7 +128,7 @@ def test_mistakes_are_refused_in_the_words_of_the_command_line(
 def test_what_is_no_recipe_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"does not derive from overt\.Recipe"):
         overt.configure(dict, training=SHORT)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="recipe=toi: there is no such recipe"):
+    with pytest.raises(ConfigError, match="recipe=toi: no such recipe"):
         overt.configure("toi")
 
 

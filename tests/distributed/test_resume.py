@@ -82,7 +82,7 @@ def train_moco(folder: Path, *overrides: str) -> list[list[float]]:
 def test_tensors_that_loss_hands_on_resume_bit_for_bit(
     size: int, run_processes: RUNS, tmp_path: Path
 ) -> None:
-    """On three processes the engine runs `loss` once more before it resumes, for DDP's buckets."""
+    """On three processes the engine runs `loss` again before it resumes, for DDP's buckets."""
     settings = ["model.width=16", "training.batch_size=1", "training.accumulation_steps=2"]
     queues = run_processes(train_moco, size, tmp_path / "whole", *settings)
     assert all(queue == queues[0] for queue in queues)

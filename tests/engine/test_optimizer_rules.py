@@ -200,7 +200,7 @@ def test_rules_that_cannot_be_are_refused(rule: dict[str, Any], expected: str) -
         ),
         (["optimizer.rules=[{match: '(', _target_: torch.optim.SGD}]"], "not a regular expression"),
         (["optimizer.rules=[{_target_: torch.optim.SGD}]"], r"no value yet: optimizer\.rules"),
-        (["optimizer.rules=[{match: a, _target_: b, lrr: 1}]"], "there is no key .*lrr"),
+        (["optimizer.rules=[{match: a, _target_: b, lrr: 1}]"], "unknown key .*lrr"),
         (["optimizer=muon", "optimizer.rules.0.lr=-1"], r"rules\.0\.lr=-1.0; use a number above 0"),
         (["optimizer=muon", "optimizer.rules.0.weight_decay=-1"], "use 0 or more"),
         (

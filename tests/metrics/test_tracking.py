@@ -76,7 +76,7 @@ def test_no_visible_evaluated_point_is_nan_without_a_warning(recwarn: Any) -> No
 
 
 def test_an_unknown_query_mode_is_refused() -> None:
-    with pytest.raises(ValueError, match="'last'; allowed are 'first' and 'strided'"):
+    with pytest.raises(ValueError, match="'last'; allowed: 'first' and 'strided'"):
         tapvid_metrics(**video(), query_mode="last")  # type: ignore[arg-type]
 
 

@@ -135,7 +135,7 @@ def test_resume_from_a_named_checkpoint_goes_back_to_it(interrupted: Path, finis
     trainer = resume(interrupted, f"checkpoint.resume={interrupted}/checkpoints/step_00000003")
     assert trainer.state.step == 3
     trainer.train()
-    # The rows after step 3 were written once more, not twice.
+    # The rows after step 3 were written again, not twice.
     assert_same_end_but_for_names(interrupted, finished)
 
 

@@ -46,7 +46,7 @@ def _load(path: Path, images: str, labels: str | None) -> tuple[NDArray[Any], ND
     try:
         loaded = np.load(path, allow_pickle=False)
         if isinstance(loaded, np.ndarray):
-            raise DataError(f"{path}: holds one array; expected is an .npz with {images!r}.")
+            raise DataError(f"{path}: holds one array; expected an .npz with {images!r}.")
         with loaded as archive:
             for key in (images, labels):
                 if key is not None and key not in archive.files:
@@ -59,7 +59,7 @@ def _load(path: Path, images: str, labels: str | None) -> tuple[NDArray[Any], ND
             return archive[images], None if labels is None else archive[labels]
     except FileNotFoundError as error:
         raise DataError(
-            f"{path}: there is no such file. Expected is an .npz with images (n, H, W, 3) uint8 "
+            f"{path}: no such file. Expected: an .npz with images (n, H, W, 3) uint8 "
             f"and labels (n,), as by `np.savez(path, {images}=..., {labels or 'labels'}=...)`."
         ) from error
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
@@ -74,7 +74,7 @@ def _interleaved(path: Path, key: str, images: NDArray[Any]) -> NDArray[np.uint8
     shape = images.shape
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or 0 in shape:
         raise DataError(
-            f"{path}: {key} has shape {shape} and type {images.dtype}; expected is uint8 of shape "
+            f"{path}: {key} has shape {shape} and type {images.dtype}; expected uint8 of shape "
             "(n, H, W), (n, H, W, C) or (n, C, H, W), C 1, 3 or 4, and at least one image."
         )
     if images.ndim == 3:
@@ -83,7 +83,7 @@ def _interleaved(path: Path, key: str, images: NDArray[Any]) -> NDArray[np.uint8
         images = images.transpose(0, 2, 3, 1)
     if images.shape[3] not in (1, 3, 4):
         raise DataError(
-            f"{path}: {key} has shape {shape}; expected are 1, 3 or 4 channels in the last or the "
+            f"{path}: {key} has shape {shape}; expected 1, 3 or 4 channels in the last or the "
             "second place."
         )
     if images.shape[3] == 1:
@@ -99,7 +99,7 @@ def _check_labels(
     flat = labels.reshape(-1)
     if flat.dtype.kind not in "iu" or len(flat) != count or flat.min() < 0:
         raise DataError(
-            f"{path}: {key} has shape {labels.shape} and type {labels.dtype}; expected are {count} "
+            f"{path}: {key} has shape {labels.shape} and type {labels.dtype}; expected {count} "
             "whole numbers from 0 on, one for each image."
         )
     return flat.astype(np.int64)

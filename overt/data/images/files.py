@@ -165,6 +165,6 @@ def _some(names: Sequence[str], noun: str) -> str:
 
 def _layout(top: str) -> str:
     return (
-        f"Expected is {top}/CLASS/.../IMAGE with one folder for each class, images as "
+        f"Expected: {top}/CLASS/.../IMAGE with one folder for each class, images as "
         f"{', '.join(SUFFIXES)}; `overt data images {top}` makes a synthetic set."
     )

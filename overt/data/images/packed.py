@@ -92,7 +92,7 @@ class PackedImages:
 
 def _read_note(path: Path) -> dict[str, Any]:
     if not path.is_dir():
-        raise DataError(f"{path}: there is no such pack; `overt data pack ROOT {path}` makes one.")
+        raise DataError(f"{path}: no such pack; `overt data pack ROOT {path}` makes one.")
     try:
         note = json.loads((path / _NOTE).read_text())
         if note["format"] != _FORMAT:

@@ -109,7 +109,7 @@ MOST_CLASSES = len(SHAPES) * len(TEXTURES)
 def class_names(classes: int) -> list[str]:
     """Shapes times textures, as square as the number allows: neither alone tells the class."""
     if not 1 <= classes <= MOST_CLASSES:
-        raise DataError(f"{classes} classes of synthetic images; allowed are 1 to {MOST_CLASSES}")
+        raise DataError(f"{classes} classes of synthetic images; allowed: 1 to {MOST_CLASSES}")
     shapes = list(SHAPES)[: math.ceil(math.sqrt(classes))]
     pairs = [f"{shape}_{texture}" for texture in TEXTURES for shape in shapes]
     return pairs[:classes]

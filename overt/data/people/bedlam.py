@@ -20,7 +20,7 @@ def read_bedlam(path: str | Path) -> HumanData:
 
     file = Path(path)
     if not file.is_file():
-        raise DataError(f"{file}: there is no such annotation file")
+        raise DataError(f"{file}: no such annotation file")
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError) as error:

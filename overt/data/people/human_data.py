@@ -94,7 +94,7 @@ class HumanData:
         file = Path(path)
         if not file.is_file():
             raise DataError(
-                f"{file}: there is no such annotation file; set data.root to the folder that holds "
+                f"{file}: no such annotation file; set data.root to the folder that holds "
                 "the data sets, or the source's annotations to the file"
             )
         try:
@@ -190,7 +190,7 @@ def _header(path: Path, columns: dict[str, Array], single: Mapping[str, Any]) ->
         return Header(0, (), *words)
     if points.ndim != 3 or points.shape[2] not in (2, 3):
         raise DataError(
-            f"{path}: keypoints2d has shape {points.shape}; expected are x, y and confidence of "
+            f"{path}: keypoints2d has shape {points.shape}; expected x, y and confidence of "
             "each point of each person, (N, J, 3)"
         )
     if points.shape[2] == 2:  # without a confidence: certain
@@ -240,9 +240,7 @@ def _member(archive: zipfile.ZipFile, name: str, path: Path) -> Any:
 
 def _parameters(path: Path, group: str, value: Any) -> dict[str, Array]:
     if not isinstance(value, Mapping):
-        raise DataError(
-            f"{path}: {group} is a {type(value).__name__}, expected is a dict of arrays"
-        )
+        raise DataError(f"{path}: {group} is a {type(value).__name__}, expected a dict of arrays")
     columns = {}
     for name, shape in GROUPS[group].items():
         # Bodies are the neutral ones: where shapes are given for these too, they are taken.
@@ -253,7 +251,7 @@ def _parameters(path: Path, group: str, value: Any) -> dict[str, Array]:
                 columns[f"{group}/{name}"] = rows.reshape(len(rows), *shape)
             except ValueError:
                 raise DataError(
-                    f"{path}: {group}/{name} has shape {rows.shape}; expected is {('N', *shape)}"
+                    f"{path}: {group}/{name} has shape {rows.shape}; expected {('N', *shape)}"
                 ) from None
     return columns
 

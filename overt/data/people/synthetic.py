@@ -281,9 +281,9 @@ def write_people(
     `workers` processes help; the pictures are the same with any number of them.
     """
     if options.subset not in SUBSETS:
-        raise DataError(f"subset {options.subset!r}; allowed are {', '.join(SUBSETS)}")
+        raise DataError(f"subset {options.subset!r}; allowed: {', '.join(SUBSETS)}")
     if options.framing not in ("camera", "portrait"):
-        raise DataError(f"framing {options.framing!r}; allowed are camera and portrait")
+        raise DataError(f"framing {options.framing!r}; allowed: camera and portrait")
     images = root / "datasets" / name
     for folder in ("imgs", "masks", *(["depth"] if options.depth_maps else [])):
         (images / folder).mkdir(parents=True, exist_ok=True)

@@ -158,14 +158,14 @@ def read_list(path: Path) -> list[tuple[Path, str]]:
             "train.csv and test.csv, or name yours by data.train_list and data.test_list"
         ) from error
     if not rows:
-        raise DataError(f"the list of skulls {path} is empty; expected is a path in each row")
+        raise DataError(f"the list of skulls {path} is empty; expected a path in each row")
     found = []
     for number, row in enumerate(rows):
         skull = path.parent / row  # an absolute row stays as it is
         name = skull.name.removesuffix(".nrrd").removesuffix(f"{SUFFIX}.npy")
         if name == skull.name or skull.parent.name != "complete_skull":
             raise DataError(
-                f"{path}, row {number + 1}: {row!r}; expected is complete_skull/NNN.nrrd or "
+                f"{path}, row {number + 1}: {row!r}; expected complete_skull/NNN.nrrd or "
                 f"complete_skull/NNN{SUFFIX}.npy, with or without the folder before it"
             )
         found.append((skull.parent.parent, name))
@@ -189,7 +189,7 @@ def cloud_problem(path: Path, asked: int) -> str | None:
     except Exception as error:  # a damaged header stops numpy with almost any: SyntaxError, ...
         return f"{path}: no readable array ({type(error).__name__}: {error})"
     if cloud.ndim != 2 or cloud.shape[1] != 3 or not np.issubdtype(cloud.dtype, np.floating):
-        return f"{path}: {cloud.dtype} {cloud.shape}; expected are floats of shape (points, 3)"
+        return f"{path}: {cloud.dtype} {cloud.shape}; expected floats of shape (points, 3)"
     if len(cloud) < asked:
         return f"{path}: {len(cloud)} points; asked for are {asked}"
     return None

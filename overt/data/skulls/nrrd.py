@@ -54,7 +54,7 @@ def read_nrrd(path: Path) -> Volume:
     except (KeyError, ValueError) as error:
         raise DataError(f"{path}: its header lacks or misstates {error}") from error
     if len(shape) != 3:
-        raise DataError(f"{path}: a volume of shape {shape}; expected are three axes")
+        raise DataError(f"{path}: a volume of shape {shape}; expected three axes")
     if "data file" in fields or "datafile" in fields:
         raise DataError(f"{path}: its values lie in another file; write it as one .nrrd file")
     if encoding in ("gzip", "gz"):
@@ -63,7 +63,7 @@ def read_nrrd(path: Path) -> Volume:
         except (OSError, EOFError, zlib.error) as error:
             raise DataError(f"{path}: its values cannot be unpacked ({error})") from error
     elif encoding != "raw":
-        raise DataError(f"{path}: encoding {encoding}; allowed are raw and gzip")
+        raise DataError(f"{path}: encoding {encoding}; allowed: raw and gzip")
     expected = int(np.prod(shape)) * kind.itemsize
     if len(body) < expected:
         raise DataError(f"{path}: {len(body)} bytes of values, {expected} are due; it is cut off")
@@ -90,7 +90,7 @@ def _affine(fields: dict[str, str], path: Path) -> Matrix:
     space = fields.get("space", "left-posterior-superior").lower()
     if space not in _SPACES:
         raise DataError(
-            f"{path}: space {space}; allowed are {', '.join(_SPACES)}. Save it in one of these, "
+            f"{path}: space {space}; allowed: {', '.join(_SPACES)}. Save it in one of these, "
             "for example by 3D Slicer."
         )
     return np.asarray(_SPACES[space] @ affine)

@@ -1,7 +1,7 @@
 """Makes a folder of volumes ready for training: clouds beside them, and seeded lists of skulls.
 
 Files under their final name are whole, and whole files are left as they are: an interrupted
-preparation goes on where it stopped. Never imports torch.
+preparation resumes where it stopped. Never imports torch.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def prepare(
     skulls = sorted((root / "complete_skull").glob("*.nrrd"))
     if not skulls:
         raise DataError(
-            f"{root / 'complete_skull'} holds no volumes (*.nrrd); expected are complete_skull, "
+            f"{root / 'complete_skull'} holds no volumes (*.nrrd); expected complete_skull, "
             "defective_skull and implant as the data set is published"
         )
     work = partial(prepare_skull, dataset=dataset, points=points, seed=seed, force=force)
@@ -74,7 +74,7 @@ def _map(work: Callable[[Path], Prepared], skulls: list[Path], workers: int) -> 
 def prepare_skull(complete: Path, dataset: str, points: int, seed: int, force: bool) -> Prepared:
     """The clouds of one skull: complete, and for each defect the defective skull and its implant.
 
-    What is wrong with a volume is noted, and the others are made all the same.
+    What is wrong with a volume is noted, and the others are made.
     """
     root, name = complete.parent.parent, complete.name
     volumes = [complete] + [

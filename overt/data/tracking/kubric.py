@@ -38,7 +38,7 @@ def list_sequences(root: Path | str) -> list[Path]:
         f"`overt data kubric {root}` makes synthetic sequences in the same format."
     )
     if not root.is_dir():
-        raise DataError(f"data.root={root}: there is no such folder. {where}")
+        raise DataError(f"data.root={root}: no such folder. {where}")
     sequences = sorted(
         entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")
     )

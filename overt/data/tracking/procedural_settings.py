@@ -91,6 +91,6 @@ class ProceduralSettings:
             limits = getattr(self, name)
             if len(limits) != 2 or not 0 < limits[0] <= limits[1]:
                 raise ConfigError(
-                    f"{key}.{name}={list(limits)}; expected are two numbers above 0, the smaller "
+                    f"{key}.{name}={list(limits)}; expected two numbers above 0, the smaller "
                     "one first"
                 )

@@ -90,7 +90,7 @@ class TapVid:
                 f"{', '.join(FORMATS)}"
             )
         if query_mode not in QUERY_MODES:
-            raise ConfigError(f"query mode {query_mode}; allowed are {', '.join(QUERY_MODES)}")
+            raise ConfigError(f"query mode {query_mode}; allowed: {', '.join(QUERY_MODES)}")
         self.dataset = dataset
         self.query_mode = query_mode
         self.size = size  # (height, width), None: as stored
@@ -230,7 +230,7 @@ def _count_frames(value: Any, where: str) -> int:
     whole = isinstance(value, np.ndarray) and value.ndim == 4
     if whole and (value.shape[3] != 3 or value.dtype != np.uint8):
         raise DataError(
-            f"{where}: frames of shape {value.shape} and type {value.dtype}, expected is uint8 of "
+            f"{where}: frames of shape {value.shape} and type {value.dtype}, expected uint8 of "
             f"shape (frames, height, width, 3). {_MEND}"
         )
     files = isinstance(value, list | tuple | np.ndarray) and not whole
@@ -278,19 +278,19 @@ def _check_tracks(
     points, occluded = np.asarray(content["points"]), np.asarray(content["occluded"])
     if points.ndim != 3 or points.shape[1:] != (frames, 2) or points.dtype.kind not in "fiu":
         raise DataError(
-            f"{where}: points of shape {points.shape} and type {points.dtype}, expected are "
+            f"{where}: points of shape {points.shape} and type {points.dtype}, expected "
             f"numbers of shape (tracks, {frames}, 2) for its {frames} frames. {_MEND}"
         )
     if occluded.shape != points.shape[:2] or not np.isin(occluded, (0, 1)).all():
         raise DataError(
-            f"{where}: occluded of shape {occluded.shape} and type {occluded.dtype}, expected is "
+            f"{where}: occluded of shape {occluded.shape} and type {occluded.dtype}, expected "
             f"true or false for each of {points.shape[:2]} points. {_MEND}"
         )
     points, occluded = points.astype(np.float32), occluded.astype(np.bool_)
     seen = points[~occluded]
     if not np.isfinite(seen).all() or (np.abs(seen - 0.5) > 1).any():
         raise DataError(
-            f"{where}: visible points from {seen.min():g} to {seen.max():g}; expected are parts of "
+            f"{where}: visible points from {seen.min():g} to {seen.max():g}; expected parts of "
             f"width and height, from 0 to 1. {_MEND}"
         )
     return points, occluded

@@ -55,7 +55,7 @@ def read_video(path: Path | str) -> Video:
     """Read a folder of images, a GIF or WebP, a .npy or .npz array, or whatever PyAV decodes."""
     path = Path(path)
     if not path.exists():
-        raise DataError(f"{path}: there is no such file or folder")
+        raise DataError(f"{path}: no such file or folder")
     suffix = path.suffix.lower()
     if path.is_dir():
         video = Video(_read_folder(path), None)
@@ -94,7 +94,7 @@ def write_video(path: Path | str, frames: NDArray[np.uint8], fps: float) -> None
 def _read_folder(folder: Path) -> NDArray[np.uint8]:
     paths = [path for path in folder.iterdir() if path.suffix.lower() in (*IMAGES, ".webp")]
     if not paths:
-        raise DataError(f"{folder}: there are no images in it; expected are {', '.join(IMAGES)}")
+        raise DataError(f"{folder}: there are no images in it; expected {', '.join(IMAGES)}")
     frames = []
     for path in sorted(paths, key=_natural_order):
         try:
@@ -167,7 +167,7 @@ def _read_array(path: Path) -> NDArray[np.uint8]:
         content = content.transpose(0, 3, 1, 2)
     if content.ndim != 4 or content.shape[1] != 3 or content.dtype != np.uint8 or not len(content):
         raise DataError(
-            f"{path}: an array of shape {content.shape} and type {content.dtype}; expected is "
+            f"{path}: an array of shape {content.shape} and type {content.dtype}; expected "
             "uint8 of shape (frames, height, width, 3) or (frames, 3, height, width)"
         )
     return np.ascontiguousarray(content)

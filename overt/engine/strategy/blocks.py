@@ -52,7 +52,7 @@ def compile_in_place(
     """
     torch._functorch.config.activation_memory_budget = memory_budget
     torch._functorch.config.ban_recompute_materialized_backward = not recompute
-    # Training, evaluation and short last batches are variants of their own.
+    # Training, evaluation and short last batches are separate variants.
     torch._dynamo.config.recompile_limit = 64
     for module in modules:
         module.compile(backend=backend)

@@ -79,7 +79,7 @@ class GraphedPass:
         for parameter in self.parameters:
             parameter.grad = None
         gc.collect()
-        torch.cuda.empty_cache()  # the recording has memory of its own
+        torch.cuda.empty_cache()  # the recording has a separate memory pool
         # Only this thread is watched: the one that pins the loader's batches may go on.
         with torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode="thread_local"):
             output = map_tensors(self.run(held, held_counts), Tensor.detach)

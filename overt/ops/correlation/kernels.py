@@ -91,7 +91,7 @@ def _forward(
     cell_is_real = tl.arange(0, CELLS) < SIDE * SIDE
     for step in range(FRAMES):
         wanted = tl.program_id(1) * FRAMES + step
-        frame = tl.minimum(wanted, frames - 1)  # past the end: the last frame once more
+        frame = tl.minimum(wanted, frames - 1)  # past the end: the last frame again
         row = item * frames + frame
         first_row = map_rows + (sample_of_batch * levels + level) * frames + frame
         rows, fraction_x, fraction_y = _square(
@@ -150,7 +150,7 @@ def _backward(
     cell_is_real = tl.arange(0, CELLS) < SIDE * SIDE
     for step in range(FRAMES):
         wanted = tl.program_id(1) * FRAMES + step
-        frame = tl.minimum(wanted, frames - 1)  # past the end: the last frame once more
+        frame = tl.minimum(wanted, frames - 1)  # past the end: the last frame again
         row = item * frames + frame
         first_row = map_rows + (sample_of_batch * levels + level) * frames + frame
         rows, fraction_x, fraction_y = _square(

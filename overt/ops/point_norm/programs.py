@@ -182,7 +182,7 @@ def largest(
         better = (value > best) | (owner < 0)  # NaN is passed on, not hidden
         best = tl.where(better, value, best)
         owner = tl.where(better, pair, owner)
-    # A neighbourhood that was cut off has no value: NaN says so.
+    # A neighbourhood that was cut off has no value: it is NaN.
     best = tl.where(owner < 0, float("nan"), best)
     target = center * channels + channel
     tl.store(result + target, best.to(result.dtype.element_ty), mask=known)

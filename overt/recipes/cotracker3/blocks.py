@@ -245,7 +245,7 @@ class CrossBlock(nn.Module):
 
 
 # The parts of the transformer borrow their blocks: these stand in its own state dict, so here they
-# are kept in tuples, where nothing registers them once more.
+# are kept in tuples, where nothing registers them again.
 
 
 class Entry(nn.Module):

@@ -65,7 +65,7 @@ class ModelSettings:
         unknown = sorted(set(self.recompute) - set(RECOMPUTABLE))
         if unknown:
             raise ConfigError(
-                f"model.recompute={unknown}; allowed are any of {', '.join(RECOMPUTABLE)}"
+                f"model.recompute={unknown}; allowed: any of {', '.join(RECOMPUTABLE)}"
             )
         sizes = (
             "window_len", "stride", "corr_levels", "num_virtual_tracks", "latent_dim",

@@ -27,7 +27,7 @@ class CollapseError(StopError):
 
 
 class CollapseMonitor(nn.Module):
-    """Statistics of context, target and predictions, renewed every so many steps.
+    """Statistics of context, target and predictions, renewed every N steps.
 
     Between two looks the last numbers stand, so that a step costs nothing. A look adds up over all
     processes, so that all of them decide alike. It is a part of the model because a checkpoint must

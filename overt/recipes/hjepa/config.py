@@ -243,7 +243,7 @@ class ModelSettings:
             known = [f"vit_{name}_patch16_224" for name in ENCODERS]
             raise ConfigError(
                 f"model.encoder_type={self.encoder_type}{nearest(self.encoder_type, known)}; "
-                f"allowed are custom, {', '.join(known)} and other patch sizes of these"
+                f"allowed: custom, {', '.join(known)} and other patch sizes of these"
             )
         return match[1], match[2]
 
@@ -460,7 +460,7 @@ class LossSettings:
 
 @dataclass
 class CollapseSettings:
-    # look at the features every so many steps; null: never
+    # look at the features every N steps; null: never
     every_steps: int | None = MISSING
     # tokens looked at, of each process
     max_tokens: int = MISSING

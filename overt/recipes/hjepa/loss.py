@@ -37,7 +37,7 @@ def distance(
         case "huber":
             each = F.huber_loss(prediction, target, reduction="none", delta=delta)
         case _:
-            raise ValueError(f"kind={kind!r}; allowed are mse, smoothl1 and huber")
+            raise ValueError(f"kind={kind!r}; allowed: mse, smoothl1 and huber")
     return each.mean(-1)
 
 

@@ -136,7 +136,7 @@ class OnlineTracker:
         height, width = self.frame_size
         points_xy = torch.as_tensor(points_xy, dtype=torch.float32)
         if points_xy.ndim != 2 or points_xy.shape[1] != 2:
-            raise DataError(f"points of shape {tuple(points_xy.shape)}; expected is (points, 2)")
+            raise DataError(f"points of shape {tuple(points_xy.shape)}; expected (points, 2)")
         if not self.observed:
             raise DataError("points were added before the first frame; show a frame first")
         last = torch.tensor([width - 1, height - 1]).to(points_xy)

@@ -25,7 +25,7 @@ def load_resnet(backbone: Backbone, path: Path | str) -> None:
     """Fill the stages of the encoder from `model.backbone_weights`; every one of them, or none."""
     if not Path(path).is_file():
         raise CheckpointError(
-            f"model.backbone_weights={path}: there is no such file. It is torchvision's "
+            f"model.backbone_weights={path}: no such file. It is torchvision's "
             "resnet18-f37072fd.pth; null starts from random weights."
         )
     found = read_weights(path, "model.backbone_weights")
@@ -45,7 +45,7 @@ def load_resnet(backbone: Backbone, path: Path | str) -> None:
         raise CheckpointError(
             f"model.backbone_weights={path} does not fit: {len(missing)} keys missing, "
             f"{len(extra)} too many, {len(wrong)} of another shape, such as "
-            f"{(missing + extra + sorted(wrong))[0]}. Expected is torchvision's ResNet-18, and "
+            f"{(missing + extra + sorted(wrong))[0]}. Expected: torchvision's ResNet-18, and "
             "model.backbone_width=64."
         )
     backbone.load_state_dict(taken, strict=False)

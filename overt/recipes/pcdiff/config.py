@@ -262,7 +262,7 @@ class Settings:
         steps, total = self.evaluation.steps, self.model.diffusion.steps
         if not 2 <= steps <= total:
             raise ConfigError(
-                f"evaluation.steps={steps}; allowed are 2 to model.diffusion.steps={total}"
+                f"evaluation.steps={steps}; allowed: 2 to model.diffusion.steps={total}"
             )
         if self.evaluation.loss_times > total:
             raise ConfigError(

@@ -89,8 +89,7 @@ def read_settings(site: Path | None, options: Mapping[str, Any]) -> SlurmSetting
         except ConfigKeyError as error:
             key, known = str(error.full_key), list(SlurmSettings.__dataclass_fields__)
             raise ConfigError(
-                f"{source}: there is no key {key}{nearest(key, known)}; use one of "
-                f"{', '.join(known)}"
+                f"{source}: unknown key {key}{nearest(key, known)}; use one of {', '.join(known)}"
             ) from error
         except OmegaConfBaseException as error:
             reason = str(error).splitlines()[0]
@@ -100,5 +99,5 @@ def read_settings(site: Path | None, options: Mapping[str, Any]) -> SlurmSetting
 
 def _read(site: Path) -> Any:
     if not site.is_file():
-        raise ConfigError(f"--site {site}: there is no such file")
+        raise ConfigError(f"--site {site}: no such file")
     return read_yaml(site)

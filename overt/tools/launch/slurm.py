@@ -75,8 +75,8 @@ def submit(job: Job, after: Sequence[str] = ()) -> str:
         )
     except FileNotFoundError:
         raise LaunchError(
-            f"there is no sbatch here; submit {job.script} on a machine of the cluster, or look at "
-            "it with --print"
+            f"sbatch is not installed here; submit {job.script} on a machine of the cluster, or "
+            "show it with --print"
         ) from None
     if done.returncode:
         raise LaunchError(f"sbatch refused {job.script}: {done.stderr.strip()}")

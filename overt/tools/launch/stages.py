@@ -83,7 +83,7 @@ def read_stages(
 
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise ConfigError(f"{path}: there is no such file of stages")
+        raise ConfigError(f"{path}: no such file of stages")
     try:
         content = OmegaConf.to_container(read_yaml(path), resolve=True)
     except ConfigError:
@@ -183,7 +183,7 @@ def _known(path: Path, where: str, entry: Mapping[Any, Any], keys: Sequence[str]
     for key in entry:
         if key not in keys:
             raise ConfigError(
-                f"{path}: {where}there is no key {key}{nearest(str(key), list(keys))}; use one of "
+                f"{path}: {where}unknown key {key}{nearest(str(key), list(keys))}; use one of "
                 f"{', '.join(keys)}"
             )
 
@@ -192,7 +192,7 @@ def plan(stages: Sequence[Stage]) -> list[StageCommand]:
     """The stages as commands with dependencies: what a launcher of jobs submits, in order.
 
     A command names the checkpoints of earlier stages by links that these stages make, so that all
-    can be submitted at once. A command of a stage that is done, or was interrupted, goes on.
+    can be submitted at once. A command of a stage that is done, or was interrupted, resumes.
     """
     return [
         StageCommand(stage.name, stage.words, stage.nodes, stage.gpus, stage.after)

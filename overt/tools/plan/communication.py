@@ -60,7 +60,7 @@ def latency_seconds(devices: int, network: Network) -> float:
 def ddp_traffic(
     gradient_bytes: int, step_seconds: float, devices: int, network: Network
 ) -> Traffic:
-    """Gradients are added up bucket by bucket while the backward pass goes on.
+    """Gradients are added up bucket by bucket while the backward pass runs.
 
     Two thirds of a step are backward. The last bucket is full only when that has ended.
     """

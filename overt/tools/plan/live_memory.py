@@ -32,7 +32,7 @@ ACTIVATIONS = "activations"
 
 
 def rounded(count: int) -> int:
-    """Bytes that the allocator hands out for so many."""
+    """Bytes that the allocator hands out for this many."""
     return -(-count // BLOCK) * BLOCK
 
 

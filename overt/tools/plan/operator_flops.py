@@ -65,7 +65,7 @@ def _correlate(
     batch, points, levels, frames, _ = centres.shape
     products = (2 * radius + 2) ** 2 * (2 * radius + 1) ** 2
     forward = 2 * batch * points * levels * frames * products * cells.shape[-1]
-    return 3 * forward  # the backward pass is launched without an operator of its own
+    return 3 * forward  # the backward pass is launched without a separate operator
 
 
 FORMULAS: dict[str, Callable[..., int]] = {

@@ -38,7 +38,7 @@ CARDS = {24: 23.5, 40: 39.4, 80: 79.1, 141: 139.8}  # GB in the name: GiB that C
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked besides the configuration."""
+    """The request besides the configuration."""
 
     devices: tuple[int, ...]
     gpu: str

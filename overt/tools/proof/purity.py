@@ -30,7 +30,7 @@ from overt.engine.precision import AUTOCAST
 from overt.nested import map_tensors, tensors_in
 from overt.recipe import Recipe, StepOutput
 
-# Statistics that a forward pass moves by design; the engine puts them back after a call of its own.
+# Statistics that a forward pass moves by design; the engine puts them back after its own call.
 STATISTICS = (_NormBase, _SpectralNorm)
 STEPS = (0, 1)
 PLAIN = (str, bytes, int, float, complex, bool, type(None))
@@ -104,7 +104,7 @@ class Calls:
 
     @classmethod
     def of(cls, config: Config, world: World) -> Calls:
-        """Build a recipe of its own, and what a step needs."""
+        """Build a separate recipe, and what a step needs."""
         recipe = build_recipe(config)
         parts = build(config, recipe, world)
         first = parts.loader.first_step()
@@ -139,7 +139,7 @@ class Calls:
 
     @torch.no_grad()
     def restore_buffers(self) -> None:
-        """Undo what norms have seen, as the engine does after a call of its own."""
+        """Undo what norms have seen, as the engine does after its own call."""
         for name, value in self.model.named_buffers():
             value.copy_(self.buffers[name])
 
@@ -265,7 +265,7 @@ def fingerprints(value: Any, name: str, seen: set[int] | None = None) -> Iterato
 
 
 def _attributes(value: object) -> dict[str, Any]:
-    """Return the attributes of an object; what a cached property keeps is no state."""
+    """Return the attributes of an object; what a cached property keeps is not state."""
     own = dict(getattr(value, "__dict__", {}))
     for kind in type(value).__mro__:
         slots: str | Sequence[str] = getattr(kind, "__slots__", ())

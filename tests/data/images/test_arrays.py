@@ -49,10 +49,10 @@ def test_other_keys_and_no_labels(tmp_path):
     [
         ({"image": COLOUR, "labels": LABELS}, r"no array 'images' \(did you mean image\?\)"),
         ({"images": COLOUR}, "no array 'labels'"),
-        ({"images": COLOUR / 255, "labels": LABELS}, "expected is uint8"),
+        ({"images": COLOUR / 255, "labels": LABELS}, "expected uint8"),
         ({"images": COLOUR[:0], "labels": LABELS[:0]}, "at least one image"),
         ({"images": COLOUR[:, :, :2, :2], "labels": LABELS}, "1, 3 or 4 channels"),
-        ({"images": COLOUR, "labels": LABELS[:3]}, "expected are 4 whole numbers"),
+        ({"images": COLOUR, "labels": LABELS[:3]}, "expected 4 whole numbers"),
         ({"images": COLOUR, "labels": LABELS / 2}, "whole numbers"),
         ({"images": COLOUR, "labels": LABELS - 1}, "from 0 on"),
         ({"images": np.array([{}]), "labels": LABELS}, "plain arrays"),

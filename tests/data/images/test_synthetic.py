@@ -50,7 +50,7 @@ def test_classes_are_distinct_and_no_shape_or_texture_tells_alone(classes):
 
 @pytest.mark.parametrize("classes", [0, MOST_CLASSES + 1])
 def test_impossible_numbers_of_classes(classes):
-    with pytest.raises(DataError, match="allowed are 1 to 36"):
+    with pytest.raises(DataError, match="allowed: 1 to 36"):
         class_names(classes)
 
 

@@ -121,7 +121,7 @@ def test_subsets_keep_their_distortion() -> None:
 
 
 def test_an_unknown_subset_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="allowed are all, p3, p5, far"):
+    with pytest.raises(DataError, match="allowed: all, p3, p5, far"):
         write_people(tmp_path, "x", 1, PeopleOptions(subset="p9"))
-    with pytest.raises(DataError, match="allowed are camera and portrait"):
+    with pytest.raises(DataError, match="allowed: camera and portrait"):
         write_people(tmp_path, "x", 1, PeopleOptions(framing="wide"))

@@ -69,7 +69,7 @@ def test_clouds_of_the_wrong_size_and_shape_are_all_named_at_once(tmp_path: Path
     text = str(error.value)
     assert "3 clouds cannot be used" in text
     assert "3 points; asked for are 10" in text
-    assert "(50, 2); expected are floats of shape (points, 3)" in text
+    assert "(50, 2); expected floats of shape (points, 3)" in text
     assert "no readable array" in text
 
 
@@ -77,7 +77,7 @@ def test_clouds_of_the_wrong_size_and_shape_are_all_named_at_once(tmp_path: Path
     ("content", "message"),
     [
         ("", "is empty"),
-        ("skulls/000.nrrd\n", "row 1: 'skulls/000.nrrd'; expected is complete_skull"),
+        ("skulls/000.nrrd\n", "row 1: 'skulls/000.nrrd'; expected complete_skull"),
         ("complete_skull/000.nrrd\ncomplete_skull/001.npy\n", "row 2"),
     ],
 )

@@ -40,10 +40,10 @@ def test_other_types_byte_orders_and_spacings_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("header", "body", "message"),
     [
-        ("type: uint8\nsizes: 2 2\nencoding: raw", b"1234", r"shape \(2, 2\); expected are three"),
+        ("type: uint8\nsizes: 2 2\nencoding: raw", b"1234", r"shape \(2, 2\); expected three"),
         ("type: uint8\nsizes: 2 2 2\nencoding: raw", b"1234", "4 bytes of values, 8 are due"),
         ("type: uint8\nsizes: 2 2 2\nencoding: gzip", b"1234", "cannot be unpacked"),
-        ("type: uint8\nsizes: 2 2 2\nencoding: hex", b"1234", "allowed are raw and gzip"),
+        ("type: uint8\nsizes: 2 2 2\nencoding: hex", b"1234", "allowed: raw and gzip"),
         ("type: block\nsizes: 2 2 2\nencoding: raw", b"1234", "lacks or misstates 'block'"),
         ("sizes: 2 2 2\nencoding: raw", b"1234", "lacks or misstates 'type'"),
         ("type: uint8\nsizes: 2 2 2\nencoding: raw\ndata file: x.raw", b"", "in another file"),
@@ -93,5 +93,5 @@ def test_a_file_in_ras_is_the_same_patient(tmp_path: Path) -> None:
 
 def test_other_spaces_are_refused(tmp_path: Path) -> None:
     header = "type: uint8\nsizes: 1 1 1\nencoding: raw\nspace: scanner-xyz"
-    with pytest.raises(DataError, match="space scanner-xyz; allowed are left-posterior-superior"):
+    with pytest.raises(DataError, match="space scanner-xyz; allowed: left-posterior-superior"):
         nrrd.read_nrrd(write_raw(tmp_path / "x.nrrd", header, b"1"))

@@ -198,5 +198,5 @@ def test_track_file_missing_or_of_another_kind(sequence):
     with pytest.raises(DataError, match="holds a set, expected a dict"):
         read_tracks(sequence)
     (sequence / "0007.npy").unlink()
-    with pytest.raises(DataError, match=r"0007\.npy: there is no such file"):
+    with pytest.raises(DataError, match=r"0007\.npy: no such file"):
         read_tracks(sequence)

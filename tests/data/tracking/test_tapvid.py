@@ -206,7 +206,7 @@ def test_resize_leaves_the_right_size_alone():
 def test_unknown_names(tmp_path):
     with pytest.raises(ConfigError, match="did you mean kinetics"):
         TapVid(tmp_path, "kinetic")
-    with pytest.raises(ConfigError, match="query mode last; allowed are first, strided"):
+    with pytest.raises(ConfigError, match="query mode last; allowed: first, strided"):
         TapVid(tmp_path, "davis", "last")
 
 
@@ -253,7 +253,7 @@ def test_cut_off_file(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"video": np.zeros((6, 20, 30, 3), np.float32)}, "type float32, expected is uint8"),
+        ({"video": np.zeros((6, 20, 30, 3), np.float32)}, "type float32, expected uint8"),
         ({"video": np.zeros((6, 20, 30, 4), np.uint8)}, r"shape \(6, 20, 30, 4\)"),
         ({"video": []}, "no frames"),
         ({"video": None}, "no frames"),

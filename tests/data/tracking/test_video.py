@@ -122,12 +122,12 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, frames: NDArray[np.uint8]) 
     (tmp_path / "bad" / "1.png").write_bytes(b"no image")
     image(tmp_path / "single.png", 8, 6)
     cases = {
-        "nowhere.gif": "there is no such file",
+        "nowhere.gif": "no such file",
         "broken.gif": "cannot be decoded",
         "broken.npy": "not a readable array",
         "broken.npz": "not a readable array",
         "objects.npy": "not a readable array",
-        "floats.npy": "type float64; expected is uint8",
+        "floats.npy": "type float64; expected uint8",
         "none.npy": r"shape \(0, 3, 21, 33\)",
         "thin.npy": "at least 2 x 2",
         "two.npz": "it holds a, b; name the array `video`",

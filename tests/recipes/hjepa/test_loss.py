@@ -39,7 +39,7 @@ def test_normalized_distances_see_directions_only() -> None:
     one, other = torch.randn(2, 5, 6)
     near = distance(one, other, "mse", normalize=True)
     torch.testing.assert_close(near, distance(3 * one, 0.1 * other, "mse", normalize=True))
-    with pytest.raises(ValueError, match="allowed are mse, smoothl1 and huber"):
+    with pytest.raises(ValueError, match="allowed: mse, smoothl1 and huber"):
         distance(one, other, "l3")
 
 

@@ -111,7 +111,7 @@ def test_mistakes_are_said() -> None:
     tracker.observe(make_video()[0])
     with pytest.raises(DataError, match=r"point 1 at \(70, 3\) lies outside the frame of 52 x 40"):
         tracker.add(torch.tensor([[1.0, 1.0], [70.0, 3.0]]))
-    with pytest.raises(DataError, match=r"expected is \(points, 2\)"):
+    with pytest.raises(DataError, match=r"expected \(points, 2\)"):
         tracker.add(torch.zeros(3))
     with pytest.raises(DataError, match="no point 5 to remove"):
         tracker.remove([5])
