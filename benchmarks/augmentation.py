@@ -5,7 +5,7 @@
     python benchmarks/augmentation.py lbm training.cuda_graph=true --frames 48 --count 4
     python benchmarks/augmentation.py cotracker3_tiny --device cpu --frames 8 --size 64 64
 
-A point tracker's training from files: the engine's steps, fed by so many loader processes. Before
+A point tracker's training from files: the engine's steps, fed by N loader processes. Before
 that, what one clip takes of a core and of the device. Sequences are synthetic, folders of PNGs or
 packed by a storage of `overt data pack`, and in the system's cache; all clips have one length.
 """

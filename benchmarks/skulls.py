@@ -99,7 +99,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def start_data(options: argparse.Namespace, config: Config) -> list[subprocess.Popen[bytes]]:
-    """Make skulls, and the clouds of real ones, in processes of their own."""
+    """Make skulls, and the clouds of real ones, in separate processes."""
     synthetic = config.settings.data.synthetic
     overt = [sys.executable, "-m", "overt", "data"]
     sizes = [f"--{key}={getattr(synthetic, key)}" for key in ("side", "points", "seed")]

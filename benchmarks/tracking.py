@@ -4,7 +4,7 @@
     python benchmarks/tracking.py cotracker3_tiny --device cpu      anywhere, to try the script
 
 The predictor encodes a video once and runs the queries in batches, as it is and compiled (`overt
-evaluate --compile`); against it the same queries one after the other, the video encoded anew for
+evaluate --compile`); against it the same queries one after the other, the video encoded again for
 each, as one writes it first. All take turns.
 """
 

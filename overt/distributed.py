@@ -312,7 +312,7 @@ def is_lost_peer(error: BaseException) -> bool:
 def open_store(name: str) -> Store | None:
     """Keys and values that all processes see, outside of collectives; None for one process.
 
-    A connection of its own, so that a thread may wait in it. Every process opens the same ones in
+    A separate connection, so that a thread may wait in it. Every process opens the same ones in
     the same order: each is empty at first.
     """
     if not dist.is_initialized():

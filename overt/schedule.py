@@ -19,7 +19,7 @@ from overt.errors import ConfigError, nearest
 class _WarmedUp:
     """Linear warm-up to the base value, then whatever `_after_warmup` says.
 
-    The dataclasses below declare the fields, each in the order of its own signature.
+    The dataclasses below declare the fields, each in the order of its signature.
     """
 
     base_value: float
@@ -318,7 +318,7 @@ def build_schedule(
     the base value by its own `base_factor`. `further` options are allowed, but read elsewhere.
 
     A class of another package is a dataclass with the fields base_value, epochs and
-    steps_per_epoch, and options of its own; called with a step it returns the value.
+    steps_per_epoch, and further options; called with a step it returns the value.
     """
     if not isinstance(section, Mapping):
         raise ConfigError(f"{where}={section!r}; give a section with `_target_`")

@@ -3,7 +3,7 @@
     python examples/jepa/digits.py
 
 Three runs on scikit-learn's 1,797 digits, minutes each on two CPU cores. Labels are used for k-NN
-on the held-out third only. The loss is no judge: the control has the lowest. Settings are those of
+on the held-out third only. The loss cannot judge: the control has the lowest. Settings are those of
 hjepa_digits; words such as training.num_steps=600 change all three.
 """
 

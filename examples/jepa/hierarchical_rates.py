@@ -2,7 +2,7 @@
 
     python examples/jepa/hierarchical_rates.py training.num_steps=40
 
-The recipe puts the layers of each level into groups of their own; a HierarchicalScheduler gives
+The recipe puts the layers of each level into separate groups; a HierarchicalScheduler gives
 each level its schedule. Level 0 is also everything that all levels share.
 """
 
@@ -31,7 +31,7 @@ LEVELS = [
 def main(words: Sequence[str]) -> dict[int, float]:
     """Train with three rates; the rate of each level in the first step."""
     by_hand()
-    # Without a layer of its own a level has nothing to set a rate for: model.projection.
+    # Without a separate layer a level has nothing to set a rate for: model.projection.
     own = ["recipe=hjepa_tiny", "exp_name=jepa_rates", "model.projection=predictions"]
     config = load([*own, *LEVELS, *words])
     from overt import Trainer, init_distributed

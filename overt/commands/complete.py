@@ -170,7 +170,7 @@ def read_skull(options: argparse.Namespace, config: Config) -> Skull:
     asked = getattr(config.settings.data, "num_known_points", 1)
     if path.suffix.lower() == ".npy" and options.spacing is None:
         if not path.is_file():
-            raise DataError(f"there is no skull at {path}; check the path")
+            raise DataError(f"no skull at {path}; check the path")
         return Skull(None, "a cloud of points", load_cloud(path, asked), None)
     volume, how = read_bone(options)
     frame = cloud_frame(volume, getattr(config.settings.data, "axes", None) or "LPS")

@@ -187,7 +187,7 @@ class SeedRecipe(HJEPARecipe):
         super().__init__(settings)
         self.given_model, self.loss_fn = model, loss_fn
         training, held_out = images
-        if training is not None:  # what is scored without a set of its own are these
+        if training is not None:  # without a separate set, these are scored
             readable = ReadableImages(training)
             self.__dict__["sets"] = (
                 readable,

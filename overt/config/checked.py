@@ -135,7 +135,7 @@ def _schedule_targets(schedule: Any, weight_decay: Any) -> dict[str, str]:
             nodes |= {f"{key}.levels[{number}]": level for number, level in enumerate(levels)}
         for name, node in nodes.items():
             target = node.get("_target_") if isinstance(node, Mapping) else None
-            # One that is no text is refused by the schedule itself.
+            # One that is not text is refused by the schedule itself.
             if isinstance(target, str):
                 targets[f"{name}._target_"] = target
     return targets

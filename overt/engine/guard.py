@@ -21,7 +21,7 @@ def poison_if_nonfinite(total: Tensor) -> Tensor:
     """Return the loss, or NaN throughout its gradient where the loss is non-finite.
 
     NaN survives the sum over ranks, so that all see it in the gradient norm and decide alike, with
-    no communication of its own.
+    no communication.
     """
     value = total.detach()
     if value.device.type == "cpu":  # reading costs nothing there

@@ -44,7 +44,7 @@ class Patience:
         return score < best if self.mode == "min" else score > best
 
     def continues(self) -> bool:
-        """Return whether a run that patience has ended goes on: with more patience, or none."""
+        """Return whether a run that patience has ended continues: with more patience, or none."""
         if not self.ended or (self.limit is not None and self.waited >= self.limit):
             return False
         self.ended = False

@@ -40,7 +40,7 @@ class Cadence:
         self.every |= training.evaluate_sets
 
     def due(self, is_due: Callable[[int | None], bool]) -> list[str]:
-        """Return the sets to score now; `is_due` tells whether so many steps are."""
+        """Return the sets to score now; `is_due` tells whether that many steps are."""
         return [name for name, every in self.every.items() if is_due(every)]
 
     def set_of(self, score: str) -> str:

@@ -111,7 +111,7 @@ def refuse_step_beyond(step: int, total_steps: int, section: CheckpointSection) 
     if step > total_steps and not section.accept_changes:
         raise CheckpointError(
             f"state.json: step={step} is beyond the last step, {total_steps}. If the run was made "
-            "shorter, say so: 'checkpoint.accept_changes=[training.num_steps]'"
+            "shorter, confirm it: 'checkpoint.accept_changes=[training.num_steps]'"
         )
 
 

@@ -27,7 +27,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def read_text(path: Path) -> str:
-    """Return a text file, refused where it is no text or far too large to be a configuration."""
+    """Return a text file, refused where it is not text or far too large to be a configuration."""
     try:
         with path.open("rb") as file:
             content = file.read(LARGEST_FILE + 1)

@@ -20,7 +20,7 @@ from overt.files.atomic import new_file
 from overt.geometry.smpl_pickle import Entries, entries_of, read_smpl_pickle
 
 WITH_NORMALS, PLAIN = "mtx", "matrix"  # keys of the published files
-MOST_ENTRIES = 64  # of a row: a mean of more vertices than that is no transfer of a surface
+MOST_ENTRIES = 64  # of a row: a mean of more vertices than that is not a transfer of a surface
 MOST_VERTICES = 10**6  # a file of a few bytes can claim any size
 MAKE = "overt data body-transfer smplx2smpl_deftrafo_setup.pkl OUT.npz"
 
@@ -99,8 +99,8 @@ def _read(path: Path, title: str) -> Entries:
                 # A damaged entry stops with almost any exception: KeyError, TypeError, ...
                 except Exception as error:
                     raise DataError(
-                        f"{title}: {name} is no readable matrix ({type(error).__name__}: {error}); "
-                        "get the file again"
+                        f"{title}: {name} is not a readable matrix ({type(error).__name__}: "
+                        f"{error}); get the file again"
                     ) from error
                 return _without_normals(entries) if name == WITH_NORMALS else entries
         names = ", ".join(map(str, content))

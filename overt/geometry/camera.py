@@ -63,7 +63,7 @@ def fit_camera(
 ) -> CameraStart:
     """Focal length and translation in x and y in closed form, by three rounds of fixed points.
 
-    The depth of the joints stands in the denominator of the first formula as in the published
+    The depth of the joints is in the denominator of the first formula as in the published
     code, where it is small beside the pixels. Samples without a good keypoint keep the start.
     """
     height, width = image_size

@@ -32,7 +32,7 @@ def finish(
 ) -> Finished:
     """Return the largest part of an implant without holes, at a distance from the skull.
 
-    Every treatment is counted, so that nobody prints what was mostly repaired.
+    Every treatment is counted, so that a mostly repaired implant is noticed before it is printed.
     """
     try:
         from scipy.ndimage import binary_fill_holes, binary_opening, label

@@ -157,7 +157,7 @@ def solid_of_mesh(vertices: Points, faces: Faces, shape: tuple[int, ...]) -> Mas
     """Return the voxels whose centers a closed surface, in voxels, goes around.
 
     Along each column of voxels the faces that are crossed are counted, those that look up as 1 and
-    those that look down as -1: surfaces that overlap are no trouble.
+    those that look down as -1: overlapping surfaces are fine.
     """
     # Columns never meet an edge or a vertex exactly.
     shifted = vertices + np.array([1.7e-7, 2.9e-7, 1.1e-7])

@@ -102,7 +102,7 @@ def ignore_until(closing: Event) -> None:
 class Preemption:
     """Says, at points that every process comes by in the same order, whether to stop there.
 
-    A process that was told to stop says so in the store and waits where it is. A thread of each
+    A process that was told to stop records it in the store and waits where it is. A thread of each
     process sees that, keeps its process from passing another point, and says which point it can
     still stop at. The latest of these is where all stop; none has passed it.
     """

@@ -19,7 +19,7 @@ from overt.metrics.probes import LINEAR, ProbeSettings
 RATES = (0.01, 0.03, 0.1, 0.3, 1.0)
 DECAYS = (0.0, 1e-4, 1e-3, 1e-2)
 MOMENTUM = 0.9
-HELD_OUT = 10  # every so many samples, one chooses among the heads
+HELD_OUT = 10  # one of this many samples chooses among the heads
 
 
 def linear_sweep_accuracy(
@@ -38,7 +38,7 @@ def linear_sweep_accuracy(
     if len(train_labels) < 2 or train_labels.min() < 0:
         raise DataError(
             "a probe needs labeled images, and these have no classes; put each class into a "
-            "folder of its own, or leave the probe out"
+            "separate folder, or skip the probe"
         )
     if not (train_features.isfinite().all() and test_features.isfinite().all()):
         return {"top1": math.nan, "lr": math.nan, "weight_decay": math.nan}

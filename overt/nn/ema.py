@@ -17,7 +17,7 @@ def update_ema(
     """average <- momentum x average + (1 - momentum) x source, over all parameters.
 
     `applied` (0 or 1, a scalar on the device) leaves the average as it is where the optimizer's
-    update was skipped. Buffers are copied: norm statistics and counters are no averages. Of
+    update was skipped. Buffers are copied: norm statistics and counters are not averaged. Of
     sharded parameters each process moves its own share.
     """
     targets = [_own_share(parameter) for parameter in average.parameters()]

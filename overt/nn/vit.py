@@ -154,7 +154,7 @@ class VisionTransformer(nn.Module):
         """All tokens, (B, 1 + N, D).
 
         With `hidden` (B, N) bool these patches are zero; with `keep` (B, K) only these patches
-        enter the blocks, and the result is (B, 1 + K, D). Without a class token there is no 1.
+        enter the blocks, and the result is (B, 1 + K, D). Without a class token, (B, K, D).
         """
         return self.last_tokens(images, 1, hidden, keep)[0]
 

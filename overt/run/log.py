@@ -43,8 +43,8 @@ class MetricsLogger:
     """Writes to `log_dir`; on all processes but the main one every method does nothing.
 
     `resume_step` is the step of the checkpoint that training resumes from: what was logged beyond
-    it is taken back, because these steps come again. Without it a run begins anew, and rows of an
-    earlier start are set aside. No failure of a disk, package or network raises: it is warned of
+    it is taken back, because these steps come again. Without it a run starts from scratch,
+    and rows of an earlier start are set aside. No failure of a disk, package or network raises: it is warned of
     once, and a tracker that failed is not used again; the run folder is tried every time.
     """
 
@@ -143,7 +143,7 @@ class MetricsLogger:
             self._sums[name] = (total + value, count + 1)
 
     def log_accumulated_metrics(self, step: int | None = None, prefix: str = "") -> None:
-        """Log the mean of what was accumulated since the last time, and begin anew."""
+        """Log the mean of what was accumulated since the last time, and reset."""
         means = {name: total / count for name, (total, count) in self._sums.items()}
         self._sums = {}
         self.log_metrics(means, step, prefix)
@@ -228,7 +228,7 @@ class MetricsLogger:
         return {f"system/{name}": value for name, value in numbers.items()}
 
     def log_event(self, kind: str, **fields: Any) -> None:
-        """Write down that something happened (a restart, a skipped step) in events.jsonl."""
+        """Record that something happened (a restart, a skipped step) in events.jsonl."""
         if not self._active:
             return
         with self._never_stop("events.jsonl"):
@@ -331,7 +331,9 @@ def as_pixels(image: Any) -> Pixels:
     if array.ndim == 3 and array.shape[0] in (1, 3, 4):  # channels first, where both could be
         array = array.transpose(1, 2, 0)
     if array.ndim != 3 or array.shape[2] not in (1, 3, 4):
-        raise ValueError(f"shape {array.shape} is no picture; give (C, H, W), (H, W, C) or (H, W)")
+        raise ValueError(
+            f"shape {array.shape} is not a picture; give (C, H, W), (H, W, C) or (H, W)"
+        )
     if array.dtype == bool or np.issubdtype(array.dtype, np.floating):
         array = np.round(np.nan_to_num(array.astype(np.float32)).clip(0, 1) * 255)
     pixels = array.clip(0, 255).astype(np.uint8)

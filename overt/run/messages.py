@@ -12,7 +12,7 @@ from overt.run.events import LostPeer, NonFiniteWeights, SkippedStep, StopReques
 
 @dataclass(frozen=True)
 class Introduction:
-    """What is said when a run starts: the sums that users ask about."""
+    """The introduction of a run: the sums that users ask about."""
 
     config: Config
     plan: BatchPlan
@@ -91,9 +91,7 @@ def stopped_by_nonfinite(event: SkippedStep, in_a_row: int) -> str:
 def nonfinite_weights(event: NonFiniteWeights, newest: Path | None) -> str:
     names = ", ".join(event.tensors[:5]) + (" ..." if len(event.tensors) > 5 else "")
     kept = (
-        "there is no checkpoint yet"
-        if newest is None
-        else f"the newest good checkpoint is {newest}"
+        "no checkpoint exists yet" if newest is None else f"the newest good checkpoint is {newest}"
     )
     return (
         f"at step {event.step} the weights hold NaN or Inf ({len(event.tensors)} tensor(s): "

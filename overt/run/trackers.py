@@ -59,7 +59,7 @@ class Start(NamedTuple):
     experiment_name: str
     log_dir: Path  # the run folder: a place to keep a run's id for the next session
     config: dict[str, Any]
-    resume_step: int | None  # steps beyond it come again; None: the run begins anew
+    resume_step: int | None  # steps beyond it come again; None: the run starts from scratch
 
 
 TrackerMaker = Callable[[Start], Tracker]
@@ -135,7 +135,7 @@ class RunFolder:
         return {name for row in kept if row["step"] == step for name in row}
 
     def set_aside(self) -> None:
-        """Keep the rows of an earlier start under another name: this start begins anew."""
+        """Keep the rows of an earlier start under another name: this start is from scratch."""
         if self.metrics_file.exists() and self.metrics_file.stat().st_size:
             number = 1
             while (older := self.folder / f"metrics.{number}.jsonl").exists():
@@ -270,7 +270,7 @@ def append_line(path: Path, row: Mapping[str, Any]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """NaN and Inf are no JSON: as strings they stay readable, and float() takes them back."""
+    """NaN and Inf are not JSON: as strings they stay readable, and float() takes them back."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(float(value))
     if isinstance(value, Mapping):

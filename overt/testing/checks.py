@@ -130,7 +130,7 @@ def check_export(subject: Subject) -> None:
         outputs = []
         for owner, weights in ((whole.recipe, whole.model.eval()), (recipe, model)):
             torch.manual_seed(0)
-            # With gradients, as in training: a loss may take some of its own.
+            # With gradients, as in training: a loss may compute gradients.
             outputs.append(terms(owner.loss(weights, owner.on_device(micro.batch), counts, STEPS)))
     trained, loaded = outputs
     for name, value in trained.items():

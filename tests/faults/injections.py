@@ -356,7 +356,7 @@ KINDS: dict[str, Kind] = {
         not_finite("NaN loss"), "all ranks skip the step, the weights of all agree", 6
     ),
     "NaN on one rank, `training.nonfinite=stop`": Kind(
-        not_finite_stop, "all ranks stop at one step, saved; with `skip` it goes on from there", 6
+        not_finite_stop, "all ranks stop at one step, saved; with `skip` it continues from there", 6
     ),
     "tracker without its server": Kind(
         lost_tracker, "one warning; the bits of the undisturbed run", 8

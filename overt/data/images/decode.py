@@ -72,7 +72,7 @@ def decode_image(data: bytes, name: str) -> NDArray[np.uint8]:
     except _BROKEN as error:
         reason = str(error) or type(error).__name__
         if isinstance(error, UnidentifiedImageError):
-            reason = f"its {len(data)} bytes are no JPEG, PNG or WebP"
+            reason = f"its {len(data)} bytes are not a JPEG, PNG or WebP"
         raise DataError(
             f"{name}: not a readable image ({reason}). Get the file again, or take it out of the "
             "data set."

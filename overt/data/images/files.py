@@ -69,7 +69,7 @@ def list_images(root: Path | str, labelled: bool = True) -> Listing:
     """List the images below `root`; hidden files and folders are left out.
 
     With labels the sorted folders in `root` are the classes, and images lie in them at any depth;
-    without, images may lie anywhere and there are no classes.
+    without, images may lie anywhere, without classes.
     """
     top = os.fspath(root)
     if not os.path.isdir(top):

@@ -84,7 +84,7 @@ class PackedImages:
         """The pixels (3, H, W) uint8 and the label of an image."""
         record = self.read_bytes(index)
         if self.is_raw:
-            pixels = record.reshape(*self._sizes[index], 3).copy()  # of its own, not of the file
+            pixels = record.reshape(*self._sizes[index], 3).copy()  # a copy, not the file's memory
         else:
             pixels = decode_image(record.tobytes(), f"{self.path}: {self.names[index]}")
         return as_tensor(pixels), int(self.labels[index])

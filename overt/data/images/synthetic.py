@@ -1,7 +1,7 @@
 """Draws textured shapes with labels, in folders of classes: to test and show without a download.
 
-A class is a shape with a texture; place, size, turn, colours, light and background are chance. So
-neither colour nor place tells the class. (x, y) from -1 to 1 over the image. No torch.
+A class is a shape with a texture; position, size, rotation, colors, light and
+background are random, so neither color nor position tells the class. (x, y) from -1 to 1 over the image. No torch.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def _turned(x: Array, y: Array, angle: float) -> tuple[Array, Array]:
 def _colours(rng: np.random.Generator) -> Array:
     """Two colours of a texture, one light and one dark, and one of the background (3, 3)."""
     colours = rng.uniform(0, 1, (3, 3))
-    # Brightness by role, hue by chance: a texture that cannot be seen teaches nothing.
+    # Brightness by role, hue at random: a texture that cannot be seen teaches nothing.
     target = np.array([rng.uniform(0.65, 0.9), rng.uniform(0.1, 0.25), rng.uniform(0.3, 0.6)])
     grey = colours.mean(axis=1, keepdims=True)
     tinted: Array = target[:, None] + 0.6 * (colours - grey)

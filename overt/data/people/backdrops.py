@@ -30,9 +30,7 @@ class Photographs:
         root = Path(folder)
         self.paths = sorted(p for p in root.rglob("*") if p.suffix.lower() in PICTURES)
         if not self.paths:
-            raise DataError(
-                f"backgrounds {root}: there is no picture below it ({', '.join(PICTURES)})"
-            )
+            raise DataError(f"backgrounds {root}: no picture below it ({', '.join(PICTURES)})")
 
     def crop(self, side: int, rng: np.random.Generator) -> Tensor:  # (3, S, S)
         path = self.paths[int(rng.integers(len(self.paths)))]

@@ -94,7 +94,7 @@ CONVENTIONS: dict[str, tuple[str, ...]] = {
     # Those that overt renders: COCO's, then the joints of the body.
     "people": (*(f"coco_{name}" for name in _COCO), *_BODY),
 }  # fmt: skip
-# Only one convention has so many points; 17 may be COCO's or those of Human3.6M.
+# Only one convention has this many points; 17 may be COCO's or those of Human3.6M.
 _BY_WIDTH = {
     width: [name for name, names in CONVENTIONS.items() if len(names) == width]
     for width in {len(names) for names in CONVENTIONS.values()}

@@ -45,7 +45,7 @@ PLAIN = (
     "image_path", "bbox_xywh", "keypoints2d", "K", "focal_length", "distortion_max", "has_smpl",
     "pelvis",
 )  # fmt: skip
-# What is said once for the whole file.
+# Given once for the whole file.
 SINGLE = (
     "keypoints2d_mask", "keypoints2d_convention", "__keypoints_compressed__", "overt_body",
 )  # fmt: skip
@@ -115,7 +115,7 @@ class HumanData:
         if len(set(counts.values())) > 1:
             raise DataError(f"{file}: its columns have different numbers of rows: {counts}")
         if len(data) == 0:
-            raise DataError(f"{file}: there is no row in it")
+            raise DataError(f"{file}: it has no rows")
         return data
 
     def require(self, names: Sequence[str]) -> None:
@@ -201,7 +201,7 @@ def _header(path: Path, columns: dict[str, Array], single: Mapping[str, Any]) ->
     if mask is None:
         if single.get("__keypoints_compressed__"):
             raise DataError(
-                f"{path}: its key points are compressed, but there is no keypoints2d_mask that "
+                f"{path}: its key points are compressed, without a keypoints2d_mask that "
                 "tells which ones they are; write it again, decompressed"
             )
         return Header(stored, tuple(range(stored)), *words)

@@ -60,5 +60,5 @@ def _content(
     member = members.get(name)
     file = None if member is None or member.size > _LIMIT else archive.extractfile(member)
     if file is None:
-        raise DataError(f"{path}: no {name} in the archive; it is no InVesalius project")
+        raise DataError(f"{path}: no {name} in the archive; it is not an InVesalius project")
     return file.read()

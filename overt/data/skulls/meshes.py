@@ -1,6 +1,6 @@
 """Meshes in files: binary STL, OBJ and PLY are written here, any usual format is read by trimesh.
 
-Coordinates are LPS in mm. STL and OBJ say so in a comment that 3D Slicer reads. Never imports
+Coordinates are LPS in mm. STL and OBJ record that in a comment that 3D Slicer reads. Never imports
 torch.
 """
 
@@ -23,7 +23,7 @@ Faces = NDArray[np.int64]  # (F, 3)
 
 
 def read_mesh(path: Path) -> tuple[Points, Faces]:
-    """Read vertices and faces; RAS, where a comment says so, becomes LPS."""
+    """Read vertices and faces; RAS, where a comment names it, becomes LPS."""
     try:
         import trimesh
     except ImportError as error:

@@ -40,7 +40,7 @@ def read_nrrd(path: Path) -> Volume:
         raise DataError(f"the volume {path} cannot be read ({error})") from error
     head, separator, body = content.partition(b"\n\n")
     if not content.startswith(b"NRRD000") or not separator:
-        raise DataError(f"{path} is no NRRD file: it does not start with NRRD000 and a header")
+        raise DataError(f"{path} is not an NRRD file: it does not start with NRRD000 and a header")
     fields: dict[str, str] = {}
     for line in head.decode("ascii", "replace").splitlines()[1:]:
         key, colon, value = line.partition(":")

@@ -161,7 +161,7 @@ def write_lists(root: Path, names: list[str], seed: int, replace: bool = False) 
 
 
 class CaseVolumes(NamedTuple):
-    """A defective skull and its implant in the grid of their own files."""
+    """A defective skull and its implant in the grid of their files."""
 
     skull: NDArray[np.bool_]
     implant: NDArray[np.bool_]

@@ -31,7 +31,7 @@ FORMATS = (
 def read_scan(path: Path, spacing: tuple[float, float, float] | None = None) -> Volume:
     """Read a scan of any format; `spacing` in mm is for arrays that do not know theirs."""
     if not path.exists():
-        raise DataError(f"there is no scan at {path}; check the path")
+        raise DataError(f"no scan at {path}; check the path")
     name = path.name.lower()
     if path.is_dir():
         volume = read_dicom(path)
@@ -46,7 +46,7 @@ def read_scan(path: Path, spacing: tuple[float, float, float] | None = None) -> 
     elif name.endswith(MESHES):
         volume = volume_of_mesh(path)
     else:
-        raise DataError(f"{path} is no scan that can be read; expected {FORMATS}")
+        raise DataError(f"{path} is not a readable scan; expected {FORMATS}")
     if volume.values.ndim != 3 or min(volume.values.shape) < 2:
         raise DataError(f"{path}: an array of shape {volume.values.shape}; expected three axes")
     return volume.check(str(path))

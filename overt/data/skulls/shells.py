@@ -1,4 +1,4 @@
-"""Shells that stand in for skulls in tests and small recipes: coarse, quick and always the same.
+"""Shells in place of skulls, for tests and small recipes: coarse, quick and always the same.
 
 A shell is a bumpy ellipsoid with an opening below; a defect is what a ball takes out of it. Never
 imports torch.

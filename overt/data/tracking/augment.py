@@ -32,7 +32,7 @@ class AugmentationSettings:
     replace_max: int
     # range of their width and height in pixels, the end exclusive
     replace_size: list[int]
-    # share of the clips whose colours change, anew for every frame
+    # fraction of the clips whose colors change, independently in every frame
     jitter_probability: float
     # brightness is multiplied by 1 - value to 1 + value
     brightness: float
@@ -42,7 +42,7 @@ class AugmentationSettings:
     saturation: float
     # hue turns by up to this part of the circle, either way
     hue: float
-    # share of the clips that are blurred, anew for every frame
+    # fraction of the clips that are blurred, independently in every frame
     blur_probability: float
     # taps of the Gaussian, an odd number
     blur_kernel: int
@@ -56,11 +56,11 @@ class AugmentationSettings:
     scale_drift: float
     # range that the zoom never leaves
     scale_limits: list[float]
-    # a zoomed frame exceeds the crop by at least so many pixels, each way
+    # a zoomed frame exceeds the crop by at least this many pixels, each way
     crop_margin: int
-    # the crop moves by up to so many pixels from frame to frame
+    # the crop moves by up to this many pixels from frame to frame
     crop_drift: int
-    # how much of the last frame's change of zoom and crop goes on in the next frame
+    # how much of the last frame's change of zoom and crop continues in the next frame
     drift_momentum: float
     # share of the clips mirrored left to right
     flip_horizontal: float

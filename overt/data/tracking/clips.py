@@ -30,7 +30,7 @@ from overt.errors import DataError
 TRIES, OWN_TRIES = 12, 4
 
 # Pixels that a query may lie outside of the image: some files place the last pixel's edge, not its
-# centre, at the size. What is further out is refused where a user gives it, and moved here where a
+# centre, at the size. What is farther away is refused where a user gives it, and moved here where a
 # data set does.
 QUERY_MARGIN = 1.0
 

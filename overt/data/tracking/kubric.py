@@ -59,10 +59,10 @@ def frame_paths(sequence: Path) -> list[Path]:
     """The image files of a sequence in the order of time."""
     folder = sequence / "frames"
     if not folder.is_dir():
-        raise DataError(f"{sequence}: there is no folder `frames` in it. {_MEND}")
+        raise DataError(f"{sequence}: it has no folder `frames`. {_MEND}")
     paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in _IMAGE_SUFFIXES)
     if not paths:
-        raise DataError(f"{folder}: there are no images in it. {_MEND}")
+        raise DataError(f"{folder}: it has no images. {_MEND}")
     return paths
 
 

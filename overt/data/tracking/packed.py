@@ -99,7 +99,7 @@ def pack_sequences(
     """Write every sequence folder of `root` as one file in `out`; those that are there are kept.
 
     `raw` stores pixels: nothing is left to decode. `files` stores the image files as they are,
-    `jpeg` encodes frames anew, which is small but changes them a little. `report` is called with
+    `jpeg` encodes frames again, which is small but changes them a little. `report` is called with
     the number of sequences done.
     """
     one_of("storage", storage, STORAGES)

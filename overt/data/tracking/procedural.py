@@ -34,7 +34,7 @@ CANDIDATES = 4  # places of the image that a query is chosen among
 BLUR_TAPS = (-1.0, 1.0)  # beside the middle one
 LONGEST_BLUR = 8.0  # texels to either side of a tap
 ALMOST_NOTHING = 0.02  # of a pixel that a layer covers
-# A point further from the middle of the image than so many half sides is not learned.
+# A point further from the middle of the image than this many half sides is not learned.
 FAR = 4.0
 BLOCK = 8  # pixels of the squares that compression works on
 NOISE_WORDS = (0x2C1B3C6D, 0x297A2D39)

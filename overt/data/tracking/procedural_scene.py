@@ -20,7 +20,7 @@ from overt.data.tracking.procedural_settings import ProceduralSettings
 SINES = 3  # of each smooth motion
 HARMONICS = 5  # of an outline
 DRAWS = 8192  # random numbers of a clip: enough for 16 layers and 1,000 points
-REFERENCE_FRAMES = 24  # motion is described for clips of so many; longer ones have more of it
+REFERENCE_FRAMES = 24  # motion is described for clips of this many; longer ones have more of it
 SOLID = 0.5  # an outline is where the cover passes this
 LEAST_DEPTH = 0.15  # nothing comes closer to the camera, relative to the middle of its layer
 BENDS = 2

@@ -34,11 +34,11 @@ class ProceduralSettings:
     boxes: float = MISSING
     # side of the square pictures that textures are cut to
     texture_size: int = MISSING
-    # textures that are computed and stand beside the photographs
+    # computed textures, besides the photographs
     made_textures: int = MISSING
     # how fine a texture is on its layer, (smallest, largest)
     texels_per_pixel: list[float] = MISSING
-    # medians of how far layers move of their own in a clip of 24 frames: shift, turn in radians,
+    # medians of how far layers themselves move in a clip of 24 frames: shift, turn in radians,
     # logarithm of zoom; of how far the camera shifts; and the deviation of their logarithms
     shift: float = MISSING
     rotation: float = MISSING

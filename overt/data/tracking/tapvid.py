@@ -25,7 +25,7 @@ from overt.files.pickles import load_pickle
 QUERY_MODES = ("first", "strided")
 STRIDE = 5  # frames between the queries of mode "strided"
 
-# A quick evaluation: so many videos of the large sets, none of them longer than so many frames.
+# A quick evaluation: this many videos of the large sets, none longer than this many frames.
 FAST_VIDEOS, FAST_FRAMES, FAST_SEED = 50, 300, 42
 
 _MEND = "Get the file again from its publisher."
@@ -239,7 +239,7 @@ def _count_frames(value: Any, where: str) -> int:
             f"{where}: its frames are neither one uint8 array nor JPEG files as bytes. {_MEND}"
         )
     if not (whole or files) or len(value) == 0:
-        raise DataError(f"{where}: there are no frames in it. {_MEND}")
+        raise DataError(f"{where}: it has no frames. {_MEND}")
     return len(value)
 
 

@@ -1,4 +1,4 @@
-"""Videos from and to files: folders of images, GIF and WebP, arrays, and MP4 and the like by PyAV.
+"""Videos from and to files: folders of images, GIF, WebP, arrays, and by PyAV MP4 and others.
 
 T frames of H x W pixels, uint8 RGB. This file does not import torch.
 """
@@ -40,14 +40,14 @@ _BROKEN = (
 
 
 class Video(NamedTuple):
-    """The frames of a video and how fast they follow each other, where the file says so."""
+    """The frames of a video and how fast they follow each other, where the file tells."""
 
     frames: NDArray[np.uint8]  # (T, 3, H, W)
     fps: float | None
 
 
 def has_pyav() -> bool:
-    """Whether MP4 and the like can be read and written here."""
+    """Whether MP4 and other containers can be read and written here."""
     return importlib.util.find_spec("av") is not None
 
 
@@ -94,7 +94,7 @@ def write_video(path: Path | str, frames: NDArray[np.uint8], fps: float) -> None
 def _read_folder(folder: Path) -> NDArray[np.uint8]:
     paths = [path for path in folder.iterdir() if path.suffix.lower() in (*IMAGES, ".webp")]
     if not paths:
-        raise DataError(f"{folder}: there are no images in it; expected {', '.join(IMAGES)}")
+        raise DataError(f"{folder}: it has no images; expected {', '.join(IMAGES)}")
     frames = []
     for path in sorted(paths, key=_natural_order):
         try:
@@ -115,7 +115,7 @@ def _read_moving_image(path: Path) -> Video:
     try:
         with Image.open(path) as image:
             if image.format == "GIF" and not _is_whole_gif(path.read_bytes()):
-                raise EOFError("it is cut off: there is no end mark behind its last frame")
+                raise EOFError("it is cut off: its last frame lacks an end mark")
             frames, durations = [], []
             for frame in ImageSequence.Iterator(image):
                 frames.append(np.asarray(frame.convert("RGB")))
@@ -184,7 +184,7 @@ def _read_by_pyav(path: Path) -> Video:
     try:
         with av.open(str(path)) as container:
             if not container.streams.video:
-                raise DataError(f"{path}: there are no pictures in it, only sound or text")
+                raise DataError(f"{path}: it has no pictures, only sound or text")
             stream = container.streams.video[0]
             stream.thread_type = "AUTO"
             frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]
@@ -216,7 +216,7 @@ def _stack(frames: Iterable[NDArray[np.uint8]], source: Path) -> NDArray[np.uint
     """Frames (H, W, 3) of one size as (T, 3, H, W)."""
     frames = list(frames)
     if not frames:
-        raise DataError(f"{source}: there are no frames in it")
+        raise DataError(f"{source}: it has no frames")
     sizes = sorted({frame.shape[1::-1] for frame in frames})
     if len(sizes) > 1:
         found = ", ".join(f"{width}x{height}" for width, height in sizes)

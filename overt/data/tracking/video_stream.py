@@ -53,7 +53,7 @@ def _decode(name: str, kind: str | None) -> Iterator[Frame]:
     try:
         with av.open(name, format=kind) as container:
             if not container.streams.video:
-                raise DataError(f"{name}: there are no pictures in it, only sound or text")
+                raise DataError(f"{name}: it has no pictures, only sound or text")
             for frame in container.decode(container.streams.video[0]):
                 pixels = frame.to_ndarray(format="rgb24")
                 yield np.ascontiguousarray(pixels.transpose(2, 0, 1))

@@ -322,7 +322,7 @@ class CameraSettings:
     # also move the depth, and the pose
     optimize_depth: bool = MISSING
     optimize_pose: bool = MISSING
-    # deviation in pixels of noise on the true keypoints that stand in for a detector
+    # deviation in pixels of noise on the true keypoints that replace a detector
     keypoint_noise: float = MISSING
 
     def __post_init__(self) -> None:
@@ -338,7 +338,7 @@ class EvaluationSettings:
     # folder with datasets and preprocessed_datasets; null: data.root
     dataset_root: str | None = MISSING
     batch_size: int = MISSING
-    # score only so many of the first rows; null: all
+    # score only this many of the first rows; null: all
     max_samples: int | None = MISSING
     camera: CameraSettings = MISSING
     # people in the picture drawn after an evaluation

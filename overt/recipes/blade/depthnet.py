@@ -46,7 +46,7 @@ class DepthDecoder(nn.Module):
         layer = nn.TransformerDecoderLayer(width, heads, hidden, dropout, batch_first=True)
         self.decoder = nn.TransformerDecoder(layer, layers)
         self.z_out = nn.Linear(width, 1)
-        # The published head knows no places; a small map of its own backbone profits from them.
+        # The published head knows no places; a small map profits from them.
         table = None if places is None else nn.Parameter(0.02 * torch.randn(places, width))
         self.register_parameter("places", table)
         if start_bias is not None:

@@ -125,8 +125,7 @@ class People:
         )
         if not drop:
             raise DataError(
-                f"{message}. Mend the annotations, or leave such rows out with "
-                "data.drop_bad_rows=true"
+                f"{message}. Fix the annotations, or skip such rows with data.drop_bad_rows=true"
             )
         logger.warning("%s; all these are left out", message)
         rows = np.array([row for row in range(len(data)) if row not in bad])
@@ -291,7 +290,7 @@ def limbs_of(data: HumanData, settings: DataSettings) -> list[int] | None:
 
 
 def _labelled(data: HumanData) -> HumanData:
-    """The rows that have labels, where the file says so."""
+    """The rows that have labels, where the file tells."""
     if "has_smpl" not in data:
         return data
     rows = np.nonzero(np.ravel(data.columns["has_smpl"]) > 0)[0]
@@ -332,7 +331,7 @@ def pelvis_depths(data: HumanData, body: BodySettings) -> NDArray[np.floating]:
                 )
             return depth
     raise DataError(
-        f"{data.path}: there is no pelvis and no transl, so the depth is not known; found are "
+        f"{data.path}: neither pelvis nor transl, so the depth is not known; it has "
         f"{', '.join(sorted(columns))}"
     )
 

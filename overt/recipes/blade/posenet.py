@@ -1,7 +1,7 @@
 """PoseNet: pose and shape of a person from a picture and the depth that DepthNet predicts.
 
 A base estimator, and a copy of it that is told the depth through layers that start at zero, so that
-training begins at the base. Section 3.3 of arXiv:2412.08640, on a small estimator of its own.
+training begins at the base. Section 3.3 of arXiv:2412.08640, on a small estimator.
 Letters: B pictures, N places of all levels, D features, 21 queries.
 """
 

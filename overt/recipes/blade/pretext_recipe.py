@@ -1,4 +1,4 @@
-"""A stage before stage 1, where no weights of a depth model are at hand: learn to see depth.
+"""A stage before stage 1, without weights of a depth model: learn to see depth.
 
 Encoder and DPT head learn the depth of every pixel of rendered people; DepthNet then takes them as
 its frozen backbone (`model.depth.backbone_checkpoint`).

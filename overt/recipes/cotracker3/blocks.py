@@ -1,7 +1,7 @@
 """The two networks of CoTracker3: frames to feature maps, and tokens of tracks to updates.
 
 Letters: B batch, T frames, N points, K virtual tracks, D width. Names of submodules are those of
-the released checkpoints, misspelling included, and stand in the order of their parameters.
+the released checkpoints, misspelling included, and are in the order of their parameters.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class Perceptron(nn.Module):
         return self.finish(F.linear(x, weight, bias))
 
     def first_weight(self, inputs: int) -> Tensor:
-        """The first layer's weight for so many inputs, those that fill up the groups included."""
+        """The first layer's weight for this many inputs, those that fill up the groups included."""
         weight = self.fc1.weight
         if inputs == self.fc1.in_features:
             return weight
@@ -244,7 +244,7 @@ class CrossBlock(nn.Module):
         return output
 
 
-# The parts of the transformer borrow their blocks: these stand in its own state dict, so here they
+# The parts of the transformer borrow their blocks: these are in its own state dict, so here they
 # are kept in tuples, where nothing registers them again.
 
 

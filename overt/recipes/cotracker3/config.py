@@ -14,7 +14,7 @@ from overt.data.tracking.procedural_settings import ProceduralSettings
 from overt.data.tracking.settings import HELD_OUT, KubricSettings, ScoringSettings
 from overt.errors import ConfigError
 
-MOST_MADE_POINTS = 1000  # of a procedural clip, whose random numbers are so many
+MOST_MADE_POINTS = 1000  # of a procedural clip, which has this many random numbers
 RECOMPUTABLE = ("normed", "features", "correlation", "hidden", "update")
 
 
@@ -48,7 +48,7 @@ class ModelSettings:
     # hidden and output width, per level, of the perceptron that reads the correlation (384, 256)
     corr_hidden: int = MISSING
     corr_out: int = MISSING
-    # visibility and confidence come from a layer of their own; false: from that of the position
+    # visibility and confidence come from a separate layer; false: from that of the position
     linear_layer_for_vis_conf: bool = MISSING
     # refinement iterations in training and in evaluation
     train_iters: int = MISSING
@@ -168,7 +168,7 @@ class LossSettings:
     huber_invisible: bool = MISSING
     # pixels within which a prediction should be confident
     confidence_radius: float = MISSING
-    # each clip's terms are means of its own, and the loss is the mean over clips, as in the
+    # each clip's terms are means over that clip, and the loss is the mean over clips, as in the
     # official runs; false: means over the entries of the global batch, where a clip with more
     # visible points weighs more
     per_clip: bool | None = None  # null: false, as in runs from before it was there
@@ -185,7 +185,7 @@ class EvaluationSettings(ScoringSettings):
     visible_threshold: float = MISSING
     # TAP-Vid and `overt track`: (height, width) to which videos are resized for the model
     resolution: list[int] = MISSING
-    # TAP-Vid, offline model: each query with support points of its own, as in the paper's tables;
+    # TAP-Vid, offline model: each query with separate support points, as in the paper's tables;
     # false: all queries together, which is faster
     single_point: bool = MISSING
     # offline model: side of the grid of support points over the first frame; 0: none

@@ -239,7 +239,7 @@ class CoTracker3(nn.Module):
 
         height, width = model_resolution
         scale = torch.tensor([width, height, width, height]) / stride
-        # On its own: a compiler would make the sines anew for every number of a token.
+        # On its own: a compiler would compute the sines again for every number of a token.
         self.motion = MotionEncoding(scale)
         self.token_parts = TokenParts()
         self.table = FeatureTable(corr_levels)

@@ -61,7 +61,7 @@ class Predictor:
     grid_size: int = 5
     # support points at random frames and places, the same for every video
     random_points: int = 0
-    # each query with support points of its own, as in the paper's tables; false: all together
+    # each query with separate support points, as in the paper's tables; false: all together
     single_point: bool = False
     # in single-point mode, side of the grid around the query's place in the first frame; 0: none
     local_grid_size: int = 8
@@ -72,7 +72,7 @@ class Predictor:
     # offline model: before their query, take points from a second pass over the video played
     # backwards, as the published predictor does where it is asked to
     reversed_before_query: bool = False
-    # offline model, all together: so many queries at a time, each time with the support points;
+    # offline model, all together: this many queries at a time, each time with the support points;
     # the video is encoded once. None: all at once
     points_per_chunk: int | None = None
     # put every point where it was queried, visible, in its query frame

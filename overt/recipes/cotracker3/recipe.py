@@ -49,7 +49,7 @@ from overt.viz.tracks import draw_beside_truth, film_beside_truth
 # Side of the grid of support points for `overt track`, as in the published demo.
 TRACKING_GRID = 6
 
-# Points followed at a time: 300,000 then need no more memory than so many.
+# Points followed at a time: 300,000 then need no more memory than this many.
 POINTS_PER_CHUNK = 3000
 HUB_VISIBLE = 0.9  # the visibility from which the published offline predictor draws a point
 
@@ -69,13 +69,13 @@ class _CoTracker3Recipe(Recipe):
         self.stackable: bool | str = True
         if settings.data.random_number_traj:
             self.stackable = (
-                "with data.random_number_traj=true every clip has tracks and frames of its own "
+                "with data.random_number_traj=true every clip has different tracks and frames "
                 "number; set data.random_number_traj=false"
             )
         shortest, longest = settings.data.random_sequence_len, settings.data.sequence_len
         if shortest is not None and longest - shortest > 1:  # the longest is never drawn
             self.stackable = (
-                f"with data.random_sequence_len={shortest} every clip has a length of its own; set "
+                f"with data.random_sequence_len={shortest} every clip has another length; set "
                 "data.random_sequence_len=null"
             )
 

@@ -31,7 +31,7 @@ class CollapseMonitor(nn.Module):
 
     Between two looks the last numbers stand, so that a step costs nothing. A look adds up over all
     processes, so that all of them decide alike. It is a part of the model because a checkpoint must
-    hold it: numbers and alarms are buffers, and a resumed run goes on counting.
+    hold it: numbers and alarms are buffers, and a resumed run continues counting.
     """
 
     alarms: Tensor  # () int64, looks in a row

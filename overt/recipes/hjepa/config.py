@@ -54,7 +54,7 @@ LOSS_TYPES: dict[str, tuple[str | None, str | None]] = {
 
 @dataclass
 class PredictorSettings:
-    # narrow (I-JEPA's, with a position table of its own) or reference (H-JEPA's, which takes the
+    # narrow (I-JEPA's, with a separate position table) or reference (H-JEPA's, which takes the
     # encoder's width and table)
     kind: str = MISSING
     # features of a token in the narrow predictor; null: those of the encoder
@@ -188,7 +188,7 @@ class ModelSettings:
         if self.embed_dim != sizes.width:
             raise ConfigError(
                 f"model.embed_dim={self.embed_dim}, but {self.encoder_type} has {sizes.width}; set "
-                f"model.embed_dim={sizes.width}, or model.encoder_type=custom with sizes of its own"
+                f"model.embed_dim={sizes.width}, or model.encoder_type=custom with other sizes"
             )
         self._check_widths(sizes)
 
@@ -269,12 +269,12 @@ class MaskingSettings:
     # area of a target block over that of the image
     mask_scale: list[float] = MISSING
     aspect_ratio: list[float] = MISSING
-    # contexts of an image, each with predictions of its own
+    # contexts of an image, each with separate predictions
     num_context_masks: int = MISSING
     # area of the context block, before the targets are taken off; without effect with
     # kind=hierarchical, which has a fixed one, and with context=rest, which has no block
     context_scale: list[float] = MISSING
-    # block, or rest (all that is no target)
+    # block, or rest (all patches but targets)
     context: str = MISSING
     # patches that a context keeps at least, else a target may be seen
     min_keep: int = MISSING
@@ -384,7 +384,7 @@ class DataSettings:
     std: list[float] = MISSING
     augmentation: AugmentationSettings = MISSING
     masking: MaskingSettings = MISSING
-    # images of an evaluation are resized to so many times image_size, then cut to their middle
+    # images of an evaluation are resized to this multiple of image_size, then cut to their middle
     margin: float = 1.14
 
     def __post_init__(self) -> None:
@@ -481,7 +481,7 @@ class LinearProbeSettings:
     enabled: bool = MISSING
     epochs: int = MISSING
     batch_size: int = MISSING
-    # of a single layer; a sweep has rates of its own
+    # of a single layer; a sweep has its own rates
     lr: float = MISSING
     # train layers of several rates and weight decays in one pass, on standardized features, and
     # score the one that is best on a tenth of the training features, which it did not see
@@ -520,7 +520,7 @@ class EvaluationSettings:
     # neighbours that vote for knn_top1
     k: int = MISSING
     temperature: float = MISSING
-    # features are those of so many last blocks of the target encoder, one behind the other
+    # features are those of this many last blocks of the target encoder, one behind the other
     layers: int = MISSING
     linear_probe: LinearProbeSettings = MISSING
     attentive_probe: AttentiveProbeSettings = MISSING
@@ -596,7 +596,7 @@ class Settings:
             )
 
     def _check_grid(self, down: int, across: int) -> None:
-        """Refuse what an image of so many patches has no room for."""
+        """Refuse what an image of this many patches has no room for."""
         model, masking = self.model, self.data.masking
         found = f"an image has {down} x {across} patches"
         if masking.min_keep > down * across:

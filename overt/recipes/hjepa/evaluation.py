@@ -47,7 +47,7 @@ def spread_over_classes(labels: NDArray[np.int64], count: int) -> NDArray[np.int
     sizes = np.unique(labels, return_counts=True)[1]
     # The n-th image of every class has its turn before the next of any.
     turns = np.arange(len(labels)) - np.repeat(sizes.cumsum() - sizes, sizes)
-    # A number of its own for every class from -1 on, whatever other classes there are.
+    # A distinct number for every class from -1 on, whatever other classes there are.
     precedence = np.random.default_rng(1).random(int(labels.max()) + 2)[labels[by_class] + 1]
     return np.sort(by_class[np.lexsort((precedence, turns))[:count]])
 
@@ -108,7 +108,7 @@ def score_features(
     settings: Settings,
     world: World,
 ) -> dict[str, float]:
-    """k-NN and probes on frozen features; written to files where the settings say so.
+    """k-NN and probes on frozen features; written to files where the settings ask for it.
 
     `feature_score` ranks checkpoints: k-NN where there are labels, else RankMe over the width.
     """

@@ -1,6 +1,6 @@
 """Batches filled up to the same number of tokens, so that one CUDA graph serves all of them.
 
-Every image keeps what was drawn for it. What is added are sequences of their own that no other
+Every image keeps what was drawn for it. What is added are separate sequences that no other
 sequence sees, and regions that do not count in the loss: results and gradients stay what they are.
 """
 
@@ -58,12 +58,12 @@ class Spread:
 
     @classmethod
     def over(cls, layouts: Sequence[Layout]) -> Spread:
-        """Of images, each laid out as a batch of its own."""
+        """Of images, each laid out as a separate batch."""
         rows = np.array([Sizes.of(layout).numbers() for layout in layouts])
         return cls(rows.mean(0), rows.std(0))
 
     def of_batch(self, images: int) -> Sizes:
-        """What nearly every batch of so many images fits into."""
+        """What nearly every batch of this many images fits into."""
         most = images * self.mean + DEVIATIONS * math.sqrt(images) * self.deviation
         visible, seen, hidden, *cells = (math.ceil(one / MULTIPLE) * MULTIPLE for one in most)
         # One cell more, so that there is always one for the tokens that fill up.
@@ -130,7 +130,7 @@ def _more_predictions(
 
 
 def _more_cells(pooling: GridPooling, counts: Sequence[int]) -> GridPooling:
-    """So many cells more on each level; the last holds all tokens that fill up."""
+    """This many cells more on each level; the last holds all tokens that fill up."""
     last = [len(level.size) + more - 1 for level, more in zip(pooling.levels, counts, strict=True)]
     levels = []
     for number, (level, more) in enumerate(zip(pooling.levels, counts, strict=True)):

@@ -78,7 +78,7 @@ class SequencePooling:
         return wide.transpose(1, 2)
 
     def valid(self, level: int) -> Tensor:
-        """Which windows count in the loss: more than half of their tokens are no padding."""
+        """Which windows count in the loss: more than half of their tokens are not padding."""
         share = self.pool(self.token_valid[..., None].float(), level)[..., 0]
         return share > 0.5
 

@@ -74,7 +74,7 @@ class MaskRule:
 def keep_enough(
     draw: Callable[[], Block], hidden: list[Block], grid: Grid, least: int
 ) -> np.ndarray:
-    """The patches of a drawn block that are not hidden, drawn anew until these are enough.
+    """The patches of a drawn block that are not hidden, drawn again until these are enough.
 
     On a small grid there may be no such place: then one hidden block after another is seen.
     """
@@ -91,7 +91,7 @@ def keep_enough(
 
 
 def some_of(places: np.ndarray, most: int | None, rng: np.random.Generator) -> np.ndarray:
-    """So many of the patches at most, sorted; all are as likely to be left out."""
+    """Up to this many of the patches, sorted; all are as likely to be left out."""
     if most is None or len(places) <= most:
         return places
     return np.sort(rng.choice(places, most, replace=False, shuffle=False))
@@ -206,7 +206,7 @@ def _shrunk(grid: Grid, divisor: int) -> Grid:
 @dataclass(frozen=True)
 class OfficialRule:
     """I-JEPA's own sampler with its habits: one draw for area and aspect, no block in the last
-    row and column. There a batch shares its sizes; here every sample draws the seed of its own.
+    row and column. There a batch shares its sizes; here every sample draws a seed.
     """
 
     grid: Grid

@@ -50,7 +50,7 @@ class Output:
     context: Tensor  # (K, D) features of the visible patches
     target: Tensor  # (T, D) the target encoder's features of the hidden patches
     summaries: tuple[Tensor, Tensor] | None  # (B, D) of two views of each image
-    filling: tuple[int, ...] = ()  # as in the layout: so many rows at the end are no features
+    filling: tuple[int, ...] = ()  # as in the layout: this many rows at the end are not features
 
 
 class TokenBatchNorm(nn.Module):

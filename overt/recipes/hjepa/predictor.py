@@ -80,7 +80,7 @@ def _inside(lengths: np.ndarray) -> np.ndarray:
 
 
 class Predictor(nn.Module):
-    """I-JEPA's predictor: narrow, with a fixed position table of its own."""
+    """I-JEPA's predictor: narrow, with a separate fixed position table."""
 
     computed_tensors = ("predictor_pos_embed",)
 

@@ -143,7 +143,7 @@ class Backbone(nn.Module):
                 module.weight = nn.Parameter(weight, requires_grad=False)
 
     def change_type(self, dtype: torch.dtype) -> None:
-        """Weights of another type; pixels are normalised in float32 all the same."""
+        """Weights of another type; pixels are still normalized in float32."""
         mean, std = self.mean, self.std
         self.to(dtype)
         self.mean, self.std = mean, std

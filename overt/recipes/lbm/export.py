@@ -1,4 +1,4 @@
-"""The work of one frame as a function without state of its own, for ONNX.
+"""The work of one frame as a function without state, for ONNX.
 
 Letters: N points (any number), M entries of a memory, C channels, H x W pixels of the model.
 """

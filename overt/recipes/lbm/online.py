@@ -69,8 +69,8 @@ class OnlineTracker:
 
     `step` takes a frame, `add` gives points in the newest frame, `remove` lets go of some. Where a
     point should be followed in the very frame in which it is given, call `observe`, `add` and
-    `advance`. On CUDA the work of a frame is two recorded graphs; they are recorded anew only where
-    points outgrow the slots.
+    `advance`. On CUDA the work of a frame is two recorded graphs; they are recorded again
+    only where points outgrow the slots.
     """
 
     def __init__(
@@ -168,11 +168,11 @@ class OnlineTracker:
         return numbers
 
     def remove(self, numbers: Sequence[int]) -> None:
-        """Let go of points by the numbers that `add` gave them; their slots become free."""
+        """Remove points by the numbers that `add` gave them; their slots become free."""
         for number in numbers:
             if number not in self.slot_of:
                 known = ", ".join(map(str, self.slot_of)) or "none"
-                raise DataError(f"there is no point {number} to remove; there are: {known}")
+                raise DataError(f"no point {number} to remove; there are: {known}")
             del self.slot_of[number]
         self._note_slots()
 
@@ -180,7 +180,7 @@ class OnlineTracker:
     def advance(self) -> OnlineFrame:
         """Follow the points into the newest frame."""
         if not self.observed:
-            raise DataError("there is no frame to follow points into; show a frame first")
+            raise DataError("no frame to follow points into; show a frame first")
         points_xy, visibility, rho = (part[self._slots_used] for part in self._advance())
         return OnlineFrame(
             tuple(self.slot_of), points_xy, visibility > self.threshold, visibility, rho

@@ -37,7 +37,9 @@ def load_resnet(backbone: Backbone, path: Path | str) -> None:
         if old is not None:
             taken[PREFIXES[old] + name.removeprefix(old)] = tensor
         elif not name.startswith(UNUSED):
-            raise CheckpointError(f"model.backbone_weights={path}: {name} is no key of a ResNet-18")
+            raise CheckpointError(
+                f"model.backbone_weights={path}: {name} is not a key of a ResNet-18"
+            )
     missing = sorted(name for name in stages - set(taken) if "num_batches_tracked" not in name)
     extra = sorted(set(taken) - stages)
     wrong = [name for name in stages & set(taken) if taken[name].shape != own[name].shape]

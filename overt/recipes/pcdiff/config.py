@@ -73,7 +73,7 @@ class DiffusionSettings:
         if not 0 < self.beta_start < self.beta_end < 1:
             raise ConfigError(
                 f"model.diffusion.beta_start={self.beta_start} and beta_end={self.beta_end}; "
-                "allowed is 0 < beta_start < beta_end < 1"
+                "expected 0 < beta_start < beta_end < 1"
             )
         within("model.diffusion.steps", self.steps, 2)
 

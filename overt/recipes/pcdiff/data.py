@@ -36,7 +36,7 @@ FIXED_NOISE_SEED = 570
 # The skull of an example, in the coordinates of normalised clouds: half its size along each axis,
 # the thickness of its wall as a fraction of that, and from which height on it is the implant.
 SKULL_EXTENT, WALL, CAP_HEIGHT = (2.4, 3.0, 2.6), 0.06, 0.75
-SKULLBREAK_SPACING = 0.4  # mm, where there is no volume to tell
+SKULLBREAK_SPACING = 0.4  # mm, without a volume to tell
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def open_list(settings: DataSettings, file: str) -> SkullList:
 
 
 class TrainingClouds:
-    """The items of the training list, with points, time step and noise drawn anew each time."""
+    """The items of the training list, with points, time step and noise sampled each time."""
 
     def __init__(self, settings: DataSettings, steps: int) -> None:
         self.settings = settings

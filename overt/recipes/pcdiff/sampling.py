@@ -112,7 +112,7 @@ def sample_implants(
     generators: Sequence[torch.Generator],  # one for each cloud, on its device
     cuda_graph: bool = False,
 ) -> Tensor:
-    """Points (B, K, 3) that complete the clouds; each cloud has noise of its own."""
+    """Points (B, K, 3) that complete the clouds; each cloud has separate noise."""
     step = ReverseStep(model, known, count, plan)
     run: Callable[[], None] = step
     fixed = all(level.pairs_per_center is not None for level in model.plans)
@@ -158,7 +158,7 @@ def record(step: Callable[[], None]) -> Callable[[], None]:
 
 
 def refuse_overflow(fullest: float) -> None:
-    """Neighbours that found no room are no result."""
+    """Neighbours that found no room do not count."""
     if fullest > 1:
         raise ConfigError(
             f"a level has {fullest:.2f} times as many neighbours as its pairs_per_center (in "

@@ -301,7 +301,7 @@ def spoken(line: str) -> tuple[str, str]:
 
 def marks(run: Run) -> list[dict[str, Any]]:
     """What the curves show as upright lines: restarts and skipped steps."""
-    if not run.sessions:  # without a start there is no hour to put them at
+    if not run.sessions:  # without a start they have no time
         return []
     begin = run.sessions[0].begin
     return [

@@ -78,7 +78,7 @@ def test_photographs_are_backgrounds(model: BodyModel, tmp_path: Path) -> None:
     assert crop.shape == (3, 16, 16)
     assert float(crop[0].min()) > 0.999
     assert float(crop[1:].max()) == 0.0
-    with pytest.raises(DataError, match="there is no picture below it"):
+    with pytest.raises(DataError, match="no picture below it"):
         Photographs(tmp_path / "none")
 
 
