@@ -44,8 +44,9 @@ class MetricsLogger:
 
     `resume_step` is the step of the checkpoint that training resumes from: what was logged beyond
     it is taken back, because these steps come again. Without it a run starts from scratch,
-    and rows of an earlier start are set aside. No failure of a disk, package or network raises: it is warned of
-    once, and a tracker that failed is not used again; the run folder is tried every time.
+    and rows of an earlier start are set aside. No failure of a disk, package or network raises: it
+    is warned of once, and a tracker that failed is not used again;
+    the run folder is tried every time.
     """
 
     def __init__(

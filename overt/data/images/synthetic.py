@@ -1,7 +1,8 @@
 """Draws textured shapes with labels, in folders of classes: to test and show without a download.
 
 A class is a shape with a texture; position, size, rotation, colors, light and
-background are random, so neither color nor position tells the class. (x, y) from -1 to 1 over the image. No torch.
+background are random, so neither color nor position tells the class. (x, y) from -1 to 1 over the
+image. No torch.
 """
 
 from __future__ import annotations
