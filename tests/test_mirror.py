@@ -42,6 +42,7 @@ FILES = {
     "test_guides.py": "the guides of docs/, followed command by command",
     "test_imports.py": "who may import whom",
     "test_mirror.py": "this",
+    "test_prose.py": "words of docs, messages and comments",
 }
 # Modules without a test at the mirrored path, and the test that covers each.
 COVERED = {
