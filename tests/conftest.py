@@ -63,6 +63,8 @@ def _fixed_seed() -> None:
     torch.backends.cudnn.allow_tf32 = False
     # A run leaves this as it was set; kernels would give way to their definitions.
     torch.use_deterministic_algorithms(False)
+    # torch.export that fails leaves the fast convolutions of CPUs switched off.
+    torch.backends.mkldnn.enabled = True
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -11,15 +11,21 @@ from torch import Tensor, nn
 def nonfinite_tensors(*modules: nn.Module | None) -> list[str]:
     """Name the parameters with NaN or Inf, and the buffers with NaN, of this rank's shards.
 
-    A buffer may hold Inf, as masks of attention do. One fused maximum per type and device, and one
-    host wait: for every save, not for every step.
+    A buffer may hold Inf, as masks of attention do, and NaN where its module names it in
+    `nan_buffers`. One fused maximum per type and device, and one host wait: for every save, not for
+    every step.
     """
     named: list[tuple[str, Tensor, bool]] = []
     for module in modules:
         if module is None:
             continue
         named += [(name, tensor, True) for name, tensor in module.named_parameters()]
-        kept = module.state_dict().keys()  # a buffer that is not saved is computed again
+        kept = set(module.state_dict())  # a buffer that is not saved is computed again
+        kept -= {
+            f"{prefix}.{name}".lstrip(".")
+            for prefix, part in module.named_modules()
+            for name in getattr(part, "nan_buffers", ())
+        }
         named += [(name, tensor, False) for name, tensor in module.named_buffers() if name in kept]
     groups: dict[tuple[torch.dtype, torch.device], list[tuple[str, Tensor, bool]]] = {}
     for name, tensor, is_parameter in named:

@@ -45,8 +45,9 @@ def load(
     allowed in `_target_`, with YAML groups in its `conf` folder. With `needs_data=False` the
     section `data` may name no data set: a model is built without one.
     """
+    allowed = allowed_packages(packages)
     values = compose_values(overrides, config_file, packages)
-    return check(values, allowed_packages(packages), needs_data)
+    return check(values, allowed, needs_data)
 
 
 def allowed_packages(folders: Sequence[str]) -> list[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -33,7 +34,7 @@ def write_onnx(
         )
     size = torch.export.Dim(axis_name, min=1)
     shapes = tuple({free_axis[name]: size} if name in free_axis else {} for name in input_names)
-    with torch.no_grad(), warnings.catch_warnings():
+    with _fast_convolutions_kept(), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter about its own parts
         program = torch.onnx.export(
             module.eval(),
@@ -47,3 +48,15 @@ def write_onnx(
         )
     assert program is not None, "the exporter was not asked to write a file itself"
     program.save(path, external_data=False)
+
+
+@contextmanager
+def _fast_convolutions_kept() -> Iterator[None]:
+    """Switch on again what a failed attempt of the exporter leaves switched off."""
+    backends, nnpack = torch.backends, torch._C._get_nnpack_enabled()
+    mkldnn, cudnn = backends.mkldnn.enabled, backends.cudnn.enabled
+    try:
+        yield
+    finally:
+        backends.mkldnn.enabled, backends.cudnn.enabled = mkldnn, cudnn
+        torch._C._set_nnpack_enabled(nnpack)

@@ -152,7 +152,7 @@ def test_a_broken_config_file_is_refused(text: str, tmp_path: Path) -> None:
 
 
 def test_package_that_is_none() -> None:
-    with pytest.raises(ConfigError, match="no Python package there"):
+    with pytest.raises(ConfigError, match="not a Python package"):
         load(["recipe=toy"], packages=["docs"])
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from overt.errors import ConfigError
-from overt.files.onnx_file import write_onnx
+from overt.files.onnx_file import NEEDED, write_onnx
 
 
 class Scaled(nn.Module):
@@ -47,3 +47,18 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"onnx and onnxscript must be installed: pip install"):
         write(tmp_path / "a.onnx", Scaled())
+
+
+def test_the_exporter_leaves_fast_convolutions_switched_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*arguments: object, **named: object) -> None:
+        torch.backends.mkldnn.enabled = False  # as torch.export does while it traces
+        raise RuntimeError("cannot be traced")
+
+    monkeypatch.setattr(torch.onnx, "export", failing)
+    for name in NEEDED:
+        pytest.importorskip(name)
+    with pytest.raises(RuntimeError, match="cannot be traced"):
+        write_onnx(tmp_path / "x.onnx", nn.Identity(), [torch.ones(2)], ["x"], ["y"], {"x": 0}, "n")
+    assert torch.backends.mkldnn.enabled

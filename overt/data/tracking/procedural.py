@@ -81,7 +81,7 @@ def make_clips(
     points: int,
 ) -> Clips:
     """Render the clips of some rows of random numbers and follow points through them."""
-    scene = draw_scene(numbers, frames, settings)
+    scene = draw_scene(numbers, frames, settings, min(size) / 2)
     compiled = settings.compile and numbers.is_cuda
     shade, finish = _compiled() if compiled else (_shade, _finish)
     which = (scene.texture * len(textures)).long().clamp(max=len(textures) - 1)

@@ -116,10 +116,14 @@ class Scene(NamedTuple):
     draws: Draws  # what is left, for the choice of points
 
 
-def draw_scene(numbers: Tensor, frames: int, settings: ProceduralSettings) -> Scene:
-    """Make the scenes of rows of random numbers (B, DRAWS)."""
-    draws, count = Draws(numbers), settings.layers
-    _batch, device = len(numbers), numbers.device
+def draw_scene(
+    numbers: Tensor,  # (B, DRAWS)
+    frames: int,
+    settings: ProceduralSettings,
+    pixels_per_unit: float,  # half of the image's shorter side
+) -> Scene:
+    """Make the scenes of rows of random numbers."""
+    draws, count, device = Draws(numbers), settings.layers, numbers.device
     time = torch.arange(frames, device=device) / REFERENCE_FRAMES  # (T,)
 
     def smooth(*shape: int) -> Tensor:
@@ -204,7 +208,7 @@ def draw_scene(numbers: Tensor, frames: int, settings: ProceduralSettings) -> Sc
     margin = torch.where(background > 0, 50.0, torch.where(present > 0, 0.0, -50.0))
     order = torch.arange(1, HARMONICS + 1, device=device)
     wiggle = 0.22 * draws.normal(count, 2, HARMONICS) / order
-    sharpness = draws.uniform(count, low=0.4, high=1.0) * settings.pixels_per_unit
+    sharpness = draws.uniform(count, low=0.4, high=1.0) * pixels_per_unit
     lattice_phase = draws.uniform(count, high=2 * math.pi)
     level = torch.where(lattice > 0, draws.uniform(count, low=-0.5, high=0.3), -9.0)
     outline = [
@@ -227,7 +231,7 @@ def draw_scene(numbers: Tensor, frames: int, settings: ProceduralSettings) -> Sc
         layers,
         torch.stack(forward),
         draws.uniform(count),
-        _texture_map(draws, settings),
+        _texture_map(draws, settings, pixels_per_unit),
         _colors(draws, count),
         _light(draws, smooth, settings),
         draws.chance(settings.motion_blur, 1)[:, 0] * draws.uniform(1, high=0.5)[:, 0],
@@ -236,12 +240,12 @@ def draw_scene(numbers: Tensor, frames: int, settings: ProceduralSettings) -> Sc
     )
 
 
-def _texture_map(draws: Draws, settings: ProceduralSettings) -> Tensor:
+def _texture_map(draws: Draws, settings: ProceduralSettings, pixels_per_unit: float) -> Tensor:
     """(B, L, 6): surface to texels, turned, scaled, from anywhere."""
     count = settings.layers
     low, high = settings.texels_per_pixel
     rate = torch.exp(draws.uniform(count, low=math.log(low), high=math.log(high)))
-    rate = rate * settings.pixels_per_unit
+    rate = rate * pixels_per_unit
     angle = draws.normal(count) * 0.5
     mirror = 1 - 2 * draws.chance(0.5, count)
     corner = draws.uniform(count, 2, high=settings.texture_size)

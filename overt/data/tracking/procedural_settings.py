@@ -72,8 +72,6 @@ class ProceduralSettings:
     foreground: float = MISSING
     # compile the renderer where the training device is a GPU; on an H200 that took over 7 minutes
     compile: bool = MISSING
-    # half of the image's shorter side in pixels; follows from data.crop_size
-    pixels_per_unit: float = 128.0
 
     def __post_init__(self) -> None:
         key = "data.procedural"

@@ -46,7 +46,7 @@ def write_photograph_videos(
             "remove this one."
         )
     settings = replace(
-        settings, first_frame=1.0, made_textures=0, pixels_per_unit=min(size) / 2, compile=False
+        settings, first_frame=1.0, made_textures=0, compile=False
     )
     bank = load_textures(str(textures), settings.texture_size, made=0)
     source = ProceduralClips(settings)

@@ -147,7 +147,6 @@ class DataSettings(KubricSettings):
                 f"data.crop_size={list(self.crop_size)}: procedural clips are compressed in "
                 "squares of 8 pixels; choose multiples of 8"
             )
-        procedural.pixels_per_unit = min(self.crop_size) / 2
 
 
 @dataclass

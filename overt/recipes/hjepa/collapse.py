@@ -35,6 +35,7 @@ class CollapseMonitor(nn.Module):
     """
 
     alarms: Tensor  # () int64, looks in a row
+    nan_buffers = ("numbers",)
     numbers: Tensor  # (P, 4) of each part, as in TOKEN_NAMES; NaN before the first look
 
     def __init__(self, settings: CollapseSettings, levels: int) -> None:

@@ -17,5 +17,5 @@ def small_settings(**changed: Any) -> ProceduralSettings:
     values = OmegaConf.merge(ProceduralSettings, OmegaConf.load(FILE).procedural)
     settings = OmegaConf.to_object(values)
     assert isinstance(settings, ProceduralSettings)
-    small = {"texture_size": 32, "made_textures": 3, "layers": 4, "pixels_per_unit": 16.0}
+    small = {"texture_size": 32, "made_textures": 3, "layers": 4}
     return replace(settings, **(small | changed))

@@ -16,7 +16,7 @@ from tests.data.tracking.procedural_values import small_settings
 
 def scene(**changed):
     generator = torch.Generator().manual_seed(0)
-    return draw_scene(torch.rand(3, DRAWS, generator=generator), 6, small_settings(**changed))
+    return draw_scene(torch.rand(3, DRAWS, generator=generator), 6, small_settings(**changed), 16.0)
 
 
 def test_there_and_back():
