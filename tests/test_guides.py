@@ -25,6 +25,7 @@ TINY = {
     "cotracker3_offline": "cotracker3_tiny",
     "cotracker3_online": "cotracker3_online_tiny",
     **{name: f"{name}_tiny" for name in ("lbm", "hjepa", "pcdiff")},
+    "pcdiff_published": "pcdiff_tiny",
     **{name: f"{name}_tiny" for name in ("blade_depthnet", "blade_posenet")},
 }
 RUN = [
@@ -55,6 +56,7 @@ HERE_INSTEAD = {
     "bilateral/003.nrrd": "bilateral/001.nrrd",
     "training.strategy=fsdp": "training.strategy=auto",  # one process has nothing to shard
     "video.mp4": "video.npy",
+    "model.backbone_weights=resnet18-f37072fd.pth": "model.backbone_weights=null",
     "--grid 20": "--grid 3",
     "runs/hjepa/": "runs/hjepa_tiny/",
     "runs/pcdiff/": "runs/pcdiff_tiny/",
@@ -212,7 +214,17 @@ def test_coming_from_hjepa(folder: Path) -> None:
 
 def test_coming_from_pcdiff(folder: Path) -> None:
     make_files(folder, {"epoch_999.pth": "pcdiff_tiny"})
-    skulls = ["data/skullbreak", "--skulls", "2", "--side", "24", "--points", "400"]
+    skulls = [
+        "data/skullbreak",
+        "--skulls",
+        "2",
+        "--side",
+        "24",
+        "--points",
+        "400",
+        "--kind",
+        "shells",
+    ]
     assert main(["data", "skulls", *skulls]) == 0
     shutil.copy("data/skullbreak/defective_skull/bilateral/001.nrrd", "skull.nrrd")
     follow("coming_from_pcdiff.md")

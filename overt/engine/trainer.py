@@ -99,7 +99,7 @@ class Trainer:
         self.phases.end("model")
         resumed = self.resume() if resumes else None
         self.phases.end("load")
-        self.run.open(self.state.step if resumes else None, self.state.wandb_run_id)
+        self.logger = self.run.open(self.state.step if resumes else None, self.state.wandb_run_id)
         done = (self.state.finished or "all steps are done") if self.is_done() else None
         self.run.introduce(partial(introduction, config, parts, world, resumed, done))
 

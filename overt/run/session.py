@@ -65,10 +65,10 @@ class Run:
         for handler in self._handlers:
             logging.getLogger("overt").addHandler(handler)
 
-    def open(self, resume_step: int | None, wandb_run_id: str | None) -> None:
-        """Create the folder, write configuration and command, open the trackers."""
+    def open(self, resume_step: int | None, wandb_run_id: str | None) -> MetricsLogger:
+        """Create the folder, write configuration and command, open and return the trackers."""
         if self.silent:
-            return
+            return self.logger
         config = self.config
         main_first(self._write_description)
         values = OmegaConf.to_container(OmegaConf.create(config.text))
@@ -87,6 +87,7 @@ class Run:
             resume_step=resume_step,
             trackers=[make_tracker(entry) for entry in config.logging.trackers],
         )
+        return self.logger
 
     def _write_description(self) -> None:
         if not self.world.is_main:

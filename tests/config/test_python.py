@@ -101,14 +101,17 @@ def test_another_class_does_not_inherit_arguments() -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"training": {"num_stepz": 5}}, r"no key training.num_stepz \(did you mean training.num_step"),
+    (
+        {"training": {"num_stepz": 5}},
+        r"unknown key training.num_stepz \(did you mean training.num_step",
+    ),
     ({"training": {"num_steps": "many"}}, "training.num_steps: Value 'many'"),
     ({"training": {"num_steps": torch.ones(1)}}, "training.num_steps: Value 'Tensor'"),
     ({"training": {"precision": "fp31"}}, r"training.precision=fp31 \(did you mean fp32"),
     ({"training": 5}, "training=5; give a dict of its keys"),
     ({"optimizer": "adammw"}, r"no such optimizer \(did you mean adamw"),
     ({"schedule": {"final_valu": 1}}, "schedule.final_valu is not an option here"),
-    ({"settings": {"model": {"widht": 6}}}, r"no key model.widht \(did you mean model.width"),
+    ({"settings": {"model": {"widht": 6}}}, r"unknown key model.widht \(did you mean model.width"),
     ({"settings": {"modle": {"width": 6}}}, r"settings.modle is not a section.*did you mean model"),
     ({"settings": ToySettings}, "filled in, or a dict"),
     ({"settings": {"model": {"width": 8}}}, "no value yet: model.dropout.*overt.configure"),
