@@ -6,6 +6,7 @@ import multiprocessing
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -161,7 +162,10 @@ class Interrupted(Toy):
         if step == type(self).at:
             type(self).at = None
             for _ in range(self.times):
-                signal.raise_signal(signal.SIGINT)  # two that are pending at once are one
+                handler = signal.getsignal(signal.SIGINT)
+                signal.raise_signal(signal.SIGINT)
+                while signal.getsignal(signal.SIGINT) is handler:
+                    time.sleep(0.001)  # two that are pending at once are one
         return super().loss(model, batch, counts, step)
 
 
