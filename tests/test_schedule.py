@@ -343,7 +343,7 @@ COSINE = {"_target_": "overt.schedule.CosineScheduler", "final_value": 0.0}
         ),
         (
             {"_target_": HIERARCHICAL, "levels": [{"_target_": HIERARCHICAL, "levels": [COSINE]}]},
-            r"schedule\.levels\[0\]\._target_ has levels of its own",
+            r"schedule\.levels\[0\]\._target_ has levels",
         ),
     ],
 )  # fmt: skip

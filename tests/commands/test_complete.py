@@ -116,8 +116,8 @@ def test_a_cloud_gets_implants_and_no_volume(folder: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("skull", "message"),
     [
-        ("absent.npy", "there is no skull"),
-        ("absent.nrrd", "there is no scan"),
+        ("absent.npy", "no skull"),
+        ("absent.nrrd", "no scan"),
         ("train.csv", "expected a DICOM folder"),
     ],
 )

@@ -73,7 +73,7 @@ def test_one_run_and_none(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out.splitlines()[1].split()[0] == "old"
     (tmp_path / "empty").mkdir()
     assert main(["runs", str(tmp_path / "empty")]) == 0
-    assert "there are no runs below" in capsys.readouterr().out
+    assert "no runs below" in capsys.readouterr().out
     assert main(["runs", str(tmp_path / "missing")]) == 1
 
 

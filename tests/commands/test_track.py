@@ -165,7 +165,7 @@ BAD_QUERIES = [
     ("huge.json", "[[0, 1, 1" + 400 * "0" + "]]", "expected [t, x, y]"),
     ("scalar.json", "3", "expected a list of [t, x, y]"),
     ("broken.json", "[[1, 2", "not valid JSON"),
-    ("empty.csv", "\n", "there are no queries in it"),
+    ("empty.csv", "\n", "it has no queries"),
 ]
 
 

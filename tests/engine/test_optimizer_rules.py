@@ -207,7 +207,7 @@ def test_rules_that_cannot_be_are_refused(rule: dict[str, Any], expected: str) -
             ["optimizer=muon", "optimizer.rules.0.lr=1", "optimizer.rules.0.lr_scale=2"],
             "give one of the two",
         ),
-        (["optimizer=muon", "optimizer.rules.1.lr_scale=2"], "there is no key"),
+        (["optimizer=muon", "optimizer.rules.1.lr_scale=2"], "unknown key"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(

@@ -509,7 +509,7 @@ def test_poisoned_weights_are_never_saved(tmp_path: Path, poison: list[str]) -> 
     with pytest.raises(NonFiniteWeightsError, match="the weights hold NaN or Inf") as raised:
         train_toy(tmp_path, "checkpoint.every_steps=1", *poison)
     assert "have been saved" not in str(raised.value)
-    assert "no checkpoint yet" in str(raised.value)
+    assert "no checkpoint exists yet" in str(raised.value)
     assert not list((tmp_path / "toy/checkpoints").iterdir())
     (finish,) = events(tmp_path / "toy", "finish")
     assert finish["exit_code"] == 1

@@ -249,7 +249,7 @@ def fuzzed(name: str, script: str, count: int) -> Injection:
 SAME = "the same command ends with the bits of the undisturbed run"
 CLAIM_KINDS: dict[str, Kind] = {
     "update that is not finite": Kind(
-        nonfinite_update, f"an error, nothing saved, older checkpoints stay; mended, {SAME}", 12
+        nonfinite_update, f"an error, nothing saved, older checkpoints stay; once fixed, {SAME}", 12
     ),
     "all checkpoints damaged, started twice": Kind(
         all_damaged, "refused both times; never from scratch", 12
@@ -257,7 +257,7 @@ CLAIM_KINDS: dict[str, Kind] = {
     "second start while the first trains": Kind(
         second_start, "refused with host, pid and time; the first ends undisturbed", 14
     ),
-    "full disk at the start": Kind(full_at_start, f"an error in words; with space, {SAME}", 10),
+    "full disk at the start": Kind(full_at_start, f"an explained error; with space, {SAME}", 10),
     "full disk at the last save": Kind(
         full_at_last_save, f"an error, recorded as one; with space, {SAME}", 12
     ),
@@ -269,9 +269,9 @@ CLAIM_KINDS: dict[str, Kind] = {
         full_on_one_rank, f"all ranks end with the reason; with space, {SAME}", 10
     ),
     "100 random overrides": Kind(
-        fuzzed("random overrides", "fuzz_overrides", 100), "parsed, or refused in words", 50
+        fuzzed("random overrides", "fuzz_overrides", 100), "parsed, or refused with an explanation", 50
     ),
     "10 forged run folders and checkpoints": Kind(
-        fuzzed("forged folders", "fuzz_folders", 10), "read, or refused in words", 50
+        fuzzed("forged folders", "fuzz_folders", 10), "read, or refused with an explanation", 50
     ),
 }

@@ -341,12 +341,12 @@ KINDS: dict[str, Kind] = {
     ),
     "unreadable sample": Kind(
         failing_data("unreadable sample", (0, 0, 2), "DataError: sample"),
-        f"an error that names the sample; mended, {SAME}",
+        f"an error that names the sample; once fixed, {SAME}",
         8,
     ),
     "sample that raises": Kind(
         failing_data("sample with a bug", (0, 0, 2), "has another shape"),
-        f"an error with the traceback; mended, {SAME}",
+        f"an error with the traceback; once fixed, {SAME}",
         8,
     ),
     "NaN gradients on one rank": Kind(

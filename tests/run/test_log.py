@@ -272,7 +272,7 @@ def test_a_full_disk_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCapture
             logger.log_metrics({"loss": 1.0}, step)
     assert len(caplog.messages) == 1
     assert "No space left" in caplog.messages[0]
-    assert "training goes on" in caplog.messages[0]
+    assert "training continues" in caplog.messages[0]
 
 
 def test_a_row_that_fits_only_half_is_taken_back(
@@ -299,7 +299,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, caplog: pytest.LogCaptureF
         logger.log_image("image", np.zeros((3, 4, 4)), 0)
         logger.log_event("event")
     assert len(caplog.messages) == 2  # the folder, and events.jsonl
-    assert all("training goes on" in warning for warning in caplog.messages)
+    assert all("training continues" in warning for warning in caplog.messages)
 
 
 # --- pictures -------------------------------------------------------------------------------------
@@ -346,7 +346,7 @@ def test_pictures_and_videos_are_files_that_events_name(
     gif = Image.open(tmp_path / video["path"])
     assert (gif.n_frames, gif.size, gif.info["duration"]) == (4, (8, 6), 200)
     assert len(caplog.messages) == 2
-    assert "(7, 7, 7) is no picture" in caplog.messages[0]
+    assert "(7, 7, 7) is not a picture" in caplog.messages[0]
 
 
 def test_texts_are_files_that_events_name(tmp_path: Path) -> None:

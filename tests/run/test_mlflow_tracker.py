@@ -63,7 +63,7 @@ def test_a_missing_package_is_one_warning_with_the_remedy(
     (message,) = caplog.messages
     assert "logging to MLflow failed" in message
     assert "pip install 'overt[mlflow]'" in message
-    assert "training goes on" in message
+    assert "training continues" in message
 
 
 def test_a_class_that_does_not_exist_is_refused() -> None:

@@ -88,7 +88,7 @@ def test_key_points_keep_to_their_mask(tmp_path: Path) -> None:
     np.savez(
         path, image_path=np.array(["a"] * 5), keypoints2d=points, __keypoints_compressed__=True
     )
-    with pytest.raises(DataError, match="compressed, but there is no keypoints2d_mask"):
+    with pytest.raises(DataError, match="compressed, without a keypoints2d_mask"):
         HumanData.load(path)
     np.savez(path, image_path=np.array(["a"] * 5), keypoints2d=points, keypoints2d_mask=mask[1:])
     with pytest.raises(DataError, match="has 17 points, keypoints2d_mask 16"):

@@ -101,7 +101,7 @@ def test_a_mesh_becomes_a_mask_where_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("absent.nrrd", None, "there is no scan"),
+        ("absent.nrrd", None, "no scan"),
         ("x.txt", b"", "expected a DICOM folder"),
         ("x.nii", b"junk", "cannot be read as NIfTI"),
         ("x.npz", b"junk", "cannot be read as a NumPy file"),

@@ -131,7 +131,7 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, frames: NDArray[np.uint8]) 
         "none.npy": r"shape \(0, 3, 21, 33\)",
         "thin.npy": "at least 2 x 2",
         "two.npz": "it holds a, b; name the array `video`",
-        "empty": "there are no images",
+        "empty": "it has no images",
         "mixed": "frames of different sizes, 6x8, 8x6",
         "bad": r"1\.png: not a readable image",
         "single.png": "is a single image",

@@ -35,7 +35,7 @@ def test_the_encoder_starts_from_torchvisions_file(data_root: Path, tmp_path: Pa
     with pytest.raises(CheckpointError, match=r"1 keys missing.*layer3\.1\.conv2\.weight"):
         SMALL_LBM.recipe(data_root, f"model.backbone_weights={file}").build_model()
     torch.save({"model.conv1.weight": torch.zeros(1)}, file)
-    with pytest.raises(CheckpointError, match=r"model\.conv1\.weight is no key of a ResNet-18"):
+    with pytest.raises(CheckpointError, match=r"model\.conv1\.weight is not a key of a ResNet-18"):
         SMALL_LBM.recipe(data_root, f"model.backbone_weights={file}").build_model()
     with pytest.raises(CheckpointError, match="no such file"):
         SMALL_LBM.recipe(data_root, "model.backbone_weights=nowhere.pth").build_model()
