@@ -171,7 +171,7 @@ def test_hands_follow_one_rule(scorer: Scorer) -> None:
         ({"model.body.transfer": "none.npz"}, r"model\.body\.transfer=none\.npz: the file does"),
         ({"model.body.model": "capsule"}, r"model\.body\.model=capsule is the body of rendered"),
         ({"model.body.smpl": "capsule"}, r"model\.body\.smpl=capsule is the body of rendered"),
-        ({"model.body.smpl_regressor": "a.npy"}, r"model\.body\.smpl_regressor=a\.npy: there is"),
+        ({"model.body.smpl_regressor": "a.npy"}, r"model\.body\.smpl_regressor=a\.npy: no such"),
     ],
 )  # fmt: skip
 def test_what_is_missing_is_named_before_anything_is_built(
