@@ -216,8 +216,13 @@ def test_a_second_interrupt_stops_at_once_and_the_run_is_still_good(
 ) -> None:
     monkeypatch.setattr(Interrupted, "at", 5)
     monkeypatch.setattr(Interrupted, "times", 2)
-    with pytest.raises(KeyboardInterrupt):
-        interrupted_run(tmp_path)
+    # A shell that starts this in the background has Ctrl-C ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            interrupted_run(tmp_path)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert not (tmp_path / "Interrupted/checkpoints/step_00000006").exists()
     assert interrupted_run(tmp_path).step == 6
     assert same_bits(weights(tmp_path / "Interrupted", 6), weights(undisturbed, 6))

@@ -183,9 +183,9 @@ def test_a_class_that_no_other_process_can_import() -> None:
 
 
 def test_a_check_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"no check resum \(did you mean resume"):
+    with pytest.raises(ConfigError, match=r"unknown check resum \(did you mean resume"):
         check_recipe("toy", packages=[TOY], only=["resum"])
-    with pytest.raises(ConfigError, match="no check everything"):
+    with pytest.raises(ConfigError, match="unknown check everything"):
         check_recipe("toy", packages=[TOY], skip={"everything": "no time"})
 
 

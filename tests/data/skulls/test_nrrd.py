@@ -59,7 +59,7 @@ def test_what_cannot_be_read_is_refused(
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.nrrd").write_bytes(b"PNG")
-    with pytest.raises(DataError, match="no NRRD file"):
+    with pytest.raises(DataError, match="not an NRRD file"):
         nrrd.read_nrrd(tmp_path / "x.nrrd")
     with pytest.raises(DataError, match="cannot be read"):
         nrrd.read_nrrd(tmp_path / "absent.nrrd")
