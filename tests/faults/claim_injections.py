@@ -269,7 +269,9 @@ CLAIM_KINDS: dict[str, Kind] = {
         full_on_one_rank, f"all ranks end with the reason; with space, {SAME}", 10
     ),
     "100 random overrides": Kind(
-        fuzzed("random overrides", "fuzz_overrides", 100), "parsed, or refused with an explanation", 50
+        fuzzed("random overrides", "fuzz_overrides", 100),
+        "parsed, or refused with an explanation",
+        50,
     ),
     "10 forged run folders and checkpoints": Kind(
         fuzzed("forged folders", "fuzz_folders", 10), "read, or refused with an explanation", 50
