@@ -228,7 +228,7 @@ def test_coming_from_pcdiff(folder: Path) -> None:
     assert main(["data", "skulls", *skulls]) == 0
     shutil.copy("data/skullbreak/defective_skull/bilateral/001.nrrd", "skull.nrrd")
     follow("coming_from_pcdiff.md")
-    assert (folder / "skull_implant" / "implant_0.ply").is_file()
+    assert (folder / "skull_implant" / "sample_0.ply").is_file()
 
 
 def test_coming_from_blade(folder: Path) -> None:

@@ -307,7 +307,7 @@ COSINE = {"_target_": "overt.schedule.CosineScheduler", "final_value": 0.0}
         ({"_target_": "os.system"}, r"'os\.system' is not a schedule.*; allowed: overt"),
         ({"_target_": "overt.schedule.CosinScheduler"}, r"mean overt\.schedule\.CosineScheduler\?"),
         ({"_target_": "overt.schedule.CosineScheduler"}, r"schedule\.final_value is missing"),
-        (COSINE | {"warmup_epoch": 1}, r"schedule\.warmup_epoch is no .*mean warmup_epochs\?"),
+        (COSINE | {"warmup_epoch": 1}, r"schedule\.warmup_epoch is not .*mean warmup_epochs\?"),
         (COSINE | {"base_value": 1.0}, r"schedule\.base_value follows from optimizer\.lr"),
         (COSINE | {"final_value": "1e-6"}, r"schedule\.final_value='1e-6'; give a number"),
         (COSINE | {"final_value": math.nan}, r"schedule\.final_value=nan is not finite"),

@@ -24,7 +24,7 @@ def test_a_launcher_gets_commands_with_dependencies(tmp_path: Path) -> None:
         ([], "at least one stage"),
         ([{"recipe": "toy"}], "needs a name"),
         ([{"name": "a"}], "needs `recipe: NAME`"),
-        ([{"name": "a", "recipe": "toy", "gpu": 2}], r"no key gpu \(did you mean gpus"),
+        ([{"name": "a", "recipe": "toy", "gpu": 2}], r"unknown key gpu \(did you mean gpus"),
         ([{"name": "a", "recipe": "toy", "nodes": 0}], "nodes=0"),
         ([{"name": "a", "recipe": "toy"}] * 2, "two stages are called a"),
         (
