@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from overt.data.tracking.procedural_settings import ProceduralSettings
 
@@ -379,9 +378,3 @@ def pick_layer(table: Tensor, chosen: Tensor) -> Tensor:
 def pick_frame(table: Tensor, frame: Tensor) -> Tensor:
     """Of (F, B, T) the frame of each of N points, (B, N): (F, B, N)."""
     return table.gather(2, frame[None].expand(len(table), -1, -1))
-
-
-def padded_frames(table: Tensor) -> Tensor:
-    """(F, B, L, T) with the last frame's change repeated behind it: (F, B, L, T + 1)."""
-    beyond = 2 * table[..., -1:] - table[..., -2:-1] if table.shape[-1] > 1 else table
-    return torch.cat([table, beyond], -1) if table.shape[-1] > 1 else F.pad(table, (0, 1))
