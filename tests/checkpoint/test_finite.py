@@ -33,3 +33,17 @@ def test_a_buffer_may_hold_infinity_but_not_nan() -> None:
     assert nonfinite_tensors(model) == []
     model.running_mean[1] = math.nan
     assert nonfinite_tensors(model) == ["running_mean"]
+
+
+def test_a_buffer_may_hold_nan_where_its_module_says_so_by_name() -> None:
+    class Monitor(nn.Module):
+        nan_buffers = ("numbers",)
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("numbers", torch.full((2,), torch.nan))
+            self.register_buffer("others", torch.full((2,), torch.nan))
+
+    monitor = Monitor()
+    assert nonfinite_tensors(monitor) == ["others"]
+    assert nonfinite_tensors(nn.Sequential(monitor)) == ["0.others"]
