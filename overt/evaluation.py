@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from overt.data.workers import loader_context
 from overt.distributed import World, gather_objects
 
 Value = TypeVar("Value")
@@ -41,7 +42,7 @@ def read_ahead(
         batch_size=None,  # a batch is an item
         num_workers=min(workers, len(batches)),
         worker_init_fn=_one_thread,
-        multiprocessing_context="forkserver",
+        multiprocessing_context=loader_context(),
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import dataclasses
-import multiprocessing
 import os
 import select
 import sys
@@ -31,6 +30,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from overt.config.batch import BatchPlan
 from overt.data.rng import sample_rngs
+from overt.data.workers import loader_context
 from overt.distributed import World, sum_over_processes
 from overt.engine.order import (
     START,
@@ -270,8 +270,7 @@ class StepLoader:
             return
         # Not forked from this process: its communication and logging threads would be lost
         # halfway through whatever they hold.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "overt.engine.loader"])
+        context = loader_context()
         resource_tracker.ensure_running()  # by itself: it changes what is blocked
         with blocked():
             forkserver.ensure_running()
