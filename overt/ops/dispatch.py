@@ -46,6 +46,7 @@ KERNELS = {
     "deformable": Kernels(False, "the backward pass adds to the values with float atomics"),
     "dropout": Kernels(True, "each number depends on its index and the seed alone"),
     "jitter": Kernels(True, "its atomic sums are of integers, exact in any order", (torch.uint8,)),
+    "layers": Kernels(True, "each pixel is computed by one program", (torch.float32,)),
     "linear_gelu": Kernels(
         True, "one matrix product of cuBLAS, without a gradient", HALVES, needs_triton=False
     ),

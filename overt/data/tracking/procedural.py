@@ -8,7 +8,7 @@ are exact. B clips, L layers, T frames, N points, H x W pixels.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,22 +18,17 @@ from torch.nn import functional as F
 from overt.data.tracking.clips import TrackBatch
 from overt.data.tracking.procedural_scene import (
     DRAWS,
-    SOLID,
-    Layer,
     Scene,
-    cover,
     draw_scene,
     pick_frame,
     pick_layer,
     to_image,
-    to_surface,
 )
 from overt.data.tracking.procedural_settings import ProceduralSettings
+from overt.ops.layers.api import shade
+from overt.ops.layers.plain import SOLID, Layer, cover, to_surface
 
 CANDIDATES = 4  # places of the image that a query is chosen among
-BLUR_TAPS = (-1.0, 1.0)  # beside the middle one
-LONGEST_BLUR = 8.0  # texels to either side of a tap
-ALMOST_NOTHING = 0.02  # of a pixel that a layer covers
 # A point further from the middle of the image than this many half sides is not learned.
 FAR = 4.0
 BLOCK = 8  # pixels of the squares that compression works on
@@ -82,15 +77,12 @@ def make_clips(
 ) -> Clips:
     """Render the clips of some rows of random numbers and follow points through them."""
     scene = draw_scene(numbers, frames, settings, min(size) / 2)
-    compiled = settings.compile and numbers.is_cuda
-    shade, finish = _compiled() if compiled else (_shade, _finish)
     which = (scene.texture * len(textures)).long().clamp(max=len(textures) - 1)
-    x, y = _pixel_grid(size, numbers.device)
     colored = shade(
         scene.layers, scene.texture_map, which.int(), scene.color, scene.light, scene.shutter,
-        textures, x, y,
+        textures, size,
     )  # fmt: skip
-    video = finish(colored, scene.finish, _seeds(numbers))
+    video = _finish(colored, scene.finish, _seeds(numbers))
     return Clips(video, *follow_points(scene, settings, size, points))
 
 
@@ -183,137 +175,6 @@ def _top(scene: Scene, frame: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Ten
 # --- pixels ----------------------------------------------------------------------------------
 
 
-def _pixel_grid(size: tuple[int, int], device: torch.device) -> tuple[Tensor, Tensor]:
-    """x (1, 1, 1, W) and y (1, 1, H, 1) of pixels in half sides of the image from its middle."""
-    height, width = size
-    half = min(size) / 2
-    x = (torch.arange(width, device=device) - (width - 1) / 2) / half
-    y = (torch.arange(height, device=device) - (height - 1) / 2) / half
-    return x.view(1, 1, 1, -1), y.view(1, 1, -1, 1)
-
-
-def _shade(
-    layers: Tensor,
-    texture_map: Tensor,
-    which: Tensor,
-    color: Tensor,
-    light: Tensor,
-    shutter: Tensor,
-    textures: Tensor,
-    x: Tensor,
-    y: Tensor,
-) -> Tensor:
-    """Colors (B, T, 3, H, W) in 0..255, float, in the light of the scene."""
-    _, batch, count, frames = layers.shape
-    shape = (batch, frames, y.shape[2], x.shape[3])
-    top = torch.zeros(shape, dtype=torch.int32, device=x.device)
-    under, top_cover = top, torch.ones(shape, device=x.device)
-    top_u = top_v = under_u = under_v = torch.zeros(shape, device=x.device)
-    for number in range(count):  # from back to front; unrolled into one kernel when compiled
-        layer = Layer(*layers[:, :, number, :, None, None].unbind(0))
-        u, v = to_surface(layer, x, y)
-        covers = cover(layer, u, v)
-        here = covers > ALMOST_NOTHING
-        solid = here & (top_cover >= SOLID)  # what was on top before is seen through the edge
-        under = torch.where(solid, top, under)
-        under_u, under_v = torch.where(solid, top_u, under_u), torch.where(solid, top_v, under_v)
-        top = torch.where(here, number, top)
-        top_u, top_v = torch.where(here, u, top_u), torch.where(here, v, top_v)
-        top_cover = torch.where(here, covers, top_cover)
-
-    # How far the texture moves while the shutter is open.
-    earlier = _previous_surface(layers, top, x, y)
-    open_for = shutter[:, None, None, None]
-    blur_u, blur_v = (top_u - earlier[0]) * open_for, (top_v - earlier[1]) * open_for
-    colors = _texels(textures, which, texture_map, color, top, top_u, top_v, blur_u, blur_v)
-    nothing = torch.zeros_like(blur_u)
-    behind = _texels(
-        textures, which, texture_map, color, under, under_u, under_v, nothing, nothing, taps=()
-    )
-    top_cover = top_cover[:, :, None]
-    colors = colors * top_cover + behind * (1 - top_cover)
-
-    gain, strength, wave_x, wave_y, phase, *spots = light[:, :, :, None, None].unbind(2)
-    shade = gain * (1 + strength * torch.sin(wave_x * x + wave_y * y + phase))
-    for dark, spot_x, spot_y, narrow in (spots[:4], (*spots[4:], spots[3])):
-        distance = ((x - spot_x) * narrow) ** 2 + ((y - spot_y) * narrow) ** 2
-        shade = shade * (1 - dark * torch.exp(-distance))
-    return (colors * shade[:, :, None]).clamp(0, 255)
-
-
-def _previous_surface(layers: Tensor, top: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """What the same layer showed at the same pixels in the frame before."""
-    fields, batch, count, frames = layers.shape
-    before = torch.cat([layers[..., :1], layers[..., :-1]], -1)
-    table = before[:19].permute(1, 3, 2, 0).reshape(batch * frames * count, 19)
-    first = torch.arange(batch * frames, device=x.device, dtype=torch.int32) * count
-    row = first.view(batch, frames, 1, 1) + top
-    values = [table[:, field][row] for field in range(19)]
-    unused = [values[0]] * (fields - 19)
-    return to_surface(Layer(*values, *unused), x, y)
-
-
-def _texels(
-    textures: Tensor,
-    which: Tensor,
-    texture_map: Tensor,
-    color: Tensor,
-    chosen: Tensor,  # (B, T, H, W) layer of each pixel
-    u: Tensor,
-    v: Tensor,
-    blur_u: Tensor,
-    blur_v: Tensor,
-    taps: tuple[float, ...] = BLUR_TAPS,
-) -> Tensor:
-    """Colors (B, T, 3, H, W) of places of surfaces, averaged along the blur."""
-    batch, count, _ = texture_map.shape
-    row = torch.arange(batch, device=u.device, dtype=torch.int32).view(-1, 1, 1, 1) * count + chosen
-    xx, xy, x0, yx, yy, y0 = (part.reshape(-1)[row] for part in texture_map.unbind(-1))
-    number = which.reshape(-1)[row]
-    x, y = xx * u + xy * v + x0, yx * u + yy * v + y0
-    move_x = (xx * blur_u + xy * blur_v).clamp(-LONGEST_BLUR, LONGEST_BLUR)
-    move_y = (yx * blur_u + yy * blur_v).clamp(-LONGEST_BLUR, LONGEST_BLUR)
-    red, green, blue = _bilinear(textures, number, x, y)
-    for tap in taps:
-        more = _bilinear(textures, number, x + tap * move_x, y + tap * move_y)
-        red, green, blue = red + more[0], green + more[1], blue + more[2]
-    share = 1 / (1 + len(taps))
-    parts = [part.reshape(-1)[row] for part in color.unbind(-1)]
-    channels = (red, green, blue)
-    return torch.stack(
-        [channels[k] * share * parts[k] + parts[3 + k] for k in range(3)], dim=2
-    ).clamp(0, 255)
-
-
-def _bilinear(
-    textures: Tensor, number: Tensor, x: Tensor, y: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Red, green and blue of textures between their texels; beyond an edge they are mirrored."""
-    side = textures.shape[1]
-    table = textures.reshape(-1)
-    left, above = x.floor(), y.floor()
-    part_x, part_y = x - left, y - above
-    left, above = left.int(), above.int()
-    columns = (_mirrored(left, side), _mirrored(left + 1, side))
-    rows = (_mirrored(above, side), _mirrored(above + 1, side))
-    first = number * (side * side)
-    red = green = blue = torch.zeros_like(x)
-    for row, down in ((rows[0], 1 - part_y), (rows[1], part_y)):
-        for column, right in ((columns[0], 1 - part_x), (columns[1], part_x)):
-            texel = table[first + row * side + column]
-            weight = down * right
-            red = red + weight * (texel & 255)
-            green = green + weight * ((texel >> 8) & 255)
-            blue = blue + weight * ((texel >> 16) & 255)
-    return red, green, blue
-
-
-def _mirrored(index: Tensor, side: int) -> Tensor:
-    """Indices folded into 0 .. side - 1."""
-    inside = index.remainder(2 * side)
-    return torch.minimum(inside, 2 * side - 1 - inside)
-
-
 def _finish(colored: Tensor, finish: Tensor, seeds: Tensor) -> Tensor:
     """Blur, grey, noise and compression as `Scene.finish` has them; uint8."""
     blur, grey, noise, step = finish[:, :, None, None, None, None].unbind(1)
@@ -357,13 +218,3 @@ def _compressed(frames: Tensor, step: Tensor) -> Tensor:
     blocks = (blocks / steps).round() * steps
     blocks = torch.einsum("ki,...kwl,lj->...iwj", waves, blocks, waves)
     return blocks.reshape(frames.shape)
-
-
-_PROGRAMS: list[Any] = []
-
-
-def _compiled() -> list[Any]:
-    """The two halves of the renderer as fused kernels, compiled when they are first used."""
-    if not _PROGRAMS:
-        _PROGRAMS.extend(torch.compile(part, dynamic=False) for part in (_shade, _finish))
-    return _PROGRAMS

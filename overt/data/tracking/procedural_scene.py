@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from overt.data.tracking.procedural_settings import ProceduralSettings
+from overt.ops.layers.plain import LEAST_DEPTH, Layer, bent
 
 SINES = 3  # of each smooth motion
 HARMONICS = 5  # of an outline
 DRAWS = 8192  # random numbers of a clip: enough for 16 layers and 1,000 points
 REFERENCE_FRAMES = 24  # motion is described for clips of this many; longer ones have more of it
-SOLID = 0.5  # an outline is where the cover passes this
-LEAST_DEPTH = 0.15  # nothing comes closer to the camera, relative to the middle of its layer
 BENDS = 2
 INVERSIONS = 14  # of a bend, by iteration: each leaves at most 0.4 of the error
 
@@ -52,53 +51,6 @@ class Draws:
     def spread(self, *shape: int, median: float, deviation: float) -> Tensor:
         """(B, *shape) positive numbers, log-normal."""
         return median * torch.exp(deviation * self.normal(*shape))
-
-
-class Layer(NamedTuple):
-    """A layer, or layers, in frames: tensors that are broadcast against positions."""
-
-    # image to surface, row by row
-    m00: Tensor
-    m01: Tensor
-    m02: Tensor
-    m10: Tensor
-    m11: Tensor
-    m12: Tensor
-    m20: Tensor
-    m21: Tensor
-    m22: Tensor
-    # two bends: direction with amplitude, wave vector, phase
-    ax: Tensor
-    ay: Tensor
-    awx: Tensor
-    awy: Tensor
-    aphase: Tensor
-    bx: Tensor
-    by: Tensor
-    bwx: Tensor
-    bwy: Tensor
-    bphase: Tensor
-    # outline: one over its half axes, a disc (0) or a box (1), a lattice that cuts holes into it
-    inverse_x: Tensor
-    inverse_y: Tensor
-    size: Tensor
-    is_box: Tensor
-    lattice_x: Tensor
-    lattice_y: Tensor
-    lattice_phase: Tensor
-    lattice_level: Tensor
-    margin: Tensor  # added to the distance from the outline: large for a background
-    sharpness: Tensor  # cover gained per half image side across the outline
-    c1: Tensor
-    c2: Tensor
-    c3: Tensor
-    c4: Tensor
-    c5: Tensor
-    s1: Tensor
-    s2: Tensor
-    s3: Tensor
-    s4: Tensor
-    s5: Tensor
 
 
 class Scene(NamedTuple):
@@ -321,22 +273,6 @@ def _inverted(h: list[Tensor]) -> list[Tensor]:
 # --- where surfaces lie ----------------------------------------------------------------------
 
 
-def bent(layer: Layer, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """How far a bend moves places of a surface."""
-    a = torch.sin(layer.awx * x + layer.awy * y + layer.aphase)
-    b = torch.sin(layer.bwx * x + layer.bwy * y + layer.bphase)
-    return layer.ax * a + layer.bx * b, layer.ay * a + layer.by * b
-
-
-def to_surface(layer: Layer, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The place of the surface that positions of the image show."""
-    depth = (layer.m20 * x + layer.m21 * y + layer.m22).clamp(min=LEAST_DEPTH)
-    u = (layer.m00 * x + layer.m01 * y + layer.m02) / depth
-    v = (layer.m10 * x + layer.m11 * y + layer.m12) / depth
-    along, across = bent(layer, u, v)
-    return u + along, v + across
-
-
 def to_image(layer: Layer, forward: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """The positions of the image that show places of the surface; `forward` has nine rows."""
     x, y = u, v
@@ -346,26 +282,6 @@ def to_image(layer: Layer, forward: Tensor, u: Tensor, v: Tensor) -> tuple[Tenso
     a, b, c, d, e, f, g, h, i = forward.unbind(0)
     depth = (g * x + h * y + i).clamp(min=LEAST_DEPTH)
     return (a * x + b * y + c) / depth, (d * x + e * y + f) / depth
-
-
-def cover(layer: Layer, u: Tensor, v: Tensor) -> Tensor:
-    """How much of a place of a surface is there, 0 to 1."""
-    x, y = u * layer.inverse_x, v * layer.inverse_y
-    radius = (x * x + y * y + 1e-8).sqrt()
-    cos, sin = x / radius, y / radius
-    outline = 1 + layer.c1 * cos + layer.s1 * sin
-    re, im = cos, sin
-    pairs = ((layer.c2, layer.s2), (layer.c3, layer.s3), (layer.c4, layer.s4), (layer.c5, layer.s5))
-    for even, odd in pairs:
-        re, im = re * cos - im * sin, re * sin + im * cos
-        outline = outline + even * re + odd * im
-    disc = outline - radius
-    box = 1 - torch.maximum(x.abs(), y.abs())
-    distance = torch.where(layer.is_box > 0, box, disc) * layer.size
-    waves = torch.cos(layer.lattice_x * u + layer.lattice_phase) * torch.cos(layer.lattice_y * v)
-    holes = (waves - layer.lattice_level) / layer.lattice_x
-    distance = torch.minimum(distance, holes.clamp(min=-1) + (layer.margin > 0) * 50)
-    return ((distance + layer.margin) * layer.sharpness + SOLID).clamp(0, 1)
 
 
 def pick_layer(table: Tensor, chosen: Tensor) -> Tensor:

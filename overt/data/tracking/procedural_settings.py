@@ -70,8 +70,6 @@ class ProceduralSettings:
     # the background where one is near
     first_frame: float = MISSING
     foreground: float = MISSING
-    # compile the renderer where the training device is a GPU; on an H200 that took over 7 minutes
-    compile: bool = MISSING
 
     def __post_init__(self) -> None:
         key = "data.procedural"

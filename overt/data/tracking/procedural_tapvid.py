@@ -45,7 +45,7 @@ def write_photograph_videos(
             f"{folder} exists; videos are not mixed into other data. Choose another folder, or "
             "remove this one."
         )
-    settings = replace(settings, first_frame=1.0, made_textures=0, compile=False)
+    settings = replace(settings, first_frame=1.0, made_textures=0)
     bank = load_textures(str(textures), settings.texture_size, made=0)
     source = ProceduralClips(settings)
     entries: dict[str, dict[str, Any]] = {}

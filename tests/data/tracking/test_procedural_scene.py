@@ -2,15 +2,8 @@
 
 import torch
 
-from overt.data.tracking.procedural_scene import (
-    DRAWS,
-    Draws,
-    Layer,
-    cover,
-    draw_scene,
-    to_image,
-    to_surface,
-)
+from overt.data.tracking.procedural_scene import DRAWS, Draws, draw_scene, to_image
+from overt.ops.layers.plain import Layer, to_surface
 from tests.data.tracking.procedural_values import small_settings
 
 
@@ -29,19 +22,6 @@ def test_there_and_back():
         back_x, back_y = to_image(layer, forward, *to_surface(layer, x, y))
         error = torch.maximum((back_x - x).abs(), (back_y - y).abs())
         assert error.max() < 2e-3
-
-
-def test_the_background_covers_everything():
-    made = scene()
-    layer = Layer(*made.layers[:, :, 0, :, None].unbind(0))
-    assert (cover(layer, torch.linspace(-5, 5, 9), torch.linspace(5, -5, 9)) == 1).all()
-
-
-def test_a_layer_covers_its_middle_and_not_all():
-    made = scene(present=1.0, holes=0.0, thin=0.0)
-    layer = Layer(*made.layers[:, :, 1:, 0].unbind(0))
-    assert (cover(layer, torch.zeros(1), torch.zeros(1)) > 0.5).float().mean() > 0.9
-    assert (cover(layer, torch.full((1,), 6.0), torch.zeros(1)) == 0).all()
 
 
 def test_draws_are_taken_in_turn():
