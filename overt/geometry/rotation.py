@@ -98,7 +98,8 @@ def relative_angle(first: Tensor, second: Tensor) -> Tensor:  # (..., 3, 3) twic
 
 
 def _arc_cosine(cosine: Tensor) -> Tensor:
-    bound = torch.tensor(_TANGENT_FROM, dtype=cosine.dtype, device=cosine.device)
+    # Filled on the device: a copy from the host would wait, and cannot be part of a CUDA graph.
+    bound = torch.full((), _TANGENT_FROM, dtype=cosine.dtype, device=cosine.device)
     inside = cosine.clamp(-bound, bound)
     slope = -1.0 / (1.0 - bound.square()).sqrt()
     return torch.acos(inside) + slope * (cosine - inside)
