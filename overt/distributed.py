@@ -198,21 +198,21 @@ def init_distributed(device: str = "auto", timeout_minutes: float = 30.0) -> Wor
     A process on its own forms no group; every function below then does nothing or answers for one.
     """
     launch = read_launch(os.environ)
-    place = _choose_device(device, launch)
+    chosen = _choose_device(device, launch)
     if launch.world_size > 1 and not dist.is_initialized():
         os.environ.setdefault("MASTER_ADDR", launch.master_addr)
         os.environ.setdefault("MASTER_PORT", str(launch.master_port))
         store = _meet(launch, min(timeout_minutes, START_MINUTES))
         dist.init_process_group(
             # Both on CUDA: small Python objects and waits for files travel over Gloo.
-            "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo",
+            "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo",
             rank=launch.rank,
             world_size=launch.world_size,
             timeout=timedelta(minutes=timeout_minutes),
-            device_id=place if place.type == "cuda" else None,
+            device_id=chosen if chosen.type == "cuda" else None,
             store=store,
         )
-    return World(launch.rank, launch.world_size, launch.local_rank, place)
+    return World(launch.rank, launch.world_size, launch.local_rank, chosen)
 
 
 def _meet(launch: Launch, minutes: float) -> Store:
@@ -297,7 +297,7 @@ def barrier() -> None:
         dist.barrier()
 
 
-def sum_over_processes(tensor: Tensor) -> Tensor:
+def all_reduce_sum(tensor: Tensor) -> Tensor:
     """Add up `tensor` over all processes, in place."""
     if dist.is_initialized():
         dist.all_reduce(tensor)

@@ -18,6 +18,7 @@ from torch.distributed import TCPStore
 from overt.distributed import (
     Launch,
     World,
+    all_reduce_sum,
     barrier,
     broadcast_object,
     first_host,
@@ -29,7 +30,6 @@ from overt.distributed import (
     main_first,
     read_launch,
     seed_everything,
-    sum_over_processes,
 )
 from overt.errors import DataError, LaunchError
 
@@ -244,7 +244,7 @@ def talk() -> dict[str, Any]:
         "asked": (get_rank(), get_world_size(), is_main_process(), world.is_main),
         "gathered": gather_objects({"rank": rank, "text": "x" * rank}),
         "broadcast": broadcast_object([rank, "from", rank]),
-        "sum": sum_over_processes(torch.tensor([1.0, float(rank)])).tolist(),
+        "sum": all_reduce_sum(torch.tensor([1.0, float(rank)])).tolist(),
     }
 
 

@@ -84,7 +84,7 @@ def examine(options: argparse.Namespace) -> tuple[list[Check], World | None]:
         remedy = "compare with docs/launch.md"
         checks.append(attempt("GPUs", lambda: machine.gpus(device, None, precision), remedy))
         return checks, None
-    different = cluster.same_versions(checks[0].found)
+    different = cluster.same_versions(checks[0].finding)
     if different is not None:
         checks[0] = different
 

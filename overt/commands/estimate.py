@@ -125,8 +125,8 @@ class Estimator:
         picture = read_picture(image)
         shown = None if mask is None else read_mask(mask)
         points = None if keypoints is None else read_rows(keypoints, "--keypoints")
-        found: PersonEstimate = self.recipe.estimate(self.model, picture, shown, points, box)
-        return found
+        person: PersonEstimate = self.recipe.estimate(self.model, picture, shown, points, box)
+        return person
 
     def people(
         self,
@@ -143,8 +143,8 @@ class Estimator:
         rows = np.atleast_2d(read_rows(boxes, "--boxes"))
         if rows.ndim != 2 or rows.shape[1] < 4 or len(rows) == 0:
             raise DataError(f"--boxes: rows of x, y, width and height are needed, not {rows.shape}")
-        found = [self.person(image, box=row[:4]) for row in rows]
-        return sorted(found, key=lambda person: -float(person.pelvis[2]))
+        people = [self.person(image, box=row[:4]) for row in rows]
+        return sorted(people, key=lambda person: -float(person.pelvis[2]))
 
 
 def estimate(

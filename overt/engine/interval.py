@@ -12,10 +12,10 @@ from torch import Tensor
 from overt.checkpoint.plain_values import is_number
 from overt.distributed import (
     World,
+    all_reduce_sum,
     get_rank,
     get_world_size,
     is_main_process,
-    sum_over_processes,
 )
 from overt.errors import CheckpointError
 from overt.recipe import StepOutput
@@ -79,7 +79,7 @@ class Interval:
         own = torch.tensor(
             [*self.sums, *self.losses, *slots], dtype=torch.float64, device=self.device
         )
-        packed = sum_over_processes(own).tolist()
+        packed = all_reduce_sum(own).tolist()
         sums, packed = packed[: len(self.sums)], packed[len(self.sums) :]
         losses, packed = packed[: len(self.losses)], packed[len(self.losses) :]
         by_rank = [packed[index * width : (index + 1) * width] for index in range(world_size)]

@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader, Dataset
 from overt.config.batch import BatchPlan
 from overt.data.rng import sample_rngs
 from overt.data.workers import loader_context
-from overt.distributed import World, sum_over_processes
+from overt.distributed import World, all_reduce_sum
 from overt.engine.order import (
     START,
     Position,
@@ -90,7 +90,7 @@ def global_counts(recipe: Recipe, batch: StepBatch, device: torch.device) -> dic
     packed = torch.cat([count.flatten() for count in totals.values()])
     if packed.device != device:  # a pinned copy does not wait for the device
         packed = packed.pin_memory().to(device, non_blocking=True)
-    sums = sum_over_processes(packed).to(torch.float32)
+    sums = all_reduce_sum(packed).to(torch.float32)
     parts = torch.split(sums, [count.numel() for count in totals.values()])
     counts = {name: part.view(totals[name].shape) for name, part in zip(totals, parts, strict=True)}
     return {"samples": samples} | counts

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from overt.checkpoint.plain_values import is_number
 from overt.config.schema import TrainingSection
-from overt.distributed import sum_over_processes
+from overt.distributed import all_reduce_sum
 from overt.errors import CheckpointError, ConfigError
 from overt.recipe import StepOutput
 from overt.run.events import LossSpike
@@ -50,7 +50,7 @@ class SpikeWatch:
         own = outputs[0].total.detach().to(torch.float32)
         for output in outputs[1:]:
             own = own + output.total.detach()
-        self._loss = sum_over_processes(own.clone())
+        self._loss = all_reduce_sum(own.clone())
 
     def allows(self) -> Tensor | None:
         """With skip: true where the loss just seen is not a spike, a scalar on the device."""

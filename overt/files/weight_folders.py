@@ -94,13 +94,13 @@ def _read_shards(index: Path, containers: tuple[str, ...]) -> tuple[dict[str, Te
 def _shards_of(index: Path) -> dict[str, list[str]]:
     """Return the tensors of each shard, by file name."""
     content = _read_json(index)
-    places = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(places, dict) or not places:
+    file_of = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(file_of, dict) or not file_of:
         raise CheckpointError(
             f'{index} has no "weight_map"; expected {{"weight_map": {{TENSOR: FILE, ...}}}}'
         )
     files: dict[str, list[str]] = {}
-    for key, name in places.items():
+    for key, name in file_of.items():
         # A name only: an index is a file of others, and reads nothing outside of its folder.
         if not isinstance(name, str) or name != Path(name).name or is_index(Path(name)):
             raise CheckpointError(

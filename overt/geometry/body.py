@@ -67,20 +67,20 @@ def chain(
     GPU gets a fifth of the launches.
     """
     levels = generations(parents)
-    turns, places = [rotations[:, :1]], [rest_joints[:, :1]]
+    turns, positions = [rotations[:, :1]], [rest_joints[:, :1]]
     place_of = {0: 0}  # where a joint is within its generation
     for before, joints in pairwise(levels):
         above = [place_of[parents[joint]] for joint in joints]
         place_of = {joint: number for number, joint in enumerate(joints)}
         same = above == list(range(len(before)))
         turned = turns[-1] if same else _columns(turns[-1], above)  # (B, j, 3, 3)
-        start = places[-1] if same else _columns(places[-1], above)
+        start = positions[-1] if same else _columns(positions[-1], above)
         offset = _columns(rest_joints, joints) - _columns(rest_joints, [parents[j] for j in joints])
-        places.append(start + (turned @ offset[..., None]).squeeze(-1))
+        positions.append(start + (turned @ offset[..., None]).squeeze(-1))
         turns.append(turned @ _columns(rotations, joints))
     order = [joint for joints in levels for joint in joints]
     back = sorted(range(len(order)), key=order.__getitem__)
-    return _columns(torch.cat(turns, dim=1), back), _columns(torch.cat(places, dim=1), back)
+    return _columns(torch.cat(turns, dim=1), back), _columns(torch.cat(positions, dim=1), back)
 
 
 @cache

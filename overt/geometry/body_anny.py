@@ -59,11 +59,11 @@ def anny_body() -> BodyFile:
     model = anny.Anny(skinning_method="lbs")
     vertices, heads = _drawn_people(model)  # (N, V, 3), (N, 104, 3)
     labels = list(model.bone_labels)
-    places = heads[:, [labels.index(name) for name in JOINT_BONES]]  # (N, 55, 3)
-    pelvis = places[:, :1].copy()
-    vertices, places = vertices - pelvis, places - pelvis
+    joints = heads[:, [labels.index(name) for name in JOINT_BONES]]  # (N, 55, 3)
+    pelvis = joints[:, :1].copy()
+    vertices, joints = vertices - pelvis, joints - pelvis
     template, directions = principal_shapes(vertices)
-    regressor = np.stack([_regress(vertices, places[:, joint]) for joint in range(len(PARENTS))])
+    regressor = np.stack([_regress(vertices, joints[:, joint]) for joint in range(len(PARENTS))])
     top = np.zeros_like(regressor[0])
     top[template[:, 1].argmax()] = 1.0
     return BodyFile(

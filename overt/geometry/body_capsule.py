@@ -66,8 +66,8 @@ class Capsule(NamedTuple):
 def rest_joints() -> Array:
     """Places of the 55 joints at rest, (55, 3)."""
     joints = np.zeros((len(PARENTS), 3))
-    for joint, place in {**_MIDDLE, **_LEFT}.items():
-        joints[joint] = place
+    for joint, position in {**_MIDDLE, **_LEFT}.items():
+        joints[joint] = position
     for left, right in _OTHER_SIDE.items():
         joints[right] = joints[left] * (-1, 1, 1)
     for side, (wrist, first) in enumerate(((20, 25), (21, 40))):
@@ -92,15 +92,15 @@ def capsules() -> list[Capsule]:
         starts.append(Capsule(joints[foot], toe, _TOE_RADIUS, foot, None, SIDES, RINGS))
     for first in range(25, 55, 3):
         wrist = PARENTS[first]
-        places = [joints[wrist], *joints[first : first + 3]]
-        tip = places[-1] + (places[-1] - places[-2])
+        knuckles = [joints[wrist], *joints[first : first + 3]]
+        tip = knuckles[-1] + (knuckles[-1] - knuckles[-2])
         owners = [wrist, first, first + 1, first + 2]
         for number, owner in enumerate(owners):
-            end = places[number + 1] if number < 3 else tip
+            end = knuckles[number + 1] if number < 3 else tip
             child = owners[number + 1] if number < 3 else None
             starts.append(
                 Capsule(
-                    places[number], end, _FINGER_RADIUS, owner, child, FINGER_SIDES, FINGER_RINGS
+                    knuckles[number], end, _FINGER_RADIUS, owner, child, FINGER_SIDES, FINGER_RINGS
                 )
             )
     return starts
@@ -127,13 +127,13 @@ def _capsule_mesh(capsule: Capsule) -> tuple[Array, NDArray[np.int64], Array]:
     tilt = np.arange(1, 3 if capsule.sides > FINGER_SIDES else 1) * np.pi / 6
     ends = [(-np.cos(a) * capsule.radius, np.sin(a) * capsule.radius) for a in tilt]
     middle = [(t * length, capsule.radius) for t in np.linspace(0, 1, capsule.rings)]
-    other = [(length - place, radius) for place, radius in reversed(ends)]
+    other = [(length - offset, radius) for offset, radius in reversed(ends)]
     rings = ends + middle + other
     vertices = [capsule.start - direction * capsule.radius]
     along = [0.0]
-    for place, radius in rings:
-        vertices.extend(capsule.start + direction * place + circle * radius)
-        along.extend([min(max(place / length, 0.0), 1.0)] * capsule.sides)
+    for offset, radius in rings:
+        vertices.extend(capsule.start + direction * offset + circle * radius)
+        along.extend([min(max(offset / length, 0.0), 1.0)] * capsule.sides)
     vertices.append(capsule.end + direction * capsule.radius)
     along.append(1.0)
     faces = []
@@ -220,19 +220,19 @@ def capsule_body() -> BodyFile:
         weights.append(_skin(capsule, along))
         centres.append(capsule.start + along[:, None] * (capsule.end - capsule.start))
         count += len(own)
-    place, centre = np.concatenate(vertices), np.concatenate(centres)
+    position, centre = np.concatenate(vertices), np.concatenate(centres)
     joints = rest_joints()
     legs = np.clip(centre[:, 1] - joints[1, 1], None, 0.0)
     reach = np.sign(centre[:, 0]) * np.clip(np.abs(centre[:, 0]) - joints[16, 0], 0.0, None)
     reach = np.where(centre[:, 1] > 0.35, reach, 0.0)
-    shape = _shape_directions(place, centre, legs, reach)
-    regressor = regressor_of(place, joints)
+    shape = _shape_directions(position, centre, legs, reach)
+    regressor = regressor_of(position, joints)
     metric = np.stack([regressor[list(rows)].mean(0) for rows in _JOINTS17])
     return BodyFile(
-        v_template=place.astype(np.float32),
+        v_template=position.astype(np.float32),
         f=np.concatenate(faces),
         shapedirs=np.concatenate([shape, np.zeros_like(shape)], -1).astype(np.float32),
-        posedirs=np.zeros((len(place), 3, 9 * (len(PARENTS) - 1)), np.float32),
+        posedirs=np.zeros((len(position), 3, 9 * (len(PARENTS) - 1)), np.float32),
         J_regressor=regressor,
         weights=np.concatenate(weights).astype(np.float32),
         parents=PARENTS,

@@ -57,10 +57,10 @@ def load_transfer(name: str, key: str, sources: int, targets: int) -> Transfer:
     if not path.is_file():
         raise DataError(f"{title}: the file does not exist; make it by `{MAKE}`")
     transfer = _of_entries(_read(path, title), title)
-    found = (len(transfer.corners), transfer.sources)
-    if found != (targets, sources):
+    sizes = (len(transfer.corners), transfer.sources)
+    if sizes != (targets, sources):
         raise DataError(
-            f"{title}: takes {found[1]} vertices to {found[0]}, but here {sources} have to become "
+            f"{title}: takes {sizes[1]} vertices to {sizes[0]}, but here {sources} have to become "
             f"{targets}; SMPL has 6890 and SMPL-X 10475, and a file serves one direction"
         )
     return transfer
@@ -149,8 +149,8 @@ def _of_entries(entries: Entries, title: str) -> Transfer:
         )
     order = np.argsort(line, kind="stable")
     line, index, values = line[order], index[order], values[order]
-    place = np.arange(len(line)) - np.repeat(counts.cumsum() - counts, counts)
+    column = np.arange(len(line)) - np.repeat(counts.cumsum() - counts, counts)
     padded = np.zeros((rows, width), np.int64)
     weight = np.zeros((rows, width), np.float32)
-    padded[line, place], weight[line, place] = index, values
+    padded[line, column], weight[line, column] = index, values
     return Transfer(padded, weight, columns)

@@ -81,8 +81,8 @@ def fit_camera(
     spread = (keypoints - mean(keypoints)[:, None]).square().sum(-1)  # (B, J)
     for _ in range(ROUNDS):
         moved = joints + translation[:, None]
-        places = focal[:, None, None] * moved[..., :2] / moved[..., 2:] + centre
-        seen = torch.cat([places, moved[..., 2:]], dim=-1)
+        pixels = focal[:, None, None] * moved[..., :2] / moved[..., 2:] + centre
+        seen = torch.cat([pixels, moved[..., 2:]], dim=-1)
         extent = (seen - mean(seen)[:, None]).square().sum(-1)
         ratio = mean((spread / extent.clamp_min(1e-12)).sqrt()[..., None])[:, 0]
         focal = torch.where(has_any, focal * ratio, focal)

@@ -52,12 +52,12 @@ def warp_nearest(values: NDArray[np.floating], affine: Affine, output: int) -> N
     """As `warp` for a map (H, W) of numbers that must not be mixed: the nearest, 0 outside."""
     height, width = values.shape
     inverse = np.linalg.inv(affine[:, :2])
-    places = np.stack(np.meshgrid(np.arange(output), np.arange(output)), axis=-1)  # x, y
-    sources = np.rint((places - affine[:, 2]) @ inverse.T).astype(np.int64)
+    pixels = np.stack(np.meshgrid(np.arange(output), np.arange(output)), axis=-1)  # x, y
+    sources = np.rint((pixels - affine[:, 2]) @ inverse.T).astype(np.int64)
     x, y = sources[..., 0], sources[..., 1]
     inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
-    found = values[y.clip(0, height - 1), x.clip(0, width - 1)]
-    return np.where(inside, found, 0.0)
+    sampled = values[y.clip(0, height - 1), x.clip(0, width - 1)]
+    return np.where(inside, sampled, 0.0)
 
 
 def mask_squares(masks: Tensor, factor: float = 1.25) -> tuple[Tensor, Tensor]:
@@ -68,10 +68,10 @@ def mask_squares(masks: Tensor, factor: float = 1.25) -> tuple[Tensor, Tensor]:
     height, width = masks.shape[-2:]
     corners, ends = [], []
     for size, present in ((width, masks.any(1)), (height, masks.any(2))):  # (B, size)
-        places = torch.arange(size, device=masks.device)
+        columns = torch.arange(size, device=masks.device)
         some = present.any(1)
-        first = torch.where(present, places, size).amin(1)
-        last = torch.where(present, places, -1).amax(1)
+        first = torch.where(present, columns, size).amin(1)
+        last = torch.where(present, columns, -1).amax(1)
         corners.append(torch.where(some, first, 0))
         ends.append(torch.where(some, last, size - 1))
     low, high = torch.stack(corners, -1).float(), torch.stack(ends, -1).float()  # (B, 2)
@@ -86,9 +86,9 @@ def crop_squares(images: Tensor, corner: Tensor, side: Tensor, output: int) -> T
     """Squares of a batch (B, C, H, W): the outermost output pixels lie on the square's edges."""
     height, width = images.shape[-2:]
     steps = torch.linspace(0.0, 1.0, output, device=images.device)
-    places = corner[:, None] + steps[None, :, None] * side[:, None, None]  # (B, n, 2)
+    centers = corner[:, None] + steps[None, :, None] * side[:, None, None]  # (B, n, 2)
     limits = images.new_tensor([width - 1, height - 1])
-    unit = 2.0 * places / limits - 1.0
+    unit = 2.0 * centers / limits - 1.0
     x = unit[:, None, :, 0].expand(-1, output, -1)
     y = unit[:, :, None, 1].expand(-1, -1, output)
     grid = torch.stack([x, y], dim=-1)

@@ -32,8 +32,8 @@ def bounding_box(mask: Mask, margin: Sequence[int] = (0, 0, 0)) -> tuple[slice, 
     box = []
     for axis in range(3):
         others = tuple(other for other in range(3) if other != axis)
-        places = np.flatnonzero(mask.any(axis=others))
-        first, last = int(places[0]) - margin[axis], int(places[-1]) + margin[axis] + 1
+        occupied = np.flatnonzero(mask.any(axis=others))
+        first, last = int(occupied[0]) - margin[axis], int(occupied[-1]) + margin[axis] + 1
         box.append(slice(max(first, 0), min(last, mask.shape[axis])))
     return tuple(box)
 
@@ -43,8 +43,8 @@ def distance_to(mask: Mask, spacing: Sequence[float]) -> NDArray[np.float64]:
     if HAS_SCIPY and mask.any():
         from scipy.ndimage import distance_transform_edt
 
-        found: NDArray[np.float64] = distance_transform_edt(~mask, sampling=spacing)
-        return found
+        distances: NDArray[np.float64] = distance_transform_edt(~mask, sampling=spacing)
+        return distances
     return distance_to_plain(mask, spacing)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from overt.config.schema import LoggingSection
-from overt.distributed import get_world_size, sum_over_processes
+from overt.distributed import all_reduce_sum, get_world_size
 from overt.health.flops import peak_tflops
 
 
@@ -93,7 +93,7 @@ def module_norms(model: nn.Module, depth: int) -> tuple[list[str], Tensor]:
     squares = torch.stack([torch.stack(gradients), torch.stack(weights)]).double().square()
     if any(isinstance(parameter, DTensor) for _, parameter in named):
         # What several ranks hold alike would be counted as often.
-        squares = sum_over_processes(squares / squares.new_tensor(replicas))
+        squares = all_reduce_sum(squares / squares.new_tensor(replicas))
     sums = squares.new_zeros(2, len(modules))
     sums.index_add_(1, torch.tensor(owners, device=sums.device), squares)
     return list(modules), sums.sqrt()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from overt.distributed import sum_over_processes
+from overt.distributed import all_reduce_sum
 
 TOKEN_NAMES = ("std", "std_min", "norm", "rank")
 
@@ -24,10 +24,10 @@ def token_statistics(tokens: Tensor) -> Tensor:
     """
     rows = tokens.double()
     first = torch.cat([rows.sum(0), rows.norm(dim=1).sum()[None], rows.new_tensor([len(rows)])])
-    first = sum_over_processes(first)
+    first = all_reduce_sum(first)
     count = first[-1]
     centred = rows - first[:-2] / count
-    covariance = sum_over_processes(centred.T @ centred) / (count - 1).clamp(min=1)
+    covariance = all_reduce_sum(centred.T @ centred) / (count - 1).clamp(min=1)
     deviation = covariance.diagonal().sqrt()
     size = first[-2] / count
     rank = rank_of(eigenvalues_of(covariance), floor=(1e-12 * size).square())

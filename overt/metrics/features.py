@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from overt.distributed import World, gather_objects, sum_over_processes
+from overt.distributed import World, all_reduce_sum, gather_objects
 from overt.errors import DataError
 from overt.evaluation import own_batches
 from overt.files.atomic import new_file
@@ -127,7 +127,7 @@ def knn_accuracies(
             for position, k in enumerate(ks):
                 predicted = _vote(labels[nearest[:, :k]], votes[:, :k])
                 correct[position] += (predicted == truth).sum()
-    totals: list[int] = (sum_over_processes(correct) if world else correct).tolist()
+    totals: list[int] = (all_reduce_sum(correct) if world else correct).tolist()
     return {k: total / len(test_features) for k, total in zip(ks, totals, strict=True)}
 
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from overt.distributed import World, sum_over_processes
+from overt.distributed import World, all_reduce_sum
 from overt.metrics.probes import ATTENTIVE, AttentiveProbe, ProbeSettings
 
 # Tokens (n, N, D) and labels (n,) of every one of these batches of sample numbers, in order.
@@ -70,7 +70,7 @@ def stream_attentive_accuracy(
                 if len(labels):
                     logits = probe(tokens.to(world.device).float())
                     right += (logits.argmax(1) == labels.to(world.device)).sum()
-    return {"top1": int(sum_over_processes(right)) / test_count}
+    return {"top1": int(all_reduce_sum(right)) / test_count}
 
 
 def _add_up(parameters: Sequence[Tensor], world: World) -> None:
@@ -79,4 +79,4 @@ def _add_up(parameters: Sequence[Tensor], world: World) -> None:
         return
     for parameter in parameters:
         own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        parameter.grad = sum_over_processes(own)
+        parameter.grad = all_reduce_sum(own)

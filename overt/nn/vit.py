@@ -298,7 +298,7 @@ def sincos_table(grid: Grid, width: int) -> Tensor:
     frequencies = 10000.0 ** -(torch.arange(quarter, dtype=torch.float64) / quarter)
     down, across = (torch.arange(size, dtype=torch.float64) for size in grid)
     rows, columns = torch.meshgrid(down, across, indexing="ij")
-    halves = [place.flatten()[:, None] * frequencies for place in (columns, rows)]
+    halves = [coordinate.flatten()[:, None] * frequencies for coordinate in (columns, rows)]
     return torch.cat([part for half in halves for part in (half.sin(), half.cos())], 1).float()
 
 
@@ -309,7 +309,9 @@ def rope_table(grid: Grid, head_width: int, theta: float) -> Tensor:
     frequencies = theta ** -(2.0 * torch.arange(quarter, dtype=torch.float64) / (head_width / 2))
     down, across = (torch.arange(size, dtype=torch.float64) for size in grid)
     rows, columns = torch.meshgrid(down, across, indexing="ij")
-    angles = torch.cat([place.flatten()[:, None] * frequencies for place in (rows, columns)], 1)
+    angles = torch.cat(
+        [coordinate.flatten()[:, None] * frequencies for coordinate in (rows, columns)], 1
+    )
     return torch.stack([angles.cos(), angles.sin()], dim=1).float()
 
 

@@ -35,8 +35,12 @@ class MLflow:
         except ImportError as error:
             raise ImportError(f"{error}; pip install 'overt[mlflow]'") from error
         self._client: Any = mlflow.MlflowClient(tracking_uri=uri)
-        found = self._client.get_experiment_by_name(experiment)
-        where = found.experiment_id if found else self._client.create_experiment(experiment)
+        experiment_found = self._client.get_experiment_by_name(experiment)
+        where = (
+            experiment_found.experiment_id
+            if experiment_found
+            else self._client.create_experiment(experiment)
+        )
         id_file = start.log_dir / ID_FILE
         if id_file.exists() and start.resume_step is not None:
             self._run_id = id_file.read_text().strip()
@@ -78,4 +82,6 @@ class MLflow:
 
 def _name(name: str) -> str:
     """MLflow knows letters, digits, and _ - . / and space."""
-    return "".join(one if one.isalnum() or one in "_-./ " else "_" for one in name)
+    return "".join(
+        character if character.isalnum() or character in "_-./ " else "_" for character in name
+    )

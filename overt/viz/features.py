@@ -47,5 +47,5 @@ def pca_picture(
 
 def _quantile(values: Tensor, part: float) -> Tensor:
     """Of every column; by sorting, since torch.quantile refuses more than 16 million values."""
-    place = round(part * (len(values) - 1))
-    return values.sort(dim=0).values[place]
+    index = round(part * (len(values) - 1))
+    return values.sort(dim=0).values[index]

@@ -65,14 +65,14 @@ def _panel(row: Shown, view: str, size: int, colour: tuple[int, int, int]) -> Im
     side = size * _SUPERSAMPLE
     panel = Image.new("RGB", (side, side), _PAPER)
     draw = ImageDraw.Draw(panel)
-    places = (points[:, :2] * (1, -1) / _REACH + 1) * side / 2
+    pixels = (points[:, :2] * (1, -1) / _REACH + 1) * side / 2
     # Near points are drawn last and dark, far ones pale.
     near = np.clip((points[:, 2] / _REACH + 1) / 2, 0, 1)
     radius = max(side / 190, 1.0)
     for index in np.argsort(points[:, 2], kind="stable"):
         base = np.array(colour if is_implant[index] else _BONE)
         faded = np.array(_PAPER) + (base - _PAPER) * (0.25 + 0.75 * near[index])
-        x, y = places[index]
+        x, y = pixels[index]
         grown = radius * (1.5 if is_implant[index] else 1.0)
         draw.ellipse((x - grown, y - grown, x + grown, y + grown), fill=tuple(faded.astype(int)))
     return panel.resize((size, size), Image.Resampling.LANCZOS)

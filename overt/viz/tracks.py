@@ -193,9 +193,9 @@ def _panel(
     factor = scale * _SUPERSAMPLE
     overlay = Image.new("RGBA", (width * factor, height * factor), (0, 0, 0, 0))
     pen = ImageDraw.Draw(overlay)
-    places = (positions + 0.5) * factor - 0.5  # pixel centres of the enlarged picture
+    pixels = (positions + 0.5) * factor - 0.5  # pixel centres of the enlarged picture
     unit = _SUPERSAMPLE * radius / _RADIUS
-    length = len(places) - 1
+    length = len(pixels) - 1
     fade = length if fade is None else fade
 
     # Dark edges first, so that a trail is told from any background.
@@ -204,7 +204,7 @@ def _panel(
             strength = 1 - (length - age) / (fade + 1)  # the past fades, and tapers
             thickness = max(1, round(2.1 * unit * (0.3 + 0.7 * strength) + edge))
             for point, colour in enumerate(colours):
-                segment = places[age : age + 2, point]
+                segment = pixels[age : age + 2, point]
                 if np.isfinite(segment).all():
                     faint = 1.0 if seen[age : age + 2, point].all() else 0.35
                     opacity = (110 if edge else 240) * strength * faint
@@ -212,12 +212,12 @@ def _panel(
                     ends = [(float(x), float(y)) for x, y in segment]
                     pen.line(ends, fill=ink, width=thickness)
     if target is not None:
-        for place, goal in zip(places[-1], (target + 0.5) * factor - 0.5, strict=True):
+        for place, goal in zip(pixels[-1], (target + 0.5) * factor - 0.5, strict=True):
             if np.isfinite(place).all() and np.isfinite(goal).all():
                 pen.line([tuple(place), tuple(goal)], fill=(255, 255, 255, 220), width=round(unit))
     for point, colour in enumerate(colours):
-        if np.isfinite(places[-1, point]).all():
-            x, y = places[-1, point]
+        if np.isfinite(pixels[-1, point]).all():
+            x, y = pixels[-1, point]
             _draw_point(pen, x, y, colour, bool(seen[-1, point]), unit)
     small = overlay.resize(picture.size, Image.Resampling.BOX)
     return Image.alpha_composite(picture.convert("RGBA"), small).convert("RGB")
@@ -283,7 +283,7 @@ def film_beside_truth(
     few = torch.linspace(0, count - 1, min(POINTS_DRAWN, count)).round().long()
     scale = max(1, PANEL_WIDTH // video.shape[-1])
     sides = [
-        draw_video(video[some], one[some][:, few], seen[some][:, few], scale=scale)
-        for one, seen in ((tracks, visible), (true_tracks, true_visible))
+        draw_video(video[some], positions[some][:, few], seen[some][:, few], scale=scale)
+        for positions, seen in ((tracks, visible), (true_tracks, true_visible))
     ]
     return torch.cat(sides, dim=3)

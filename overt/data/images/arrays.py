@@ -50,10 +50,10 @@ def _load(path: Path, images: str, labels: str | None) -> tuple[NDArray[Any], ND
         with loaded as archive:
             for key in (images, labels):
                 if key is not None and key not in archive.files:
-                    found = ", ".join(archive.files) or "nothing"
+                    names = ", ".join(archive.files) or "nothing"
                     raise DataError(
                         f"{path}: has no array {key!r}{nearest(key, archive.files)}; found "
-                        f"{found}. Name the arrays to read; a set without labels is read with "
+                        f"{names}. Name the arrays to read; a set without labels is read with "
                         "data.labelled=false (in Python labels=None)."
                     )
             return archive[images], None if labels is None else archive[labels]

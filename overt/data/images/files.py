@@ -73,8 +73,8 @@ def list_images(root: Path | str, labelled: bool = True) -> Listing:
     """
     top = os.fspath(root)
     if not os.path.isdir(top):
-        found = "is a file" if os.path.exists(top) else "does not exist"
-        raise DataError(f"{top} {found}; a folder of images is needed. {_layout(top)}")
+        state = "is a file" if os.path.exists(top) else "does not exist"
+        raise DataError(f"{top} {state}; a folder of images is needed. {_layout(top)}")
     folders, names, others = _scan(top, _Folder("", ()))
     folders.sort()
     if labelled and folders and {folder.name for folder in folders} <= _SPLITS:
@@ -89,8 +89,8 @@ def list_images(root: Path | str, labelled: bool = True) -> Listing:
         counts.append(len(images))
         others += passed
     if not names:
-        found = _some(others, "other file") if others else "nothing else"
-        raise DataError(f"{top}: no image at any depth, and {found}. {_layout(top)}")
+        state = _some(others, "other file") if others else "nothing else"
+        raise DataError(f"{top}: no image at any depth, and {state}. {_layout(top)}")
     if not labelled:
         return Listing(Names.pack(sorted(names)), np.full(len(names), UNLABELLED, np.int64), ())
     if loose:
@@ -135,8 +135,8 @@ def _scan(top: str, folder: _Folder) -> tuple[list[_Folder], list[str], list[str
                 if name.startswith("."):
                     continue
                 if entry.is_dir():
-                    places = _follow(entry.path, path, folder) if entry.is_symlink() else ()
-                    folders.append(_Folder(prefix + name, places or folder.linked_at))
+                    linked_at = _follow(entry.path, path, folder) if entry.is_symlink() else ()
+                    folders.append(_Folder(prefix + name, linked_at or folder.linked_at))
                 elif name.lower().endswith(SUFFIXES):
                     images.append(prefix + name)
                 else:
@@ -148,14 +148,14 @@ def _scan(top: str, folder: _Folder) -> tuple[list[_Folder], list[str], list[str
 
 def _follow(link: str, path: str, folder: _Folder) -> tuple[str, ...]:
     """Where links were met up to and with this one; refuses one that leads back."""
-    places = (*folder.linked_at, os.path.realpath(path))
+    linked = (*folder.linked_at, os.path.realpath(path))
     target = os.path.realpath(link)
-    if any(os.path.commonpath([target, place]) == target for place in places):
+    if any(os.path.commonpath([target, place]) == target for place in linked):
         raise DataError(
             f"{link}: this link leads to a folder that it lies in, so its images would be found "
             "again and again. Remove it."
         )
-    return places
+    return linked
 
 
 def _some(names: Sequence[str], noun: str) -> str:

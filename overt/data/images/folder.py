@@ -100,9 +100,9 @@ class ReadableImages:
         """The pixels (3, H, W) uint8 and the label of the first readable image from `index` on."""
         tries = min(TRIES, len(self))
         for place in range(index, index + tries):
-            found = self.try_read(place % len(self))
-            if found is not None:
-                return found
+            sample = self.try_read(place % len(self))
+            if sample is not None:
+                return sample
         raise DataError(
             f"{tries} images in a row cannot be read, the first of them {self.names[index]} "
             f"({self.unreadable[self.names[index]]}). Is the disk there, and is the set complete?"

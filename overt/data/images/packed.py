@@ -52,10 +52,10 @@ class PackedImages:
         self.labels: NDArray[np.int64] = index["labels"]
         self._ends, self._sizes, self._sums = index["ends"], index["sizes"], index["sums"]
         self._bytes: NDArray[np.uint8] | None = None
-        found = (self.path / _DATA).stat().st_size
-        if found != self._ends[-1]:
+        size = (self.path / _DATA).stat().st_size
+        if size != self._ends[-1]:
             raise DataError(
-                f"{self.path / _DATA} has {found} bytes, but {self._ends[-1]} were written: a copy "
+                f"{self.path / _DATA} has {size} bytes, but {self._ends[-1]} were written: a copy "
                 "that was cut off? Copy or pack it again."
             )
 
@@ -67,16 +67,16 @@ class PackedImages:
 
     def read_bytes(self, index: int) -> NDArray[np.uint8]:
         """The bytes of an image, straight from the file's memory."""
-        place = range(len(self))[index]
+        position = range(len(self))[index]
         if self._bytes is None:
             with (self.path / _DATA).open("rb") as file:
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             self._bytes = np.frombuffer(mapped, np.uint8)
-        record = self._bytes[self._ends[place - 1] if place else 0 : self._ends[place]]
-        if zlib.crc32(record.data) != self._sums[place]:
+        record = self._bytes[self._ends[position - 1] if position else 0 : self._ends[position]]
+        if zlib.crc32(record.data) != self._sums[position]:
             raise DataError(
-                f"{self.path / _DATA}: the bytes of image {place}, {self.names[place]}, do not "
-                "match their check sum. Copy or pack it again."
+                f"{self.path / _DATA}: the bytes of image {position}, {self.names[position]}, do "
+                "not match their checksum. Copy or pack it again."
             )
         return record
 

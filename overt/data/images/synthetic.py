@@ -130,9 +130,9 @@ def draw_image(name: str, size: int, rng: np.random.Generator) -> NDArray[np.uin
     period = rng.uniform(0.25, 0.4)
     along, across = _turned(u + rng.uniform(), v + rng.uniform(), rng.uniform(0, 2 * np.pi))
     pattern = TEXTURES[texture](2 * along / period, 2 * across / period)
-    share = np.clip(pattern * period * size / 8 + 0.5, 0, 1)[..., None]
-    one, other, back = _colours(rng)
-    figure = one * share + other * (1 - share)
+    weight = np.clip(pattern * period * size / 8 + 0.5, 0, 1)[..., None]
+    front, other, back = _colours(rng)
+    figure = front * weight + other * (1 - weight)
     ground = back * (1 + 0.5 * _clouds(x, y, rng))[..., None]
     inside = np.clip(0.5 - distance, 0, 1)[..., None]
     light = 1 + 0.2 * _turned(x, y, rng.uniform(0, 2 * np.pi))[0]

@@ -185,7 +185,7 @@ def crop_resize(
 
 def draw_jitter(reach: ColourJitter, rng: np.random.Generator) -> Jitter:
     """Factors and order of one change of colours."""
-    order = tuple(OPERATORS[place] for place in rng.permutation(len(OPERATORS)))
+    order = tuple(OPERATORS[number] for number in rng.permutation(len(OPERATORS)))
     reaches = (reach.brightness, reach.contrast, reach.saturation)
     brightness, contrast, saturation = (rng.uniform(max(0.0, 1 - x), 1 + x) for x in reaches)
     return Jitter(order, brightness, contrast, saturation, rng.uniform(-reach.hue, reach.hue))
@@ -200,8 +200,8 @@ def to_gray(images: Tensor) -> Tensor:
 
 def blur_weights(deviations: Tensor, side: int) -> Tensor:
     """(B,) to (B, side, side): a Gaussian around each pixel, normalized within the image."""
-    places = torch.arange(side, device=deviations.device, dtype=torch.float32)
-    squares = (places[:, None] - places).square()  # (side, side)
+    offsets = torch.arange(side, device=deviations.device, dtype=torch.float32)
+    squares = (offsets[:, None] - offsets).square()  # (side, side)
     # A deviation of 0 leaves every pixel as it is.
     weights = torch.exp(-squares / (2 * deviations.clamp(min=1e-3).square()[:, None, None]))
     return weights / weights.sum(2, keepdim=True)

@@ -64,10 +64,12 @@ def resize_weights(
     scale = length / after  # pixels of the crop for each new one
     support = scale.clamp(min=1.0)  # a smaller image is an average: no aliasing
     centers = (torch.arange(after, device=begin.device) + 0.5) * scale[:, None]  # (B, after)
-    places = torch.arange(before, device=begin.device) - begin[:, None]  # (B, before), of the crop
-    distance = (places[:, None] + 0.5 - centers[..., None]).abs() / support[:, None, None]
+    positions = (
+        torch.arange(before, device=begin.device) - begin[:, None]
+    )  # (B, before), of the crop
+    distance = (positions[:, None] + 0.5 - centers[..., None]).abs() / support[:, None, None]
     weights = _cubic(distance) if bicubic else (1 - distance).clamp(min=0)
-    inside = (places >= 0) & (places < length[:, None])
+    inside = (positions >= 0) & (positions < length[:, None])
     weights = weights * inside[:, None]
     return weights / weights.sum(2, keepdim=True)
 

@@ -30,8 +30,8 @@ def read_bedlam(path: str | Path) -> HumanData:
             "was run. For .npz files of MMHuman3D use layout=humandata."
         ) from None
     if not isinstance(content, Mapping) or "img_fn" not in content:
-        found = ", ".join(map(str, content)) if isinstance(content, Mapping) else "no dictionary"
-        raise DataError(f"{file}: the annotations lack img_fn; found are {found}")
+        keys = ", ".join(map(str, content)) if isinstance(content, Mapping) else "no dictionary"
+        raise DataError(f"{file}: the annotations lack img_fn; found are {keys}")
     names = [str(name) for name in content["img_fn"]]
     if "sequence_name" in content:
         folders = [str(name) for name in content["sequence_name"]]

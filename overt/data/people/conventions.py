@@ -135,10 +135,10 @@ def names_of(convention: str | None, stored: str | None, width: int, title: str)
 
 def limb_columns(names: Sequence[str], title: str) -> list[int]:
     """Return the columns of the twelve limb joints among those that a file has."""
-    places = {name: column for column, name in reversed(list(enumerate(names)))}
+    column_of = {name: column for column, name in reversed(list(enumerate(names)))}
     columns, missing = [], []
     for candidates in LIMBS:
-        present = [places[name] for name in candidates if name in places]
+        present = [column_of[name] for name in candidates if name in column_of]
         columns.append(present[0] if present else -1)
         if not present:
             missing.append(candidates[0])

@@ -292,9 +292,9 @@ def _cached(path: Path) -> tuple[dict[str, Array], Header]:
     folder = path.with_name(path.name + CACHE_SUFFIX)
     stat = path.stat()
     mark = {"size": stat.st_size, "modified": stat.st_mtime_ns}
-    found = _open_cache(folder, mark)
-    if found is not None:
-        return found
+    cached = _open_cache(folder, mark)
+    if cached is not None:
+        return cached
     columns, header = read_columns(path)
     try:
         made = Path(tempfile.mkdtemp(prefix=folder.name, dir=folder.parent))

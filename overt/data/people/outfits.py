@@ -184,25 +184,25 @@ class Looks:
         chosen = ("sleeve", "trouser", "waist", "hairline")
         self.choice = torch.stack([stack(name) for name in chosen], dim=1)
 
-    def field(self, person: Tensor, places: Tensor) -> Tensor:
+    def field(self, person: Tensor, positions: Tensor) -> Tensor:
         """Return smooth noise (N,), about -1 to 1, at points (N, 3) of the body at rest."""
         waves = self.waves[person]  # (N, W, 4)
-        angles = (waves[..., :3] * places[:, None]).sum(-1) + waves[..., 3]
+        angles = (waves[..., :3] * positions[:, None]).sum(-1) + waves[..., 3]
         return angles.sin().mean(1) * math.sqrt(2 / WAVES) * 1.7
 
-    def texture(self, person: Tensor, region: Tensor, places: Tensor) -> Tensor:
+    def texture(self, person: Tensor, region: Tensor, positions: Tensor) -> Tensor:
         """Return unlit colors (N, 3)."""
         first, second = self.colors[person, region], self.second[person, region]
         pattern, frequency = self.pattern[person, region], self.frequency[person, region]
-        across = (self.axis[person, region] * places).sum(-1) * frequency
-        along = (self.axis[person, region].roll(1, -1) * places).sum(-1) * frequency
+        across = (self.axis[person, region] * positions).sum(-1) * frequency
+        along = (self.axis[person, region].roll(1, -1) * positions).sum(-1) * frequency
         stripes = (torch.sin(2 * math.pi * across) > 0).float()
         checks = (torch.sin(2 * math.pi * across) * torch.sin(2 * math.pi * along) > 0).float()
-        blotches = torch.sigmoid(6 * self.field(person, places * 3))
+        blotches = torch.sigmoid(6 * self.field(person, positions * 3))
         mixed = torch.stack([torch.zeros_like(stripes), stripes, checks, blotches], dim=1)
         part = mixed.gather(1, pattern[:, None])
         # Cloth is never quite even.
-        uneven = 1 + 0.08 * self.field(person, places * 1.7)
+        uneven = 1 + 0.08 * self.field(person, positions * 1.7)
         return (first + part * (second - first)) * uneven[:, None]
 
     def light(self, person: Tensor, normal: Tensor) -> Tensor:
@@ -222,9 +222,9 @@ def shade(
     person = covered // raster.face[0].numel()
     corners = tailor.faces[raster.face.flatten()[covered]]  # (N, 3)
     weights = raster.weights.flatten(0, 2)[covered][..., None]  # (N, 3, 1)
-    places = (weights * tailor.template[corners]).sum(1)
+    positions = (weights * tailor.template[corners]).sum(1)
     measures = (weights * tailor.measures()[corners]).sum(1)
     normals = vertex_normals(vertices, tailor.faces)
     normal = F.normalize((weights * normals[person[:, None], corners]).sum(1), dim=-1)
     region = tailor.regions(measures, looks.choice[person])
-    return looks.texture(person, region, places) * looks.light(person, normal)
+    return looks.texture(person, region, positions) * looks.light(person, normal)

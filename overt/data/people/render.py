@@ -98,7 +98,7 @@ def _shade(
     corners = model.faces[raster.face.flatten()[covered]]  # (N, 3)
     weights = raster.weights.flatten(0, 2)[covered][..., None]  # (N, 3, 1)
     part = model.part[corners[:, 0]].long()
-    place = (weights * model.template[corners]).sum(1)  # (N, 3) on the body at rest
+    position = (weights * model.template[corners]).sum(1)  # (N, 3) on the body at rest
     normal = (weights * vertex_normals(vertices, model.faces)[which[:, None], corners]).sum(1)
     numbers = {
         name: torch.tensor(np.stack([np.asarray(getattr(look, name)) for look in looks])).float()
@@ -107,7 +107,7 @@ def _shade(
     towards = (F.normalize(normal, dim=-1) * numbers["light"][which]).sum(-1).clamp_min(0.0)
     ambient = numbers["ambient"][which]
     waves, strength = numbers["stripes"][which].unbind(1)
-    stripe = 1 + strength * torch.sin(2 * math.pi * waves * (place[:, 0] + place[:, 1]))
+    stripe = 1 + strength * torch.sin(2 * math.pi * waves * (position[:, 0] + position[:, 1]))
     bright = (ambient + (1 - ambient) * towards) * stripe
     return numbers["colours"][which, part] * bright[:, None]
 

@@ -192,7 +192,7 @@ def place_people(people: list[Person], model: BodyModel, options: PeopleOptions)
     depth = on_device([person.depth for person in people])
     vertices, joints = body.vertices - pelvis[:, None], body.joints - pelvis[:, None]
     if options.framing == "portrait":
-        place, matrix = _portrait(vertices, depth, options)
+        translation, matrix = _portrait(vertices, depth, options)
     else:
         size = options.size
         height = standing_height(model, shape, options)
@@ -202,9 +202,11 @@ def place_people(people: list[Person], model: BodyModel, options: PeopleOptions)
             focal = focal.clamp(0.3 * size, 4.0 * size)
         offset = on_device([person.place for person in people])
         across = offset * size * (depth / focal)[:, None]
-        place = torch.cat([across, depth[:, None]], dim=1)
+        translation = torch.cat([across, depth[:, None]], dim=1)
         matrix = intrinsics(focal, torch.full((len(people), 2), size / 2, device=device))
-    return Scene(vertices + place[:, None], joints + place[:, None], matrix, place - pelvis)
+    return Scene(
+        vertices + translation[:, None], joints + translation[:, None], matrix, translation - pelvis
+    )
 
 
 def _portrait(vertices: Tensor, depth: Tensor, options: PeopleOptions) -> tuple[Tensor, Tensor]:
@@ -214,17 +216,17 @@ def _portrait(vertices: Tensor, depth: Tensor, options: PeopleOptions) -> tuple[
         if options.orthographic
         else (vertices[..., 2] + depth[:, None]).clamp_min(NEAREST_M)
     )[..., None].expand(-1, -1, 2)
-    place = torch.zeros(len(depth), 3, device=depth.device)
-    place[:, 2] = depth
+    translation = torch.zeros(len(depth), 3, device=depth.device)
+    translation[:, 2] = depth
     for _ in range(NEWTON_STEPS):  # the middle of the box is piecewise linear in the place
-        seen = (vertices[..., :2] + place[:, None, :2]) / divisor
+        seen = (vertices[..., :2] + translation[:, None, :2]) / divisor
         low, high = seen.min(1), seen.max(1)
         slope = sum(1.0 / divisor.gather(1, end.indices[:, None])[:, 0] for end in (low, high))
-        place[:, :2] -= (low.values + high.values) / slope
-    seen = (vertices[..., :2] + place[:, None, :2]) / divisor
+        translation[:, :2] -= (low.values + high.values) / slope
+    seen = (vertices[..., :2] + translation[:, None, :2]) / divisor
     focal = options.size / (FRAME * (seen.amax(1) - seen.amin(1)).amax(1))
     middle = torch.full((len(depth), 2), options.size / 2, device=depth.device)
-    return place, intrinsics(focal, middle)
+    return translation, intrinsics(focal, middle)
 
 
 def see(scene: Scene, points: Tensor, orthographic: bool) -> tuple[Tensor, Tensor]:
@@ -260,8 +262,8 @@ def draw_rows(
         scene = place_people(drawn, model, options)
         good = scene.vertices[..., 2].amin(1) > NEAREST_M
         good &= (scene.distortion >= low) & (scene.distortion <= high)
-        for place in reversed(good.nonzero().flatten().tolist()):  # the first one stays
-            people[waiting[place // together]] = drawn[place]
+        for index in reversed(good.nonzero().flatten().tolist()):  # the first one stays
+            people[waiting[index // together]] = drawn[index]
     if None in people:
         raise DataError(f"no person of subset {options.subset} was found in {TRIES} draws")
     done = [person for person in people if person is not None]
@@ -378,8 +380,8 @@ def _labels(
         [seen[:, max(joint, 0)] if joint >= 0 else torch.full((count, 2), -1.0) for joint in COCO],
         dim=1,
     )
-    places = torch.cat([coco, seen[:, :BODY_JOINTS]], dim=1)  # (B, 39, 2)
-    inside = ((places >= 0) & (places <= size - 1)).all(-1, keepdim=True).float()
+    keypoints = torch.cat([coco, seen[:, :BODY_JOINTS]], dim=1)  # (B, 39, 2)
+    inside = ((keypoints >= 0) & (keypoints <= size - 1)).all(-1, keepdim=True).float()
     low = pixels.amin(1).clamp(0, size - 1)
     high = pixels.amax(1).clamp(0, size - 1)
     if options.framing == "portrait":  # the picture is the crop
@@ -393,7 +395,7 @@ def _labels(
     names = np.array([f"imgs/{first + number:06d}.jpg" for number in range(count)])
     numbers: dict[str, NDArray[np.generic]] = {
         "bbox_xywh": box.numpy(),
-        "keypoints2d": torch.cat([places, inside], dim=-1).numpy(),
+        "keypoints2d": torch.cat([keypoints, inside], dim=-1).numpy(),
         "K": scene.matrix.cpu().numpy(),
         "focal_length": scene.matrix[:, 0, :1].cpu().numpy(),
         "distortion_max": scene.distortion.cpu().numpy(),

@@ -121,13 +121,13 @@ def _descend(
     """Gradient descent with momentum, without a wait for the device."""
     longer = float(max(seen.size))
     # The variables are in units of their steps' own scale, so that one rate serves all.
-    place = start.translation[:, :2].clone().requires_grad_()
+    shift = start.translation[:, :2].clone().requires_grad_()
     focal = (start.focal / longer).clone().requires_grad_()
     distance = depth.clone().requires_grad_(options.optimize_depth)
     turns = torch.zeros(len(depth), 22, 3, device=depth.device)
     turns.requires_grad_(options.optimize_pose)
     groups = [
-        {"params": [place], "lr": STEPS["place"]},
+        {"params": [shift], "lr": STEPS["place"]},
         {"params": [focal], "lr": STEPS["focal"]},
         *([{"params": [distance], "lr": STEPS["depth"]}] if options.optimize_depth else []),
         *([{"params": [turns], "lr": STEPS["pose"]}] if options.optimize_pose else []),
@@ -143,7 +143,7 @@ def _descend(
             vertices, joints = pelvis_relative(model, shape, rotations)
         else:
             rotations, vertices, joints = start.rotations, start.vertices, start.joints
-        translation = torch.cat([place, distance[:, None]], dim=1)
+        translation = torch.cat([shift, distance[:, None]], dim=1)
         nothing = torch.zeros_like(distance)
         return Solution(longer * focal, translation, vertices, joints, rotations, nothing)
 
@@ -160,7 +160,7 @@ def _descend(
             best_iou = torch.maximum(best_iou, iou)
         if step == options.iterations:
             break
-        energy = 1.0 - iou + PRIOR_WEIGHTS["place"] * place.abs().mean(1)
+        energy = 1.0 - iou + PRIOR_WEIGHTS["place"] * shift.abs().mean(1)
         energy = energy + PRIOR_WEIGHTS["depth"] * (distance - depth).abs()
         energy = energy + options.keypoint_weight * keypoint_energy(state, seen)
         if options.optimize_pose:
@@ -212,8 +212,8 @@ class Blur:
 
     def __init__(self, taps: int, deviation: float, size: float, mask: Tensor | None) -> None:
         assert mask is not None
-        places = torch.arange(taps, device=mask.device, dtype=torch.float32) - (taps - 1) / 2
-        kernel = torch.exp(-0.5 * (places / deviation).square())
+        offsets = torch.arange(taps, device=mask.device, dtype=torch.float32) - (taps - 1) / 2
+        kernel = torch.exp(-0.5 * (offsets / deviation).square())
         self.kernel, self.size = kernel / kernel.sum(), size
         self.mask = self.apply(mask.to(torch.float32))
 

@@ -136,19 +136,19 @@ class PoseSource:
         if crop.degrees:
             turned = rotate_in_plane(axis_angle_to_matrix(root)[None], torch.tensor([crop.degrees]))
             root = matrix_to_axis_angle(turned)[0]
-        places = np.zeros((12, 3), np.float32)
+        limbs = np.zeros((12, 3), np.float32)
         if keypoints is not None:
             seen = mirror_keypoints(keypoints, width) if crop.mirrored else keypoints
-            places[:, :2] = transform_points(affine, seen[:, :2]) / settings.pose_size
-            inside = ((places[:, :2] > 0) & (places[:, :2] < 1)).all(1)
-            places[:, 2] = (seen[:, 2] > 0) & inside
+            limbs[:, :2] = transform_points(affine, seen[:, :2]) / settings.pose_size
+            inside = ((limbs[:, :2] > 0) & (limbs[:, :2] < 1)).all(1)
+            limbs[:, 2] = (seen[:, 2] > 0) & inside
         return PoseSample(
             depth_crop(people, index, picture, settings.depth_size),
             as_tensor(pixels),
             torch.cat([root[None], body, left, right]),
             torch.from_numpy(np.array(label.shape, np.float32)),
             float(people.pelvis(index)[2]),
-            torch.from_numpy(places),
+            torch.from_numpy(limbs),
         )
 
 

@@ -113,10 +113,10 @@ class DepthNetRecipe(Recipe):
                 depth_crop(people, row, people.picture(row), settings.data.depth_size)
                 for row in chosen
             ]
-            found = model(torch.stack(crops).to(device))[:, 0].float().cpu().tolist()
+            depths = model(torch.stack(crops).to(device))[:, 0].float().cpu().tolist()
             return [
                 depth_row(depth, float(people.pelvis(row)[2]))
-                for row, depth in zip(chosen, found, strict=True)
+                for row, depth in zip(chosen, depths, strict=True)
             ]
 
         rows = score_batches(world, count, settings.evaluation.batch_size, score)
@@ -135,9 +135,9 @@ class DepthNetRecipe(Recipe):
         crops = torch.stack(
             [depth_crop(people, row, people.picture(row), settings.data.depth_size) for row in rows]
         )
-        found = model(crops.to(device))[:, 0].float().cpu().tolist()
+        depths = model(crops.to(device))[:, 0].float().cpu().tolist()
         pictures = [
             write_on(crop, f"{depth:.2f} m ({people.pelvis(row)[2]:.2f})")
-            for crop, depth, row in zip(crops, found, rows, strict=True)
+            for crop, depth, row in zip(crops, depths, rows, strict=True)
         ]
         return {"depths": torch.cat(pictures, dim=2)}

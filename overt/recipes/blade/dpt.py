@@ -178,6 +178,6 @@ def bilinear_matrix(size: int, output: int, like: Tensor) -> Tensor:
     In float64: the last place must not fall a rounding beyond the last source, nor may a product of
     two such matrices lose digits to a faster float32.
     """
-    places = torch.arange(output, device=like.device).double() * (size - 1) / max(output - 1, 1)
+    positions = torch.arange(output, device=like.device).double() * (size - 1) / max(output - 1, 1)
     sources = torch.arange(size, device=like.device)
-    return (1.0 - (places[:, None] - sources).abs()).clamp_min(0.0)
+    return (1.0 - (positions[:, None] - sources).abs()).clamp_min(0.0)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from overt.distributed import get_world_size, sum_over_processes
+from overt.distributed import all_reduce_sum, get_world_size
 
 
 class _Sum(torch.autograd.Function):
@@ -19,11 +19,11 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        return sum_over_processes(tensor.clone())
+        return all_reduce_sum(tensor.clone())
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return sum_over_processes(gradients[0].clone())
+        return all_reduce_sum(gradients[0].clone())
 
 
 class SharedBatchNorm2d(nn.BatchNorm2d):

@@ -130,8 +130,8 @@ def sine_positions(size: tuple[int, int], width: int, device: torch.device) -> T
     scale = TEMPERATURE ** (torch.arange(quarter, device=device) / quarter)
     parts = []
     for axis, count in enumerate(size):
-        place = 2 * math.pi * (torch.arange(count, device=device) + 0.5) / count
-        angles = place[:, None] / scale  # (count, quarter)
+        angle = 2 * math.pi * (torch.arange(count, device=device) + 0.5) / count
+        angles = angle[:, None] / scale  # (count, quarter)
         waves = torch.cat([angles.sin(), angles.cos()], dim=-1)
         shape = (size[0], size[1], 2 * quarter)
         parts.append((waves[:, None] if axis == 0 else waves[None]).expand(shape))

@@ -169,14 +169,14 @@ class PretextRecipe(Recipe):
         maps = DepthMaps(people, settings.data)
         rows = range(min(settings.evaluation.drawn, len(maps)))
         batch = self.collate([maps.unchanged(row) for row in rows])
-        found = model(batch.images.to(next(model.parameters()).device)).cpu()
+        keypoints = model(batch.images.to(next(model.parameters()).device)).cpu()
 
         def grey(depth: Tensor) -> Tensor:  # (B, S, S) to (B, 3, S, S)
             near = torch.where(batch.depth > 0, 1.0 / depth.clamp_min(NEAREST_M), 0.0)
             near = near / near.amax((1, 2), keepdim=True).clamp_min(1e-6)
             return (255 * near).to(torch.uint8)[:, None].expand(-1, 3, -1, -1)
 
-        columns = torch.cat([batch.images, grey(found), grey(batch.depth)], dim=2)
+        columns = torch.cat([batch.images, grey(keypoints), grey(batch.depth)], dim=2)
         return {"depth_maps": torch.cat(list(columns), dim=2)}
 
 

@@ -74,8 +74,8 @@ class ResNet(nn.Module):
         maps = F.relu(self.bn1(self.conv1(images)))
         if self.pool:
             maps = max_pool(maps, 3, 2, 1)
-        found = []
+        features = []
         for number in range(1, 5):
             maps = self.get_submodule(f"layer{number}")(maps)
-            found.append(maps)
-        return found[1:]
+            features.append(maps)
+        return features[1:]

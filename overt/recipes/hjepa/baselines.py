@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from overt.data.images.folder import Images
 from overt.data.rng import sample_rng
-from overt.distributed import World, get_world_size, sum_over_processes
+from overt.distributed import World, all_reduce_sum, get_world_size
 from overt.evaluation import own_batches
 from overt.nn.vit import VisionTransformer, initialize
 from overt.recipe import StepOutput
@@ -232,7 +232,7 @@ class SupervisedRecipe(BaselineRecipe):
                 labels = torch.tensor([label for _, label in samples], device=world.device)
                 right[0] += (model(images).argmax(1) == labels).sum()
                 right[1] += len(samples)
-        correct, counted = sum_over_processes(right).tolist()
+        correct, counted = all_reduce_sum(right).tolist()
         return scores | {"classifier_top1": correct / max(counted, 1)}
 
 

@@ -67,13 +67,13 @@ class CollapseMonitor(nn.Module):
     def measure(self, output: Output) -> Tensor:
         """The statistics of every part, (P, 4)."""
         pairs = zip(output.predictions, output.targets, strict=True)
-        tokens = [output.context, output.target, *(one for pair in pairs for one in pair)]
+        tokens = [output.context, output.target, *(each for pair in pairs for each in pair)]
         visible, hidden, *cells = output.filling or [0] * (len(output.predictions) + 1)
         filling = [visible, hidden, *(count for count in (hidden, *cells) for _ in range(2))]
         return torch.stack(
             [
-                token_statistics(self.some(one, count))
-                for one, count in zip(tokens, filling, strict=True)
+                token_statistics(self.some(each, count))
+                for each, count in zip(tokens, filling, strict=True)
             ]
         )
 
@@ -85,29 +85,29 @@ class CollapseMonitor(nn.Module):
 
     def judge(self, width: int, step: int) -> None:
         """Warn where features have become alike; stop after several looks like this."""
-        found = []
+        warnings = []
         # The one place where the host waits for the device: once per look, for all numbers.
         rows = dict(zip(self.parts, self.numbers.tolist(), strict=True))
         for part in ("context", "target"):
             std, _, size, rank = rows[part]
             if not math.isfinite(std + size + rank):
                 continue  # diverged, which the engine sees by itself: no collapse
-            share = std / max(size / math.sqrt(width), 1e-30)
-            if share < self.settings.min_std:
-                found.append(
-                    f"{part} features vary by {share:.3g} of their size (evaluation.collapse."
+            ratio = std / max(size / math.sqrt(width), 1e-30)
+            if ratio < self.settings.min_std:
+                warnings.append(
+                    f"{part} features vary by {ratio:.3g} of their size (evaluation.collapse."
                     f"min_std={self.settings.min_std})"
                 )
             if rank / width < self.settings.min_rank:
-                found.append(
+                warnings.append(
                     f"{part} features have effective rank {rank:.1f} of {width} (evaluation."
                     f"collapse.min_rank={self.settings.min_rank})"
                 )
-        if not found:
+        if not warnings:
             self.alarms.zero_()
             return
         self.alarms += 1
-        message = f"collapse at step {step}: {'; '.join(found)}. {ADVICE}"
+        message = f"collapse at step {step}: {'; '.join(warnings)}. {ADVICE}"
         alarms, limit = int(self.alarms), self.settings.stop_after
         if limit is not None and alarms >= limit:
             raise CollapseError(f"{message} Seen {alarms} times in a row.")

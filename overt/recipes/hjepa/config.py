@@ -598,34 +598,34 @@ class Settings:
     def _check_grid(self, down: int, across: int) -> None:
         """Refuse what an image of this many patches has no room for."""
         model, masking = self.model, self.data.masking
-        found = f"an image has {down} x {across} patches"
+        grid_text = f"an image has {down} x {across} patches"
         if masking.min_keep > down * across:
             raise ConfigError(
-                f"data.masking.min_keep={masking.min_keep}, but {found}; lower it, or raise "
+                f"data.masking.min_keep={masking.min_keep}, but {grid_text}; lower it, or raise "
                 "data.image_size"
             )
         if (masking.ijepa_compat or masking.style == "official") and min(down, across) < 2:
             raise ConfigError(
                 "data.masking.ijepa_compat=true or style=official needs 2 patches along each side, "
-                f"but {found}"
+                f"but {grid_text}"
             )
         side = 2 ** (model.num_hierarchies - 1)
         if model.pooling == "grid" and side > max(down, across):
             raise ConfigError(
                 f"model.num_hierarchies={model.num_hierarchies}: regions of the last level have "
-                f"{side} x {side} patches, but {found}; use fewer levels, smaller patches or "
+                f"{side} x {side} patches, but {grid_text}; use fewer levels, smaller patches or "
                 "larger images"
             )
 
 
 def refuse_filling(model: ModelSettings, loss: LossSettings) -> None:
     """Refuse to fill batches up where the tokens that fill them would count."""
-    found = {
+    differing = {
         f"model.pooling={model.pooling}": model.pooling != "grid",
         f"model.projection_norm={model.projection_norm}": model.projection_norm == "batchnorm",
         f"loss.type={loss.type}": loss.extra is not None,
     }
-    reasons = [name for name, counts in found.items() if counts]
+    reasons = [name for name, counts in differing.items() if counts]
     if reasons:
         raise ConfigError(
             f"data.masking.fixed_shapes=true with {' and '.join(reasons)}: the tokens that fill a "

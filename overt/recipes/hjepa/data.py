@@ -118,13 +118,13 @@ class HeldOutImages(MaskedImages):
 
     def try_sample(self, index: int) -> Sample | None:
         """The image with its masks, or nothing where it cannot be read."""
-        found = self.try_read(index)
-        return None if found is None else self.masked(found[0], None, sample_rng(0, 0, index))
+        sample = self.try_read(index)
+        return None if sample is None else self.masked(sample[0], None, sample_rng(0, 0, index))
 
     def try_read(self, index: int) -> tuple[Tensor, int] | None:
         """The pixels (3, H, W) uint8, resized, and the label; or nothing."""
-        found = self.images.try_read(index)
-        return None if found is None else (self.middle(found[0]), found[1])
+        sample = self.images.try_read(index)
+        return None if sample is None else (self.middle(sample[0]), sample[1])
 
 
 class Part:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from overt.distributed import World, sum_over_processes
+from overt.distributed import World, all_reduce_sum
 from overt.evaluation import own_batches, read_ahead
 from overt.metrics.collapse import reference_metrics, spectrum_scores
 from overt.metrics.features import Features, export_features, gather_features, knn_accuracies
@@ -93,7 +93,9 @@ def read_images(
 
 def pooled_features(model: FeatureModel, layers: int, images: Tensor) -> Tensor:
     """Mean features of each image, (B, layers D): of the last blocks, one behind the other."""
-    return torch.cat([one.float().mean(1) for one in model.last_features(images, layers)], dim=1)
+    return torch.cat(
+        [tokens.float().mean(1) for tokens in model.last_features(images, layers)], dim=1
+    )
 
 
 def token_features(model: FeatureModel, images: Tensor) -> Tensor:
@@ -122,10 +124,10 @@ def score_features(
         return scores
     bank = collect_features(pooled, training, evaluation, world)
     if evaluation.export is not None and world.is_main:
-        for name, images, found in (("training", training, bank), ("held_out", held_out, test)):
-            names = [images.images.names[index] for index in found.ids.tolist()]
+        for name, images, features in (("training", training, bank), ("held_out", held_out, test)):
+            names = [images.images.names[index] for index in features.ids.tolist()]
             path = Path(evaluation.export) / f"{name}.safetensors"
-            export_features(path, found.values, found.labels, names)
+            export_features(path, features.values, features.labels, names)
     if not labelled:
         return scores
     wanted = min(len(training), evaluation.max_samples or len(training))
@@ -255,12 +257,12 @@ def held_out_loss(
         row = sums[indices.start // size]
         row[0] = torch.stack(level_losses(output, ones))
         row[1] = valid_counts(layout.pooling, levels)
-    totals, counts = sum_over_processes(sums).sum(dim=0).tolist()
+    totals, counts = all_reduce_sum(sums).sum(dim=0).tolist()
     means = [total / max(valid, 1) for total, valid in zip(totals, counts, strict=True)]
     weights = settings.loss.hierarchy_weights
     weighted = sum(mean * weight for mean, weight in zip(means, weights, strict=True))
     by_level = {f"val_loss_h{level}": mean for level, mean in enumerate(means)}
-    unreadable = float(sum_over_processes(skipped))
+    unreadable = float(all_reduce_sum(skipped))
     return {"val_loss": weighted} | by_level | {"unreadable_images": unreadable}
 
 
@@ -270,9 +272,9 @@ def spread_of_features(
     """The reference's collapse metrics, on a batch of held-out images in full."""
     most = min(settings.batch_size, settings.max_samples or settings.batch_size)
     chosen = images_used(images, most).tolist()
-    found = [one[0] for one in map(images.try_read, chosen) if one is not None]
-    if not found:
+    pictures = [sample[0] for sample in map(images.try_read, chosen) if sample is not None]
+    if not pictures:
         return {}
-    pixels = torch.stack(found).to(device)
+    pixels = torch.stack(pictures).to(device)
     context, target = (model.extract_features(pixels, 0, use) for use in (False, True))
     return reference_metrics(context, target)

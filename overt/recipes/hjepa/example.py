@@ -59,8 +59,8 @@ def large_masks(masks: Masks, size: int) -> list[tuple[Places, Places]]:
     drawn = [masks.draw(sample_rng(0, 0, index)) for index in range(count)]
 
     def cost(batch: list[tuple[Places, Places]]) -> int:
-        visible = sum(len(places) for contexts, _ in batch for places in contexts)
-        predicted = sum(len(places) for _, targets in batch for places in targets)
+        visible = sum(len(patches) for contexts, _ in batch for patches in contexts)
+        predicted = sum(len(patches) for _, targets in batch for patches in targets)
         return VISIBLE_COST * visible + predicted
 
     return max((drawn[first : first + size] for first in range(0, count, size)), key=cost)

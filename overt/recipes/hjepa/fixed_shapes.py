@@ -65,7 +65,7 @@ class Spread:
     def of_batch(self, images: int) -> Sizes:
         """What nearly every batch of this many images fits into."""
         most = images * self.mean + DEVIATIONS * math.sqrt(images) * self.deviation
-        visible, seen, hidden, *cells = (math.ceil(one / MULTIPLE) * MULTIPLE for one in most)
+        visible, seen, hidden, *cells = (math.ceil(count / MULTIPLE) * MULTIPLE for count in most)
         # One cell more, so that there is always one for the tokens that fill up.
         return Sizes(visible, seen, hidden, tuple(number + 1 for number in cells))
 

@@ -79,8 +79,8 @@ class SequencePooling:
 
     def valid(self, level: int) -> Tensor:
         """Which windows count in the loss: more than half of their tokens are not padding."""
-        share = self.pool(self.token_valid[..., None].float(), level)[..., 0]
-        return share > 0.5
+        fraction = self.pool(self.token_valid[..., None].float(), level)[..., 0]
+        return fraction > 0.5
 
 
 Pooling = GridPooling | SequencePooling

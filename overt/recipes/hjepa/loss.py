@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.nn.functional import all_reduce
 from torch.utils.checkpoint import checkpoint
 
-from overt.distributed import get_rank, get_world_size, sum_over_processes
+from overt.distributed import all_reduce_sum, get_rank, get_world_size
 
 SLICES_AT_ONCE = 64
 
@@ -52,8 +52,10 @@ def level_losses(
 ) -> list[Tensor]:
     """The mean distance over the valid tokens of each level, this micro-batch's share of it."""
     return [
-        (distance(one, other, kind, delta, normalize) * counted).sum() / count.clamp(min=1)
-        for one, other, counted, count in zip(predictions, targets, valid, counts, strict=True)
+        (distance(prediction, target, kind, delta, normalize) * counted).sum() / count.clamp(min=1)
+        for prediction, target, counted, count in zip(
+            predictions, targets, valid, counts, strict=True
+        )
     ]
 
 
@@ -68,7 +70,7 @@ def sum_everywhere(value: Tensor) -> Tensor:
 def spread(rows: Tensor, eps: float = 1e-4) -> tuple[Tensor, Tensor]:
     """VICReg's variance and covariance terms of the rows (n, D) of all processes."""
     rows = rows.float()
-    count = sum_over_processes(rows.new_full((), float(len(rows))))
+    count = all_reduce_sum(rows.new_full((), float(len(rows))))
     centred = rows - sum_everywhere(rows.sum(0)) / count
     covariance = sum_everywhere(centred.T @ centred) / (count - 1)
     deviation = (covariance.diagonal() + eps).sqrt()
@@ -85,7 +87,7 @@ def sigreg(rows: Tensor, slices: Tensor, standardize: bool = False) -> Tensor:
     advises against.
     """
     rows = rows.float()
-    count = sum_over_processes(rows.new_full((), float(len(rows))))
+    count = all_reduce_sum(rows.new_full((), float(len(rows))))
     parts = [
         checkpoint(
             _slice_distances,
@@ -131,9 +133,9 @@ def sigreg_by_points(rows: Tensor, slices: Tensor, standardize: bool = False) ->
     return torch.stack(distances).mean()
 
 
-def _kernel_mean(one: Tensor, other: Tensor) -> Tensor:
+def _kernel_mean(first: Tensor, second: Tensor) -> Tensor:
     """The mean of exp(-(x - y)^2 / 2) over all pairs."""
-    return torch.exp(-(one.T - other).square() / 2).mean()
+    return torch.exp(-(first.T - second).square() / 2).mean()
 
 
 def random_slices(count: int, width: int, seed: int, device: torch.device) -> Tensor:
@@ -149,15 +151,15 @@ def gather_rows(rows: Tensor) -> Tensor:
         return rows
     sizes = torch.zeros(get_world_size(), dtype=torch.int64, device=rows.device)
     sizes[get_rank()] = len(rows)
-    lengths = sum_over_processes(sizes).tolist()  # waits for the device
+    lengths = all_reduce_sum(sizes).tolist()  # waits for the device
     begin = sum(lengths[: get_rank()])
     padding = (0, 0, begin, sum(lengths) - begin - len(rows))
     return sum_everywhere(F.pad(rows, padding))
 
 
-def contrastive(one: Tensor, other: Tensor, temperature: float = 0.1) -> dict[str, Tensor]:
+def contrastive(first: Tensor, second: Tensor, temperature: float = 0.1) -> dict[str, Tensor]:
     """NT-Xent between two views (n, D) of the samples of all processes."""
-    views = torch.cat([gather_rows(one.float()), gather_rows(other.float())])
+    views = torch.cat([gather_rows(first.float()), gather_rows(second.float())])
     views = F.normalize(views, dim=1)
     count = len(views) // 2
     logits = views @ views.T / temperature  # (2 n, 2 n)

@@ -90,11 +90,11 @@ def keep_enough(
         hidden.pop()
 
 
-def some_of(places: np.ndarray, most: int | None, rng: np.random.Generator) -> np.ndarray:
+def some_of(patches: np.ndarray, most: int | None, rng: np.random.Generator) -> np.ndarray:
     """Up to this many of the patches, sorted; all are as likely to be left out."""
-    if most is None or len(places) <= most:
-        return places
-    return np.sort(rng.choice(places, most, replace=False, shuffle=False))
+    if most is None or len(patches) <= most:
+        return patches
+    return np.sort(rng.choice(patches, most, replace=False, shuffle=False))
 
 
 def multiblock_rule(
@@ -124,8 +124,8 @@ def hierarchical_rule(
     low, high = (min(0.95, end * factor) for end in base_scale)
     if level == 0:
         aspect = (max(aspect[0], 0.85), min(aspect[1], 1.15))
-    share = 0.6 + 0.3 * level / max(1, num_levels - 1)
-    context = (min(0.95, share), min(1.0, share + 0.15))
+    fraction = 0.6 + 0.3 * level / max(1, num_levels - 1)
+    context = (min(0.95, fraction), min(1.0, fraction + 0.15))
     fallback = _shrunk(grid, level + 2)
     return MaskRule(grid, (low, high), aspect, context, aspect, num_targets, fallback=fallback)
 
@@ -291,8 +291,8 @@ def context_lengths(rule: BatchRule, target: Grid, context: Grid) -> np.ndarray:
         covered = []
         for side, whole in ((size[0], down), (size[1], across)):
             begins = rng.integers(0, whole - side, (LENGTHS_DRAWN, count, 1))
-            places = np.arange(whole)
-            covered.append((places >= begins) & (places < begins + side))
+            patches = np.arange(whole)
+            covered.append((patches >= begins) & (patches < begins + side))
         return covered[0], covered[1]
 
     rows, columns = inside(context, 1)

@@ -35,8 +35,8 @@ class Pull:
         """A number with this share of the term's value and, by the features, its whole gradient."""
         along = torch.stack(
             [
-                (one.float() * gradient).sum()
-                for one, gradient in zip(features, self.gradients, strict=True)
+                (part.float() * gradient).sum()
+                for part, gradient in zip(features, self.gradients, strict=True)
             ]
         ).sum()
         return self.term * share + along - along.detach()
@@ -65,10 +65,10 @@ def mixed(
             shown = {"sigreg_distance": distance}
             term = settings.sigreg_weight * distance
         case _:
-            one, other = features
-            found = jepa_loss.contrastive(one, other, settings.contrastive_temperature)
-            term = settings.contrastive_weight * found.pop("loss")
-            shown = {f"contrastive_{name}": value for name, value in found.items()}
+            first, second = features
+            terms = jepa_loss.contrastive(first, second, settings.contrastive_temperature)
+            term = settings.contrastive_weight * terms.pop("loss")
+            shown = {f"contrastive_{name}": value for name, value in terms.items()}
     return term, {name: value.detach() for name, value in shown.items()}
 
 
@@ -108,7 +108,7 @@ def _features_of_all(trainer: Any, micro_batches: list[Any]) -> list[Features]:
     """The features that will be mixed, of each micro-batch of this process, in float32."""
     model: HJEPA = trainer.model
     device, dtype = trainer.device, trainer.dtype
-    found = []
+    gathered = []
     # The true pass draws the same dropped paths again: this one leaves no trace.
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         for micro in micro_batches:
@@ -117,11 +117,11 @@ def _features_of_all(trainer: Any, micro_batches: list[Any]) -> list[Features]:
                 seen = trainer.wrapping.call(model.see, batch.images, batch.layout, batch.second)
                 context, summaries = seen
             chosen = choose(context, summaries, batch.is_padding)
-            found.append(tuple(one.float() for one in chosen))
-    return found
+            gathered.append(tuple(one.float() for one in chosen))
+    return gathered
 
 
 def choose(context: Tensor, summaries: tuple[Tensor, Tensor] | None, is_padding: bool) -> Features:
     """What is mixed: two views where there are any, else the rows of visible patches."""
     features: Features = (context.flatten(0, -2),) if summaries is None else summaries
-    return tuple(one[:0] for one in features) if is_padding else features
+    return tuple(part[:0] for part in features) if is_padding else features

@@ -121,8 +121,8 @@ class HJEPA(FeatureModel):
         images = self.pixels(images)
         context, summaries = self.see_pixels(images, layout, second)
         table = self.context_encoder.vit.pos_embed[0, self.context_encoder.vit.prefix :]
-        places, prediction = layout.visible.patches, layout.prediction
-        predicted = self.predictor(context, places, prediction, table)  # (T, D)
+        patches, prediction = layout.visible.patches, layout.prediction
+        predicted = self.predictor(context, patches, prediction, table)  # (T, D)
         target = self.encode_targets(images).index_select(0, prediction.targets)  # (T, D)
         levels = range(self.num_hierarchies)
         return Output(

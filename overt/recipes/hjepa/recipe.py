@@ -154,10 +154,10 @@ class HJEPARecipe(EncoderRecipe):
             }
             metrics = {f"loss_h{level}": loss.detach() for level, loss in enumerate(levels)}
             metrics["loss_unweighted"] = torch.stack(levels).detach().mean()
-            share = len(batch.images) / counts["samples"]
-            extra, more = self.extra_losses(output, batch, share, step)
+            fraction = len(batch.images) / counts["samples"]
+            extra, more = self.extra_losses(output, batch, fraction, step)
             assert self.monitor is not None, "build_model() makes it"
-            metrics |= more | self.monitor.look(output, step, share)
+            metrics |= more | self.monitor.look(output, step, fraction)
         return StepOutput(losses | extra, metrics)
 
     def level_losses(self, output: Output, counts: Tensor) -> list[Tensor]:
@@ -177,7 +177,7 @@ class HJEPARecipe(EncoderRecipe):
         )
 
     def extra_losses(
-        self, output: Output, batch: Batch, share: Tensor, step: int
+        self, output: Output, batch: Batch, fraction: Tensor, step: int
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The weighted term that mixes samples, if any, and what is shown besides.
 
@@ -189,10 +189,10 @@ class HJEPARecipe(EncoderRecipe):
         features = mixing.choose(output.context, output.summaries, batch.is_padding)
         if batch.pull is None:
             term, shown = mixing.mixed(features, self.settings.loss, step)
-            term = term * share
+            term = term * fraction
         else:
-            term, shown = batch.pull.on(features, share), batch.pull.shown
-        return {extra: term}, {name: value * share for name, value in shown.items()}
+            term, shown = batch.pull.on(features, fraction), batch.pull.shown
+        return {extra: term}, {name: value * fraction for name, value in shown.items()}
 
     def custom_step(
         self, trainer: Any, micro_batches: list[Any], counts: dict[str, Tensor]
@@ -253,9 +253,9 @@ class HJEPARecipe(EncoderRecipe):
         rows = torch.cat(columns, dim=3)  # (B, 3, H, 4 W)
         return {"masks_and_features": torch.cat(list(rows), dim=1)}
 
-    def only(self, image: Tensor, places: np.ndarray, patch: int) -> Tensor:
+    def only(self, image: Tensor, patches: np.ndarray, patch: int) -> Tensor:
         """The image with all patches but these in grey, (3, H, W) uint8."""
         shown = torch.zeros(self.grid, dtype=torch.bool)
-        shown.view(-1)[torch.from_numpy(places)] = True
+        shown.view(-1)[torch.from_numpy(patches)] = True
         shown = shown.repeat_interleave(patch, 0).repeat_interleave(patch, 1)
         return torch.where(shown, image, 128)

@@ -18,10 +18,10 @@ import torch
 from overt.distributed import (
     Launch,
     World,
+    all_reduce_sum,
     barrier,
     broadcast_object,
     gather_objects,
-    sum_over_processes,
 )
 from overt.tools.doctor.report import Check, fail, ok, warn
 
@@ -35,9 +35,9 @@ INVISIBLE_SECONDS = 30.0
 def meeting(world: World, launch: Launch, seconds: float) -> Check:
     """How long the processes took to meet, and how fast they add up a bucket of gradients."""
     bucket = torch.ones(PROBE_BYTES // 4, device=world.device)
-    sum_over_processes(bucket)  # connections are made by the first one
+    all_reduce_sum(bucket)  # connections are made by the first one
     began = time.perf_counter()
-    total = float(sum_over_processes(torch.ones_like(bucket))[0])
+    total = float(all_reduce_sum(torch.ones_like(bucket))[0])
     taken = time.perf_counter() - began
     hosts = list(dict.fromkeys(gather_objects(socket.gethostname())))
     rate = PROBE_BYTES / taken / 1e9
