@@ -1,4 +1,4 @@
-"""What a check finding and how to fix it; the checks of all processes put together; the table."""
+"""What a check found and how to fix it; the checks of all processes put together; the table."""
 
 from __future__ import annotations
 

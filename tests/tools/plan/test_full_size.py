@@ -6,12 +6,16 @@ from overt.config import CONF, build_recipe, load
 from overt.tools.plan.engine_step import EngineStep
 
 # Recipes that differ from another one of these in sizes alone.
-RESIZED = {"ijepa_vitl16", "ijepa_vith16_448", "ijepa_vitg16", "hjepa_cifar", "supervised_cifar"}
+RESIZED = {
+    "ijepa_vitl16", "ijepa_vith16_448", "ijepa_vitg16", "hjepa_cifar", "supervised_cifar",
+    "pcdiff_medium", "pcdiff_published",
+}  # fmt: skip
 RECIPES = sorted({file.stem for file in (CONF / "recipe").glob("*.yaml")} - RESIZED)
 # Short clips and a single iteration: the same work over and over needs no second look.
 SHORT = {
     "cotracker3_offline": ["data.sequence_len=3", "data.random_sequence_len=2"],
     "cotracker3_online": ["data.sequence_len=8", "model.window_len=8"],
+    "cotracker3_small": ["data.sequence_len=2", "data.procedural.layers=2"],
     "lbm": ["data.frames=2"],
 }
 # Built with real weights before these are made fake.
