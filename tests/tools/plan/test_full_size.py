@@ -15,7 +15,7 @@ RECIPES = sorted({file.stem for file in (CONF / "recipe").glob("*.yaml")} - RESI
 SHORT = {
     "cotracker3_offline": ["data.sequence_len=3", "data.random_sequence_len=2"],
     "cotracker3_online": ["data.sequence_len=8", "model.window_len=8"],
-    "cotracker3_small": ["data.sequence_len=2", "data.procedural.layers=2"],
+    "cotracker3_small": ["data.procedural.layers=2"],
     "lbm": ["data.frames=2"],
 }
 # Built with real weights before these are made fake.
