@@ -152,5 +152,7 @@ def test_a_recipe_takes_its_settings_or_nothing() -> None:
 
     config = load(["recipe=toy"], packages=[str(TOY)])
     assert isinstance(build_recipe(replace(config, recipe_class=Alone)), Alone)
-    with pytest.raises(ConfigError, match=r"Greedy.__init__\(settings: Any, size: int\).* cannot be called"):
+    with pytest.raises(
+        ConfigError, match=r"Greedy.__init__\(settings: Any, size: int\).* cannot be called"
+    ):
         build_recipe(replace(config, recipe_class=Greedy))
