@@ -140,7 +140,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 
 
 def verdicts(result: dict[str, Any]) -> tuple[str, str]:
-    """Return what is said of resume and of scores; nothing where they were not tried."""
+    """Return the cells of resume and scores; empty where they were not tried."""
     if "scores" not in result:
         return "", ""
     scores = result["scores"]
