@@ -3,12 +3,13 @@
     pip install 'overt[bench]'
     python benchmarks/peers.py                        all, taking turns: some minutes on two cores
     python benchmarks/peers.py --frameworks plain overt --rounds 1 --steps 300
+    python benchmarks/peers.py --speed                only the steps; CPU time bears a busy machine
 
 A perceptron with dropout learns 4,096 points in batches of 32 with AdamW, clipped gradients and a
 log line every 50 steps; the user's code of each lies in benchmarks/peer_code. Printed as a table:
-time of a step, of the import and until the first step is done; lines of user code; whether a run
-that is stopped in the middle of an epoch and resumed ends with the same bits; and whether the mean
-loss over 101 samples is the same number with 1, 2 and 3 processes.
+time and CPU time of a step, time of the import and until the first step is done; lines of user
+code; whether a run that is stopped in the middle of an epoch and resumed ends with the same bits;
+and whether the mean loss over 101 samples is the same number with 1, 2 and 3 processes.
 """
 
 from __future__ import annotations
@@ -61,12 +62,19 @@ def one(task: str, framework: str, steps: int, folder: Path) -> Any:
     if task == "train":
         weights = (value.numpy().tobytes() for value in model.state_dict().values())
         return hashlib.sha256(b"".join(weights)).hexdigest()
-    times = import_module("shared").TIMES
+    shared = import_module("shared")
+    times = shared.TIMES
     return {
-        "step": (times[-1] - times[WARM_UP]) / (len(times) - 1 - WARM_UP),
+        "step": mean_step(times),
+        "cpu": mean_step(shared.CPU_TIMES),
         # The second loss begins when the first step has ended.
         "first": time.time() - time.perf_counter() + times[1] - float(os.environ["SPAWNED"]),
     }
+
+
+def mean_step(times: list[float]) -> float:
+    """Return the seconds from one loss to the next, after the warm-up."""
+    return (times[-1] - times[WARM_UP]) / (len(times) - 1 - WARM_UP)
 
 
 def call(task: str, framework: str, steps: int, folder: Path, processes: int = 1) -> Any:
@@ -111,23 +119,35 @@ def lines_of_code(files: tuple[str, ...]) -> int:
     return sum(bool(line) and not line.startswith(("#", '"""')) for line in lines)
 
 
-def table(found: dict[str, dict[str, Any]]) -> str:
+def table(results: dict[str, dict[str, Any]]) -> str:
     rows = [
-        "| | µs per step | import s | first step s | lines | same bits after resume mid-epoch "
-        "| mean loss with 1, 2, 3 processes |",
-        "|---|---|---|---|---|---|---|",
+        "| | µs per step | CPU µs per step | import s | first step s | lines | same bits after "
+        "resume mid-epoch | mean loss with 1, 2, 3 processes |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    for name, one_found in found.items():
-        scores = one_found["scores"]
-        near = max(scores) - min(scores) < 1e-6
-        verdict = "the same" if len(set(scores)) == 1 else "rounding" if near else "differs"
-        shown = ", ".join(f"{score:.6f}" for score in scores)
-        rows.append(
-            f"| {name} | {one_found['step'] * 1e6:.0f} | {one_found['import']:.2f} | "
-            f"{one_found['first']:.2f} | {one_found['lines']} | "
-            f"{'yes' if one_found['resumes'] else 'no'} | {verdict}: {shown} |"
-        )
+    for name, result in results.items():
+        cells = [
+            name,
+            f"{result['step'] * 1e6:.0f}",
+            f"{result['cpu'] * 1e6:.0f}",
+            f"{result['import']:.2f}",
+            f"{result['first']:.2f}",
+            str(result["lines"]),
+            *verdicts(result),
+        ]
+        rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
+
+
+def verdicts(result: dict[str, Any]) -> tuple[str, str]:
+    """Return the cells of resume and scores; empty where they were not tried."""
+    if "scores" not in result:
+        return "", ""
+    scores = result["scores"]
+    near = max(scores) - min(scores) < 1e-6
+    verdict = "the same" if len(set(scores)) == 1 else "rounding" if near else "differs"
+    shown = ", ".join(f"{score:.6f}" for score in scores)
+    return "yes" if result["resumes"] else "no", f"{verdict}: {shown}"
 
 
 def main() -> int:
@@ -135,6 +155,7 @@ def main() -> int:
     parser.add_argument("--frameworks", nargs="+", choices=tuple(FRAMEWORKS), default=[*FRAMEWORKS])
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--speed", action="store_true", help="try neither resume nor evaluation")
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -146,26 +167,29 @@ def main() -> int:
         if find_spec(package) is None:
             parser.error(f"{package} is not installed; pip install 'overt[bench]', or leave {name}")
     times: dict[str, dict[str, list[float]]] = {
-        name: {"step": [], "first": [], "import": []} for name in options.frameworks
+        name: {"step": [], "cpu": [], "first": [], "import": []} for name in options.frameworks
     }
     for _ in range(options.rounds):  # taking turns, so that all see the same machine
         for name, lists in times.items():
             with tempfile.TemporaryDirectory() as folder:
                 speed = call("speed", name, options.steps, Path(folder))
-            lists["step"].append(speed["step"])
-            lists["first"].append(speed["first"])
+            for key in ("step", "cpu", "first"):
+                lists[key].append(speed[key])
             lists["import"].append(call("import", name, 0, HERE))
             print(f"{name}: {lists}", file=sys.stderr)
-    found: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
     for name, lists in times.items():
-        found[name] = {
+        results[name] = {
             **{key: statistics.median(values) for key, values in lists.items()},
             "lines": lines_of_code(FRAMEWORKS[name][2]),
-            "scores": [call("evaluate", name, 0, HERE, count) for count in (1, 2, 3)],
-            "resumes": resumes_exactly(name),
         }
-        print(f"{name}: {found[name]}", file=sys.stderr)
-    print(table(found))
+        if not options.speed:
+            results[name] |= {
+                "scores": [call("evaluate", name, 0, HERE, count) for count in (1, 2, 3)],
+                "resumes": resumes_exactly(name),
+            }
+        print(f"{name}: {results[name]}", file=sys.stderr)
+    print(table(results))
     print(f"\n{os.cpu_count()} CPU cores, {platform.machine()}, Python {platform.python_version()}")
     return 0
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from overt.distributed import World
+    from overt.files.key_maps import KeyRule
 
 __all__ = ["Result", "configure", "evaluate", "train"]
 
@@ -110,6 +111,7 @@ def evaluate(
     settings: Any = None,
     part: str = "auto",
     packages: Sequence[str | Path] = (),
+    rename: Sequence[KeyRule] = (),
 ) -> dict[str, float]:
     """Return the scores of a trained model on held-out data.
 
@@ -117,6 +119,7 @@ def evaluate(
     checkpoint. A checkpoint brings its own configuration; `recipe` is needed for a class of a
     notebook, and for weights of others. `settings` change that configuration:
     `settings={"evaluation": {...}}`. `part` is model, ema, or auto: ema where there is one.
+    `rename` maps the keys of weights of others, as for `overt.load_checkpoint`.
     """
     config, checkpoint = _trained(trained, recipe, packages)
     if settings is not None:
@@ -129,7 +132,7 @@ def evaluate(
         from overt.engine.scoring import score_sets
 
         built = build_recipe(config)
-        model, _ = load_model(built, checkpoint, part)
+        model, _ = load_model(built, checkpoint, part, rename)
         model.to(world.device)
         set_precision(config.training.precision, config.training.deterministic)
         dtype = AUTOCAST.get(config.training.precision)

@@ -311,9 +311,23 @@ def _refuse_near_miss(recipe: str, member: str, known: Collection[str], effect: 
     if member in known or member in HOOKS or member in ATTRIBUTES:
         return
     close = difflib.get_close_matches(member, known, n=1, cutoff=0.85)
+    # A few wrong letters weigh more in the ratio above the further they are apart: vizualise.
+    close += [name for name in known if len(name) > 6 and _edits(member, name) <= 2]
     if close:
         kind = "a hook" if close[0] in HOOKS else "an attribute that the engine reads"
         raise ConfigError(
             f"{recipe}.{member} is not {kind} and {effect}; did you mean {close[0]}? A member of "
             "your own needs a name that differs more, or a leading underscore"
         )
+
+
+def _edits(word: str, other: str) -> int:
+    """Return the Levenshtein distance: letters to insert, delete or replace."""
+    row = list(range(len(other) + 1))
+    for number, letter in enumerate(word, 1):
+        diagonal, row[0] = row[0], number
+        for index, expected in enumerate(other, 1):
+            replaced = diagonal + (letter != expected)
+            diagonal = row[index]
+            row[index] = min(diagonal + 1, row[index - 1] + 1, replaced)
+    return row[-1]

@@ -355,7 +355,9 @@ def _import(target: object, where: str) -> Any:
         ) from error
     if not (isinstance(kind, type) and is_dataclass(kind)):
         raise ConfigError(
-            f"{where}._target_={target!r} is not a schedule{_allowed(target, _KINDS)}"
+            f"{where}._target_={target!r} is not a schedule{_allowed(target, _KINDS)}, or a "
+            f"dataclass of your package with the fields {', '.join(_FROM_ENGINE)} and "
+            "__call__(self, step)"
         )
     given = {field.name for field in fields(kind) if field.init}
     missing = [name for name in _FROM_ENGINE if name not in given]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,8 @@ from overt.tasks import PointTracker, need_task
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from overt.files.key_maps import KeyRule
 
 SMALL = "small"
 SHIPPED = "cotracker3_small"  # the recipe of the weights that come with the package
@@ -129,12 +131,16 @@ class Tracker:
 
 
 def load_tracker(
-    source: Path | str = SMALL, *, recipe: str | None = None, device: str = "auto"
+    source: Path | str = SMALL,
+    *,
+    recipe: str | None = None,
+    device: str = "auto",
+    rename: Sequence[KeyRule] = (),
 ) -> Tracker:
     """Load a tracker: the small one that comes with overt, a checkpoint, or an official file.
 
     A checkpoint folder knows its recipe; for another file it is `recipe`, or guessed from the name
-    of CoTracker3's released files.
+    of CoTracker3's released files. `rename` maps its keys, as for `overt.load_checkpoint`.
     """
     from overt.distributed import init_distributed
 
@@ -149,7 +155,7 @@ def load_tracker(
     world = init_distributed(config.training.device)
     built: Any = build_recipe(config)
     need_task(built, PointTracker, config.recipe.name)
-    model, _ = load_model(built, file)
+    model, _ = load_model(built, file, rename=rename)
     return Tracker(built, model.to(world.device), config.recipe.name)
 
 

@@ -40,6 +40,7 @@ def refusal(kind: object) -> str:
         ("after_steps", "after_step"),
         ("count", "counts"),
         ("visualise", "visualize"),
+        ("vizualise", "visualize"),
         ("onto_device", "on_device"),
         ("parameter_group", "parameter_groups"),
         ("compile_unit", "compile_units"),

@@ -33,7 +33,8 @@ class WatchedHJEPA(HJEPARecipe):
             result = super().loss(model, batch, counts, step)
         finally:
             hook.remove()
-        return StepOutput(result.losses, result.metrics | cosines(outputs[0], counts["tokens"]))
+        metrics = result.metrics | cosines(outputs[0], counts["tokens"])
+        return StepOutput(result.losses, metrics, result.carry)
 
     def custom_step(
         self, trainer: Any, micro_batches: list[Any], counts: dict[str, Tensor]
@@ -48,10 +49,10 @@ class WatchedHJEPA(HJEPARecipe):
 @torch.no_grad()
 def cosines(output: Output, counts: Tensor) -> dict[str, Tensor]:
     """The mean cosine of prediction and target on each level, this micro-batch's share of it."""
-    found = {}
+    means = {}
     for level, (prediction, target, valid) in enumerate(
         zip(output.predictions, output.targets, output.valid, strict=True)
     ):
         cosine = nn.functional.cosine_similarity(prediction.float(), target.float(), dim=-1)
-        found[f"cosine_h{level}"] = (cosine * valid).sum() / counts[level].clamp(min=1)
-    return found
+        means[f"cosine_h{level}"] = (cosine * valid).sum() / counts[level].clamp(min=1)
+    return means

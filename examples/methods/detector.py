@@ -1,7 +1,6 @@
 """A detector of digits: every image has its own number of boxes, and the batch is not padded.
 
-Shapes: B images, N boxes of all images together, G x G cells with 15 numbers each: whether a digit
-has its center there, ten classes, offset of the center (x, y), logarithm of the size (x, y).
+Shapes: B images, N boxes of all, G x G cells of 15: center here, 10 classes, offset, log of size.
 """
 
 from dataclasses import dataclass
@@ -39,9 +38,7 @@ class Batch:
 
 
 @dataclass
-class Scenes:
-    """One to four digits on a canvas, apart from each other."""
-
+class Scenes:  # one to four digits on a canvas, apart from each other
     part: str
 
     def __len__(self) -> int:
@@ -77,6 +74,10 @@ class Detector(Recipe):
         owners = torch.arange(len(samples)).repeat_interleave(torch.tensor(list(map(len, boxes))))
         return Batch(torch.stack(images), torch.cat(boxes), torch.cat(labels), owners)
 
+    def example_batch(self, size: int) -> Batch:
+        scene = (torch.zeros(1, SIDE, SIDE), torch.full((4, 4), 8.0), torch.zeros(4).long())
+        return self.collate([scene] * size)
+
     def counts(self, batch: Batch) -> dict[str, Tensor]:
         return {"boxes": torch.tensor(float(len(batch.boxes)))}
 
@@ -106,8 +107,7 @@ class Detector(Recipe):
         return {"f1": 2 * rows["found"] / (rows["boxes"] + rows["guessed"])}
 
 
-def compare(output: Tensor, boxes: Tensor, labels: Tensor) -> Row:
-    """Count boxes, guesses, and boxes that were found."""
+def compare(output: Tensor, boxes: Tensor, labels: Tensor) -> Row:  # counts of an image
     peaks = (output[0] == F.max_pool2d(output[:1], 3, 1, 1)[0]) & (output[0] > 0)  # (G, G)
     y, x = peaks.nonzero(as_tuple=True)
     at = output[:, y, x].T  # (guesses, 15)

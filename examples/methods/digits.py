@@ -1,5 +1,6 @@
 """What several methods share: scikit-learn's 1,797 digits, moved at random, and a small network."""
 
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -35,6 +36,7 @@ def moved(image: Tensor, rng: np.random.Generator, side: int = SIDE) -> Tensor:
     return canvas + torch.from_numpy(noise)
 
 
+@cache
 def moved_digits(part: str) -> tuple[Tensor, Tensor]:
     """Return each digit of a part moved once, always the same way: (n, 1, SIDE, SIDE) and (n,)."""
     images, labels = digits(part)
@@ -43,22 +45,32 @@ def moved_digits(part: str) -> tuple[Tensor, Tensor]:
     return torch.stack(views), torch.from_numpy(labels)
 
 
-def convolutions(width: int, strides: tuple[int, ...] = (2, 2, 2)) -> list[nn.Module]:
+def convolutions(
+    width: int, strides: tuple[int, ...] = (2, 2, 2), first_kernel: int = 3
+) -> list[nn.Module]:
     """Return layers that double the channels each; GroupNorm, since it keeps samples apart."""
-    layers, inputs = list[nn.Module](), 1
+    layers, inputs, kernel = list[nn.Module](), 1, first_kernel
     for number, stride in enumerate(strides):
         outputs = width * 2**number
-        layers += [nn.Conv2d(inputs, outputs, 3, stride, 1), nn.GroupNorm(4, outputs), nn.ReLU()]
-        inputs = outputs
+        layers.append(nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2))
+        layers += [nn.GroupNorm(4, outputs), nn.ReLU()]
+        inputs, kernel = outputs, 3
     return layers
 
 
-def knn_scores(encode: nn.Module) -> dict[str, float]:
-    """Return k-NN accuracy on held-out digits: of features, and of pixels as a baseline."""
-    (bank, labels), (images, expected) = moved_digits("train"), moved_digits("test")
-    device = next(encode.parameters()).device
-    features = [encode(part.to(device)).flatten(1) for part in (bank, images)]
+def knn_scores(encode: nn.Module, build: Callable[[], nn.Module]) -> dict[str, float]:
+    """Return k-NN accuracy on held-out digits: of features, of random weights, and of pixels."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        fresh = build()
     return {
-        "knn": knn_accuracy(features[0], labels, features[1], expected, k=10),
-        "pixels": knn_accuracy(bank.flatten(1), labels, images.flatten(1), expected, k=10),
+        "knn": _knn(encode, next(encode.parameters()).device),
+        "random_weights": _knn(fresh, torch.device("cpu")),
+        "pixels": _knn(nn.Identity(), torch.device("cpu")),
     }
+
+
+def _knn(encode: nn.Module, device: torch.device) -> float:
+    (bank, labels), (images, expected) = moved_digits("train"), moved_digits("test")
+    features = [encode(part.to(device)).flatten(1) for part in (bank, images)]
+    return knn_accuracy(features[0], labels, features[1], expected, k=10)

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from methods.digits import digits
 from overt import Recipe, StepOutput, World
 
-PIXELS, NOISE = 64, 16
-NEIGHBORS = 5  # of the scores
+PIXELS, NOISE, NEIGHBORS = 64, 16, 5  # the last one is of the scores
 PENALTY = 0.1  # on the critic's squared gradient at real images (R1, Mescheder et al., 2018)
 
 
@@ -42,8 +41,8 @@ def pixels(part: str) -> Tensor:
 
 
 def network(inputs: int, width: int, *last: nn.Module) -> nn.Sequential:
-    first, second = nn.Linear(inputs, width), nn.Linear(width, width)
-    return nn.Sequential(first, nn.LeakyReLU(0.2), second, nn.LeakyReLU(0.2), *last)
+    hidden = (nn.Linear(inputs, width), nn.LeakyReLU(0.2), nn.Linear(width, width))
+    return nn.Sequential(*hidden, nn.LeakyReLU(0.2), *last)
 
 
 class Model(nn.Module):
@@ -52,8 +51,7 @@ class Model(nn.Module):
         self.generator = network(NOISE, size.width, nn.Linear(size.width, PIXELS), nn.Tanh())
         self.critic = network(PIXELS, size.width, nn.Linear(size.width, 1))
 
-    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return scores of generated and of real images, (B, 1) each."""
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:  # of generated, of real: (B, 1)
         return self.critic(self.generator(batch.noise)), self.critic(batch.real)
 
 
@@ -78,6 +76,9 @@ class Gan(Recipe):
     def collate(self, samples: list[tuple[Tensor, Tensor]]) -> Batch:
         noise, real = zip(*samples, strict=True)
         return Batch(torch.stack(noise), torch.stack(real))
+
+    def example_batch(self, size: int) -> Batch:
+        return Batch(torch.zeros(size, NOISE), torch.zeros(size, PIXELS))
 
     def loss(self, model: Any, batch: Batch, counts: dict[str, Tensor], step: int) -> StepOutput:
         if batch.turn == "generator":

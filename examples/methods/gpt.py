@@ -1,9 +1,7 @@
 """A character GPT on the documentation of overt: predict the next letter of held-out text.
 
-Shapes: B texts, T letters, D features, V letters of the alphabet.
-"""
+Shapes: B texts, T letters, D features, V letters of the alphabet."""
 
-import math
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from omegaconf import MISSING
 from torch import Tensor, nn
 from torch.nn import TransformerEncoderLayer as Block
@@ -84,6 +81,9 @@ class Gpt(Recipe):
     def collate(self, samples: list[Tensor]) -> Tensor:
         return torch.stack(samples)  # (B, T + 1)
 
+    def example_batch(self, size: int) -> Tensor:
+        return torch.zeros(size, self.settings.model.context + 1, dtype=torch.int64)
+
     def counts(self, batch: Tensor) -> dict[str, Tensor]:
         return {"letters": torch.tensor(batch[:, 1:].numel())}
 
@@ -103,8 +103,8 @@ class Gpt(Recipe):
 
         pairs = torch.bincount(read("train")[:-1] * size + read("train")[1:], minlength=size**2)
         table = (pairs + 1.0).log().view(size, size)
-        scores = mean_of_rows(score_batches(world, len(texts), 64, score))
-        return scores | {"bits_of_pairs": float(bits(lambda seen: table[seen], texts).mean())}
+        baseline = {"bits_of_pairs": float(bits(lambda seen: table[seen], texts).mean())}
+        return mean_of_rows(score_batches(world, len(texts), 64, score)) | baseline
 
     def visualize(self, model: Model) -> dict[str, str]:
         letters, rng = read("test")[:16], torch.Generator().manual_seed(0)
@@ -115,6 +115,6 @@ class Gpt(Recipe):
         return {"sample": "".join(ALPHABET[number] for number in letters)}
 
 
-def bits(model: Any, batch: Tensor) -> Tensor:
-    """Return how surprising each letter is, (B, T)."""
-    return F.cross_entropy(model(batch[:, :-1]).mT, batch[:, 1:], reduction="none") / math.log(2)
+def bits(model: Any, batch: Tensor) -> Tensor:  # (B, T), how surprising each letter is
+    entropy = nn.CrossEntropyLoss(reduction="none")(model(batch[:, :-1]).mT, batch[:, 1:])
+    return entropy / float(np.log(2))

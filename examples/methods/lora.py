@@ -76,6 +76,9 @@ class Classifier(Recipe):
         images, labels = zip(*samples, strict=True)
         return torch.stack(images), torch.stack(labels)
 
+    def example_batch(self, size: int) -> tuple[Tensor, Tensor]:
+        return torch.zeros(size, 64), torch.zeros(size, dtype=torch.int64)
+
     def loss(self, model: Any, batch: Any, counts: dict[str, Tensor], step: int) -> StepOutput:
         entropy = F.cross_entropy(model(batch[0]), batch[1], reduction="sum")
         return StepOutput({"entropy": entropy / counts["samples"]})

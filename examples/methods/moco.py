@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from omegaconf import MISSING
 from torch import Tensor, nn
 
-from methods.digits import convolutions, digits, knn_scores, moved
+from methods.digits import SIDE, convolutions, digits, knn_scores, moved
 from overt import Recipe, StepOutput, World
 from overt.nn.ema import update_ema
 
@@ -89,6 +89,9 @@ class MoCo(Recipe):
     def collate(self, samples: list[Tensor]) -> Tensor:
         return torch.stack(samples)  # (B, 2, 1, H, W)
 
+    def example_batch(self, size: int) -> Tensor:
+        return torch.zeros(size, 2, 1, SIDE, SIDE)
+
     def loss(self, model: Any, batch: Tensor, counts: dict[str, Tensor], step: int) -> StepOutput:
         queries, keys = model(batch)
         negatives = queries @ self.queue.to(queries).T  # (B, K)
@@ -113,4 +116,5 @@ class MoCo(Recipe):
         return [model.query]
 
     def evaluate(self, model: Model, world: World) -> dict[str, float]:
-        return knn_scores(model.query[:-3])  # before the head
+        # Before the head.
+        return knn_scores(model.query[:-3], lambda: encoder(self.settings.model)[:-3])

@@ -14,7 +14,7 @@ from omegaconf import MISSING
 from PIL import Image
 from torch import Tensor, nn
 
-from methods.digits import convolutions, digits, moved, moved_digits
+from methods.digits import SIDE, convolutions, digits, moved, moved_digits
 from overt import Recipe, StepOutput, World
 from overt.data.images.digits import load_digits, split_thirds
 from overt.data.making import claim_folder
@@ -97,6 +97,9 @@ class Stream(Recipe):
     def collate(self, samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
         images, labels = zip(*samples, strict=True)
         return torch.stack(images), torch.tensor(labels)
+
+    def example_batch(self, size: int) -> tuple[Tensor, Tensor]:
+        return torch.zeros(size, 1, SIDE, SIDE), torch.zeros(size, dtype=torch.int64)
 
     def loss(self, model: Any, batch: Any, counts: dict[str, Tensor], step: int) -> StepOutput:
         entropy = F.cross_entropy(model(batch[0]), batch[1], reduction="sum")

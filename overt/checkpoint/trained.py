@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from overt.checkpoint.weights import LoadReport
+    from overt.files.key_maps import KeyRule
     from overt.recipe import Recipe
 
 
@@ -47,11 +48,11 @@ def shipped_weights(recipe: str) -> Path:
 
 
 def load_model(
-    recipe: Recipe, checkpoint: Path, part: str = "auto"
+    recipe: Recipe, checkpoint: Path, part: str = "auto", rename: Sequence[KeyRule] = ()
 ) -> tuple[nn.Module, LoadReport]:
     """Build the recipe's model with the checkpoint's weights, in evaluation mode.
 
-    `auto` takes the average of the weights where there is one.
+    `auto` takes the average of the weights where there is one. `rename`: see `load_weights`.
     """
     from overt.checkpoint.reading import folder_parts
     from overt.checkpoint.weights import load_weights
@@ -60,7 +61,7 @@ def load_model(
         has_average = checkpoint.is_dir() and "ema" in folder_parts(checkpoint)
         part = "ema" if has_average else "model"
     model = recipe.build_model()
-    report = load_weights(checkpoint, model, part=part)
+    report = load_weights(checkpoint, model, part=part, rename=rename)
     _refuse_missing(report, model, recipe.unscored)
     return model.eval(), report
 

@@ -9,7 +9,7 @@ import argparse
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from overt.config import Config
@@ -42,6 +42,33 @@ def _add_part(parent: argparse.ArgumentParser, parts: Sequence[str]) -> None:
     parent.add_argument("--part", choices=tuple(parts), default=parts[0], help=text)
 
 
+def _add_rename(parent: argparse.ArgumentParser) -> None:
+    parent.add_argument(
+        "--rename",
+        nargs=2,
+        action=_AddKeyRule,
+        default=[],
+        metavar=("MATCH", "TO"),
+        help="weights of others: what takes the place of a regular expression in their keys; null "
+        "drops them; repeatable",
+    )
+
+
+class _AddKeyRule(argparse.Action):
+    """Collects the rules of --rename, as `load_checkpoint(rename=...)` takes them."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option: str | None = None,
+    ) -> None:
+        match, to = values
+        rules = [*getattr(namespace, self.dest), (match, None if to == "null" else to)]
+        setattr(namespace, self.dest, rules)
+
+
 def config_options() -> argparse.ArgumentParser:
     """--config and --package: where a configuration comes from, as for `overt train`."""
     parent = _parent()
@@ -51,24 +78,26 @@ def config_options() -> argparse.ArgumentParser:
 
 
 def evaluation_options() -> argparse.ArgumentParser:
-    """--package and --part: a trained model whose checkpoint is named by a word."""
+    """--package, --part and --rename: a trained model whose checkpoint is named by a word."""
     parent = _parent()
     add_package_option(parent)
     _add_part(parent, PARTS)
+    _add_rename(parent)
     return parent
 
 
 def export_options() -> argparse.ArgumentParser:
-    """--part, --recipe and --package: a checkpoint of which only ONNX needs the recipe."""
+    """--part, --recipe, --package and --rename: only ONNX needs the checkpoint's recipe."""
     parent = _parent()
     _add_part(parent, PARTS[1:])
+    _add_rename(parent)
     _add_recipe(parent, "onnx: ")
     add_package_option(parent)
     return parent
 
 
 def model_options(default: str | None = None) -> argparse.ArgumentParser:
-    """--checkpoint, --recipe, --part and --package: a trained model.
+    """--checkpoint, --recipe, --part, --package and --rename: a trained model.
 
     `default` says in the help which weights are used without --checkpoint; else it is required.
     """
@@ -79,6 +108,7 @@ def model_options(default: str | None = None) -> argparse.ArgumentParser:
     )
     _add_recipe(parent, "")
     _add_part(parent, PARTS)
+    _add_rename(parent)
     add_package_option(parent)
     return parent
 

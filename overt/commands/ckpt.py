@@ -6,7 +6,7 @@ import argparse
 import math
 import zipfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +16,8 @@ from overt.tasks import Exportable, need_task
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from overt.files.key_maps import KeyRule
 
 PARTS = ("model", "ema", "optimizer", "rng")
 DESCRIPTION = "Look into a checkpoint of any format, or write its weights to another."
@@ -73,6 +75,7 @@ def main(arguments: list[str]) -> int:
             options.prefix,
             options.half,
             options.key,
+            options.rename,
         )
     return inspect(options.file, options.keys)
 
@@ -113,23 +116,27 @@ def export(
     prefix: str = "",
     half: bool = False,
     key: str | None = None,
+    rename: Sequence[KeyRule] = (),
 ) -> int:
     """Write the weights of a checkpoint as one file with the keys of the bare model.
 
-    A torch file holds them directly, or below `key` beside an epoch, where training scripts that
-    save {"epoch": ..., "model_state": ...} look for them.
+    `rename` maps the keys of other projects first. A torch file holds the weights directly, or
+    below `key` beside an epoch, where training scripts that save {"epoch": ...,
+    "model_state": ...} look for them.
     """
     _check_output(output, force)
     from overt.checkpoint.reading import read_tensors
     from overt.checkpoint.tensor_files import TensorFile, write_file
     from overt.checkpoint.writing import megabytes, write_whole_file
+    from overt.files.key_maps import rename_keys
     from overt.files.weight_files import clean_keys
 
-    read, _ = read_tensors(path, part)
-    names = clean_keys(read, str(path))
+    weights, _ = read_tensors(path, part)
+    weights = rename_keys(weights, rename, str(path), "--rename")
+    names = clean_keys(weights, str(path))
     tensors = {
         prefix + names[name]: _alone(_halved(name, tensor) if half else tensor.detach())
-        for name, tensor in read.items()
+        for name, tensor in weights.items()
     }
     content: dict[str, Any] = {"epoch": 0, key: tensors} if key else tensors
     file = TensorFile(tensors, {"format": "pt"})
@@ -153,7 +160,7 @@ def export_onnx(options: argparse.Namespace) -> int:
     from overt.checkpoint.writing import megabytes, write_whole_file
     from overt.files.onnx_file import write_onnx
 
-    model, report = load_model(recipe, options.file, options.part)
+    model, report = load_model(recipe, options.file, options.part, options.rename)
     print(report)
     step = exportable.export_step(model)
     size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())

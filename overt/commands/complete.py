@@ -189,7 +189,7 @@ def sample(options: argparse.Namespace, config: Config, skull: Skull, clock: Clo
     world = init_distributed(config.training.device)
     recipe = build_recipe(config)
     completer = need_task(recipe, SkullCompleter, config.recipe.name)
-    model, report = load_model(recipe, options.checkpoint, options.part)
+    model, report = load_model(recipe, options.checkpoint, options.part, options.rename)
     clock.end("load", str(report))
     set_precision(config.training.precision, config.training.deterministic)
     dtype = AUTOCAST.get(config.training.precision)

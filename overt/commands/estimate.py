@@ -27,6 +27,7 @@ from overt.errors import ConfigError, DataError
 from overt.tasks import PersonEstimator, need_task
 
 if TYPE_CHECKING:
+    from overt.files.key_maps import KeyRule
     from overt.tasks import PersonEstimate
 
 FREED = {"opt_pose": "optimize_pose", "opt_tz": "optimize_depth"}
@@ -48,6 +49,7 @@ def main(arguments: Sequence[str]) -> int:
         part=options.part,
         packages=options.package,
         overrides=[*freed, *overrides],
+        rename=options.rename,
     )
     for image in images:
         picture = read_picture(image)
@@ -103,6 +105,7 @@ class Estimator:
         part: str = "auto",
         packages: Sequence[str] = (),
         overrides: Sequence[str] = (),
+        rename: Sequence[KeyRule] = (),
     ) -> None:
         config = configure_model(Path(checkpoint), recipe, overrides, packages)
 
@@ -111,7 +114,7 @@ class Estimator:
         world = init_distributed(config.training.device)
         built = build_recipe(config)
         self.recipe = need_task(built, PersonEstimator, config.recipe.name)
-        model, _ = load_model(built, Path(checkpoint), part)
+        model, _ = load_model(built, Path(checkpoint), part, rename)
         self.model = model.to(world.device)
 
     def person(
@@ -157,13 +160,19 @@ def estimate(
     part: str = "auto",
     packages: Sequence[str] = (),
     overrides: Sequence[str] = (),
+    rename: Sequence[KeyRule] = (),
 ) -> PersonEstimate:
     """Return the person in a picture, given as a file or as pixels (H, W, 3)."""
     picture = read_picture(image)  # what cannot be read is said before a model is loaded
     shown = None if mask is None else read_mask(mask)
     points = None if keypoints is None else read_rows(keypoints, "--keypoints")
     estimator = Estimator(
-        checkpoint, recipe=recipe, part=part, packages=packages, overrides=overrides
+        checkpoint,
+        recipe=recipe,
+        part=part,
+        packages=packages,
+        overrides=overrides,
+        rename=rename,
     )
     return estimator.person(picture, shown, points)
 

@@ -69,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
 
     world = init_distributed(config.training.device, config.training.timeout_minutes)
     recipe = build_recipe(config)
-    model, report = load_model(recipe, checkpoint, options.part)
+    model, report = load_model(recipe, checkpoint, options.part, options.rename)
     if world.is_main:
         print(report)
     model.to(world.device)

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     world = init_distributed(config.training.device)
     recipe = build_recipe(config)
     encoder = need_task(recipe, ImageEncoder, config.recipe.name)
-    model = load_model(recipe, options.checkpoint, options.part)[0].to(world.device)
+    model = load_model(recipe, options.checkpoint, options.part, options.rename)[0].to(world.device)
     set_precision(config.training.precision, config.training.deterministic)
     dtype = AUTOCAST.get(config.training.precision)
     batches = own_batches(world, len(images), options.batch_size)

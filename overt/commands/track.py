@@ -78,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
     world = init_distributed(config.training.device)
     recipe: Any = build_recipe(config)
     need_task(recipe, OnlinePointTracker if options.online else PointTracker, config.recipe.name)
-    model, report = load_model(recipe, options.checkpoint, options.part)
+    model, report = load_model(recipe, options.checkpoint, options.part, options.rename)
     if options.checkpoint != shipped_weights(SHIPPED):
         print(report)
     model.to(world.device)

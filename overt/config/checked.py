@@ -5,6 +5,7 @@ Nothing after `check` sees a DictConfig. Never imports torch.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -289,10 +290,25 @@ def build_recipe(config: Config) -> Recipe:
     if kind is None:
         kind = import_target("recipe._target_", config.recipe._target_)
     check_recipe(kind)
-    has_settings = kind.__init__ is not object.__init__
-    recipe: Recipe = kind(config.settings) if has_settings else kind()
+    arguments = _constructor_arguments(kind, config.settings)
+    recipe: Recipe = kind(*arguments)
     check_instance(recipe)
     return recipe
+
+
+def _constructor_arguments(kind: type[Recipe], settings: Any) -> tuple[Any, ...]:
+    """Return the settings where `__init__` takes them; a recipe without any may do without."""
+    signature = inspect.signature(kind)
+    for arguments in ((settings,), ()):
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            continue
+        return arguments
+    raise ConfigError(
+        f"{kind.__qualname__}.__init__{signature} cannot be called with the settings alone; write "
+        "__init__(self, settings), or none (docs/add_a_recipe.md)"
+    )
 
 
 def schema_of(config: Config) -> dict[str, type]:

@@ -46,6 +46,8 @@ class InterleavedMixture:
     ) -> None:
         _check(sources, weights)
         self.sources, self.lengths = list(sources), [len(source) for source in sources]
+        # Once: asking a protocol takes longer than reading many a sample.
+        self.streams = [source if isinstance(source, SampleStream) else None for source in sources]
         total = sum(self.lengths) if samples is None else samples
         if total < 1:
             raise DataError(f"samples={samples} of a mixture; expected 1 or more")
@@ -68,8 +70,9 @@ class InterleavedMixture:
         # Samples that this source gave in all epochs before count as well.
         passes, offset = divmod(epoch * self.counts[number] + taken, self.lengths[number])
         source, own_seed = self.sources[number], _seed_of_source(seed, number)
-        if isinstance(source, SampleStream):
-            return source.sample_at(position=offset, epoch=passes, seed=own_seed, rng=rng)
+        stream = self.streams[number]
+        if stream is not None:
+            return stream.sample_at(position=offset, epoch=passes, seed=own_seed, rng=rng)
         key = (number, passes, own_seed)
         order = self._orders.get(key, lambda: order_of(source, own_seed, passes))
         return source.sample(int(order[offset : offset + 1][0]), rng)

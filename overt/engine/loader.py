@@ -107,6 +107,8 @@ class _Samples(Dataset[Any]):
 
     def __init__(self, source: SampleSource, seed: int) -> None:
         self.source, self.seed = source, seed
+        # Once, since asking a protocol takes longer than reading many a sample.
+        self.stream = source if isinstance(source, SampleStream) else None
 
     def __getitems__(self, ids: list[SampleId]) -> list[tuple[SampleId, Any]]:
         """Return the samples of a micro-batch, all of one epoch."""
@@ -120,8 +122,8 @@ class _Samples(Dataset[Any]):
         return samples
 
     def _read(self, identity: SampleId, rng: np.random.Generator) -> Any:
-        if isinstance(self.source, SampleStream):
-            return self.source.sample_at(
+        if self.stream is not None:
+            return self.stream.sample_at(
                 position=identity.index, epoch=identity.epoch, seed=self.seed, rng=rng
             )
         return self.source.sample(identity.index, rng)

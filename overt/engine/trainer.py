@@ -142,13 +142,15 @@ class Trainer:
         if self.average is not None:
             update_ema(self.average, self.model, self.parts.momentum(self.state.updates), applied)
         carry = carried(outputs, batch, self.plan, self.recipe.gathers_carry)
-        self.recipe.after_step(self.model, self.state.updates, applied, carry)
+        updates = self.state.updates
         # Nothing below waits for the device.
         self.progress.add_step(batch, outputs, applied, grad_norm)
         self.guard.remember(self.state.step, batch, counts, applied, outputs)
         self.state.position = self.loader.position
         self.state.scores = {}
         self.state.step += 1
+        # Last: the step counts as made where a recipe stops the run in here, which saves it.
+        self.recipe.after_step(self.model, updates, applied, carry)
 
     def add_gradients(
         self, micro_batches: list[MicroBatch], counts: dict[str, Tensor], only: Only = None

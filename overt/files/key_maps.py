@@ -24,7 +24,13 @@ def rename_keys(
     """
     names = {name: name for name in tensors}  # name in the file to name so far
     for number, (pattern, replacement) in enumerate(rules):
-        fitting = {name for name, now in names.items() if re.search(pattern, now)}
+        try:
+            expression = re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(
+                f"{key}.{number}.match={pattern} is not a regular expression: {error}"
+            ) from None
+        fitting = {name for name, now in names.items() if expression.search(now)}
         if not fitting:
             raise CheckpointError(
                 f"{key}.{number}.match={pattern} fits no tensor of {source}; at this point it has "
@@ -35,7 +41,7 @@ def rename_keys(
                 del names[name]
                 continue
             try:
-                names[name] = re.sub(pattern, replacement, names[name])
+                names[name] = expression.sub(replacement, names[name])
             except (re.error, IndexError) as error:
                 raise ConfigError(
                     f"{key}.{number}.to={replacement} does not fit {pattern}: {error}; groups are "

@@ -232,7 +232,8 @@ def ranks_checkpoints(
     missing = metric_name is not None and metric_name not in scores
     if missing and set_of(str(metric_name)) in map(set_of, scores):
         logger.warning(
-            "checkpoint.metric_name=%s is not among the scores (%s): no checkpoint is called best",
+            "checkpoint.metric_name=%s is not among the scores (%s): no checkpoint is called best, "
+            "and training.patience does not count",
             metric_name,
             ", ".join(scores),
         )

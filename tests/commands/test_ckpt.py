@@ -204,3 +204,15 @@ def test_help_and_wrong_use_do_not_load_torch(tmp_path):
     )
     for words in (["--help"], ["export", "--help"], ["export", "a", "--to", "onnx"]):
         subprocess.run([sys.executable, "-c", script, *words], capture_output=True, check=True)
+
+
+def test_export_renames_the_keys_of_other_projects(tmp_path):
+    tensors = {"net.layer.0.w": torch.ones(2), "pooler.w": torch.zeros(1)}
+    save_file(tensors, tmp_path / "theirs.safetensors")
+    words = ["export", str(tmp_path / "theirs.safetensors"), "--to", "safetensors"]
+    ours = tmp_path / "ours.safetensors"
+    rules = ["--rename", r"^net\.layer\.(\d)", r"blocks.\1", "--rename", "^pooler", "null"]
+    assert main([*words, "--output", str(ours), *rules]) == 0
+    assert list(load_file(ours)) == ["blocks.0.w"]
+    with pytest.raises(CheckpointError, match=r"--rename\.0\.match=typo fits no tensor"):
+        main([*words, "--output", str(tmp_path / "other"), "--rename", "typo", ""])

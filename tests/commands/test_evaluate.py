@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from toy_runs import TOY, read_rows, toy_config, train_toy
 
+import overt
 from overt.cli import main
 from overt.config import load
 
@@ -182,3 +184,25 @@ def test_what_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
         shown = capsys.readouterr().err
         assert expected in shown
         assert "Traceback" not in shown
+
+
+def test_a_folder_of_hugging_face_is_scored_under_other_names(run: Path, tmp_path: Path) -> None:
+    checkpoint = run / "checkpoints" / "latest"
+    folder = tmp_path / "downloaded"
+    folder.mkdir()
+    weights = load_file(checkpoint / "ema.safetensors")
+    theirs = {f"encoder.{key}": value for key, value in weights.items()} | {"pooler": torch.ones(1)}
+    save_file(theirs, folder / "model.safetensors")
+    rules = [(r"^encoder\.", ""), ("^pooler", None)]
+    words = ["--rename", r"^encoder\.", "", "--rename", "^pooler", "null"]
+    sizes = ["model.width=6", "evaluation.samples=3"]
+    own, renamed = tmp_path / "own", tmp_path / "renamed"
+    assert evaluate(f"checkpoint={checkpoint}", f"output={own}") == 0
+    foreign = [f"checkpoint={folder}", "recipe=toy", *sizes]
+    assert evaluate(*foreign, f"output={renamed}", *words) == 0
+    assert scores_in(renamed)["scores"] == scores_in(own)["scores"]
+    settings = {"model": {"width": 6}, "evaluation": {"samples": 3}}
+    from_python = overt.evaluate(
+        folder, recipe="toy", packages=[TOY], settings=settings, rename=rules
+    )
+    assert from_python == pytest.approx(scores_in(own)["scores"])

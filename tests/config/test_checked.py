@@ -1,16 +1,25 @@
-"""overt/config/checked.py: numbers that are not finite, and data that is not named."""
+"""overt/config/checked.py: numbers that are not finite, data that is not named, constructors."""
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import DictConfig, ListConfig, OmegaConf
+from toy_recipe.recipe import Toy
 from toy_runs import TOY, toy_config
 
-from overt.config import CONF, RECIPE_SECTIONS, check, compose_values, import_target, load
+from overt.config import (
+    CONF,
+    RECIPE_SECTIONS,
+    build_recipe,
+    check,
+    compose_values,
+    import_target,
+    load,
+)
 from overt.config.checked import NO_DATA, _refuse_nonfinite
 from overt.config.schema import Schema
 from overt.errors import ConfigError
@@ -131,3 +140,19 @@ def test_a_value_of_anything_is_refused_with_its_key(tmp_path: Path, override: s
         toy_config(tmp_path, override)
     assert key in str(refused.value) or key.partition(".")[0] in str(refused.value)
     assert len(str(refused.value)) < 1000
+
+
+def test_a_recipe_takes_its_settings_or_nothing() -> None:
+    class Alone(Toy):
+        def __init__(self) -> None:
+            super().__init__(config.settings)
+
+    class Greedy(Toy):
+        def __init__(self, settings: Any, size: int) -> None: ...
+
+    config = load(["recipe=toy"], packages=[str(TOY)])
+    assert isinstance(build_recipe(replace(config, recipe_class=Alone)), Alone)
+    with pytest.raises(
+        ConfigError, match=r"Greedy.__init__\(settings: Any, size: int\).* cannot be called"
+    ):
+        build_recipe(replace(config, recipe_class=Greedy))

@@ -51,7 +51,7 @@ def test_schedule_and_tracker_of_a_package(tmp_path: Path) -> None:
     [
         ("os.system", "not allowed: a configuration may name classes of overt"),
         ("toy_recipe.schedule.Incomplete", "lacks epochs, steps_per_epoch"),
-        ("toy_recipe.schedule.Notes", "is not a schedule"),
+        ("toy_recipe.schedule.Notes", "or a dataclass of your package with the fields"),
         ("toy_recipe.absent.Steps", "importing toy_recipe.absent failed"),
     ],
 )

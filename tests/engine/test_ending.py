@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from toy_recipe.recipe import Toy
-from toy_runs import make_trainer, read_events, toy_config
+from toy_runs import make_trainer, read_events, same_bits, toy_config, train_toy, weights
 
 from overt.distributed import World, get_rank
 from overt.engine.ending import Ending
@@ -191,3 +191,27 @@ def test_a_lost_peer_is_an_event_and_says_what_to_do(tmp_path: Path) -> None:
 def test_alone_there_is_no_peer_to_lose(tmp_path: Path) -> None:
     error = RuntimeError("Connection closed by peer")
     assert end(error) == (["close"], error)
+
+
+class StopsAfterAStep(Toy):
+    is_willing = False
+
+    def after_step(self, model: Any, step: int, applied: Tensor, carry: dict[str, Tensor]) -> None:
+        super().after_step(model, step, applied, carry)
+        if step == 2 and not self.is_willing:
+            raise StopError("enough")
+
+
+def test_a_step_that_the_recipe_ends_the_run_after_is_not_made_again(tmp_path: Path) -> None:
+    """Its weights are saved: a checkpoint that counts one step less would repeat it."""
+    words = ["training.num_steps=5", "checkpoint.every_steps=100"]
+    trainer = make_trainer(tmp_path / "stopped", *words, recipe=StopsAfterAStep)
+    with pytest.raises(StopError, match="enough"):
+        trainer.train()
+    trainer = make_trainer(tmp_path / "stopped", *words, recipe=StopsAfterAStep)
+    assert trainer.state.step == 3
+    trainer.recipe.is_willing = True
+    trainer.train()
+    train_toy(tmp_path / "straight", *words)
+    ends = [weights(tmp_path / name / "toy", 5) for name in ("stopped", "straight")]
+    assert same_bits(*ends)

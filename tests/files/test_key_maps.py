@@ -39,3 +39,5 @@ def test_two_keys_that_become_one_are_refused() -> None:
 def test_a_wrong_group_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"init_map\.0\.to"):
         rename(("^encoder", r"\3"))
+    with pytest.raises(ConfigError, match=r"init_map\.0\.match=\( is not a regular expression"):
+        rename(("(", ""))

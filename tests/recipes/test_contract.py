@@ -66,8 +66,6 @@ SMALLEST = {
         "model.predictor.width=16",
         "model.predictor.depth=1",
         "model.predictor.num_heads=2",
-        # The collapse monitor remembers in `loss` what it saw.
-        "evaluation.collapse.every_steps=null",
     ],
     "pcdiff_tiny": [
         "data.synthetic.count=2",

@@ -38,42 +38,47 @@ class CollapseMonitor(nn.Module):
     nan_buffers = ("numbers",)
     numbers: Tensor  # (P, 4) of each part, as in TOKEN_NAMES; NaN before the first look
 
-    def __init__(self, settings: CollapseSettings, levels: int) -> None:
+    def __init__(self, settings: CollapseSettings, levels: int, width: int) -> None:
         super().__init__()
         self.settings = settings
+        self.width = width  # features of a token of context and target
         pairs = [f"{kind}_h{level}" for level in range(levels) for kind in ("prediction", "target")]
         self.parts = ["context", "target", *pairs]
         self.names = [f"{part}_token_{name}" for part in self.parts for name in TOKEN_NAMES]
         self.register_buffer("alarms", torch.zeros((), dtype=torch.int64))
         self.register_buffer("numbers", torch.full((len(self.parts), len(TOKEN_NAMES)), math.nan))
-        self.seen: int | None = None  # the step of the last look
 
-    def look(self, output: Output, step: int, share: Tensor | float = 1.0) -> dict[str, Tensor]:
-        """The numbers of the last look times `share`; at a step that is due, of a new one.
-
-        `context_token_std`, `target_token_rank`, `prediction_h0_token_norm` and so on. Of several
-        micro-batches of a step the first is looked at.
-        """
+    def look(self, output: Output, step: int) -> Tensor | None:
+        """Return new numbers (P, 4) at a step that is due; `remember` keeps them, not this."""
         every = self.settings.every_steps
-        if every is None:
+        return None if every is None or step % every != 0 else self.measure(output)
+
+    def shown(self, look: Tensor | None, fraction: Tensor | float = 1.0) -> dict[str, Tensor]:
+        """Return the numbers of this look, else of the last one, times `fraction`.
+
+        `context_token_std`, `target_token_rank`, `prediction_h0_token_norm` and so on.
+        """
+        if self.settings.every_steps is None:
             return {}
-        if step % every == 0 and step != self.seen:
-            self.seen = step
-            self.numbers.copy_(self.measure(output))
-            self.judge(output.context.shape[-1], step)
-        return dict(zip(self.names, (self.numbers * share).flatten().unbind(), strict=True))
+        numbers = self.numbers if look is None else look.to(self.numbers)
+        return dict(zip(self.names, (numbers * fraction).flatten().unbind(), strict=True))
+
+    def remember(self, looks: Tensor, step: int) -> None:
+        """Keep the mean of the looks (samples, P, 4) of a step, and judge it."""
+        self.numbers.copy_(looks.mean(0))
+        self.judge(step)
 
     @torch.no_grad()
     def measure(self, output: Output) -> Tensor:
         """The statistics of every part, (P, 4)."""
         pairs = zip(output.predictions, output.targets, strict=True)
-        tokens = [output.context, output.target, *(each for pair in pairs for each in pair)]
+        tokens = [output.context, output.target, *(part for pair in pairs for part in pair)]
         visible, hidden, *cells = output.filling or [0] * (len(output.predictions) + 1)
         filling = [visible, hidden, *(count for count in (hidden, *cells) for _ in range(2))]
         return torch.stack(
             [
-                token_statistics(self.some(each, count))
-                for each, count in zip(tokens, filling, strict=True)
+                token_statistics(self.some(part, count))
+                for part, count in zip(tokens, filling, strict=True)
             ]
         )
 
@@ -83,9 +88,9 @@ class CollapseMonitor(nn.Module):
         rows = rows[: len(rows) - filling]
         return rows[:: max(1, math.ceil(len(rows) / self.settings.max_tokens))]
 
-    def judge(self, width: int, step: int) -> None:
+    def judge(self, step: int) -> None:
         """Warn where features have become alike; stop after several looks like this."""
-        warnings = []
+        signs, width = [], self.width
         # The one place where the host waits for the device: once per look, for all numbers.
         rows = dict(zip(self.parts, self.numbers.tolist(), strict=True))
         for part in ("context", "target"):
@@ -94,20 +99,20 @@ class CollapseMonitor(nn.Module):
                 continue  # diverged, which the engine sees by itself: no collapse
             ratio = std / max(size / math.sqrt(width), 1e-30)
             if ratio < self.settings.min_std:
-                warnings.append(
+                signs.append(
                     f"{part} features vary by {ratio:.3g} of their size (evaluation.collapse."
                     f"min_std={self.settings.min_std})"
                 )
             if rank / width < self.settings.min_rank:
-                warnings.append(
+                signs.append(
                     f"{part} features have effective rank {rank:.1f} of {width} (evaluation."
                     f"collapse.min_rank={self.settings.min_rank})"
                 )
-        if not warnings:
+        if not signs:
             self.alarms.zero_()
             return
         self.alarms += 1
-        message = f"collapse at step {step}: {'; '.join(warnings)}. {ADVICE}"
+        message = f"collapse at step {step}: {'; '.join(signs)}. {ADVICE}"
         alarms, limit = int(self.alarms), self.settings.stop_after
         if limit is not None and alarms >= limit:
             raise CollapseError(f"{message} Seen {alarms} times in a row.")

@@ -39,6 +39,7 @@ class HJEPARecipe(EncoderRecipe):
 
     model_class: type[HJEPA] = HJEPA  # a recipe of your own may build another
     target_width: int | None = None  # numbers of a target; None: those of the encoder's features
+    gathers_carry = True  # every rank's monitor remembers the same
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -88,7 +89,8 @@ class HJEPARecipe(EncoderRecipe):
                 fan_in=fan_in,
                 target_width=self.target_width,
             )
-        self.monitor = CollapseMonitor(self.settings.evaluation.collapse, model.num_hierarchies)
+        collapse = self.settings.evaluation.collapse
+        self.monitor = CollapseMonitor(collapse, model.num_hierarchies, sizes.width)
         return self.model_class(
             encoder,
             predictor,
@@ -157,8 +159,11 @@ class HJEPARecipe(EncoderRecipe):
             fraction = len(batch.images) / counts["samples"]
             extra, more = self.extra_losses(output, batch, fraction, step)
             assert self.monitor is not None, "build_model() makes it"
-            metrics |= more | self.monitor.look(output, step, fraction)
-        return StepOutput(losses | extra, metrics)
+            look = self.monitor.look(output, step)
+            metrics |= more | self.monitor.shown(look, share)
+        # One row for each sample, so that the ranks' micro-batches weigh by their samples.
+        carry = {} if look is None else {"look": look.expand(len(batch.images), -1, -1)}
+        return StepOutput(losses | extra, metrics, carry)
 
     def level_losses(self, output: Output, counts: Tensor) -> list[Tensor]:
         """The distance of each level, this micro-batch's share."""
@@ -210,10 +215,13 @@ class HJEPARecipe(EncoderRecipe):
     def after_step(
         self, model: HJEPA, step: int, applied: Tensor, carry: dict[str, Tensor]
     ) -> None:
-        """Move the target encoder; where the update was skipped it stays."""
+        """Move the target encoder, which stays where the update was skipped; watch for collapse."""
         if model.target_encoder is not None:
             assert self.momentum is not None, "begin() says how long training is"
             update_ema(model.target_encoder, model.context_encoder, self.momentum(step), applied)
+        if "look" in carry:
+            assert self.monitor is not None, "build_model() makes it"
+            self.monitor.remember(carry["look"], step)  # last: it may stop the run
 
     # --- evaluation ------------------------------------------------------------------------------
 
