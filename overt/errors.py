@@ -11,9 +11,14 @@ from pathlib import Path
 
 # What a run exits with when it was asked to stop and saved: a batch script requeues it.
 PREEMPTED_EXIT_CODE = 85
+FAILED_EXIT_CODE = 1
+USAGE_EXIT_CODE = 2  # a verb, option, key or value that does not exist: starting again is no use
 INTERRUPTED_EXIT_CODE = 130  # Ctrl-C
 # A run that ends with one of these was asked to: not an error.
 STOPPED_EXIT_CODES = (PREEMPTED_EXIT_CODE, INTERRUPTED_EXIT_CODE)
+
+
+SHOW_TRACEBACK = "OVERT_TRACEBACK"  # an environment variable: also for errors that are explained
 
 
 class OvertError(Exception):
@@ -21,7 +26,7 @@ class OvertError(Exception):
 
 
 class ConfigError(OvertError):
-    """A key, type or value of the configuration, refused before anything starts."""
+    """A key, type or value of the configuration or an option, refused before anything starts."""
 
 
 class LaunchError(OvertError):
@@ -57,12 +62,32 @@ class Preempted(StopError):  # noqa: N818  (it is none)
 
 
 def exit_code_of(error: BaseException | None) -> int:
-    """Return the exit code of a run that ends with `error`, or with none."""
-    if error is None:
-        return 0
-    if isinstance(error, KeyboardInterrupt):
-        return INTERRUPTED_EXIT_CODE
-    return PREEMPTED_EXIT_CODE if isinstance(error, Preempted) else 1
+    """Return the exit code of a command or run that ends with `error`, or with none."""
+    match error:
+        case None:
+            return 0
+        case KeyboardInterrupt():
+            return INTERRUPTED_EXIT_CODE
+        case Preempted():
+            return PREEMPTED_EXIT_CODE
+        case ConfigError():
+            return USAGE_EXIT_CODE
+    return FAILED_EXIT_CODE
+
+
+def error_of(exit_code: int) -> type[OvertError]:
+    """Return the kind of error for a command that was started and ended with this code."""
+    return ConfigError if exit_code == USAGE_EXIT_CODE else OvertError
+
+
+def file_problem(error: OSError) -> str | None:
+    """Explain a file that cannot be read or written; None where it is no matter of a file."""
+    if error.errno is None or error.filename is None:
+        return None
+    return (
+        f"{error.filename}: {error.strerror or error}. Check the path, its permissions and the "
+        f"space left; {SHOW_TRACEBACK}=1 shows where this happened"
+    )
 
 
 def _alike(word: str, words: Sequence[str]) -> list[str]:

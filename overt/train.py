@@ -15,13 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from overt.config import build_recipe, expand_sweep, load
-from overt.errors import (
-    INTERRUPTED_EXIT_CODE,
-    PREEMPTED_EXIT_CODE,
-    ConfigError,
-    OvertError,
-    Preempted,
-)
+from overt.errors import PREEMPTED_EXIT_CODE, OvertError, Preempted, exit_code_of
 from overt.health.phases import Phases, process_start
 from overt.health.preemption import StopSignal
 
@@ -44,10 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run(make_parser().parse_intermixed_args(arguments))
     except OvertError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
+        return exit_code_of(error)
+    except KeyboardInterrupt as stopped:
         print("\ninterrupted; the same command resumes from the last checkpoint", file=sys.stderr)
-        return INTERRUPTED_EXIT_CODE
+        return exit_code_of(stopped)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -104,7 +98,7 @@ def sweep(arguments: argparse.Namespace, stop: StopSignal) -> int:
             return PREEMPTED_EXIT_CODE
         failed += code != 0
     if failed:
-        raise ConfigError(f"{failed} of {len(runs)} runs failed; their messages are above")
+        raise OvertError(f"{failed} of {len(runs)} runs failed; their messages are above")
     return 0
 
 

@@ -96,6 +96,8 @@ def check(
         checked, [part.name for part in fields(Schema) if part.name not in RECIPE_SECTIONS]
     )
     parts = {str(name): _to_object(engine[name], str(name)) for name in engine}
+    for name in ("exp_name", "output_dir"):
+        parts[name] = str(parts[name])  # ${seed} is a number
     _refuse_name(parts["exp_name"])
     within("seed", parts["seed"], 0, LARGEST_INTEGER)
     for key, target in parts["optimizer"].rule_targets.items():

@@ -69,7 +69,7 @@ def test_other_trackers_need_their_weights(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for words in (["--recipe", "cotracker3_online"], ["--online"]):
-        assert main(["track", str(tmp_path), *words]) == 1
+        assert main(["track", str(tmp_path), *words]) == 2
         assert "only cotracker3_small comes with overt" in capsys.readouterr().err
 
 
@@ -211,18 +211,18 @@ def test_other_mistakes_are_refused(
     video, weights = str(folder / "shapes.npy"), str(folder / "cotracker3_tiny.pth")
     (tmp_path / "broken.gif").write_bytes(b"nonsense")
     cases = [
-        ([str(tmp_path / "broken.gif"), "--recipe", "cotracker3_tiny"], "cannot be decoded"),
-        ([str(tmp_path / "nowhere"), "--recipe", "cotracker3_tiny"], "no such file"),
-        ([video], "holds no configuration; add --recipe NAME"),
-        ([video, "--recipe", "cotraker3_tiny"], "did you mean cotracker3_tiny?"),
-        ([video, "--recipe", "cotracker3_offline"], "have another shape than in the model"),
-        ([video, "--recipe", "cotracker3_tiny", "--queries", "nowhere.csv"], "cannot be read"),
-        ([video, "--output", weights], "is a file; name a folder"),
+        ([str(tmp_path / "broken.gif"), "--recipe", "cotracker3_tiny"], 1, "cannot be decoded"),
+        ([str(tmp_path / "nowhere"), "--recipe", "cotracker3_tiny"], 1, "no such file"),
+        ([video], 2, "holds no configuration; add --recipe NAME"),
+        ([video, "--recipe", "cotraker3_tiny"], 2, "did you mean cotracker3_tiny?"),
+        ([video, "--recipe", "cotracker3_offline"], 1, "have another shape than in the model"),
+        ([video, "--recipe", "cotracker3_tiny", "--queries", "nowhere.csv"], 1, "cannot be read"),
+        ([video, "--output", weights], 2, "is a file; name a folder"),
     ]
     if not has_pyav():
-        cases.append(([video, "--format", "mp4"], "overt[video]"))
-    for words, expected in cases:
-        assert main(["track", *words, "--checkpoint", weights]) == 1, words
+        cases.append(([video, "--format", "mp4"], 1, "overt[video]"))
+    for words, code, expected in cases:
+        assert main(["track", *words, "--checkpoint", weights]) == code, words
         assert expected in capsys.readouterr().err
 
 
@@ -232,5 +232,5 @@ def test_a_recipe_that_does_not_track_says_so(
     train_toy(tmp_path, "training.num_steps=1")
     checkpoint = str(tmp_path / "toy" / "checkpoints" / "latest")
     words = [str(folder / "shapes.npy"), "--checkpoint", checkpoint, "--package", str(TOY)]
-    assert main(["track", *words]) == 1
+    assert main(["track", *words]) == 2
     assert "the recipe toy is not a PointTracker: it has no track_points" in capsys.readouterr().err

@@ -65,8 +65,7 @@ def table(
     """
     names = [element("th", text, scope="col") for text in head]
     body = [
-        element("tr", element("th", row[0], scope="row"), *cells(row[1:], merges))
-        for row in rows
+        element("tr", element("th", row[0], scope="row"), *cells(row[1:], merges)) for row in rows
     ]
     whole = element(
         "table",

@@ -94,7 +94,9 @@ def _last_values(chart: Chart, runs: Sequence[Run]) -> Html:
     metric = chart.parts[len(chart.parts) // 2]
     shown = [index for index, run in enumerate(runs) if metric in run.curves][:VALUES_SHOWN]
     values = [
-        element("span", text.number(runs[index].curves[metric].last), class_=f"run{index % COLOURS}")
+        element(
+            "span", text.number(runs[index].curves[metric].last), class_=f"run{index % COLOURS}"
+        )
         for index in shown
     ]
     return element("span", *values, class_="last", aria_hidden="true")

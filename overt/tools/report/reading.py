@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from overt.errors import OvertError, nearest
+from overt.errors import ConfigError, OvertError, nearest
 from overt.run.reader import Follower, Row, number_of, step_of, time_of
 from overt.tools.report import large
 from overt.tools.report.best import read_best
@@ -103,7 +103,7 @@ def open_runs(folders: list[Path]) -> list[Run]:
     """Read several runs, each named by as much of its path as tells it apart."""
     whole = [folder.resolve().parts for folder in folders]
     if len(set(whole)) < len(whole):
-        raise OvertError("a run is named twice; name each run once")
+        raise ConfigError("a run is named twice; name each run once")
     for depth in range(1, max(map(len, whole), default=1) + 1):
         names = ["/".join(parts[-depth:]) for parts in whole]
         if len(set(names)) == len(names):
@@ -363,9 +363,7 @@ def read_texts(home: Path, events: list[Row]) -> list[Sample]:
     return sorted(texts.values(), key=lambda sample: (sample.name, sample.step))
 
 
-def _files_of(
-    home: Path, events: list[Row], kinds: tuple[str, ...]
-) -> Iterator[tuple[Row, Path]]:
+def _files_of(home: Path, events: list[Row], kinds: tuple[str, ...]) -> Iterator[tuple[Row, Path]]:
     """Return events that name a file, and the files; none outside of the folder."""
     for event in events:
         if event["kind"] in kinds:

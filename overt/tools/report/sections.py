@@ -226,7 +226,9 @@ def settings(runs: Sequence[Run]) -> Html:
     for key in dict.fromkeys(chain.from_iterable(configs)):
         values = [config.get(key, ABSENT) for config in configs]
         differs = values.count(values[0]) < len(values)
-        shown = [element("code", text.value(value)) for value in (values if differs else values[:1])]
+        shown = [
+            element("code", text.value(value)) for value in (values if differs else values[:1])
+        ]
         differing += differs
         name = join(key, element("span", " differs", class_="visually-hidden")) if differs else key
         rows.append(

@@ -61,7 +61,7 @@ def _parts(text: str) -> list[str]:
 
 @lru_cache(maxsize=KEPT_SECTIONS)
 def _read_part(text: str) -> tuple[tuple[str, Any], ...]:
-    """Return the leaves of a mapping, dotted key and value; they are shared, so not to be changed."""
+    """Return the leaves of a mapping, dotted key and value; shared, so nobody may change them."""
     name = NAME.fullmatch(text)
     if name is not None:  # the one line in which all runs differ
         return (("exp_name", name[1]),)

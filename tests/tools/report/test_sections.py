@@ -77,9 +77,7 @@ def test_a_skipped_step_of_no_session_has_no_mark(tmp_path: Path) -> None:
 def test_many_runs_are_a_table_and_share_what_is_the_same(tmp_path: Path) -> None:
     start = [{"time": 1.0, "kind": "start", "host": "here"}]
     count = sections.MOST_CARDS + 1
-    folders = [
-        write(tmp_path / f"run{n}", start, [], f"a: 1\nb: {n % 2}\n") for n in range(count)
-    ]
+    folders = [write(tmp_path / f"run{n}", start, [], f"a: 1\nb: {n % 2}\n") for n in range(count)]
     runs = open_runs(folders)
     overview = Reader(sections.overview(runs))
     assert [tag for tag, _ in overview.tags].count("tr") == count + 1
