@@ -61,6 +61,10 @@ class Preempted(StopError):  # noqa: N818  (it is none)
     """The run was asked to stop by a signal: everything is saved, the same command resumes."""
 
 
+class StoppedAtStart(Preempted):
+    """A signal came while the run was starting: nothing was trained yet, so nothing is saved."""
+
+
 def exit_code_of(error: BaseException | None) -> int:
     """Return the exit code of a command or run that ends with `error`, or with none."""
     match error:

@@ -15,7 +15,13 @@ from types import ModuleType
 from typing import Any
 
 from overt.config import build_recipe, expand_sweep, load
-from overt.errors import PREEMPTED_EXIT_CODE, OvertError, Preempted, exit_code_of
+from overt.errors import (
+    PREEMPTED_EXIT_CODE,
+    OvertError,
+    Preempted,
+    StoppedAtStart,
+    exit_code_of,
+)
 from overt.health.phases import Phases, process_start
 from overt.health.preemption import StopSignal
 
@@ -36,6 +42,9 @@ def make_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run(make_parser().parse_intermixed_args(arguments))
+    except StoppedAtStart as asked:
+        print(asked, file=sys.stderr)
+        return exit_code_of(asked)
     except OvertError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return exit_code_of(error)
@@ -51,9 +60,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def train(arguments: argparse.Namespace, stop: StopSignal) -> int:
     phases = Phases(process_start())
+    stop.limit_start()
     config = load(arguments.overrides, arguments.config, arguments.package)
 
-    from overt.distributed import init_distributed, shutdown
+    from overt.distributed import explained_loss, init_distributed, shutdown
     from overt.engine.trainer import Trainer
     from overt.health.heartbeat import keep_flight_records
     from overt.run.session import locked
@@ -63,10 +73,12 @@ def train(arguments: argparse.Namespace, stop: StopSignal) -> int:
     world = init_distributed(config.training.device, config.training.timeout_minutes)
     phases.end("group")
     code = 0
-    with locked(config.run_dir) as lock:
+    with explained_loss(world, stop.asked_at_start), locked(config.run_dir) as lock:
         trainer = Trainer(config, build_recipe(config), world, stop, phases, lock=lock)
         try:
             trainer.train()
+        except StoppedAtStart:  # the other ranks may still wait in the process group
+            raise
         except Preempted as asked:
             code = PREEMPTED_EXIT_CODE
             if world.is_main:

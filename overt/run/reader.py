@@ -19,7 +19,7 @@ Row = dict[str, Any]
 
 LONGEST_LINE = 2**24  # bytes; a row of a run has hundreds
 LARGEST_STEP = 2**53  # beyond it a float counts no longer in ones
-SCAN = json.JSONDecoder().scan_once
+SCAN = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 LATEST_TIME = 253_402_300_799.0  # the last second of the year 9999
 
 

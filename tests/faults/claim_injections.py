@@ -21,6 +21,7 @@ from injections import (
     in_flight,
     settings_of,
     small_disk,
+    wait_a_while,
 )
 from toy_runs import read_events
 from trials import (
@@ -39,6 +40,7 @@ from trials import (
     words_for,
 )
 
+from overt.errors import PREEMPTED_EXIT_CODE
 from overt.tools.proof.processes import Group
 
 
@@ -194,6 +196,57 @@ def stopped_rank(bench: Bench, seed: int) -> Trial:
     return trial
 
 
+STARTS = (
+    "killed before the group has formed",
+    "killed after the group has formed",
+    "killed while data are opened",
+    "killed while the model is built",
+    "killed in the first step",
+)
+
+
+def killed_starting(bench: Bench, seed: int) -> Trial:
+    """SIGKILL of a rank before the first step: the others end soon and say why; then all start."""
+    rng, trial = draw("killed at the start", bench, seed)
+    size, settings = rng.choice((2, 3)), settings_of(rng, 3)
+    kind, victim = STARTS[seed % len(STARTS)], rng.randrange(size)
+    # Who never comes is waited for; who came and died is missed at once.
+    never_came = kind == STARTS[0]
+    patience = ("training.timeout_minutes=0.05",) if never_came else ()
+    trial.detail = f"rank {victim} of {size} {kind}"
+    ended = launch(trial.folder, size, (*settings, *patience), {victim: Fault(kind)}).wait(DEADLINE)
+    check_ended(trial, ended)
+    trial.check(ended.codes[victim] == -signal.SIGKILL, f"exit codes {ended.codes}")
+    others = [code for rank, code in enumerate(ended.codes) if rank != victim]
+    trial.check(others == [1] * (size - 1), f"exit codes {ended.codes}")
+    trial.check(trial.log.count("LaunchError: ") == size - 1, "not every rank says why")
+    trial.check("Traceback" not in trial.log, "a traceback")
+    check_goes_on(trial, size, settings, bench.reference(size))
+    return trial
+
+
+def asked_starting(bench: Bench, seed: int) -> Trial:
+    """SIGTERM or SIGUSR1 within the first moments: code 85, no traceback; then it trains."""
+    rng, trial = draw("asked to stop at the start", bench, seed)
+    size, settings = rng.choice((1, 2)), settings_of(rng, 3)
+    number = rng.choice((signal.SIGTERM, signal.SIGUSR1))
+    delay = rng.uniform(0.2, 0.8)
+    trial.detail = f"{number.name} to all {size} after {1e3 * delay:.0f} ms"
+    group = launch(trial.folder, size, settings)
+    wait_a_while(delay)
+    for rank in range(size):
+        group.send(rank, number)
+    ended = group.wait(DEADLINE)
+    check_ended(trial, ended)
+    # Before overt's own code runs, the signal just ends the process; others may miss it then.
+    polite = {PREEMPTED_EXIT_CODE, 0}
+    early = {-number, 1} if -number in ended.codes else set()
+    trial.check(set(ended.codes) <= polite | early, f"exit codes {ended.codes}")
+    trial.check("Traceback" not in trial.log, "a traceback")
+    check_goes_on(trial, size, settings, bench.reference(size))
+    return trial
+
+
 def nan_in_data(bench: Bench, seed: int) -> Trial:
     """A sample of NaN: its step is skipped every time, killed and resumed or not."""
     rng, trial = draw("NaN in the data", bench, seed)
@@ -263,6 +316,12 @@ CLAIM_KINDS: dict[str, Kind] = {
     ),
     "SIGSTOP of a rank": Kind(
         stopped_rank, f"the others end after `training.timeout_minutes`; {SAME}", 4
+    ),
+    "SIGKILL of a rank before the first step": Kind(
+        killed_starting, f"the others end soon and say why; {SAME}", 15
+    ),
+    "SIGTERM or SIGUSR1 during the start": Kind(
+        asked_starting, f"exit code 85 within 20 s; {SAME}", 12
     ),
     "NaN in the data": Kind(nan_in_data, f"its steps are skipped; {SAME}", 12),
     "disk full on one rank of a sharded run": Kind(

@@ -1,6 +1,7 @@
 """One trial: a short run, a fault at a seeded moment, the same command again, a verdict."""
 
 import json
+import os
 import random
 import shutil
 import signal
@@ -33,6 +34,8 @@ def train(words: list[str], fault: Fault) -> int:
     from overt.train import main
 
     recipe.current = fault
+    if fault.kind == "killed before the group has formed":
+        os.kill(os.getpid(), signal.SIGKILL)
     return main(words)
 
 
