@@ -7,6 +7,7 @@ become masks. The packages that read them are optional. Never imports torch.
 from __future__ import annotations
 
 import gzip
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from overt.data.skulls.nrrd import read_nrrd
 from overt.data.skulls.volumes import LPS_TO_RAS, Volume
 from overt.errors import DataError
 from overt.files.atomic import new_file
+from overt.files.bounds import open_arrays
 from overt.geometry.solid import solid_of_mesh
 
 MESH_VOXEL_MM = 0.5
@@ -88,8 +90,8 @@ def write_nifti(path: Path, volume: Volume) -> None:
 def read_array(path: Path, spacing: tuple[float, float, float] | None) -> Volume:
     """Read a NumPy file; axes are those of LPS unless the archive holds an affine."""
     try:
-        content = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        content = open_arrays(path)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} cannot be read as a NumPy file ({error})") from error
     if isinstance(content, np.ndarray):
         if spacing is None:
