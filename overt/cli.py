@@ -71,7 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `overt ... | head` has seen enough
         sys.stderr.close()
         return 0
-    except OSError as error:
+    except MemoryError:
+        print("MemoryError: what this command was given does not fit into memory", file=sys.stderr)
+        return FAILED_EXIT_CODE
+    except (OSError, RuntimeError) as error:
         problem = file_problem(error)
         # What training raises may be a bug of a recipe, whose traceback is needed.
         if problem is None or verb == "train" or os.environ.get(SHOW_TRACEBACK):

@@ -84,13 +84,17 @@ def error_of(exit_code: int) -> type[OvertError]:
     return ConfigError if exit_code == USAGE_EXIT_CODE else OvertError
 
 
-def file_problem(error: OSError) -> str | None:
+def file_problem(error: OSError | RuntimeError) -> str | None:
     """Explain a file that cannot be read or written; None where it is no matter of a file."""
-    if error.errno is None or error.filename is None:
+    if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
+        problem = f"{error.filename}: {error.strerror or error}"
+    elif str(error).startswith("Symlink loop"):  # of pathlib before Python 3.13
+        problem = str(error)
+    else:
         return None
     return (
-        f"{error.filename}: {error.strerror or error}. Check the path, its permissions and the "
-        f"space left; {SHOW_TRACEBACK}=1 shows where this happened"
+        f"{problem}. Check the path, its permissions and the space left; {SHOW_TRACEBACK}=1 shows "
+        "where this happened"
     )
 
 

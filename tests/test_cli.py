@@ -70,6 +70,7 @@ for verb in {list(VERBS)}:
         (["watch", "somewhere", "--every", "0"], 2, "ConfigError: --every=0"),
         (["ckpt", "inspect", "nowhere.pth"], 1, "CheckpointError: "),
         (["runs", "nowhere"], 1, "nowhere is not a directory"),
+        (["report", "RUN/circle"], 1, "Symlink loop"),
         (["report", "--output", "RUN/events.jsonl/x.html", "RUN"], 1, "events.jsonl: File exists"),
     ],
 )
@@ -83,6 +84,7 @@ def test_errors_go_to_stderr_with_their_code_and_no_traceback(
     """2: what was typed does not exist; 1: anything else that failed."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "events.jsonl").write_text('{"time": 1.0, "kind": "start"}\n')
+    (tmp_path / "run" / "circle").symlink_to("circle")
     assert main([word.replace("RUN", str(tmp_path / "run")) for word in words]) == code
     shown = capsys.readouterr()
     assert expected in shown.err

@@ -44,12 +44,16 @@ def check_arrays(path: Path, mapped: bool = False) -> None:
     if not path.is_file():
         return
     if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            check_archive(archive, path)
-            for entry in archive.infolist():
-                if entry.filename.endswith(".npy"):
-                    with archive.open(entry) as member:
-                        _check_header(member, entry.file_size, f"{path}, {entry.filename}")
+        try:
+            with zipfile.ZipFile(path) as archive:
+                check_archive(archive, path)
+                for entry in archive.infolist():
+                    if entry.filename.endswith(".npy"):
+                        with archive.open(entry) as member:
+                            _check_header(member, entry.file_size, f"{path}, {entry.filename}")
+        # Damaged, encrypted, or packed by a method that Python does not have.
+        except (zipfile.BadZipFile, NotImplementedError, RuntimeError):
+            return
         return
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -65,9 +69,20 @@ def check_archive(archive: zipfile.ZipFile, path: Path) -> None:
     _check_claim(claimed, min(packed, _on_disk(path)), str(path))
 
 
+def check_file(path: Path) -> None:
+    """Refuse a file that is sparse or larger than memory; none at all is left to its reader."""
+    if path.is_file():
+        _check_claim(path.stat().st_size, _on_disk(path), str(path))
+
+
+def check_unpacked(claimed: int, path: Path) -> None:
+    """Refuse a file whose header says that it unpacks to so many bytes, far more than it has."""
+    _check_claim(claimed, _on_disk(path), str(path))
+
+
 def read_file(path: Path) -> bytes:
     """Return the bytes of a file, refused where it is sparse or larger than memory."""
-    _check_claim(path.stat().st_size, _on_disk(path), str(path))
+    check_file(path)
     return path.read_bytes()
 
 
@@ -103,7 +118,10 @@ def _check_claim(claimed: int, held: int, name: str) -> None:
 
 def _check_header(file: IO[bytes], size: int, name: str) -> int:
     """Return how many bytes the header of an .npy file claims; 0 where that cannot be told."""
-    described = _described(file)
+    try:
+        described = _described(file)
+    except (OSError, EOFError, zlib.error, zipfile.BadZipFile):  # damaged, as its reader will find
+        described = None
     if described is None:
         return 0
     shape, kind = described

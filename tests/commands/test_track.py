@@ -1,6 +1,7 @@
 """overt track: any video in, tracks and a video with trails out, and clear words where it fails."""
 
 import csv
+import os
 import sys
 from pathlib import Path
 
@@ -12,10 +13,11 @@ from toy_runs import TOY, train_toy
 
 from overt.checkpoint.manager import CheckpointManager
 from overt.cli import main
-from overt.commands.track import make_parser
+from overt.commands.track import make_parser, read_queries
 from overt.config import build_recipe, load
 from overt.data.tracking.moving_shapes import SceneSettings, make_sequence
 from overt.data.tracking.video import has_pyav, read_video, write_video
+from overt.errors import DataError
 
 FRAMES, HEIGHT, WIDTH = 7, 35, 51  # sides that no stride divides
 SMALL = [
@@ -234,3 +236,25 @@ def test_a_recipe_that_does_not_track_says_so(
     words = [str(folder / "shapes.npy"), "--checkpoint", checkpoint, "--package", str(TOY)]
     assert main(["track", *words]) == 2
     assert "the recipe toy is not a PointTracker: it has no track_points" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("deep.json", "[" * 100_000),
+        ("long.json", "9" * 5000),
+        ("long.csv", '"' + "9" * 200_000),
+        ("deep.csv", "[" * 200_000),
+    ],
+)
+def test_queries_of_any_content_are_refused(name: str, content: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="--queries"):
+        read_queries(Path(queries_file(tmp_path / name, content)))
+
+
+def test_a_sparse_file_of_queries_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "queries.csv"
+    path.touch()
+    os.truncate(path, 10**11)
+    with pytest.raises(DataError, match="sparse"):
+        read_queries(path)

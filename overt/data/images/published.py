@@ -97,6 +97,7 @@ class SourceFiles:
 
 def _read_archive(path: Path) -> dict[str, bytes]:
     members: dict[str, bytes] = {}
+    bounds.check_file(path)
     try:
         with tarfile.open(path) as archive:
             for member in archive:

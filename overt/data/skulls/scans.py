@@ -7,6 +7,7 @@ become masks. The packages that read them are optional. Never imports torch.
 from __future__ import annotations
 
 import gzip
+import math
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from overt.data.skulls.nrrd import read_nrrd
 from overt.data.skulls.volumes import LPS_TO_RAS, Volume
 from overt.errors import DataError
 from overt.files.atomic import new_file
-from overt.files.bounds import open_arrays
+from overt.files.bounds import check_file, check_unpacked, open_arrays
 from overt.geometry.solid import solid_of_mesh
 
 MESH_VOXEL_MM = 0.5
@@ -61,9 +62,13 @@ def read_nifti(path: Path) -> Volume:
     except ImportError as error:
         raise DataError(f"NIfTI is read by nibabel, which is not installed; {_MEDICAL}") from error
     try:
+        check_file(path)
         image: Any = nibabel.load(path)
+        check_unpacked(math.prod(image.shape) * image.get_data_dtype().itemsize, path)
         values = np.asanyarray(image.dataobj)
         affine = LPS_TO_RAS @ np.asarray(image.affine, dtype=np.float64)
+    except DataError:
+        raise
     except Exception as error:  # nibabel stops with almost any error on a damaged file
         raise DataError(f"{path} cannot be read as NIfTI ({error})") from error
     return Volume(values.reshape(values.shape[:3]) if values.size else values, affine)
