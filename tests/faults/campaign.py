@@ -1,6 +1,9 @@
 """`make faults`: hundreds of faults, one after the other, and a table of what came of them.
 
 python tests/faults/campaign.py [--seed N] [--only KIND [--count N]] [--write docs/reliability.md]
+
+With --only and --write, the rows of these kinds are replaced and the others stay: a campaign may be
+run in pieces.
 """
 
 import argparse
@@ -10,7 +13,9 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple, Self
 
 import torch
 from claim_injections import CLAIM_KINDS
@@ -39,27 +44,54 @@ def run_kind(bench: Bench, name: str, kind: Kind, seed: int) -> list[Trial]:
     return trials
 
 
-def table(results: dict[str, tuple[Kind, list[Trial]]], skipped: dict[str, str]) -> str:
+class Row(NamedTuple):
+    """A line of the table: what came of all injections of one kind."""
+
+    promise: str
+    injected: int
+    good: int
+    seconds: float  # the longest until all processes had ended
+
+    @classmethod
+    def of(cls, kind: Kind, trials: list[Trial]) -> Self:
+        good = sum(not trial.problems for trial in trials)
+        return cls(kind.promise, len(trials), good, max(trial.seconds for trial in trials))
+
+
+def table(rows: dict[str, Row], skipped: dict[str, str]) -> str:
     """The outcomes as Markdown."""
     lines = [
         "| fault | promised | injected | as promised | longest until all had ended |",
         "|---|---|---|---|---|",
     ]
-    for name, (kind, trials) in results.items():
-        good = sum(not trial.problems for trial in trials)
-        longest = max(trial.seconds for trial in trials)
-        lines.append(f"| {name} | {kind.promise} | {len(trials)} | {good} | {longest:.1f} s |")
-    everything = [trial for _, trials in results.values() for trial in trials]
-    good = sum(not trial.problems for trial in everything)
-    lines.append(f"| **all** | | **{len(everything)}** | **{good}** | |")
+    for name, row in rows.items():
+        lines.append(
+            f"| {name} | {row.promise} | {row.injected} | {row.good} | {row.seconds:.1f} s |"
+        )
+    injected, good = (sum(row[field] for row in rows.values()) for field in (1, 2))
+    lines.append(f"| **all** | | **{injected}** | **{good}** | |")
     lines += [f"\nNot run: {name} ({reason})." for name, reason in skipped.items()]
     return "\n".join(lines)
 
 
-def facts(seed: int, minutes: float) -> str:
+def facts(seed: int) -> str:
     """When and where: a line above the table."""
     machine = f"{os.cpu_count()} cores, Python {platform.python_version()}, torch"
-    return f"Seed {seed}, {minutes:.0f} minutes on {machine} {torch.__version__}."
+    return f"Seed {seed}, {time.strftime('%Y-%m-%d')}, {machine} {torch.__version__}."
+
+
+def written_rows(path: Path | None, kinds: Iterable[str]) -> dict[str, Row]:
+    """Read the table of a page, less the rows of kinds that are no more."""
+    if path is None:
+        return {}
+    _, _, rest = path.read_text().partition(BEGIN)
+    rows = {}
+    for line in rest.partition(END)[0].splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 5 and cells[0] in kinds:
+            seconds = float(cells[4].removesuffix(" s"))
+            rows[cells[0]] = Row(cells[1], int(cells[2]), int(cells[3]), seconds)
+    return rows
 
 
 def write(path: Path, text: str) -> None:
@@ -83,26 +115,26 @@ def main() -> int:
             kinds[name] = kind
         else:
             skipped[name] = reason
+    rows = written_rows(options.write, kinds) if options.only else {}
+    order = list(kinds)
     if options.only:
         kinds = {name: kinds[name] for name in options.only}
-        skipped = {}
-    results = {}
-    began = time.monotonic()
+    failed = False
     folder = Path(tempfile.mkdtemp(prefix="overt-faults-"))
     bench = Bench(folder)
     for name, kind in kinds.items():
         kind = kind._replace(count=options.count or kind.count)
         print(f"{name}: {kind.count} injections", flush=True)
-        results[name] = (kind, run_kind(bench, name, kind, options.seed))
-        minutes = (time.monotonic() - began) / 60
-        text = f"{facts(options.seed, minutes)}\n\n{table(results, skipped)}"
+        rows[name] = Row.of(kind, run_kind(bench, name, kind, options.seed))
+        failed = failed or rows[name].good < rows[name].injected
+        rows = {known: rows[known] for known in order if known in rows}
+        text = f"{facts(options.seed)}\n\n{table(rows, skipped)}"
         if options.write is not None:  # as far as it has come
             write(options.write, text)
-    bad = [trial for _, trials in results.values() for trial in trials if trial.problems]
-    if not bad:
+    if not failed:
         shutil.rmtree(folder)
     print(f"\n{text}")
-    return 1 if bad else 0
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -302,30 +302,30 @@ def fuzzed(name: str, script: str, count: int) -> Injection:
 SAME = "the same command ends with the bits of the undisturbed run"
 CLAIM_KINDS: dict[str, Kind] = {
     "update that is not finite": Kind(
-        nonfinite_update, f"an error, nothing saved, older checkpoints stay; once fixed, {SAME}", 12
+        nonfinite_update, f"an error, nothing saved, older checkpoints stay; once fixed, {SAME}", 18
     ),
     "all checkpoints damaged, started twice": Kind(
-        all_damaged, "refused both times; never from scratch", 12
+        all_damaged, "refused both times; never from scratch", 19
     ),
     "second start while the first trains": Kind(
-        second_start, "refused with host, pid and time; the first ends undisturbed", 14
+        second_start, "refused with host, pid and time; the first ends undisturbed", 20
     ),
-    "full disk at the start": Kind(full_at_start, f"an explained error; with space, {SAME}", 10),
+    "full disk at the start": Kind(full_at_start, f"an explained error; with space, {SAME}", 16),
     "full disk at the last save": Kind(
-        full_at_last_save, f"an error, recorded as one; with space, {SAME}", 12
+        full_at_last_save, f"an error, recorded as one; with space, {SAME}", 18
     ),
     "SIGSTOP of a rank": Kind(
         stopped_rank, f"the others end after `training.timeout_minutes`; {SAME}", 4
     ),
     "SIGKILL of a rank before the first step": Kind(
-        killed_starting, f"the others end soon and say why; {SAME}", 15
+        killed_starting, f"the others end soon and say why; {SAME}", 30
     ),
     "SIGTERM or SIGUSR1 during the start": Kind(
-        asked_starting, f"exit code 85 within 20 s; {SAME}", 12
+        asked_starting, f"exit code 85 within 20 s; {SAME}", 24
     ),
-    "NaN in the data": Kind(nan_in_data, f"its steps are skipped; {SAME}", 12),
+    "NaN in the data": Kind(nan_in_data, f"its steps are skipped; {SAME}", 18),
     "disk full on one rank of a sharded run": Kind(
-        full_on_one_rank, f"all ranks end with the reason; with space, {SAME}", 10
+        full_on_one_rank, f"all ranks end with the reason; with space, {SAME}", 16
     ),
     "100 random overrides": Kind(
         fuzzed("random overrides", "fuzz_overrides", 100),
