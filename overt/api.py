@@ -76,9 +76,10 @@ def _train(config: Config, stop: StopSignal, world: World) -> Result:
     from overt.distributed import explained_loss
     from overt.engine.trainer import Trainer
     from overt.health.heartbeat import keep_flight_records
-    from overt.run.session import locked
+    from overt.run.session import explained, locked
 
-    keep_flight_records(config.run_dir / "hang")
+    with explained(config.run_dir):
+        keep_flight_records(config.run_dir / "hang")
     stop.limit_start()
     recipe = build_recipe(config)
     _check_workers(config, recipe)

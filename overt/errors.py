@@ -116,7 +116,15 @@ def nearest(word: str, words: Sequence[str]) -> str:
 
 
 def need_folder(key: str, path: Path) -> Path:
-    """The path, refused where it is a file."""
-    if path.exists() and not path.is_dir():
-        raise ConfigError(f"{key}={path} is a file; name a folder, new or old")
+    """Return the path, refused where it, or a folder above it, is a file."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:  # a name that no file system takes
+        raise ConfigError(f"{key}={str(path)[:200]!r} cannot be a folder: {error}") from None
+    above = next((each for each in (path, *path.parents) if each.exists()), path)
+    if above.exists() and not above.is_dir():
+        place = "" if above == path else f": {above} is one"
+        raise ConfigError(f"{key}={path} is a file{place}; name a folder, new or old")
     return path

@@ -66,10 +66,11 @@ def train(arguments: argparse.Namespace, stop: StopSignal) -> int:
     from overt.distributed import explained_loss, init_distributed, shutdown
     from overt.engine.trainer import Trainer
     from overt.health.heartbeat import keep_flight_records
-    from overt.run.session import locked
+    from overt.run.session import explained, locked
 
     phases.end("imports")
-    keep_flight_records(config.run_dir / "hang")
+    with explained(config.run_dir):
+        keep_flight_records(config.run_dir / "hang")
     world = init_distributed(config.training.device, config.training.timeout_minutes)
     phases.end("group")
     code = 0

@@ -38,6 +38,18 @@ def test_a_failed_run_ends_with_its_code_and_the_remedy(
     assert "Traceback" not in shown.err
 
 
+@pytest.mark.parametrize("output_dir", ["FILE", "FILE/below", "x" * 300])
+def test_a_folder_that_cannot_be_made_is_explained(
+    output_dir: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    folder = output_dir.replace("FILE", str(tmp_path / "file"))
+    assert main([*PACKAGE, "recipe=toy", f"output_dir={folder}"]) == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("LaunchError: the run folder")
+    assert "Traceback" not in shown
+
+
 # --- sweeps ---------------------------------------------------------------------------------------
 
 

@@ -7,13 +7,17 @@ run in pieces.
 """
 
 import argparse
+import json
 import os
 import platform
+import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -23,6 +27,7 @@ from cluster_injections import CLUSTER_KINDS
 from injections import KINDS, Kind
 from trials import Bench, Trial
 
+PART = 5  # injections that a process makes, with --jobs
 BEGIN, END = "<!-- table: written by make faults -->", "<!-- end of table -->"
 
 
@@ -95,10 +100,15 @@ def written_rows(path: Path | None, kinds: Iterable[str]) -> dict[str, Row]:
 
 
 def write(path: Path, text: str) -> None:
-    """Put the table between its marks."""
+    """Put the table between its marks, and its sum into the README."""
     before, _, rest = path.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+    readme = path.resolve().parents[1] / "README.md"
+    (total,) = re.findall(r"\| \*\*all\*\* \| \| \*\*(\d+)\*\* ", text)
+    if readme.is_file():
+        said = re.sub(r"Of \d+ injected faults", f"Of {total} injected faults", readme.read_text())
+        readme.write_text(said)
 
 
 def main() -> int:
@@ -107,6 +117,8 @@ def main() -> int:
     parser.add_argument("--only", action="append", help="one kind of fault; repeatable")
     parser.add_argument("--count", type=int, help="injections of each kind")
     parser.add_argument("--write", type=Path, help="a page whose table is to be replaced")
+    parser.add_argument("--jobs", type=int, default=1, help="parts of the campaign at a time")
+    parser.add_argument("--outcomes", type=Path, help="write them as JSON; for --jobs")
     options = parser.parse_args()
 
     kinds, skipped = {**KINDS, **CLAIM_KINDS}, {}
@@ -119,22 +131,72 @@ def main() -> int:
     order = list(kinds)
     if options.only:
         kinds = {name: kinds[name] for name in options.only}
+    counted = {
+        name: kind._replace(count=options.count or kind.count) for name, kind in kinds.items()
+    }
     failed = False
     folder = Path(tempfile.mkdtemp(prefix="overt-faults-"))
-    bench = Bench(folder)
-    for name, kind in kinds.items():
-        kind = kind._replace(count=options.count or kind.count)
-        print(f"{name}: {kind.count} injections", flush=True)
-        rows[name] = Row.of(kind, run_kind(bench, name, kind, options.seed))
-        failed = failed or rows[name].good < rows[name].injected
+    if options.jobs > 1:
+        results = in_parallel(counted, options.seed, options.jobs, folder)
+    else:
+        results = one_by_one(counted, options.seed, folder)
+    for name, row in results:
+        rows[name] = row
+        failed = failed or row.good < row.injected
         rows = {known: rows[known] for known in order if known in rows}
         text = f"{facts(options.seed)}\n\n{table(rows, skipped)}"
         if options.write is not None:  # as far as it has come
             write(options.write, text)
+        if options.outcomes is not None:
+            options.outcomes.write_text(json.dumps(rows))
     if not failed:
         shutil.rmtree(folder)
     print(f"\n{text}")
     return 1 if failed else 0
+
+
+def one_by_one(kinds: dict[str, Kind], seed: int, folder: Path) -> Iterator[tuple[str, Row]]:
+    """Inject everything, one after the other."""
+    bench = Bench(folder)
+    for name, kind in kinds.items():
+        print(f"{name}: {kind.count} injections", flush=True)
+        yield name, Row.of(kind, run_kind(bench, name, kind, seed))
+
+
+def in_parallel(
+    kinds: dict[str, Kind], seed: int, jobs: int, folder: Path
+) -> Iterator[tuple[str, Row]]:
+    """Inject parts of every kind in processes of their own, `jobs` at a time."""
+
+    def run_part(part: tuple[int, str, int, int]) -> tuple[str, Row]:
+        index, name, first, count = part
+        file = folder / f"part_{index:03d}.json"
+        words = ["--only", name, "--seed", str(first), "--count", str(count)]
+        done = subprocess.run(
+            [sys.executable, __file__, *words, "--outcomes", str(file)],
+            capture_output=True,
+            text=True,
+        )
+        if not file.exists():
+            print(f"{name}: {done.stderr}", flush=True)
+            return name, Row(kinds[name].promise, count, 0, 0.0)
+        print("\n".join(done.stdout.splitlines()[: -4 if done.returncode == 0 else None]))
+        return name, Row(*json.loads(file.read_text())[name])
+
+    parts = [
+        (name, seed + first, min(PART, kind.count - first))
+        for name, kind in kinds.items()
+        for first in range(0, kind.count, PART)
+    ]
+    rows: dict[str, Row] = {}
+    with ThreadPoolExecutor(jobs) as pool:
+        for name, row in pool.map(run_part, [(index, *part) for index, part in enumerate(parts)]):
+            known = rows.get(name)
+            if known is not None:
+                injected, good = known.injected + row.injected, known.good + row.good
+                row = Row(row.promise, injected, good, max(known.seconds, row.seconds))
+            rows[name] = row
+            yield name, row
 
 
 if __name__ == "__main__":
