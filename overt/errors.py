@@ -6,13 +6,15 @@ The command line prints them without a traceback; anything else that escapes is 
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 # What a run exits with when it was asked to stop and saved: a batch script requeues it.
 PREEMPTED_EXIT_CODE = 85
 FAILED_EXIT_CODE = 1
-USAGE_EXIT_CODE = 2  # a verb, option, key or value that does not exist: starting again is no use
+# A verb, option, key or value that does not exist: starting again does not help.
+USAGE_EXIT_CODE = 2
 INTERRUPTED_EXIT_CODE = 130  # Ctrl-C
 # A run that ends with one of these was asked to: not an error.
 STOPPED_EXIT_CODES = (PREEMPTED_EXIT_CODE, INTERRUPTED_EXIT_CODE)
@@ -85,7 +87,7 @@ def error_of(exit_code: int) -> type[OvertError]:
 
 
 def file_problem(error: OSError | RuntimeError) -> str | None:
-    """Explain a file that cannot be read or written; None where it is no matter of a file."""
+    """Explain a file that cannot be read or written; None for any other error."""
     if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
         problem = f"{error.filename}: {error.strerror or error}"
     elif str(error).startswith("Symlink loop"):  # of pathlib before Python 3.13
@@ -127,4 +129,6 @@ def need_folder(key: str, path: Path) -> Path:
     if above.exists() and not above.is_dir():
         place = "" if above == path else f": {above} is one"
         raise ConfigError(f"{key}={path} is a file{place}; name a folder, new or old")
+    if above.exists() and not os.access(above, os.W_OK):
+        raise ConfigError(f"{key}={path}: you may not write to {above}; name another folder")
     return path

@@ -123,7 +123,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--grid",
-        type=whole_number(1),
+        type=whole_number(1, most=1000),
         metavar="N",
         help=f"N x N points of the first frame; default: {USUAL_GRID}",
     )

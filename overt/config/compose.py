@@ -112,7 +112,7 @@ def _delete(values: DictConfig, item: Override) -> None:
     section, _, name = item.key_or_group.rpartition(".")
     node = OmegaConf.select(values, section) if section else values
     if not isinstance(node, DictConfig) or name not in node:
-        raise ConfigError(f"{item.input_line}: there is no such key in the file of --config")
+        raise ConfigError(f"{item.input_line}: the file of --config has no key {item.key_or_group}")
     del node[name]
 
 

@@ -122,7 +122,7 @@ class Trainer:
                     self.settle()  # the device has finished the first step as well
                     self.trainable.check()
                     self.run.record(Started.after(self.phases, self.state.step))
-                    self.stop.begun()  # from now on a signal waits for the end of a step
+                    self.stop.start_is_over()  # from now on a signal waits for the end of a step
                 if self.is_due(self.config.logging.every_steps):
                     self.log()
                 self.stop_if_asked()

@@ -24,7 +24,7 @@ from overt.errors import DataError
 UNSUSPICIOUS = 1 << 30  # bytes; what claims less is read whatever its file looks like
 LARGEST_RATIO = 200  # of bytes claimed to bytes on disk, beyond that
 LARGEST_HEADER = 1 << 16  # bytes of an array's header
-ADVICE = "get it again from where it comes from, or make it anew"
+ADVICE = "get it again from where it comes from, or make it again"
 
 
 def open_arrays(path: Path, mapped: bool = False) -> Any:
@@ -39,7 +39,7 @@ def open_arrays(path: Path, mapped: bool = False) -> Any:
 def check_arrays(path: Path, mapped: bool = False) -> None:
     """Refuse an .npy or .npz file that claims more than it holds, or than fits into memory.
 
-    What is no such file at all is left to its reader, which knows what should be there.
+    Any other file is left to its reader, which knows what should be there.
     """
     if not path.is_file():
         return
@@ -76,7 +76,7 @@ def check_file(path: Path) -> None:
 
 
 def check_unpacked(claimed: int, path: Path) -> None:
-    """Refuse a file whose header says that it unpacks to so many bytes, far more than it has."""
+    """Refuse a file whose header says that it unpacks to `claimed` bytes, far more than it has."""
     _check_claim(claimed, _on_disk(path), str(path))
 
 
@@ -135,7 +135,7 @@ def _check_header(file: IO[bytes], size: int, name: str) -> int:
 
 
 def _described(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
-    """Return shape and type that the header of an .npy file names; None where it is no such."""
+    """Return shape and type that the header of an .npy file names; None for any other file."""
     start = file.read(12)
     if not start.startswith(b"\x93NUMPY") or len(start) < 12:
         return None

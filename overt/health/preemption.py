@@ -37,8 +37,8 @@ class StopSignal:
     It may be entered again inside itself. Python hears signals in its main thread only: in another
     one the context changes nothing.
 
-    A start may take minutes: data are made, a model is compiled. From `limit_start` to `begun` a
-    signal ends it after START_SECONDS, where nothing that was trained can be lost.
+    A start may take minutes: data are made, a model is compiled. From `limit_start` to
+    `start_is_over` a signal ends it after START_SECONDS: nothing that was trained can be lost.
     """
 
     def __init__(self) -> None:
@@ -50,12 +50,12 @@ class StopSignal:
         self._alarm_before: Any = None  # who heard SIGALRM; set while the alarm is
 
     def limit_start(self) -> None:
-        """From now on a signal ends this process within START_SECONDS, until it has `begun`."""
+        """From now on a signal ends this process within START_SECONDS; see `start_is_over`."""
         self._is_starting = True
         if self.name is not None:
             self._set_alarm()
 
-    def begun(self) -> None:
+    def start_is_over(self) -> None:
         """The first step is done, or the place to stop at is known: no hurry any more."""
         self._is_starting = False
         if self._alarm_before is not None:
@@ -81,7 +81,7 @@ class StopSignal:
 
     def _leave(self, number: int, frame: FrameType | None) -> None:
         reason = self.asked_at_start()
-        self.begun()
+        self.start_is_over()
         if reason is not None:
             raise reason
 
@@ -99,7 +99,7 @@ class StopSignal:
     ) -> None:
         self._depth -= 1
         if self._depth == 0:
-            self.begun()
+            self.start_is_over()
             for number, handler in self._before.items():
                 # None: it was set by other than Python code, which cannot be given back.
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
@@ -182,7 +182,7 @@ class Preemption:
         if self._stop.name is None and self._asked is None:
             return None
         if self._store is None:
-            self._stop.begun()
+            self._stop.start_is_over()
             return self._stop.name
         self._held_at = self._passed
         self._wake.set()
@@ -193,7 +193,7 @@ class Preemption:
                 "on from the last checkpoint."
             )
         self._held_at = None
-        self._stop.begun()
+        self._stop.start_is_over()
         return self._asked if self._passed == self._stop_at else None
 
     def _listen(self, store: Store) -> None:

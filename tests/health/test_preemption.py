@@ -330,11 +330,11 @@ def test_a_start_that_takes_long_is_left_after_a_signal() -> None:
 
 
 @pytest.mark.usefixtures("hurried")
-def test_a_run_that_has_begun_is_not_hurried() -> None:
+def test_a_run_that_has_started_is_not_hurried() -> None:
     with StopSignal() as stop:
         stop.limit_start()
         os.kill(os.getpid(), signal.SIGTERM)
-        stop.begun()
+        stop.start_is_over()
         time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGUSR1)
         time.sleep(0.3)

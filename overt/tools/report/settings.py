@@ -63,7 +63,7 @@ def _parts(text: str) -> list[str]:
 def _read_part(text: str) -> tuple[tuple[str, Any], ...]:
     """Return the leaves of a mapping, dotted key and value; shared, so nobody may change them."""
     name = NAME.fullmatch(text)
-    if name is not None:  # the one line in which all runs differ
+    if name is not None:  # the line that differs between all runs
         return (("exp_name", name[1]),)
     loader = _Loader(text)
     try:
