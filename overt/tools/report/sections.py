@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -16,6 +17,7 @@ from overt.tools.report.run import Run
 ABSENT = "(none)"  # in place of a setting that a run does not have
 MOST_CARDS = 100  # runs; the overview of more is a table
 COLOURS = 8  # runs are told apart by this many colours, and by dashes beyond
+QUOTES = re.compile(r"['\"\\]")
 HAPPENED = {
     "start": "started",
     "resume": "resumed",
@@ -309,7 +311,8 @@ def spoken(line: str) -> tuple[str, str]:
     """A line of command.txt: when, and the command as one would type it."""
     when, _, rest = line.partition("  ")
     try:
-        words = shlex.split(rest)
+        # Without quotes both say the same, and the plain one is a hundred times as fast.
+        words = shlex.split(rest) if QUOTES.search(rest) else rest.split()
     except ValueError:
         return when, rest
     if words:

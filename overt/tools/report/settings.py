@@ -79,21 +79,29 @@ def read_some(path: Path, keys: frozenset[str]) -> dict[str, Any]:
         text = read_text(path)
     except ConfigError:
         return {}
-    section, values = "", {}
-    for line in text.splitlines():
-        match = LINE.fullmatch(line)
-        if match is None:
-            continue
-        indent, name, value = match.groups()
-        if not indent:
-            section = name
-            if value:  # `training: {num_steps: 40}`: not as overt writes it
-                section = ""
-                if value.startswith("{"):
-                    return read_config(path)
-        elif len(indent) == 2 and f"{section}.{name}" in keys and value is not None:
-            values[f"{section}.{name}"] = _scalar(value)
+    values: dict[str, Any] = {}
+    for part in SECTION.split(text):
+        some = _some_of_section(part, keys)
+        if some is None:
+            return read_config(path)
+        values.update(some)
     return values
+
+
+@lru_cache(maxsize=KEPT_SECTIONS)
+def _some_of_section(text: str, keys: frozenset[str]) -> tuple[tuple[str, Any], ...] | None:
+    """Return some keys of one section; None where it is not as overt writes it."""
+    section, colon, rest = text.partition(":")
+    if not colon or not rest.startswith("\n"):  # `training: {num_steps: 40}` in one line
+        return None if rest.startswith(" {") else ()
+    values = []
+    for line in rest.splitlines():
+        match = LINE.fullmatch(line)
+        if match is not None:
+            indent, name, value = match.groups()
+            if len(indent) == 2 and f"{section}.{name}" in keys and value is not None:
+                values.append((f"{section}.{name}", _scalar(value)))
+    return tuple(values)
 
 
 def _scalar(text: str) -> Any:
