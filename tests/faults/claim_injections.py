@@ -108,8 +108,8 @@ def second_start(bench: Bench, seed: int) -> Trial:
     group, seen = strike_at(trial.folder, size, settings, step, 0.0, start_again)
     ended = group.wait(DEADLINE)
     check_ended(trial, ended)
-    said = (trial.folder / "second.log").read_text()
-    trial.check("is being trained by another process (pid" in said, "its owner is not named")
+    second_log = (trial.folder / "second.log").read_text()
+    trial.check("is being trained by another process (pid" in second_log, "its owner is not named")
     trial.check(seen and ended.codes == [0] * size, f"the first start ended with {ended.codes}")
     check_same_end(trial, bench.reference(size))
     return trial
@@ -186,7 +186,12 @@ def stopped_rank(bench: Bench, seed: int) -> Trial:
     victim, settings = rng.randrange(size), (*settings, "training.timeout_minutes=0.05")
     trial.detail = f"rank {victim} of {size} at step {step}"
     group, _ = strike_at(
-        trial.folder, size, settings, step, 0.0, lambda one: one.send(victim, signal.SIGSTOP)
+        trial.folder,
+        size,
+        settings,
+        step,
+        0.0,
+        lambda started: started.send(victim, signal.SIGSTOP),
     )
     ended = group.wait(DEADLINE, grace=0.5)
     trial.seconds = ended.seconds

@@ -164,9 +164,9 @@ def stack_slices(slices: list[Any], folder: Path) -> Volume:
     try:
         rows, columns = np.array(slices[0].ImageOrientationPatient, dtype=float).reshape(2, 3)
         normal = np.cross(rows, columns)
-        places = np.array([item.ImagePositionPatient for item in slices], dtype=float)
-        order = np.argsort(places @ normal)
-        heights = (places @ normal)[order]
+        positions = np.array([item.ImagePositionPatient for item in slices], dtype=float)
+        order = np.argsort(positions @ normal)
+        heights = (positions @ normal)[order]
         steps = np.diff(heights)
         step = float(np.median(steps))
         if step <= 0 or np.abs(steps - step).max() > 0.1 * step:
@@ -188,7 +188,7 @@ def stack_slices(slices: list[Any], folder: Path) -> Volume:
         raise DataError(f"{folder}: its DICOM images cannot be read ({error})") from error
     affine = np.eye(4)
     affine[:3, 0], affine[:3, 1] = rows * between_columns, columns * between_rows
-    affine[:3, 2] = (places[order[-1]] - places[order[0]]) / (len(slices) - 1)
-    affine[:3, 3] = places[order[0]]
+    affine[:3, 2] = (positions[order[-1]] - positions[order[0]]) / (len(slices) - 1)
+    affine[:3, 3] = positions[order[0]]
     whole = np.array_equal(values, np.round(values)) and np.abs(values).max() < 2**15
     return Volume(values.astype(np.int16) if whole else values, affine)
