@@ -11,26 +11,32 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import tempfile
 import time
+import zlib
+from functools import cache
 from pathlib import Path
 
-CONFIG = """\
-exp_name: {name}
-training:
-  num_steps: {steps}
-  num_epochs: null
-  batch_size: 8
-optimizer:
-  lr: 0.001
-logging:
-  every_steps: 10
-checkpoint:
-  metric_name: error
-  mode: min
-"""
+RECIPE = "cotracker3_tiny"  # whose configuration the runs have, all 200 lines of it
+
+
+@cache
+def configuration() -> str:
+    """Return the resolved configuration that every run has, but for three of its values."""
+    from overt.config import load
+
+    return load([f"recipe={RECIPE}"]).text
+
+
+def configuration_of(name: str, steps: int, learning_rate: float) -> str:
+    """Return a run's configuration: its name, length and learning rate differ."""
+    text = re.sub(r"(?m)^exp_name: .*", f"exp_name: {name}", configuration())
+    text = re.sub(r"(?m)^  num_steps: .*", f"  num_steps: {steps}", text, count=1)
+    text = re.sub(r"(?m)^  metric_name: .*", "  metric_name: error", text, count=1)
+    return re.sub(r"(?m)^  lr: .*", f"  lr: {learning_rate}", text, count=1)
 
 
 def write_run(folder: Path, rows: int) -> None:
@@ -40,7 +46,9 @@ def write_run(folder: Path, rows: int) -> None:
     manifest = {"step": 100, "serial": 1, "metric_name": "error", "metric": 0.5, "is_best": True}
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))
     (folder / "checkpoints" / "best").symlink_to(checkpoint.name)
-    (folder / "config.yaml").write_text(CONFIG.format(name=folder.name, steps=rows * 10))
+    learning_rate = 1e-4 * (1 + zlib.crc32(folder.name.encode()) % 50)
+    config = configuration_of(folder.name, rows * 10, learning_rate)
+    (folder / "config.yaml").write_text(config)
     (folder / "command.txt").write_text("2026-01-01 10:00:00  overt train recipe=toy\n")
     began = 1.7e9
     with (folder / "metrics.jsonl").open("w") as file:
@@ -56,9 +64,13 @@ def write_run(folder: Path, rows: int) -> None:
                 score = {"step": step, "time": began + index, "evaluation/error": 1 / index}
                 file.write(json.dumps(score) + "\n")
     events = [
-        {"time": began, "kind": "start", "host": "benchmark", "pid": 1},
+        {
+            "time": began, "kind": "start", "host": "benchmark", "pid": 1, "device": "CPU",
+            "world_size": 1, "python": "3.11.7", "torch": "2.13.0", "commit": "0123456789abcdef",
+            "precision": "fp32", "platform": "Linux",
+        },
         {"time": began + rows, "kind": "finish", "exit_code": 85, "step": rows * 10},
-    ]
+    ]  # fmt: skip
     (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
 
 

@@ -74,17 +74,20 @@ def train(recipe: type[Recipe] | str | Config, **options: Unpack[Options]) -> Re
 
 def _train(config: Config, stop: StopSignal, world: World) -> Result:
     """Train; nothing of the trainer is left when the process group goes."""
+    from overt.distributed import explained_loss
     from overt.engine.trainer import Trainer
     from overt.health.heartbeat import keep_flight_records
-    from overt.run.session import locked
+    from overt.run.session import explained, locked
 
-    keep_flight_records(config.run_dir / "hang")
+    with explained(config.run_dir):
+        keep_flight_records(config.run_dir / "hang")
+    stop.limit_start()
     recipe = build_recipe(config)
     _check_workers(config, recipe)
     trainer: Trainer | None = None
     first_step = 0
     try:
-        with locked(config.run_dir) as lock:
+        with explained_loss(world, stop.asked_at_start), locked(config.run_dir) as lock:
             trainer = Trainer(config, recipe, world, stop, lock=lock)
             first_step = trainer.state.step
             with _interrupts_ask(stop):

@@ -12,8 +12,12 @@ from overt.errors import ConfigError, nearest
 
 
 def finite(key: str, value: float) -> None:
-    """Refuse NaN and Inf."""
-    if not math.isfinite(value):
+    """Refuse NaN, Inf, and whole numbers beyond what a float can hold."""
+    try:
+        is_finite = math.isfinite(value)
+    except OverflowError:
+        raise ConfigError(f"{key} has {len(str(value))} digits; use a smaller number") from None
+    if not is_finite:
         raise ConfigError(f"{key}={value} is not finite; use a number such as 1e-4.")
 
 

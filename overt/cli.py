@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
 from overt import __version__
 from overt.commands.installed import installed_commands, load_command, owner_in_words
-from overt.errors import PREEMPTED_EXIT_CODE, OvertError, Preempted, nearest
+from overt.errors import (
+    FAILED_EXIT_CODE,
+    SHOW_TRACEBACK,
+    USAGE_EXIT_CODE,
+    OvertError,
+    Preempted,
+    exit_code_of,
+    file_problem,
+    nearest,
+)
 from overt.verbs import VERBS
 
 
@@ -45,21 +55,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if verb not in VERBS and verb not in installed_commands():
         hint = nearest(verb, [*VERBS, *installed_commands()])
         print(f"overt has no verb {verb!r}{hint}\n\n{usage()}", file=sys.stderr)
-        return 2
+        return USAGE_EXIT_CODE
     try:
         if verb in VERBS:
             result: int = import_module(VERBS[verb][0]).main(rest)
         else:
             result = load_command(installed_commands()[verb])(rest)
-    except Preempted as asked:
-        print(asked, file=sys.stderr)
-        return PREEMPTED_EXIT_CODE
     except OvertError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+        name = "" if isinstance(error, Preempted) else f"{type(error).__name__}: "
+        print(f"{name}{error}", file=sys.stderr)
+        return exit_code_of(error)
+    except KeyboardInterrupt as stopped:
+        print("\ninterrupted", file=sys.stderr)
+        return exit_code_of(stopped)
     except BrokenPipeError:  # `overt ... | head` has seen enough
         sys.stderr.close()
         return 0
+    except MemoryError:
+        print("MemoryError: what this command was given does not fit into memory", file=sys.stderr)
+        return FAILED_EXIT_CODE
+    except (OSError, RuntimeError) as error:
+        problem = file_problem(error)
+        # What training raises may be a bug of a recipe, whose traceback is needed.
+        if problem is None or verb == "train" or os.environ.get(SHOW_TRACEBACK):
+            raise
+        print(problem, file=sys.stderr)
+        return FAILED_EXIT_CODE
     return result
 
 

@@ -6,7 +6,8 @@ import itertools
 import os
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -203,15 +204,16 @@ def init_distributed(device: str = "auto", timeout_minutes: float = 30.0) -> Wor
         os.environ.setdefault("MASTER_ADDR", launch.master_addr)
         os.environ.setdefault("MASTER_PORT", str(launch.master_port))
         store = _meet(launch, min(timeout_minutes, START_MINUTES))
-        dist.init_process_group(
-            # Both on CUDA: small Python objects and waits for files travel over Gloo.
-            "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo",
-            rank=launch.rank,
-            world_size=launch.world_size,
-            timeout=timedelta(minutes=timeout_minutes),
-            device_id=chosen if chosen.type == "cuda" else None,
-            store=store,
-        )
+        with explained_loss(World(launch.rank, launch.world_size, launch.local_rank, chosen)):
+            dist.init_process_group(
+                # Both on CUDA: small Python objects and waits for files travel over Gloo.
+                "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo",
+                rank=launch.rank,
+                world_size=launch.world_size,
+                timeout=timedelta(minutes=timeout_minutes),
+                device_id=chosen if chosen.type == "cuda" else None,
+                store=store,
+            )
     return World(launch.rank, launch.world_size, launch.local_rank, chosen)
 
 
@@ -307,6 +309,27 @@ def all_reduce_sum(tensor: Tensor) -> Tensor:
 def is_lost_peer(error: BaseException) -> bool:
     """Whether a collective ended because another process, or the link to it, was gone."""
     return isinstance(error, dist.DistError) or any(word in str(error) for word in LOST_WORDS)
+
+
+@contextmanager
+def explained_loss(
+    world: World, known_reason: Callable[[], OvertError | None] = lambda: None
+) -> Iterator[None]:
+    """Explain, while a run starts, that another process of it was lost.
+
+    `known_reason`: why the others left, where this process knows it.
+    """
+    try:
+        yield
+    except RuntimeError as error:  # of torch.distributed too
+        if world.world_size == 1 or not is_lost_peer(error):
+            raise
+        reason = str(error).partition("\n")[0]
+        raise known_reason() or LaunchError(
+            f"rank {world.rank} of {world.world_size}: another process of this run, or the link to "
+            f"it, was lost while the run was starting ({reason}). Look at what the others printed, "
+            "then start all of them again."
+        ) from error
 
 
 def open_store(name: str) -> Store | None:

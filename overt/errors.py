@@ -6,14 +6,21 @@ The command line prints them without a traceback; anything else that escapes is 
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 # What a run exits with when it was asked to stop and saved: a batch script requeues it.
 PREEMPTED_EXIT_CODE = 85
+FAILED_EXIT_CODE = 1
+# A verb, option, key or value that does not exist: starting again does not help.
+USAGE_EXIT_CODE = 2
 INTERRUPTED_EXIT_CODE = 130  # Ctrl-C
 # A run that ends with one of these was asked to: not an error.
 STOPPED_EXIT_CODES = (PREEMPTED_EXIT_CODE, INTERRUPTED_EXIT_CODE)
+
+
+SHOW_TRACEBACK = "OVERT_TRACEBACK"  # an environment variable: also for errors that are explained
 
 
 class OvertError(Exception):
@@ -21,7 +28,7 @@ class OvertError(Exception):
 
 
 class ConfigError(OvertError):
-    """A key, type or value of the configuration, refused before anything starts."""
+    """A key, type or value of the configuration or an option, refused before anything starts."""
 
 
 class LaunchError(OvertError):
@@ -56,13 +63,41 @@ class Preempted(StopError):  # noqa: N818  (it is none)
     """The run was asked to stop by a signal: everything is saved, the same command resumes."""
 
 
+class StoppedAtStart(Preempted):
+    """A signal came while the run was starting: nothing was trained yet, so nothing is saved."""
+
+
 def exit_code_of(error: BaseException | None) -> int:
-    """Return the exit code of a run that ends with `error`, or with none."""
-    if error is None:
-        return 0
-    if isinstance(error, KeyboardInterrupt):
-        return INTERRUPTED_EXIT_CODE
-    return PREEMPTED_EXIT_CODE if isinstance(error, Preempted) else 1
+    """Return the exit code of a command or run that ends with `error`, or with none."""
+    match error:
+        case None:
+            return 0
+        case KeyboardInterrupt():
+            return INTERRUPTED_EXIT_CODE
+        case Preempted():
+            return PREEMPTED_EXIT_CODE
+        case ConfigError():
+            return USAGE_EXIT_CODE
+    return FAILED_EXIT_CODE
+
+
+def error_of(exit_code: int) -> type[OvertError]:
+    """Return the kind of error for a command that was started and ended with this code."""
+    return ConfigError if exit_code == USAGE_EXIT_CODE else OvertError
+
+
+def file_problem(error: OSError | RuntimeError) -> str | None:
+    """Explain a file that cannot be read or written; None for any other error."""
+    if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
+        problem = f"{error.filename}: {error.strerror or error}"
+    elif str(error).startswith("Symlink loop"):  # of pathlib before Python 3.13
+        problem = str(error)
+    else:
+        return None
+    return (
+        f"{problem}. Check the path, its permissions and the space left; {SHOW_TRACEBACK}=1 shows "
+        "where this happened"
+    )
 
 
 def _alike(word: str, words: Sequence[str]) -> list[str]:
@@ -83,7 +118,17 @@ def nearest(word: str, words: Sequence[str]) -> str:
 
 
 def need_folder(key: str, path: Path) -> Path:
-    """The path, refused where it is a file."""
-    if path.exists() and not path.is_dir():
-        raise ConfigError(f"{key}={path} is a file; name a folder, new or old")
+    """Return the path, refused where it, or a folder above it, is a file."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:  # a name that no file system takes
+        raise ConfigError(f"{key}={str(path)[:200]!r} cannot be a folder: {error}") from None
+    above = next((each for each in (path, *path.parents) if each.exists()), path)
+    if above.exists() and not above.is_dir():
+        place = "" if above == path else f": {above} is one"
+        raise ConfigError(f"{key}={path} is a file{place}; name a folder, new or old")
+    if above.exists() and not os.access(above, os.W_OK):
+        raise ConfigError(f"{key}={path}: you may not write to {above}; name another folder")
     return path

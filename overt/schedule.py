@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, is_dataclass
 from importlib import import_module
 from typing import Any
@@ -341,6 +341,21 @@ def build_schedule(
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
     return built
+
+
+def refuse_overflow(schedule: Callable[[int], float | list[float]], total_steps: int) -> None:
+    """Refuse a schedule whose values are not finite somewhere; a hundred steps are looked at."""
+    last = max(total_steps - 1, 0)
+    for step in sorted({last * part // 100 for part in range(101)}):
+        try:
+            value = schedule(step)
+        except OverflowError:
+            value = math.inf
+        if not all(map(math.isfinite, value if isinstance(value, list) else [value])):
+            raise ConfigError(
+                f"schedule: its value at step {step} of {total_steps} ({value}) is not finite; "
+                "choose a smaller factor, or a schedule that falls"
+            )
 
 
 def _import(target: object, where: str) -> Any:

@@ -16,11 +16,11 @@ from typing import Any
 
 from overt.config import build_recipe, expand_sweep, load
 from overt.errors import (
-    INTERRUPTED_EXIT_CODE,
     PREEMPTED_EXIT_CODE,
-    ConfigError,
     OvertError,
     Preempted,
+    StoppedAtStart,
+    exit_code_of,
 )
 from overt.health.phases import Phases, process_start
 from overt.health.preemption import StopSignal
@@ -42,12 +42,15 @@ def make_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run(make_parser().parse_intermixed_args(arguments))
+    except StoppedAtStart as asked:
+        print(asked, file=sys.stderr)
+        return exit_code_of(asked)
     except OvertError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
+        return exit_code_of(error)
+    except KeyboardInterrupt as stopped:
         print("\ninterrupted; the same command resumes from the last checkpoint", file=sys.stderr)
-        return INTERRUPTED_EXIT_CODE
+        return exit_code_of(stopped)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -57,22 +60,26 @@ def run(arguments: argparse.Namespace) -> int:
 
 def train(arguments: argparse.Namespace, stop: StopSignal) -> int:
     phases = Phases(process_start())
+    stop.limit_start()
     config = load(arguments.overrides, arguments.config, arguments.package)
 
-    from overt.distributed import init_distributed, shutdown
+    from overt.distributed import explained_loss, init_distributed, shutdown
     from overt.engine.trainer import Trainer
     from overt.health.heartbeat import keep_flight_records
-    from overt.run.session import locked
+    from overt.run.session import explained, locked
 
     phases.end("imports")
-    keep_flight_records(config.run_dir / "hang")
+    with explained(config.run_dir):
+        keep_flight_records(config.run_dir / "hang")
     world = init_distributed(config.training.device, config.training.timeout_minutes)
     phases.end("group")
     code = 0
-    with locked(config.run_dir) as lock:
+    with explained_loss(world, stop.asked_at_start), locked(config.run_dir) as lock:
         trainer = Trainer(config, build_recipe(config), world, stop, phases, lock=lock)
         try:
             trainer.train()
+        except StoppedAtStart:  # the other ranks may still wait in the process group
+            raise
         except Preempted as asked:
             code = PREEMPTED_EXIT_CODE
             if world.is_main:
@@ -104,7 +111,7 @@ def sweep(arguments: argparse.Namespace, stop: StopSignal) -> int:
             return PREEMPTED_EXIT_CODE
         failed += code != 0
     if failed:
-        raise ConfigError(f"{failed} of {len(runs)} runs failed; their messages are above")
+        raise OvertError(f"{failed} of {len(runs)} runs failed; their messages are above")
     return 0
 
 

@@ -91,6 +91,11 @@ def test_a_word_that_is_not_allowed_gets_the_nearest_one() -> None:
     assert str(refused.value) == "mode=maxx (did you mean max?); use one of min, max"
 
 
+def test_a_number_of_hundreds_of_digits_is_refused() -> None:
+    with pytest.raises(ConfigError, match="steps has 400 digits"):
+        within("steps", int("9" * 400), 0)
+
+
 def test_the_checks_need_neither_torch_nor_numpy() -> None:
     code = "import sys, overt.checks; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

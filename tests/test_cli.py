@@ -60,21 +60,70 @@ for verb in {list(VERBS)}:
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("words", "code", "expected"),
     [
-        (["train"], "ConfigError: no recipe was chosen"),
-        (["train", "recipe=toi"], "ConfigError: recipe=toi"),
-        (["config", "recipe=cotracker3_offline", "data.root=x", "a=1"], "unknown key a"),
-        (["ckpt", "inspect", "nowhere.pth"], "CheckpointError: "),
+        (["train"], 2, "ConfigError: no recipe was chosen"),
+        (["train", "recipe=toi"], 2, "ConfigError: recipe=toi"),
+        (["config", "recipe=cotracker3_offline", "data.root=x", "a=1"], 2, "unknown key a"),
+        (["config", "recipe=cotracker3_tiny", "seed=x"], 2, "ConfigError: seed"),
+        (["plan", "recipe=cotracker3_tiny", "optimizer.lr=-1"], 2, "ConfigError: optimizer.lr=-1"),
+        (["watch", "somewhere", "--every", "0"], 2, "ConfigError: --every=0"),
+        (["ckpt", "inspect", "nowhere.pth"], 1, "CheckpointError: "),
+        (["runs", "nowhere"], 1, "nowhere is not a directory"),
+        (["report", "RUN/circle"], 1, "Symlink loop"),
+        (["report", "--output", "RUN/events.jsonl/x.html", "RUN"], 1, "events.jsonl: File exists"),
     ],
 )
-def test_errors_go_to_stderr_with_code_1_and_no_traceback(
-    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+def test_errors_go_to_stderr_with_their_code_and_no_traceback(
+    words: list[str],
+    code: int,
+    expected: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(words) == 1
+    """2: what was typed does not exist; 1: anything else that failed."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "events.jsonl").write_text('{"time": 1.0, "kind": "start"}\n')
+    (tmp_path / "run" / "circle").symlink_to("circle")
+    assert main([word.replace("RUN", str(tmp_path / "run")) for word in words]) == code
     shown = capsys.readouterr()
     assert expected in shown.err
     assert "Traceback" not in shown.err + shown.out
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_an_unknown_option_of_any_verb_has_code_2(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([verb, "--no-such-option"])
+    assert ended.value.code == 2
+    assert "usage: overt" in capsys.readouterr().err
+
+
+def test_ctrl_c_of_any_verb_is_a_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(words: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("overt.commands.recipes.main", interrupt)
+    assert main(["recipes"]) == 130
+    assert capsys.readouterr().err == "\ninterrupted\n"
+
+
+def test_a_file_that_cannot_be_written_is_explained_and_its_traceback_at_hand(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(words: list[str]) -> int:
+        raise PermissionError(13, "Permission denied", "there/file")
+
+    monkeypatch.setattr("overt.commands.recipes.main", refuse)
+    assert main(["recipes"]) == 1
+    assert capsys.readouterr().err.startswith("there/file: Permission denied. Check the path")
+    monkeypatch.setenv("OVERT_TRACEBACK", "1")
+    with pytest.raises(PermissionError):
+        main(["recipes"])
 
 
 def test_the_installed_command_and_the_module_are_the_same(tmp_path: Path) -> None:

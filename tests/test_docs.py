@@ -195,3 +195,29 @@ def test_benchmarks_compare_as_the_comparison_does() -> None:
     kinds = {"the same": "yes", "differs": "no", "rounding": "up to rounding"}
     found = [measured[one][6].partition(":")[0] for one in frameworks]
     assert same_number[1:] == [kinds[kind] for kind in found]
+
+
+def test_every_claim_of_the_readme_names_tests_that_exist() -> None:
+    """What the first page promises is shown by tests, named on the same line."""
+    text = (ROOT / "README.md").read_text()
+    _, _, rest = text.partition("## What you can rely on\n")
+    section = rest.partition("\n## ")[0].partition("Don't take our word")[0]
+    claims = re.findall(r"^- \*\*(.+?)\*\*(.*?)(?=^- \*\*|\Z)", section, re.MULTILINE | re.DOTALL)
+    assert len(claims) >= 9
+    for title, words in claims:
+        named = [target for target in LINK.findall(words) if target.startswith("tests/")]
+        assert named, f"no test is named for: {title}"
+        for target in named:
+            path = ROOT / target
+            files = list(path.glob("test_*.py")) if path.is_dir() else [path]
+            assert files, f"{title}: {target} holds no tests"
+            assert all("\ndef test_" in file.read_text() for file in files), target
+
+
+def test_the_readme_counts_the_faults_of_the_table() -> None:
+    table = (ROOT / "docs" / "reliability.md").read_text()
+    ((injected, good),) = re.findall(
+        r"\| \*\*all\*\* \| \| \*\*(\d+)\*\* \| \*\*(\d+)\*\* \|", table
+    )
+    assert injected == good, "the table has a fault that did not end as promised"
+    assert f"Of {injected} injected faults" in (ROOT / "README.md").read_text()

@@ -52,4 +52,16 @@ def test_every_error_is_one_that_the_command_line_prints() -> None:
     assert all(issubclass(kind, OvertError) for kind in kinds)
     # Raised on all ranks at one step: these save before they leave.
     stops = {kind.__name__ for kind in kinds if issubclass(kind, StopError)}
-    assert stops == {"StopError", "NonFiniteError", "NonFiniteWeightsError", "Preempted"}
+    alone = {"StoppedAtStart"}  # of one rank, before there is anything to save
+    assert stops - alone == {"StopError", "NonFiniteError", "NonFiniteWeightsError", "Preempted"}
+
+
+def test_a_folder_below_a_file_is_refused_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert need_folder("--output", tmp_path / "new" / "folder") == tmp_path / "new" / "folder"
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ConfigError, match=r"--output=.*is a file"):
+            need_folder("--output", path)
+    for name in ("x" * 300, "a\0b"):
+        with pytest.raises(ConfigError, match="--output="):
+            need_folder("--output", tmp_path / name)

@@ -158,7 +158,7 @@ def test_nothing_is_built_of_a_refused_recipe(
     """From the command line: one line, no traceback, and no file is written."""
     monkeypatch.setattr(Toy, "after_steps", three_arguments, raising=False)
     words = ["--package", str(TOY), "recipe=toy", f"output_dir={tmp_path}"]
-    assert main(words) == 1
+    assert main(words) == 2
     shown = capsys.readouterr()
     assert shown.err.startswith("ConfigError: toy_recipe.recipe.Toy.after_steps is not a hook")
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

@@ -21,21 +21,33 @@ def test_a_run_ends_with_code_0(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "expected"),
+    ("override", "code", "expected"),
     [
-        ("training.num_stps=1", "did you mean training.num_steps?"),
-        ("data.broken_sample=3", "DataError: sample 3 of the training data cannot be read"),
-        ("data.samples=0", "DataError: the training data set is empty"),
-        ("optimizer.lr=0.01,0.02", "add -m"),
+        ("training.num_stps=1", 2, "did you mean training.num_steps?"),
+        ("data.broken_sample=3", 1, "DataError: sample 3 of the training data cannot be read"),
+        ("data.samples=0", 1, "DataError: the training data set is empty"),
+        ("optimizer.lr=0.01,0.02", 2, "add -m"),
     ],
 )
-def test_a_failed_run_ends_with_code_1_and_the_remedy(
-    override: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_failed_run_ends_with_its_code_and_the_remedy(
+    override: str, code: int, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*PACKAGE, "recipe=toy", f"output_dir={tmp_path}", override]) == 1
+    assert main([*PACKAGE, "recipe=toy", f"output_dir={tmp_path}", override]) == code
     shown = capsys.readouterr()
     assert expected in shown.err
     assert "Traceback" not in shown.err
+
+
+@pytest.mark.parametrize("output_dir", ["FILE", "FILE/below", "x" * 300])
+def test_a_folder_that_cannot_be_made_is_explained(
+    output_dir: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    folder = output_dir.replace("FILE", str(tmp_path / "file"))
+    assert main([*PACKAGE, "recipe=toy", f"output_dir={folder}"]) == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("LaunchError: the run folder")
+    assert "Traceback" not in shown
 
 
 # --- sweeps ---------------------------------------------------------------------------------------
@@ -77,7 +89,7 @@ def test_a_sweep_is_checked_before_its_first_run(
     commands: list[list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     for bad in ("optimizer.lr=0.01,-1", "training.num_steps", "optimizer.lr=interval(0,1)"):
-        assert main(["-m", *PACKAGE, "recipe=toy", bad]) == 1
+        assert main(["-m", *PACKAGE, "recipe=toy", bad]) == 2
         assert "ConfigError: " in capsys.readouterr().err
     assert commands == []
 

@@ -7,13 +7,16 @@ import math
 import torch
 from torch import Tensor, nn
 
+LARGEST_WEIGHT = 1e18
+
 
 def nonfinite_tensors(*modules: nn.Module | None) -> list[str]:
-    """Name the parameters with NaN or Inf, and the buffers with NaN, of this rank's shards.
+    """Name the parameters with NaN, Inf or absurd numbers, and the buffers with NaN, of this rank.
 
-    A buffer may hold Inf, as masks of attention do, and NaN where its module names it in
-    `nan_buffers`. One fused maximum per type and device, and one host wait: for every save, not for
-    every step.
+    A parameter beyond LARGEST_WEIGHT is as lost as one of Inf: a 32-bit float does not hold its
+    square, so every pass from there is NaN, every step is skipped, and nothing heals it. A buffer
+    may hold Inf, as masks of attention do, and NaN where its module names it in `nan_buffers`. One
+    fused maximum per type and device, and one host wait: for every save, not for every step.
     """
     named: list[tuple[str, Tensor, bool]] = []
     for module in modules:
@@ -40,7 +43,7 @@ def nonfinite_tensors(*modules: nn.Module | None) -> list[str]:
         bad += [
             name
             for (name, _, is_parameter), value in zip(group, values, strict=True)
-            if math.isnan(value) or (is_parameter and math.isinf(value))
+            if math.isnan(value) or (is_parameter and value > LARGEST_WEIGHT)
         ]
     return bad
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 PARTS = ("auto", "model", "ema")
 
+LARGEST_NUMBER = 10**12  # of an option that counts something
+
 
 def _parent() -> argparse.ArgumentParser:
     return argparse.ArgumentParser(add_help=False)
@@ -128,8 +130,8 @@ def configure_model(
     return configure(checkpoint, [*named, *overrides], packages, "--recipe NAME", needs_data=False)
 
 
-def whole_number(least: int, unit: str = "") -> Callable[[str], int]:
-    """The type of an option that takes a whole number of at least `least`."""
+def whole_number(least: int, unit: str = "", most: int = LARGEST_NUMBER) -> Callable[[str], int]:
+    """The type of an option that takes a whole number from `least` to `most`."""
 
     def parse(text: str) -> int:
         # A ValueError would be shown with the name of this function instead of what is allowed.
@@ -141,6 +143,8 @@ def whole_number(least: int, unit: str = "") -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(
                 f"{text} is not a whole number{unit and f' of {unit}'} of at least {least}"
             )
+        if number > most:
+            raise argparse.ArgumentTypeError(f"{text[:20]} is too large; up to {most:,} is allowed")
         return number
 
     return parse

@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from overt.checkpoint.trained import shipped_weights
-from overt.errors import OvertError
+from overt.errors import OvertError, error_of
 from overt.run.reader import read_rows
 from overt.tracker import SHIPPED
 
@@ -85,7 +85,8 @@ def show(verb: str, words: list[str]) -> None:
     print(f"\n$ overt {verb} {shlex.join(words)}\n", flush=True)
     result = subprocess.run([sys.executable, "-m", "overt", verb, *words], check=False)
     if result.returncode:
-        raise OvertError(f"that command ended with exit code {result.returncode}; see above")
+        code = result.returncode
+        raise error_of(code)(f"that command ended with exit code {code}; see above")
 
 
 def first_scores(run: Path) -> dict[str, float]:

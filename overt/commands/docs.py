@@ -10,7 +10,7 @@ import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
-from overt.errors import DataError, OvertError, nearest
+from overt.errors import ConfigError, OvertError, nearest
 from overt.files.shipped import PACKAGE, shipped, title
 
 STYLE = (
@@ -62,8 +62,8 @@ def find(pages: dict[str, Path], topic: str) -> str:
     if len(partial) == 1:
         return partial[0]
     if partial:
-        raise DataError(f"{topic!r} fits several pages: {', '.join(partial)}; name one of them")
-    raise DataError(
+        raise ConfigError(f"{topic!r} fits several pages: {', '.join(partial)}; name one of them")
+    raise ConfigError(
         f"no page is called {topic!r}{nearest(name, list(pages))}; `overt docs` lists all"
     )
 

@@ -24,6 +24,7 @@ from overt.checkpoint.trained import load_model
 from overt.commands.arguments import configure_model, model_options
 from overt.config import build_recipe
 from overt.errors import ConfigError, DataError
+from overt.files.bounds import read_file
 from overt.tasks import PersonEstimator, need_task
 
 if TYPE_CHECKING:
@@ -199,8 +200,8 @@ def read_rows(rows: Path | str | NDArray[Any], option: str) -> NDArray[np.float3
     if isinstance(rows, np.ndarray):
         return rows.astype(np.float32)
     try:
-        return np.array(json.loads(Path(rows).read_text()), dtype=np.float32)
-    except (OSError, ValueError, TypeError) as error:
+        return np.array(json.loads(read_file(Path(rows))), dtype=np.float32)
+    except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise DataError(f"{option} {rows}: no JSON list of rows ({error})") from None
 
 

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from overt.errors import DataError, nearest
+from overt.errors import ConfigError, DataError, nearest
 from overt.files.shipped import shipped, title
 
 
@@ -29,7 +29,9 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     if options.name not in folders:
         hint = nearest(options.name, list(folders))
-        raise DataError(f"no example is called {options.name!r}{hint}; `overt examples` lists all")
+        raise ConfigError(
+            f"no example is called {options.name!r}{hint}; `overt examples` lists all"
+        )
     target = options.out or Path(options.name)
     if target.exists():
         raise DataError(f"{target} exists; choose another folder with --out")

@@ -142,7 +142,7 @@ def _log(job: slurm.Job, number: str) -> str:
 
 def _need_gpus(gpus: int | None) -> int:
     if gpus is None:
-        raise LaunchError("say how many GPUs a node gives: --gpus N (0: train on the CPU)")
+        raise ConfigError("say how many GPUs a node gives: --gpus N (0: train on the CPU)")
     return gpus
 
 

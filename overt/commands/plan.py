@@ -77,8 +77,10 @@ def read_devices(text: str) -> tuple[int, ...]:
         devices = tuple(int(word) for word in text.split(","))
     except ValueError:
         devices = ()
-    if not devices or min(devices) < 1:
-        raise ConfigError(f"--devices {text}; write whole numbers from 1 on, such as 1,2,4,8")
+    if not devices or min(devices) < 1 or max(devices) > 10**6:
+        raise ConfigError(
+            f"--devices {text}; write whole numbers from 1 to a million, such as 1,2,4,8"
+        )
     return devices
 
 

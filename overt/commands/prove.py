@@ -33,7 +33,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=12, help="length of each run (12)")
     parser.add_argument("--save-every", type=int, default=3, help="steps between checkpoints (3)")
     parser.add_argument("--kill-at", default="random", help="steps before the kill, or random")
-    parser.add_argument("--processes", type=int, help="on this host (resume: 1, world: 2)")
+    processes = whole_number(1, most=4096)
+    parser.add_argument("--processes", type=processes, help="on this host (resume: 1, world: 2)")
     parser.add_argument(
         "--seed", type=whole_number(0), default=0, help="decides step and victim of the kill"
     )

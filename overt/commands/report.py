@@ -7,7 +7,9 @@ differences, environment and commands. A run is a folder below output_dir.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from overt.checks import within
@@ -30,10 +32,23 @@ def main(arguments: Sequence[str]) -> int:
     from overt.tools.report.page import build_page
     from overt.tools.report.reading import open_runs
 
-    runs = open_runs(options.runs)
+    with _no_collection():
+        runs = open_runs(options.runs)
+        page = build_page(runs, options.pictures)
     output = options.output or options.runs[0] / "report.html"
-    page = build_page(runs, options.pictures)
     with new_file(output) as hidden:  # whoever reloads the page meanwhile sees the old one
         hidden.write_text(page, encoding="utf-8", errors="replace")
     print(f"{output}  ({len(page) / 1e6:.1f} MB, opens in any browser)")
     return 0
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Look for no garbage: nothing of a page is any before the page is written."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

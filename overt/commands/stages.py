@@ -35,6 +35,7 @@ from overt.errors import (
     LaunchError,
     OvertError,
     Preempted,
+    error_of,
 )
 from overt.health.preemption import StopSignal
 from overt.tools.launch.stages import Stage, plan, read_stages
@@ -123,7 +124,7 @@ def run(stage: Stage, command: list[str]) -> None:
     if code == PREEMPTED_EXIT_CODE or stop.name is not None:
         raise Preempted(f"asked to stop in stage {stage.name}; the same command resumes there")
     if code:
-        raise OvertError(
+        raise error_of(code)(
             f"stage {stage.name} ended with exit code {code}; see above. The same command resumes "
             "from its last checkpoint"
         )

@@ -31,6 +31,7 @@ from overt.commands.arguments import (
 )
 from overt.config import Config, build_recipe
 from overt.errors import ConfigError, DataError, need_folder
+from overt.files.bounds import read_file
 from overt.tasks import OnlinePointTracker, PointTracker, need_task
 from overt.tracker import SHIPPED, choose_queries, progress_line
 
@@ -122,7 +123,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--grid",
-        type=whole_number(1),
+        type=whole_number(1, most=1000),
         metavar="N",
         help=f"N x N points of the first frame; default: {USUAL_GRID}",
     )
@@ -246,10 +247,10 @@ def _configure(options: argparse.Namespace) -> Config:
 def read_queries(path: Path) -> Queries:
     """Queries from a CSV file, with a heading t,x,y or without, or from JSON of such triples."""
     try:
-        text = path.read_text()
+        text = read_file(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"--queries {path}: it cannot be read ({error})") from error
-    rows = _json_rows(path, text) if path.suffix.lower() == ".json" else _csv_rows(text)
+    rows = _json_rows(path, text) if path.suffix.lower() == ".json" else _csv_rows(path, text)
     if not rows:
         raise DataError(f"--queries {path}: it has no queries; give lines of t,x,y")
     queries = np.zeros((len(rows), 3), dtype=np.float32)
@@ -264,8 +265,11 @@ def read_queries(path: Path) -> Queries:
     return queries
 
 
-def _csv_rows(text: str) -> list[list[str]]:
-    rows = [row for row in csv.reader(io.StringIO(text)) if any(map(str.strip, row))]
+def _csv_rows(path: Path, text: str) -> list[list[str]]:
+    try:
+        rows = [row for row in csv.reader(io.StringIO(text)) if any(map(str.strip, row))]
+    except csv.Error as error:
+        raise DataError(f"--queries {path}: no lines of t,x,y ({error})") from error
     heading = [word.strip().lower() for word in rows[0]] if rows else []
     return rows[1:] if heading == ["t", "x", "y"] else rows
 
@@ -273,7 +277,7 @@ def _csv_rows(text: str) -> list[list[str]]:
 def _json_rows(path: Path, text: str) -> list[Any]:
     try:
         rows = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # a number of 5000 digits; nested too deep
         raise DataError(f"--queries {path}: not valid JSON ({error})") from error
     if not isinstance(rows, list):
         raise DataError(f"--queries {path}: expected a list of [t, x, y]")

@@ -6,6 +6,7 @@ Nothing after `check` sees a DictConfig. Never imports torch.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -32,6 +33,7 @@ from overt.schedule import build_schedule
 
 RECIPE_SECTIONS = ("model", "data", "loss", "evaluation")
 LARGEST_INTEGER = 2**63 - 1
+LARGEST_FLOAT = sys.float_info.max
 # Stands for paths of the section `data` where no data set is needed; shows up in errors as a path.
 NO_DATA = "(data.root was not given)"
 
@@ -95,6 +97,8 @@ def check(
         checked, [part.name for part in fields(Schema) if part.name not in RECIPE_SECTIONS]
     )
     parts = {str(name): _to_object(engine[name], str(name)) for name in engine}
+    for name in ("exp_name", "output_dir"):
+        parts[name] = str(parts[name])  # ${seed} is a number
     _refuse_name(parts["exp_name"])
     within("seed", parts["seed"], 0, LARGEST_INTEGER)
     for key, target in parts["optimizer"].rule_targets.items():
@@ -160,6 +164,28 @@ def _merge(schema: Any, values: Any) -> Any:
     except OmegaConfBaseException as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"{error.full_key or 'the configuration'}: {reason}") from error
+    except OverflowError as error:  # an integer of hundreds of digits where a float belongs
+        key = next(iter(_beyond_floats(values)), "the configuration")
+        raise ConfigError(
+            f"{key}: the number is too large; up to {LARGEST_FLOAT:.0e} is allowed"
+        ) from error
+
+
+def _beyond_floats(values: Any) -> Iterator[str]:
+    """Yield the dotted keys of integers that no float can hold."""
+    if OmegaConf.is_config(values):
+        values = OmegaConf.to_container(values)
+    nodes: list[tuple[str, Any]] = [("", values)]
+    while nodes:
+        key, node = nodes.pop()
+        if isinstance(node, Mapping):
+            nodes += [(f"{key}.{name}".lstrip("."), child) for name, child in node.items()]
+        elif isinstance(node, list):
+            nodes += [(f"{key}[{index}]", child) for index, child in enumerate(node)]
+        elif OmegaConf.is_config(node):
+            nodes.append((key, OmegaConf.to_container(node)))
+        elif isinstance(node, int) and abs(node) > LARGEST_FLOAT:
+            yield key
 
 
 def _to_object(node: Any, name: str) -> Any:

@@ -102,15 +102,18 @@ def _read_file(config_file: str, parsed: list[Override]) -> DictConfig:
         if not (item.is_add() or item.is_force_add()):
             _check_known(item.key_or_group, values)
         if item.is_delete():
-            _delete(values, item.key_or_group)
+            _delete(values, item)
         else:
-            OmegaConf.update(values, item.key_or_group, item.value())
+            _update(values, item)
     return values
 
 
-def _delete(values: DictConfig, key: str) -> None:
-    section, _, name = key.rpartition(".")
-    del (OmegaConf.select(values, section) if section else values)[name]
+def _delete(values: DictConfig, item: Override) -> None:
+    section, _, name = item.key_or_group.rpartition(".")
+    node = OmegaConf.select(values, section) if section else values
+    if not isinstance(node, DictConfig) or name not in node:
+        raise ConfigError(f"{item.input_line}: the file of --config has no key {item.key_or_group}")
+    del node[name]
 
 
 def _fill_in(values: DictConfig) -> None:

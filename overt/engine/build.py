@@ -46,7 +46,14 @@ from overt.nn.ema import make_average
 from overt.recipe import Recipe
 from overt.run.folder import RunPaths
 from overt.run.messages import Introduction
-from overt.schedule import EMAScheduler, HierarchicalScheduler, Scheduler, build_schedule, describe
+from overt.schedule import (
+    EMAScheduler,
+    HierarchicalScheduler,
+    Scheduler,
+    build_schedule,
+    describe,
+    refuse_overflow,
+)
 
 # Buffers are not broadcast before each forward pass; torch 2.13 has renamed the switch.
 _SWITCHES = inspect.signature(DistributedDataParallel).parameters
@@ -151,6 +158,7 @@ def build(
     learning_rate = scaled_learning_rate(config.optimizer, plan.global_batch_size)
     schedule = build_schedule(config.schedule, learning_rate, epochs, steps_per_epoch)
     check_levels(optimizer, schedule)
+    refuse_overflow(schedule, total_steps)
     momentum = training.ema_momentum or 0.0
     final = momentum if training.ema_final_momentum is None else training.ema_final_momentum
     return Parts(

@@ -18,6 +18,7 @@ from overt.errors import (
     OvertError,
     Preempted,
     StopError,
+    StoppedAtStart,
     exit_code_of,
 )
 from overt.health import memory
@@ -67,6 +68,8 @@ class Ending:
     def _explained(self, save: Callable[[], None]) -> Iterator[None]:
         try:
             yield
+        except StoppedAtStart:  # in the middle of the first step: nothing can be saved
+            raise
         except (DataError, StopError) as error:
             # A run that stops itself does so on every rank at this same step; a broken sample stops
             # one rank, which may save only where it need not wait for others.
@@ -88,7 +91,8 @@ class Ending:
             if memory.is_out_of_memory(error):
                 raise memory.explain(error, self._situation()) from error
             if self.run.world.world_size > 1 and is_lost_peer(error):
-                raise LaunchError(self._lost_peer(error)) from error
+                reason_known = self.preemption.asked_at_start()  # the others left for it as well
+                raise reason_known or LaunchError(self._lost_peer(error)) from error
             raise
 
     def close(self, profile: StepProfile, error: BaseException | None, is_done: bool) -> None:

@@ -43,14 +43,14 @@ from overt.nn.ema import update_ema
 from overt.recipe import Recipe, StepOutput
 from overt.run import messages
 from overt.run.events import Finished, Started, StopRequested
-from overt.run.lock import RunLock
 from overt.run.resume import has_to_resume
-from overt.run.session import Run
+from overt.run.session import Held, Run, lets_go_on_failure
 
 
 class Trainer:
     """One training run. Build it on every rank, then call `train`."""
 
+    @lets_go_on_failure
     def __init__(
         self,
         config: Config,
@@ -59,12 +59,13 @@ class Trainer:
         stop: StopSignal | None = None,
         phases: Phases | None = None,
         parts: Parts | None = None,
-        lock: RunLock | None = None,  # of the run folder, on the main rank
+        lock: Held | None = None,  # of the run folder, where the caller holds it
     ) -> None:
         self.config, self.recipe, self.world, self.device = config, recipe, world, world.device
         self.phases = phases or Phases()  # of this start; they end with the first step
         alone = parts is not None  # for a step alone: nothing is written, resumed or heard
         self.run = Run(config, world, silent=alone)
+        self.run.take_lock(lock)
         resumes = not alone and has_to_resume(config)
         if parts is None:
             parts = build(config, recipe, world, loads_weights=not resumes, phases=self.phases)
@@ -91,7 +92,7 @@ class Trainer:
         self.profile = StepProfile(training, paths.profile, world)
         self.manager = CheckpointManager.of_run(config, paths.checkpoints)
         self.manager.on_saved = self.run.record_saved
-        self.manager.before_save = lock.check if lock is not None else lambda: None
+        self.manager.before_save = self.run.lock.check
         self.ending = Ending(
             parts, self.state, self.heartbeat, self.preemption, self.manager, self.run
         )
@@ -121,6 +122,7 @@ class Trainer:
                     self.settle()  # the device has finished the first step as well
                     self.trainable.check()
                     self.run.record(Started.after(self.phases, self.state.step))
+                    self.stop.start_is_over()  # from now on a signal waits for the end of a step
                 if self.is_due(self.config.logging.every_steps):
                     self.log()
                 self.stop_if_asked()

@@ -36,6 +36,8 @@ class MadeMeanwhileError(DataError):
 
 def hidden_name(target: Path) -> Path:
     """A name beside `target` that no other process, and no other call, uses."""
+    if not target.name:  # `--output ''`
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
     owner = f"{socket.gethostname()}-{os.getpid()}-{_TOKEN}-{next(_NUMBERS)}"
     return target.with_name(f".{target.name}.{owner}.partial")
 

@@ -54,8 +54,15 @@ def refuse_collisions(cleaned: Mapping[str, str], source: str) -> None:
         seen[clean] = key
 
 
+def refuse_special(path: Path) -> None:
+    """Refuse a pipe or a device: whoever opens one may never return."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise CheckpointError(f"{path} is neither a file nor a folder; name a checkpoint")
+
+
 def is_safetensors(path: Path) -> bool:
     """Tell whether a file starts like safetensors: a length, then a JSON object."""
+    refuse_special(path)
     with path.open("rb") as file:
         start = file.read(9)
     return len(start) == 9 and start[8:] == b"{"
@@ -124,6 +131,7 @@ def _is_state_dict(value: Any) -> bool:
 
 def read_torch_file(path: Path) -> Any:
     """Read a file of `torch.save` without running anything that it contains."""
+    refuse_special(path)
     try:
         _refuse_compressed(path)
         with torch.serialization.safe_globals(_harmless()):

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from overt.errors import ConfigError
 
@@ -43,6 +41,10 @@ def read_text(path: Path) -> str:
 
 def parse_yaml(text: str, source: str) -> Any:
     """Return YAML as a node of OmegaConf, refused where it is not valid or would grow too large."""
+    # Here, since those who only show a configuration do without it, and it takes long to import.
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
     try:
         refuse_bomb(text, source)
         return OmegaConf.create(text)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overt.errors import DataError
+from overt.files.bounds import open_arrays
 from overt.geometry.body import HAND_JOINTS, BodyFile
 from overt.geometry.body_anny import ANNY, anny_body
 from overt.geometry.body_capsule import capsule_body
@@ -70,7 +71,7 @@ def load_body(
 def _read_npz(path: Path, title: str) -> tuple[dict[str, NDArray[Any]], str | None]:
     """The arrays of a body, and the mark of one that people are rendered with."""
     try:
-        content = np.load(path, allow_pickle=False)
+        content = open_arrays(path)
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise DataError(f"{title}: not a readable body model ({error}); get it again") from None
     with content:
@@ -167,7 +168,7 @@ def read_regressor(path: Path, key: str, vertices: int) -> NDArray[Any]:
     if not path.is_file():
         raise DataError(f"{key}={path}: no such file (J_regressor_*.npy)")
     try:
-        regressor = np.load(path, allow_pickle=False)
+        regressor = open_arrays(path)
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{key}={path}: no readable .npy file ({error}); get it again") from None
     shape: tuple[int, ...] = getattr(regressor, "shape", ())

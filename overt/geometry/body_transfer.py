@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from overt.errors import DataError
 from overt.files.atomic import new_file
+from overt.files.bounds import open_arrays
 from overt.geometry.smpl_pickle import Entries, entries_of, read_smpl_pickle
 
 WITH_NORMALS, PLAIN = "mtx", "matrix"  # keys of the published files
@@ -106,7 +107,7 @@ def _read(path: Path, title: str) -> Entries:
         names = ", ".join(map(str, content))
         raise DataError(f"{title}: holds {names}, but a transfer has mtx or matrix")
     try:
-        content = np.load(path, allow_pickle=False)
+        content = open_arrays(path)
         if isinstance(content, np.ndarray):
             return entries_of(content)
         with content:

@@ -17,7 +17,7 @@ from multiprocessing.synchronize import Event
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from overt.errors import LaunchError
+from overt.errors import LaunchError, OvertError, StoppedAtStart
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+START_SECONDS = 20.0  # Slurm and torchrun kill after 30: a start that takes longer is left
 POLL_SECONDS = 0.25  # how often a process asks whether another one was told to stop
 
 
@@ -35,6 +36,9 @@ class StopSignal:
 
     It may be entered again inside itself. Python hears signals in its main thread only: in another
     one the context changes nothing.
+
+    A start may take minutes: data are made, a model is compiled. From `limit_start` to
+    `start_is_over` a signal ends it after START_SECONDS: nothing that was trained can be lost.
     """
 
     def __init__(self) -> None:
@@ -42,6 +46,44 @@ class StopSignal:
         self.forward: Callable[[int], object] | None = None  # told of every signal as well
         self._before: dict[signal.Signals, Any] = {}
         self._depth = 0
+        self._is_starting = False
+        self._alarm_before: Any = None  # who heard SIGALRM; set while the alarm is
+
+    def limit_start(self) -> None:
+        """From now on a signal ends this process within START_SECONDS; see `start_is_over`."""
+        self._is_starting = True
+        if self.name is not None:
+            self._set_alarm()
+
+    def start_is_over(self) -> None:
+        """The first step is done, or the place to stop at is known: no hurry any more."""
+        self._is_starting = False
+        if self._alarm_before is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            signal.signal(signal.SIGALRM, self._alarm_before)
+            self._alarm_before = None
+
+    def asked_at_start(self) -> StoppedAtStart | None:
+        """Return what ends a start that was asked to stop; None where it was not asked."""
+        if self.name is None or not self._is_starting:
+            return None
+        self.stay()
+        return StoppedAtStart(
+            f"{self.name} asked this run to stop while it was starting: nothing was trained in "
+            "this session, and nothing is saved. The same command starts again from the last "
+            "checkpoint, if there is one."
+        )
+
+    def _set_alarm(self) -> None:
+        if self._alarm_before is None and threading.current_thread() is threading.main_thread():
+            self._alarm_before = signal.signal(signal.SIGALRM, self._leave) or signal.SIG_DFL
+            signal.setitimer(signal.ITIMER_REAL, START_SECONDS)
+
+    def _leave(self, number: int, frame: FrameType | None) -> None:
+        reason = self.asked_at_start()
+        self.start_is_over()
+        if reason is not None:
+            raise reason
 
     def __enter__(self) -> StopSignal:
         self._depth += 1
@@ -57,6 +99,7 @@ class StopSignal:
     ) -> None:
         self._depth -= 1
         if self._depth == 0:
+            self.start_is_over()
             for number, handler in self._before.items():
                 # None: it was set by other than Python code, which cannot be given back.
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
@@ -69,6 +112,8 @@ class StopSignal:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.name is None:  # a second signal changes nothing
             self.name = signal.Signals(number).name
+            if self._is_starting:
+                self._set_alarm()
         if self.forward is not None:
             self.forward(number)
 
@@ -120,6 +165,10 @@ class Preemption:
         self._decided, self._wake, self._closing = threading.Event(), threading.Event(), False
         self._thread: threading.Thread | None = None
 
+    def asked_at_start(self) -> OvertError | None:
+        """Return why this run ends before its first step, where a signal is the reason."""
+        return self._stop.asked_at_start()
+
     def listen(self) -> None:
         """From now on hear of signals that reached other processes."""
         if self._store is not None:
@@ -133,6 +182,7 @@ class Preemption:
         if self._stop.name is None and self._asked is None:
             return None
         if self._store is None:
+            self._stop.start_is_over()
             return self._stop.name
         self._held_at = self._passed
         self._wake.set()
@@ -143,6 +193,7 @@ class Preemption:
                 "on from the last checkpoint."
             )
         self._held_at = None
+        self._stop.start_is_over()
         return self._asked if self._passed == self._stop_at else None
 
     def _listen(self, store: Store) -> None:

@@ -94,10 +94,10 @@ def nonfinite_weights(event: NonFiniteWeights, newest: Path | None) -> str:
         "no checkpoint exists yet" if newest is None else f"the newest good checkpoint is {newest}"
     )
     return (
-        f"at step {event.step} the weights hold NaN or Inf ({len(event.tensors)} tensor(s): "
-        f"{names}), so they are not saved; {kept}. The gradients were finite: the update was not. "
-        "Lower optimizer.lr, raise optimizer.arguments.eps, or clip the gradient "
-        "(training.grad_clip_norm), and resume from there."
+        f"at step {event.step} the weights hold NaN or Inf, or numbers beyond 1e18 that lead there "
+        f"({len(event.tensors)} tensor(s): {names}), so they are not saved; {kept}. The gradients "
+        "were finite: the update was not. Lower optimizer.lr, raise optimizer.arguments.eps, or "
+        "clip the gradient (training.grad_clip_norm), and resume from there."
     )
 
 

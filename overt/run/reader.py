@@ -19,6 +19,7 @@ Row = dict[str, Any]
 
 LONGEST_LINE = 2**24  # bytes; a row of a run has hundreds
 LARGEST_STEP = 2**53  # beyond it a float counts no longer in ones
+SCAN = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 LATEST_TIME = 253_402_300_799.0  # the last second of the year 9999
 
 
@@ -115,10 +116,13 @@ def _line_at(file: BinaryIO, tail_bytes: int) -> int:
 def parse_row(line: bytes) -> Row | None:
     """The object of one line; None where it is not one."""
     try:
-        row = json.loads(line)
+        text = line.decode().strip()
+        row, end = SCAN(text, 0)  # what json.loads does, less its guess of the encoding
+        if end != len(text):
+            return None
         if b"\\ud" in line:  # half of a pair of surrogates can be read, but never printed
             row = json.loads(json.dumps(row, ensure_ascii=False).encode(errors="replace"))
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError, StopIteration):
         return None
     return row if isinstance(row, dict) else None
 

@@ -9,12 +9,13 @@ import logging
 import shlex
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 from omegaconf import OmegaConf
 from torch import nn
@@ -34,6 +35,8 @@ from overt.run.trackers import TrackerMaker, append_line, replace_file
 from overt.run.warning_file import WarningFile
 
 logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,15 @@ class Run:
         self._handlers = [] if silent else [self.console.handler(), warnings]
         for handler in self._handlers:
             logging.getLogger("overt").addHandler(handler)
+        self.lock, self._owns_lock = Held(None), False
+
+    def take_lock(self, lock: Held | None) -> None:
+        """Hold the run folder until `close`, unless the caller holds it; every rank calls this."""
+        if lock is not None:
+            self.lock = lock
+        elif not self.silent:
+            self.lock, self._owns_lock = hold(self.paths.root), True
+            weakref.finalize(self, self.lock.release)  # a trainer that is built and never closed
 
     def open(self, resume_step: int | None, wandb_run_id: str | None) -> MetricsLogger:
         """Create the folder, write configuration and command, open and return the trackers."""
@@ -164,6 +176,12 @@ class Run:
         for handler in self._handlers:
             logging.getLogger("overt").removeHandler(handler)
         self.logger.finish(exit_code, step)
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Give the run folder back, where this session took it."""
+        if self._owns_lock:
+            self.lock.release()
 
     def _write_samples(self, event: SkippedStep) -> None:
         path = self.paths.skipped_by(self.world.rank)
@@ -177,11 +195,43 @@ class Run:
         append_line(path, row)
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[RunLock | None]:
+def lets_go_on_failure(build: Callable[Concatenate[Any, P], None]) -> Callable[..., None]:
+    """Wrap the `__init__` of an owner of a `run`: one that fails leaves its folder to others."""
+
+    @wraps(build)
+    def building(owner: Any, *arguments: P.args, **options: P.kwargs) -> None:
+        try:
+            build(owner, *arguments, **options)
+        except BaseException:
+            if isinstance(run := getattr(owner, "run", None), Run):
+                run.let_go()
+            raise
+
+    return building
+
+
+@dataclass(frozen=True)
+class Held:
+    """A run folder that this process group holds; the main rank has the lock itself."""
+
+    lock: RunLock | None
+
+    def check(self) -> None:
+        """Refuse to write where another start has taken the run over."""
+        if self.lock is not None:
+            self.lock.check()
+
+    def release(self) -> None:
+        """Let the next start have the folder."""
+        if self.lock is not None:
+            with suppress(OSError):  # the next start sees that this process has ended
+                self.lock.release()
+
+
+def hold(folder: Path) -> Held:
     """Hold the run folder for this process group; every rank must call this.
 
-    Refused on every rank while another process group trains there. The main rank has the lock.
+    Refused on every rank while another process group trains there.
     """
     lock = RunLock(RunPaths(folder).lock) if is_main_process() else None
 
@@ -191,12 +241,17 @@ def locked(folder: Path) -> Iterator[RunLock | None]:
             lock.acquire()
 
     main_first(acquire)
+    return Held(lock)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[Held]:
+    """Hold the run folder within the context."""
+    held = hold(folder)
     try:
-        yield lock
+        yield held
     finally:
-        if lock is not None:
-            with suppress(OSError):  # the next start sees that this process has ended
-                lock.release()
+        held.release()
 
 
 @contextmanager

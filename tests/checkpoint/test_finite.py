@@ -9,7 +9,7 @@ from torch import nn
 from overt.checkpoint.finite import nonfinite_tensors
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 3e37, -2e18])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_one_bad_weight_is_named(value: float, dtype: torch.dtype) -> None:
     model, average = nn.Linear(3, 2).to(dtype), nn.Linear(3, 2)
@@ -21,8 +21,8 @@ def test_one_bad_weight_is_named(value: float, dtype: torch.dtype) -> None:
 
 
 def test_large_weights_are_finite() -> None:
-    model = nn.Linear(3, 2)
-    nn.init.constant_(model.weight, 3e38)  # its square is not
+    model = nn.Linear(1000, 2)
+    nn.init.constant_(model.weight, 9e17)  # the sum of their squares is not
     assert nonfinite_tensors(model) == []
 
 

@@ -56,6 +56,8 @@ def test_commands_of_trained_models_list_the_same_options(verb: str) -> None:
         (whole_number(1), "2.5", "2.5 is not a whole number of at least 1"),
         (whole_number(16, "pixels"), "3", "3 is not a whole number of pixels of at least 16"),
         (whole_number(1), "9" * 5000, "is not a whole number"),
+        (whole_number(1), "9" * 400, "is too large; up to 1,000,000,000,000 is allowed"),
+        (whole_number(1, most=1000), "1001", "1001 is too large; up to 1,000 is allowed"),
         (finite_number(0), "0", 0.0),
         (finite_number(0), "-1", "-1 is not a number of at least 0"),
         (finite_number(0, above=True), "0", "0 is not a number above 0"),

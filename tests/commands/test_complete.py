@@ -101,7 +101,7 @@ def test_the_mirror_needs_no_checkpoint(
     assert main(["complete", skull, "--mirror", "--out", str(tmp_path / "out")]) == 0
     assert "a mask (two values)" in capsys.readouterr().out
     assert (tmp_path / "out" / "report.html").is_file()
-    assert main(["complete", skull]) == 1
+    assert main(["complete", skull]) == 2
     assert "--checkpoint is missing" in capsys.readouterr().err
 
 
@@ -145,7 +145,7 @@ def test_other_recipes_complete_nothing(
     train_toy(tmp_path, "training.num_steps=1", "exp_name=toy")
     skull = str(folder / "skulls/implant/bilateral/000_surf.npy")
     checkpoint = str(tmp_path / "toy/checkpoints/latest")
-    assert main(["complete", skull, "--checkpoint", checkpoint, "--package", str(TOY)]) == 1
+    assert main(["complete", skull, "--checkpoint", checkpoint, "--package", str(TOY)]) == 2
     assert "is not a SkullCompleter: it has no complete" in capsys.readouterr().err
 
 

@@ -49,5 +49,5 @@ def test_one_key_or_section(capsys: pytest.CaptureFixture[str]) -> None:
     assert "optimizer steps in all" in capsys.readouterr().out
     assert main([*base, "schedule"]) == 0
     assert "schedule.warmup_fraction = 0.05" in capsys.readouterr().out
-    assert main([*base, "training.num_stps"]) == 1
+    assert main([*base, "training.num_stps"]) == 2
     assert "did you mean training.num_steps?" in capsys.readouterr().err

@@ -52,7 +52,7 @@ def test_moving_photographs_become_a_test_set(
     folder.mkdir()
     Image.new("RGB", (600, 520), (90, 120, 30)).save(folder / "plain.png")
     words = ["data", "photographs", str(tmp_path), str(folder), "--videos", "1", "--frames", "2"]
-    assert main([*words, "--side", "20"]) == 1
+    assert main([*words, "--side", "20"]) == 2
     assert "multiple of 8" in capsys.readouterr().err
     assert main([*words, "--side", "16", "--points", "3"]) == 0
     assert "1 videos of 2 frames, 16x16, 3 tracks each" in capsys.readouterr().out

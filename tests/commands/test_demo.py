@@ -31,7 +31,7 @@ def test_the_demo_runs_to_its_last_line(tmp_path: Path, capfd: pytest.CaptureFix
 def test_a_command_that_fails_ends_the_demo(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["demo", "--folder", str(tmp_path), "training.num_stps=1"]) == 1
+    assert main(["demo", "--folder", str(tmp_path), "training.num_stps=1"]) == 2
     assert "did you mean training.num_steps?" in capfd.readouterr().err
 
 

@@ -25,7 +25,7 @@ def test_pages_are_listed_and_printed(capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_wrong_topic_is_told_the_right_ones(
     topic: str, expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["docs", topic]) == 1
+    assert main(["docs", topic]) == 2
     assert expected in capsys.readouterr().err
 
 

@@ -19,5 +19,5 @@ def test_examples_are_listed_and_copied(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_an_unknown_example_is_told_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["examples", "own_recip"]) == 1
+    assert main(["examples", "own_recip"]) == 2
     assert "did you mean own_recipe" in capsys.readouterr().err

@@ -76,7 +76,7 @@ def test_options_win_over_the_site(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_what_cannot_work_is_refused_before_anything_is_submitted(
     words: list[str], expected: str, sbatch: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["launch", "slurm", *words]) == 1
+    assert main(["launch", "slurm", *words]) == 2
     assert expected in capsys.readouterr().err
     assert not sbatch.exists()
 
@@ -143,7 +143,7 @@ def test_stages_that_make_no_chain_are_refused_and_nothing_is_submitted(
 ) -> None:
     text = STAGES.format(toy=TOY).replace("init_from: one}", "init_from: four}")
     (tmp_path / "stages.yaml").write_text(text)
-    assert main(["launch", "slurm", *CPU, "--stages", "stages.yaml"]) == 1
+    assert main(["launch", "slurm", *CPU, "--stages", "stages.yaml"]) == 2
     said = capsys.readouterr().err
     assert "stage three takes checkpoint.init_from from four, which is not an earlier stage" in said
     assert not sbatch.exists()

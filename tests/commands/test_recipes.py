@@ -22,5 +22,5 @@ def test_a_word_and_a_package_select(
     package = str(request.config.rootpath / OWN)
     assert main(["recipes", "own", "--package", package]) == 0
     assert capsys.readouterr().out.startswith("own_recipe ")
-    assert main(["recipes", "cotraker"]) == 1
+    assert main(["recipes", "cotraker"]) == 2
     assert "cotraker" in capsys.readouterr().err

@@ -43,12 +43,12 @@ def test_the_page_goes_where_it_is_asked_for(run: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for words, expected in (
-        ([str(tmp_path)], "is not a run folder"),
-        ([str(run), str(run)], "named twice"),
-        ([str(run), "--pictures", "0"], "--pictures=0; it must be at least 1"),
+    for words, code, expected in (
+        ([str(tmp_path)], 1, "is not a run folder"),
+        ([str(run), str(run)], 2, "named twice"),
+        ([str(run), "--pictures", "0"], 2, "--pictures=0; it must be at least 1"),
     ):
-        assert main(["report", *words]) == 1
+        assert main(["report", *words]) == code
         assert expected in capsys.readouterr().err
 
 

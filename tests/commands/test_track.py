@@ -1,6 +1,7 @@
 """overt track: any video in, tracks and a video with trails out, and clear words where it fails."""
 
 import csv
+import os
 import sys
 from pathlib import Path
 
@@ -12,10 +13,11 @@ from toy_runs import TOY, train_toy
 
 from overt.checkpoint.manager import CheckpointManager
 from overt.cli import main
-from overt.commands.track import make_parser
+from overt.commands.track import make_parser, read_queries
 from overt.config import build_recipe, load
 from overt.data.tracking.moving_shapes import SceneSettings, make_sequence
 from overt.data.tracking.video import has_pyav, read_video, write_video
+from overt.errors import DataError
 
 FRAMES, HEIGHT, WIDTH = 7, 35, 51  # sides that no stride divides
 SMALL = [
@@ -69,7 +71,7 @@ def test_other_trackers_need_their_weights(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for words in (["--recipe", "cotracker3_online"], ["--online"]):
-        assert main(["track", str(tmp_path), *words]) == 1
+        assert main(["track", str(tmp_path), *words]) == 2
         assert "only cotracker3_small comes with overt" in capsys.readouterr().err
 
 
@@ -211,18 +213,18 @@ def test_other_mistakes_are_refused(
     video, weights = str(folder / "shapes.npy"), str(folder / "cotracker3_tiny.pth")
     (tmp_path / "broken.gif").write_bytes(b"nonsense")
     cases = [
-        ([str(tmp_path / "broken.gif"), "--recipe", "cotracker3_tiny"], "cannot be decoded"),
-        ([str(tmp_path / "nowhere"), "--recipe", "cotracker3_tiny"], "no such file"),
-        ([video], "holds no configuration; add --recipe NAME"),
-        ([video, "--recipe", "cotraker3_tiny"], "did you mean cotracker3_tiny?"),
-        ([video, "--recipe", "cotracker3_offline"], "have another shape than in the model"),
-        ([video, "--recipe", "cotracker3_tiny", "--queries", "nowhere.csv"], "cannot be read"),
-        ([video, "--output", weights], "is a file; name a folder"),
+        ([str(tmp_path / "broken.gif"), "--recipe", "cotracker3_tiny"], 1, "cannot be decoded"),
+        ([str(tmp_path / "nowhere"), "--recipe", "cotracker3_tiny"], 1, "no such file"),
+        ([video], 2, "holds no configuration; add --recipe NAME"),
+        ([video, "--recipe", "cotraker3_tiny"], 2, "did you mean cotracker3_tiny?"),
+        ([video, "--recipe", "cotracker3_offline"], 1, "have another shape than in the model"),
+        ([video, "--recipe", "cotracker3_tiny", "--queries", "nowhere.csv"], 1, "cannot be read"),
+        ([video, "--output", weights], 2, "is a file; name a folder"),
     ]
     if not has_pyav():
-        cases.append(([video, "--format", "mp4"], "overt[video]"))
-    for words, expected in cases:
-        assert main(["track", *words, "--checkpoint", weights]) == 1, words
+        cases.append(([video, "--format", "mp4"], 1, "overt[video]"))
+    for words, code, expected in cases:
+        assert main(["track", *words, "--checkpoint", weights]) == code, words
         assert expected in capsys.readouterr().err
 
 
@@ -232,5 +234,27 @@ def test_a_recipe_that_does_not_track_says_so(
     train_toy(tmp_path, "training.num_steps=1")
     checkpoint = str(tmp_path / "toy" / "checkpoints" / "latest")
     words = [str(folder / "shapes.npy"), "--checkpoint", checkpoint, "--package", str(TOY)]
-    assert main(["track", *words]) == 1
+    assert main(["track", *words]) == 2
     assert "the recipe toy is not a PointTracker: it has no track_points" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("deep.json", "[" * 100_000),
+        ("long.json", "9" * 5000),
+        ("long.csv", '"' + "9" * 200_000),
+        ("deep.csv", "[" * 200_000),
+    ],
+)
+def test_queries_of_any_content_are_refused(name: str, content: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="--queries"):
+        read_queries(Path(queries_file(tmp_path / name, content)))
+
+
+def test_a_sparse_file_of_queries_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "queries.csv"
+    path.touch()
+    os.truncate(path, 10**11)
+    with pytest.raises(DataError, match="sparse"):
+        read_queries(path)

@@ -87,7 +87,7 @@ def test_once(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["watch", str(run), "--every", "0"]) == 1
+    assert main(["watch", str(run), "--every", "0"]) == 2
     assert "above 0" in capsys.readouterr().err
     assert main(["watch", str(run.parent)]) == 1
     assert "inside it are" in capsys.readouterr().err

@@ -132,6 +132,7 @@ def test_a_recipe_without_a_path_of_data_needs_no_stand_in() -> None:
      "seed=-1", "seed=9223372036854775808", "training.num_steps=" + "9" * 400,
      "optimizer.weight_decay_schedule=1", "schedule._target_=[1,2]", "schedule._target_=null",
      "recipe.settings=overt.train.sys", "training.num_steps=${nope}", "optimizer.lr=1e400",
+     "optimizer.lr=" + "9" * 400, "optimizer.arguments.betas=[" + "9" * 400 + ",1]",
      "++checkpoint.init_skip=${training}", "model.width=${oc.decode:'['}"],
 )  # fmt: skip
 def test_a_value_of_anything_is_refused_with_its_key(tmp_path: Path, override: str) -> None:
@@ -156,3 +157,22 @@ def test_a_recipe_takes_its_settings_or_nothing() -> None:
         ConfigError, match=r"Greedy.__init__\(settings: Any, size: int\).* cannot be called"
     ):
         build_recipe(replace(config, recipe_class=Greedy))
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["optimizer.arguments.betas={}", "optimizer.lr=${..}", "training=[]", "+seed.x=1",
+     "++training.evaluate_sets=[{_target_:x}]", "~training.nope", "optimizer.lr=" + "9" * 400],
+)  # fmt: skip
+def test_an_override_of_a_file_is_refused_with_its_key(tmp_path: Path, override: str) -> None:
+    """As one of composed groups is: with --config the values come another way."""
+    file = tmp_path / "config.yaml"
+    file.write_text(toy_config(tmp_path).text)
+    with pytest.raises(ConfigError) as refused:
+        load([override], str(file), [str(TOY)])
+    assert override.partition("=")[0].lstrip("+~").partition(".")[0] in str(refused.value)
+
+
+def test_a_run_may_be_named_after_a_number(tmp_path: Path) -> None:
+    config = toy_config(tmp_path, "exp_name=${seed}", "seed=7")
+    assert config.run_dir == tmp_path / "7"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from toy_recipe.recipe import Toy
@@ -503,6 +504,10 @@ def test_a_broken_sample_stops_the_run_and_loses_nothing(
         ["optimizer.arguments.eps=0", "loss.scale=0"],
         ["optimizer.lr=1e38", "training.nonfinite=skip"],
         ["optimizer.lr=1e38", "training.nonfinite=stop"],
+        # Finite weights from which every loss is NaN: each step would be skipped, and saved.
+        ["optimizer.lr=3e37"],
+        # In the first steps of the warm-up the rate is small.
+        ["optimizer.lr=1e30", "schedule.warmup_epochs=1", "checkpoint.every_steps=100"],
     ],
 )
 def test_poisoned_weights_are_never_saved(tmp_path: Path, poison: list[str]) -> None:
@@ -532,6 +537,26 @@ def trains_until_poisoned(folder: Path) -> str:
         trainer.train()
     del trainer  # before the process group goes
     return str(raised.value)
+
+
+def test_a_schedule_that_overflows_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    growing = "schedule._target_=overt.schedule.ExponentialScheduler"
+    with pytest.raises(ConfigError, match=r"schedule: .*at step \d+ of 31 .*is not finite"):
+        train_toy(tmp_path, "schedule=constant", growing, "+schedule.gamma=1e60",
+                  "training.num_steps=31")  # fmt: skip
+
+
+def test_weights_that_grow_beyond_use_in_mid_run_leave_the_checkpoint_before(
+    tmp_path: Path,
+) -> None:
+    """A rate that grows by a million with each epoch of five steps."""
+    growing = "schedule._target_=overt.schedule.ExponentialScheduler"
+    with pytest.raises(NonFiniteWeightsError, match="the newest good checkpoint is"):
+        train_toy(tmp_path, "schedule=constant", growing, "+schedule.gamma=1e6",
+                  "training.num_steps=30", "checkpoint.every_steps=1")  # fmt: skip
+    newest = (tmp_path / "toy/checkpoints/latest").resolve()
+    tensors = load_file(newest / "model.safetensors").values()
+    assert all(float(tensor.abs().max()) < 1e18 for tensor in tensors)
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

@@ -21,6 +21,7 @@ from injections import (
     in_flight,
     settings_of,
     small_disk,
+    wait_a_while,
 )
 from toy_runs import read_events
 from trials import (
@@ -39,6 +40,7 @@ from trials import (
     words_for,
 )
 
+from overt.errors import PREEMPTED_EXIT_CODE
 from overt.tools.proof.processes import Group
 
 
@@ -106,8 +108,8 @@ def second_start(bench: Bench, seed: int) -> Trial:
     group, seen = strike_at(trial.folder, size, settings, step, 0.0, start_again)
     ended = group.wait(DEADLINE)
     check_ended(trial, ended)
-    said = (trial.folder / "second.log").read_text()
-    trial.check("is being trained by another process (pid" in said, "its owner is not named")
+    second_log = (trial.folder / "second.log").read_text()
+    trial.check("is being trained by another process (pid" in second_log, "its owner is not named")
     trial.check(seen and ended.codes == [0] * size, f"the first start ended with {ended.codes}")
     check_same_end(trial, bench.reference(size))
     return trial
@@ -184,12 +186,68 @@ def stopped_rank(bench: Bench, seed: int) -> Trial:
     victim, settings = rng.randrange(size), (*settings, "training.timeout_minutes=0.05")
     trial.detail = f"rank {victim} of {size} at step {step}"
     group, _ = strike_at(
-        trial.folder, size, settings, step, 0.0, lambda one: one.send(victim, signal.SIGSTOP)
+        trial.folder,
+        size,
+        settings,
+        step,
+        0.0,
+        lambda started: started.send(victim, signal.SIGSTOP),
     )
     ended = group.wait(DEADLINE, grace=0.5)
     trial.seconds = ended.seconds
     trial.check(ended.late in ([victim], []), f"alive at the end: {ended.late}")
     check_kept(trial, step, 1, in_flight(settings))
+    check_goes_on(trial, size, settings, bench.reference(size))
+    return trial
+
+
+STARTS = (
+    "killed before the group has formed",
+    "killed after the group has formed",
+    "killed while data are opened",
+    "killed while the model is built",
+    "killed in the first step",
+)
+
+
+def killed_starting(bench: Bench, seed: int) -> Trial:
+    """SIGKILL of a rank before the first step: the others end soon and say why; then all start."""
+    rng, trial = draw("killed at the start", bench, seed)
+    size, settings = rng.choice((2, 3)), settings_of(rng, 3)
+    kind, victim = STARTS[seed % len(STARTS)], rng.randrange(size)
+    # Who never comes is waited for; who came and died is missed at once.
+    never_came = kind == STARTS[0]
+    patience = ("training.timeout_minutes=0.05",) if never_came else ()
+    trial.detail = f"rank {victim} of {size} {kind}"
+    ended = launch(trial.folder, size, (*settings, *patience), {victim: Fault(kind)}).wait(DEADLINE)
+    check_ended(trial, ended)
+    trial.check(ended.codes[victim] == -signal.SIGKILL, f"exit codes {ended.codes}")
+    others = [code for rank, code in enumerate(ended.codes) if rank != victim]
+    trial.check(others == [1] * (size - 1), f"exit codes {ended.codes}")
+    trial.check(trial.log.count("LaunchError: ") == size - 1, "not every rank says why")
+    trial.check("Traceback" not in trial.log, "a traceback")
+    check_goes_on(trial, size, settings, bench.reference(size))
+    return trial
+
+
+def asked_starting(bench: Bench, seed: int) -> Trial:
+    """SIGTERM or SIGUSR1 within the first moments: code 85, no traceback; then it trains."""
+    rng, trial = draw("asked to stop at the start", bench, seed)
+    size, settings = rng.choice((1, 2)), settings_of(rng, 3)
+    number = rng.choice((signal.SIGTERM, signal.SIGUSR1))
+    delay = rng.uniform(0.2, 0.8)
+    trial.detail = f"{number.name} to all {size} after {1e3 * delay:.0f} ms"
+    group = launch(trial.folder, size, settings)
+    wait_a_while(delay)
+    for rank in range(size):
+        group.send(rank, number)
+    ended = group.wait(DEADLINE)
+    check_ended(trial, ended)
+    # Before overt's own code runs, the signal just ends the process; others may miss it then.
+    polite = {PREEMPTED_EXIT_CODE, 0}
+    early = {-number, 1} if -number in ended.codes else set()
+    trial.check(set(ended.codes) <= polite | early, f"exit codes {ended.codes}")
+    trial.check("Traceback" not in trial.log, "a traceback")
     check_goes_on(trial, size, settings, bench.reference(size))
     return trial
 
@@ -249,24 +307,30 @@ def fuzzed(name: str, script: str, count: int) -> Injection:
 SAME = "the same command ends with the bits of the undisturbed run"
 CLAIM_KINDS: dict[str, Kind] = {
     "update that is not finite": Kind(
-        nonfinite_update, f"an error, nothing saved, older checkpoints stay; once fixed, {SAME}", 12
+        nonfinite_update, f"an error, nothing saved, older checkpoints stay; once fixed, {SAME}", 18
     ),
     "all checkpoints damaged, started twice": Kind(
-        all_damaged, "refused both times; never from scratch", 12
+        all_damaged, "refused both times; never from scratch", 19
     ),
     "second start while the first trains": Kind(
-        second_start, "refused with host, pid and time; the first ends undisturbed", 14
+        second_start, "refused with host, pid and time; the first ends undisturbed", 20
     ),
-    "full disk at the start": Kind(full_at_start, f"an explained error; with space, {SAME}", 10),
+    "full disk at the start": Kind(full_at_start, f"an explained error; with space, {SAME}", 16),
     "full disk at the last save": Kind(
-        full_at_last_save, f"an error, recorded as one; with space, {SAME}", 12
+        full_at_last_save, f"an error, recorded as one; with space, {SAME}", 18
     ),
     "SIGSTOP of a rank": Kind(
         stopped_rank, f"the others end after `training.timeout_minutes`; {SAME}", 4
     ),
-    "NaN in the data": Kind(nan_in_data, f"its steps are skipped; {SAME}", 12),
+    "SIGKILL of a rank before the first step": Kind(
+        killed_starting, f"the others end soon and say why; {SAME}", 30
+    ),
+    "SIGTERM or SIGUSR1 during the start": Kind(
+        asked_starting, f"exit code 85 within 20 s; {SAME}", 24
+    ),
+    "NaN in the data": Kind(nan_in_data, f"its steps are skipped; {SAME}", 18),
     "disk full on one rank of a sharded run": Kind(
-        full_on_one_rank, f"all ranks end with the reason; with space, {SAME}", 10
+        full_on_one_rank, f"all ranks end with the reason; with space, {SAME}", 16
     ),
     "100 random overrides": Kind(
         fuzzed("random overrides", "fuzz_overrides", 100),

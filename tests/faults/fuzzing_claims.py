@@ -51,14 +51,24 @@ def fuzz_overrides(seed: int, count: int) -> None:
     import composed_once  # noqa: F401  (composes each choice of groups once)
 
     rng = random.Random(f"overrides/{seed}")
-    for _ in range(count):
-        words = random_words(rng)
-        try:
-            load(["recipe=toy", *words], packages=[TOY])
-        except OvertError:
-            continue
-        except Exception as error:
-            raise AssertionError(f"{words}: {error!r}") from error
+    resolved = load(["recipe=toy"], packages=[TOY]).text
+    problems = []
+    with tempfile.TemporaryDirectory() as home:
+        file = Path(home) / "config.yaml"
+        file.write_text(resolved)
+        for _ in range(count):
+            words = random_words(rng)
+            from_file = rng.random() < 0.3
+            try:
+                if from_file:
+                    load(words, str(file), [TOY])
+                else:
+                    load(["recipe=toy", *words], packages=[TOY])
+            except OvertError:
+                continue
+            except Exception as error:
+                problems.append(f"{'--config ' if from_file else ''}{words}: {error!r}"[:300])
+    assert not problems, "\n".join(problems)
 
 
 # --- run folders ----------------------------------------------------------------------------------

@@ -63,7 +63,12 @@ def killed_rank(bench: Bench, seed: int) -> Trial:
     trial.detail = f"rank {victim} of {size}, {1e3 * delay:.1f} ms into step {step}"
 
     group, _ = strike_at(
-        trial.folder, size, settings, step, delay, lambda one: one.send(victim, signal.SIGKILL)
+        trial.folder,
+        size,
+        settings,
+        step,
+        delay,
+        lambda started: started.send(victim, signal.SIGKILL),
     )
     ended = group.wait(DEADLINE)
     check_ended(trial, ended)
@@ -195,7 +200,7 @@ def damaged(how: str) -> Injection:
         size, step = rng.choice((1, 2)), rng.randrange(4, STEPS)
         settings = settings_of(rng, 1)
         group, _ = strike_at(
-            trial.folder, size, settings, step, 0.0, lambda one: one.send(0, signal.SIGKILL)
+            trial.folder, size, settings, step, 0.0, lambda started: started.send(0, signal.SIGKILL)
         )
         check_ended(trial, group.wait(DEADLINE))
         check_kept(trial, step, 1, in_flight(settings))

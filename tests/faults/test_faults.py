@@ -23,6 +23,7 @@ SHORT = [
     ("all checkpoints damaged, started twice", 0),
     ("second start while the first trains", 0),
     ("full disk at the start", 0),
+    ("SIGKILL of a rank before the first step", 1),
 ]
 
 

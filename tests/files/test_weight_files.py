@@ -181,3 +181,10 @@ def test_a_sparse_file_of_a_hundred_gigabytes_ends_in_words(tmp_path: Path) -> N
     with pytest.raises(CheckpointError, match="neither a safetensors file nor"):
         read_torch_file(path)
     path.unlink()
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for read in (read_torch_file, is_safetensors):
+        with pytest.raises(CheckpointError, match="neither a file nor a folder"):
+            read(tmp_path / "pipe")

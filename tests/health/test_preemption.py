@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_runs import TOY, losses_by_step, same_bits, toy_config, train_toy, weights
+from toy_runs import TOY, losses_by_step, read_events, same_bits, toy_config, train_toy, weights
 
-from overt.errors import PREEMPTED_EXIT_CODE, Preempted
+from overt.config import load
+from overt.errors import PREEMPTED_EXIT_CODE, Preempted, StoppedAtStart
 from overt.health.preemption import SIGNALS, StopSignal
+from overt.train import main as train_main
 
 RUNS = Callable[..., list[Any]]
 STEPS = 12
@@ -294,3 +296,76 @@ def test_a_signal_during_the_start_is_kept_for_the_first_step(tmp_path: Path) ->
     )
     assert done.returncode == PREEMPTED_EXIT_CODE, done.stderr
     assert (tmp_path / "toy/checkpoints/step_00000000").is_dir()
+
+
+# --- a start that takes long ----------------------------------------------------------------------
+
+
+def busy(seconds: float = 60.0) -> None:
+    """Work for so long as a compilation does, in Python."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(0.01)
+    raise AssertionError("nobody broke this off")
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A short limit; the handlers, which a process that is about to exit keeps, come back."""
+    monkeypatch.setattr("overt.health.preemption.START_SECONDS", 0.2)
+    before = {number: signal.getsignal(number) for number in (*SIGNALS, signal.SIGALRM)}
+    yield
+    assert signal.getsignal(signal.SIGALRM) is before[signal.SIGALRM]
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_start_that_takes_long_is_left_after_a_signal() -> None:
+    with StopSignal() as stop:
+        stop.limit_start()
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(StoppedAtStart, match="SIGTERM asked this run to stop"):
+            busy()
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_run_that_has_started_is_not_hurried() -> None:
+    with StopSignal() as stop:
+        stop.limit_start()
+        os.kill(os.getpid(), signal.SIGTERM)
+        stop.start_is_over()
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.3)
+        assert stop.name == "SIGTERM"
+
+
+@pytest.mark.usefixtures("hurried")
+@pytest.mark.parametrize("where", ["build_dataset", "build_model", "loss", "evaluate"])
+def test_a_signal_while_data_are_made_or_a_model_is_compiled(
+    where: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Nothing was trained, so nothing is saved; the end is recorded where the run was open."""
+
+    def signalled(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        busy()
+
+    words = ["--package", str(TOY), "recipe=toy", f"output_dir={tmp_path}", "training.num_steps=2"]
+    words += ["training.evaluate_at_start=true"]
+    load(["recipe=toy"], packages=[str(TOY)])
+    monkeypatch.setattr(f"toy_recipe.recipe.Toy.{where}", signalled)
+    assert train_main(words) == PREEMPTED_EXIT_CODE
+    said = capsys.readouterr().err
+    assert "SIGTERM asked this run to stop while it was starting" in said
+    assert "Traceback" not in said
+    assert not list((tmp_path / "toy").glob("checkpoints/step_*"))
+    assert not (tmp_path / "toy/lock.json").exists()
+    ends = read_events(tmp_path / "toy", "finish") if where in ("loss", "evaluate") else []
+    assert [event["exit_code"] for event in ends] == [PREEMPTED_EXIT_CODE] * len(ends)
+    monkeypatch.undo()
+    assert train_main(words) == 0

@@ -1,5 +1,6 @@
 """overt/run/lock.py: one process group per run, and none that a dead one keeps out."""
 
+import gc
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from toy_runs import TOY
+from toy_runs import TOY, make_trainer
 
 from overt.errors import LaunchError
 from overt.run.lock import Owner, RunLock, read_owner, this_process
@@ -61,6 +62,31 @@ def test_a_second_start_of_a_run_is_refused_and_writes_nothing(
     assert train_main(words) == 1
     assert "is being trained by another process (pid" in capsys.readouterr().err
     assert not (tmp_path / "toy/metrics.jsonl").exists()
+
+
+def test_a_trainer_built_in_python_holds_its_folder_until_it_is_done(
+    tmp_path: Path, stranger: Owner
+) -> None:
+    """As `overt train` does: without the command, nobody else would keep a second start out."""
+    path = tmp_path / "toy/lock.json"
+    trainer = make_trainer(tmp_path, "training.num_steps=1")
+    owner = read_owner(path)
+    assert owner is not None
+    assert owner.pid == os.getpid()
+    trainer.train()
+    assert not path.exists()
+    write(path, stranger)
+    with pytest.raises(LaunchError, match=f"pid {stranger.pid}"):
+        make_trainer(tmp_path, "training.num_steps=2")
+    assert read_owner(path) == stranger
+
+
+def test_a_trainer_that_is_dropped_gives_its_folder_back(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, "training.num_steps=1")
+    assert (tmp_path / "toy/lock.json").exists()
+    del trainer
+    gc.collect()
+    assert not (tmp_path / "toy/lock.json").exists()
 
 
 @pytest.mark.parametrize("field", ["killed", "pid was reused", "zombie"])

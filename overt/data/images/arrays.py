@@ -14,6 +14,7 @@ from torch import Tensor
 
 from overt.data.images.files import UNLABELLED, Names
 from overt.errors import DataError, nearest
+from overt.files.bounds import open_arrays
 
 
 class ImageArrays:
@@ -44,7 +45,7 @@ class ImageArrays:
 
 def _load(path: Path, images: str, labels: str | None) -> tuple[NDArray[Any], NDArray[Any] | None]:
     try:
-        loaded = np.load(path, allow_pickle=False)
+        loaded = open_arrays(path)
         if isinstance(loaded, np.ndarray):
             raise DataError(f"{path}: holds one array; expected an .npz with {images!r}.")
         with loaded as archive:

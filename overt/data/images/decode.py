@@ -17,6 +17,7 @@ from PIL import Image, UnidentifiedImageError
 
 from overt.data.pictures import to_rgb
 from overt.errors import DataError
+from overt.files import bounds
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,7 +54,7 @@ _UPRIGHT = {
 def read_file(path: Path) -> bytes:
     """The bytes of a file; a DataError where it cannot be read."""
     try:
-        return path.read_bytes()
+        return bounds.read_file(path)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}).") from error
 

@@ -30,6 +30,7 @@ from overt.data.images.decode import as_tensor, decode_image, read_file
 from overt.data.images.files import Names
 from overt.errors import DataError
 from overt.files.atomic import new_folder, remove_left_overs
+from overt.files.bounds import check_arrays
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -109,7 +110,8 @@ def _read_note(path: Path) -> dict[str, Any]:
 
 def _read_index(path: Path, note: dict[str, Any]) -> dict[str, NDArray[Any]]:
     try:
-        content = (path / _INDEX).read_bytes()
+        check_arrays(path / _INDEX)
+        content = read_file(path / _INDEX)
         if zlib.crc32(content) != note["index_sum"]:
             raise DataError(
                 f"{path / _INDEX} does not match its check sum in {_NOTE}. Copy or pack it again."

@@ -22,6 +22,7 @@ from PIL import Image
 from overt.data.images.files import UNLABELLED
 from overt.data.images.packed import Packed, pack_arrays, pack_images
 from overt.errors import DataError
+from overt.files import bounds
 from overt.files.pickles import load_pickle
 
 CIFAR10_CLASSES = (
@@ -87,7 +88,7 @@ class SourceFiles:
         if name not in self._paths:
             raise DataError(f"{self.source}: has no file {name}. Is the download complete?")
         try:
-            return self._paths[name].read_bytes()
+            return bounds.read_file(self._paths[name])
         except OSError as error:
             raise DataError(
                 f"{self._paths[name]}: cannot be read ({error.strerror}). Copy it again."
@@ -96,6 +97,7 @@ class SourceFiles:
 
 def _read_archive(path: Path) -> dict[str, bytes]:
     members: dict[str, bytes] = {}
+    bounds.check_file(path)
     try:
         with tarfile.open(path) as archive:
             for member in archive:

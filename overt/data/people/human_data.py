@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from overt.errors import DataError
 from overt.files.atomic import new_file
+from overt.files.bounds import check_arrays
 from overt.files.pickles import load_pickle
 
 Array = NDArray[Any]
@@ -157,6 +158,7 @@ def bad_boxes(data: HumanData) -> NDArray[np.int64]:
 def read_columns(path: Path) -> tuple[dict[str, Array], Header]:
     """All columns of an annotation file, in memory, and what it says once."""
     try:
+        check_arrays(path)
         with zipfile.ZipFile(path) as archive:
             names = {name.removesuffix(".npy"): name for name in archive.namelist()}
             wanted = [name for name in (*PLAIN, *GROUPS, *SINGLE) if name in names]

@@ -20,6 +20,7 @@ from torch import Tensor
 from overt.data.people.human_data import HumanData, write_human_data
 from overt.errors import DataError
 from overt.files.atomic import new_file
+from overt.files.bounds import open_arrays
 from overt.geometry.body import BODY_JOINTS, HAND_JOINTS, SHAPE_NUMBERS, SMPL_JOINTS, BodyModel
 from overt.geometry.body_files import load_body
 from overt.geometry.body_transfer import VertexTransfer, load_transfer
@@ -186,7 +187,7 @@ class Converter:
 
 def _read_counted(path: Path, vertices: int) -> Tensor:
     try:
-        numbers = np.load(path, allow_pickle=False)
+        numbers = open_arrays(path)
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"--vertices {path}: no readable .npy file ({error})") from None
     if numbers.dtype == bool and numbers.shape == (vertices,):
@@ -227,7 +228,7 @@ def convert_labels(
             }
             with new_file(path) as hidden, hidden.open("wb") as file:
                 np.savez(file, **made)
-        with np.load(path, allow_pickle=False) as part:
+        with open_arrays(path) as part:
             parts.append({name.replace("smplx.", "smplx/"): part[name] for name in part.files})
         if report is not None:
             report(rows.stop)

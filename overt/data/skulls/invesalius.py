@@ -17,6 +17,7 @@ import numpy as np
 
 from overt.data.skulls.volumes import Volume
 from overt.errors import DataError
+from overt.files.bounds import check_file
 
 _LIMIT = 4 << 30  # bytes of a volume
 _TYPES = {"int16", "uint16", "int32", "uint8", "int8", "float32", "float64"}
@@ -24,6 +25,7 @@ _TYPES = {"int16", "uint16", "int32", "uint8", "int8", "float32", "float64"}
 
 def read_invesalius(path: Path) -> Volume:
     """Read the volume of a project: (x, y, z) growing to the left, to the front, to the head."""
+    check_file(path)
     try:
         with tarfile.open(path) as archive:
             members = {Path(member.name).name: member for member in archive if member.isfile()}

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overt.errors import DataError
+from overt.files.bounds import open_arrays
 
 DEFECTS = {
     "skullbreak": ("bilateral", "frontoorbital", "parietotemporal", "random_1", "random_2"),
@@ -185,7 +186,7 @@ def item_of(root: Path, dataset: str, defect: str, number: str) -> SkullItem:
 def cloud_problem(path: Path, asked: int) -> str | None:
     """What is wrong with a cloud's file, by its header alone."""
     try:
-        cloud = np.load(path, mmap_mode="r")
+        cloud = open_arrays(path, mapped=True)
     except Exception as error:  # a damaged header stops numpy with almost any: SyntaxError, ...
         return f"{path}: no readable array ({type(error).__name__}: {error})"
     if cloud.ndim != 2 or cloud.shape[1] != 3 or not np.issubdtype(cloud.dtype, np.floating):
@@ -200,7 +201,7 @@ def load_cloud(path: Path, asked: int = 1) -> Points:
     problem = cloud_problem(path, asked)
     if problem is not None:
         raise DataError(problem)
-    cloud: Points = np.load(path, mmap_mode="r")
+    cloud: Points = open_arrays(path, mapped=True)
     return cloud
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from overt.errors import DataError
 from overt.files.atomic import new_file
+from overt.files.bounds import check_file
 
 MESHES = (".stl", ".ply", ".obj")
 _SPACE = "SPACE=LPS"
@@ -30,6 +31,7 @@ def read_mesh(path: Path) -> tuple[Points, Faces]:
         raise DataError(
             "meshes are read by trimesh, which is not installed; pip install 'overt[medical]'"
         ) from error
+    check_file(path)
     try:
         mesh: Any = trimesh.load(path, force="mesh")
         vertices = np.asarray(mesh.vertices, dtype=np.float64)

@@ -6,6 +6,7 @@ Reads and writes what SkullBreak, SkullFix and 3D Slicer use of the format. Neve
 from __future__ import annotations
 
 import gzip
+import math
 import zlib
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import numpy as np
 from overt.data.skulls.volumes import LPS_TO_RAS, Matrix, Volume
 from overt.errors import DataError
 from overt.files.atomic import new_file
+from overt.files.bounds import read_file, unpack_gzip
 
 _TYPES = {
     "int8": "i1", "signed char": "i1", "int8_t": "i1",
@@ -35,7 +37,7 @@ _SPACES = {
 def read_nrrd(path: Path) -> Volume:
     """Read a volume; where the file says nothing of space, its axes are those of LPS."""
     try:
-        content = path.read_bytes()
+        content = read_file(path)
     except OSError as error:
         raise DataError(f"the volume {path} cannot be read ({error})") from error
     head, separator, body = content.partition(b"\n\n")
@@ -57,17 +59,19 @@ def read_nrrd(path: Path) -> Volume:
         raise DataError(f"{path}: a volume of shape {shape}; expected three axes")
     if "data file" in fields or "datafile" in fields:
         raise DataError(f"{path}: its values lie in another file; write it as one .nrrd file")
+    expected = math.prod(shape) * kind.itemsize
     if encoding in ("gzip", "gz"):
         try:
-            body = gzip.decompress(body)
+            body = unpack_gzip(body, expected, str(path))
         except (OSError, EOFError, zlib.error) as error:
             raise DataError(f"{path}: its values cannot be unpacked ({error})") from error
     elif encoding != "raw":
         raise DataError(f"{path}: encoding {encoding}; allowed: raw and gzip")
-    expected = int(np.prod(shape)) * kind.itemsize
+    if min(shape) < 1:
+        raise DataError(f"{path}: a volume of shape {shape}; expected a voxel or more on each axis")
     if len(body) < expected:
         raise DataError(f"{path}: {len(body)} bytes of values, {expected} are due; it is cut off")
-    values = np.frombuffer(body, kind, int(np.prod(shape))).reshape(shape, order="F")
+    values = np.frombuffer(body, kind, math.prod(shape)).reshape(shape, order="F")
     return Volume(values, _affine(fields, path))
 
 

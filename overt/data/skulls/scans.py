@@ -7,6 +7,8 @@ become masks. The packages that read them are optional. Never imports torch.
 from __future__ import annotations
 
 import gzip
+import math
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from overt.data.skulls.nrrd import read_nrrd
 from overt.data.skulls.volumes import LPS_TO_RAS, Volume
 from overt.errors import DataError
 from overt.files.atomic import new_file
+from overt.files.bounds import check_file, check_unpacked, open_arrays
 from overt.geometry.solid import solid_of_mesh
 
 MESH_VOXEL_MM = 0.5
@@ -59,9 +62,13 @@ def read_nifti(path: Path) -> Volume:
     except ImportError as error:
         raise DataError(f"NIfTI is read by nibabel, which is not installed; {_MEDICAL}") from error
     try:
+        check_file(path)
         image: Any = nibabel.load(path)
+        check_unpacked(math.prod(image.shape) * image.get_data_dtype().itemsize, path)
         values = np.asanyarray(image.dataobj)
         affine = LPS_TO_RAS @ np.asarray(image.affine, dtype=np.float64)
+    except DataError:
+        raise
     except Exception as error:  # nibabel stops with almost any error on a damaged file
         raise DataError(f"{path} cannot be read as NIfTI ({error})") from error
     return Volume(values.reshape(values.shape[:3]) if values.size else values, affine)
@@ -88,8 +95,8 @@ def write_nifti(path: Path, volume: Volume) -> None:
 def read_array(path: Path, spacing: tuple[float, float, float] | None) -> Volume:
     """Read a NumPy file; axes are those of LPS unless the archive holds an affine."""
     try:
-        content = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        content = open_arrays(path)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} cannot be read as a NumPy file ({error})") from error
     if isinstance(content, np.ndarray):
         if spacing is None:
@@ -157,9 +164,9 @@ def stack_slices(slices: list[Any], folder: Path) -> Volume:
     try:
         rows, columns = np.array(slices[0].ImageOrientationPatient, dtype=float).reshape(2, 3)
         normal = np.cross(rows, columns)
-        places = np.array([item.ImagePositionPatient for item in slices], dtype=float)
-        order = np.argsort(places @ normal)
-        heights = (places @ normal)[order]
+        positions = np.array([item.ImagePositionPatient for item in slices], dtype=float)
+        order = np.argsort(positions @ normal)
+        heights = (positions @ normal)[order]
         steps = np.diff(heights)
         step = float(np.median(steps))
         if step <= 0 or np.abs(steps - step).max() > 0.1 * step:
@@ -181,7 +188,7 @@ def stack_slices(slices: list[Any], folder: Path) -> Volume:
         raise DataError(f"{folder}: its DICOM images cannot be read ({error})") from error
     affine = np.eye(4)
     affine[:3, 0], affine[:3, 1] = rows * between_columns, columns * between_rows
-    affine[:3, 2] = (places[order[-1]] - places[order[0]]) / (len(slices) - 1)
-    affine[:3, 3] = places[order[0]]
+    affine[:3, 2] = (positions[order[-1]] - positions[order[0]]) / (len(slices) - 1)
+    affine[:3, 3] = positions[order[0]]
     whole = np.array_equal(values, np.round(values)) and np.abs(values).max() < 2**15
     return Volume(values.astype(np.int16) if whole else values, affine)

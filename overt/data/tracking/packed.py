@@ -25,6 +25,7 @@ from overt.data.tracking import kubric
 from overt.data.tracking.kubric import Tracks
 from overt.errors import DataError
 from overt.files.atomic import new_file, remove_left_overs
+from overt.files.bounds import check_archive
 
 SUFFIX = ".npz"
 STORAGES = ("raw", "files", "jpeg")
@@ -159,7 +160,9 @@ def _write(target: Path, arrays: dict[str, NDArray[Any]]) -> None:
 
 def _open(sequence: Path) -> zipfile.ZipFile:
     try:
-        return zipfile.ZipFile(sequence)
+        archive = zipfile.ZipFile(sequence)
+        check_archive(archive, sequence)
+        return archive
     except (OSError, zipfile.BadZipFile) as error:
         raise DataError(f"{sequence}: it cannot be opened ({error}). {_MEND}") from error
 

@@ -20,6 +20,7 @@ from PIL import Image, ImageSequence
 
 from overt.data.pictures import to_rgb
 from overt.errors import DataError
+from overt.files.bounds import open_arrays
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
 MOVING_IMAGES = (".gif", ".webp", ".apng")
@@ -152,7 +153,7 @@ def _is_whole_gif(content: bytes) -> bool:
 
 def _read_array(path: Path) -> NDArray[np.uint8]:
     try:
-        content = np.load(path, allow_pickle=False)
+        content = open_arrays(path)
         if path.suffix.lower() == ".npz":
             with content:
                 names = list(content)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from overt.config import Config
 from overt.config.batch import plan_batches
-from overt.errors import LaunchError
+from overt.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,14 @@ class Size:
 def make_size(nodes: int, gpus: int, processes: int | None = None) -> Size:
     """One process per GPU; on the CPU as many as asked for."""
     if nodes < 1 or gpus < 0 or (processes is not None and processes < 1):
-        raise LaunchError(
+        raise ConfigError(
             f"--nodes {nodes} --gpus {gpus}"
             + ("" if processes is None else f" --processes {processes}")
             + ": use 1 or more nodes and processes, and 0 or more GPUs per node"
         )
     if gpus and processes not in (None, gpus):
         problem = "share a GPU" if (processes or 0) > gpus else "leave GPUs idle"
-        raise LaunchError(
+        raise ConfigError(
             f"--processes {processes} on {gpus} GPU(s) per node would {problem}; leave --processes "
             f"out for one process per GPU, or ask for --gpus {processes}"
         )
@@ -50,22 +50,22 @@ def check_size(config: Config, size: Size) -> None:
     """Refuse a size that the run's own settings contradict."""
     training = config.training
     if size.gpus == 0 and training.device != "cpu":
-        raise LaunchError(
+        raise ConfigError(
             f"--gpus 0, but training.device={training.device} wants GPUs; ask for --gpus N, one "
             "process each, or train on the CPU with training.device=cpu --processes N"
         )
     if size.gpus and training.device == "cpu":
-        raise LaunchError(
+        raise ConfigError(
             f"training.device=cpu would leave {size.nodes} x {size.gpus} GPU(s) idle; set "
             f"training.device=cuda, or ask for --gpus 0 --processes {size.gpus}"
         )
     if training.strategy == "single" and size.world_size > 1:
-        raise LaunchError(
+        raise ConfigError(
             f"training.strategy=single takes one process, and {size} starts {size.world_size}; "
             "set training.strategy=auto, or ask for --nodes 1 --gpus 1"
         )
     if training.strategy == "ddp" and size.world_size == 1:
-        raise LaunchError(
+        raise ConfigError(
             "training.strategy=ddp takes several processes, and one would start; set "
             "training.strategy=auto, or ask for more GPUs"
         )

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from overt.errors import PREEMPTED_EXIT_CODE, LaunchError
+from overt.errors import PREEMPTED_EXIT_CODE, USAGE_EXIT_CODE, LaunchError
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,8 @@ def render(unit: Unit) -> str:
             f"SuccessExitStatus={PREEMPTED_EXIT_CODE}",
             f"RestartForceExitStatus={PREEMPTED_EXIT_CODE}",
             "Restart=on-failure",
+            "# A wrong key or value stays wrong.",
+            f"RestartPreventExitStatus={USAGE_EXIT_CODE}",
             "RestartSec=10",
             "",
             "[Install]",

@@ -34,11 +34,11 @@ def read_best(checkpoints: Path) -> Best | None:
 
 def _manifest(checkpoints: Path, name: str) -> dict[str, Any]:
     """Return a checkpoint's manifest; empty where there is none in this very folder."""
-    path = checkpoints / name / "manifest.json"
-    if not NAME.fullmatch(name) or path.parent.is_symlink():
+    folder = f"{checkpoints}/{name}"
+    if not NAME.fullmatch(name) or os.path.islink(folder):
         return {}
     try:
-        with path.open("rb") as file:
+        with open(f"{folder}/manifest.json", "rb") as file:
             manifest = json.loads(file.read(LARGEST_MANIFEST))
     except (OSError, ValueError, RecursionError):
         return {}

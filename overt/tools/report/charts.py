@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from overt.tools.report.run import Curve, Run
+from overt.tools.report.run import Curve, Run, plain
 
 SECTIONS = {
     "training": "Training",
@@ -37,6 +37,7 @@ OPTIMIZATION_GROUPS = ("gradient_norm", "weight_norm")
 SPREAD = ("min", "mean", "max", "std")
 COLLAPSE = ("_std", "_std_min", "_norm", "_rank", "_eff_rank")
 POINTS = 1200
+DESCRIBED = 20  # runs in the description of a chart
 
 
 @dataclass(frozen=True)
@@ -118,19 +119,19 @@ def thin(curve: Curve, points: int = POINTS) -> Curve:
 def chart_data(chart: Chart, runs: Sequence[Run]) -> dict[str, Any]:
     """What the page's script draws a chart from."""
     series = []
+    single = len(chart.parts) == 1
     for index, run in enumerate(runs):
         if not all(part in run.curves for part in chart.parts):
             continue
         # The parts of a distribution must keep the same steps.
         curves = [run.curves[part] for part in chart.parts]
-        curves = [thin(curves[0])] if len(curves) == 1 else [every_nth(curve) for curve in curves]
-        begin = run.sessions[0].begin if run.sessions else curves[0].times[0]
+        curves = [thin(curves[0])] if single else [every_nth(curve) for curve in curves]
         series.append(
             {
                 "run": index,
                 "steps": curves[0].steps,
-                "hours": [_plain((moment - begin) / 3600) for moment in curves[0].times],
-                "values": [[_plain(value) for value in curve.values] for curve in curves],
+                "hours": [run.hours[moment] for moment in curves[0].times],
+                "values": [[plain(value) for value in curve.values] for curve in curves],
             }
         )
     return {"name": chart.name, "series": series}
@@ -142,19 +143,13 @@ def every_nth(curve: Curve, points: int = POINTS) -> Curve:
     return Curve(curve.steps[::stride], curve.times[::stride], curve.values[::stride])
 
 
-def _plain(value: float) -> float | None:
-    """Seven digits are more than a screen shows; NaN and Inf are holes in the curve."""
-    return float(f"{value:.7g}") if math.isfinite(value) else None
-
-
 def describe(chart: Chart, runs: Sequence[Run]) -> str:
-    """A description of a chart, for those who cannot see it."""
+    """A description of a chart, for those who cannot see it; of many runs the first ones."""
     parts = []
     metric = chart.parts[len(chart.parts) // 2]
-    for run in runs:
-        curve = run.curves.get(metric)
-        if curve is None:
-            continue
+    shown = [run for run in runs if metric in run.curves]
+    for run in shown[:DESCRIBED]:
+        curve = run.curves[metric]
         finite = [value for value in curve.values if math.isfinite(value)]
         if not finite:
             parts.append(f"{run.name}: no finite value")
@@ -165,4 +160,6 @@ def describe(chart: Chart, runs: Sequence[Run]) -> str:
         )
         holes = len(curve.values) - len(finite)
         parts.append(text + (f", {holes} not finite" if holes else ""))
+    if len(shown) > DESCRIBED:
+        parts.append(f"and {len(shown) - DESCRIBED} more runs")
     return "; ".join(parts)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -30,7 +31,9 @@ SESSIONS = (b'"kind": "start"', b'"kind": "resume"', b'"kind": "finish"')
 def rows_before(path: Path, end: int, words: Sequence[bytes], samples: int) -> list[Row]:
     """Return samples of the rows before offset `end`, and those with one of `words`, in order."""
     rows: dict[int, Row] = {}
-    with path.open("rb") as file:
+    with path.open("rb") as opened:
+        # In memory, where that is little, a seek costs nothing.
+        file: BinaryIO = BytesIO(opened.read(end)) if end <= CHUNK_BYTES else opened
         for offset, line in _sampled(file, end, samples):
             row = parse_row(line)
             if row is not None:

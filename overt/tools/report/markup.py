@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
+from functools import lru_cache
 
+LONGEST_KEPT = 200  # characters of a text whose escaped form is kept
 VOID = ("input", "img", "meta")
 
 
@@ -15,34 +18,58 @@ class Html(str):
 
 def element(name: str, /, *children: str, **attributes: str | float | bool | None) -> Html:
     """A tag. `class_` is the attribute class, `data_x` is data-x; None and False leave one out."""
-    words = [name]
-    for key, value in attributes.items():
-        if value is None or value is False:
-            continue
-        attribute = key.rstrip("_").replace("_", "-")
-        words.append(attribute if value is True else f'{attribute}="{html.escape(str(value))}"')
-    begin = f"<{' '.join(words)}>"
+    begin = f"<{name}>"
+    if attributes:
+        words = [name]
+        for key, value in attributes.items():
+            if value is None or value is False:
+                continue
+            attribute = _attribute(key)
+            words.append(attribute if value is True else f'{attribute}="{escape(str(value))}"')
+        begin = f"<{' '.join(words)}>"
     return Html(begin) if name in VOID else Html(f"{begin}{join(*children)}</{name}>")
+
+
+@lru_cache
+def _attribute(key: str) -> str:
+    return key.rstrip("_").replace("_", "-")
+
+
+def escape(text: str) -> str:
+    """Return text as markup that shows it; short texts come again and again."""
+    return _escape(text) if len(text) < LONGEST_KEPT else html.escape(text)
+
+
+_escape = lru_cache(maxsize=2**14)(html.escape)
 
 
 def join(*children: str) -> Html:
     """Pieces one after the other; those that are plain text are escaped."""
-    texts = (child if isinstance(child, Html) else html.escape(child) for child in children)
+    texts = [child if type(child) is Html else escape(child) for child in children]
     return Html("".join(texts))
 
 
-def table(head: list[str], rows: list[list[str]], class_: str | None = None) -> Html:
-    """A table whose first column names the rows; it scrolls by itself where it is too wide."""
-    cells = [element("th", text, scope="col") for text in head]
+def cells(values: Sequence[str], merges: bool = True) -> list[Html]:
+    """Cells of a row; with `merges` a single one where all hold the same."""
+    if merges and len(values) > 1 and len(set(values)) == 1:
+        return [element("td", values[0], colspan=len(values))]
+    return [element("td", value) for value in values]
+
+
+def table(
+    head: list[str], rows: list[list[str]], class_: str | None = None, *, merges: bool = False
+) -> Html:
+    """A table whose first column names the rows; it scrolls by itself where it is too wide.
+
+    `merges`: a value that all columns share is shown once, across them.
+    """
+    names = [element("th", text, scope="col") for text in head]
     body = [
-        element(
-            "tr", element("th", row[0], scope="row"), *(element("td", cell) for cell in row[1:])
-        )
-        for row in rows
+        element("tr", element("th", row[0], scope="row"), *cells(row[1:], merges)) for row in rows
     ]
     whole = element(
         "table",
-        element("thead", element("tr", *cells)),
+        element("thead", element("tr", *names)),
         element("tbody", *body),
         class_=class_,
     )

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
-from overt.tools.report import pictures, sections, text, texts
+from overt.tools.report import sections, text, texts
 from overt.tools.report.charts import MEANING, SECTIONS, Chart, chart_data, choose_charts, describe
 from overt.tools.report.markup import Html, element, join
 from overt.tools.report.run import Run
@@ -28,7 +28,7 @@ OPEN_AT_FIRST = 24  # charts of a section that are laid out at once; the rest un
 def build_page(runs: Sequence[Run], most_pictures: int = 12) -> str:
     """The whole page for one or several runs."""
     charts = choose_charts(runs)
-    gallery, gallery_data = pictures.galleries(runs, most_pictures)
+    gallery, gallery_data = _galleries(runs, most_pictures)
     parts: list[tuple[str, str, Html | None]] = [
         ("overview", "Overview", sections.overview(runs)),
         ("happened", "What happened", _happened(runs)),
@@ -60,6 +60,14 @@ def build_page(runs: Sequence[Run], most_pictures: int = 12) -> str:
     return _document(runs, shown, data)
 
 
+def _galleries(runs: Sequence[Run], most: int) -> tuple[Html | None, dict[str, Any]]:
+    if not any(run.pictures for run in runs):
+        return None, {}
+    from overt.tools.report.pictures import galleries  # imports Pillow
+
+    return galleries(runs, most)
+
+
 def _figure(index: int, chart: Chart, runs: Sequence[Run]) -> Html:
     """The frame of a chart, which the script fills; its description says what will be in it."""
     words = f"{chart.name}. {describe(chart, runs)}. Arrow keys move the cursor."
@@ -84,12 +92,14 @@ def _figure(index: int, chart: Chart, runs: Sequence[Run]) -> Html:
 def _last_values(chart: Chart, runs: Sequence[Run]) -> Html:
     """The newest value of each run, in its color; the chart's description says it too."""
     metric = chart.parts[len(chart.parts) // 2]
+    shown = [index for index, run in enumerate(runs) if metric in run.curves][:VALUES_SHOWN]
     values = [
-        element("span", text.number(run.curves[metric].last), class_=f"run{index % COLOURS}")
-        for index, run in enumerate(runs)
-        if metric in run.curves
+        element(
+            "span", text.number(runs[index].curves[metric].last), class_=f"run{index % COLOURS}"
+        )
+        for index in shown
     ]
-    return element("span", *values[:VALUES_SHOWN], class_="last", aria_hidden="true")
+    return element("span", *values, class_="last", aria_hidden="true")
 
 
 def _charts(section: str, figures: list[Html]) -> Html:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -16,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from overt.errors import OvertError, nearest
+from overt.errors import ConfigError, OvertError, nearest
 from overt.run.reader import Follower, Row, number_of, step_of, time_of
 from overt.tools.report import large
 from overt.tools.report.best import read_best
@@ -43,7 +44,7 @@ class Budget:
     def shared_by(cls, runs: int) -> Budget:
         """Return what each of several runs may take, so that all together take no longer."""
         runs = max(runs, 1)
-        return cls(max(large.WHOLE_BYTES // runs, 2**12), max(large.SAMPLES // runs, 10))
+        return cls(max(large.WHOLE_BYTES // runs, 2**12), max(large.SAMPLES // runs, 6))
 
 
 def is_run(folder: Path) -> bool:
@@ -77,13 +78,12 @@ def open_brief(folder: Path, name: str | None = None) -> Run:
 def open_run(folder: Path, name: str | None = None, budget: Budget | None = None) -> Run:
     """Read a run's folder; refused where it is not one."""
     with RunFollower(folder, name, budget=budget) as follower:
-        run = follower.read()
-    home = folder.resolve()
+        run, home = follower.read(), follower.home
     return replace(
         run,
         commands=_text(own_file(home, "command.txt")).splitlines(),
-        pictures=read_pictures(folder, run.events),
-        texts=read_texts(folder, run.events),
+        pictures=read_pictures(home, run.events),
+        texts=read_texts(home, run.events),
         scores=read_scores(_text(own_file(home, "evaluation/scores.json"))),
     )
 
@@ -103,7 +103,7 @@ def open_runs(folders: list[Path]) -> list[Run]:
     """Read several runs, each named by as much of its path as tells it apart."""
     whole = [folder.resolve().parts for folder in folders]
     if len(set(whole)) < len(whole):
-        raise OvertError("a run is named twice; name each run once")
+        raise ConfigError("a run is named twice; name each run once")
     for depth in range(1, max(map(len, whole), default=1) + 1):
         names = ["/".join(parts[-depth:]) for parts in whole]
         if len(set(names)) == len(names):
@@ -138,9 +138,9 @@ class RunFollower:
         if not is_run(folder):
             raise _not_a_run(folder)
         self.folder = folder
-        self.name = name or folder.resolve().name
+        self.home = folder.resolve()  # no link leads out of it
+        self.name = name or self.home.name
         self.brief, self.budget = brief, budget or Budget()
-        self._home = folder.resolve()
         self._config: dict[str, Any] = {}
         self._config_mark: tuple[int, ...] = ()
         self._begin_metrics()
@@ -185,6 +185,7 @@ class RunFollower:
             tail = large.tail_with_rows(path, size)
         elif size > self.budget.whole_bytes:
             tail = min(large.TAIL_BYTES, self.budget.whole_bytes // 2)
+            tail = max(tail, large.tail_with_rows(path, size))
             self._sampled_bytes = size
             for row in large.rows_before(path, size - tail, large.SCORES, self.budget.samples):
                 self._curves.add(row)
@@ -202,11 +203,11 @@ class RunFollower:
 
     def _own(self, name: str) -> Path:
         """The path of a log; one that leads out of the run folder is taken for missing."""
-        return own_file(self._home, name) or self._home / "leads" / "nowhere"
+        return own_file(self.home, name) or self.home / "leads" / "nowhere"
 
     def _settings(self) -> dict[str, Any]:
         """The configuration, read again only where its file is another one."""
-        path = own_file(self._home, "config.yaml")
+        path = own_file(self.home, "config.yaml")
         try:
             stat = path.stat() if path is not None else None
         except OSError:
@@ -223,7 +224,7 @@ class RunFollower:
 def own_file(home: Path, name: str) -> Path | None:
     """The path of a run's file; None where a link leads out of the run folder."""
     path = home / name
-    if not path.is_symlink() and not path.parent.is_symlink():
+    if not os.path.islink(path) and (path.parent == home or not os.path.islink(path.parent)):
         return path
     with suppress(OSError, RuntimeError):  # a circle of links
         if path.resolve().is_relative_to(home):
@@ -255,17 +256,18 @@ class _Curves:
         if step is None:
             return
         at = math.nan if moment is None else moment
-        known = False
+        by_name, known = self.by_name, False
         for name, value in row.items():
-            if name in ("step", "time"):
-                continue
-            number = value if type(value) is float else number_of(value)
-            if number is None:
+            if type(value) is float:
+                number: float | None = value
+            else:
+                number = number_of(value)
+            if number is None or name == "step" or name == "time":
                 continue
             known = True
-            curve = self.by_name.get(name)
-            if curve is None:
-                curve = self.by_name[name] = Curve()
+            if name not in by_name:
+                by_name[name] = Curve()
+            curve = by_name[name]
             curve.steps.append(step)
             curve.times.append(at)
             curve.values.append(number)
@@ -325,22 +327,22 @@ def _until_last_row(sessions: list[Session], times: list[float]) -> list[Session
         limit = sessions[index + 1].begin if index + 1 < len(sessions) else math.inf
         position = bisect_left(times, limit) - 1
         last = times[position] if position >= 0 else -math.inf
-        end = max(session.end, last) if last >= session.begin else session.end
-        extended.append(replace(session, end=end))
+        longer = last >= session.begin and last > session.end
+        extended.append(replace(session, end=last) if longer else session)
     return extended
 
 
-def read_pictures(folder: Path, events: list[Row]) -> list[Picture]:
+def read_pictures(home: Path, events: list[Row]) -> list[Picture]:
     """Pictures in the order of their names and steps; what lies outside the folder is ignored."""
     pictures: dict[tuple[str, int | None], Picture] = {}
-    home = folder.resolve()
-    for event, path in _files_of(folder, events, ("image", "video")):
+    for event, path in _files_of(home, events, ("image", "video")):
         if _is_picture(path):
             name, step = str(event.get("name")), _step_or_before(event)
             caption = event.get("caption")
             caption = None if caption is None else str(caption)
             pictures[name, step] = Picture(name, step, path, caption)  # a later one replaces it
-    for path in sorted((folder / "evaluation").glob("*")):
+    drawn = home / "evaluation"
+    for path in sorted(drawn.glob("*")) if drawn.is_dir() else ():
         if own_file(home, f"evaluation/{path.name}") is not None and _is_picture(path):
             name = f"evaluation/{path.stem}"
             pictures[name, None] = Picture(name, None, path)
@@ -350,10 +352,10 @@ def read_pictures(folder: Path, events: list[Row]) -> list[Picture]:
     )
 
 
-def read_texts(folder: Path, events: list[Row]) -> list[Sample]:
+def read_texts(home: Path, events: list[Row]) -> list[Sample]:
     """Texts in the order of their names and steps; what lies outside the folder is ignored."""
     texts: dict[tuple[str, int], Sample] = {}
-    for event, path in _files_of(folder, events, ("text",)):
+    for event, path in _files_of(home, events, ("text",)):
         with suppress(OSError):
             if path.suffix == ".txt" and path.stat().st_size <= LARGEST_TEXT:
                 name, step = str(event.get("name")), _step_or_before(event)
@@ -361,15 +363,12 @@ def read_texts(folder: Path, events: list[Row]) -> list[Sample]:
     return sorted(texts.values(), key=lambda sample: (sample.name, sample.step))
 
 
-def _files_of(
-    folder: Path, events: list[Row], kinds: tuple[str, ...]
-) -> Iterator[tuple[Row, Path]]:
+def _files_of(home: Path, events: list[Row], kinds: tuple[str, ...]) -> Iterator[tuple[Row, Path]]:
     """Return events that name a file, and the files; none outside of the folder."""
-    home = folder.resolve()
     for event in events:
         if event["kind"] in kinds:
             with suppress(OSError, ValueError):  # a name that no file system takes
-                path = (folder / str(event.get("path"))).resolve()
+                path = (home / str(event.get("path"))).resolve()
                 if path.is_relative_to(home) and path.is_file():
                     yield event, path
 

@@ -38,6 +38,23 @@ class Curve:
         return self.values[-1]
 
 
+def plain(value: float) -> float | None:
+    """Seven digits are more than a screen shows; NaN and Inf are holes in the curve."""
+    return float(f"{value:.7g}") if math.isfinite(value) else None
+
+
+class Hours(dict[float, float | None]):
+    """From times to hours since `begin`: all metrics of a row have the same time."""
+
+    def __init__(self, begin: float) -> None:
+        super().__init__()
+        self.begin = begin
+
+    def __missing__(self, moment: float) -> float | None:
+        hours = self[moment] = plain((moment - self.begin) / 3600)
+        return hours
+
+
 @dataclass
 class Session:
     """One process group that worked on the run, from its start or resume to its end."""
@@ -113,6 +130,14 @@ class Run:
         """The last step that anything is known of: where the run ended, or last logged."""
         last = self.sessions[-1].last_step if self.sessions else None
         return max([last or 0, *(curve.steps[-1] for curve in self.curves.values())])
+
+    @cached_property
+    def hours(self) -> Hours:
+        """Hours since the run's first start, or since its first row where that is not known."""
+        if self.sessions:
+            return Hours(self.sessions[0].begin)
+        times = [moment for curve in self.curves.values() for moment in curve.times[:1]]
+        return Hours(min(times, default=math.nan))
 
     @cached_property
     def total_steps(self) -> int | None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import PurePath
 from typing import Any
 
 from overt.run.reader import step_of
 from overt.tools.report import text
-from overt.tools.report.markup import Html, element, join, table
+from overt.tools.report.markup import Html, cells, element, join, table
 from overt.tools.report.run import Run
 
+ABSENT = "(none)"  # in place of a setting that a run does not have
+MOST_CARDS = 100  # runs; the overview of more is a table
 COLOURS = 8  # runs are told apart by this many colours, and by dashes beyond
+QUOTES = re.compile(r"['\"\\]")
 HAPPENED = {
     "start": "started",
     "resume": "resumed",
@@ -30,8 +35,25 @@ def label(index: int, run: Run) -> Html:
 
 
 def overview(runs: Sequence[Run]) -> Html:
-    """A card for each run: how far, how good, how fast, what went wrong."""
+    """A card for each run, or a line where they are many: how far, how good, what went wrong."""
+    if len(runs) > MOST_CARDS:
+        rows = [_line_about(index, run) for index, run in enumerate(runs)]
+        return table(["run", "status", "step", "best", "last loss", "time", "restarts"], rows)
     return element("div", *(_card(index, run) for index, run in enumerate(runs)), class_="cards")
+
+
+def _line_about(index: int, run: Run) -> list[str]:
+    loss = run.curves.get("train/loss")
+    best = "" if run.best is None else f"{text.number(run.best.value)} at {run.best.step:,}"
+    return [
+        label(index, run),
+        run.status(),
+        text.progress(run),
+        best,
+        "" if loss is None else text.number(loss.last),
+        text.duration(run.seconds_worked),
+        str(max(len(run.sessions) - 1, 0)),
+    ]
 
 
 def _card(index: int, run: Run) -> Html:
@@ -200,20 +222,22 @@ def _scores(run: Run) -> dict[str, float]:
 
 def settings(runs: Sequence[Run]) -> Html:
     """Every setting of every run; those that differ are marked, and can be shown alone."""
-    keys = list(dict.fromkeys(key for run in runs for key in run.config))
+    configs = [run.config for run in runs]
     rows = []
     differing = 0
-    for key in keys:
-        values = [text.value(run.config[key]) if key in run.config else "(none)" for run in runs]
-        differs = len(set(values)) > 1
+    for key in dict.fromkeys(chain.from_iterable(configs)):
+        values = [config.get(key, ABSENT) for config in configs]
+        differs = values.count(values[0]) < len(values)
+        shown = [
+            element("code", text.value(value)) for value in (values if differs else values[:1])
+        ]
         differing += differs
-        cells = [element("td", element("code", value)) for value in values]
         name = join(key, element("span", " differs", class_="visually-hidden")) if differs else key
         rows.append(
             element(
                 "tr",
                 element("th", name, scope="row"),
-                *cells,
+                *(cells(shown) if differs else [element("td", *shown, colspan=len(runs))]),
                 class_="differs" if differs else None,
             )
         )
@@ -254,7 +278,8 @@ def environment(runs: Sequence[Run]) -> Html | None:
         ]
         for name in names
     ]
-    return table(["environment", *(label(index, run) for index, run in enumerate(runs))], rows)
+    head = ["environment", *(label(index, run) for index, run in enumerate(runs))]
+    return table(head, rows, merges=True)
 
 
 def reproduce(runs: Sequence[Run]) -> Html:
@@ -263,7 +288,8 @@ def reproduce(runs: Sequence[Run]) -> Html:
     for index, run in enumerate(runs):
         lines = [spoken(line) for line in run.commands]
         again = f"overt train --config {shlex.quote(str(run.path / 'config.yaml'))}"
-        again += f" exp_name={shlex.quote(run.path.resolve().name + '_again')}"
+        name = run.path.name if run.path.name not in ("", "..") else run.path.resolve().name
+        again += f" exp_name={shlex.quote(name + '_again')}"
         blocks.append(element("h3", label(index, run)))
         blocks.append(element("p", "as it was started", class_="quiet") if lines else Html(""))
         blocks += [_command(words, when) for when, words in dict.fromkeys(lines)]
@@ -285,7 +311,8 @@ def spoken(line: str) -> tuple[str, str]:
     """A line of command.txt: when, and the command as one would type it."""
     when, _, rest = line.partition("  ")
     try:
-        words = shlex.split(rest)
+        # Without quotes both say the same, and the plain one is a hundred times as fast.
+        words = shlex.split(rest) if QUOTES.search(rest) else rest.split()
     except ValueError:
         return when, rest
     if words:

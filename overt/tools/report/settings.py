@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,10 @@ from overt.files.yaml_text import Loader, read_text, refuse_bomb
 # What YAML of any origin can make its reader raise.
 UNREADABLE = (OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError)
 FLOAT = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?")
+SECTION = re.compile(r"(?m)^(?=\S)")  # a line that is not indented begins one
+KEY = re.compile(r"\w+:(?=[ \n])")
+NAME = re.compile(r"exp_name: ([A-Za-z]\w*[0-9_]\w*)\n")  # no word that YAML takes for a value
+KEPT_SECTIONS = 512
 LINE = re.compile(r"( *)([\w.]+):(?: (.*))?")
 
 
@@ -33,14 +38,39 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         text = read_text(path)
         refuse_bomb(text, str(path))
-        loader = _Loader(text)
-        try:
-            values = loader.get_single_data()
-        finally:
-            loader.dispose()
-        return dict(_leaves(values)) if isinstance(values, dict) else {}
+        leaves: dict[str, Any] = {}
+        for part in _parts(text):
+            leaves.update(_read_part(part))
+        return leaves
     except (ConfigError, *UNREADABLE):
         return {}
+
+
+def _parts(text: str) -> list[str]:
+    """Split a configuration as overt writes it into its sections; any other YAML stays whole.
+
+    Runs of one study share most sections, and a section that was read before costs nothing.
+    """
+    parts = [part for part in SECTION.split(text) if part]
+    apart = all(KEY.match(part) for part in parts)
+    keys = {part.partition(":")[0] for part in parts}
+    if apart and len(keys) == len(parts) and "&" not in text and "*" not in text:
+        return parts
+    return [text]
+
+
+@lru_cache(maxsize=KEPT_SECTIONS)
+def _read_part(text: str) -> tuple[tuple[str, Any], ...]:
+    """Return the leaves of a mapping, dotted key and value; shared, so nobody may change them."""
+    name = NAME.fullmatch(text)
+    if name is not None:  # the line that differs between all runs
+        return (("exp_name", name[1]),)
+    loader = _Loader(text)
+    try:
+        values = loader.get_single_data()
+    finally:
+        loader.dispose()
+    return tuple(_leaves(values)) if isinstance(values, dict) else ()
 
 
 def read_some(path: Path, keys: frozenset[str]) -> dict[str, Any]:
@@ -49,21 +79,29 @@ def read_some(path: Path, keys: frozenset[str]) -> dict[str, Any]:
         text = read_text(path)
     except ConfigError:
         return {}
-    section, values = "", {}
-    for line in text.splitlines():
-        match = LINE.fullmatch(line)
-        if match is None:
-            continue
-        indent, name, value = match.groups()
-        if not indent:
-            section = name
-            if value:  # `training: {num_steps: 40}`: not as overt writes it
-                section = ""
-                if value.startswith("{"):
-                    return read_config(path)
-        elif len(indent) == 2 and f"{section}.{name}" in keys and value is not None:
-            values[f"{section}.{name}"] = _scalar(value)
+    values: dict[str, Any] = {}
+    for part in SECTION.split(text):
+        some = _some_of_section(part, keys)
+        if some is None:
+            return read_config(path)
+        values.update(some)
     return values
+
+
+@lru_cache(maxsize=KEPT_SECTIONS)
+def _some_of_section(text: str, keys: frozenset[str]) -> tuple[tuple[str, Any], ...] | None:
+    """Return some keys of one section; None where it is not as overt writes it."""
+    section, colon, rest = text.partition(":")
+    if not colon or not rest.startswith("\n"):  # `training: {num_steps: 40}` in one line
+        return None if rest.startswith(" {") else ()
+    values = []
+    for line in rest.splitlines():
+        match = LINE.fullmatch(line)
+        if match is not None:
+            indent, name, value = match.groups()
+            if len(indent) == 2 and f"{section}.{name}" in keys and value is not None:
+                values.append((f"{section}.{name}", _scalar(value)))
+    return tuple(values)
 
 
 def _scalar(text: str) -> Any:

@@ -66,6 +66,7 @@ class FaultyToy(Toy):
         super().__init__(settings)
         self.fault = current
         self.seen = -1  # the step last begun
+        _die_if(self.fault, "killed after the group has formed")
         if self.fault.kind == "lost tracker":
             sys.modules["wandb"] = _client_without_server(lambda: self.seen >= self.fault.step)
 
@@ -74,7 +75,12 @@ class FaultyToy(Toy):
         return {**vars(self), "fault": NONE}
 
     def build_dataset(self) -> FaultyRegression:
+        _die_if(self.fault, "killed while data are opened")
         return FaultyRegression(self.settings.data, self.fault)
+
+    def build_model(self) -> Model:
+        _die_if(self.fault, "killed while the model is built")
+        return super().build_model()
 
     def loss(
         self, model: nn.Module, batch: Batch, counts: dict[str, Tensor], step: int
@@ -103,6 +109,8 @@ class FaultyToy(Toy):
                 resource.setrlimit(resource.RLIMIT_FSIZE, (int(self.fault.amount), hard))
             case "clock":
                 _move_clock(self.fault.amount)
+            case "killed in the first step":
+                os.kill(os.getpid(), signal.SIGKILL)
             case "frozen":
                 os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -114,6 +122,11 @@ class FaultyToy(Toy):
         if self.seen == self.fault.step and self.fault.kind == "non-finite update":
             with torch.no_grad():
                 model.last.weight += float("inf")  # as an optimizer that divides by zero
+
+
+def _die_if(fault: Fault, kind: str) -> None:
+    if fault.kind == kind:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _fill(folder: Path) -> None:

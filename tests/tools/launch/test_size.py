@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from toy_runs import toy_config
 
-from overt.errors import ConfigError, LaunchError
+from overt.errors import ConfigError
 from overt.tools.launch.size import Size, check_size, make_size
 
 
@@ -29,7 +29,7 @@ def test_one_process_per_gpu() -> None:
 def test_numbers_that_cannot_work_are_refused(
     numbers: tuple[int, int, int | None], expected: str
 ) -> None:
-    with pytest.raises(LaunchError, match=expected):
+    with pytest.raises(ConfigError, match=expected):
         make_size(*numbers)
 
 
@@ -45,7 +45,7 @@ def test_numbers_that_cannot_work_are_refused(
 def test_settings_that_contradict_the_size_are_refused(
     size: Size, override: str, expected: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(LaunchError, match=expected):
+    with pytest.raises(ConfigError, match=expected):
         check_size(toy_config(tmp_path, override), size)
 
 

@@ -24,5 +24,5 @@ def test_a_worker_that_saved_leaves_a_note_and_ends_well(
 @pytest.mark.usefixtures("restored_signals")
 def test_a_worker_passes_its_words_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--package", str(TOY), "recipe=toy", "training.num_stps=1"]
-    assert worker.main([str(tmp_path / "notes"), *words]) == 1
+    assert worker.main([str(tmp_path / "notes"), *words]) == 2
     assert "did you mean training.num_steps?" in capsys.readouterr().err

@@ -109,3 +109,13 @@ def test_links_out_of_the_run_folder_are_not_followed(tmp_path: Path) -> None:
     (folder / "commands").write_text("mine\n")
     (folder / "command.txt").symlink_to("commands")  # stays inside
     assert open_run(folder).commands == ["mine"]
+
+
+def test_the_end_of_a_run_with_long_rows_is_seen_among_many_runs(tmp_path: Path) -> None:
+    """A run of a thousand may read 2 kB of its end; one row can be longer than that."""
+    wide = [
+        {"step": step, "time": 1000.0 + step} | {f"weights/{index}": 1.0 for index in range(400)}
+        for step in range(1, 41)
+    ]
+    run = open_run(write(tmp_path, [START], wide), budget=Budget.shared_by(1000))
+    assert run.step == 40

@@ -72,3 +72,20 @@ def test_marks_have_a_step_that_a_script_can_draw(tmp_path: Path) -> None:
 def test_a_skipped_step_of_no_session_has_no_mark(tmp_path: Path) -> None:
     run = open_run(write(tmp_path, [{"time": 1.0, "kind": "skipped_step", "step": 1}]))
     assert sections.marks(run) == []
+
+
+def test_many_runs_are_a_table_and_share_what_is_the_same(tmp_path: Path) -> None:
+    start = [{"time": 1.0, "kind": "start", "host": "here"}]
+    count = sections.MOST_CARDS + 1
+    folders = [write(tmp_path / f"run{n}", start, [], f"a: 1\nb: {n % 2}\n") for n in range(count)]
+    runs = open_runs(folders)
+    overview = Reader(sections.overview(runs))
+    assert [tag for tag, _ in overview.tags].count("tr") == count + 1
+    assert "article" not in [tag for tag, _ in overview.tags]
+    settings = Reader(sections.settings(runs))
+    spans = [a["colspan"] for tag, a in settings.tags if tag == "td" and "colspan" in a]
+    assert spans == [str(count)]  # of `a`; `b` differs and has a cell for each run
+    assert [tag for tag, _ in settings.tags].count("td") == count + 1
+    environment = sections.environment(runs)
+    assert environment is not None
+    assert "colspan" in environment
