@@ -37,6 +37,11 @@ class StepOutput:
     whole global batch. So the terms of all micro-batches and ranks add up to the loss of the one
     large batch, and so do their gradients. `metrics` add up in the same way and carry no gradient.
     `carry` holds tensors for `after_step`, (samples, ...) each: the only way to hand anything on.
+
+    Examples:
+        >>> output = overt.StepOutput(losses={"l1": torch.tensor(0.5), "l2": torch.tensor(0.25)})
+        >>> float(output.total)
+        0.75
     """
 
     losses: dict[str, Tensor]

@@ -78,7 +78,13 @@ class _WarmedUp:
 
 @dataclass(frozen=True)
 class ConstantScheduler(_WarmedUp):
-    """The base value, after a linear warm-up."""
+    """The base value, after a linear warm-up.
+
+    Examples:
+        >>> rate = overt.ConstantScheduler(0.1, epochs=10, steps_per_epoch=10, warmup_epochs=1)
+        >>> rate(5), rate(50)
+        (0.05, 0.1)
+    """
 
     base_value: float  # after the warm-up; the engine gives the scaled learning rate
     epochs: float  # length of training, from the engine; need not be whole
@@ -95,7 +101,13 @@ class ConstantScheduler(_WarmedUp):
 
 @dataclass(frozen=True)
 class ExponentialScheduler(ConstantScheduler):
-    """The base value times gamma for every whole epoch since the warm-up."""
+    """The base value times gamma for every whole epoch since the warm-up.
+
+    Examples:
+        >>> rate = overt.ExponentialScheduler(1.0, epochs=10, steps_per_epoch=10, gamma=0.5)
+        >>> rate(0), rate(10), rate(25)
+        (1.0, 0.5, 0.25)
+    """
 
     _: KW_ONLY
     gamma: float  # factor per epoch; 1 keeps the base value
@@ -144,7 +156,13 @@ class _Annealed(_WarmedUp):
 
 @dataclass(frozen=True)
 class CosineScheduler(_Annealed):
-    """Linear warm-up, then half a cosine from the base value to the final value."""
+    """Linear warm-up, then half a cosine from the base value to the final value.
+
+    Examples:
+        >>> rate = overt.CosineScheduler(1e-3, 1e-5, epochs=10, steps_per_epoch=10, warmup_epochs=1)
+        >>> [round(rate(step), 6) for step in (0, 5, 10, 99)]
+        [0.0, 0.0005, 0.001, 1e-05]
+    """
 
     def _anneal(self, progress: float) -> float:
         return _cosine(self.base_value, self.final_value, progress)
@@ -152,7 +170,13 @@ class CosineScheduler(_Annealed):
 
 @dataclass(frozen=True)
 class LinearScheduler(_Annealed):
-    """Linear warm-up, then a straight line from the base value to the final value."""
+    """Linear warm-up, then a straight line from the base value to the final value.
+
+    Examples:
+        >>> value = overt.LinearScheduler(1.0, 0.0, epochs=10, steps_per_epoch=1)
+        >>> value(0), value(5)
+        (1.0, 0.5)
+    """
 
     def _anneal(self, progress: float) -> float:
         return self.base_value - (self.base_value - self.final_value) * progress
@@ -160,7 +184,13 @@ class LinearScheduler(_Annealed):
 
 @dataclass(frozen=True)
 class EMAScheduler(LinearScheduler):
-    """Momentum of a moving average: the base value during the warm-up, then a straight line."""
+    """Momentum of a moving average: the base value during the warm-up, then a straight line.
+
+    Examples:
+        >>> momentum = overt.EMAScheduler(0.996, 1.0, epochs=10, steps_per_epoch=1)
+        >>> momentum(0), momentum(5)
+        (0.996, 0.998)
+    """
 
     start_warmup_value: float = field(default=0.0, init=False, repr=False)
     start_warmup_factor: float | None = field(default=1.0, init=False, repr=False)
@@ -180,7 +210,13 @@ class EMAScheduler(LinearScheduler):
 
 @dataclass(frozen=True)
 class OneCycleScheduler:
-    """torch's OneCycleLR with cosine annealing and no momentum cycle, as a function of the step."""
+    """torch's OneCycleLR with cosine annealing and no momentum cycle, as a function of the step.
+
+    Examples:
+        >>> rate = overt.OneCycleScheduler(1e-3, epochs=10, steps_per_epoch=10)
+        >>> rate(0) < rate(30) > rate(99)
+        True
+    """
 
     base_value: float  # the largest value; the engine gives the scaled learning rate
     epochs: float  # length of training, from the engine; need not be whole
@@ -227,7 +263,13 @@ Scheduler = ConstantScheduler | CosineScheduler | LinearScheduler | OneCycleSche
 
 @dataclass(frozen=True)
 class HierarchicalScheduler:
-    """One schedule per level; a call gives the values of all levels."""
+    """One schedule per level; a call gives the values of all levels.
+
+    Examples:
+        >>> levels = [overt.ConstantScheduler(rate, 10, 1) for rate in (0.1, 0.2)]
+        >>> overt.HierarchicalScheduler(levels)(0)
+        [0.1, 0.2]
+    """
 
     schedulers: Sequence[Scheduler]
 
@@ -258,6 +300,11 @@ def create_lr_scheduler(
     """A learning rate that warms up from 0, by name: `cosine` or `linear`.
 
     `optimizer_type` tells the reader what the rate is for; the values do not depend on it.
+
+    Examples:
+        >>> rate = overt.create_lr_scheduler("adamw", 1e-3, 1e-5, epochs=10, steps_per_epoch=10)
+        >>> rate(0)
+        0.001
     """
     if schedule_type == "cosine":
         return CosineScheduler(base_lr, min_lr, epochs, steps_per_epoch, warmup_epochs)
@@ -273,7 +320,13 @@ def create_ema_scheduler(
     steps_per_epoch: int,
     warmup_epochs: float = 0,
 ) -> EMAScheduler:
-    """A momentum that rises in a straight line from its base to its final value."""
+    """A momentum that rises in a straight line from its base to its final value.
+
+    Examples:
+        >>> momentum = overt.create_ema_scheduler(0.99, 1.0, epochs=10, steps_per_epoch=10)
+        >>> momentum(0)
+        0.99
+    """
     return EMAScheduler(base_momentum, final_momentum, epochs, steps_per_epoch, warmup_epochs)
 
 

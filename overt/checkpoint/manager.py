@@ -45,6 +45,15 @@ class CheckpointManager:
     """Saves, finds, checks and loads the checkpoints of one run, and prunes the others.
 
     It keeps the `keep_best_n` best by `metric_name` and, apart from these, the `keep_last_n` last.
+
+    Examples:
+        >>> manager = overt.CheckpointManager("saved", metric_name="val_loss", mode="min")
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.AdamW(model.parameters())
+        >>> folder = manager.save_checkpoint(
+        ...     epoch=1, model=model, optimizer=optimizer, metrics={"val_loss": 0.5}
+        ... )
+        >>> state = manager.load_checkpoint(model=model, optimizer=optimizer)
     """
 
     def __init__(

@@ -47,6 +47,10 @@ class MetricsLogger:
     and rows of an earlier start are set aside. No failure of a disk, package or network raises: it
     is warned of once, and a tracker that failed is not used again;
     the run folder is tried every time.
+
+    Examples:
+        >>> with overt.MetricsLogger("trial", "runs/trial", use_tensorboard=False) as log:
+        ...     log.log_metrics({"loss": 0.5}, step=1, prefix="train")
     """
 
     def __init__(
