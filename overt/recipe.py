@@ -152,7 +152,7 @@ class Recipe(ABC):
         """
         raise ConfigError(
             f"{type(self).__qualname__} has no example_batch(self, size): overt plan and the "
-            "benchmarks need a batch that is made without any file (docs/add_a_recipe.md)"
+            "benchmarks need a batch that is made without any file (see `overt docs add_a_recipe`)"
         )
 
     def parameter_groups(self, model: Any) -> list[dict[str, Any]] | None:
@@ -251,13 +251,13 @@ def check_recipe(kind: object) -> None:
     if not (isinstance(kind, type) and issubclass(kind, Recipe)):
         raise ConfigError(
             f"recipe._target_={name} does not derive from overt.Recipe; write "
-            f"`class {name.rpartition('.')[2]}(Recipe)` (docs/add_a_recipe.md)"
+            f"`class {name.rpartition('.')[2]}(Recipe)` (see `overt docs add_a_recipe`)"
         )
     if kind.__abstractmethods__:
         missing = ", ".join(sorted(kind.__abstractmethods__))
         raise ConfigError(
             f"the recipe {name} has no {missing}; a recipe needs {', '.join(REQUIRED)} "
-            "(docs/add_a_recipe.md)"
+            "(see `overt docs add_a_recipe`)"
         )
     for owner in kind.__mro__:  # mixins as well
         if owner not in (Recipe, ABC, object):

@@ -81,7 +81,7 @@ def examine(options: argparse.Namespace) -> tuple[list[Check], World | None]:
     if met is not None:
         checks.append(met)
     if world is None:
-        remedy = "compare with docs/launch.md"
+        remedy = "compare with `overt docs launch`"
         checks.append(attempt("GPUs", lambda: machine.gpus(device, None, precision), remedy))
         return checks, None
     different = cluster.same_versions(checks[0].found)
@@ -126,7 +126,7 @@ def _meet(device: str) -> tuple[Launch, World | None, Check | None]:
     from overt.tools.doctor.report import fail
 
     launch = Launch(0, 1, 0, 1, "", "", 0)
-    remedy = "start all processes with torchrun or srun (docs/launch.md)"
+    remedy = "start all processes with torchrun or srun (see `overt docs launch`)"
     try:
         launch = read_launch(os.environ)
         began = time.monotonic()

@@ -118,7 +118,7 @@ def _prove_loss(config: Config, as_json: bool) -> int:
             print("PROVED: loss changes nothing, and returns the same when it is called again")
         else:
             print(f"NOT PROVED: {purity.difference}")
-            print("What later code needs goes into StepOutput.carry (docs/add_a_recipe.md).")
+            print("Hand tensors on by StepOutput.carry (see `overt docs add_a_recipe`).")
     return 0 if purity.difference is None else 1
 
 
@@ -146,7 +146,7 @@ def _hint(config: Config, claim: str) -> str:
         return (
             "Dropout and other draws of the model differ between processes: try without. If they "
             "are not the reason, the recipe's loss is not its part of the global batch's "
-            "(docs/add_a_recipe.md)."
+            "(see `overt docs add_a_recipe`)."
         )
     if not config.training.deterministic:
         return "On CUDA add training.deterministic=true: without it even equal runs differ."

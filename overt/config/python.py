@@ -215,7 +215,7 @@ def _settings(settings: Any) -> tuple[dict[str, Any], type | None]:
             raise ConfigError(
                 f"settings.{name} is not a section of a recipe{nearest(name, RECIPE_SECTIONS)}; "
                 f"allowed: {', '.join(RECIPE_SECTIONS)}: put single settings into a dataclass "
-                "of one of these (docs/python.md)"
+                "of one of these (see `overt docs python`)"
             )
     if kind is None:
         return dict(settings), None
