@@ -50,6 +50,11 @@ SMALL = {
     + [word for word in small.words if "batch_size" in word]
     for name, small in SMALL_RECIPES.items()
 }
+SMALL["hjepa_digits"] = [
+    *(word for word in SMALL["hjepa_tiny"] if not word.startswith(("data.", "training."))),
+    "evaluation.num_workers=0",
+    "evaluation.max_samples=60",
+]
 # Words of a reader's machine, and what stands for them here.
 HERE_INSTEAD = {
     "data prepare data/skullbreak": "data prepare data/skullbreak --points 400",
@@ -58,6 +63,7 @@ HERE_INSTEAD = {
     "video.mp4": "video.npy",
     "model.backbone_weights=resnet18-f37072fd.pth": "model.backbone_weights=null",
     "--grid 20": "--grid 3",
+    "features data/digits/test.npz": "features data/digits/test.npz --workers 0",
     "runs/hjepa/": "runs/hjepa_tiny/",
     "runs/pcdiff/": "runs/pcdiff_tiny/",
     "runs/blade_depthnet/": "runs/blade_depthnet_tiny/",
@@ -70,6 +76,7 @@ HERE_INSTEAD = {
 }
 # What other tests run, since it takes long: here only its words are checked.
 RUN_BY = {
+    "pip install": "tests/test_extras.py",
     "make demo": "tests/commands/test_demo.py",
     "srun ": "tests/cluster/test_slurm_jobs.py",
     "--to onnx": "tests/recipes/lbm/test_export.py",
