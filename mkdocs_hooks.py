@@ -124,7 +124,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
             goal = "index.md"
         else:
             return match[0]  # the strict build reports it
-        return f"{match[1]}{posixpath.relpath(goal, posixpath.dirname(here))}{mark}{fragment}{match[3]}"
+        relative = posixpath.relpath(goal, posixpath.dirname(here))
+        return f"{match[1]}{relative}{mark}{fragment}{match[3]}"
 
     parts = CODE.split(markdown)  # links between, code at the odd positions
     return "".join(part if index % 2 else LINK.sub(lead, part) for index, part in enumerate(parts))

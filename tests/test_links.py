@@ -1,4 +1,4 @@
-"""Links and anchors lead somewhere: in pages, in docstrings, in messages, in the package's README."""
+"""Links and anchors lead somewhere: in pages, docstrings, messages and the package's README."""
 
 import ast
 import re
@@ -49,7 +49,7 @@ def strings(tree: ast.AST) -> Iterator[tuple[bool, str]]:
 
 
 def test_sources_name_pages_that_exist() -> None:
-    """A docstring may name a file of docs/; a message names the command, which needs no checkout."""
+    """A docstring may name a file of docs/; a message names the command, which works anywhere."""
     pages, examples = set(all_pages()), {path.name for path in shipped("examples").iterdir()}
     commands = 0
     for file in SOURCES:

@@ -1,4 +1,4 @@
-"""The notebooks run from their first code cell to their last, at small sizes; outputs are stripped."""
+"""The notebooks run from the first code cell to the last; their outputs are stripped."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,8 @@ FOLDER = HERE.parent / "examples" / "notebooks"
 SMALLER = {
     "STEPS = 1200": "STEPS = 1",
     '"hjepa_digits",': '"hjepa_digits", checkpoint={"background": False},',
-    '{"data": {"root"': '{"model": {"depth": 1}, "evaluation": {"max_samples": 60, "num_workers": 0}, "data": {"root"',
+    'settings={"data"': 'settings={"model": {"depth": 1}, "evaluation": {"max_samples": 60, '
+    '"num_workers": 0}, "data"',
     "(bank_images, test_images)": "(bank_images[:60], test_images[:60])",
     'archive["labels"]': 'archive["labels"][:60]',
     '"num_steps": 100': '"num_steps": 60',
