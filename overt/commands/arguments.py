@@ -38,8 +38,9 @@ def _add_recipe(parent: argparse.ArgumentParser, note: str) -> None:
 
 
 def _add_part(parent: argparse.ArgumentParser, parts: Sequence[str]) -> None:
-    text = "auto: ema where there is one" if "auto" in parts else f"default: {parts[0]}"
-    parent.add_argument("--part", choices=tuple(parts), default=parts[0], help=text)
+    parent.add_argument(
+        "--part", choices=tuple(parts), default=parts[0], help="auto: ema where there is one"
+    )
 
 
 def config_options() -> argparse.ArgumentParser:
@@ -61,7 +62,8 @@ def evaluation_options() -> argparse.ArgumentParser:
 def export_options() -> argparse.ArgumentParser:
     """--part, --recipe and --package: a checkpoint of which only ONNX needs the recipe."""
     parent = _parent()
-    _add_part(parent, PARTS[1:])
+    text = "default: model; hub: ema where there is one"
+    parent.add_argument("--part", choices=PARTS[1:], help=text)
     _add_recipe(parent, "onnx: ")
     add_package_option(parent)
     return parent
