@@ -28,7 +28,16 @@ from overt.verbs import VERBS
 
 ROOT = HERE.parent
 PAGES = [
-    *(ROOT / page for page in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
+    *(
+        ROOT / page
+        for page in (
+            "README.md",
+            "CONTRIBUTING.md",
+            "CHANGELOG.md",
+            "SECURITY.md",
+            "CODE_OF_CONDUCT.md",
+        )
+    ),
     *sorted(ROOT.glob("docs/**/*.md")),
     *sorted(ROOT.glob("examples/*/*.md")),
     *sorted(ROOT.glob("overt/recipes/*/README.md")),
