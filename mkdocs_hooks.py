@@ -6,6 +6,7 @@ link of a page works in the site, in the repository and in `overt docs`.
 
 from __future__ import annotations
 
+import json
 import os
 import posixpath
 import re
@@ -79,8 +80,19 @@ def listing(file: Path) -> str:
     if file.is_dir():
         return head + "\n".join(f"- `{path.name}`" for path in sorted(file.glob("[!_]*"))) + "\n"
     text = file.read_text(encoding="utf-8")
+    if file.suffix == ".ipynb":
+        return f"---\nsearch:\n  exclude: true\n---\n\n{cells(text)}"
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
     return f"{head}{fence}{LANGUAGES.get(file.suffix, 'text')}\n{text}\n{fence}\n"
+
+
+def cells(notebook: str) -> str:
+    """Return a notebook as a page."""
+    parts = []
+    for cell in json.loads(notebook)["cells"]:
+        text = "".join(cell["source"])
+        parts.append(f"```python\n{text}\n```" if cell["cell_type"] == "code" else text)
+    return "\n\n".join(parts) + "\n"
 
 
 def on_files(files: Any, config: Any) -> Any:

@@ -268,7 +268,7 @@ def check_recipe(kind: object) -> None:
 def check_instance(recipe: Recipe) -> None:
     """Refuse values that a recipe's `__init__` gave to names that are nearly, or not, its to give.
 
-    A misspelt attribute would have no effect, and a value in place of a hook would be called.
+    A misspelled attribute would have no effect, and a value in place of a hook would be called.
     """
     name = type(recipe).__qualname__
     for member, value in vars(recipe).items():

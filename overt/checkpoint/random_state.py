@@ -91,7 +91,7 @@ def _refuse_misfit(states: dict[str, Tensor]) -> None:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Restore the generators afterwards: training continues with the same random numbers."""
+    """Restore the generators afterward: training continues with the same random numbers."""
     states = capture()
     try:
         yield

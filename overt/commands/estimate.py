@@ -73,10 +73,10 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--boxes", type=Path, help="JSON: rows x, y, width, height of people")
     parser.add_argument(
-        "--opt-pose", action="store_true", help="with a mask: also move the pose towards it"
+        "--opt-pose", action="store_true", help="with a mask: also move the pose toward it"
     )
     parser.add_argument(
-        "--opt-tz", action="store_true", help="with a mask: also move the depth towards it"
+        "--opt-tz", action="store_true", help="with a mask: also move the depth toward it"
     )
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="default: IMAGE_person")
     parser.add_argument("--format", choices=("obj", "ply", "glb"), default="obj")

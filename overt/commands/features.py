@@ -34,7 +34,9 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("images", type=Path, metavar="IMAGES")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE")
-    parser.add_argument("--unlabelled", action="store_true", help="images without classes")
+    parser.add_argument(
+        "--unlabeled", "--unlabelled", action="store_true", help="images without classes"
+    )
     parser.add_argument("--batch-size", type=whole_number(1), default=256)
     parser.add_argument("--workers", type=whole_number(0), default=4, help="loader processes")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of the configuration")
@@ -52,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     from overt.evaluation import own_batches, read_ahead
     from overt.metrics.features import Features, export_features, gather_features
 
-    images = ReadableImages(open_images(str(options.images), not options.unlabelled))
+    images = ReadableImages(open_images(str(options.images), not options.unlabeled))
     world = init_distributed(config.training.device)
     recipe = build_recipe(config)
     encoder = need_task(recipe, ImageEncoder, config.recipe.name)

@@ -4,7 +4,7 @@ VIDEO is a folder of frames, a GIF or WebP, a uint8 array (.npy, .npz) or, with 
 video file. With --online frames are followed as they arrive, and VIDEO may be the number of a
 camera; --frames or Ctrl-C ends it. A checkpoint folder of overt knows its recipe; for any other
 file name it by --recipe. Without --checkpoint a small tracker that comes with overt is used.
-Writes a video with coloured trails and the tracks themselves, as tracks.npz and tracks.csv.
+Writes a video with colored trails and the tracks themselves, as tracks.npz and tracks.csv.
 """
 
 from __future__ import annotations

@@ -240,7 +240,7 @@ class MetricsLogger:
             self._folder.event(kind, fields)
 
     def finish(self, exit_code: int = 0, step: int | None = None) -> None:
-        """Flush and close; nothing is logged afterwards.
+        """Flush and close; nothing is logged afterward.
 
         An error on its way out is recorded; a requested stop is not an error.
         """
