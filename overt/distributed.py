@@ -249,7 +249,7 @@ def _meet(launch: Launch, minutes: float) -> Store:
         named = f"rank(s) {', '.join(map(str, missing))}" if missing else "the main rank"
         raise LaunchError(
             f"rank {launch.rank} of {launch.world_size} waited {minutes:g} minutes at the start: "
-            f"{named} did not come. Look at what these processes printed; check that all hosts "
+            f"{named} did not join. Check the output of these processes; check that all hosts "
             f"reach MASTER_ADDR={os.environ['MASTER_ADDR']}, port {os.environ['MASTER_PORT']}."
         ) from error
     return store

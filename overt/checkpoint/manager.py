@@ -303,7 +303,7 @@ class CheckpointManager:
         verification = verify(stored.path, contents=False)
         if not verification.good:
             raise CheckpointError(
-                f"{stored.path} was written but is not as it should be ({verification}); older "
+                f"{stored.path} failed verification after writing ({verification}); older "
                 "checkpoints are kept. Check the disk, and that no other run saves to this folder."
             )
         self.on_saved(stored)
@@ -374,8 +374,8 @@ class CheckpointManager:
         self._retention.move_pointers()
         if path is None:
             raise CheckpointError(
-                f"no good checkpoint in {self.checkpoint_dir}; start the run from scratch, or name "
-                "a checkpoint elsewhere"
+                f"no valid checkpoint in {self.checkpoint_dir}; start the run from scratch, or "
+                "name a checkpoint elsewhere"
             )
         return path
 

@@ -69,7 +69,7 @@ def restore_own(states: dict[str, Tensor], rank: int) -> bool:
             restore(own)
         except (ValueError, TypeError, RuntimeError, OverflowError) as error:
             raise CheckpointError(
-                f"the random state of rank {rank} is not one ({error}); use an older checkpoint"
+                f"the random state of rank {rank} is invalid ({error}); use an older checkpoint"
             ) from error
     return bool(own)
 

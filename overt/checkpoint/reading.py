@@ -69,8 +69,8 @@ def _read_folder(folder: Path, part: str) -> tuple[dict[str, Tensor], dict[str, 
     verification = verify(folder)
     if not verification.good:
         raise CheckpointError(
-            f"{folder} is broken ({verification}); use an older checkpoint beside it, or copy it "
-            "again from where it came"
+            f"{folder} is broken ({verification}); use an older checkpoint next to it, or copy it "
+            "again from its source"
         )
     rest: dict[str, Any] = {"manifest": manifest}
     if "config.yaml" in manifest["files"]:

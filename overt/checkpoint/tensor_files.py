@@ -259,7 +259,7 @@ def read_header(path: Path) -> dict[str, Any]:
     complete = 8 + length + max(ends, default=0)
     if size != complete:
         raise CheckpointError(
-            f"{path} has {size} bytes instead of {complete}; copy it again from where it came"
+            f"{path} has {size} bytes instead of {complete}; copy it again from its source"
         )
     return header
 

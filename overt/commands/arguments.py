@@ -33,7 +33,7 @@ def add_package_option(parent: argparse.ArgumentParser) -> None:
 
 
 def _add_recipe(parent: argparse.ArgumentParser, note: str) -> None:
-    text = f"{note}recipe of the weights; a checkpoint folder knows it"
+    text = f"{note}recipe of the weights; a checkpoint folder stores it"
     parent.add_argument("--recipe", help=text)
 
 

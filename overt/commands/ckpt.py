@@ -1,4 +1,4 @@
-"""`overt ckpt inspect` and `overt ckpt export`: any checkpoint, read without running it."""
+"""`overt ckpt inspect` and `overt ckpt export`: read any checkpoint without executing code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PARTS = ("model", "ema", "optimizer", "rng")
-DESCRIPTION = "Look into a checkpoint of any format, or write its weights to another."
+DESCRIPTION = "Inspect a checkpoint of any format, or export its weights."
 
 
 class Entry(NamedTuple):
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
     inspecting.add_argument("--keys", action="store_true", help="list every tensor")
     exporting = verbs.add_parser(
         "export",
-        help="write the weights, with clean keys, to one file",
+        help="write the weights with clean keys to a file, or to a folder for the Hub",
         parents=[export_options()],
     )
     exporting.add_argument("file", type=Path, help="checkpoint folder, safetensors or torch file")
@@ -49,10 +49,10 @@ def main(arguments: list[str]) -> int:
         "--output", required=True, type=Path, help="the file to write; hub: the folder"
     )
     exporting.add_argument("--force", action="store_true", help="replace an existing file")
-    exporting.add_argument("--half", action="store_true", help="weights in 16 bits, half the size")
-    exporting.add_argument("--prefix", default="", help="put before every key: model.module.")
+    exporting.add_argument("--half", action="store_true", help="store weights in 16 bits")
+    exporting.add_argument("--prefix", default="", help="prefix of every key: model.module.")
     exporting.add_argument(
-        "--key", metavar="NAME", help="torch: put the weights below this key, such as model_state"
+        "--key", metavar="NAME", help="torch: store the weights under this key, such as model_state"
     )
     exporting.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="onnx: a setting"
@@ -98,7 +98,7 @@ def inspect(path: Path, keys: bool = False) -> int:
         return _inspect_folder(path, keys)
     if path.is_dir() or is_index(path):
         tensors, rest = read_tensors(path)
-        print(f"{path}\nformat      a folder as of Hugging Face")
+        print(f"{path}\nformat      Hugging Face folder")
         _print_facts(rest)
         entries = [_entry(name, tensor) for name, tensor in tensors.items()]
     elif path.is_file() and is_safetensors(path):

@@ -1,4 +1,4 @@
-"""`overt docs [TOPIC]`: the documentation of this version, in the terminal or in a browser."""
+"""`overt docs [TOPIC]`: read the documentation of this version, in the terminal or in a browser."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
         description=__doc__,
         epilog="examples: overt docs; overt docs checkpoints; overt docs cotracker3 --browser",
     )
-    parser.add_argument("topic", nargs="?", help="name of a page, or a part of it")
+    parser.add_argument("topic", nargs="?", help="name of a page, or part of it")
     parser.add_argument(
         "--browser", action="store_true", help="open it as a web page (extra: docs)"
     )

@@ -1,9 +1,9 @@
-"""`overt features IMAGES --checkpoint PATH --output FILE`: features of images, for other tools.
+"""`overt features IMAGES --checkpoint PATH --output FILE`: write image features to a file.
 
-IMAGES is a folder with a folder for each class, a pack of `overt data`, or a .npz archive. FILE is
-a safetensors file with `features` (n, D), `labels` (n,) and the names; in Python it is read by
-`overt.metrics.features.load_features`. In one process or, by `torchrun -m overt features ...`, in
-many: each image is encoded once. Images that cannot be read are left out and named.
+IMAGES is a folder with one subfolder per class, a pack made by `overt data`, or a .npz archive.
+FILE is a safetensors file with `features` (n, D), `labels` (n,) and the names; in Python,
+`overt.metrics.features.load_features` reads it. On several processes (`torchrun -m overt features
+...`) each image is encoded once. Unreadable images are skipped and reported.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--batch-size", type=whole_number(1), default=256)
     parser.add_argument("--workers", type=whole_number(0), default=4, help="loader processes")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of the configuration")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings to change")
     options = parser.parse_intermixed_args(arguments)
     if options.output.is_dir():
         raise DataError(f"--output {options.output} is a folder; name a file in it")

@@ -127,7 +127,7 @@ class People:
             raise DataError(
                 f"{message}. Fix the annotations, or skip such rows with data.drop_bad_rows=true"
             )
-        logger.warning("%s; all these are left out", message)
+        logger.warning("%s; all of these are skipped", message)
         rows = np.array([row for row in range(len(data)) if row not in bad])
         if len(rows) == 0:
             raise DataError(f"{message}; none is left")
@@ -298,7 +298,7 @@ def _labelled(data: HumanData) -> HumanData:
         return data
     if len(rows) == 0:
         raise DataError(f"{data.path}: has_smpl is 0 in all {len(data)} rows: nobody is labeled")
-    logger.warning("%s: %d of %d rows have no label (has_smpl) and are left out",
+    logger.warning("%s: %d of %d rows have no label (has_smpl) and are skipped",
                    data.path, len(data) - len(rows), len(data))  # fmt: skip
     return data.chosen(rows)
 
