@@ -223,7 +223,8 @@ def follow(
     late = np.flatnonzero(queries[:, 0] >= len(seen))
     if len(late):
         raise DataError(
-            f"query {late[0]} starts in frame {queries[late[0], 0]:g}, but {len(seen)} frames arrived"
+            f"query {late[0]} starts in frame {queries[late[0], 0]:g}, but {len(seen)} frames "
+            "arrived"
         )
     print(f"{len(seen) / (time.perf_counter() - began):.1f} frames per second, including reading")
     # Before it is given, a point rests at its query, invisible.
