@@ -12,6 +12,8 @@ from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
 LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!\w+:)([^)\s#]+)(?:#[^)\s]*)?\)")
+# Commands that need a checkout, and what stands for them in an installed package.
+COMMANDS = {"pip install -e .    ": "pip install overt   ", "`make demo`": "`overt demo`"}
 
 
 def readable_alone(text: str) -> str:
@@ -20,7 +22,7 @@ def readable_alone(text: str) -> str:
     def replace(link: re.Match[str]) -> str:
         is_picture, words, target = link[1], link[2], Path(link[3])
         if is_picture:
-            return f"*{words}*"
+            return ""  # it is not in the metadata
         if target.parts[0] == "examples":
             return f"{words} (`overt examples {target.parts[1]}`)"
         page = target.parent.name if target.name == "README.md" else target.stem
@@ -28,6 +30,8 @@ def readable_alone(text: str) -> str:
             return words  # a file of the repository
         return f"`overt docs {page}`" if words == link[3] else f"{words} (`overt docs {page}`)"
 
+    for checkout, package in COMMANDS.items():
+        text = text.replace(checkout, package)
     return LINK.sub(replace, re.sub(r"<!--.*?-->\n?", "", text))
 
 

@@ -79,6 +79,8 @@ def test_the_package_s_readme_is_read_without_the_repository(
     text = given["long_description"]
     links = LINK.findall(text)
     assert [link for link in links if not link.startswith("https://")] == []
+    assert "pip install overt " in text
+    assert "make demo" not in text
     topics = [topic for verb, topic in COMMAND.findall(text) if verb == "docs"]
     assert len(topics) > 10
     assert set(topics) <= set(all_pages())
