@@ -80,7 +80,7 @@ def spread(rows: Tensor, eps: float = 1e-4) -> tuple[Tensor, Tensor]:
 def sigreg(rows: Tensor, slices: Tensor, standardize: bool = False) -> Tensor:
     """How far the rows (n, D) of all processes are from a standard normal distribution.
 
-    The mean over the directions `slices` (S, D) of the Epps-Pulley distance between characteriztic
+    The mean over the directions `slices` (S, D) of the Epps-Pulley distance between characteristic
     functions. `standardize` takes mean and scale off first, which the reference does and LeJEPA
     advises against.
     """
@@ -108,7 +108,7 @@ def _slice_distances(rows: Tensor, slices: Tensor, count: Tensor, standardize: b
     angles = values[..., None] * points  # (n, S, 32)
     sums = torch.stack([angles.cos().sum(0), angles.sin().sum(0)])
     cosine, sine = sum_everywhere(sums) / count  # (S, 32)
-    normal = torch.exp(-points.square() / 2)  # its characteriztic function, and the weight
+    normal = torch.exp(-points.square() / 2)  # its characteristic function, and the weight
     error = (cosine - normal).square() + sine.square()
     return torch.trapezoid(error * normal, points)
 
