@@ -38,7 +38,7 @@ GUARD = "put the call of {} under `if __name__ == '__main__':`"
 
 @dataclass(frozen=True)
 class Result:
-    """A run that has been trained.
+    """Hold the outcome of a training run.
 
     Examples:
         >>> result = overt.train(config)
@@ -58,7 +58,7 @@ class Result:
 
     @property
     def checkpoint(self) -> Path:
-        """The newest checkpoint."""
+        """Return the path of the newest checkpoint."""
         return RunPaths(self.run_dir).checkpoints / "latest"
 
     def load_model(self, part: str = "auto") -> nn.Module:

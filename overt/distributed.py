@@ -42,7 +42,7 @@ START_MINUTES = 10.0  # from the first rank that comes to the last one, at the s
 
 
 class World(NamedTuple):
-    """This process among all processes. Unpacks as `rank, world_size, local_rank, device`.
+    """Describe this process among all processes. Unpacks as `rank, world_size, local_rank, device`.
 
     Examples:
         >>> world = overt.init_distributed("cpu")
