@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test lint bench cluster clean faults
+.PHONY: demo test lint bench cluster clean faults docs docs-tools
 
 demo: $(STAMP)            ## train a tiny point tracker on synthetic videos, score it, draw it
 	$(BIN)/overt demo
@@ -24,6 +24,14 @@ faults: $(STAMP)          ## hundreds of injected faults; writes their outcomes 
 	PYTHONPATH=tests:tests/cluster OMP_NUM_THREADS=1 \
 	  $(BIN)/python tests/faults/campaign.py --write docs/reliability.md
 
+docs: docs-tools          ## the documentation as a site in site/; a broken link or anchor fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site/ is built; read it: $(BIN)/python -m http.server --directory site"
+
+docs-tools: $(STAMP)      ## MkDocs Material and mkdocstrings
+	$(BIN)/python -c 'import material, mkdocstrings' 2>/dev/null || \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+
 bench: $(STAMP)           ## the figures of README and docs, measured on this machine
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/checkpoint.py
@@ -34,4 +42,4 @@ $(STAMP): pyproject.toml
 	touch $(STAMP)
 
 clean:
-	rm -rf .venv runs build *.egg-info
+	rm -rf .venv runs build site *.egg-info

@@ -4,7 +4,7 @@
     python benchmarks/online.py attention                    forward and backward at training size
     python benchmarks/online.py frames --tiny --device cpu   anywhere, to try the script
 
-Frames lie on the device already; a synchronisation follows every frame, as a camera would ask for.
+Frames lie on the device already; a synchronization follows every frame, as a camera would ask for.
 """
 
 from __future__ import annotations

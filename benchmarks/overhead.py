@@ -262,7 +262,7 @@ def measure(
 
 def report(times: dict[str, list[float]], sizes: Sizes, processes: int) -> str:
     medians = {name: statistics.median(values) for name, values in times.items()}
-    # Round by round, since neighbours in time share the machine's moods.
+    # Round by round, since neighbors in time share the machine's moods.
     shares = [
         1 - without / whole
         for whole, without in zip(times["overt"], times["unwatched"], strict=True)

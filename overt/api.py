@@ -39,7 +39,14 @@ GUARD = "put the call of {} under `if __name__ == '__main__':`"
 
 @dataclass(frozen=True)
 class Result:
-    """A run that has been trained."""
+    """Hold the outcome of a training run.
+
+    Examples:
+        >>> result = overt.train(config)
+        >>> result.step, result.checkpoint.parent.name
+        (2, 'checkpoints')
+        >>> model = result.load_model()  # an nn.Module in evaluation mode
+    """
 
     config: Config
     step: int  # optimizer steps done
@@ -52,7 +59,7 @@ class Result:
 
     @property
     def checkpoint(self) -> Path:
-        """The newest checkpoint."""
+        """Return the path of the newest checkpoint."""
         return RunPaths(self.run_dir).checkpoints / "latest"
 
     def load_model(self, part: str = "auto") -> nn.Module:
@@ -65,6 +72,14 @@ def train(recipe: type[Recipe] | str | Config, **options: Unpack[Options]) -> Re
 
     Takes a configuration, or what `overt.configure` takes. The first interrupt (Ctrl-C) saves
     after the current step, and raises KeyboardInterrupt; the same call resumes.
+
+    Examples:
+        >>> config = overt.configure(
+        ...     "own_recipe", packages=["examples/own_recipe"], training={"num_steps": 2}
+        ... )
+        >>> result = overt.train(config)
+        >>> sorted(result.scores)
+        ['accuracy']
     """
     refuse_import_by_child("overt.train")
     config = _configuration(recipe, options)
@@ -123,6 +138,12 @@ def evaluate(
     notebook, and for weights of others. `settings` change that configuration:
     `settings={"evaluation": {...}}`. `part` is model, ema, or auto: ema where there is one.
     `rename` maps the keys of weights of others, as for `overt.load_checkpoint`.
+
+    Examples:
+        >>> scores = overt.evaluate(result, settings={"evaluation": {"samples": 30}})
+        >>> 0 <= scores["accuracy"] <= 1
+        True
+        >>> scores = overt.evaluate("runs/own_recipe", packages=["examples/own_recipe"])
     """
     config, checkpoint = _trained(trained, recipe, packages)
     if settings is not None:

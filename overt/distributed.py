@@ -43,7 +43,13 @@ START_MINUTES = 10.0  # from the first rank that comes to the last one, at the s
 
 
 class World(NamedTuple):
-    """This process among all processes. Unpacks as `rank, world_size, local_rank, device`."""
+    """Describe this process among all processes. Unpacks as `rank, world_size, local_rank, device`.
+
+    Examples:
+        >>> world = overt.init_distributed("cpu")
+        >>> world.world_size, world.is_main
+        (1, True)
+    """
 
     rank: int
     world_size: int
@@ -196,7 +202,12 @@ def _integer(environment: Mapping[str, str], name: str, default: int | None = No
 def init_distributed(device: str = "auto", timeout_minutes: float = 30.0) -> World:
     """Join the process group that the launcher describes: NCCL on CUDA, Gloo on CPU.
 
-    A process on its own forms no group; every function below then does nothing or answers for one.
+    A single process forms no group; the functions below then do nothing or answer for one rank.
+
+    Examples:
+        >>> rank, world_size, local_rank, device = overt.init_distributed("cpu")
+        >>> device
+        device(type='cpu')
     """
     launch = read_launch(os.environ)
     chosen = _choose_device(device, launch)
@@ -240,7 +251,7 @@ def _meet(launch: Launch, minutes: float) -> Store:
         named = f"rank(s) {', '.join(map(str, missing))}" if missing else "the main rank"
         raise LaunchError(
             f"rank {launch.rank} of {launch.world_size} waited {minutes:g} minutes at the start: "
-            f"{named} did not come. Look at what these processes printed; check that all hosts "
+            f"{named} did not join. Check the output of these processes; check that all hosts "
             f"reach MASTER_ADDR={os.environ['MASTER_ADDR']}, port {os.environ['MASTER_PORT']}."
         ) from error
     return store
@@ -282,19 +293,41 @@ def shutdown() -> None:
 
 
 def get_rank() -> int:
+    """Return the rank of this process; 0 without a process group.
+
+    Examples:
+        >>> overt.get_rank()
+        0
+    """
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def get_world_size() -> int:
+    """Return the number of processes; 1 without a process group.
+
+    Examples:
+        >>> overt.get_world_size()
+        1
+    """
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def is_main_process() -> bool:
+    """Return whether this is rank 0, the process that writes.
+
+    Examples:
+        >>> overt.is_main_process()
+        True
+    """
     return get_rank() == 0
 
 
 def barrier() -> None:
-    """Wait for all processes. Never used around file writing: nobody waits while a disk works."""
+    """Wait for all ranks. Never used around file writes: no rank waits for a disk.
+
+    Examples:
+        >>> overt.barrier()  # returns when every rank has called it
+    """
     if dist.is_initialized():
         dist.barrier()
 
@@ -390,8 +423,11 @@ def main_first(make: Callable[[], object]) -> None:
 def seed_everything(seed: int, rank: int = 0) -> None:
     """Seed Python, NumPy and torch for this rank.
 
-    Data never draws from these: each sample has its own generator. What is left is initial
-    weights (seed with rank 0 everywhere) and dropout (seed with the true rank).
+    Samples do not use these: each has its own generator. They serve initial weights (seed with
+    rank 0 on all ranks) and dropout (seed with the actual rank).
+
+    Examples:
+        >>> overt.seed_everything(0, overt.get_rank())
     """
     words = np.random.SeedSequence([seed, rank]).generate_state(3)
     random.seed(int(words[0]))

@@ -37,6 +37,11 @@ class StepOutput:
     whole global batch. So the terms of all micro-batches and ranks add up to the loss of the one
     large batch, and so do their gradients. `metrics` add up in the same way and carry no gradient.
     `carry` holds tensors for `after_step`, (samples, ...) each: the only way to hand anything on.
+
+    Examples:
+        >>> output = overt.StepOutput(losses={"l1": torch.tensor(0.5), "l2": torch.tensor(0.25)})
+        >>> float(output.total)
+        0.75
     """
 
     losses: dict[str, Tensor]
@@ -147,7 +152,7 @@ class Recipe(ABC):
         """
         raise ConfigError(
             f"{type(self).__qualname__} has no example_batch(self, size): overt plan and the "
-            "benchmarks need a batch that is made without any file (docs/add_a_recipe.md)"
+            "benchmarks need a batch that is made without any file (see `overt docs add_a_recipe`)"
         )
 
     def parameter_groups(self, model: Any) -> list[dict[str, Any]] | None:
@@ -246,13 +251,13 @@ def check_recipe(kind: object) -> None:
     if not (isinstance(kind, type) and issubclass(kind, Recipe)):
         raise ConfigError(
             f"recipe._target_={name} does not derive from overt.Recipe; write "
-            f"`class {name.rpartition('.')[2]}(Recipe)` (docs/add_a_recipe.md)"
+            f"`class {name.rpartition('.')[2]}(Recipe)` (see `overt docs add_a_recipe`)"
         )
     if kind.__abstractmethods__:
         missing = ", ".join(sorted(kind.__abstractmethods__))
         raise ConfigError(
             f"the recipe {name} has no {missing}; a recipe needs {', '.join(REQUIRED)} "
-            "(docs/add_a_recipe.md)"
+            "(see `overt docs add_a_recipe`)"
         )
     for owner in kind.__mro__:  # mixins as well
         if owner not in (Recipe, ABC, object):
@@ -263,7 +268,7 @@ def check_recipe(kind: object) -> None:
 def check_instance(recipe: Recipe) -> None:
     """Refuse values that a recipe's `__init__` gave to names that are nearly, or not, its to give.
 
-    A misspelt attribute would have no effect, and a value in place of a hook would be called.
+    A misspelled attribute would have no effect, and a value in place of a hook would be called.
     """
     name = type(recipe).__qualname__
     for member, value in vars(recipe).items():

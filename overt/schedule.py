@@ -50,7 +50,7 @@ class _WarmedUp:
         return int(self.warmup_epochs * self.steps_per_epoch)
 
     def __call__(self, step: int) -> float:
-        """The value for the update of this step."""
+        """Return the value for the update of this step."""
         count = self._count(max(step, 0))
         warmup = self.warmup_steps
         if count >= warmup:
@@ -61,7 +61,7 @@ class _WarmedUp:
         return start + (self.base_value - start) * count / warmup
 
     def get_epoch_value(self, epoch: float) -> float:
-        """The value at the first step of an epoch."""
+        """Return the value at the first step of an epoch."""
         return self(int(epoch * self.steps_per_epoch))
 
     def _count(self, step: int) -> int:
@@ -78,7 +78,13 @@ class _WarmedUp:
 
 @dataclass(frozen=True)
 class ConstantScheduler(_WarmedUp):
-    """The base value, after a linear warm-up."""
+    """Hold the base value after a linear warm-up.
+
+    Examples:
+        >>> rate = overt.ConstantScheduler(0.1, epochs=10, steps_per_epoch=10, warmup_epochs=1)
+        >>> rate(5), rate(50)
+        (0.05, 0.1)
+    """
 
     base_value: float  # after the warm-up; the engine gives the scaled learning rate
     epochs: float  # length of training, from the engine; need not be whole
@@ -95,7 +101,13 @@ class ConstantScheduler(_WarmedUp):
 
 @dataclass(frozen=True)
 class ExponentialScheduler(ConstantScheduler):
-    """The base value times gamma for every whole epoch since the warm-up."""
+    """Multiply the base value by gamma for every full epoch since the warm-up.
+
+    Examples:
+        >>> rate = overt.ExponentialScheduler(1.0, epochs=10, steps_per_epoch=10, gamma=0.5)
+        >>> rate(0), rate(10), rate(25)
+        (1.0, 0.5, 0.25)
+    """
 
     _: KW_ONLY
     gamma: float  # factor per epoch; 1 keeps the base value
@@ -144,7 +156,13 @@ class _Annealed(_WarmedUp):
 
 @dataclass(frozen=True)
 class CosineScheduler(_Annealed):
-    """Linear warm-up, then half a cosine from the base value to the final value."""
+    """Warm up linearly, then follow half a cosine from the base value to the final value.
+
+    Examples:
+        >>> rate = overt.CosineScheduler(1e-3, 1e-5, epochs=10, steps_per_epoch=10, warmup_epochs=1)
+        >>> [round(rate(step), 6) for step in (0, 5, 10, 99)]
+        [0.0, 0.0005, 0.001, 1e-05]
+    """
 
     def _anneal(self, progress: float) -> float:
         return _cosine(self.base_value, self.final_value, progress)
@@ -152,7 +170,13 @@ class CosineScheduler(_Annealed):
 
 @dataclass(frozen=True)
 class LinearScheduler(_Annealed):
-    """Linear warm-up, then a straight line from the base value to the final value."""
+    """Warm up linearly, then decay linearly from the base value to the final value.
+
+    Examples:
+        >>> value = overt.LinearScheduler(1.0, 0.0, epochs=10, steps_per_epoch=1)
+        >>> value(0), value(5)
+        (1.0, 0.5)
+    """
 
     def _anneal(self, progress: float) -> float:
         return self.base_value - (self.base_value - self.final_value) * progress
@@ -160,13 +184,19 @@ class LinearScheduler(_Annealed):
 
 @dataclass(frozen=True)
 class EMAScheduler(LinearScheduler):
-    """Momentum of a moving average: the base value during the warm-up, then a straight line."""
+    """Momentum of an EMA: the base value during the warm-up, then linear to the final value.
+
+    Examples:
+        >>> momentum = overt.EMAScheduler(0.996, 1.0, epochs=10, steps_per_epoch=1)
+        >>> momentum(0), momentum(5)
+        (0.996, 0.998)
+    """
 
     start_warmup_value: float = field(default=0.0, init=False, repr=False)
     start_warmup_factor: float | None = field(default=1.0, init=False, repr=False)
 
     def step(self, step: int) -> float:
-        """The same as a call."""
+        """Return the value for the update of this step, like a call."""
         return self(step)
 
     def _after_warmup(self, count: int, span: int) -> float:
@@ -180,7 +210,13 @@ class EMAScheduler(LinearScheduler):
 
 @dataclass(frozen=True)
 class OneCycleScheduler:
-    """torch's OneCycleLR with cosine annealing and no momentum cycle, as a function of the step."""
+    """Follow torch's OneCycleLR with cosine annealing, without a momentum cycle.
+
+    Examples:
+        >>> rate = overt.OneCycleScheduler(1e-3, epochs=10, steps_per_epoch=10)
+        >>> rate(0) < rate(30) > rate(99)
+        True
+    """
 
     base_value: float  # the largest value; the engine gives the scaled learning rate
     epochs: float  # length of training, from the engine; need not be whole
@@ -206,7 +242,7 @@ class OneCycleScheduler:
         return self.warmup_fraction * self.total_steps - 1.0
 
     def __call__(self, step: int) -> float:
-        """The value for the update of this step."""
+        """Return the value for the update of this step."""
         count, peak, end = max(step, 0), self._peak, self.total_steps - 1.0
         initial = self.base_value / self.initial_divisor
         if count < peak:
@@ -215,7 +251,7 @@ class OneCycleScheduler:
         return _cosine(self.base_value, initial / self.final_divisor, min(progress, 1.0))
 
     def get_epoch_value(self, epoch: float) -> float:
-        """The value at the first step of an epoch."""
+        """Return the value at the first step of an epoch."""
         return self(int(epoch * self.steps_per_epoch))
 
     def _turning_steps(self) -> Iterable[int]:
@@ -227,7 +263,13 @@ Scheduler = ConstantScheduler | CosineScheduler | LinearScheduler | OneCycleSche
 
 @dataclass(frozen=True)
 class HierarchicalScheduler:
-    """One schedule per level; a call gives the values of all levels."""
+    """Hold one schedule per level; a call returns the values of all levels.
+
+    Examples:
+        >>> levels = [overt.ConstantScheduler(rate, 10, 1) for rate in (0.1, 0.2)]
+        >>> overt.HierarchicalScheduler(levels)(0)
+        [0.1, 0.2]
+    """
 
     schedulers: Sequence[Scheduler]
 
@@ -242,7 +284,7 @@ class HierarchicalScheduler:
         return [scheduler(step) for scheduler in self.schedulers]
 
     def get_level_value(self, step: int, level: int) -> float:
-        """The value of one level."""
+        """Return the value of one level."""
         return self.schedulers[level](step)
 
 
@@ -255,9 +297,14 @@ def create_lr_scheduler(
     warmup_epochs: float = 0,
     schedule_type: str = "cosine",
 ) -> CosineScheduler | LinearScheduler:
-    """A learning rate that warms up from 0, by name: `cosine` or `linear`.
+    """Return a learning-rate schedule that warms up from 0: `cosine` or `linear`.
 
-    `optimizer_type` tells the reader what the rate is for; the values do not depend on it.
+    `optimizer_type` is for documentation only; the values do not depend on it.
+
+    Examples:
+        >>> rate = overt.create_lr_scheduler("adamw", 1e-3, 1e-5, epochs=10, steps_per_epoch=10)
+        >>> rate(0)
+        0.001
     """
     if schedule_type == "cosine":
         return CosineScheduler(base_lr, min_lr, epochs, steps_per_epoch, warmup_epochs)
@@ -273,7 +320,13 @@ def create_ema_scheduler(
     steps_per_epoch: int,
     warmup_epochs: float = 0,
 ) -> EMAScheduler:
-    """A momentum that rises in a straight line from its base to its final value."""
+    """Return a momentum schedule that rises linearly from its base to its final value.
+
+    Examples:
+        >>> momentum = overt.create_ema_scheduler(0.99, 1.0, epochs=10, steps_per_epoch=10)
+        >>> momentum(0)
+        0.99
+    """
     return EMAScheduler(base_momentum, final_momentum, epochs, steps_per_epoch, warmup_epochs)
 
 

@@ -149,6 +149,6 @@ def need_task(recipe: object, task: Any, name: str) -> Any:
         methods = [word for word in vars(task) if not word.startswith("_")]
         raise ConfigError(
             f"the recipe {name} is not a {task.__name__}: it has no {', '.join(methods)} "
-            "(overt/tasks.py lists what a recipe can offer; docs/add_a_recipe.md)"
+            "(overt/tasks.py lists what a recipe can offer; see `overt docs add_a_recipe`)"
         )
     return recipe

@@ -141,6 +141,15 @@ def load_tracker(
 
     A checkpoint folder knows its recipe; for another file it is `recipe`, or guessed from the name
     of CoTracker3's released files. `rename` maps its keys, as for `overt.load_checkpoint`.
+
+    Examples:
+        >>> tracker = overt.load_tracker(device="cpu")
+        >>> video = np.random.randint(0, 255, (8, 3, 64, 64), dtype=np.uint8)
+        >>> tracks = tracker(video, grid=2, progress=False)
+        >>> tracks.tracks_xy.shape, tracks.visible.shape
+        ((8, 4, 2), (8, 4))
+        >>> tracks.draw("tracks.gif").name
+        'tracks.gif'
     """
     from overt.distributed import init_distributed
 

@@ -1,7 +1,7 @@
 """Train one run: `overt train recipe=NAME ...` or `torchrun --nproc_per_node=8 -m overt.train ...`
 
-A configuration is checked before torch is imported; then come process group, recipe, trainer.
-In Python this module can be called: `overt.train(config)` is `overt.api.train`.
+The configuration is checked before torch is imported. The same command resumes an interrupted run.
+From Python: `overt.train(config)`.
 """
 
 from __future__ import annotations

@@ -28,8 +28,17 @@ from overt.verbs import VERBS
 
 ROOT = HERE.parent
 PAGES = [
-    *(ROOT / page for page in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
-    *sorted(ROOT.glob("docs/*.md")),
+    *(
+        ROOT / page
+        for page in (
+            "README.md",
+            "CONTRIBUTING.md",
+            "CHANGELOG.md",
+            "SECURITY.md",
+            "CODE_OF_CONDUCT.md",
+        )
+    ),
+    *sorted(ROOT.glob("docs/**/*.md")),
     *sorted(ROOT.glob("examples/*/*.md")),
     *sorted(ROOT.glob("overt/recipes/*/README.md")),
 ]
@@ -68,10 +77,15 @@ def commands_of(page: Path) -> Iterator[Command]:
     """Every command of a page's bash blocks, each on one line."""
     for needs, _, language, text in BLOCK.findall(page.read_text()):
         if language == "bash":
-            for line in text.replace("\\\n", " ").splitlines():
-                words = line.strip()
-                if words and not words.startswith("#"):
-                    yield Command(name(page), words, needs or None)
+            for command in commands_in(text):
+                yield Command(name(page), command, needs or None)
+
+
+def commands_in(block: str) -> Iterator[str]:
+    """The commands of one block, each on one line."""
+    for line in map(str.strip, block.replace("\\\n", " ").splitlines()):
+        if line and not line.startswith("#"):
+            yield line
 
 
 class Parsed(Exception):  # noqa: N818, no error: it ends a command once its words are read

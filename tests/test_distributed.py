@@ -367,4 +367,4 @@ def test_a_rank_that_dies_at_the_start_is_named_in_time(
 ) -> None:
     assert run_processes(waits_for_a_rank_that_never_comes, 2, tmp_path, dies=True) == [0, 3]
     said = (tmp_path / "said").read_text()
-    assert said.startswith("rank 0 of 2 waited 0.02 minutes at the start: rank(s) 1 did not come.")
+    assert said.startswith("rank 0 of 2 waited 0.02 minutes at the start: rank(s) 1 did not join.")

@@ -1,4 +1,4 @@
-"""Documentation that cannot rot: links, commands and quoted code are held against the project."""
+"""Documentation that cannot rot: commands and quoted code are held against the project."""
 
 import re
 from collections.abc import Mapping
@@ -26,27 +26,8 @@ from omegaconf import OmegaConf
 from overt.config import GROUPS
 
 EXAMPLE = str(ROOT / "examples" / "own_recipe")
-LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 QUOTE = re.compile(r"<!-- from (\S+) -->\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ALL_COMMANDS = [command for page in PAGES for command in commands_of(page)]
-
-
-def anchor(heading: str) -> str:
-    """How a heading is named in a link."""
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_links_lead_somewhere(page: Path) -> None:
-    for target in LINK.findall(page.read_text()):
-        if re.match(r"\w+:", target):  # elsewhere
-            continue
-        path, _, fragment = target.partition("#")
-        file = (page.parent / path).resolve() if path else page
-        assert file.exists(), f"{name(page)} links to {target}"
-        if fragment:
-            headings = re.findall(r"^#+ (.+)$", file.read_text(), re.MULTILINE)
-            assert fragment in map(anchor, headings), f"{name(page)} links to {target}"
 
 
 def test_there_are_commands() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from doc_commands import BLOCK, PAGES, ROOT, commands_of, name, try_command
+from doc_commands import BLOCK, PAGES, ROOT, commands_in, commands_of, name, try_command
 from small_recipes import SMALL as SMALL_RECIPES
 
 from overt.cli import main
@@ -50,6 +50,11 @@ SMALL = {
     + [word for word in small.words if "batch_size" in word]
     for name, small in SMALL_RECIPES.items()
 }
+SMALL["hjepa_digits"] = [
+    *(word for word in SMALL["hjepa_tiny"] if not word.startswith(("data.", "training."))),
+    "evaluation.num_workers=0",
+    "evaluation.max_samples=60",
+]
 # Words of a reader's machine, and what stands for them here.
 HERE_INSTEAD = {
     "data prepare data/skullbreak": "data prepare data/skullbreak --points 400",
@@ -58,6 +63,11 @@ HERE_INSTEAD = {
     "video.mp4": "video.npy",
     "model.backbone_weights=resnet18-f37072fd.pth": "model.backbone_weights=null",
     "--grid 20": "--grid 3",
+    "--grid 8": "--grid 2",
+    "--grid 6": "--grid 2",
+    "grid=6": "grid=2",
+    "--frames 16 --size": "--frames 8 --size",
+    "features data/digits/test.npz": "features data/digits/test.npz --workers 0",
     "runs/hjepa/": "runs/hjepa_tiny/",
     "runs/pcdiff/": "runs/pcdiff_tiny/",
     "runs/blade_depthnet/": "runs/blade_depthnet_tiny/",
@@ -70,6 +80,7 @@ HERE_INSTEAD = {
 }
 # What other tests run, since it takes long: here only its words are checked.
 RUN_BY = {
+    "pip install": "tests/test_extras.py",
     "make demo": "tests/commands/test_demo.py",
     "srun ": "tests/cluster/test_slurm_jobs.py",
     "--to onnx": "tests/recipes/lbm/test_export.py",
@@ -150,13 +161,17 @@ def make_files(folder: Path, recipes: dict[str, str]) -> None:
 def follow(page: str) -> None:
     """Run what a page shows, its tables first, then its blocks in order."""
     file = ROOT / "docs" / page
-    commands = [*table_commands(file), *(one.text for one in commands_of(file) if not one.needs)]
-    assert commands
+    blocks = [block for block in BLOCK.findall(file.read_text()) if not block[0]]
+    commands = table_commands(file)
+    assert commands or blocks
     for command in commands:
         run(page, command)
     names: dict[str, object] = {"SMALL": SMALL, "RUN": RUN}
-    for needs, _, language, text in BLOCK.findall(file.read_text()):
-        if language == "python" and not needs:
+    for _, _, language, text in blocks:
+        if language == "bash":
+            for command in commands_in(text):
+                run(page, command)
+        elif language == "python":
             for there, here in HERE_INSTEAD.items():
                 text = text.replace(there, here)
             for full, tiny in TINY.items():
@@ -249,6 +264,31 @@ def test_the_first_hour(folder: Path) -> None:
     assert (folder / "frames_tracks" / "tracks.npz").is_file()
 
 
+@pytest.mark.parametrize(
+    ("page", "looked_at"),
+    [
+        ("track_a_video", "python_tracks.gif"),
+        ("track_in_real_time", "live.gif"),
+        ("pretrain_an_encoder", "neighbors.png"),
+        ("complete_a_skull", "case/report.html"),
+        ("estimate_a_person", "person/overlay.png"),
+    ],
+)
+def test_a_tutorial_ends_with_something_to_look_at(
+    page: str, looked_at: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("overt.tracker", "overt.commands.track"):  # a second instead of twenty
+        monkeypatch.setattr(f"{module}.SHIPPED", "cotracker3_tiny")
+    follow(f"tutorials/{page}.md")
+    assert (folder / looked_at).stat().st_size > 1000
+    assert looked_at in (ROOT / f"docs/tutorials/{page}.md").read_text()
+
+
+def test_training_from_python(folder: Path) -> None:
+    follow("python.md")
+    assert (folder / "runs/line/checkpoints/latest").exists()
+
+
 def make_runs(command: str) -> None:
     """The run folders that a command speaks of, where the page has not made them."""
     for run_name in re.findall(r"runs/(\w+)", command):
@@ -260,7 +300,8 @@ def make_runs(command: str) -> None:
             assert main(["train", *words, *package]) == 0
 
 
-OTHERS = [page for page in PAGES if "coming_from" not in page.name and page.stem != "first_hour"]
+FOLLOWED = ("coming_from", "first_hour", "tutorials", "python.md")
+OTHERS = [page for page in PAGES if not any(part in name(page) for part in FOLLOWED)]
 
 
 @pytest.mark.parametrize("page", OTHERS, ids=name)

@@ -34,15 +34,18 @@ FILES = {
     "tools/plan/test_full_size.py": "plans of the full-size recipes",
     "recipes/test_evaluation_data.py": "check_evaluation_data of all recipes alike",
     "recipes/test_example_batch.py": "example_batch of all recipes alike",
-    "test_docs.py": "links, commands and quoted code of the documentation",
+    "examples/test_notebooks.py": "examples/notebooks",
+    "test_docs.py": "commands and quoted code of the documentation",
     "test_examples.py": "examples/own_recipe",
     "test_examples_blade.py": "examples/blade",
     "test_examples_jepa.py": "examples/jepa",
     "test_extras.py": "what works without optional packages",
     "test_guides.py": "the guides of docs/, followed command by command",
     "test_imports.py": "who may import whom",
+    "test_links.py": "links and anchors of pages, docstrings and messages",
     "test_mirror.py": "this",
     "test_prose.py": "words of docs, messages and comments",
+    "test_release.py": "one version everywhere; templates, workflows, the image",
 }
 # Modules without a test at the mirrored path, and the test that covers each.
 COVERED = {

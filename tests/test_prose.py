@@ -21,7 +21,7 @@ BANNED = re.compile(
     r")\b",
     re.IGNORECASE,
 )
-TEXTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.md")]
+TEXTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")]
 TEXTS += [*ROOT.glob("overt/**/*.md"), *ROOT.glob("overt/conf/**/*.yaml")]
 SOURCES = [
     file

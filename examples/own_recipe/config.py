@@ -52,7 +52,7 @@ class Settings:
 
 @dataclass
 class FocalLossSettings(LossSettings):
-    # how much less a drawing counts that is already recognised; 0 is plain cross-entropy
+    # how much less a drawing counts that is already recognized; 0 is plain cross-entropy
     gamma: float = MISSING
 
 

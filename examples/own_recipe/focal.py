@@ -9,7 +9,7 @@ from own_recipe.recipe import Drawings, Shapes
 
 
 class FocalShapes(Shapes):
-    """Focal loss (arXiv:1708.02002, equation 4): the better recognised, the less it counts."""
+    """Focal loss (arXiv:1708.02002, equation 4): the better recognized, the less it counts."""
 
     settings: FocalSettings
 

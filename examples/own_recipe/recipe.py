@@ -106,7 +106,7 @@ class Shapes(Recipe):
         return list(model.blocks)
 
     def evaluate(self, model: nn.Module, world: World) -> dict[str, float]:
-        """The share of held-out drawings that are recognised."""
+        """The share of held-out drawings that are recognized."""
 
         def score(index: int) -> Row:
             image, label = self.held_out(index)
@@ -115,7 +115,7 @@ class Shapes(Recipe):
         return mean_of_rows(score_each(world, self.settings.evaluation.samples, score))
 
     def visualize(self, model: nn.Module) -> dict[str, Tensor]:
-        """Held-out drawings, framed green where they are recognised and red where not."""
+        """Held-out drawings, framed green where they are recognized and red where not."""
         drawings = [self.held_out(index) for index in range(ROWS * COLUMNS)]
         images = torch.stack([image for image, _ in drawings])
         right = self.guess(model, images) == torch.tensor([label for _, label in drawings])

@@ -1,6 +1,6 @@
 """The same recipe with another update: two passes over the batch before the weights move.
 
-Sharpness-aware minimisation (arXiv:2010.01412) takes the gradient not where the weights are but
+Sharpness-aware minimization (arXiv:2010.01412) takes the gradient not where the weights are but
 uphill of there, at radius x gradient / |gradient|. No loss can say that: it needs the step itself.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class SharpnessAwareShapes(Shapes):
-    """Shapes, trained towards flat minima."""
+    """Shapes, trained toward flat minima."""
 
     settings: SharpnessSettings
 

@@ -45,6 +45,15 @@ class CheckpointManager:
     """Saves, finds, checks and loads the checkpoints of one run, and prunes the others.
 
     It keeps the `keep_best_n` best by `metric_name` and, apart from these, the `keep_last_n` last.
+
+    Examples:
+        >>> manager = overt.CheckpointManager("saved", metric_name="val_loss", mode="min")
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.AdamW(model.parameters())
+        >>> folder = manager.save_checkpoint(
+        ...     epoch=1, model=model, optimizer=optimizer, metrics={"val_loss": 0.5}
+        ... )
+        >>> state = manager.load_checkpoint(model=model, optimizer=optimizer)
     """
 
     def __init__(
@@ -294,7 +303,7 @@ class CheckpointManager:
         verification = verify(stored.path, contents=False)
         if not verification.good:
             raise CheckpointError(
-                f"{stored.path} was written but is not as it should be ({verification}); older "
+                f"{stored.path} failed verification after writing ({verification}); older "
                 "checkpoints are kept. Check the disk, and that no other run saves to this folder."
             )
         self.on_saved(stored)
@@ -365,8 +374,8 @@ class CheckpointManager:
         self._retention.move_pointers()
         if path is None:
             raise CheckpointError(
-                f"no good checkpoint in {self.checkpoint_dir}; start the run from scratch, or name "
-                "a checkpoint elsewhere"
+                f"no valid checkpoint in {self.checkpoint_dir}; start the run from scratch, or "
+                "name a checkpoint elsewhere"
             )
         return path
 

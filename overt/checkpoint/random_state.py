@@ -69,7 +69,7 @@ def restore_own(states: dict[str, Tensor], rank: int) -> bool:
             restore(own)
         except (ValueError, TypeError, RuntimeError, OverflowError) as error:
             raise CheckpointError(
-                f"the random state of rank {rank} is not one ({error}); use an older checkpoint"
+                f"the random state of rank {rank} is invalid ({error}); use an older checkpoint"
             ) from error
     return bool(own)
 
@@ -91,7 +91,7 @@ def _refuse_misfit(states: dict[str, Tensor]) -> None:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Restore the generators afterwards: training continues with the same random numbers."""
+    """Restore the generators afterward: training continues with the same random numbers."""
     states = capture()
     try:
         yield

@@ -31,7 +31,12 @@ def read_tensors(path: str | Path, part: str = "model") -> tuple[dict[str, Tenso
         raise CheckpointError(f"no checkpoint at {path}; check the path")
     if part != "model":
         raise CheckpointError(f"{path} has no EMA part; only overt's own folders have one")
-    return read_weight_folder(path) if path.is_dir() else read_weight_file(path)
+    if not path.is_dir():
+        return read_weight_file(path)
+    tensors, rest = read_weight_folder(path)
+    if (path / "config.yaml").is_file():  # a folder by `overt ckpt export --to hub`
+        rest["settings"] = OmegaConf.to_container(read_yaml(path / "config.yaml"))
+    return tensors, rest
 
 
 def read_part(folder: Path, part: str) -> dict[str, Tensor]:
@@ -64,8 +69,8 @@ def _read_folder(folder: Path, part: str) -> tuple[dict[str, Tensor], dict[str, 
     verification = verify(folder)
     if not verification.good:
         raise CheckpointError(
-            f"{folder} is broken ({verification}); use an older checkpoint beside it, or copy it "
-            "again from where it came"
+            f"{folder} is broken ({verification}); use an older checkpoint next to it, or copy it "
+            "again from its source"
         )
     rest: dict[str, Any] = {"manifest": manifest}
     if "config.yaml" in manifest["files"]:

@@ -39,7 +39,7 @@ def checked_folder(path: Path) -> Path:
     verification = verify(path)
     if not verification.good:
         raise CheckpointError(
-            f"{path} cannot be used: {verification}. Name an older checkpoint beside it."
+            f"{path} cannot be used: {verification}. Name an older checkpoint next to it."
         )
     return path
 

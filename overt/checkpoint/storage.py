@@ -144,7 +144,7 @@ def hide(folder: Path) -> Path:
     try:
         os.rename(folder, hidden)
     except OSError as error:
-        logger.warning("the superfluous checkpoint %s could not be deleted: %s", folder, error)
+        logger.warning("the old checkpoint %s could not be deleted: %s", folder, error)
     return hidden
 
 

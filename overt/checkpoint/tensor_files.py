@@ -2,7 +2,7 @@
 
 Past the page cache (direct I/O); the checksum and the write of a block overlap with the copy of the
 next. Compared with `safetensors.torch.save_file` and fsync, a save of 1.2 GB blocks for 1.0 s
-instead of 3.1 s, and instead of 5.0 s where the checksum is computed afterwards:
+instead of 3.1 s, and instead of 5.0 s where the checksum is computed afterward:
 `python benchmarks/checkpoint.py`, two ARM cores shared with other work, local disk.
 """
 
@@ -157,7 +157,7 @@ class Snapshot:
         self._unpin: weakref.finalize[[int], Snapshot] | None = None
 
     def take(self, file: TensorFile) -> None:
-        """Copy `file` as it is now; copies from a CUDA device may still be in flight afterwards."""
+        """Copy `file` as it is now; copies from a CUDA device may still be in flight afterward."""
         self.size = file.size
         room = whole_pages(file.size)
         if len(self._buffer) < room or file.on_cuda != (self._unpin is not None):
@@ -259,7 +259,7 @@ def read_header(path: Path) -> dict[str, Any]:
     complete = 8 + length + max(ends, default=0)
     if size != complete:
         raise CheckpointError(
-            f"{path} has {size} bytes instead of {complete}; copy it again from where it came"
+            f"{path} has {size} bytes instead of {complete}; copy it again from its source"
         )
     return header
 

@@ -59,6 +59,11 @@ def load_weights(
 
     `rename` are pairs of a regular expression and what takes its place in the keys of the file;
     None drops a key. Public as `overt.load_checkpoint`.
+
+    Examples:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> torch.save(model.state_dict(), "weights.pth")
+        >>> report = overt.load_checkpoint("weights.pth", torch.nn.Linear(2, 1), strict=True)
     """
     return load_tensors(
         _read_adapted(path, model, part, rename, "rename"),

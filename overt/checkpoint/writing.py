@@ -133,7 +133,7 @@ def _wait_for(hidden: Path, others: OtherShards) -> dict[str, Any]:
             break
         if time.monotonic() > end:
             raise CheckpointError(
-                f"{', '.join(missing)} of {hidden.name} did not come within "
+                f"{', '.join(missing)} of {hidden.name} did not arrive within "
                 f"{others.seconds:.0f} s: a process ended, or does not see {hidden.parent}. All "
                 "hosts need the checkpoint folder: put it on a shared file system. The "
                 "checkpoints already there are unharmed."

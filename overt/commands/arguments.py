@@ -35,13 +35,14 @@ def add_package_option(parent: argparse.ArgumentParser) -> None:
 
 
 def _add_recipe(parent: argparse.ArgumentParser, note: str) -> None:
-    text = f"{note}recipe of the weights; a checkpoint folder knows it"
+    text = f"{note}recipe of the weights; a checkpoint folder stores it"
     parent.add_argument("--recipe", help=text)
 
 
 def _add_part(parent: argparse.ArgumentParser, parts: Sequence[str]) -> None:
-    text = "auto: ema where there is one" if "auto" in parts else f"default: {parts[0]}"
-    parent.add_argument("--part", choices=tuple(parts), default=parts[0], help=text)
+    parent.add_argument(
+        "--part", choices=tuple(parts), default=parts[0], help="auto: ema where there is one"
+    )
 
 
 def _add_rename(parent: argparse.ArgumentParser) -> None:
@@ -91,7 +92,8 @@ def evaluation_options() -> argparse.ArgumentParser:
 def export_options() -> argparse.ArgumentParser:
     """--part, --recipe, --package and --rename: only ONNX needs the checkpoint's recipe."""
     parent = _parent()
-    _add_part(parent, PARTS[1:])
+    text = "default: model; hub: ema where there is one"
+    parent.add_argument("--part", choices=PARTS[1:], help=text)
     _add_rename(parent)
     _add_recipe(parent, "onnx: ")
     add_package_option(parent)

@@ -1,4 +1,4 @@
-"""`overt ckpt inspect` and `overt ckpt export`: any checkpoint, read without running it."""
+"""`overt ckpt inspect` and `overt ckpt export`: read any checkpoint without executing code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from overt.files.key_maps import KeyRule
 
 PARTS = ("model", "ema", "optimizer", "rng")
-DESCRIPTION = "Look into a checkpoint of any format, or write its weights to another."
+DESCRIPTION = "Inspect a checkpoint of any format, or export its weights."
 
 
 class Entry(NamedTuple):
@@ -42,22 +42,31 @@ def main(arguments: list[str]) -> int:
     inspecting.add_argument("--keys", action="store_true", help="list every tensor")
     exporting = verbs.add_parser(
         "export",
-        help="write the weights, with clean keys, to one file",
+        help="write the weights with clean keys to a file, or to a folder for the Hub",
         parents=[export_options()],
     )
     exporting.add_argument("file", type=Path, help="checkpoint folder, safetensors or torch file")
-    exporting.add_argument("--to", required=True, choices=("safetensors", "torch", "onnx"))
-    exporting.add_argument("--output", required=True, type=Path, help="the file to write")
-    exporting.add_argument("--force", action="store_true", help="replace an existing file")
-    exporting.add_argument("--half", action="store_true", help="weights in 16 bits, half the size")
-    exporting.add_argument("--prefix", default="", help="put before every key: model.module.")
+    exporting.add_argument("--to", required=True, choices=("safetensors", "torch", "onnx", "hub"))
     exporting.add_argument(
-        "--key", metavar="NAME", help="torch: put the weights below this key, such as model_state"
+        "--output", required=True, type=Path, help="the file to write; hub: the folder"
+    )
+    exporting.add_argument("--force", action="store_true", help="replace an existing file")
+    exporting.add_argument("--half", action="store_true", help="store weights in 16 bits")
+    exporting.add_argument("--prefix", default="", help="prefix of every key: model.module.")
+    exporting.add_argument(
+        "--key", metavar="NAME", help="torch: store the weights under this key, such as model_state"
     )
     exporting.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="onnx: a setting"
     )
+    exporting.add_argument(
+        "--license", default="unknown", metavar="NAME", help="hub: such as apache-2.0"
+    )
     options = parser.parse_args(arguments)
+    if options.verb == "export" and options.to != "hub":
+        options.part = options.part or "model"
+        if options.license != "unknown":
+            raise ConfigError(f"--license is for --to hub; drop it for {options.to}")
     if options.verb == "export" and options.to == "onnx":
         return export_onnx(options)
     if options.verb == "export":
@@ -66,6 +75,8 @@ def main(arguments: list[str]) -> int:
                 raise ConfigError(f"--{name} is for --to onnx; drop it for {options.to}")
         if options.key and options.to != "torch":
             raise ConfigError(f"--key is for --to torch; drop it for {options.to}")
+        if options.to == "hub":
+            return export_hub(options)
         return export(
             options.file,
             options.to,
@@ -90,7 +101,7 @@ def inspect(path: Path, keys: bool = False) -> int:
         return _inspect_folder(path, keys)
     if path.is_dir() or is_index(path):
         tensors, rest = read_tensors(path)
-        print(f"{path}\nformat      a folder as of Hugging Face")
+        print(f"{path}\nformat      Hugging Face folder")
         _print_facts(rest)
         entries = [_entry(name, tensor) for name, tensor in tensors.items()]
     elif path.is_file() and is_safetensors(path):
@@ -145,6 +156,32 @@ def export(
     else:
         write_whole_file(output, lambda hidden: _save(content, hidden), file.size)
     print(f"{len(tensors)} tensors written to {output} ({megabytes(output.stat().st_size)})")
+    return 0
+
+
+def export_hub(options: argparse.Namespace) -> int:
+    """Write a folder for the Hugging Face Hub: weights, configuration, model card."""
+    if options.prefix or options.force:
+        raise ConfigError("--prefix and --force are not for --to hub; drop them")
+    from overt.tools.hub.folder import check_target, write_hub_folder
+
+    check_target(options.output)
+    from overt.checkpoint.reading import folder_parts, read_tensors
+
+    path: Path = options.file
+    has_average = path.is_dir() and "ema" in folder_parts(path)
+    part = options.part or ("ema" if has_average else "model")
+    read, _ = read_tensors(path, part)
+    tensors = {
+        name: _alone(_halved(name, tensor) if options.half else tensor.detach())
+        for name, tensor in read.items()
+    }
+    facts = write_hub_folder(path, options.output, tensors, options.license, part)
+    print(
+        f"{options.output}: model.safetensors ({len(tensors)} tensors), config.yaml, config.json "
+        f"and a model card for {facts.recipe} at step {facts.step:,}\n"
+        f"read README.md before you share it; use it as checkpoint={options.output}"
+    )
     return 0
 
 

@@ -1,12 +1,12 @@
-"""`overt complete SCAN --checkpoint FILE`: an implant for a defective skull, ready to print.
+"""`overt complete SCAN --checkpoint FILE`: complete a defective skull with an implant.
 
 SCAN is a CT or a mask (DICOM folder, .nrrd, .nii.gz, .inv3, .npz), a closed mesh (.stl, .ply, .obj)
-or a cloud of points (.npy, (points, 3)). A checkpoint folder of overt knows its recipe; for any
-other file name it by --recipe. --mirror needs neither: it mirrors the healthy side.
+or a cloud of points (.npy, (points, 3)). A checkpoint folder of overt stores its recipe; for any
+other file, give --recipe. --mirror needs neither: it mirrors the healthy side.
 
 Everything is written in patient space (LPS, mm): implant.stl, implant.obj, implant.nrrd and
-implant.nii.gz, report.html to turn in a browser, case.json, the samples as points (sample_N.ply),
-and the clouds as the published code writes them (input.npy, sample.npy, shift.npy, scale.npy).
+implant.nii.gz, report.html (an interactive 3D view), case.json, the sampled points (sample_N.ply),
+and the clouds in the format of the published code (input.npy, sample.npy, shift.npy, scale.npy).
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--vote",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="the implant is where most samples are; --no-vote: the first sample",
+        help="majority vote of the samples; --no-vote: use the first sample",
     )
     parser.add_argument("--steps", type=whole_number(2), metavar="N", help="of the sampler")
     parser.add_argument(
@@ -137,7 +137,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="MM",
         help="of a .npy volume",
     )
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of the configuration")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings to change")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""`overt completion SHELL`: a script that completes verbs, recipes, keys and values.
+"""`overt completion SHELL`: print a script that completes verbs, recipes, keys and values.
 
 bash: `eval "$(overt completion bash)"` in ~/.bashrc; zsh: the same in ~/.zshrc, after compinit;
 fish: `overt completion fish > ~/.config/fish/completions/overt.fish`.
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("shell", nargs="?", choices=tuple(SCRIPTS), help="of the script to print")
+    parser.add_argument("shell", nargs="?", choices=tuple(SCRIPTS), help="the shell")
     parser.add_argument("--words", metavar="LINE", help="print the candidates for a command line")
     options = parser.parse_args(arguments)
     if options.words is not None:

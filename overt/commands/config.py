@@ -1,4 +1,4 @@
-"""`overt config recipe=NAME ...`: the configuration a run would have, and what each key means."""
+"""`overt config recipe=NAME ...`: show the configuration of a run, and explain its keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     parser.add_argument(
-        "--explain", nargs="?", const="", metavar="KEY", help="say what every key, or KEY, means"
+        "--explain", nargs="?", const="", metavar="KEY", help="explain every key, or KEY"
     )
     options = parser.parse_intermixed_args(arguments)
     config = load(options.overrides, options.config, options.package)

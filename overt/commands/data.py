@@ -159,7 +159,10 @@ def _add_pack(verbs: Verbs) -> None:
         "--raw", action="store_true", help="store pixels: nothing to decode, but much larger"
     )
     parser.add_argument(
-        "--unlabelled", action="store_true", help="take images from anywhere below ROOT, no classes"
+        "--unlabeled",
+        "--unlabelled",
+        action="store_true",
+        help="take images from anywhere below ROOT, no classes",
     )
     parser.add_argument(
         "--workers", type=_not_negative, default=0, help="processes that help; default: none"
@@ -307,7 +310,13 @@ def _add_people(verbs: Verbs) -> None:
     parser.add_argument(
         "--workers", type=_not_negative, default=0, help="processes that render; 0: none"
     )
-    parser.add_argument("--fixed-colours", action="store_true", help="the same in all pictures")
+    parser.add_argument(
+        "--fixed-colors",
+        "--fixed-colours",
+        dest="fixed_colours",
+        action="store_true",
+        help="the same colors in all pictures",
+    )
     parser.add_argument("--depth-maps", action="store_true", help="also the depth of each pixel")
 
 
@@ -354,7 +363,7 @@ def _add_smplx_labels(verbs: Verbs) -> None:
         "smplx-labels",
         _smplx_labels,
         help="labels of SMPL-X from labels of SMPL, for PoseNet",
-        description="Fit SMPL-X to the bodies of SMPL that SOURCE is labelled with, and write the "
+        description="Fit SMPL-X to the SMPL bodies that SOURCE is labeled with, and write the "
         "annotations with both to OUT, such as pdhuman_train_smplx.npz. Interrupted, the same "
         "command resumes where it stopped.",
         source="annotations with labels of SMPL, .npz",
@@ -492,7 +501,7 @@ def _kubric_lbm(options: argparse.Namespace) -> int:
 def _pack_sequences(options: argparse.Namespace) -> int:
     from overt.data.tracking.packed import pack_sequences
 
-    for name in ("side", "raw", "unlabelled", "workers"):
+    for name in ("side", "raw", "unlabeled", "workers"):
         if getattr(options, name):
             raise ConfigError(
                 f"--{name} is for images, but {options.root} holds sequences; leave it out"
@@ -519,7 +528,7 @@ def _pack(options: argparse.Namespace) -> int:
     from overt.data.images.folder import ImageFolder
     from overt.data.images.packed import pack_images
 
-    images = ImageFolder(options.root, labelled=not options.unlabelled)
+    images = ImageFolder(options.root, labelled=not options.unlabeled)
     packed = pack_images(
         images,
         options.out,

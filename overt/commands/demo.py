@@ -1,9 +1,9 @@
-"""`overt demo`: a real training run in minutes, each command shown before it runs.
+"""`overt demo`: a real training run in minutes; prints each command before running it.
 
-Synthetic videos with fast motion are made, a tiny tracker is trained on them, its best checkpoint
-is scored on videos it has not seen, its tracks are drawn beside the true ones, and everything is
-put on one page. Then the tracker behind `overt track` follows points on photographs that move,
-beside OpenCV's Lucas-Kanade and DIS flow where OpenCV is installed.
+Renders synthetic videos with fast motion, trains a tiny tracker on them, scores its best checkpoint
+on held-out videos, draws its tracks next to the ground truth, and writes a report. Then it scores
+the tracker behind `overt track` on moving photographs, next to OpenCV's Lucas-Kanade and DIS flow
+if OpenCV is installed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--folder", default="runs/demo", help="where everything goes")
+    parser.add_argument("--folder", default="runs/demo", help="output folder")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for the training run")
     options = parser.parse_intermixed_args(arguments)
     folder = Path(options.folder)

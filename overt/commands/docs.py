@@ -1,4 +1,4 @@
-"""`overt docs [TOPIC]`: the documentation of this version, in the terminal or in a browser."""
+"""`overt docs [TOPIC]`: read the documentation of this version, in the terminal or in a browser."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from overt.errors import ConfigError, OvertError, nearest
-from overt.files.shipped import PACKAGE, shipped, title
+from overt.files.shipped import PACKAGE, anchor, shipped, title
 
+LINK = re.compile(r'<a href="(?!\w+:)([^"#]+)(#[^"]*)?">(.*?)</a>', re.DOTALL)
 STYLE = (
     "body{max-width:52rem;margin:2rem auto;padding:0 1rem;font:1rem/1.6 system-ui,sans-serif}"
     "pre{background:#f4f4f4;padding:.8rem;overflow:auto}td,th{padding:.2rem .8rem .2rem 0;"
@@ -28,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
         description=__doc__,
         epilog="examples: overt docs; overt docs checkpoints; overt docs cotracker3 --browser",
     )
-    parser.add_argument("topic", nargs="?", help="name of a page, or a part of it")
+    parser.add_argument("topic", nargs="?", help="name of a page, or part of it")
     parser.add_argument(
         "--browser", action="store_true", help="open it as a web page (extra: docs)"
     )
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def all_pages() -> dict[str, Path]:
     """Return every page by its name: those of docs/, and one for each recipe."""
-    pages = {page.stem: page for page in sorted(shipped("docs").glob("*.md"))}
+    pages = {page.stem: page for page in sorted(shipped("docs").rglob("*.md"))}
     recipes = sorted((PACKAGE / "recipes").glob("*/README.md"))
     return pages | {page.parent.name: page for page in recipes}
 
@@ -83,21 +84,32 @@ def as_html(page: Path, names: set[str]) -> str:
     """Return one page as HTML; links to other pages lead to their HTML files."""
     try:
         import markdown
+        from markdown.extensions.toc import TocExtension
     except ImportError as error:
         raise OvertError("web pages need `pip install 'overt[docs]'`") from error
 
-    def follow(link: re.Match[str]) -> str:
-        path = Path(link.group(1))
-        name = path.parent.name if path.name == "README.md" else path.stem
-        anchor = link.group(2) or ""
-        return f'href="{name}.html{anchor}"' if name in names else link.group(0)
-
     text = page.read_text(encoding="utf-8")
-    body = markdown.markdown(text, extensions=["tables", "fenced_code", "toc"])
-    body = re.sub(r'href="(?!\w+:)([^"#]+\.md)(#[^"]*)?"', follow, body)
+    toc = TocExtension(slugify=lambda heading, _: anchor(heading))
+    body = markdown.markdown(text, extensions=["tables", "fenced_code", toc])
+    body = LINK.sub(lambda link: _follow(page, names, link), body)
     body = re.sub(r'src="(?!\w+:)([^"]+)"', lambda m: _picture(page, m), body)
     head = f"<title>{html.escape(title(page))}</title><style>{STYLE}</style>"
     return f'<!doctype html><html lang="en"><meta charset="utf-8">{head}{body}</html>'
+
+
+def _follow(page: Path, names: set[str], link: re.Match[str]) -> str:
+    """Lead a link to the page's HTML, or to the file; without either, leave its text."""
+    target, fragment, text = link.group(1), link.group(2) or "", link.group(3)
+    path = page.parent / target
+    in_examples = "examples" in Path(target).parts
+    name = path.parent.name if path.name == "README.md" else path.stem
+    if name in names and path.suffix == ".md" and not in_examples:
+        return f'<a href="{name}.html{fragment}">{text}</a>'
+    if path.exists():
+        return f'<a href="{path.resolve().as_uri()}">{text}</a>'
+    if in_examples:  # a wheel carries them elsewhere; the command copies them
+        return f"{text} (<code>overt examples {Path(target).parts[2]}</code>)"
+    return text
 
 
 def _picture(page: Path, source: re.Match[str]) -> str:

@@ -1,8 +1,8 @@
-"""`overt doctor`: is this machine fit to train? `overt doctor recipe=NAME ...`: and this run?
+"""`overt doctor`: check this machine. `overt doctor recipe=NAME ...`: check a run as well.
 
-In one process, or in all of a run: `torchrun --nproc_per_node=8 -m overt doctor ...`, or
-`srun python -m overt doctor ...`. Exit code 0: nothing fails; 1: something does (--strict: or is
-worth a warning). Leaves nothing behind.
+In one process, or in all processes of a run: `torchrun --nproc_per_node=8 -m overt doctor ...`, or
+`srun python -m overt doctor ...`. Exit code 0: all checks pass; 1: a check fails (--strict: or
+warns). Leaves no files behind.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def make_parser() -> argparse.ArgumentParser:
         "--samples", type=whole_number(1), default=8, help="how many samples to read (8)"
     )
     parser.add_argument(
-        "--step-seconds", type=finite_number(0, above=True), help="what one step takes, if you know"
+        "--step-seconds", type=finite_number(0, above=True), help="time of one step, if known"
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    parser.add_argument("--strict", action="store_true", help="a warning is a failure too")
+    parser.add_argument("--strict", action="store_true", help="treat warnings as failures")
     return parser
 
 
@@ -81,7 +81,7 @@ def examine(options: argparse.Namespace) -> tuple[list[Check], World | None]:
     if met is not None:
         checks.append(met)
     if world is None:
-        remedy = "compare with docs/launch.md"
+        remedy = "compare with `overt docs launch`"
         checks.append(attempt("GPUs", lambda: machine.gpus(device, None, precision), remedy))
         return checks, None
     different = cluster.same_versions(checks[0].finding)
@@ -126,7 +126,7 @@ def _meet(device: str) -> tuple[Launch, World | None, Check | None]:
     from overt.tools.doctor.report import fail
 
     launch = Launch(0, 1, 0, 1, "", "", 0)
-    remedy = "start all processes with torchrun or srun (docs/launch.md)"
+    remedy = "start all processes with torchrun or srun (see `overt docs launch`)"
     try:
         launch = read_launch(os.environ)
         began = time.monotonic()

@@ -1,10 +1,10 @@
-"""`overt estimate IMAGE... --checkpoint FILE`: mesh and camera of the people in pictures.
+"""`overt estimate IMAGE... --checkpoint FILE`: estimate mesh and camera of people in pictures.
 
-For one person nothing else is needed: the model looks at the whole picture for limbs, then closer.
-A detector's findings can be given instead: a mask of the person (--mask, PNG) sharpens the camera,
-keypoints (--keypoints, JSON) replace those that the model finds, boxes (--boxes, JSON: rows x, y,
-width, height) name several people. Written into IMAGE_person, or below it for each person:
-mesh.obj (or .ply, .glb), view.html to turn it in a browser, camera.json with focal length, pose
+For one person nothing else is needed: the model finds limbs in the whole picture, then crops.
+Detections can be given instead: a mask of the person (--mask, PNG) improves the camera,
+keypoints (--keypoints, JSON) replace those of the model, boxes (--boxes, JSON: rows x, y,
+width, height) select several people. Written into IMAGE_person, or below it for each person:
+mesh.obj (or .ply, .glb), view.html (an interactive 3D view), camera.json with focal length, pose
 and shape, and overlay.png. In Python: `overt.commands.estimate.estimate(image, checkpoint)`, or
 `Estimator`.
 """
@@ -76,10 +76,10 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--boxes", type=Path, help="JSON: rows x, y, width, height of people")
     parser.add_argument(
-        "--opt-pose", action="store_true", help="with a mask: also move the pose towards it"
+        "--opt-pose", action="store_true", help="with a mask: also optimize the pose"
     )
     parser.add_argument(
-        "--opt-tz", action="store_true", help="with a mask: also move the depth towards it"
+        "--opt-tz", action="store_true", help="with a mask: also optimize the depth"
     )
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="default: IMAGE_person")
     parser.add_argument("--format", choices=("obj", "ply", "glb"), default="obj")

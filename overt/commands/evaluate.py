@@ -1,12 +1,12 @@
 """`overt evaluate checkpoint=PATH [recipe=NAME] [output=FOLDER] ...`: score a checkpoint.
 
-In float32, unless training.precision=... says otherwise.
+Scores are computed in float32 unless training.precision is given.
 
-In one process or, by `torchrun -m overt evaluate ...` or srun, in many: each sample counts once,
-and the numbers are the same. Without recipe= the checkpoint's own configuration is used. Writes
-scores.json, rows.json with the scores of each sample where the recipe gives them, config.yaml and
-what the recipe draws into the output folder (default: RUN/evaluation; RUN/evaluation_2 and so on
-where that holds the scores of other data or settings).
+On several processes (`torchrun -m overt evaluate ...` or srun) each sample counts once, and the
+scores are the same. Without recipe= the checkpoint's own configuration is used. Writes scores.json,
+rows.json with per-sample scores if the recipe provides them, config.yaml and visualizations to the
+output folder (default: RUN/evaluation; RUN/evaluation_2 and so on if that has the scores of other
+data or settings).
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--compile",
         action="store_true",
-        help="compile the model's blocks first; pays where there is much to score on a GPU",
+        help="compile the model's blocks first; worthwhile for large evaluations on a GPU",
     )
     parser.add_argument(
         "--baselines",
         action="store_true",
-        help="also score what needs no training: for trackers, Lucas-Kanade and DIS flow",
+        help="also score baselines without training: for trackers, Lucas-Kanade and DIS flow",
     )
     options = parser.parse_intermixed_args(arguments)
     checkpoint, output, overrides = _own_words(options.words)
@@ -99,7 +99,7 @@ def _own_words(words: Sequence[str]) -> tuple[Path, Path | None, list[str]]:
         else:
             overrides.append(word)
     if not own.get("checkpoint"):
-        raise ConfigError("say which weights to score: checkpoint=PATH, a file or folder")
+        raise ConfigError("give the weights to score: checkpoint=PATH, a file or folder")
     output = Path(own["output"]) if own.get("output") else None
     return Path(own["checkpoint"]), output, overrides
 

@@ -1,9 +1,9 @@
-"""`overt features IMAGES --checkpoint PATH --output FILE`: features of images, for other tools.
+"""`overt features IMAGES --checkpoint PATH --output FILE`: write image features to a file.
 
-IMAGES is a folder with a folder for each class, a pack of `overt data`, or a .npz archive. FILE is
-a safetensors file with `features` (n, D), `labels` (n,) and the names; in Python it is read by
-`overt.metrics.features.load_features`. In one process or, by `torchrun -m overt features ...`, in
-many: each image is encoded once. Images that cannot be read are left out and named.
+IMAGES is a folder with one subfolder per class, a pack made by `overt data`, or a .npz archive.
+FILE is a safetensors file with `features` (n, D), `labels` (n,) and the names; in Python,
+`overt.metrics.features.load_features` reads it. On several processes (`torchrun -m overt features
+...`) each image is encoded once. Unreadable images are skipped and reported.
 """
 
 from __future__ import annotations
@@ -34,10 +34,12 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("images", type=Path, metavar="IMAGES")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE")
-    parser.add_argument("--unlabelled", action="store_true", help="images without classes")
+    parser.add_argument(
+        "--unlabeled", "--unlabelled", action="store_true", help="images without classes"
+    )
     parser.add_argument("--batch-size", type=whole_number(1), default=256)
     parser.add_argument("--workers", type=whole_number(0), default=4, help="loader processes")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of the configuration")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings to change")
     options = parser.parse_intermixed_args(arguments)
     if options.output.is_dir():
         raise DataError(f"--output {options.output} is a folder; name a file in it")
@@ -52,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     from overt.evaluation import own_batches, read_ahead
     from overt.metrics.features import Features, export_features, gather_features
 
-    images = ReadableImages(open_images(str(options.images), not options.unlabelled))
+    images = ReadableImages(open_images(str(options.images), not options.unlabeled))
     world = init_distributed(config.training.device)
     recipe = build_recipe(config)
     encoder = need_task(recipe, ImageEncoder, config.recipe.name)

@@ -1,10 +1,10 @@
-"""`overt launch WHERE ... KEY=VALUE...`: start a training that restarts and resumes by itself.
+"""`overt launch WHERE ... KEY=VALUE...`: start training that restarts and resumes by itself.
 
     overt launch slurm --nodes 8 --gpus 8 recipe=NAME ...      write a batch script and submit it
     overt launch slurm --gpus 8 --stages FILE                  a chain of stages as dependent jobs
     overt launch slurm --gpus 1 -m recipe=NAME optimizer.lr=1e-4,5e-4       a sweep as a job array
-    overt launch local --gpus 2 recipe=NAME ...                detached from this terminal
-    overt launch local status|stop RUN                         of a run's folder
+    overt launch local --gpus 2 recipe=NAME ...                in the background
+    overt launch local status|stop RUN                         of a run folder
     overt launch systemd --gpus 2 recipe=NAME ...              a service that resumes after a reboot
 
 Everything is checked before anything starts. --print shows what would be written.
@@ -142,7 +142,7 @@ def _log(job: slurm.Job, number: str) -> str:
 
 def _need_gpus(gpus: int | None) -> int:
     if gpus is None:
-        raise ConfigError("say how many GPUs a node gives: --gpus N (0: train on the CPU)")
+        raise ConfigError("give the number of GPUs per node: --gpus N (0: train on the CPU)")
     return gpus
 
 
@@ -207,7 +207,7 @@ def _plan_stages(options: argparse.Namespace, settings: SlurmSettings) -> list[P
 def launch_local(arguments: Sequence[str]) -> int:
     if arguments and arguments[0] in ("status", "stop"):
         return _manage(arguments[0], arguments[1:])
-    parser = _parser("local", "Train detached from this terminal; `status RUN`, `stop RUN`.")
+    parser = _parser("local", "Train in the background; `status RUN`, `stop RUN`.")
     parser.add_argument("--max-restarts", type=int, default=3, help="lost processes to replace")
     parser.add_argument("--print", action="store_true", help="show the command, start nothing")
     options = parser.parse_intermixed_args(arguments)

@@ -1,7 +1,7 @@
-"""`overt new NAME [--out FOLDER]`: write a recipe folder that trains at once.
+"""`overt new NAME [--out FOLDER]`: write a recipe folder that trains right away.
 
 A Python package with settings, data, model, loss, its YAML file, a tiny version and a test. Exit
-code 2: a name or folder that cannot be used.
+code 2: invalid name or folder.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def make_parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("name", help="of the recipe, such as my_method")
+    parser.add_argument("name", help="name of the recipe, such as my_method")
     parser.add_argument(
         "--out", type=Path, metavar="FOLDER", help="new folder, a Python package (default: NAME)"
     )

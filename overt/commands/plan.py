@@ -1,8 +1,8 @@
-"""`overt plan recipe=NAME ... --devices 1,2,4,8,64`: what a run would take, before it is launched.
+"""`overt plan recipe=NAME ... --devices 1,8,64`: predict memory and time of a run.
 
 Batch and learning rate for each number of devices, memory per device without, and with, activation
 checkpointing, the largest batches that fit, step time, time to finish and checkpoint size. Nothing
-is trained and no GPU is needed: one step runs on tensors of which only sizes are known.
+is trained and no GPU is needed: one step runs on fake tensors, which have shapes but no data.
 """
 
 from __future__ import annotations
@@ -54,19 +54,17 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="recipe=NAME, ...")
     parser.add_argument("--devices", default="1,2,4,8", metavar="N,N,...")
-    parser.add_argument("--gpu", default="H200", help="whose peak --efficiency is a fraction of")
+    parser.add_argument("--gpu", default="H200", help="GPU model for --efficiency")
     parser.add_argument(
-        "--efficiency", type=float, default=0.3, help="fraction of the peak that is reached"
+        "--efficiency", type=float, default=0.3, help="fraction of the GPU's peak that is reached"
     )
     parser.add_argument("--measured", type=Path, metavar="RUN", help="step time of this run folder")
     positive, count = finite_number(0, above=True), whole_number(1)
-    parser.add_argument(
-        "--seconds", type=positive, help="of one step on one device, without others"
-    )
+    parser.add_argument("--seconds", type=positive, help="time of one step on one device")
     parser.add_argument("--measured-devices", type=count, default=1, help="devices of that run")
-    parser.add_argument("--samples", type=count, help="in the data set, where that is elsewhere")
+    parser.add_argument("--samples", type=count, help="size of the data set, if it is elsewhere")
     parser.add_argument("--gpus-per-node", type=count, default=8)
-    parser.add_argument("--network-gbit", type=positive, default=400.0, help="of each GPU, in Gb/s")
+    parser.add_argument("--network-gbit", type=positive, default=400.0, help="per GPU, in Gb/s")
     parser.add_argument("--json", action="store_true", help="all numbers, in bytes and seconds")
     return parser
 

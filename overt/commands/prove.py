@@ -1,8 +1,8 @@
-"""`overt prove resume recipe=NAME ...`: kill and resume a short run of yours, compare every bit.
+"""`overt prove resume recipe=NAME ...`: kill and resume a short run, compare every bit.
 
-`overt prove world recipe=NAME ... --processes 2`: one process that accumulates against several.
-`overt prove loss recipe=NAME ...`: the loss, called again and again, changes nothing.
-Exit code 0: proved; 1: not, and the first difference is named; 2: a wrong command line.
+`overt prove world recipe=NAME ... --processes 2`: compare one process with several.
+`overt prove loss recipe=NAME ...`: check that the loss is pure.
+Exit code 0: proved; 1: not proved, and the first difference is shown; 2: invalid command line.
 """
 
 from __future__ import annotations
@@ -32,14 +32,17 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="recipe=NAME, ...")
     parser.add_argument("--steps", type=int, default=12, help="length of each run (12)")
     parser.add_argument("--save-every", type=int, default=3, help="steps between checkpoints (3)")
-    parser.add_argument("--kill-at", default="random", help="steps before the kill, or random")
+    parser.add_argument("--kill-at", default="random", help="step to kill at (random)")
     processes = whole_number(1, most=4096)
     parser.add_argument("--processes", type=processes, help="on this host (resume: 1, world: 2)")
     parser.add_argument(
-        "--seed", type=whole_number(0), default=0, help="decides step and victim of the kill"
+        "--seed", type=whole_number(0), default=0, help="selects step and process to kill"
     )
     parser.add_argument(
-        "--tolerance", type=finite_number(0), default=TOLERANCE, help="world: of the losses"
+        "--tolerance",
+        type=finite_number(0),
+        default=TOLERANCE,
+        help="world: relative, of losses",
     )
     parser.add_argument(
         "--deadline", type=finite_number(0, above=True), default=3600.0, help="seconds for each run"
@@ -119,7 +122,7 @@ def _prove_loss(config: Config, as_json: bool) -> int:
             print("PROVED: loss changes nothing, and returns the same when it is called again")
         else:
             print(f"NOT PROVED: {purity.difference}")
-            print("What later code needs goes into StepOutput.carry (docs/add_a_recipe.md).")
+            print("Hand tensors on by StepOutput.carry (see `overt docs add_a_recipe`).")
     return 0 if purity.difference is None else 1
 
 
@@ -147,7 +150,7 @@ def _hint(config: Config, claim: str) -> str:
         return (
             "Dropout and other draws of the model differ between processes: try without. If they "
             "are not the reason, the recipe's loss is not its part of the global batch's "
-            "(docs/add_a_recipe.md)."
+            "(see `overt docs add_a_recipe`)."
         )
     if not config.training.deterministic:
         return "On CUDA add training.deterministic=true: without it even equal runs differ."

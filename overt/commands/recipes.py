@@ -1,4 +1,4 @@
-"""`overt recipes [WORD]`: what can be trained, one line each."""
+"""`overt recipes [WORD]`: list what can be trained, one line each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def main(arguments: Sequence[str]) -> int:
         description=__doc__,
         epilog="examples: overt recipes; overt recipes tiny; overt recipes --package my_recipe",
     )
-    parser.add_argument("word", nargs="?", default="", help="only names that contain this")
+    parser.add_argument("word", nargs="?", default="", help="only names that contain this text")
     add_package_option(parser)
     options = parser.parse_args(arguments)
     folders = [CONF]

@@ -1,6 +1,6 @@
-"""`overt runs [DIR]`: the runs below a folder, with status, step, best score and time left.
+"""`overt runs [DIR]`: list the runs below a folder: status, step, best score, time left.
 
-Everything is read from the run folders; nothing is asked of the processes.
+Everything is read from the run folders; the processes are not contacted.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""`overt stages FILE`: a chain of trainings, each fed by the best checkpoint of an earlier one.
+"""`overt stages FILE`: run a chain of trainings, each using the best checkpoint of an earlier one.
 
-FILE is YAML. A stage that is done is skipped, one that was interrupted resumes where it stopped.
+FILE is YAML. Finished stages are skipped; an interrupted one resumes where it stopped.
 
     output_dir: runs/blade
     stages:
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("file", type=Path, metavar="FILE")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for every stage")
-    parser.add_argument("--output-dir", type=Path, help="in place of the file's output_dir")
+    parser.add_argument("--output-dir", type=Path, help="overrides the file's output_dir")
     parser.add_argument("--dry-run", action="store_true", help="show what would run, run nothing")
     parser.add_argument(
         "--processes", type=int, metavar="N", help="run every stage on N processes of this host"
@@ -103,7 +103,7 @@ def local_command(stage: Stage, processes: int | None = None) -> list[str]:
     count = stage.gpus if processes is None else processes
     if processes is None and stage.nodes > 1:
         raise LaunchError(
-            f"stage {stage.name} wants {stage.nodes} nodes; submit the chain to Slurm, or run it "
+            f"stage {stage.name} needs {stage.nodes} nodes; submit the chain to Slurm, or run it "
             "on this host alone with --processes N"
         )
     if count is None or count == 1:

@@ -1,10 +1,10 @@
-"""`overt track VIDEO [--checkpoint FILE]`: follow points through a video, and draw them.
+"""`overt track VIDEO [--checkpoint FILE]`: track points through a video, and draw them.
 
 VIDEO is a folder of frames, a GIF or WebP, a uint8 array (.npy, .npz) or, with overt[video], any
-video file. With --online frames are followed as they arrive, and VIDEO may be the number of a
-camera; --frames or Ctrl-C ends it. A checkpoint folder of overt knows its recipe; for any other
-file name it by --recipe. Without --checkpoint a small tracker that comes with overt is used.
-Writes a video with coloured trails and the tracks themselves, as tracks.npz and tracks.csv.
+video file. With --online frames are tracked as they arrive, and VIDEO may be the number of a
+camera; --frames or Ctrl-C ends it. A checkpoint folder of overt stores its recipe; for any other
+file, give --recipe. Without --checkpoint, overt uses the small tracker that it ships with.
+Writes a video with colored trails, and the tracks as tracks.npz and tracks.csv.
 """
 
 from __future__ import annotations
@@ -117,9 +117,9 @@ def make_parser() -> argparse.ArgumentParser:
         parents=[model_options(default=f"the small {SHIPPED}")],
     )
     parser.add_argument("video", type=Path, metavar="VIDEO", help="file, folder, or camera number")
-    parser.add_argument("--online", action="store_true", help="frame by frame, as they arrive")
+    parser.add_argument("--online", action="store_true", help="track frames as they arrive")
     parser.add_argument(
-        "--frames", type=whole_number(1), metavar="N", help="--online: stop after N"
+        "--frames", type=whole_number(1), metavar="N", help="with --online: stop after N frames"
     )
     parser.add_argument(
         "--grid",
@@ -129,22 +129,25 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--dense", action="store_true", help="every pixel instead of a grid")
     parser.add_argument(
-        "--mask", type=Path, metavar="PICTURE", help="only points where this is not black"
+        "--mask", type=Path, metavar="PICTURE", help="only points where this image is not black"
     )
     parser.add_argument(
         "--query-frame",
         type=whole_number(0),
         default=0,
         metavar="T",
-        help="take grid, mask or pixels in frame T instead of the first",
+        help="place grid, mask or pixels in frame T instead of the first",
     )
     parser.add_argument(
         "--as-hub",
         action="store_true",
-        help="track back, and call points visible, as CoTracker's published predictor does",
+        help="track backward and threshold visibility like CoTracker's published predictor",
     )
     parser.add_argument(
-        "--queries", type=Path, metavar="FILE", help="follow these instead: CSV or JSON of t, x, y"
+        "--queries",
+        type=Path,
+        metavar="FILE",
+        help="track these points: CSV or JSON of t, x, y",
     )
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="default: VIDEO_tracks")
     parser.add_argument(
@@ -153,7 +156,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--fps", type=finite_number(0, above=True), help="default: that of the video, or 12"
     )
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of the configuration")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings to change")
     return parser
 
 
@@ -217,13 +220,14 @@ def follow(
     except KeyboardInterrupt:
         print()
     if queries is None or not seen:
-        raise DataError(f"{options.video}: not one frame arrived")
+        raise DataError(f"{options.video}: no frame arrived")
     late = np.flatnonzero(queries[:, 0] >= len(seen))
     if len(late):
         raise DataError(
-            f"query {late[0]} begins in frame {queries[late[0], 0]:g}, but {len(seen)} frames came"
+            f"query {late[0]} starts in frame {queries[late[0], 0]:g}, but {len(seen)} frames "
+            "arrived"
         )
-    print(f"{len(seen) / (time.perf_counter() - began):.1f} frames per second, reading included")
+    print(f"{len(seen) / (time.perf_counter() - began):.1f} frames per second, including reading")
     # Before it is given, a point rests at its query, invisible.
     points_xy = torch.from_numpy(queries[:, 1:]).repeat(len(seen), 1, 1)
     visible = torch.zeros(points_xy.shape[:2], dtype=torch.bool)

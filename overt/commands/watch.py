@@ -1,6 +1,6 @@
-"""`overt watch RUN`: follow a run in the terminal, from any shell that sees its folder.
+"""`overt watch RUN`: follow a run in the terminal.
 
-Ends when the run does, with exit code 0 if it finished and 1 if not. --once shows it and ends.
+Ends with the run, with exit code 0 if it finished and 1 if not. --once prints one snapshot.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class HJEPATrainer:
         if masking_fn is not None:
             raise ConfigError(
                 "HJEPATrainer: masking_fn has no counterpart, since masks are drawn by the loader; "
-                "leave it out and set data.masking (docs/coming_from_hjepa.md)"
+                "leave it out and set data.masking (see `overt docs coming_from_hjepa`)"
             )
         if not isinstance(config, Config):
             config = config_of(config)

@@ -75,7 +75,7 @@ ONLY = {
     "model.use_flash_attention": (True, "fused attention is always used"),
     "data.pin_memory": (True, "memory is always pinned"),
     "data.dataset": (None, "name the images: data.root"),
-    "data.use_multi_dataset": (False, "see docs/configuration.md for mixtures"),
+    "data.use_multi_dataset": (False, "see `overt docs configuration` for mixtures"),
     "training.optimizer": ("adamw", "set optimizer=sgd and so on"),
     "training.lr_schedule": ("cosine", "set schedule=linear and so on"),
     "training.early_stopping.enabled": (False, "set training.patience"),
@@ -117,7 +117,7 @@ def translate(old: Mapping[Any, Any]) -> list[str]:
         known = [*SAME, *OTHERWISE, *ONLY]
         raise ConfigError(
             f"no counterpart for {', '.join(unknown)}{nearest(unknown[0], known)}; remove the key, "
-            "or set its new name as KEY=VALUE (docs/coming_from_hjepa.md)"
+            "or set its new name as KEY=VALUE (see `overt docs coming_from_hjepa`)"
         )
     return list(words.values())
 

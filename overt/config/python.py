@@ -79,6 +79,11 @@ def configure(
     configuration to change. `settings` is the recipe's dataclass, filled in, or a dict of its
     sections. Other sections are dicts of the keys that differ from the defaults; a string chooses
     another YAML file of that section: `optimizer="sgd"` or `optimizer=("sgd", {"lr": 0.1})`.
+
+    Examples:
+        >>> config = overt.configure("cotracker3_tiny", training={"num_steps": 10}, seed=3)
+        >>> config.training.num_steps, config.seed
+        (10, 3)
     """
     sections: dict[str, Any] = {
         "training": training,
@@ -210,7 +215,7 @@ def _settings(settings: Any) -> tuple[dict[str, Any], type | None]:
             raise ConfigError(
                 f"settings.{name} is not a section of a recipe{nearest(name, RECIPE_SECTIONS)}; "
                 f"allowed: {', '.join(RECIPE_SECTIONS)}: put single settings into a dataclass "
-                "of one of these (docs/python.md)"
+                "of one of these (see `overt docs python`)"
             )
     if kind is None:
         return dict(settings), None

@@ -28,27 +28,27 @@ class RecipeSection:
 
 @dataclass
 class TrainingSection:
-    # optimizer steps in all; or null and num_epochs
+    # total optimizer steps; null: use num_epochs
     num_steps: int | None = MISSING
-    # passes over the data set in all; or null and num_steps
+    # total passes over the data set; null: use num_steps
     num_epochs: int | None = MISSING
-    # samples per process and micro-batch; null: follows from global_batch_size
+    # samples per process and micro-batch; null: derived from global_batch_size
     batch_size: int | None = MISSING
-    # samples per optimizer step over all processes and micro-batches; null: follows
+    # samples per optimizer step over all processes and micro-batches; null: derived
     global_batch_size: int | None = MISSING
-    # micro-batches per optimizer step; null: follows, 1 where global_batch_size is null too
+    # micro-batches per optimizer step; null: derived, 1 if global_batch_size is null too
     accumulation_steps: int | None = MISSING
-    # leave out the last, smaller global batch of an epoch
+    # drop the last, smaller global batch of an epoch
     drop_last: bool = MISSING
     # loader processes per training process; 0: load in the training process
     num_workers: int = MISSING
-    # auto, cpu or cuda; auto takes CUDA where there is one
+    # auto, cpu or cuda; auto uses CUDA if available
     device: str = MISSING
-    # auto, single, ddp or fsdp (parameters, gradients and optimizer state in shares); auto takes
-    # ddp where there is more than one process
+    # auto, single, ddp or fsdp (shards parameters, gradients and optimizer state); auto is
+    # ddp with several processes
     strategy: str = MISSING
-    # fsdp with accumulation: share out the gradients after every micro-batch, not only the last;
-    # less memory, more messages
+    # fsdp with accumulation: reduce gradients after every micro-batch, not only the last; less
+    # memory, more communication
     reduce_every_micro_batch: bool = MISSING
     # fp32, tf32, bf16 or fp16
     precision: str = MISSING
@@ -56,21 +56,21 @@ class TrainingSection:
     grad_clip_norm: float | None = MISSING
     # none, blocks (the recipe's repeated blocks, one by one) or model
     compile: str = MISSING
-    # backend handed to torch.compile
+    # backend of torch.compile
     compile_backend: str = MISSING
-    # share of the activations that compiled code keeps for the backward pass, which computes the
-    # rest again, the cheapest first; 1: what is fastest
+    # fraction of the activations that compiled code stores for the backward pass; the rest is
+    # recomputed, the cheapest first; 1: fastest
     compile_memory_budget: float = MISSING
-    # compiled code computes norms and activation functions again in the backward pass: less memory,
-    # a little slower than keeping them
+    # compiled code recomputes norms and activation functions in the backward pass: less memory,
+    # slightly slower
     compile_recompute: bool = MISSING
     # replay forward and backward as one CUDA graph; for recipes whose steps have one shape
     cuda_graph: bool = MISSING
-    # recompute the recipe's blocks in the backward pass instead of keeping their activations
+    # recompute the recipe's blocks in the backward pass instead of storing their activations
     activation_checkpointing: bool = MISSING
-    # ask torch for deterministic kernels; slower, and repeatable bit for bit on CUDA too
+    # use deterministic kernels: slower, and reproducible bit for bit on CUDA too
     deterministic: bool = MISSING
-    # momentum of an average of the weights used for evaluation; null: no average
+    # momentum of the EMA of the weights used for evaluation; null: no EMA
     ema_momentum: float | None = MISSING
     # momentum at the last step, reached linearly; null: stays at ema_momentum
     ema_final_momentum: float | None = MISSING
@@ -79,7 +79,7 @@ class TrainingSection:
     # the same for single evaluation sets of the recipe, by name: {NAME: steps or null}; others
     # follow evaluate_every_steps
     evaluate_sets: dict[str, int | None] = MISSING
-    # evaluate before the first step too
+    # also evaluate before the first step
     evaluate_at_start: bool = MISSING
     # stop after this many evaluations in which checkpoint.metric_name did not improve; null: never
     patience: int | None = MISSING
@@ -87,24 +87,24 @@ class TrainingSection:
     nonfinite: str = MISSING
     # with skip: stop after this many skipped steps in a row
     max_skipped_in_a_row: int = MISSING
-    # run a skipped batch again and name the first module that made NaN or Inf
+    # run a skipped batch again and name the first module that produced NaN or Inf
     name_nonfinite_module: bool = MISSING
-    # what to do with a step whose loss is far above those before: ignore, report or skip
+    # what to do with a step whose loss is far above the recent ones: ignore, report or skip
     loss_spike: str = MISSING
-    # how far: this many robust standard deviations above the median of the window
+    # limit: this many robust standard deviations above the median of the window
     loss_spike_deviations: float = MISSING
     # steps in the window; a quarter of them must be known before anything counts as a spike
     loss_spike_window: int = MISSING
-    # how long a process waits for the others before it gives up
+    # minutes that a process waits for the others before it exits with an error
     timeout_minutes: float = MISSING
-    # record these steps, [first, last], into RUN/profile: a trace and a table; null: none
+    # profile these steps, [first, last], to RUN/profile: a trace and a table; null: none
     profile_steps: list[int] | None = MISSING
-    # remember allocations on CUDA; out of memory writes them into RUN/profile
+    # record CUDA allocations; an out-of-memory error writes them to RUN/profile
     memory_snapshot: bool = MISSING
     # minutes without progress before all ranks dump their stacks and name the one that is
     # behind; longer than the longest evaluation; null: never
     hang_minutes: float | None = MISSING
-    # and then: report (go on waiting, until timeout_minutes) or stop (end the process)
+    # then: report (keep waiting until timeout_minutes) or stop (exit)
     hang: str = MISSING
 
     def __post_init__(self) -> None:
@@ -156,19 +156,19 @@ class TrainingSection:
 class OptimizerRule:
     """Parameters with their own optimizer class. What a rule does not say has a default."""
 
-    # matrices (2-D weights but those of embeddings), or a regular expression found in the names
+    # matrices (2-D weights except embeddings), or a regular expression searched in the names
     match: str = MISSING
     # class of their optimizer
     _target_: str = MISSING
-    # of these, a regular expression of names that stay with the other classes; null: none
+    # regular expression of names that the rule excludes; null: none
     skip: str | None = None
-    # learning rate where optimizer.lr is the section's: follows the same schedule; null: lr_scale
+    # learning rate instead of optimizer.lr, with the same schedule; null: use lr_scale
     lr: float | None = None
     # factor of the learning rate
     lr_scale: float = 1.0
     # null: optimizer.weight_decay
     weight_decay: float | None = None
-    # further arguments of the class
+    # additional arguments of the class
     arguments: dict[str, Any] = field(default_factory=dict)
 
     def check(self, key: str) -> None:
@@ -194,7 +194,7 @@ class OptimizerRule:
 
 @dataclass
 class OptimizerSection:
-    # class of the optimizer, of torch.optim or of an allowed package
+    # class of the optimizer, from torch.optim or an allowed package
     _target_: str = MISSING
     # learning rate at lr_base_batch; see lr_scaling
     lr: float = MISSING
@@ -205,9 +205,9 @@ class OptimizerSection:
     decay_only_matrices: bool = MISSING
     # how the learning rate follows the global batch: none, linear or sqrt
     lr_scaling: str = MISSING
-    # global batch size that lr is meant for; needed by linear and sqrt
+    # global batch size that lr applies to; required by linear and sqrt
     lr_base_batch: int | None = MISSING
-    # further arguments of the class, such as betas and eps
+    # additional arguments of the class, such as betas and eps
     arguments: dict[str, Any] = MISSING
     # parameters with another class, the first rule that matches: [{match: matrices or a
     # regular expression, _target_: torch.optim.Muon, skip, lr or lr_scale, weight_decay,
@@ -237,22 +237,22 @@ class LoggingSection:
     # log losses, rates and speeds every N steps
     every_steps: int = MISSING
     use_tensorboard: bool = MISSING
-    # also to Weights & Biases (pip install 'overt[wandb]')
+    # also log to Weights & Biases (pip install 'overt[wandb]')
     use_wandb: bool = MISSING
     wandb_project: str = MISSING
     wandb_entity: str | None = MISSING
     wandb_tags: list[str] = MISSING
-    # online or offline; null: as the variable WANDB_MODE says, else online
+    # online or offline; null: the environment variable WANDB_MODE, or online
     wandb_mode: str | None = MISSING
-    # with each log line: how busy processor, memory, disk, network and GPUs are
+    # with each log line: utilization of CPU, memory, disk, network and GPUs
     system_metrics: bool = MISSING
-    # with each log line: norms of gradients and weights of modules this many names deep; null: no
+    # with each log line: norms of gradients and weights of modules at this depth; null: none
     norms_depth: int | None = MISSING
     # histograms of gradients and weights every N steps; null: none
     histograms_every_steps: int | None = MISSING
-    # count the FLOPs of a step once, by running one more, and log how much of the device they use
+    # count the FLOPs of a step once, with one extra pass, and log the utilization of the device
     model_flops: bool = MISSING
-    # further trackers: classes with their arguments, [{_target_: package.module.Class, key: value}]
+    # more trackers: classes with their arguments, [{_target_: package.module.Class, key: value}]
     trackers: list[Any] = MISSING
 
     def __post_init__(self) -> None:
@@ -271,9 +271,9 @@ class LoggingSection:
 class KeyRule:
     """Tensors of `checkpoint.init_from` under other names."""
 
-    # regular expression that is found in names of tensors
+    # regular expression searched in tensor names
     match: str = MISSING
-    # what takes the place of the matched text, \\1 for its first group; null: drop these tensors
+    # replacement of the matched text, \\1 for its first group; null: drop these tensors
     to: str | None = MISSING
 
     def check(self, key: str) -> None:
@@ -292,21 +292,21 @@ class CheckpointSection:
     every_steps: int = MISSING
     # how many of the newest checkpoints to keep
     keep_last_n: int = MISSING
-    # how many of the best checkpoints to keep besides
+    # how many of the best checkpoints to keep in addition
     keep_best_n: int = MISSING
-    # the evaluation's number that says which checkpoint is best; null: none is
+    # the score that ranks checkpoints; null: none
     metric_name: str | None = MISSING
-    # min or max: which way metric_name is better
+    # whether a lower (min) or higher (max) metric_name is better
     mode: str = MISSING
-    # take a snapshot and write it while training continues
+    # copy the state, then write it while training continues
     background: bool = MISSING
-    # auto (go on where the run folder ends), never, or the path of a checkpoint
+    # auto (resume from the run folder), never, or the path of a checkpoint
     resume: str = MISSING
-    # keys that may differ from the run's although they change the result: [training.num_steps]
+    # keys that may differ from the saved run although they change the result: [training.num_steps]
     accept_changes: list[str] = MISSING
     # weights to start from: any checkpoint file or folder; null: fresh weights
     init_from: str | None = MISSING
-    # keys or prefixes of tensors that init_from leaves at their random start: [head, encoder.pos]
+    # keys or prefixes of tensors that init_from does not load: [head, encoder.pos]
     init_skip: list[str] = MISSING
     # names of tensors in init_from, rewritten by rules that all apply in turn: [{match: a regular
     # expression, to: its replacement or null}]
@@ -330,9 +330,9 @@ class CheckpointSection:
 class Schema:
     # name of the run folder below output_dir
     exp_name: str = MISSING
-    # where run folders are made
+    # parent of the run folders
     output_dir: str = MISSING
-    # every random draw of the run follows from this number
+    # random seed; all randomness of the run is derived from it
     seed: int = MISSING
     recipe: RecipeSection = MISSING
     training: TrainingSection = MISSING

@@ -10,9 +10,9 @@ from PIL import Image
 def to_rgb(image: Image.Image) -> NDArray[np.uint8]:
     """The pixels (H, W, 3) of an opened picture; of 16 bits the upper 8.
 
-    Grey becomes three equal channels, and transparency is dropped.
+    Gray becomes three equal channels, and transparency is dropped.
     """
-    if image.mode.startswith("I"):  # 16-bit grey, which `convert` would cut off at 255
+    if image.mode.startswith("I"):  # 16-bit gray, which `convert` would cut off at 255
         grey = (np.asarray(image).astype(np.int64).clip(0, 65535) >> 8).astype(np.uint8)
         return np.repeat(grey[:, :, None], 3, axis=2)
     return np.array(image.convert("RGB"))

@@ -27,3 +27,8 @@ def title(page: Path) -> str:
     """Return the first heading of a page."""
     heading = re.search(r"^# (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return heading.group(1) if heading else page.stem
+
+
+def anchor(heading: str) -> str:
+    """Return the name of a heading in a link."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")

@@ -78,7 +78,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, RuntimeError, MemoryError) as error:
         raise CheckpointError(
-            f"{path} is not a complete safetensors file ({error}); copy it again from where it came"
+            f"{path} is not a complete safetensors file ({error}); copy it again from its source"
         ) from None
     try:
         for name, owner in json.loads(metadata.get("overt.tied", "{}")).items():

@@ -77,7 +77,7 @@ def _read_shards(index: Path, containers: tuple[str, ...]) -> tuple[dict[str, Te
         path = index.parent / name
         if not path.is_file():
             raise CheckpointError(
-                f"{index} names the shard {name}, which is not beside it; {len(files)} file(s) "
+                f"{index} names the shard {name}, which is not next to it; {len(files)} file(s) "
                 "belong together: copy all of them"
             )
         shard, _ = read_weight_file(path, containers)
@@ -104,7 +104,7 @@ def _shards_of(index: Path) -> dict[str, list[str]]:
         # A name only: an index is a file of others, and reads nothing outside of its folder.
         if not isinstance(name, str) or name != Path(name).name or is_index(Path(name)):
             raise CheckpointError(
-                f"{index}: {key} is said to be in {name!r}; expected the name of a file beside "
+                f"{index}: {key} is said to be in {name!r}; expected the name of a file next to "
                 "the index"
             )
         files.setdefault(name, []).append(key)

@@ -32,8 +32,8 @@ LONG_SHAPE_SPACE = 300
 class Body(NamedTuple):
     """Posed bodies."""
 
-    vertices: Tensor  # (B, V, 3) metres
-    joints: Tensor  # (B, J, 3) metres
+    vertices: Tensor  # (B, V, 3) meters
+    joints: Tensor  # (B, J, 3) meters
 
 
 def blend_skin(

@@ -1,7 +1,7 @@
 """A person of capsules in the file layout of SMPL-X: everything runs without licensed files.
 
 Own numbers, own mesh: 55 joints as in SMPL-X, 24 parts, shape numbers for size, legs, arms and
-girth. Rest pose: arms out, y up, x to the person's left, facing z, in metres.
+girth. Rest pose: arms out, y up, x to the person's left, facing z, in meters.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The perspective camera: projection, the camera of a crop, and its closed-form start.
 
-Camera frame as in OpenCV: x right, y down, z forward, in metres; places in pixels.
+Camera frame as in OpenCV: x right, y down, z forward, in meters; places in pixels.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class CameraStart(NamedTuple):
     """A camera that fits 2D keypoints."""
 
     focal: Tensor  # (B,) pixels
-    translation: Tensor  # (B, 3) metres
+    translation: Tensor  # (B, 3) meters
 
 
 def fit_camera(
-    joints: Tensor,  # (B, J, 3) metres, in the camera's orientation
-    depth: Tensor,  # (B,) metres: the z of the translation
+    joints: Tensor,  # (B, J, 3) meters, in the camera's orientation
+    depth: Tensor,  # (B,) meters: the z of the translation
     keypoints: Tensor,  # (B, J, 2) pixels
     good: Tensor,  # (B, J) bool: which keypoints count
     image_size: tuple[int, int],  # (height, width)

@@ -1,4 +1,4 @@
-"""Square crops of a person: by centre, side and angle from a picture, or by a mask from a batch.
+"""Square crops of a person: by center, side and angle from a picture, or by a mask from a batch.
 
 Pictures on the data side are uint8 (H, W, 3); the affine maps are 2 x 3, pixels to pixels.
 """

@@ -77,7 +77,7 @@ def face_corners(points: Tensor, faces: Tensor) -> Tensor:
 
 def soft_silhouette(
     pixels: Tensor,  # (B, V, 2) projected vertices
-    depth: Tensor,  # (B, V) metres
+    depth: Tensor,  # (B, V) meters
     faces: Tensor,  # (F, 3)
     size: tuple[int, int],
     softness: float = 0.25,
@@ -132,7 +132,7 @@ def signed_distance(x: Tensor, y: Tensor, places: Tensor) -> Tensor:
 class Raster(NamedTuple):
     """What is in front in each pixel."""
 
-    depth: Tensor  # (B, H, W) metres; infinite where there is nothing
+    depth: Tensor  # (B, H, W) meters; infinite where there is nothing
     face: Tensor  # (B, H, W) int64; -1 where there is nothing
     weights: Tensor  # (B, H, W, 3) of the face's corners, in space; 0 where there is nothing
 

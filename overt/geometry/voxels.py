@@ -16,7 +16,7 @@ HAS_SCIPY = find_spec("scipy") is not None
 
 
 def surface(mask: Mask) -> Mask:
-    """Voxels of the mask with a face neighbour outside it, or at the face of the volume."""
+    """Voxels of the mask with a face neighbor outside it, or at the face of the volume."""
     inner = mask.copy()
     for axis in range(3):
         ahead = np.moveaxis(mask, axis, 0)

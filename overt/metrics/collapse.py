@@ -19,7 +19,7 @@ def token_statistics(tokens: Tensor) -> Tensor:
     """Spread of the tokens (n, D) of all processes around their mean, (4,), as in TOKEN_NAMES.
 
     Mean and least standard deviation of a feature (unbiased), mean length of a token, effective
-    rank of the centred tokens. In float64: the square root magnifies rounding of zero eigenvalues,
+    rank of the centered tokens. In float64: the square root magnifies rounding of zero eigenvalues,
     and that is where it matters.
     """
     rows = tokens.double()
@@ -55,7 +55,7 @@ def rank_of(eigenvalues: Tensor, floor: Tensor) -> Tensor:
 def image_statistics(features: Tensor) -> Tensor:
     """The H-JEPA reference's numbers for features (B, ...), (3,): std, norm and effective rank.
 
-    A row is a whole image; nothing is centred; the rank is that of the first 100 rows.
+    A row is a whole image; nothing is centered; the rank is that of the first 100 rows.
     """
     rows = features.double().flatten(1)
     some = rows[:100]

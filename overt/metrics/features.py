@@ -85,7 +85,7 @@ def knn_accuracy(
     temperature: float = 0.07,
     world: World | None = None,
 ) -> float:
-    """Share (0 to 1) of the test samples whose class their `k` nearest neighbours vote for."""
+    """Share (0 to 1) of the test samples whose class their `k` nearest neighbors vote for."""
     return knn_accuracies(
         train_features, train_labels, test_features, test_labels, (k,), temperature, world
     )[k]
@@ -100,15 +100,15 @@ def knn_accuracies(
     temperature: float = 0.07,
     world: World | None = None,
 ) -> dict[int, float]:
-    """`knn_accuracy` for several numbers of neighbours at the price of the largest.
+    """`knn_accuracy` for several numbers of neighbors at the price of the largest.
 
-    Neighbours are the nearest by cosine and vote with exp(cosine / temperature). With a `world` its
+    Neighbors are the nearest by cosine and vote with exp(cosine / temperature). With a `world` its
     processes, all of which must call, share the test samples and get the same answer. Features with
     NaN or Inf score NaN.
     """
     if not 1 <= min(ks) <= max(ks) <= len(train_features):
         raise DataError(
-            f"k-NN with {', '.join(map(str, ks))} neighbours among {len(train_features)} training "
+            f"k-NN with {', '.join(map(str, ks))} neighbors among {len(train_features)} training "
             f"features; use 1 to {len(train_features)}. Lower k, or take more samples."
         )
     if not (train_features.isfinite().all() and test_features.isfinite().all()):
@@ -145,7 +145,7 @@ def _exact_products(device: torch.device) -> Iterator[None]:
 
 def _vote(labels: Tensor, votes: Tensor) -> Tensor:
     """The label with the most votes (m,), of labels and votes (m, k); of equals the nearest's."""
-    # Each neighbour adds up those that agree with it: no atomic sums, so always the same bits.
+    # Each neighbor adds up those that agree with it: no atomic sums, so always the same bits.
     agree = (labels[:, :, None] == labels[:, None, :]).to(votes.dtype)  # (m, k, k)
     sums = (agree @ votes[:, :, None])[..., 0]  # (m, k)
     return labels.gather(1, sums.argmax(dim=1, keepdim=True))[:, 0]

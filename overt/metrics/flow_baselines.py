@@ -31,7 +31,7 @@ class Clip(Protocol):
     def queries(self) -> Tensor: ...  # (N, 3): frame, x, y
 
 
-# Grey frames from and to, and points of the first: their places in the second and back again.
+# Gray frames from and to, and points of the first: their places in the second and back again.
 Step = Callable[[NDArray[np.uint8], NDArray[np.uint8], Points], tuple[Points, Points]]
 
 

@@ -139,7 +139,7 @@ def attentive_probe_accuracy(
 def _classes(labels: Tensor) -> int:
     if len(labels) == 0 or labels.min() < 0:
         raise DataError(
-            "a probe needs labelled images, and these have no classes; put each class into a "
+            "a probe needs labeled images, and these have no classes; put each class into a "
             "separate folder, or skip the probe"
         )
     return int(labels.max()) + 1

@@ -62,7 +62,7 @@ class HeldOutClips:
         return str(self.sequences[index])
 
     def sample(self, index: int) -> TrackSample:
-        """The centre of the first frames, points spread evenly, queried where first seen."""
+        """The center of the first frames, points spread evenly, queried where first seen."""
         sequence, frames = self.sequences[index], self.settings.frames
         tracks = read_tracks(sequence)
         refuse_shorter(sequence, tracks, frames, "evaluation.frames")
@@ -106,7 +106,7 @@ class TapVidClips:
     def sample(self, index: int) -> TrackSample:
         """One video; a track appears once for each of its queries."""
         video = self.videos.video(index)
-        # The reader counts from the first pixel's centre to the last one's.
+        # The reader counts from the first pixel's center to the last one's.
         scale = (SIDE - self.positions) / (SIDE - Positions.CENTRES)
         queries = torch.from_numpy(video.queries_txy).clone()
         # Published files have visible points beyond the image; those are followed from its edge.

@@ -41,7 +41,7 @@ class Attention(nn.Module):
 
 
 def rotate(vectors: Tensor, rotation: Tensor) -> Tensor:
-    """Rotate neighbouring pairs of features: (..., H, d) by the angles of (..., 2, d / 2)."""
+    """Rotate neighboring pairs of features: (..., H, d) by the angles of (..., 2, d / 2)."""
     cosine, sine = rotation.to(vectors.dtype).unsqueeze(-3).unbind(-2)  # (..., 1, d / 2)
     even, odd = vectors[..., 0::2], vectors[..., 1::2]
     pairs = [even * cosine - odd * sine, even * sine + odd * cosine]

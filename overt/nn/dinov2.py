@@ -20,7 +20,7 @@ OFFSET = 0.1
 
 
 class Tap(NamedTuple):
-    """Features after one block, normalised."""
+    """Features after one block, normalized."""
 
     patches: Tensor  # (B, N, D)
     summary: Tensor  # (B, D): the class token

@@ -39,7 +39,7 @@ class LoRALinear(nn.Linear):
 def add_lora(model: nn.Module, match: str, rank: int, scale: float = 1.0) -> list[str]:
     """Freeze a model, and adapt its linear layers whose names `match`, a regular expression, fits.
 
-    Returns their names. Unfreeze what else is to be trained afterwards.
+    Returns their names. Unfreeze what else is to be trained afterward.
     """
     linear = {
         name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)

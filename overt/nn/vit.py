@@ -258,8 +258,8 @@ class VisionTransformer(nn.Module):
         if grid is None and table.shape == own.shape:
             if self.grid[0] != self.grid[1]:
                 log.warning(
-                    "position table taken as it is, for %s patches: the file does not say for "
-                    "which grid it was made",
+                    "position table used without resizing, for %s patches: the file does not say "
+                    "for which grid it was made",
                     self.grid,
                 )
             return table
@@ -268,7 +268,7 @@ class VisionTransformer(nn.Module):
             table = resize_positions(table, before, self.grid, prefix)
             log.warning("position table resized from %s to %s patches", before, self.grid)
         if prefix > self.prefix:
-            log.warning("position of the class token left out: this model has no class token")
+            log.warning("position of the class token skipped: this model has no class token")
             return table[:, prefix:]
         if prefix < self.prefix:
             log.warning("the file has no position of a class token: the model keeps its own")

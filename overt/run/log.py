@@ -47,6 +47,10 @@ class MetricsLogger:
     and rows of an earlier start are set aside. No failure of a disk, package or network raises: it
     is warned of once, and a tracker that failed is not used again;
     the run folder is tried every time.
+
+    Examples:
+        >>> with overt.MetricsLogger("trial", "runs/trial", use_tensorboard=False) as log:
+        ...     log.log_metrics({"loss": 0.5}, step=1, prefix="train")
     """
 
     def __init__(
@@ -236,7 +240,7 @@ class MetricsLogger:
             self._folder.event(kind, fields)
 
     def finish(self, exit_code: int = 0, step: int | None = None) -> None:
-        """Flush and close; nothing is logged afterwards.
+        """Flush and close; nothing is logged afterward.
 
         An error on its way out is recorded; a requested stop is not an error.
         """

@@ -15,7 +15,7 @@ from typing import Any
 from PIL import Image
 
 from overt.errors import STOPPED_EXIT_CODES
-from overt.run.trackers import Pixels, Start, Values, replace_file
+from overt.run.trackers import Pixels, Start, Values, replace_file, usual_names
 
 ID_FILE = "mlflow_run_id"
 
@@ -54,7 +54,7 @@ class MLflow:
         self._client.log_text(self._run_id, text, "config.json")
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
-        for name, value in values.items():
+        for name, value in usual_names(values).items():
             if math.isfinite(value):  # not every store of MLflow takes the others
                 self._client.log_metric(self._run_id, _name(name), value, step=step)
 

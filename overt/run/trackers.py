@@ -65,6 +65,23 @@ class Start(NamedTuple):
 TrackerMaker = Callable[[Start], Tracker]
 
 
+def usual_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values under the names that viewers group by: `train/loss`, `val/loss`.
+
+    The run folder calls scores `evaluation/NAME`, whatever they are measured on.
+    """
+    return {usual_name(name, values): value for name, value in values.items()}
+
+
+def usual_name(name: str, others: Mapping[str, Any] | None = None) -> str:
+    """Return `val/NAME` for `evaluation/NAME`; others stay."""
+    group, _, rest = name.partition("/")
+    if group != "evaluation":
+        return name
+    short = rest.removeprefix("val_")
+    return f"val/{rest if others and f'evaluation/{short}' in others else short}"
+
+
 class RunFolder:
     """metrics.jsonl and events.jsonl, one JSON object per line; images and GIFs in pictures/."""
 
@@ -160,11 +177,14 @@ class TensorBoard:
         # One record for all: add_scalar hands each to the writing thread, and waits for it.
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        record = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        record = [
+            Summary.Value(tag=name, simple_value=value)
+            for name, value in usual_names(values).items()
+        ]
         self._writer.file_writer.add_summary(Summary(value=record), step)
 
     def image(self, name: str, pixels: Pixels, step: int, caption: str | None) -> None:
-        self._writer.add_image(name, pixels, step, dataformats="HWC")
+        self._writer.add_image(usual_name(name), pixels, step, dataformats="HWC")
 
     def video(self, name: str, gif: bytes, step: int) -> None:
         # add_video wants moviepy only to make the GIF that we have; the record is the same.
@@ -173,12 +193,12 @@ class TensorBoard:
         with Image.open(io.BytesIO(gif)) as picture:
             width, height = picture.size
         record = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=gif)
-        value = Summary.Value(tag=name, image=record)
+        value = Summary.Value(tag=usual_name(name), image=record)
         self._writer.file_writer.add_summary(Summary(value=[value]), step)
 
     def text(self, name: str, text: str, step: int) -> None:
         # Indented, it is shown as it is: its viewer takes texts for Markdown.
-        self._writer.add_text(name, textwrap.indent(text, "    ", lambda _: True), step)
+        self._writer.add_text(usual_name(name), textwrap.indent(text, "    ", lambda _: True), step)
 
     def histogram(self, name: str, values: Values, step: int) -> None:
         self._writer.add_histogram(name, values, step)
@@ -230,16 +250,16 @@ class WeightsAndBiases:
         self._run.define_metric("*", step_metric="step")
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
-        self._log(values, step)
+        self._log(usual_names(values), step)
 
     def image(self, name: str, pixels: Pixels, step: int, caption: str | None) -> None:
-        self._log({name: self._wandb.Image(pixels, caption=caption)}, step)
+        self._log({usual_name(name): self._wandb.Image(pixels, caption=caption)}, step)
 
     def video(self, name: str, gif: bytes, step: int) -> None:
-        self._log({name: self._wandb.Video(io.BytesIO(gif), format="gif")}, step)
+        self._log({usual_name(name): self._wandb.Video(io.BytesIO(gif), format="gif")}, step)
 
     def text(self, name: str, text: str, step: int) -> None:
-        self._log({name: self._wandb.Html(f"<pre>{html.escape(text)}</pre>")}, step)
+        self._log({usual_name(name): self._wandb.Html(f"<pre>{html.escape(text)}</pre>")}, step)
 
     def histogram(self, name: str, values: Values, step: int) -> None:
         counts = np.histogram(values, bins=64)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Colours end at these parts of the values, so that a few outliers do not grey out the rest.
+# Colors end at these parts of the values, so that a few outliers do not gray out the rest.
 _LOW, _HIGH = 0.02, 0.98
 
 
@@ -17,9 +17,9 @@ def pca_picture(
     grid: tuple[int, int],
     scale: int = 1,
 ) -> Tensor:
-    """Colours (B, 3, h * scale, w * scale) uint8 of patch features, comparable between the images.
+    """Colors (B, 3, h * scale, w * scale) uint8 of patch features, comparable between the images.
 
-    Directions and range are those of all images together. Features that are all alike are grey.
+    Directions and range are those of all images together. Features that are all alike are gray.
     """
     height, width = grid
     batch, patches, dimension = features.shape

@@ -11,13 +11,13 @@ from torch import Tensor
 from overt.geometry.silhouette import rasterize
 
 COLOUR = (0.55, 0.75, 0.95)
-LIGHT = (0.3, -0.5, -0.8)  # direction towards it, in the camera frame
+LIGHT = (0.3, -0.5, -0.8)  # direction toward it, in the camera frame
 SMALL = 192  # pixels: smaller pictures are enlarged to be read
 
 
 def draw_mesh(
     picture: Tensor,  # (3, H, W) uint8
-    vertices: Tensor,  # (V, 3) metres in the camera frame
+    vertices: Tensor,  # (V, 3) meters in the camera frame
     faces: Tensor,  # (F, 3)
     pixels: Tensor,  # (V, 2) where the vertices are in the picture
     opacity: float = 0.8,

@@ -65,7 +65,7 @@ onresize = draw; draw();
 def mesh_page(vertices: NDArray[Any], faces: NDArray[Any], title: str) -> str:
     """Return a page that shows vertices (V, 3) of the camera frame and faces (F, 3)."""
     middle = (vertices.min(0) + vertices.max(0)) / 2
-    # From y down and z away from the viewer to y up and z towards.
+    # From y down and z away from the viewer to y up and z toward.
     points = ((vertices - middle) * np.array([1.0, -1.0, -1.0])).astype("<f4")
     longest = max(float(np.ptp(points, axis=0).max()), 1e-6)
     text = _PAGE.replace("SCALE", f"{0.85 / longest:.5f}").replace("TITLE", html.escape(title))

@@ -1,6 +1,6 @@
-"""Pictures of point clouds: a skull in grey and its implant in colour, from several sides.
+"""Pictures of point clouds: a skull in gray and its implant in color, from several sides.
 
-Coordinates are normalised, the longest axis of a cloud from -3 to 3: x right, y back, z up.
+Coordinates are normalized, the longest axis of a cloud from -3 to 3: x right, y back, z up.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Pictures and videos of tracks: points, their trails, and the truth if known.
 
-T frames, N points; positions (x, y) in pixels of the video, 0 at the centre of the first pixel.
+T frames, N points; positions (x, y) in pixels of the video, 0 at the center of the first pixel.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def draw_video(
     """Draw every point with a trail that fades over `trail` frames, (T, 3, H, W) times `scale`.
 
     A point is a disc where it is visible and a ring where it is occluded; the more points there
-    are, the smaller they get. Its colour says where in the image it was first seen.
+    are, the smaller they get. Its color says where in the image it was first seen.
     """
     _check_shapes(video, tracks, visible)
     height, width = video.shape[-2:]
@@ -159,7 +159,7 @@ def _positions(tracks: Tensor) -> NDArray[np.float64]:
 def _colours(
     positions: NDArray[Any], seen: NDArray[Any], height: int, width: int
 ) -> list[tuple[int, int, int]]:
-    """A colour per point from where it is first seen: hue by direction, paler near the middle."""
+    """A color per point from where it is first seen: hue by direction, paler near the middle."""
     first = seen.argmax(axis=0)  # (N,)
     x, y = np.nan_to_num(positions[first, np.arange(positions.shape[1])]).T
     across, down = 2 * x / max(width - 1, 1) - 1, 2 * y / max(height - 1, 1) - 1
@@ -180,7 +180,7 @@ def _panel(
     target: NDArray[Any] | None,  # (N, 2)
     scale: int,
     radius: float,  # of a point, in pixels of the panel
-    liveliness: float,  # how much of the video's colours is kept, 0 to 1
+    liveliness: float,  # how much of the video's colors is kept, 0 to 1
     fade: int | None = None,  # frames until a trail is gone; left out: as many as there are
 ) -> Image.Image:
     height, width = image.shape[:2]
@@ -193,7 +193,7 @@ def _panel(
     factor = scale * _SUPERSAMPLE
     overlay = Image.new("RGBA", (width * factor, height * factor), (0, 0, 0, 0))
     pen = ImageDraw.Draw(overlay)
-    pixels = (positions + 0.5) * factor - 0.5  # pixel centres of the enlarged picture
+    pixels = (positions + 0.5) * factor - 0.5  # pixel centers of the enlarged picture
     unit = _SUPERSAMPLE * radius / _RADIUS
     length = len(pixels) - 1
     fade = length if fade is None else fade

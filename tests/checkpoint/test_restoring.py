@@ -61,7 +61,7 @@ def test_resume_takes_no_computed_table_of_another_size(tmp_path):
 def test_loading_what_is_not_there_or_foreign(tmp_path):
     manager = CheckpointManager(tmp_path)
     assert manager.get_latest_checkpoint() is None
-    with pytest.raises(CheckpointError, match="no good checkpoint"):
+    with pytest.raises(CheckpointError, match="no valid checkpoint"):
         manager.load_checkpoint()
     torch.save(Net().state_dict(), tmp_path / "foreign.pt")
     with pytest.raises(CheckpointError, match=r"not a checkpoint folder.*init_from"):

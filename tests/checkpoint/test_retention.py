@@ -92,7 +92,7 @@ def test_nothing_is_deleted_when_the_new_one_is_not_as_it_should_be(tmp_path, mo
         return stored
 
     monkeypatch.setattr(writing, "write_folder", spoil)
-    with pytest.raises(CheckpointError, match="not as it should be"):
+    with pytest.raises(CheckpointError, match="failed verification"):
         manager.save_checkpoint(1, Net())
     assert manager.get_latest_checkpoint() == tmp_path / "epoch_0000"
     monkeypatch.undo()

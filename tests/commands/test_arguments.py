@@ -33,7 +33,8 @@ def test_a_trained_model_has_one_set_of_options() -> None:
     assert "default: the small one" in optional.format_help()
     # No list is shared between two command lines.
     assert parser.parse_args(["--checkpoint", "a"]).package == []
-    assert argparse.ArgumentParser(parents=[export_options()]).parse_args([]).part == "model"
+    # None: model, but for --to hub the average where there is one (tests of `overt ckpt export`).
+    assert argparse.ArgumentParser(parents=[export_options()]).parse_args([]).part is None
     assert argparse.ArgumentParser(parents=[evaluation_options()]).parse_args([]).part == "auto"
     assert argparse.ArgumentParser(parents=[config_options()]).parse_args([]).config is None
 

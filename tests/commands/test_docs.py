@@ -1,6 +1,7 @@
 """`overt docs` prints a page, and makes web pages whose links lead to one another."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,22 @@ def test_web_pages_link_to_one_another(
     assert "checkpoints.html" in targets
     assert "cotracker3.html" in targets
     assert all((tmp_path / target).is_file() for target in targets)
+
+
+def test_web_pages_have_their_anchors_and_no_dead_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where only the pages are there, as in a wheel: what is elsewhere becomes text."""
+    checkout = docs.shipped("docs")
+    wheel = tmp_path / "shipped" / "docs"
+    shutil.copytree(checkout, wheel)
+    monkeypatch.setattr(docs, "shipped", lambda name: tmp_path / "shipped" / name)
+    pages = docs.all_pages()
+    assert "track_a_video" in pages
+    written = {f"{name}.html": docs.as_html(page, set(pages)) for name, page in pages.items()}
+    for name, text in written.items():
+        for target, fragment in re.findall(r'<a href="(?!\w+:)([^"#]*)#?([^"]*)"', text):
+            other = written.get(target or name)
+            assert other is not None, f"{name} links to {target}"
+            assert not fragment or f'id="{fragment}"' in other, f"{name}: {target}#{fragment}"
+    assert "overt examples own_recipe" in written["index.html"]

@@ -171,7 +171,7 @@ def test_what_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     torch.save({"backbone.weight": torch.zeros(3)}, other)
     latest = run / "checkpoints" / "latest"
     cases = [
-        ([], "ConfigError: say which weights to score: checkpoint=PATH"),
+        ([], "ConfigError: give the weights to score: checkpoint=PATH"),
         ([f"checkpoint={tmp_path / 'nowhere'}"], "CheckpointError: checkpoint "),
         ([f"checkpoint={other}"], "holds no configuration; add recipe=NAME"),
         ([f"checkpoint={other}", "recipe=toy"], "is a checkpoint of another model"),

@@ -61,7 +61,7 @@ def test_options_win_over_the_site(tmp_path: Path, capsys: pytest.CaptureFixture
     ("words", "expected"),
     [
         ([*CPU, *TOY_RUN, "training.num_stps=1"], "did you mean training.num_steps?"),
-        (TOY_RUN, "say how many GPUs a node gives: --gpus N"),
+        (TOY_RUN, "give the number of GPUs per node: --gpus N"),
         (["--gpus", "8", *TOY_RUN], "training.device=cpu would leave 1 x 8 GPU(s) idle"),
         (["--gpus", "8", "--processes", "9", *TOY_RUN], "share a GPU"),
         ([*CPU, "--processes", "3", *TOY_RUN, "training.global_batch_size=32"], "use 30 or 36"),

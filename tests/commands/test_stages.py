@@ -108,7 +108,7 @@ def test_the_last_checkpoint_can_be_taken_instead(tmp_path: Path) -> None:
 
 def test_a_stage_of_several_nodes_is_for_a_cluster(tmp_path: Path) -> None:
     stage = Stage("big", tmp_path / "big", ("recipe=toy",), nodes=8, gpus=8)
-    with pytest.raises(LaunchError, match=r"wants 8 nodes.*--processes N"):
+    with pytest.raises(LaunchError, match=r"needs 8 nodes.*--processes N"):
         local_command(stage)
     assert "--nproc_per_node=2" in local_command(stage, processes=2)
     one_host = Stage("small", tmp_path / "small", ("recipe=toy",), gpus=4)

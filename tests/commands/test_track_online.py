@@ -77,7 +77,7 @@ def test_mistakes_are_said(
     (tmp_path / "late.csv").write_text("9,5,6\n")
     video = str(folder / "shapes.npy")
     assert track(folder, video, "--online", "--queries", str(tmp_path / "late.csv")) != 0
-    assert "begins in frame 9, but 5 frames came" in capsys.readouterr().err
+    assert "starts in frame 9, but 5 frames arrived" in capsys.readouterr().err
     assert track(folder, video, "--frames", "3") != 0
     assert "add --online" in capsys.readouterr().err
     monkeypatch.setattr(sys, "platform", "plan9")

@@ -152,7 +152,7 @@ def test_a_table_of_an_unknown_grid_is_a_square_or_taken_as_it_is_or_refused(
     vit = small()  # 3 x 4 patches
     fitted = vit.fit({"pos_embed": vit.pos_embed.detach() + 1})["pos_embed"]
     assert torch.equal(fitted, vit.pos_embed + 1)
-    assert "taken as it is, for (3, 4) patches" in caplog.text
+    assert "used without resizing, for (3, 4) patches" in caplog.text
     with pytest.raises(CheckpointError, match=r"has 21 rows: not a square.*config\.yaml"):
         vit.fit({"pos_embed": torch.zeros(1, 21, 16)})
     with pytest.raises(CheckpointError, match="has 0 rows"):

@@ -195,7 +195,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_never_starts_from_scratch(
 ) -> None:
     for path in (interrupted / "checkpoints").glob("step_*/model.safetensors"):
         path.write_bytes(b"damaged")
-    with pytest.raises(CheckpointError, match="no good checkpoint"):
+    with pytest.raises(CheckpointError, match="no valid checkpoint"):
         resume(interrupted)
     for _ in range(2):  # a launcher restarts it again and again
         with pytest.raises(CheckpointError, match=r"step_00000009\.broken.*none is usable"):

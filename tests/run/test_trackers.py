@@ -17,7 +17,7 @@ from PIL import Image
 from wandb_file import read_offline_run
 
 from overt.run.log import MetricsLogger
-from overt.run.trackers import Start
+from overt.run.trackers import Start, usual_name, usual_names
 
 # --- other trackers -------------------------------------------------------------------------------
 
@@ -246,3 +246,23 @@ def test_the_run_id_is_kept_before_anything_can_go_wrong(
     assert "wandb_mode=offline" in caplog.messages[0]
     plain(tmp_path / "moved", use_wandb=True, wandb_run_id="abc123")
     assert broken.ids[-1] == "abc123"
+
+
+def test_scores_have_the_names_that_viewers_group_by() -> None:
+    row = {"train/loss": 1.0, "evaluation/val_loss": 2.0, "evaluation/knn_top1": 3.0, "mine": 4.0}
+    expected = {"train/loss": 1.0, "val/loss": 2.0, "val/knn_top1": 3.0, "mine": 4.0}
+    assert usual_names(row) == expected
+    # No two scores become one.
+    both = {"evaluation/val_loss": 1.0, "evaluation/loss": 2.0}
+    assert usual_names(both) == {"val/val_loss": 1.0, "val/loss": 2.0}
+    assert usual_name("evaluation/tracks") == "val/tracks"
+
+
+def test_tensorboard_gets_these_names(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with MetricsLogger("test", tmp_path) as logger:
+        logger.log_metrics({"loss": 0.5}, 1, prefix="train")
+        logger.log_metrics({"val_loss": 0.25, "accuracy": 1.0}, 1, prefix="evaluation")
+    accumulator = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert sorted(accumulator.Tags()["scalars"]) == ["train/loss", "val/accuracy", "val/loss"]

@@ -1,4 +1,4 @@
-"""Image files to pixels: JPEG, PNG and WebP in any colour mode, always uint8 RGB, upright.
+"""Image files to pixels: JPEG, PNG and WebP in any color mode, always uint8 RGB, upright.
 
 torch is imported when a tensor is first asked for: listing and packing do without.
 """
@@ -62,7 +62,7 @@ def read_file(path: Path) -> bytes:
 def decode_image(data: bytes, name: str) -> NDArray[np.uint8]:
     """The pixels (H, W, 3) of an encoded image; a DataError with `name` where it is broken.
 
-    Grey becomes three equal channels, 16 bits become the upper 8, transparency is dropped (as
+    Gray becomes three equal channels, 16 bits become the upper 8, transparency is dropped (as
     Pillow and the usual loaders do), and the EXIF orientation is applied.
     """
     try:

@@ -1,4 +1,4 @@
-"""scikit-learn's 1,797 real digits as a small image set: 8 x 8 grey, scaled up, a third held out.
+"""scikit-learn's 1,797 real digits as a small image set: 8 x 8 gray, scaled up, a third held out.
 
 scikit-learn carries them inside, so that nothing is downloaded. This file does not import torch.
 """

@@ -54,7 +54,7 @@ class Listing(NamedTuple):
     """The images of a folder, in an order that depends on their names only."""
 
     names: Names  # below the root, with forward slashes
-    labels: NDArray[np.int64]  # (n,) place in `classes`, or UNLABELLED
+    labels: NDArray[np.int64]  # (n,) place in `classes`, or UNLabeled
     classes: tuple[str, ...]
 
 

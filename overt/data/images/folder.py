@@ -21,7 +21,7 @@ from overt.errors import DataError
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Neighbours tried in place of an unreadable image; this many in a row are not an accident.
+# Neighbors tried in place of an unreadable image; this many in a row are not an accident.
 TRIES = 100
 
 logger = logging.getLogger(__name__)

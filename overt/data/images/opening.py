@@ -44,7 +44,7 @@ def open_images(root: str, labelled: bool) -> Images:
     if not images.classes:
         logger.warning(
             "the pack %s has no classes, so there are neither k-NN nor probes; pack it without "
-            "--unlabelled, or set data.labelled=false",
+            "--unlabeled, or set data.labelled=false",
             path,
         )
     return images

@@ -94,7 +94,7 @@ def _plain(u: Array, v: Array) -> Array:
     return np.full_like(u, 1.0)
 
 
-# A pattern over the plane with a period of about 2, from -1 (one colour) to 1 (the other).
+# A pattern over the plane with a period of about 2, from -1 (one color) to 1 (the other).
 TEXTURES: dict[str, Callable[[Array, Array], Array]] = {
     "stripes": _stripes,
     "dots": _dots,
@@ -148,7 +148,7 @@ def _turned(x: Array, y: Array, angle: float) -> tuple[Array, Array]:
 
 
 def _colours(rng: np.random.Generator) -> Array:
-    """Two colours of a texture, one light and one dark, and one of the background (3, 3)."""
+    """Two colors of a texture, one light and one dark, and one of the background (3, 3)."""
     colours = rng.uniform(0, 1, (3, 3))
     # Brightness by role, hue at random: a texture that cannot be seen teaches nothing.
     target = np.array([rng.uniform(0.65, 0.9), rng.uniform(0.1, 0.25), rng.uniform(0.3, 0.6)])

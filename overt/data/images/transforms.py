@@ -1,4 +1,4 @@
-"""Crops, flips and colours of single images: uint8 in, uint8 out, all draws from one generator.
+"""Crops, flips and colors of single images: uint8 in, uint8 out, all draws from one generator.
 
 Sizes are (height, width). Pixels stay bytes up to the device; `Normalize` is for there. Resizing is
 torch's, which on interleaved bytes is 3 to 6 times as fast as Pillow and differs by rounding only.
@@ -41,7 +41,7 @@ class Crop(NamedTuple):
 
 @dataclass(frozen=True)
 class ColourJitter:
-    """How far colours may change: factors 1 - x to 1 + x, and a turn of the hue of -x to x."""
+    """How far colors may change: factors 1 - x to 1 + x, and a turn of the hue of -x to x."""
 
     brightness: float
     contrast: float
@@ -184,7 +184,7 @@ def crop_resize(
 
 
 def draw_jitter(reach: ColourJitter, rng: np.random.Generator) -> Jitter:
-    """Factors and order of one change of colours."""
+    """Factors and order of one change of colors."""
     order = tuple(OPERATORS[number] for number in rng.permutation(len(OPERATORS)))
     reaches = (reach.brightness, reach.contrast, reach.saturation)
     brightness, contrast, saturation = (rng.uniform(max(0.0, 1 - x), 1 + x) for x in reaches)

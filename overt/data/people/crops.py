@@ -23,7 +23,7 @@ LIMB_MIRROR = (1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10)
 class Augmentation:
     """Strengths; all zero changes nothing."""
 
-    # factors 1 - x to 1 + x of each colour channel
+    # factors 1 - x to 1 + x of each color channel
     noise: float = 0.0
     # probability of a mirror image
     mirror: float = 0.0
@@ -33,7 +33,7 @@ class Augmentation:
     # deviation of the side's factor, and what is always added to it
     scale: float = 0.0
     scale_added: float = 0.0
-    # deviation of the centre in sides, and the probability that it moves
+    # deviation of the center in sides, and the probability that it moves
     shift: float = 0.0
     shift_probability: float = 0.0
 
@@ -69,7 +69,7 @@ def draw_crop(
         drawn = options.rotation * rng.standard_normal()
         degrees = float(np.clip(drawn, -2 * options.rotation, 2 * options.rotation))
     x, y = centre
-    if mirrored:  # the centre is mirrored with the picture
+    if mirrored:  # the center is mirrored with the picture
         x = image_size[1] - 1 - x
     if options.shift > 0 and rng.random() < options.shift_probability:
         move = np.clip(rng.standard_normal(2), -1, 1) * options.shift * side
@@ -88,7 +88,7 @@ def cut(picture: Picture, crop: Crop, output: int) -> tuple[Picture, Affine]:
 
 
 def box_square(box: NDArray[np.floating]) -> tuple[tuple[float, float], float]:
-    """Centre and side of the square about a box (x, y, w, h, ...)."""
+    """Center and side of the square about a box (x, y, w, h, ...)."""
     x, y, width, height = (float(value) for value in box[:4])
     if not (width > 0 and height > 0):
         raise DataError(f"a box of {width:g} x {height:g} pixels has no size")
@@ -96,7 +96,7 @@ def box_square(box: NDArray[np.floating]) -> tuple[tuple[float, float], float]:
 
 
 def keypoint_square(keypoints: NDArray[np.floating]) -> tuple[tuple[float, float], float]:
-    """Centre and side of the square about visible keypoints (J, 3), enlarged."""
+    """Center and side of the square about visible keypoints (J, 3), enlarged."""
     seen = keypoints[keypoints[:, 2] > 0, :2]
     if len(seen) == 0:
         raise DataError("there is neither a box nor a visible keypoint")
@@ -106,7 +106,7 @@ def keypoint_square(keypoints: NDArray[np.floating]) -> tuple[tuple[float, float
 
 
 def centred_side(keypoints: NDArray[np.floating] | None, image_size: tuple[int, int]) -> float:
-    """Side of the square about the image's centre that reaches all visible keypoints (J, 3)."""
+    """Side of the square about the image's center that reaches all visible keypoints (J, 3)."""
     height, width = image_size
     shorter = float(min(height, width))
     seen = None if keypoints is None else keypoints[keypoints[:, 2] > 0, :2]

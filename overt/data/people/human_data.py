@@ -137,7 +137,7 @@ class HumanData:
     def focal(
         self, row: int, image_size: tuple[int, int]
     ) -> tuple[float, tuple[float, float]] | None:
-        """Focal length and principal point in pixels; the image centre where K is not given."""
+        """Focal length and principal point in pixels; the image center where K is not given."""
         if "K" in self.columns:
             matrix = self.columns["K"][row]
             return float(matrix[0, 0]), (float(matrix[0, 2]), float(matrix[1, 2]))

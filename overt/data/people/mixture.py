@@ -23,9 +23,9 @@ class DrawnMixture:
 
     def __init__(self, sources: Sequence[SampleSource], shares: Sequence[float]) -> None:
         if not sources or len(sources) != len(shares):
-            raise DataError(f"{len(sources)} data sets with {len(shares)} shares; each needs one")
+            raise DataError(f"{len(sources)} data sets with {len(shares)} weights; each needs one")
         if any(not 0 < share < math.inf for share in shares):
-            raise DataError(f"the shares are {list(shares)}; each must be a number above 0")
+            raise DataError(f"the weights are {list(shares)}; each must be a number above 0")
         self.sources = list(sources)
         self.ends = [end / sum(shares) for end in accumulate(shares)]
         self.ends[-1] = 1.0  # whatever rounding did

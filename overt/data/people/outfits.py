@@ -40,7 +40,7 @@ class Outfit(NamedTuple):
     colors: Array  # (6, 3) of the regions
     second: Array  # (6, 3) the other color of their patterns
     pattern: NDArray[np.int64]  # (6,) numbers of `PATTERNS`
-    frequency: Array  # (6,) waves per metre
+    frequency: Array  # (6,) waves per meter
     axis: Array  # (6, 3) across stripes
     thickness: Array  # (6,) meters
     sleeve: float  # 0 at the shoulder, 1 at the elbow, 2 at the wrist

@@ -138,7 +138,7 @@ def _turn(rest: Array, limb: Limb) -> Array:
 
 
 def _hinge(rest: Array, towards: Array, angle: float) -> Array:
-    """Return a rotation (3,) that bends the lower half of a limb from its rest towards a side."""
+    """Return a rotation (3,) that bends the lower half of a limb from its rest toward a side."""
     axis = np.cross(rest, towards)
     length = float(np.linalg.norm(axis))
     return np.zeros(3) if length < 1e-9 else axis / length * angle

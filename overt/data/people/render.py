@@ -1,4 +1,4 @@
-"""Colours, light and background of synthetic people, and the pictures of a batch of them."""
+"""Colors, light and background of synthetic people, and the pictures of a batch of them."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class Look(NamedTuple):
     """The chance of one picture."""
 
     colours: Array  # (25, 3) of the parts, 0 to 1; number 0 is not used
-    stripes: Array  # (2,) waves per metre and strength
-    light: Array  # (3,) direction towards it
+    stripes: Array  # (2,) waves per meter and strength
+    light: Array  # (3,) direction toward it
     ambient: float
-    background: Array  # (4, 3) colours of the corners
+    background: Array  # (4, 3) colors of the corners
     kind: int  # of background: 0 gradient, 1 noise, 2 rectangles
 
 
 def draw_look(rng: np.random.Generator, fixed_colours: bool) -> Look:
-    """Colours, stripes, light and background of one picture."""
+    """Colors, stripes, light and background of one picture."""
     if fixed_colours:
         colours = np.clip(_FIXED + rng.uniform(-0.05, 0.05, size=_FIXED.shape), 0, 1)
         kind = 0
@@ -74,7 +74,7 @@ def paint(
     """Shaded, striped people before their backgrounds, drawn finer and averaged."""
     batch, side = len(looks), SUPERSAMPLING * size
     # Every second of the finer pixels has its middle where a coarser one has: labels come from
-    # these, colours from the three by three about them.
+    # these, colors from the three by three about them.
     raster = rasterize(pixels * SUPERSAMPLING, depth, model.faces, (side, side), perspective)
     back = [background(look, side, rng) for look, rng in zip(looks, generators, strict=True)]
     picture = torch.stack(back).flatten(0, 2)  # (B side side, 3)
@@ -93,7 +93,7 @@ def paint(
 def _shade(
     raster: Raster, covered: Tensor, vertices: Tensor, model: BodyModel, looks: list[Look]
 ) -> Tensor:
-    """Colours (N, 3) of the covered pixels: part, stripes along the body, one light."""
+    """Colors (N, 3) of the covered pixels: part, stripes along the body, one light."""
     which = covered // raster.face[0].numel()  # (N,) picture
     corners = model.faces[raster.face.flatten()[covered]]  # (N, 3)
     weights = raster.weights.flatten(0, 2)[covered][..., None]  # (N, 3, 1)

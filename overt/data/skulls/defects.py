@@ -1,6 +1,6 @@
 """Defects cut out of complete skulls, real or synthetic, as SkullBreak has them.
 
-A defect goes through the wall towards the middle of the vault and has an irregular outline; what it
+A defect goes through the wall toward the middle of the vault and has an irregular outline; what it
 takes out is the implant. Never imports torch.
 """
 

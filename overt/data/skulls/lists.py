@@ -27,13 +27,13 @@ DEFECTS = {
 }
 DATASETS = tuple(DEFECTS)
 SUFFIX = "_surf"
-HALF_EXTENT = 3.0  # the longest axis of a normalised cloud spans -3 to 3
+HALF_EXTENT = 3.0  # the longest axis of a normalized cloud spans -3 to 3
 
 Points = NDArray[np.floating[Any]]  # (points, 3)
 
 
 class Cloud(NamedTuple):
-    """A normalised cloud; `points * scale + shift` are the coordinates it had."""
+    """A normalized cloud; `points * scale + shift` are the coordinates it had."""
 
     points: NDArray[np.float32]  # (N, 3)
     shift: Points  # (1, 3)
@@ -47,7 +47,7 @@ def normalized_cloud(points: Points, box: Points | None = None) -> Cloud:
     shift = ((low + high) / 2).reshape(1, 3)
     scale = ((high - low).max() / 2 / HALF_EXTENT).reshape(1, 1)
     if scale <= 0:
-        raise DataError("all points of a cloud are at one place; it cannot be normalised")
+        raise DataError("all points of a cloud are at one position; it cannot be normalized")
     return Cloud(((points - shift) / scale).astype(np.float32), shift, scale)
 
 
@@ -71,7 +71,7 @@ def training_cloud(
     rotation: NDArray[np.float64] | None = None,
     known_box: bool = False,
 ) -> Cloud:
-    """Known points, then the implant's, turned about their mean and normalised.
+    """Known points, then the implant's, turned about their mean and normalized.
 
     The box is that of all points, as published, or of the known ones, as it is when an implant is
     looked for.

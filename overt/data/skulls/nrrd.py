@@ -58,7 +58,7 @@ def read_nrrd(path: Path) -> Volume:
     if len(shape) != 3:
         raise DataError(f"{path}: a volume of shape {shape}; expected three axes")
     if "data file" in fields or "datafile" in fields:
-        raise DataError(f"{path}: its values lie in another file; write it as one .nrrd file")
+        raise DataError(f"{path}: its values are in another file; write it as one .nrrd file")
     expected = math.prod(shape) * kind.itemsize
     if encoding in ("gzip", "gz"):
         try:

@@ -153,8 +153,8 @@ def read_dicom(folder: Path) -> Volume:
     slices = max(series.values(), key=len, default=[])
     if len(slices) < 2:
         raise DataError(
-            f"{folder} holds no series of DICOM images with a place in space; expected two slices "
-            "or more, each a file"
+            f"{folder} holds no series of DICOM images with a position in space; expected two "
+            "slices or more, each a file"
         )
     return stack_slices([pydicom.dcmread(path) for path, _ in slices], folder)
 

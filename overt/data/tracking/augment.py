@@ -20,7 +20,7 @@ _SECTION = "data.augmentation"
 
 @dataclass
 class AugmentationSettings:
-    # share of the frames, all but the first, in which rectangles get their mean colour; 0: none
+    # share of the frames, all but the first, in which rectangles get their mean color; 0: none
     erase_probability: float
     # most rectangles in such a frame
     erase_max: int
@@ -138,7 +138,7 @@ class Plan:
     frame_size: tuple[int, int]  # (height, width) before
     crop_size: tuple[int, int]  # (height, width) after
     erased: tuple[Box, ...]
-    # Patches are cut from a copy of the clip whose colours changed twice, T pairs.
+    # Patches are cut from a copy of the clip whose colors changed twice, T pairs.
     patch_jitter: tuple[tuple[Jitter, Jitter], ...]
     patches: tuple[Patch, ...]
     jitter: tuple[Jitter, ...]  # T

@@ -1,7 +1,7 @@
 """What a plan of `augment` does to a clip: to its points with numpy, to its pixels with torch.
 
 The pixel functions work on any device, and never wait for it. N tracks, T frames, of which n at a
-time; (x, y) in pixels with 0 at the centre of the first one.
+time; (x, y) in pixels with 0 at the center of the first one.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def render(plan: Plan, corners: NDArray[np.int64], frames: Tensor) -> Tensor:
 
 
 def erase(frames: Tensor, boxes: Sequence[Box]) -> Tensor:
-    """Fill boxes of the frames (T, 3, H, W) uint8 with their mean colour, one after another."""
+    """Fill boxes of the frames (T, 3, H, W) uint8 with their mean color, one after another."""
     frames = frames.clone() if boxes else frames
     for number in sorted({box.frame for box in boxes}):
         canvas = frames[number].float()
@@ -112,7 +112,7 @@ def erase(frames: Tensor, boxes: Sequence[Box]) -> Tensor:
 def replace(
     frames: Tensor, patches: Sequence[Patch], jitters: Sequence[tuple[Jitter, Jitter]]
 ) -> Tensor:
-    """Fill boxes of the frames (T, 3, H, W) uint8 with patches of recoloured frames."""
+    """Fill boxes of the frames (T, 3, H, W) uint8 with patches of recolored frames."""
     if not patches:
         return frames
     numbers = sorted({patch.frame for patch in patches})

@@ -30,7 +30,7 @@ from overt.errors import DataError
 TRIES, OWN_TRIES = 12, 4
 
 # Pixels that a query may lie outside of the image: some files place the last pixel's edge, not its
-# centre, at the size. What is farther away is refused where a user gives it, and moved here where a
+# center, at the size. What is farther away is refused where a user gives it, and moved here where a
 # data set does.
 QUERY_MARGIN = 1.0
 
@@ -39,11 +39,11 @@ class Positions(IntEnum):
     """How a recipe counts positions; the last one in W pixels is W less the value."""
 
     SHARES = 0  # a share of the image times its size: 0 and W are its edges
-    CENTRES = 1  # 0 and W - 1 are the centres of the outermost pixels
+    CENTRES = 1  # 0 and W - 1 are the centers of the outermost pixels
 
 
 class Rendering(NamedTuple):
-    """How frames are to be coloured, zoomed and cut: drawn, and yet to be done."""
+    """How frames are to be colored, zoomed and cut: drawn, and yet to be done."""
 
     plan: Plan
     corners: NDArray[np.int64]  # (T, 2) of the crops
@@ -177,7 +177,7 @@ def refuse_shorter(sequence: Path, tracks: Tracks, frames: int, key: str) -> Non
 def augmented(
     clip: Clip, settings: KubricSettings, positions: Positions, rng: np.random.Generator
 ) -> Clip:
-    """The clip with other colours, zoomed, cut to size and mirrored as the draws have it.
+    """The clip with other colors, zoomed, cut to size and mirrored as the draws have it.
 
     With `augment_on_device` the points are moved here, and the frames by `rendered`.
     """

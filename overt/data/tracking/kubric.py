@@ -1,7 +1,7 @@
 """Kubric sequences on disk: SEQ/frames/000.png ... and SEQ/SEQ.npy with the tracks of its points.
 
 Read by CoTracker3 (MOVi-F, 120 frames) and LBM (24 frames); made by `overt data kubric ROOT` too.
-N tracks, T frames, (x, y) in pixels, 0 at the centre of the first pixel.
+N tracks, T frames, (x, y) in pixels, 0 at the center of the first pixel.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Textured shapes that move over a moving background, with exact tracks and occlusions.
 
 A point is fixed on its surface, and the formula that moves the point also renders the frames.
-T frames, N points, S texels; (x, y) in pixels of the image, 0 at the centre of the first pixel.
+T frames, N points, S texels; (x, y) in pixels of the image, 0 at the center of the first pixel.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def _outline(rng: np.random.Generator, radius: float) -> Array:
 def _texture(
     rng: np.random.Generator, size: int, saturation: float, brightness: float
 ) -> NDArray[np.float32]:
-    """Veins and grain in a palette of four colours, (S, S, 3), seamless where it repeats."""
+    """Veins and grain in a palette of four colors, (S, S, 3), seamless where it repeats."""
     # Nothing finer than about four texels: what bilinear sampling blurs would change as it moves.
     frequency = np.hypot(np.fft.fftfreq(size)[:, None], np.fft.rfftfreq(size))  # (S, S // 2 + 1)
     wavelength = 1 / np.maximum(frequency, 1 / size)
@@ -213,7 +213,7 @@ def _noise(rng: np.random.Generator, size: int, spectrum: Array) -> Array:
 
 
 def _hsv(hue: Array, saturation: Array, value: Array) -> Array:
-    """Colours (C, 3) in 0 to 1."""
+    """Colors (C, 3) in 0 to 1."""
     sector = (np.array([5, 3, 1]) + hue[:, None] * 6) % 6
     strength = np.clip(np.minimum(sector, 4 - sector), 0, 1)
     colours: Array = value[:, None] * (1 - np.clip(saturation, 0, 1)[:, None] * strength)

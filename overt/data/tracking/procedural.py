@@ -176,7 +176,7 @@ def _top(scene: Scene, frame: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Ten
 
 
 def _finish(colored: Tensor, finish: Tensor, seeds: Tensor) -> Tensor:
-    """Blur, grey, noise and compression as `Scene.finish` has them; uint8."""
+    """Blur, gray, noise and compression as `Scene.finish` has them; uint8."""
     blur, grey, noise, step = finish[:, :, None, None, None, None].unbind(1)
     soft = F.pad(colored.flatten(0, 1), (1, 1, 1, 1), mode="replicate")
     soft = (soft[..., :-2] + 2 * soft[..., 1:-1] + soft[..., 2:]) / 4

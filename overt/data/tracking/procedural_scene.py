@@ -63,7 +63,7 @@ class Scene(NamedTuple):
     color: Tensor  # (B, L, 6) gain and offset of each channel
     light: Tensor  # (B, T, 12): gain, wave (strength, x, y, phase), two spots (strength, x, y, 1/s)
     shutter: Tensor  # (B,) of a frame's duration in which the texture moves
-    finish: Tensor  # (B, 4): blur, grey, noise, step of the compression
+    finish: Tensor  # (B, 4): blur, gray, noise, step of the compression
     draws: Draws  # what is left, for the choice of points
 
 

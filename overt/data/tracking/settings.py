@@ -46,7 +46,7 @@ class KubricSettings:
     crop_size: list[int] = MISSING
     # sequences at the start of the sorted list kept out of training, used for evaluation
     held_out: int = MISSING
-    # change colours, zoom, crop and mirror training clips as `augmentation` says; false: only crop
+    # change colors, zoom, crop and mirror training clips as `augmentation` says; false: only crop
     augment: bool = MISSING
     # do that to the frames on the training device: faster on a GPU; false: in the processes of the
     # loader. The clips are the same but for rounding

@@ -1,7 +1,7 @@
 """TAP-Vid videos as their publishers ship them: DAVIS, RGB-Stacking, Kinetics and RoboTAP.
 
 Files are pickles, read as data only. N tracks or queries, T frames; (x, y) in pixels, 0 at the
-centre of the first pixel. This file does not import torch.
+center of the first pixel. This file does not import torch.
 """
 
 from __future__ import annotations

@@ -46,13 +46,13 @@ def find_photographs(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise DataError(
             f"data.textures={folder} is not a folder; give one with photographs "
-            f"({', '.join(SUFFIXES)}), or null for computed textures alone"
+            f"({', '.join(SUFFIXES)}), or null for procedural textures only"
         )
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
     if not files:
         raise DataError(
             f"data.textures={folder} holds no picture ({', '.join(SUFFIXES)}); give a folder of "
-            "photographs, or null for computed textures alone"
+            "photographs, or null for procedural textures only"
         )
     return files
 

@@ -130,7 +130,7 @@ def _read_moving_image(path: Path) -> Video:
 def _is_whole_gif(content: bytes) -> bool:
     """Whether the blocks of a GIF lead to its end mark. Pillow takes what there is of a cut one."""
 
-    def colours(flags: int) -> int:  # bytes of the table of colours that the flags announce
+    def colours(flags: int) -> int:  # bytes of the table of colors that the flags announce
         return 3 * 2 ** ((flags & 7) + 1) if flags & 0x80 else 0
 
     try:
@@ -203,7 +203,7 @@ def _write_by_pyav(path: Path, pictures: list[NDArray[np.uint8]], fps: float) ->
     height, width = pictures[0].shape[:2]
     with av.open(str(path), "w") as container:
         stream = container.add_stream("h264", rate=Fraction(fps).limit_denominator(1000))
-        # Browsers play half-resolution colours only, which need even sides.
+        # Browsers play half-resolution colors only, which need even sides.
         stream.width, stream.height = width + width % 2, height + height % 2
         stream.pix_fmt = "yuv420p"
         for picture in pictures:

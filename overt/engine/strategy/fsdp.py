@@ -34,7 +34,7 @@ def refuse_contradictions(training: TrainingSection, units: list[nn.Module]) -> 
         raise ConfigError(
             "training.strategy=fsdp gathers block by block, but this recipe names no blocks; set "
             "training.strategy=ddp, or give the recipe `blocks` or `shard_units` "
-            "(docs/add_a_recipe.md)"
+            "(see `overt docs add_a_recipe`)"
         )
     if training.cuda_graph:
         raise ConfigError(

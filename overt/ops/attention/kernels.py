@@ -94,7 +94,7 @@ def _forward(
     IN: tl.constexpr = 3 * HEADS * WIDTH  # numbers of a token
     OUT: tl.constexpr = HEADS * WIDTH
     sequence = tl.program_id(0) // HEADS
-    head = tl.program_id(0) % HEADS  # neighbours read neighbouring memory
+    head = tl.program_id(0) % HEADS  # neighbors read neighboring memory
     begin = tl.load(offsets + sequence)
     length = tl.load(offsets + sequence + 1) - begin
     if (length <= OVER) | (length > UP_TO):

@@ -21,7 +21,7 @@ WARPS = 4
 
 @triton.jit
 def _square(centre_xy, map_row, size_xy, RADIUS: tl.constexpr, CELLS: tl.constexpr):
-    """Rows of the S x S cells around a centre, and the fractions of the centre."""
+    """Rows of the S x S cells around a center, and the fractions of the center."""
     SIDE: tl.constexpr = 2 * RADIUS + 2
     x = tl.load(centre_xy)
     y = tl.load(centre_xy + 1)

@@ -33,7 +33,7 @@ def _corner(x, y, width, height, first, CORNER: tl.constexpr):
 
 @triton.jit
 def _share(fraction, STEP: tl.constexpr):
-    """What the nearer or, a step on, the farther of two neighbours counts."""
+    """What the nearer or, a step on, the farther of two neighbors counts."""
     return fraction * STEP + (1.0 - fraction) * (1 - STEP)
 
 

@@ -1,7 +1,7 @@
 """Triton kernels of `jitter_plain`: two launches.
 
-The mean grey of a frame is needed halfway, for its contrast: one kernel adds it up, in whole
-numbers and so in any order, and another changes the colours. n frames, P operators of each.
+The mean gray of a frame is needed halfway, for its contrast: one kernel adds it up, in whole
+numbers and so in any order, and another changes the colors. n frames, P operators of each.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _turned(sixth, start, chroma, value):
 
 @triton.jit
 def _change(operator, amount, mean, red, green, blue):
-    """The colours of pixels after one operator; what each does says the definition."""
+    """The colors of pixels after one operator; what each does says the definition."""
     if operator == HUE:
         value = tl.maximum(red, tl.maximum(green, blue))
         chroma = value - tl.minimum(red, tl.minimum(green, blue))
@@ -71,7 +71,7 @@ def _load(frames, pixels, BLOCK: tl.constexpr):
 
 @triton.jit
 def _sum_greys(frames, operators, amounts, sums, pixels, PLACES: tl.constexpr, BLOCK: tl.constexpr):
-    """Add up the grey of each frame as it is when its contrast is changed."""
+    """Add up the gray of each frame as it is when its contrast is changed."""
     _, inside, red, green, blue = _load(frames, pixels, BLOCK)
     frame = tl.program_id(1)
     before = True

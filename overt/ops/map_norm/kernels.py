@@ -75,7 +75,7 @@ def _values(
     x, mean, factor, residual, result, lowest, length, channels,
     ADD: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """The normalised numbers, at least `lowest`."""
+    """The normalized numbers, at least `lowest`."""
     image, first, channel, known = _place(length, channels, WIDTH)
     x, residual, result = x + first, residual + first, result + first
     middle = _by_channel(mean, image, channel, channels, known)
@@ -96,7 +96,7 @@ def _gradient_sums(
     x, mean, factor, gradient, result, to_residual, sums, lowest, length, channels,
     ADD: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Sums of the gradient of the normalised numbers, alone and times these numbers.
+    """Sums of the gradient of the normalized numbers, alone and times these numbers.
 
     Where a residual was added, its gradient is written on the way.
     """

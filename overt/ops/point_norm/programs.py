@@ -1,6 +1,6 @@
 """Triton programs that normalize points: moments, values, largest values, and gradients.
 
-A cloud's rows are one range: `length` rows each, or, for pairs, from the start of its first centre
+A cloud's rows are one range: `length` rows each, or, for pairs, from the start of its first center
 to that of the next cloud. A program serves every n-th block of a range with all channels. Sums are
 taken around the first row of the range, so that a large mean costs no digits.
 """
@@ -162,7 +162,7 @@ def largest(
     channels,
     WIDTH: tl.constexpr,
 ):
-    """The largest value among the pairs of one centre, and which pair has it."""
+    """The largest value among the pairs of one center, and which pair has it."""
     center = tl.program_id(0).to(tl.int64)
     cloud = center // centers
     channel = tl.arange(0, WIDTH)
@@ -182,7 +182,7 @@ def largest(
         better = (value > best) | (owner < 0)  # NaN is passed on, not hidden
         best = tl.where(better, value, best)
         owner = tl.where(better, pair, owner)
-    # A neighbourhood that was cut off has no value: it is NaN.
+    # A neighborhood that was cut off has no value: it is NaN.
     best = tl.where(owner < 0, float("nan"), best)
     target = center * channels + channel
     tl.store(result + target, best.to(result.dtype.element_ty), mask=known)
@@ -224,7 +224,7 @@ def gradient_sums(
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Sums of dy and of dy times the normalised row, by channel; y is what swish is applied to."""
+    """Sums of dy and of dy times the normalized row, by channel; y is what swish is applied to."""
     cloud = tl.program_id(0).to(tl.int64)
     part, parts = tl.program_id(1), tl.num_programs(1)
     first, last = _range(starts, cloud, length, centers, PAIRS)

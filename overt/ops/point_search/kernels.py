@@ -30,7 +30,7 @@ def _ball(
     BLOCK: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """Each thread has a centre and looks at the points in their order."""
+    """Each thread has a center and looks at the points in their order."""
     cloud = tl.program_id(1).to(tl.int64)
     center = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real = center < count
@@ -92,7 +92,7 @@ def _(centers: Tensor, points: Tensor, radius: float, slots: int) -> tuple[Tenso
     )
 
 
-# --- three nearest centres -----------------------------------------------------------------------
+# --- three nearest centers -----------------------------------------------------------------------
 
 
 @triton.jit
@@ -108,7 +108,7 @@ def _three(
     BLOCK: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """Each thread has a point and keeps the three nearest of the centres it has seen."""
+    """Each thread has a point and keeps the three nearest of the centers it has seen."""
     cloud = tl.program_id(1).to(tl.int64)
     point = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real = point < points

@@ -54,7 +54,7 @@ class Solution(NamedTuple):
     """Cameras and people in them."""
 
     focal: Tensor  # (B,) pixels
-    translation: Tensor  # (B, 3) metres, of the pelvis
+    translation: Tensor  # (B, 3) meters, of the pelvis
     vertices: Tensor  # (B, V, 3) relative to the pelvis
     joints: Tensor  # (B, J, 3) relative to the pelvis
     rotations: Tensor  # (B, 22, 3, 3)
@@ -80,7 +80,7 @@ def solve_camera(
     model: BodyModel,
     shape: Tensor,  # (B, 10)
     rotations: Tensor,  # (B, 22, 3, 3)
-    depth: Tensor,  # (B,) metres
+    depth: Tensor,  # (B,) meters
     seen: Observation,
     options: SolveOptions,
 ) -> Solution:

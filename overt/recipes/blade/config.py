@@ -80,7 +80,7 @@ class HeadSettings:
     hidden: int = MISSING
     layers: int = MISSING
     dropout: float = MISSING
-    # the largest depth that can be predicted, in metres
+    # the largest depth that can be predicted, in meters
     max_depth: float = MISSING
     # a learned vector for every place of the map; the published head has none
     places: bool = MISSING
@@ -288,7 +288,7 @@ class DataSettings:
     # pixels of DepthNet's crop
     depth_size: int = MISSING
     depth_augmentation: AugmentationSettings = MISSING
-    # pixels of PoseNet's crop, about the image's centre; and the sides to which a step resizes it
+    # pixels of PoseNet's crop, about the image's center; and the sides to which a step resizes it
     pose_size: int = MISSING
     pose_step_sizes: list[int] = MISSING
     # its side: least factor, and how much is added at most

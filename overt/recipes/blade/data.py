@@ -44,13 +44,13 @@ TEST_SEED_OFFSET = 1
 
 class DepthSample(NamedTuple):
     image: Tensor  # (3, S, S) uint8
-    depth: float  # metres, of the pelvis
+    depth: float  # meters, of the pelvis
 
 
 @dataclass(frozen=True)
 class DepthBatch:
     images: Tensor  # (B, 3, S, S) uint8
-    depth: Tensor  # (B,) metres
+    depth: Tensor  # (B,) meters
     known: Tensor  # (B,) bool
 
 

@@ -1,4 +1,4 @@
-"""DepthNet: how far the pelvis is from the camera, in metres, from a square crop of a person.
+"""DepthNet: how far the pelvis is from the camera, in meters, from a square crop of a person.
 
 Features of a depth model, two strided convolutions, one query that looks at all places. The keys
 are the published ones. Section 3.2 of arXiv:2412.08640. Letters: B crops, C channels.
@@ -52,7 +52,7 @@ class DepthDecoder(nn.Module):
         if start_bias is not None:
             nn.init.constant_(self.z_out.bias, start_bias)
 
-    def forward(self, maps: Tensor) -> Tensor:  # (B, C, H, W) to (B, 1) metres
+    def forward(self, maps: Tensor) -> Tensor:  # (B, C, H, W) to (B, 1) meters
         memory = maps.flatten(2).transpose(1, 2)  # (B, H W, C)
         if self.places is not None:
             memory = memory + self.places
@@ -124,7 +124,7 @@ class ResidualBlock(nn.Module):
 
 
 class DepthNet(nn.Module):
-    """Crops (B, 3, H, W) in bytes to depths (B, 1) in metres.
+    """Crops (B, 3, H, W) in bytes to depths (B, 1) in meters.
 
     A frozen backbone never trains, runs `chunk` crops at a time in its own precision, and stays
     out of checkpoints unless `save_frozen`: a mark of its weights is kept instead, so that the

@@ -45,7 +45,9 @@ def estimate_person(
     """
     height, width = picture.shape[:2]
     if model.depthnet is None:
-        raise DataError("a model with model.tz_conditioning=false knows no depth, hence no camera")
+        raise DataError(
+            "a model with model.tz_conditioning=false predicts no depth, so no camera can be solved"
+        )
     if mask is not None and (mask.shape != (height, width) or not np.any(mask)):
         raise DataError(
             f"the mask is {mask.shape} with {np.count_nonzero(mask)} pixels set; it must be "

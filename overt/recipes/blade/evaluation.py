@@ -35,7 +35,7 @@ HELPED = tuple(
 
 
 def depth_row(predicted: float, true: float) -> Row:
-    """Errors of one depth: metres, inverse metres, relative."""
+    """Errors of one depth: meters, inverse meters, relative."""
     # A network that has diverged may predict 0: infinitely near, not an error of Python.
     inverse = 1 / predicted if predicted else math.inf
     return {

@@ -23,7 +23,7 @@ class ExamplePeople:
 
     def __init__(self, count: int, side: int) -> None:
         self.side = side
-        self.depths = np.linspace(NEAREST_M, FARTHEST_M, count, dtype=np.float32)  # (count,) metres
+        self.depths = np.linspace(NEAREST_M, FARTHEST_M, count, dtype=np.float32)  # (count,) meters
 
     def __len__(self) -> int:
         return len(self.depths)

@@ -26,8 +26,8 @@ class Bodies(NamedTuple):
 
     rotations: Tensor  # (B, 22, 3, 3): root, then the body's joints relative to their parents
     shape: Tensor  # (B, 10)
-    joints: Tensor  # (B, J, 3) metres
-    vertices: Tensor  # (B, V, 3) metres
+    joints: Tensor  # (B, J, 3) meters
+    vertices: Tensor  # (B, V, 3) meters
 
 
 class Weights(NamedTuple):
@@ -54,7 +54,7 @@ def pose_losses(predicted: Bodies, true: Bodies, weights: Weights) -> dict[str, 
 
 @torch.no_grad()
 def pose_distances(predicted: Bodies, true: Bodies) -> dict[str, Tensor]:
-    """Mean distances in metres of body joints and of vertices, summed over samples; only shown."""
+    """Mean distances in meters of body joints and of vertices, summed over samples; only shown."""
     body = slice(0, BODY_JOINTS)
     joints = (predicted.joints[:, body] - true.joints[:, body]).norm(dim=-1)
     vertices = (predicted.vertices - true.vertices).norm(dim=-1)

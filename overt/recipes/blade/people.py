@@ -1,4 +1,4 @@
-"""The people of a data set: pictures and labels row by row, whatever they were labelled with."""
+"""The people of a data set: pictures and labels row by row, whatever they were labeled with."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class People:
             raise DataError(
                 f"{message}. Fix the annotations, or skip such rows with data.drop_bad_rows=true"
             )
-        logger.warning("%s; all these are left out", message)
+        logger.warning("%s; all of these are skipped", message)
         rows = np.array([row for row in range(len(data)) if row not in bad])
         if len(rows) == 0:
             raise DataError(f"{message}; none is left")
@@ -154,7 +154,7 @@ class People:
         return decode_image(read_file(path), str(path))
 
     def square(self, row: int, image_size: tuple[int, int]) -> tuple[tuple[float, float], float]:
-        """Centre and side of the square about the person."""
+        """Center and side of the square about the person."""
         height, width = image_size
         if self.whole_image:
             return (width / 2, height / 2), float(max(height, width))
@@ -172,7 +172,7 @@ class People:
     def label(self, row: int) -> SmplxLabel:
         """Pose and shape in the parameters of SMPL-X.
 
-        Hands are absolute rotations: nothing is added to them anywhere. Those that are not labelled
+        Hands are absolute rotations: nothing is added to them anywhere. Those that are not labeled
         are the mean hands of the body, as they are for predictions.
         """
         values = []
@@ -189,7 +189,7 @@ class People:
         return SmplxLabel(*values)
 
     def pelvis(self, row: int) -> Array:
-        """Where the pelvis is in the camera frame, (3,) metres."""
+        """Where the pelvis is in the camera frame, (3,) meters."""
         columns = self.data.columns
         if "pelvis" in self.data:
             return np.asarray(columns["pelvis"][row], np.float32)
@@ -199,7 +199,7 @@ class People:
         return self.hips.pelvis(self.data, row)
 
     def depth_map(self, row: int) -> Array:
-        """Metres (H, W), 0 where nothing is, from depth/NAME.png in millimetres."""
+        """Meters (H, W), 0 where nothing is, from depth/NAME.png in millimeters."""
         picture = self.picture_path(row)
         path = picture.parent.parent / "depth" / f"{picture.stem}.png"
         if not path.is_file():
@@ -297,8 +297,8 @@ def _labelled(data: HumanData) -> HumanData:
     if len(rows) == len(data):
         return data
     if len(rows) == 0:
-        raise DataError(f"{data.path}: has_smpl is 0 in all {len(data)} rows: nobody is labelled")
-    logger.warning("%s: %d of %d rows have no label (has_smpl) and are left out",
+        raise DataError(f"{data.path}: has_smpl is 0 in all {len(data)} rows: nobody is labeled")
+    logger.warning("%s: %d of %d rows have no label (has_smpl) and are skipped",
                    data.path, len(data) - len(rows), len(data))  # fmt: skip
     return data.chosen(rows)
 
@@ -337,12 +337,12 @@ def pelvis_depths(data: HumanData, body: BodySettings) -> NDArray[np.floating]:
 
 
 class SmplHips:
-    """The pelvis of people labelled with SMPL: the middle of two hips regressed from its mesh."""
+    """The pelvis of people labeled with SMPL: the middle of two hips regressed from its mesh."""
 
     def __init__(self, body: BodySettings) -> None:
         if body.smpl is None:
             raise DataError(
-                "these people are labelled with SMPL; set model.body.smpl to SMPL_NEUTRAL.pkl (or "
+                "these people are labeled with SMPL; set model.body.smpl to SMPL_NEUTRAL.pkl (or "
                 ".npz) and model.body.smpl_regressor to J_regressor_extra.npy, or capsule for both"
             )
         file = load_body(body.smpl, "model.body.smpl")

@@ -105,7 +105,7 @@ class PoseNetRecipe(Recipe):
             settings.body_joint_weight,
             settings.vert_weight,
         )
-        # Rotations and metres are float32 whatever the model computes in.
+        # Rotations and meters are float32 whatever the model computes in.
         with torch.autocast(images.device.type, enabled=False):
             body = self.body(images.device)
             with torch.no_grad():

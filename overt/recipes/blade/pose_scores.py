@@ -46,8 +46,8 @@ class Truth(NamedTuple):
 
     vertices: Tensor  # (V, 3) relative to the pelvis, in the camera's orientation
     joints: Tensor  # (J, 3) likewise
-    pelvis: Tensor  # (3,) metres
-    origin: Tensor  # (3,) metres, the place of joint 0; of SMPL-X that is the pelvis
+    pelvis: Tensor  # (3,) meters
+    origin: Tensor  # (3,) meters, the place of joint 0; of SMPL-X that is the pelvis
     focal: float | None  # pixels of the whole picture, where the data set tells it
     centre: tuple[float, float]
 
@@ -78,7 +78,7 @@ class Scorer:
         """The numbers of some people."""
         pictures = [self.people.picture(row) for row in chosen]
         output = self.predict(chosen, pictures)
-        # Millimetres are lost in bf16, whatever the networks compute in.
+        # Millimeters are lost in bf16, whatever the networks compute in.
         with torch.autocast(self.device.type, enabled=False):
             return self.compare(chosen, pictures, output)
 
@@ -130,7 +130,7 @@ class Scorer:
         return output
 
     def truth(self, row: int, picture: Picture) -> Truth:
-        """The labelled person."""
+        """The labeled person."""
         data = self.people.data
         model = self.mesh.of_labels
         pelvis = torch.from_numpy(np.array(self.people.pelvis(row))).to(self.device)
@@ -160,7 +160,7 @@ class Scorer:
         )
 
     def pose_row(self, vertices: Tensor, truth: Truth) -> Row:
-        """Errors of joints and vertices in millimetres."""
+        """Errors of joints and vertices in millimeters."""
         mesh, joints = self.mesh.of_prediction(vertices)
         true_mesh, true_joints = self.mesh.of_truth(truth.vertices)
         predicted = human.pelvis_centred(joints[None]) * MILLIMETRES

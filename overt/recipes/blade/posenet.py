@@ -34,7 +34,7 @@ class PoseOutput(NamedTuple):
 
     rotations: Tensor  # (B, 22, 3, 3): root in the camera frame, joints relative to their parents
     shape: Tensor  # (B, 10)
-    depth: Tensor | None  # (B,) metres; None where no DepthNet is asked
+    depth: Tensor | None  # (B,) meters; None where no DepthNet is asked
     keypoints: Tensor | None  # (B, 12, 2) limb joints, 0 to 1 across the picture
 
 

@@ -35,13 +35,13 @@ NEAREST_M = 0.05  # predicted depths below this are taken for it
 
 class DepthMapSample(NamedTuple):
     image: Tensor  # (3, S, S) uint8
-    depth: Tensor  # (S, S) metres; 0 where it is not known
+    depth: Tensor  # (S, S) meters; 0 where it is not known
 
 
 @dataclass(frozen=True)
 class DepthMapBatch:
     images: Tensor  # (B, 3, S, S) uint8
-    depth: Tensor  # (B, S, S) metres
+    depth: Tensor  # (B, S, S) meters
 
 
 class DepthMaps:
@@ -61,7 +61,7 @@ class DepthMaps:
         return self.cut(index, picture, draw_crop(centre, side, size, self.augmentation, rng))
 
     def unchanged(self, index: int) -> DepthMapSample:
-        """The crop as it is labelled."""
+        """The crop as it is labeled."""
         picture = self.people.picture(index)
         return self.cut(index, picture, Crop(*self.people.square(index, picture.shape[:2])))
 
@@ -81,7 +81,7 @@ class DepthMapModel(nn.Module):
         self.pixels = Normalize()
         self.depth_backbone = backbone
 
-    def forward(self, images: Tensor) -> Tensor:  # (B, 3, S, S) uint8 to (B, S, S) metres
+    def forward(self, images: Tensor) -> Tensor:  # (B, 3, S, S) uint8 to (B, S, S) meters
         return self.depth_backbone.depth_m(self.pixels(images))[:, 0].float()
 
 

@@ -83,7 +83,7 @@ def keep_convolved(_: Any, operation: Any, *arguments: Any, **options: Any) -> C
 
 
 def convolve_unshifted(convolution: nn.Conv2d, x: Tensor) -> Tensor:
-    """The convolution without its bias: normalisation takes away what is added to a whole map."""
+    """The convolution without its bias: normalization takes away what is added to a whole map."""
     weight = _WithIdle.apply(convolution.weight, convolution.bias)  # type: ignore[no-untyped-call]
     return F.conv2d(x, weight, None, convolution.stride, convolution.padding)
 
@@ -106,7 +106,7 @@ class _WithIdle(torch.autograd.Function):
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions with instance normalisation, added to the input."""
+    """Two 3x3 convolutions with instance normalization, added to the input."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()

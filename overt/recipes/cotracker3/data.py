@@ -1,6 +1,6 @@
 """Training and evaluation clips of CoTracker3.
 
-B clips, T frames, N tracks, H x W pixels; positions are (x, y) with 0 at the centre of the first
+B clips, T frames, N tracks, H x W pixels; positions are (x, y) with 0 at the center of the first
 pixel, queries are (t, x, y) with t counted from the first frame of the clip.
 """
 
@@ -48,12 +48,12 @@ FAR = 1000.0
 
 
 def collate(samples: list[TrackSample]) -> TrackBatch:
-    """Stack samples; those of different length are refused, never cut to fit their neighbours."""
+    """Stack samples; those of different length are refused, never cut to fit their neighbors."""
     lengths = sorted({len(sample.video) for sample in samples})
     if len(lengths) > 1:
         raise DataError(
             f"clips of {', '.join(map(str, lengths))} frames in one micro-batch; they are not cut, "
-            "since a sample would then depend on its neighbours. Set training.batch_size=1 and "
+            "since a sample would then depend on its neighbors. Set training.batch_size=1 and "
             "reach the global batch by accumulation, or data.random_sequence_len=null."
         )
     counts = sorted({sample.tracks.shape[1] for sample in samples})

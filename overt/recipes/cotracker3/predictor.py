@@ -49,7 +49,7 @@ class Prediction(NamedTuple):
 class Predictor:
     """A model with the way of running it; call it with a video and queries.
 
-    The support points help the model to see how the scene moves, and are dropped afterwards. They
+    The support points help the model to see how the scene moves, and are dropped afterward. They
     concern the offline model only: the online one is given the video chunk by chunk without them.
     """
 

@@ -145,7 +145,7 @@ class ModelSettings:
     # probability of leaving out a residual branch in the last block; rises from 0 in the first
     drop_path_rate: float = MISSING
     num_hierarchies: int = MISSING
-    # regions of the levels: grid (squares of patches) or sequence (neighbours in the list of hidden
+    # regions of the levels: grid (squares of patches) or sequence (neighbors in the list of hidden
     # patches, the reference)
     pooling: str = MISSING
     # a linear layer per level: none, predictions (targets stay as they are) or shared (the
@@ -379,7 +379,7 @@ class DataSettings:
     synthetic: SyntheticSettings | None = MISSING
     # (height, width) in pixels
     image_size: list[int] = MISSING
-    # mean and deviation of the colours, from 0 to 1, that are taken off
+    # mean and deviation of the colors, from 0 to 1, that are taken off
     mean: list[float] = MISSING
     std: list[float] = MISSING
     augmentation: AugmentationSettings = MISSING
@@ -517,7 +517,7 @@ class EvaluationSettings:
     max_samples: int | None = MISSING
     # images encoded at once
     batch_size: int = MISSING
-    # neighbours that vote for knn_top1
+    # neighbors that vote for knn_top1
     k: int = MISSING
     temperature: float = MISSING
     # features are those of this many last blocks of the target encoder, one behind the other

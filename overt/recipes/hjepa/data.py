@@ -159,7 +159,7 @@ def numbered_alike(held_out: Images, training: Images) -> Images:
         shown = ", ".join(unknown[:5]) + (", ..." if len(unknown) > 5 else "")
         raise DataError(
             f"data.val_root has {len(unknown)} class{'' if len(unknown) == 1 else 'es'} ({shown}) "
-            f"of which data.root has no image, so that no k-NN or probe could recognise any. "
+            f"of which data.root has no image, so that no k-NN or probe could recognize any. "
             "Classes are the same where their folders have the same name, in archives where they "
             "have the same number. Give both sets the same classes, or set data.labelled=false."
         )
@@ -208,7 +208,7 @@ def open_sets(settings: DataSettings) -> tuple[ReadableImages, ReadableImages]:
 
 
 def training_transform(settings: DataSettings) -> TrainingTransform:
-    """Crop, flip and colours as the section `augmentation` says."""
+    """Crop, flip and colors as the section `augmentation` says."""
     height, width = settings.image_size
     chosen = settings.augmentation
     low, high = chosen.crop_scale

@@ -38,7 +38,7 @@ def spread_over_classes(labels: NDArray[np.int64], count: int) -> NDArray[np.int
 
     Sets are listed class by class, so that the first images of one say nothing of the whole. Where
     there are more classes than images, two sets with the same classes get the same of them: drawn
-    from all images, those of a bank and those to be recognised would hardly meet.
+    from all images, those of a bank and those to be recognized would hardly meet.
     """
     if count >= len(labels):
         return np.arange(len(labels))

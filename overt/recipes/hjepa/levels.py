@@ -1,7 +1,7 @@
 """The levels of the hierarchy: how the features of patches become those of larger regions.
 
 On the grid a region of level l is a square of 2^l x 2^l patches; along the sequence, as in the
-reference, 2^l neighbours in the list of hidden patches. Shapes: T tokens, C cells, D features.
+reference, 2^l neighbors in the list of hidden patches. Shapes: T tokens, C cells, D features.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class GridPooling:
 
 @dataclass(frozen=True)
 class SequencePooling:
-    """Averages over neighbours in the list of tokens, remainder dropped; tokens are (B, M, D)."""
+    """Averages over neighbors in the list of tokens, remainder dropped; tokens are (B, M, D)."""
 
     token_valid: Tensor  # (B, M) bool, false for padding
 

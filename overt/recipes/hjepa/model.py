@@ -310,8 +310,7 @@ def _without_other_predictor(
     for key, value in adapted.items():
         if key.startswith("predictor.") and key in own and value.shape != own[key].shape:
             log.warning(
-                "the predictor in the file is left out, it has other sizes: %s is %s there and %s "
-                "here",
+                "the predictor of the file is skipped, sizes differ: %s is %s there and %s here",
                 key,
                 tuple(value.shape),
                 tuple(own[key].shape),

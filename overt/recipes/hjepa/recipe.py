@@ -240,7 +240,7 @@ class HJEPARecipe(EncoderRecipe):
         return scores | super().evaluate(model, world)
 
     def visualize(self, model: HJEPA) -> dict[str, Tensor]:
-        """Held-out images, what the encoder sees, what is predicted, and features as colours."""
+        """Held-out images, what the encoder sees, what is predicted, and features as colors."""
         images = HeldOutImages(self.sets[1], self.settings)
         device = next(model.parameters()).device
         drawn = map(images.try_sample, evaluation.images_used(images, IMAGES_DRAWN).tolist())
@@ -262,7 +262,7 @@ class HJEPARecipe(EncoderRecipe):
         return {"masks_and_features": torch.cat(list(rows), dim=1)}
 
     def only(self, image: Tensor, patches: np.ndarray, patch: int) -> Tensor:
-        """The image with all patches but these in grey, (3, H, W) uint8."""
+        """The image with all patches but these in gray, (3, H, W) uint8."""
         shown = torch.zeros(self.grid, dtype=torch.bool)
         shown.view(-1)[torch.from_numpy(patches)] = True
         shown = shown.repeat_interleave(patch, 0).repeat_interleave(patch, 1)

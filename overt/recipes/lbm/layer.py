@@ -32,7 +32,7 @@ class Found(NamedTuple):
 
     query: Tensor  # (B, N, C)
     correlation: Tensor  # (B, N, P) with every cell of the frame
-    points_xy: Tensor  # (B, N, K, 2) centres of the best cells, pixels of the model
+    points_xy: Tensor  # (B, N, K, 2) centers of the best cells, pixels of the model
     rho: Tensor  # (B, N, K) logits: is the candidate wrong?
 
 
@@ -127,7 +127,7 @@ class Layer(PostNorm):
         return torch.cat([stretch @ rows[:-1], rows[-1:]])
 
     def best_cells(self, correlation: Tensor) -> tuple[Tensor, Tensor]:
-        """Centres of the best cells (B, N, K, 2), in pixels and in parts of the image."""
+        """Centers of the best cells (B, N, K, 2), in pixels and in parts of the image."""
         height, width = self.sizes[0]
         scores = correlation.detach()
         if self.candidates == 1:

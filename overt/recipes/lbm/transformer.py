@@ -36,7 +36,7 @@ class Estimate(NamedTuple):
     """Where the points are in one frame."""
 
     points_xy: Tensor  # (B, N, 2) pixels of the model, float32
-    offset: Tensor  # (B, N, 2) from the best cell's centre
+    offset: Tensor  # (B, N, 2) from the best cell's center
     visibility: Tensor  # (B, N) logits
     rho: Tensor  # (B, N) logits: is the point wrong or invisible?
     layers: tuple[Found, ...]
@@ -103,7 +103,7 @@ class Transformer(PostNorm):
     def frame_maps(self, features: Tensor) -> FrameMaps:
         """Everything that is computed once per frame, of features (B, h, w, C).
 
-        Resizing a level and mixing the levels' correlations act linearly on normalised features.
+        Resizing a level and mixing the levels' correlations act linearly on normalized features.
         So they are done to the features, and a layer's correlation is one matrix product.
         """
         tokens = make_tokens(features, len(self.sizes))

@@ -37,13 +37,13 @@ class DownSettings:
     convolutions: ConvolutionSettings | None = MISSING
     # furthest points that the next level is made of
     centers: int = MISSING
-    # of the ball around a centre; the longest axis of a cloud measures 6
+    # of the ball around a center; the longest axis of a cloud measures 6
     radius: float = MISSING
-    # slots of a neighbourhood; those without a point repeat the first
+    # slots of a neighborhood; those without a point repeat the first
     neighbours: int = MISSING
-    # of the small network that is applied to every neighbour
+    # of the small network that is applied to every neighbor
     widths: list[int] = MISSING
-    # on CUDA: how many neighbours a centre has room for, on average over the batch; null: as many
+    # on CUDA: how many neighbors a center has room for, on average over the batch; null: as many
     # as there are, for which the host waits in every step
     pairs_per_center: int | None = MISSING
 
@@ -86,7 +86,7 @@ class ModelSettings:
     up: list[UpSettings] = MISSING
     # width of the embedding of the time step
     embed_dim: int = MISSING
-    # attention over the coarsest centres and in the voxels of odd levels
+    # attention over the coarsest centers and in the voxels of odd levels
     attention: bool = MISSING
     # in the voxels, after the first convolution; null: no such layer, which renumbers the keys
     dropout: float | None = MISSING
@@ -134,7 +134,7 @@ class ModelSettings:
         if width < 8 or width % 8:
             raise ConfigError(
                 f"{what} times model.width_multiplier={self.width_multiplier} is {width}; it is "
-                "normalised in 8 groups and must be a multiple of 8"
+                "normalized in 8 groups and must be a multiple of 8"
             )
 
 
@@ -175,7 +175,7 @@ class DataSettings:
     # turn training clouds by up to rotation_degrees about each axis
     augment: bool = MISSING
     rotation_degrees: float = MISSING
-    # normalise training clouds by the box of the known points alone, as it is in sampling; false:
+    # normalize training clouds by the box of the known points alone, as it is in sampling; false:
     # of all points, as published
     known_box: bool = MISSING
     # at t = 0 an item always gets the same noise, as published

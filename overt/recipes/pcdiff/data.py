@@ -33,7 +33,7 @@ from overt.errors import ConfigError
 from overt.recipes.pcdiff.config import DataSettings, EvaluationSettings
 
 FIXED_NOISE_SEED = 570
-# The skull of an example, in the coordinates of normalised clouds: half its size along each axis,
+# The skull of an example, in the coordinates of normalized clouds: half its size along each axis,
 # the thickness of its wall as a fraction of that, and from which height on it is the implant.
 SKULL_EXTENT, WALL, CAP_HEIGHT = (2.4, 3.0, 2.6), 0.06, 0.75
 SKULLBREAK_SPACING = 0.4  # mm, without a volume to tell
@@ -122,7 +122,7 @@ def noised(
     rng: np.random.Generator,
     name: str,
 ) -> CloudSample:
-    """A normalised cloud, turned where that is asked for, with its time step and noise."""
+    """A normalized cloud, turned where that is asked for, with its time step and noise."""
     rotation = None
     if settings.augment:
         limit = np.deg2rad(settings.rotation_degrees)
@@ -162,7 +162,7 @@ def draw(path: Path, count: int, rng: np.random.Generator) -> Points:
 
 @dataclass(frozen=True)
 class HeldOutCase:
-    """A defective skull, normalised by itself, and what is known about its implant."""
+    """A defective skull, normalized by itself, and what is known about its implant."""
 
     item: SkullItem
     cloud: Cloud  # (S, 3) known points
@@ -171,11 +171,11 @@ class HeldOutCase:
 
     @property
     def unit_mm(self) -> float:
-        """mm of one unit of the normalised coordinates."""
+        """mm of one unit of the normalized coordinates."""
         return float(self.cloud.scale.item()) * self.voxel_mm
 
     def to_cloud(self, points: Tensor) -> Points:
-        """Return normalised points (..., 3) in the coordinates of the clouds on disk."""
+        """Return normalized points (..., 3) in the coordinates of the clouds on disk."""
         coordinates: Points = points.numpy() * self.cloud.scale + self.cloud.shift
         return coordinates
 

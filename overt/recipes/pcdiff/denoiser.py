@@ -34,7 +34,7 @@ class Convolutions(NamedTuple):
 
 
 class Down(NamedTuple):
-    """A level on the way down: convolutions, then neighbourhoods of centres."""
+    """A level on the way down: convolutions, then neighborhoods of centers."""
 
     convolutions: Convolutions | None
     centers: int

@@ -1,6 +1,6 @@
 """Everything of a forward pass that depends on coordinates alone: computed once, then only read.
 
-Letters: B clouds, N points; level l has the coordinates of level l - 1's centres, level 0 those of
+Letters: B clouds, N points; level l has the coordinates of level l - 1's centers, level 0 those of
 the input. Level l of the way down and level l of the way up see the same points, and so share it.
 """
 
@@ -25,13 +25,13 @@ class LevelPlan(NamedTuple):
     radius: float
     neighbours: int
     resolutions: tuple[int, ...]  # of the voxel grids that its layers use
-    pairs_per_center: int | None  # slots of the packed neighbourhoods, on average; None: as found
+    pairs_per_center: int | None  # slots of the packed neighborhoods, on average; None: as found
 
 
 class Nearest(NamedTuple):
-    """The three nearest centres of every point, for interpolation."""
+    """The three nearest centers of every point, for interpolation."""
 
-    rows: Tensor  # (B * N, 3) int32: of the centres, among those of the batch
+    rows: Tensor  # (B * N, 3) int32: of the centers, among those of the batch
     weights: Tensor  # (B * N, 3)
 
 
@@ -40,7 +40,7 @@ class Level(NamedTuple):
     grids: dict[int, VoxelGrid]  # by resolution
     centers: Tensor  # (B, M, 3)
     pairs: Pairs
-    relative: Tensor  # (P, 3) from the centre to the neighbour
+    relative: Tensor  # (P, 3) from the center to the neighbor
     nearest: Nearest
 
 
@@ -84,7 +84,7 @@ def first_centers(coords: Tensor, count: int) -> Tensor:
 
 
 def find_level(coords: Tensor, centers: Tensor, plan: LevelPlan) -> Level:
-    """Grids, neighbourhoods and nearest centres of one level."""
+    """Grids, neighborhoods and nearest centers of one level."""
     batch = len(coords)
     slots = plan.pairs_per_center
     # On the CPU the number of pairs is known at once.

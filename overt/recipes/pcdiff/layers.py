@@ -1,6 +1,6 @@
 """The blocks of the point-voxel network, with the parameter names of the published checkpoints.
 
-Letters: B clouds, N points, M centres, P pairs, V voxels, C channels. Features are rows, (B, N, C).
+Letters: B clouds, N points, M centers, P pairs, V voxels, C channels. Features are rows, (B, N, C).
 Parameters lie in the convolutions that the checkpoints know; a convolution of size 1 is computed as
 the matrix product that it is. `time`, (B, D), is the same at every point: it is never spread out.
 """
@@ -21,7 +21,7 @@ from overt.ops.point_rows.api import mix_rows
 from overt.ops.point_voxels.api import VoxelGrid, average_voxels, read_voxels
 from overt.recipes.pcdiff.geometry import Nearest
 
-GROUPS = 8  # of every group normalisation
+GROUPS = 8  # of every group normalization
 SE_REDUCTION = 8
 
 
@@ -199,10 +199,10 @@ class PVConv(nn.Module):
 
 
 class SetAbstraction(nn.Module):
-    """Features of centres: the largest of what a small network makes of their neighbours.
+    """Features of centers: the largest of what a small network makes of their neighbors.
 
-    The first layer is a sum: one part of the neighbour's own features, computed once for each
-    point, one of its place relative to the centre.
+    The first layer is a sum: one part of the neighbor's own features, computed once for each
+    point, one of its place relative to the center.
     """
 
     def __init__(self, in_channels: int, widths: Sequence[int]) -> None:
@@ -216,7 +216,7 @@ class SetAbstraction(nn.Module):
         relative: Tensor,  # (P, 3)
         time: Tensor | None = None,  # (B, D), appended to the features of every point
     ) -> Tensor:
-        """Features of the centres, (B, M, C')."""
+        """Features of the centers, (B, M, C')."""
         (first, norm), *rest = cast(SharedMLP, self.mlps[0]).steps()
         own = with_time(first, features, time, start=3)
         rows = mix_rows(own.flatten(0, 1), pairs.points[:, None])
@@ -229,9 +229,9 @@ class SetAbstraction(nn.Module):
 
 
 class FeaturePropagation(nn.Module):
-    """Features of points from those of the three nearest centres and their own.
+    """Features of points from those of the three nearest centers and their own.
 
-    The first layer is applied to the centres, of which there are fewer, and its result
+    The first layer is applied to the centers, of which there are fewer, and its result
     interpolated: both are linear.
     """
 
@@ -244,7 +244,7 @@ class FeaturePropagation(nn.Module):
         features: Tensor,  # (B, M, C)
         nearest: Nearest,
         skip: Tensor,  # (B, N, C'') features that the points have already; may have no channels
-        time: Tensor | None = None,  # (B, D), appended to the features of every centre
+        time: Tensor | None = None,  # (B, D), appended to the features of every center
     ) -> Tensor:
         """Features of the points, (B, N, C')."""
         (first, norm), *rest = self.mlp.steps()

@@ -40,7 +40,7 @@ CASES_DRAWN = 2
 
 
 class Completion(NamedTuple):
-    """Implants for one skull, in its normalised coordinates; on the CPU."""
+    """Implants for one skull, in its normalized coordinates; on the CPU."""
 
     known: Cloud  # (S, 3)
     implants: Tensor  # (n, K, 3)
@@ -55,10 +55,10 @@ class PCDiffRecipe(Recipe):
         self.plans = make_plans(self.down, self.up, settings.model.resolution_multiplier)
         self.replayable: bool | str = True
         if any(plan.pairs_per_center is None for plan in self.plans):
-            # With room set aside for neighbours, the host asks the device for nothing.
+            # With room set aside for neighbors, the host asks the device for nothing.
             self.replayable = (
                 "a level of the model has pairs_per_center=null, so that the host waits for the "
-                "number of its neighbours; give every level a number"
+                "number of its neighbors; give every level a number"
             )
         self.arrays: dict[torch.device, Arrays] = {}
 
@@ -120,7 +120,7 @@ class PCDiffRecipe(Recipe):
                 case _:
                     losses = errors
             fullest = geometry.fullest()
-            # Neighbours that found no room would be a silent error: the step is to be skipped.
+            # Neighbors that found no room would be a silent error: the step is to be skipped.
             losses = losses + torch.where(fullest > 1, torch.nan, 0.0)
             share = len(errors) / counts["samples"]
         return StepOutput(

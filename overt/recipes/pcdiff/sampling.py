@@ -82,7 +82,7 @@ class ReverseStep:
         self.solver = None if plan.solver is None else plan.solver.to(device)
         self.start = torch.zeros_like(self.x)  # x_0 as the step before predicted it
         self.times = torch.zeros(batch, dtype=torch.int64, device=device)
-        # How full the room for neighbours was at most; above 1 some were left out.
+        # How full the room for neighbors was at most; above 1 some were left out.
         self.fullest = torch.zeros((), device=device)
 
     def __call__(self) -> None:
@@ -158,9 +158,9 @@ def record(step: Callable[[], None]) -> Callable[[], None]:
 
 
 def refuse_overflow(fullest: float) -> None:
-    """Neighbours that found no room do not count."""
+    """Neighbors that found no room do not count."""
     if fullest > 1:
         raise ConfigError(
-            f"a level has {fullest:.2f} times as many neighbours as its pairs_per_center (in "
+            f"a level has {fullest:.2f} times as many neighbors as its pairs_per_center (in "
             "model.down) has room for; raise it by as much, or set it to null"
         )

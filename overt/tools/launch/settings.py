@@ -59,8 +59,8 @@ class SlurmSettings:
         if self.signal_seconds >= seconds(self.time):
             raise ConfigError(
                 f"signal_seconds={self.signal_seconds} is not below the time limit {self.time}: "
-                "the run would be told to stop as it begins; ask for more time (--time), or give "
-                "the save less (--signal-seconds)"
+                "the run would be signaled as soon as it starts; ask for more time (--time), or "
+                "give the save less (--signal-seconds)"
             )
 
 

@@ -51,7 +51,7 @@ def check_size(config: Config, size: Size) -> None:
     training = config.training
     if size.gpus == 0 and training.device != "cpu":
         raise ConfigError(
-            f"--gpus 0, but training.device={training.device} wants GPUs; ask for --gpus N, one "
+            f"--gpus 0, but training.device={training.device} needs GPUs; use --gpus N, one "
             "process each, or train on the CPU with training.device=cpu --processes N"
         )
     if size.gpus and training.device == "cpu":

@@ -67,7 +67,7 @@ def submit(job: Job, after: Sequence[str] = ()) -> str:
     job.script.write_text(render(job))
     command = ["sbatch", "--parsable"]
     if after:
-        # Where an earlier job fails for good, those that need it are cancelled, not kept waiting.
+        # Where an earlier job fails for good, those that need it are canceled, not kept waiting.
         command += [f"--dependency=afterok:{':'.join(after)}", "--kill-on-invalid-dep=yes"]
     try:
         done = subprocess.run(
@@ -261,7 +261,7 @@ if [ "$session" -ge {settings.max_requeues} ]; then
   say "requeued {settings.max_requeues} times already: not requeued"
   exit "$code"
 fi
-# A job that was cancelled stays so, and one whose time of grace is over is requeued by Slurm.
+# A job that was canceled stays so, and one whose time of grace is over is requeued by Slurm.
 if ! scontrol --oneliner show job "$job" | grep -q 'JobState=RUNNING'; then
   say "Slurm has ended this job itself: not requeued here"
   exit "$code"

@@ -89,9 +89,7 @@ def read_losses(run: Path) -> dict[int, float]:
     """Loss by step of a run's metrics.jsonl."""
     log = run / "metrics.jsonl"
     if not log.is_file():
-        raise OvertError(
-            f"{run} has no metrics.jsonl: that run did not get as far as its first log"
-        )
+        raise OvertError(f"{run} has no metrics.jsonl: that run ended before its first log line")
     losses: dict[int, float] = {}
     for row in read_rows(log):
         step, loss = step_of(row), number_of(row.get("train/loss"))

@@ -183,7 +183,7 @@ def _expect_success(plan: Plan, name: str, ended: Ended) -> None:
     if ended.late:
         raise OvertError(
             f"the run did not end within {plan.deadline:.0f} s; raise --deadline or lower --steps. "
-            f"What it said is in {log}"
+            f"Its output is in {log}"
         )
     if any(ended.codes):
         last = "\n  ".join(log.read_text(errors="replace").splitlines()[-5:])

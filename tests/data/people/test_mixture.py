@@ -36,5 +36,5 @@ def test_a_single_data_set_is_visited_row_by_row() -> None:
 def test_shares_that_make_no_sense_are_refused() -> None:
     with pytest.raises(DataError, match="above 0"):
         DrawnMixture([Rows("a", 1), Rows("b", 1)], [1.0, 0.0])
-    with pytest.raises(DataError, match="2 data sets with 1 shares"):
+    with pytest.raises(DataError, match="2 data sets with 1 weights"):
         DrawnMixture([Rows("a", 1), Rows("b", 1)], [1.0])

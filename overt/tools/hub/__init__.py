@@ -1,0 +1,1 @@
+"""Checkpoints as folders of the Hugging Face Hub: weights, configuration, model card."""
