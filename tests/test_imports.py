@@ -100,7 +100,8 @@ def forbidden(found: Import, root: Path) -> str | None:
     # Within one room: recipes, tools and commands know nothing of each other.
     if room in ("recipes", "tools") and len(module) > 2 and rest[1:2] != [module[1]]:
         return f"{room}.{module[1]} knows nothing of {room}.{rest[1]}"
-    if room == "commands" and rest[1:2] not in (["arguments"], ["tables"]):
+    own_folder = len(module) > 2 and rest[1:2] == [module[1]]  # a command of several files
+    if room == "commands" and rest[1:2] not in (["arguments"], ["tables"]) and not own_folder:
         return "commands know nothing of each other"
     return None
 
