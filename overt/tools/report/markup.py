@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import html
+import re
 
-VOID = ("input", "img", "meta")
+VOID = ("input", "img", "meta", "wbr")
 
 
 class Html(str):
@@ -29,6 +30,12 @@ def join(*children: str) -> Html:
     """Pieces one after the other; those that are plain text are escaped."""
     texts = (child if isinstance(child, Html) else html.escape(child) for child in children)
     return Html("".join(texts))
+
+
+def breakable(name: str) -> Html:
+    """A name that may break after its underscores, dots and slashes, and nowhere else."""
+    parts = re.split(r"(?<=[_./])(?=[^_./])", name)
+    return Html(element("wbr").join(html.escape(part) for part in parts))
 
 
 def table(head: list[str], rows: list[list[str]], class_: str | None = None) -> Html:
