@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -24,6 +25,7 @@ from overt.errors import (
 )
 from overt.health.phases import Phases, process_start
 from overt.health.preemption import StopSignal
+from overt.progress import shown
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -70,7 +72,8 @@ def train(arguments: argparse.Namespace, stop: StopSignal) -> int:
     phases.end("group")
     code = 0
     with locked(config.run_dir) as lock:
-        trainer = Trainer(config, build_recipe(config), world, stop, phases, lock=lock)
+        with shown() if world.is_main else nullcontext():  # data may have to be made first
+            trainer = Trainer(config, build_recipe(config), world, stop, phases, lock=lock)
         try:
             trainer.train()
         except Preempted as asked:

@@ -16,7 +16,7 @@ import overt
 ROOT = Path(overt.__file__).parent
 
 LEAVES = {
-    "errors", "checks", "nested", "distributed", "schedule", "evaluation",
+    "errors", "checks", "nested", "progress", "terminal", "distributed", "schedule", "evaluation",
     "files", "ops", "nn", "geometry", "data", "metrics", "viz",
 }  # fmt: skip
 SEAM = LEAVES | {"recipe", "tasks"}
@@ -41,11 +41,23 @@ MAY_IMPORT = {
     "train": ENGINE | {"api"},
     "commands": ENGINE | {"train", "tools", "tracker", "verbs"},
     "verbs": {"errors"},
-    "cli": {"errors", "verbs", "train", "commands"},
+    "cli": {"errors", "verbs", "train", "commands", "terminal"},
     "__init__": ENGINE | {"api", "testing", "tracker", "train"},
     "__main__": {"cli"},
 }
-WITHOUT_TORCH = {"config", "recipe", "tasks", "checks", "schedule", "errors", "cli", "train", "api"}
+WITHOUT_TORCH = {
+    "progress",
+    "terminal",
+    "config",
+    "recipe",
+    "tasks",
+    "checks",
+    "schedule",
+    "errors",
+    "cli",
+    "train",
+    "api",
+}
 
 
 class Import(NamedTuple):

@@ -15,6 +15,7 @@ import argparse
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
@@ -27,6 +28,7 @@ from overt.commands.arguments import evaluation_options
 from overt.config import Config, build_recipe
 from overt.errors import ConfigError, need_folder
 from overt.files.yaml_text import parse_yaml, read_text
+from overt.progress import shown
 from overt.tasks import BaselineScorer, RowScorer, ScoreTabulator, need_task
 
 if TYPE_CHECKING:
@@ -77,10 +79,11 @@ def main(arguments: Sequence[str]) -> int:
         from overt.engine.strategy.blocks import compile_model
 
         compile_model(recipe, model, replace(config.training, compile="blocks"))
-    result = score(config, recipe, model, world)
-    if options.baselines:
-        scorer = need_task(recipe, BaselineScorer, config.recipe.name)
-        result = with_baselines(result, scorer.baseline_rows(world))
+    with shown() if world.is_main else nullcontext():
+        result = score(config, recipe, model, world)
+        if options.baselines:
+            scorer = need_task(recipe, BaselineScorer, config.recipe.name)
+            result = with_baselines(result, scorer.baseline_rows(world))
     if world.is_main:
         write(folder, checkpoint, config, result)
         print(f"written to {folder}")

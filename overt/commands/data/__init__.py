@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from overt.commands.data import images, people, skulls, tracking
+from overt.progress import shown
 
 
 def main(arguments: list[str]) -> int:
@@ -14,5 +15,6 @@ def main(arguments: list[str]) -> int:
     for field in (tracking, images, skulls, people):
         field.add_verbs(verbs)
     options = parser.parse_args(arguments)
-    status: int = options.run(options)
+    with shown():
+        status: int = options.run(options)
     return status

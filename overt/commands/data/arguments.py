@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,13 +38,3 @@ def add_verb(
 
 def add_seed(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=not_negative, default=0, help="another seed, other data")
-
-
-def counter(noun: str, total: int) -> Callable[[int], None]:
-    """Shows how far the work is, where someone watches."""
-
-    def report(done: int) -> None:
-        if sys.stdout.isatty() and (done % 100 == 0 or done == total):
-            print(f"\r{noun} {done} of {total}", end="\r", flush=True)
-
-    return report

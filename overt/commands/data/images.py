@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from overt.commands.data.arguments import (
     add_seed,
     add_verb,
-    counter,
     not_negative,
     positive,
     side_length,
@@ -128,7 +127,6 @@ def _images(options: argparse.Namespace) -> int:
         options.per_class,
         options.size,
         options.seed,
-        report=counter("image", options.classes * options.per_class),
     )
     print(
         f"{options.root}: {len(names)} classes of {options.per_class} images, "
@@ -156,7 +154,6 @@ def _pack(options: argparse.Namespace) -> int:
         options.side,
         options.raw,
         options.workers,
-        report=counter("image", len(images)),
     )
     print(
         f"{options.out}: {packed.images} images of {len(images.classes)} classes, "

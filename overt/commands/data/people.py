@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
 from overt.commands.data.arguments import (
     add_seed,
     add_verb,
-    counter,
     not_negative,
     positive,
     side_length,
@@ -131,8 +129,7 @@ def _people(options: argparse.Namespace) -> int:
         "backgrounds", "device",
     )  # fmt: skip
     chosen = PeopleOptions(**{name: getattr(options, name) for name in names})
-    report = counter("person", options.count)
-    path = write_people(options.root, options.name, options.count, chosen, report, options.workers)
+    path = write_people(options.root, options.name, options.count, chosen, options.workers)
     print(f"{path}: {options.count} people, {options.size}x{options.size}, {options.framing}")
     return 0
 
@@ -164,7 +161,7 @@ def _smplx_labels(options: argparse.Namespace) -> int:
     names = ("smpl", "smplx", "transfer", "vertices", "batch", "iterations")
     chosen = FitOptions(**{name: getattr(options, name) for name in names})
     world = init_distributed(options.device)
-    errors = convert_labels(options.source, options.out, chosen, world.device, _people_done)
+    errors = convert_labels(options.source, options.out, chosen, world.device)
     poor = int((errors > POOR_MM).sum())
     print(
         f"{options.out}: {len(errors)} people, vertices within {float(errors.mean()):.1f} mm on "
@@ -172,8 +169,3 @@ def _smplx_labels(options: argparse.Namespace) -> int:
         f"above {POOR_MM:g} mm"
     )
     return 0
-
-
-def _people_done(done: int) -> None:
-    if sys.stdout.isatty():
-        print(f"\r{done} people", end="\r", flush=True)

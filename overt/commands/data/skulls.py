@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from overt.commands.data.arguments import (
     add_seed,
     add_verb,
-    counter,
     not_negative,
     positive,
     side_length,
@@ -75,7 +74,6 @@ def _skulls(options: argparse.Namespace) -> int:
         options.side,
         options.points,
         options.seed,
-        report=counter("skull", options.skulls),
         workers=options.workers,
         kind=options.kind,
     )
@@ -89,7 +87,6 @@ def _skulls(options: argparse.Namespace) -> int:
 def _prepare(options: argparse.Namespace) -> int:
     from overt.data.skulls.prepare import prepare
 
-    skulls = len(list((options.root / "complete_skull").glob("*.nrrd")))
     done = prepare(
         options.root,
         options.dataset,
@@ -97,7 +94,6 @@ def _prepare(options: argparse.Namespace) -> int:
         options.seed,
         options.workers,
         options.force,
-        report=counter("skull", skulls),
     )
     print(
         f"{options.root}: {done.written} clouds of {options.points} points written, {done.kept} "

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from overt.commands.arguments import whole_number
@@ -130,11 +128,7 @@ def _scene(options: argparse.Namespace) -> dict[str, Any]:
 def _kubric(options: argparse.Namespace) -> int:
     from overt.data.tracking.synthetic_kubric import write_sequences
 
-    def report(sequence: Path) -> None:
-        if sys.stdout.isatty():
-            print(f"\rsequence {sequence.name} of {options.sequences}", end="\r", flush=True)
-
-    written = write_sequences(options.root, options.sequences, **_scene(options), report=report)
+    written = write_sequences(options.root, options.sequences, **_scene(options))
     height, width = options.size
     print(
         f"{options.root}: {options.sequences} sequences of {options.frames} frames, "

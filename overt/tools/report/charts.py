@@ -78,7 +78,8 @@ def choose_charts(runs: Sequence[Run], pins: Sequence[str] = ()) -> list[Chart]:
         charts.append(Chart(name, "distributions", parts))
     for pin in pins:
         if not any(matches(chart.name, [pin]) for chart in charts):
-            hint = nearest(pin, [chart.name for chart in charts])
+            names = [chart.name for chart in charts]
+            hint = nearest(pin, [name.rpartition("/")[2] for name in names] + names)
             raise OvertError(f"--pin {pin} matches no metric of these runs{hint}")
     order = list(SECTIONS)
     ranking = [f"evaluation/{run.config.get('checkpoint.metric_name')}" for run in runs]
