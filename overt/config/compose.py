@@ -63,13 +63,14 @@ def compose_values(
     parsed = _parse(overrides)
     if config_file is not None:
         return _read_file(config_file, parsed)
-    roots = [*(Path(package).resolve() for package in packages), *installed_packages().values()]
+    roots = _package_roots(packages)
     search = [root / "conf" for root in roots if (root / "conf").is_dir()]
     groups = [item for item in parsed if item.key_or_group in GROUPS]
     if not any(item.key_or_group == "recipe" for item in groups):
         names = ", ".join(_options("recipe", search))
         raise ConfigError(f"no recipe was chosen; add recipe=NAME with one of: {names}")
     for item in groups:
+        _refuse_removal(item, search)
         _check_option(item, search)
     # First without the values: what is left then is what may be overridden.
     values = _compose([item.input_line or "" for item in groups], search)
@@ -83,6 +84,31 @@ def compose_values(
     for item in single:
         _update(values, item)
     return values
+
+
+def group_options(packages: Sequence[str] = ()) -> dict[str, list[Path]]:
+    """Return the files of each configuration group, of overt and of packages."""
+    roots = [CONF, *(root / "conf" for root in _package_roots(packages))]
+    return {
+        group: sorted(
+            {path.stem: path for root in roots for path in (root / group).glob("*.yaml")}.values(),
+            key=lambda path: path.stem,
+        )
+        for group in GROUPS
+    }
+
+
+def chosen_options(overrides: Sequence[str], packages: Sequence[str] = ()) -> dict[str, str]:
+    """Return which option of each group a composition takes, by Hydra's own record."""
+    load(overrides, packages=packages)  # what is wrong is said as for a run
+    search = [root / "conf" for root in _package_roots(packages)]
+    composed = _compose(list(overrides), search, with_hydra=True)
+    choices = composed.hydra.runtime.choices
+    return {group: str(choices[group]) for group in GROUPS if group in choices}
+
+
+def _package_roots(packages: Sequence[str]) -> list[Path]:
+    return [*(Path(package).resolve() for package in packages), *installed_packages().values()]
 
 
 def _read_file(config_file: str, parsed: list[Override]) -> DictConfig:
@@ -145,13 +171,13 @@ def _parse_one(text: str) -> Override:
         ) from error
 
 
-def _compose(overrides: list[str], search: list[Path]) -> DictConfig:
+def _compose(overrides: list[str], search: list[Path], with_hydra: bool = False) -> DictConfig:
     if search:
         paths = ",".join(f'"file://{path}"' for path in search)
         overrides = [*overrides, f"hydra.searchpath=[{paths}]"]
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            return compose("train", overrides)
+            return compose("train", overrides, return_hydra_config=with_hydra)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise ConfigError(f"the configuration does not compose: {error}") from error
 
@@ -171,9 +197,20 @@ def _options(group: str, search: list[Path]) -> list[str]:
     return sorted({path.stem for root in (CONF, *search) for path in (root / group).glob("*.yaml")})
 
 
+def _refuse_removal(item: Override, search: list[Path]) -> None:
+    """A section that every run needs cannot be taken away, as `~optimizer` asks."""
+    if item.is_delete():
+        group = item.key_or_group
+        raise ConfigError(
+            f"{item.input_line} takes away the section {group}, which every run needs; choose "
+            f"another one by {group}=NAME ({', '.join(_options(group, search))}), or change single "
+            f"keys by {group}.KEY=VALUE"
+        )
+
+
 def _check_option(item: Override, search: list[Path]) -> None:
     options, chosen = _options(item.key_or_group, search), str(item.value())
-    if chosen not in options and not item.is_delete():
+    if chosen not in options:
         raise ConfigError(
             f"{item.key_or_group}={chosen}: no such {item.key_or_group}"
             f"{nearest(chosen, options)}; there are {', '.join(options)}. Your own live in a "
