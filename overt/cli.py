@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 
 from overt import __version__
 from overt.commands.installed import installed_commands, load_command, owner_in_words
 from overt.errors import PREEMPTED_EXIT_CODE, OvertError, Preempted, nearest
-from overt.verbs import VERBS
+from overt.terminal import paint
+from overt.verbs import VERBS, examples_of
 
 
 def usage() -> str:
@@ -19,7 +21,7 @@ def usage() -> str:
         for verb, entry in installed_commands().items()
         if verb not in VERBS
     }
-    lines = [f"  overt {verb:<10} {text}" for verb, text in texts.items()]
+    lines = [f"  {paint(f'overt {verb:<10}', 'bold')} {text}" for verb, text in texts.items()]
     return "\n".join(
         [
             f"overt {__version__}: explicit distributed training for vision research",
@@ -29,6 +31,19 @@ def usage() -> str:
             "`overt VERB --help` says more.",
         ]
     )
+
+
+@contextmanager
+def examples_after_help(words: list[str]) -> Iterator[None]:
+    """Print examples below the help of a verb; `-h` ends its parser by SystemExit."""
+    try:
+        yield
+    except SystemExit as ended:
+        if ended.code in (0, None) and {"-h", "--help"} & set(words):
+            print(f"\n{paint('examples:', 'bold')}")
+            for command, purpose in examples_of(words).items():
+                print(f"  {command}\n      {purpose}")
+        raise
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,14 +63,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     try:
         if verb in VERBS:
-            result: int = import_module(VERBS[verb][0]).main(rest)
+            with examples_after_help(words):
+                result: int = import_module(VERBS[verb][0]).main(rest)
         else:
             result = load_command(installed_commands()[verb])(rest)
     except Preempted as asked:
         print(asked, file=sys.stderr)
         return PREEMPTED_EXIT_CODE
     except OvertError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        name = paint(type(error).__name__, "red", sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:  # `overt ... | head` has seen enough
         sys.stderr.close()

@@ -26,6 +26,7 @@ from overt.errors import (
 from overt.health.phases import Phases, process_start
 from overt.health.preemption import StopSignal
 from overt.progress import shown
+from overt.terminal import paint
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run(make_parser().parse_intermixed_args(arguments))
     except OvertError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        print(f"{paint(type(error).__name__, 'red', sys.stderr)}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\ninterrupted; the same command resumes from the last checkpoint", file=sys.stderr)

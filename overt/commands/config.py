@@ -22,22 +22,12 @@ from overt.errors import ConfigError, nearest
 from overt.terminal import columns, paint
 
 ABSENT = object()
-EXAMPLES = """\
-examples:
-  overt config                                          groups, and what each offers
-  overt config recipe=hjepa_tiny                        every key with its value
-  overt config recipe=hjepa_tiny optimizer=muon         with another optimizer
-  overt config recipe=hjepa_tiny --explain training     what a section's keys mean
-  overt config --explain training.precision             one key: when to choose which value
-  overt config recipe=hjepa_tiny --info                 which option of each group is taken
-"""
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="overt config",
         description=__doc__,
-        epilog=EXAMPLES,
         parents=[config_options()],
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

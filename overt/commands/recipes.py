@@ -16,7 +16,6 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="overt recipes",
         description=__doc__,
-        epilog="examples: overt recipes; overt recipes tiny; overt recipes --package my_recipe",
     )
     parser.add_argument("word", nargs="?", default="", help="only names that contain this")
     add_package_option(parser)

@@ -15,14 +15,6 @@ from pathlib import Path
 from overt.checks import within
 from overt.files.atomic import new_file
 
-EXAMPLES = """\
-examples:
-  overt report runs/mine                               writes runs/mine/report.html
-  overt report runs/a runs/b --output compare.html     curves of both, settings that differ
-  overt report runs/mine --pin 'grad_norm'             another metric among the first
-  overt report --serve                                 follow all runs below runs/
-  overt report --serve --host 0.0.0.0                  from other hosts, with the token it prints
-"""
 TOKEN = re.compile(r"[\w.~-]{8,128}")
 
 
@@ -30,7 +22,6 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="overt report",
         description=__doc__,
-        epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="a run folder")
