@@ -16,8 +16,8 @@ from typing import TextIO, TypeVar
 Item = TypeVar("Item")
 Listener = Callable[[str, int, int], None]  # what is done, how many are, of how many
 
-LINE_SECONDS = 30.0  # between two lines where there is no terminal
-DRAW_SECONDS = 0.1  # between two drawings where there is one
+LINE_SECONDS = 30.0  # between two lines of a log
+DRAW_SECONDS = 0.1  # between two drawings on a terminal
 CLEAR = "\r\x1b[K"
 
 _listeners: list[Listener] = []

@@ -142,6 +142,7 @@ def score(config: Config, recipe: Recipe, model: nn.Module, world: World) -> Res
     from overt.engine.precision import AUTOCAST, set_precision
     from overt.engine.scoring import score_sets
     from overt.evaluation import summarize
+    from overt.run.messages import aligned_scores
 
     set_precision(config.training.precision, config.training.deterministic)
     dtype = AUTOCAST.get(config.training.precision)
@@ -158,7 +159,7 @@ def score(config: Config, recipe: Recipe, model: nn.Module, world: World) -> Res
             scores = score_sets(recipe, model, world)
         if world.is_main:
             samples = recipe.visualize(model)
-    table = plain_table(scores)
+    table = aligned_scores("scores", scores, config.checkpoint.metric_name)
     if rows and isinstance(recipe, ScoreTabulator):
         table = recipe.score_table(rows, scores)
     return Result(scores, rows, table, samples)
@@ -182,12 +183,6 @@ def baseline_line(means: dict[str, float]) -> str:
 
     named = {name: means[key] for name, key in COLUMNS.items() if key in means} or means
     return ", ".join(f"{name} {100 * value:.1f}" for name, value in named.items())
-
-
-def plain_table(scores: dict[str, float]) -> str:
-    """One line per score."""
-    width = max(map(len, scores), default=0)
-    return "\n".join(f"  {name:<{width}}  {value:.4f}" for name, value in scores.items())
 
 
 def write(folder: Path, checkpoint: Path, config: Config, result: Result) -> None:

@@ -7,7 +7,7 @@ CHOICES: dict[str, dict[str, str]] = {
     "training.device": {
         "auto": "CUDA where there is one, else the CPU; right nearly always",
         "cpu": "to debug, or where the GPU belongs to someone else",
-        "cuda": "to fail at once where there is no GPU, instead of training on the CPU",
+        "cuda": "to fail at once without a GPU, instead of training on the CPU",
     },
     "training.strategy": {
         "auto": "single for one process, ddp for several; right unless memory is short",

@@ -130,18 +130,24 @@ def lost_peer(event: LostPeer, rank: int, timeout_minutes: float) -> str:
 
 def score_table(step: int, scores: Mapping[str, float], metric_name: str | None = None) -> str:
     """Return scores as a small table with baselines beside them; few scores are one line."""
+    has_baselines = any(baseline_of(name, scores) for name in scores)
+    if len(families_of(list(scores))) <= FEW and not has_baselines:
+        texts = (f"{name} {value:.4g}" for name, value in scores.items())
+        return f"step {step}: " + ", ".join(texts)
+    return aligned_scores(f"step {step}", scores, metric_name)
+
+
+def aligned_scores(title: str, scores: Mapping[str, float], metric_name: str | None = None) -> str:
+    """Return scores in rows, baselines in further columns, the ranking metric marked."""
     baselines = sorted({prefix for name in scores if (prefix := baseline_of(name, scores))})
     rows: list[list[str]] = []
     families = families_of([name for name in scores if not baseline_of(name, scores)])
-    for title, names in families.items():
+    for family, names in families.items():
         values = [f"{scores[name]:.4g}" for name in names]
         mark = " *" if metric_name in names else ""
         beside = [_beside(prefix, names[0], scores) for prefix in baselines]
-        rows.append([f"  {title}{mark}", " ".join(values), *beside])
-    if len(rows) <= FEW and not baselines:
-        texts = (f"{name} {value:.4g}" for name, value in scores.items())
-        return f"step {step}: " + ", ".join(texts)
-    heading = [f"step {step}", "score", *baselines] if baselines else [f"step {step}", "score"]
+        rows.append([f"  {family}{mark}", " ".join(values), *beside])
+    heading = [title, "score", *baselines]
     return "\n".join(columns([heading, *rows], right=range(1, 2 + len(baselines))))
 
 

@@ -184,7 +184,7 @@ def chart_data(chart: Chart, runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def axis_label(name: str) -> str:
-    """What stands beside the vertical axis: the last part of a name, in words."""
+    """Return the label of the vertical axis: the last part of a name without underscores."""
     return name.rpartition("/")[2].replace("_", " ")
 
 

@@ -32,7 +32,7 @@ from overt.tools.report.sections import COLOURS
 SEEN_BEFORE_PICTURES = ("overview", "pinned", "compare", "happened", "training", "evaluation")
 ON_A_PHONE = ("overview", "pinned", "compare")  # open there; the other parts unfold
 CLOSED = (*FOLDED, "scores", "environment")
-VALUES_SHOWN = 4  # runs whose newest values stand beside the name of a chart
+VALUES_SHOWN = 4  # runs whose newest values follow the name of a chart
 OPEN_AT_FIRST = 24  # charts of a section that are laid out at once; the rest unfold
 CHIPS_SHOWN = 8  # runs with a switch in the toolbar; more are folded
 TIMELINES_SHOWN = 4
