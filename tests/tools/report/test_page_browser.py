@@ -284,6 +284,19 @@ def test_dark_by_preference_and_by_choice(page: Page) -> None:
     assert page.run(background) == dark
 
 
+@pytest.mark.parametrize("width", [1400, 390])
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_page_fits_large_and_small_screens(
+    page: Page, report: Path, width: int, dark: bool
+) -> None:
+    page.look(width, 844, dark=dark)
+    page.requests.clear()
+    page.open(report)
+    assert page.run("document.documentElement.scrollWidth") <= width
+    assert page.run("document.documentElement.scrollHeight") < 10_000
+    assert min(page.run(DRAWN)) > 300
+
+
 def test_a_phone_needs_no_sideways_scrolling(page: Page, report: Path) -> None:
     page.look(360, 740)
     page.requests.clear()
