@@ -140,15 +140,18 @@ def score_table(step: int, scores: Mapping[str, float], metric_name: str | None 
 def aligned_scores(title: str, scores: Mapping[str, float], metric_name: str | None = None) -> str:
     """Return scores in rows, baselines in further columns, the ranking metric marked."""
     baselines = sorted({prefix for name in scores if (prefix := baseline_of(name, scores))})
-    rows: list[list[str]] = []
-    families = families_of([name for name in scores if not baseline_of(name, scores)])
-    for family, names in families.items():
-        values = [f"{scores[name]:.4g}" for name in names]
+    rows, series = [], []
+    for family, names in families_of([n for n in scores if not baseline_of(n, scores)]).items():
         mark = " *" if metric_name in names else ""
-        beside = [_beside(prefix, names[0], scores) for prefix in baselines]
-        rows.append([f"  {family}{mark}", " ".join(values), *beside])
+        values = [f"{scores[name]:.4g}" for name in names]
+        if len(values) > 1:  # would widen the column of scores
+            series.append([f"  {family}{mark}", " ".join(values)])
+        else:
+            beside = [_beside(prefix, names[0], scores) for prefix in baselines]
+            rows.append([f"  {family}{mark}", *values, *beside])
     heading = [title, "score", *baselines]
-    return "\n".join(columns([heading, *rows], right=range(1, 2 + len(baselines))))
+    lines = columns([heading, *rows], right=range(1, 2 + len(baselines)))
+    return "\n".join([*lines, *columns(series)])
 
 
 def baseline_of(name: str, scores: Mapping[str, float]) -> str | None:
@@ -178,6 +181,7 @@ def families_of(names: Sequence[str]) -> dict[str, list[str]]:
         if len(members) < SMALLEST_FAMILY:
             families |= {name: [name] for name in members}
         else:
+            members = sorted(members, key=lambda name: int(name.rpartition("_")[2]))
             ends = ", ".join(name.rpartition("_")[2] for name in members)
             families[f"{stem} at {ends}"] = members
     return families

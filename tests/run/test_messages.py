@@ -103,15 +103,15 @@ def test_few_scores_are_one_line() -> None:
 
 
 def test_many_scores_are_a_small_table_with_baselines_beside_them() -> None:
-    scores = {"average_jaccard": 0.25125, "jaccard_1": 0.01, "jaccard_2": 0.1, "jaccard_4": 0.3}
+    scores = {"average_jaccard": 0.25125, "jaccard_1": 0.01, "jaccard_16": 0.3, "jaccard_2": 0.1}
     scores |= {"occlusion_accuracy": 0.8, "static_average_jaccard": 0.2101}
     scores |= {"davis/error": 3.0, "davis/static_error": 12.0}
     assert messages.score_table(60, scores, "average_jaccard").splitlines() == [
-        "step 60                      score  static",
-        "  average_jaccard *         0.2512  0.2101",
-        "  jaccard at 1, 2, 4  0.01 0.1 0.3",
-        "  occlusion_accuracy           0.8",
-        "  davis/error                    3      12",
+        "step 60                score  static",
+        "  average_jaccard *   0.2512  0.2101",
+        "  occlusion_accuracy     0.8",
+        "  davis/error              3      12",
+        "  jaccard at 1, 2, 16  0.01 0.1 0.3",
     ]
 
 
