@@ -46,6 +46,7 @@ def load(
     section `data` may name no data set: a model is built without one.
     """
     allowed = allowed_packages(packages)
+    _refuse_removal(overrides)
     values = compose_values(overrides, config_file, packages)
     return check(values, allowed, needs_data)
 
@@ -70,7 +71,6 @@ def compose_values(
         names = ", ".join(_options("recipe", search))
         raise ConfigError(f"no recipe was chosen; add recipe=NAME with one of: {names}")
     for item in groups:
-        _refuse_removal(item, search)
         _check_option(item, search)
     # First without the values: what is left then is what may be overridden.
     values = _compose([item.input_line or "" for item in groups], search)
@@ -197,20 +197,21 @@ def _options(group: str, search: list[Path]) -> list[str]:
     return sorted({path.stem for root in (CONF, *search) for path in (root / group).glob("*.yaml")})
 
 
-def _refuse_removal(item: Override, search: list[Path]) -> None:
-    """A section that every run needs cannot be taken away, as `~optimizer` asks."""
-    if item.is_delete():
-        group = item.key_or_group
-        raise ConfigError(
-            f"{item.input_line} takes away the section {group}, which every run needs; choose "
-            f"another one by {group}=NAME ({', '.join(_options(group, search))}), or change single "
-            f"keys by {group}.KEY=VALUE"
-        )
+def _refuse_removal(overrides: Sequence[str]) -> None:
+    """Refuse `~optimizer` and its like: every run needs these sections."""
+    for text in overrides:
+        group = text.removeprefix("~").partition("=")[0]
+        if text.startswith("~") and group in GROUPS:
+            raise ConfigError(
+                f"{text} takes away the section {group}, which every run needs; choose another one "
+                f"by {group}=NAME ({', '.join(_options(group, []))}), or change single keys by "
+                f"{group}.KEY=VALUE"
+            )
 
 
 def _check_option(item: Override, search: list[Path]) -> None:
     options, chosen = _options(item.key_or_group, search), str(item.value())
-    if chosen not in options:
+    if chosen not in options and not item.is_delete():
         raise ConfigError(
             f"{item.key_or_group}={chosen}: no such {item.key_or_group}"
             f"{nearest(chosen, options)}; there are {', '.join(options)}. Your own live in a "
