@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 
 from overt import __version__
@@ -19,7 +20,8 @@ from overt.errors import (
     file_problem,
     nearest,
 )
-from overt.verbs import VERBS
+from overt.terminal import paint
+from overt.verbs import VERBS, examples_of
 
 
 def usage() -> str:
@@ -29,7 +31,7 @@ def usage() -> str:
         for verb, entry in installed_commands().items()
         if verb not in VERBS
     }
-    lines = [f"  overt {verb:<10} {text}" for verb, text in texts.items()]
+    lines = [f"  {paint(f'overt {verb:<10}', 'bold')} {text}" for verb, text in texts.items()]
     return "\n".join(
         [
             f"overt {__version__}: explicit distributed training for vision research",
@@ -39,6 +41,19 @@ def usage() -> str:
             "`overt VERB --help` says more.",
         ]
     )
+
+
+@contextmanager
+def examples_after_help(words: list[str]) -> Iterator[None]:
+    """Print examples below the help of a verb; `-h` ends its parser by SystemExit."""
+    try:
+        yield
+    except SystemExit as ended:
+        if ended.code in (0, None) and {"-h", "--help"} & set(words):
+            print(f"\n{paint('examples:', 'bold')}")
+            for command, purpose in examples_of(words).items():
+                print(f"  {command}\n      {purpose}")
+        raise
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,11 +73,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USAGE_EXIT_CODE
     try:
         if verb in VERBS:
-            result: int = import_module(VERBS[verb][0]).main(rest)
+            with examples_after_help(words):
+                result: int = import_module(VERBS[verb][0]).main(rest)
         else:
             result = load_command(installed_commands()[verb])(rest)
     except OvertError as error:
-        name = "" if isinstance(error, Preempted) else f"{type(error).__name__}: "
+        kind = paint(type(error).__name__, "red", sys.stderr)
+        name = "" if isinstance(error, Preempted) else f"{kind}: "
         print(f"{name}{error}", file=sys.stderr)
         return exit_code_of(error)
     except KeyboardInterrupt as stopped:

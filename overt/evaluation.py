@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from overt.data.workers import loader_context
 from overt.distributed import World, gather_objects
+from overt.progress import each
 
 Value = TypeVar("Value")
 Indices = TypeVar("Indices")  # of a batch
@@ -73,7 +74,7 @@ def score_batches(
     `score` gets the indices of one of this rank's batches and returns a row for each.
     """
     own: dict[int, Row] = {}
-    for indices in own_batches(world, count, size):
+    for indices in each(own_batches(world, count, size), "scoring"):
         own.update(zip(indices, score(indices), strict=True))
     rows: dict[int, Row] = {}
     for rows_of_rank in gather_objects(own):

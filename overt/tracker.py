@@ -11,9 +11,8 @@ first pixel. Imports torch when a tracker is loaded.
 from __future__ import annotations
 
 import inspect
-import sys
-import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,8 @@ from numpy.typing import NDArray
 from overt.checkpoint.trained import configure, load_model, shipped_weights
 from overt.config import build_recipe
 from overt.errors import ConfigError, DataError
+from overt.progress import report as progress_of
+from overt.progress import shown
 from overt.tasks import PointTracker, need_task
 
 if TYPE_CHECKING:
@@ -118,9 +119,9 @@ class Tracker:
                     "out"
                 )
             options["as_hub"] = True
-        if progress and "report" in offered:
-            options["report"] = progress_line(len(points))
-        with torch.inference_mode():
+        if "report" in offered:
+            options["report"] = point_counter(len(points))
+        with torch.inference_mode(), shown() if progress else nullcontext():
             found = self.recipe.track_points(
                 self.model, torch.from_numpy(frames), torch.from_numpy(points), **options
             )
@@ -234,14 +235,6 @@ def choose_queries(
     return np.concatenate([first, places], axis=1, dtype=np.float32)
 
 
-def progress_line(points: int) -> Callable[[int], None]:
-    """A line on a terminal that says how many points are done, and how long the rest takes."""
-    began = time.perf_counter()
-
-    def report(done: int) -> None:
-        if not sys.stderr.isatty() or done >= points:
-            return
-        left = (time.perf_counter() - began) / done * (points - done)
-        print(f"\r{done} of {points} points, {left:.0f} s left  ", end="", file=sys.stderr)
-
-    return report
+def point_counter(points: int) -> Callable[[int], None]:
+    """Tell how many points have been followed."""
+    return lambda done: progress_of("tracking points", done, points)

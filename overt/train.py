@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -24,6 +25,8 @@ from overt.errors import (
 )
 from overt.health.phases import Phases, process_start
 from overt.health.preemption import StopSignal
+from overt.progress import shown
+from overt.terminal import paint
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -46,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(asked, file=sys.stderr)
         return exit_code_of(asked)
     except OvertError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        print(f"{paint(type(error).__name__, 'red', sys.stderr)}: {error}", file=sys.stderr)
         return exit_code_of(error)
     except KeyboardInterrupt as stopped:
         print("\ninterrupted; the same command resumes from the last checkpoint", file=sys.stderr)
@@ -75,7 +78,8 @@ def train(arguments: argparse.Namespace, stop: StopSignal) -> int:
     phases.end("group")
     code = 0
     with explained_loss(world, stop.asked_at_start), locked(config.run_dir) as lock:
-        trainer = Trainer(config, build_recipe(config), world, stop, phases, lock=lock)
+        with shown() if world.is_main else nullcontext():  # data may have to be made first
+            trainer = Trainer(config, build_recipe(config), world, stop, phases, lock=lock)
         try:
             trainer.train()
         except StoppedAtStart:  # the other ranks may still wait in the process group

@@ -20,8 +20,10 @@ def _composed(overrides: tuple[str, ...], search: tuple[Path, ...]) -> DictConfi
     return COMPOSE(list(overrides), list(search))
 
 
-def compose(overrides: list[str], search: list[Path]) -> DictConfig:
+def compose(overrides: list[str], search: list[Path], with_hydra: bool = False) -> DictConfig:
     """What `overt.config.compose._compose` returns."""
+    if with_hydra:
+        return COMPOSE(overrides, search, with_hydra)
     if all(path.is_relative_to(PROJECT) for path in search):
         return deepcopy(_composed(tuple(overrides), tuple(search)))
     return COMPOSE(overrides, search)

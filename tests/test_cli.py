@@ -30,7 +30,9 @@ def test_help_is_a_verb_too(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["help", "runs"])
     assert ended.value.code == 0
-    assert "usage: overt runs" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "usage: overt runs" in shown
+    assert "\nexamples:\n  overt runs\n      below runs/\n" in shown
 
 
 def test_an_unknown_verb_is_told_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,6 +50,7 @@ FILES = {
 # Modules without a test at the mirrored path, and the test that covers each.
 COVERED = {
     "__main__": "test_cli.py",
+    "commands/data/arguments": "commands/data/test_tracking.py",
     "config/schema": "config/test_compose.py",  # dataclasses of settings
     "checkpoint/shard_index": "checkpoint/test_shards.py",
     "data/source": "data/test_mixture.py",  # protocols

@@ -1,10 +1,11 @@
-"""Every verb names a module with a `main`, and says what it does as an imperative."""
+"""Every verb names a module with a `main`, says what it does, and has examples that are right."""
 
 from importlib.util import find_spec
 
 import pytest
+from doc_commands import try_command
 
-from overt.verbs import VERBS
+from overt.verbs import EXAMPLES, VERBS, examples_of
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -14,3 +15,22 @@ def test_a_verb_has_a_module_and_a_line(verb: str) -> None:
     assert 10 < len(text) < 70
     assert text[0].islower()
     assert not text.startswith(("a ", "an ", "the "))
+
+
+def test_every_verb_has_examples_and_a_subcommand_its_own() -> None:
+    assert {key.partition(" ")[0] for key in EXAMPLES} == set(VERBS)
+    assert "--side 256" in next(iter(examples_of(["data", "pack", "--help"])))
+    assert examples_of(["data", "--help"]) == EXAMPLES["data"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        command
+        for key, commands in EXAMPLES.items()
+        for command in commands
+        if key != "completion"  # a line of a shell's own file
+    ],
+)
+def test_an_example_is_accepted_by_its_own_parser(command: str) -> None:
+    try_command(command)

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from overt.commands.arguments import configure_model, finite_number, model_options, whole_number
 from overt.config import Config, build_recipe
 from overt.errors import ConfigError, DataError
+from overt.progress import shown
 from overt.tasks import SkullCompleter, need_task
 
 if TYPE_CHECKING:
@@ -77,7 +78,8 @@ def main(arguments: Sequence[str]) -> int:
     # What the user gave is read before torch is: a mistake in it shows at once.
     skull = read_skull(options, config)
     clock.end("read", skull.how)
-    completion = sample(options, config, skull, clock)
+    with shown():
+        completion = sample(options, config, skull, clock)
     known, implants = completion.known, completion.implants.numpy()
     clouds = implants * known.scale + known.shift  # (n, K, 3) in the coordinates of clouds
     written = write_clouds(folder, completion, skull.to_patient(clouds))

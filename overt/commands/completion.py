@@ -13,8 +13,9 @@ from dataclasses import is_dataclass
 from typing import get_type_hints
 
 from overt.config import CONF
+from overt.config.choices import CHOICES
 from overt.config.explain import explanations
-from overt.verbs import VERBS
+from overt.verbs import EXAMPLES, VERBS
 
 SCRIPTS = {
     "bash": """_overt() {
@@ -39,6 +40,14 @@ compdef _overt overt
     "fish": """complete -c overt -f -a '(overt completion --words (commandline -cp) 2>/dev/null)'
 complete -c overt -F -n 'not string match -q "*=*" -- (commandline -ct)'
 """,
+}
+SUBCOMMANDS = {
+    "data": [key.partition(" ")[2] for key in EXAMPLES if key.startswith("data ")],
+    "ckpt": ["inspect", "export"],
+    "launch": ["slurm", "local", "systemd"],
+    "prove": ["resume", "world", "loss"],
+    "completion": ["bash", "zsh", "fish"],
+    "help": list(VERBS),
 }
 TAKE_SETTINGS = ("train", "evaluate", "config", "plan", "launch", "prove", "doctor")
 
@@ -67,6 +76,10 @@ def candidates(line: str) -> list[str]:
     before, current = [word for word in words[1:-1] if word], words[-1]
     if not before:
         return sorted(verb for verb in VERBS if verb.startswith(current))
+    if len(before) == 1 and before[0] in SUBCOMMANDS and "=" not in current:
+        inside = sorted(name for name in SUBCOMMANDS[before[0]] if name.startswith(current))
+        if inside or before[0] not in TAKE_SETTINGS:
+            return inside
     if current.startswith("-") or before[0] not in TAKE_SETTINGS:
         return []
     key, separator, _ = current.partition("=")
@@ -129,6 +142,8 @@ def values_of(key: str, before: Sequence[str]) -> list[str]:
     options = groups().get(key)
     if options is not None:
         return options
+    if key in CHOICES:
+        return list(CHOICES[key])
     section, _, name = key.rpartition(".")
     kind = sections(before).get(section)
     meaning = "" if kind is None else explanations(kind).get(name, "")

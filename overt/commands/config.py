@@ -1,38 +1,101 @@
-"""`overt config recipe=NAME ...`: show the configuration of a run, and explain its keys."""
+"""`overt config recipe=NAME ...`: show the configuration of a run, and explain its keys.
+
+Without a recipe: the groups and what each offers. For those who know Hydra, --cfg and --info do
+what they do there.
+"""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import is_dataclass
+from typing import get_type_hints
 
 from omegaconf import OmegaConf
 
 from overt.commands.arguments import config_options
-from overt.config import load, schema_of
-from overt.config.explain import explanations
+from overt.config import CONF, chosen_options, group_options, load, schema_of
+from overt.config.choices import ADVICE, CHOICES
+from overt.config.explain import explanations, first_sentence
+from overt.config.schema import Schema
 from overt.errors import ConfigError, nearest
+from overt.terminal import columns, paint
 
 ABSENT = object()
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="overt config", description=__doc__, parents=[config_options()]
+        prog="overt config",
+        description=__doc__,
+        parents=[config_options()],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     parser.add_argument(
-        "--explain", nargs="?", const="", metavar="KEY", help="explain every key, or KEY"
+        "--explain", nargs="?", const="", metavar="KEY",
+        help="explain every key, or KEY, and when to choose which value",
+    )  # fmt: skip
+    parser.add_argument(
+        "--cfg", choices=("job",), metavar="job", help="print the configuration, as without it"
     )
+    parser.add_argument(
+        "--info", nargs="?", const="all", choices=("all", "defaults", "searchpath"),
+        help="print which option of each group is taken, and where options are looked for",
+    )  # fmt: skip
     options = parser.parse_intermixed_args(arguments)
-    config = load(options.overrides, options.config, options.package)
-    if options.explain is None:
-        print(config.text, end="")
-        return 0
+    has_recipe = options.config or any(
+        word.partition("=")[0] in ("recipe", "+recipe") for word in options.overrides
+    )
+    if options.explain is not None:
+        _explain(options, bool(has_recipe))
+    elif not has_recipe and not options.overrides:
+        _list_groups(options)
+    elif options.info:
+        _inform(options)
+    else:
+        print(load(options.overrides, options.config, options.package).text, end="")
+    return 0
+
+
+def _list_groups(options: argparse.Namespace) -> None:
+    """Print each group and its options; those with a sentence have it beside them."""
+    for group, files in group_options(options.package).items():
+        print(paint(group, "bold"))
+        rows = [[f"  {file.stem}", first_sentence(file)] for file in files]
+        print("\n".join(columns(rows)))
+    print(
+        "\nchoose by GROUP=NAME, such as: overt config recipe=hjepa_tiny optimizer=muon\n"
+        "change single keys by KEY=VALUE; `overt config --explain KEY` says what they mean"
+    )
+
+
+def _inform(options: argparse.Namespace) -> None:
+    if options.config:
+        raise ConfigError("--info is for composed configurations; --config FILE is one already")
+    chosen = chosen_options(options.overrides, options.package)
+    if options.info in ("all", "defaults"):
+        print(paint("options taken", "bold"))
+        print("\n".join(columns([[f"  {group}", name] for group, name in chosen.items()])))
+    if options.info in ("all", "searchpath"):
+        print(paint("looked for in", "bold"))
+        print("\n".join(f"  {path}" for path in [CONF, *options.package]))
+
+
+def _explain(options: argparse.Namespace, has_recipe: bool) -> None:
+    """Print meaning, value and advice of a key, of a section, or of all."""
+    if has_recipe or options.overrides:
+        config = load(options.overrides, options.config, options.package)
+        schema, values = schema_of(config), OmegaConf.create(config.text)
+    else:  # the engine's own keys need no recipe
+        hints = get_type_hints(Schema).items()
+        schema = {name: hint for name, hint in hints if isinstance(hint, type)}
+        schema = {name: hint for name, hint in schema.items() if is_dataclass(hint)}
+        values = None
     meanings = {}
-    for section, kind in schema_of(config).items():
+    for section, kind in schema.items():
         for name, text in explanations(kind).items():
             meanings[f"{section}.{name}" if section else name] = text
-    values = OmegaConf.create(config.text)
     chosen = [
         key
         for key in meanings
@@ -40,10 +103,25 @@ def main(arguments: Sequence[str]) -> int:
     ]
     if not chosen:
         hint = nearest(options.explain, list(meanings))
-        raise ConfigError(f"--explain {options.explain}: no such key{hint}")
+        more = "" if has_recipe else "; keys of a recipe need recipe=NAME"
+        raise ConfigError(f"--explain {options.explain}: no such key{hint}{more}")
     for key in chosen:
-        value = OmegaConf.select(values, key, default=ABSENT)
+        value = ABSENT if values is None else OmegaConf.select(values, key, default=ABSENT)
         # What the engine fills in is not part of a configuration.
-        if value is not ABSENT and not OmegaConf.is_dict(value):
-            print(f"{key} = {value}\n    {meanings[key]}")
-    return 0
+        if values is None or (value is not ABSENT and not OmegaConf.is_dict(value)):
+            shown = paint(key, "bold") + ("" if value is ABSENT else f" = {value}")
+            print(f"{shown}\n    {meanings[key]}")
+            _advise(key, value)
+
+
+def _advise(key: str, value: object) -> None:
+    """Print when to choose which value."""
+    rows = []
+    for choice, words in CHOICES.get(key, {}).items():
+        is_now = value is not ABSENT and choice == ("null" if value is None else str(value))
+        rows.append([f"    {'*' if is_now else ' '} {choice}", words])
+    lines = columns(rows)
+    if key in ADVICE:
+        lines.append(f"    {ADVICE[key]}")
+    if lines:
+        print("\n".join(lines))

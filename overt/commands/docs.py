@@ -27,7 +27,6 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="overt docs",
         description=__doc__,
-        epilog="examples: overt docs; overt docs checkpoints; overt docs cotracker3 --browser",
     )
     parser.add_argument("topic", nargs="?", help="name of a page, or part of it")
     parser.add_argument(

@@ -15,6 +15,7 @@ import argparse
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
@@ -27,6 +28,7 @@ from overt.commands.arguments import evaluation_options
 from overt.config import Config, build_recipe
 from overt.errors import ConfigError, need_folder
 from overt.files.yaml_text import parse_yaml, read_text
+from overt.progress import shown
 from overt.tasks import BaselineScorer, RowScorer, ScoreTabulator, need_task
 
 if TYPE_CHECKING:
@@ -77,10 +79,11 @@ def main(arguments: Sequence[str]) -> int:
         from overt.engine.strategy.blocks import compile_model
 
         compile_model(recipe, model, replace(config.training, compile="blocks"))
-    result = score(config, recipe, model, world)
-    if options.baselines:
-        scorer = need_task(recipe, BaselineScorer, config.recipe.name)
-        result = with_baselines(result, scorer.baseline_rows(world))
+    with shown() if world.is_main else nullcontext():
+        result = score(config, recipe, model, world)
+        if options.baselines:
+            scorer = need_task(recipe, BaselineScorer, config.recipe.name)
+            result = with_baselines(result, scorer.baseline_rows(world))
     if world.is_main:
         write(folder, checkpoint, config, result)
         print(f"written to {folder}")
@@ -139,6 +142,7 @@ def score(config: Config, recipe: Recipe, model: nn.Module, world: World) -> Res
     from overt.engine.precision import AUTOCAST, set_precision
     from overt.engine.scoring import score_sets
     from overt.evaluation import summarize
+    from overt.run.messages import aligned_scores
 
     set_precision(config.training.precision, config.training.deterministic)
     dtype = AUTOCAST.get(config.training.precision)
@@ -155,7 +159,7 @@ def score(config: Config, recipe: Recipe, model: nn.Module, world: World) -> Res
             scores = score_sets(recipe, model, world)
         if world.is_main:
             samples = recipe.visualize(model)
-    table = plain_table(scores)
+    table = aligned_scores("scores", scores, config.checkpoint.metric_name)
     if rows and isinstance(recipe, ScoreTabulator):
         table = recipe.score_table(rows, scores)
     return Result(scores, rows, table, samples)
@@ -179,12 +183,6 @@ def baseline_line(means: dict[str, float]) -> str:
 
     named = {name: means[key] for name, key in COLUMNS.items() if key in means} or means
     return ", ".join(f"{name} {100 * value:.1f}" for name, value in named.items())
-
-
-def plain_table(scores: dict[str, float]) -> str:
-    """One line per score."""
-    width = max(map(len, scores), default=0)
-    return "\n".join(f"  {name:<{width}}  {value:.4f}" for name, value in scores.items())
 
 
 def write(folder: Path, checkpoint: Path, config: Config, result: Result) -> None:

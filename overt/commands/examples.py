@@ -15,7 +15,6 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="overt examples",
         description=__doc__,
-        epilog="examples: overt examples; overt examples own_recipe --out my_recipe",
     )
     parser.add_argument("name", nargs="?", help="the example to copy")
     parser.add_argument("--out", type=Path, help="the new folder; default: NAME")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from overt.checkpoint.trained import load_model
 from overt.commands.arguments import configure_model, model_options, whole_number
 from overt.config import build_recipe
 from overt.errors import DataError
+from overt.progress import shown
 from overt.tasks import ImageEncoder, need_task
 
 if TYPE_CHECKING:
@@ -71,6 +73,7 @@ def main(arguments: Sequence[str]) -> int:
         return Features(ids, pixels, labels)
 
     with (
+        shown() if world.is_main else nullcontext(),
         torch.inference_mode(),
         torch.autocast(world.device.type, dtype, enabled=dtype is not None),
     ):

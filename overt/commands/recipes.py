@@ -8,6 +8,7 @@ from pathlib import Path
 
 from overt.commands.arguments import add_package_option
 from overt.config import CONF, add_package
+from overt.config.explain import first_sentence
 from overt.errors import ConfigError, nearest
 
 
@@ -15,7 +16,6 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="overt recipes",
         description=__doc__,
-        epilog="examples: overt recipes; overt recipes tiny; overt recipes --package my_recipe",
     )
     parser.add_argument("word", nargs="?", default="", help="only names that contain this text")
     add_package_option(parser)
@@ -25,7 +25,9 @@ def main(arguments: Sequence[str]) -> int:
         add_package(folder)
         folders.append(Path(folder) / "conf")
     summaries = {
-        file.stem: summary(file) for root in folders for file in (root / "recipe").glob("*.yaml")
+        file.stem: first_sentence(file)
+        for root in folders
+        for file in (root / "recipe").glob("*.yaml")
     }
     chosen = {name: text for name, text in summaries.items() if options.word in name}
     if not chosen:
@@ -36,16 +38,3 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{name:<{width}}  {chosen[name]}")
     print("\ntrain one: overt train recipe=NAME; see its settings: overt config recipe=NAME")
     return 0
-
-
-def summary(file: Path) -> str:
-    """Return the first sentence of a YAML file's comment."""
-    words: list[str] = []
-    for line in file.read_text(encoding="utf-8").splitlines():
-        if line.startswith("# @package"):
-            continue
-        if not line.startswith("#"):
-            break
-        words.append(line.lstrip("# ").strip())
-    text = " ".join(words)
-    return text.partition(". ")[0].rstrip(".")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from overt.errors import OvertError
+from overt.terminal import STATUS, columns, paint
 from overt.tools.report import text
 from overt.tools.report.reading import find_runs, open_brief
 from overt.tools.report.run import Run
@@ -52,7 +53,11 @@ def main(arguments: Sequence[str]) -> int:
         (path.relative_to(folder).as_posix(), "unreadable", reason, "", "", "")
         for path, reason in unreadable.items()
     ]
-    print(as_table([HEAD, *rows]))
+    head, *lines = as_table([HEAD, *rows]).splitlines()
+    print(paint(head, "bold"))
+    for line, row in zip(lines, rows, strict=True):
+        name, rest = line[: len(row[0])], line[len(row[0]) :]
+        print(name + rest.replace(row[1], paint(row[1], STATUS.get(row[1], "red")), 1))
     return 0
 
 
@@ -65,12 +70,7 @@ def as_words(run: Run) -> tuple[str, ...]:
 
 
 def as_table(rows: Sequence[tuple[str, ...]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+    return "\n".join(columns(rows))
 
 
 def as_row(run: Run) -> dict[str, Any]:

@@ -32,8 +32,10 @@ from overt.commands.arguments import (
 from overt.config import Config, build_recipe
 from overt.errors import ConfigError, DataError, need_folder
 from overt.files.bounds import read_file
+from overt.progress import report as report_progress
+from overt.progress import shown
 from overt.tasks import OnlinePointTracker, PointTracker, need_task
-from overt.tracker import SHIPPED, choose_queries, progress_line
+from overt.tracker import SHIPPED, choose_queries, point_counter
 
 if TYPE_CHECKING:
     from overt.tasks import PointTracks
@@ -47,6 +49,11 @@ Queries = NDArray[np.float32]  # (N, 3): frame, x, y in pixels
 
 def main(arguments: Sequence[str]) -> int:
     options = make_parser().parse_intermixed_args(arguments)
+    with shown():
+        return _track(options)
+
+
+def _track(options: argparse.Namespace) -> int:
     # What the user gave is read before torch is: a mistake in it shows at once.
     from overt.data.tracking.video import has_pyav, read_video, write_video
 
@@ -89,6 +96,7 @@ def main(arguments: Sequence[str]) -> int:
     else:
         queries = chosen
         frames = torch.from_numpy(video)
+        report_progress("tracking", 0, 1)  # the stage has a name before the first points are done
         with torch.inference_mode():
             tracks = recipe.track_points(
                 model,
@@ -166,7 +174,7 @@ def tracking_options(recipe: Any, options: argparse.Namespace, queries: Queries)
     if options.as_hub and "as_hub" not in offered:
         raise ConfigError("--as-hub is for CoTracker3's trackers; leave it out")
     given = {"as_hub": True} if options.as_hub else {}
-    return given | ({"report": progress_line(len(queries))} if "report" in offered else {})
+    return given | ({"report": point_counter(len(queries))} if "report" in offered else {})
 
 
 def read_mask(path: Path) -> NDArray[np.bool_]:

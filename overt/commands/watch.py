@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TextIO
 
 from overt.checks import within
+from overt.terminal import STATUS, columns, paint
 from overt.tools.report import text
 from overt.tools.report.reading import RunFollower
 from overt.tools.report.run import Run
@@ -58,7 +59,9 @@ def follow(
             line = brief(run, status)
             if live:
                 up = f"\x1b[{lines_drawn}A\r" if lines_drawn else ""
-                stream.write(up + CLEAR_BELOW + "\n".join(lines) + "\n")
+                color = STATUS.get(status, "bold")
+                head = lines[0].replace(status, paint(status, color, stream), 1)
+                stream.write(up + CLEAR_BELOW + "\n".join([head, *lines[1:]]) + "\n")
                 lines_drawn = len(lines)
             elif not last_line:
                 stream.write("\n".join(lines) + "\n")
@@ -71,36 +74,37 @@ def follow(
             wait(every)
 
 
-def picture(run: Run, status: str, columns: int) -> list[str]:
+def picture(run: Run, status: str, width: int) -> list[str]:
     """The run on a few lines: progress, curve of the loss, numbers, scores, restarts, error."""
     lines = [brief(run, status)]
     total = run.total_steps
     if total:
-        room = max(min(columns - 8, 60), 10)
+        room = max(min(width - 8, 60), 10)
         done = min(run.step / total, 1.0)
         filled = round(done * room)
         lines.append(f"[{'=' * filled}{' ' * (room - filled)}] {done:4.0%}")
     loss = run.curves.get("train/loss")
     if loss is not None:
-        curve = text.sparkline(loss.values, min(columns - 22, 60))
+        curve = text.sparkline(loss.values, min(width - 22, 60))
         lines.append(f"loss  {curve}  {text.number(loss.last)}")
-    for name in SHOWN[1:]:
-        if f"train/{name}" in run.curves:
-            lines.append(f"{name:<20}{text.number(run.curves[f'train/{name}'].last)}")
-    scores = {
-        name.removeprefix("evaluation/"): curve
+    rows = [
+        [name, text.number(run.curves[f"train/{name}"].last)]
+        for name in SHOWN[1:]
+        if f"train/{name}" in run.curves
+    ]
+    rows += [
+        [name.removeprefix("evaluation/"), text.number(curve.last)]
         for name, curve in run.curves.items()
         if name.startswith("evaluation/")
-    }
-    lines += [f"{name:<20}{text.number(curve.last)}" for name, curve in scores.items()]
+    ]
     if len(run.sessions) > 1:
-        lines.append(f"restarts            {len(run.sessions) - 1}")
+        rows.append(["restarts", str(len(run.sessions) - 1)])
     skipped = run.curves.get("train/skipped_steps")
     if skipped is not None and skipped.last:
-        lines.append(f"skipped steps       {text.number(skipped.last)}")
+        rows.append(["skipped steps", text.number(skipped.last)])
     if run.sessions and run.sessions[-1].error:
-        lines.append(f"error               {run.sessions[-1].error}")
-    return [line[:columns] for line in lines]
+        rows.append(["error", str(run.sessions[-1].error)])
+    return [line[:width] for line in [*lines, *columns(rows)]]
 
 
 def brief(run: Run, status: str) -> str:

@@ -46,6 +46,7 @@ def load(
     section `data` may name no data set: a model is built without one.
     """
     allowed = allowed_packages(packages)
+    _refuse_removal(overrides)
     values = compose_values(overrides, config_file, packages)
     return check(values, allowed, needs_data)
 
@@ -63,7 +64,7 @@ def compose_values(
     parsed = _parse(overrides)
     if config_file is not None:
         return _read_file(config_file, parsed)
-    roots = [*(Path(package).resolve() for package in packages), *installed_packages().values()]
+    roots = _package_roots(packages)
     search = [root / "conf" for root in roots if (root / "conf").is_dir()]
     groups = [item for item in parsed if item.key_or_group in GROUPS]
     if not any(item.key_or_group == "recipe" for item in groups):
@@ -83,6 +84,31 @@ def compose_values(
     for item in single:
         _update(values, item)
     return values
+
+
+def group_options(packages: Sequence[str] = ()) -> dict[str, list[Path]]:
+    """Return the files of each configuration group, of overt and of packages."""
+    roots = [CONF, *(root / "conf" for root in _package_roots(packages))]
+    return {
+        group: sorted(
+            {path.stem: path for root in roots for path in (root / group).glob("*.yaml")}.values(),
+            key=lambda path: path.stem,
+        )
+        for group in GROUPS
+    }
+
+
+def chosen_options(overrides: Sequence[str], packages: Sequence[str] = ()) -> dict[str, str]:
+    """Return which option of each group a composition takes, by Hydra's own record."""
+    load(overrides, packages=packages)  # what is wrong is said as for a run
+    search = [root / "conf" for root in _package_roots(packages)]
+    composed = _compose(list(overrides), search, with_hydra=True)
+    choices = composed.hydra.runtime.choices
+    return {group: str(choices[group]) for group in GROUPS if group in choices}
+
+
+def _package_roots(packages: Sequence[str]) -> list[Path]:
+    return [*(Path(package).resolve() for package in packages), *installed_packages().values()]
 
 
 def _read_file(config_file: str, parsed: list[Override]) -> DictConfig:
@@ -148,13 +174,13 @@ def _parse_one(text: str) -> Override:
         ) from error
 
 
-def _compose(overrides: list[str], search: list[Path]) -> DictConfig:
+def _compose(overrides: list[str], search: list[Path], with_hydra: bool = False) -> DictConfig:
     if search:
         paths = ",".join(f'"file://{path}"' for path in search)
         overrides = [*overrides, f"hydra.searchpath=[{paths}]"]
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            return compose("train", overrides)
+            return compose("train", overrides, return_hydra_config=with_hydra)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise ConfigError(f"the configuration does not compose: {error}") from error
 
@@ -172,6 +198,18 @@ def _update(values: DictConfig, item: Override) -> None:
 
 def _options(group: str, search: list[Path]) -> list[str]:
     return sorted({path.stem for root in (CONF, *search) for path in (root / group).glob("*.yaml")})
+
+
+def _refuse_removal(overrides: Sequence[str]) -> None:
+    """Refuse `~optimizer` and its like: every run needs these sections."""
+    for text in overrides:
+        group = text.removeprefix("~").partition("=")[0]
+        if text.startswith("~") and group in GROUPS:
+            raise ConfigError(
+                f"{text} takes away the section {group}, which every run needs; choose another one "
+                f"by {group}=NAME ({', '.join(_options(group, []))}), or change single keys by "
+                f"{group}.KEY=VALUE"
+            )
 
 
 def _check_option(item: Override, search: list[Path]) -> None:

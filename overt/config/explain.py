@@ -1,9 +1,10 @@
-"""What a setting means: the comment above it in its dataclass."""
+"""What a setting means: the comment above it in its dataclass, or at the head of its YAML file."""
 
 from __future__ import annotations
 
 import inspect
 from dataclasses import fields
+from pathlib import Path
 
 
 def explanations(kind: type) -> dict[str, str]:
@@ -28,3 +29,16 @@ def explanations(kind: type) -> dict[str, str]:
                 meanings[name] = f"{kind_of_value}: {words}" if words else kind_of_value
             comments = []
     return meanings
+
+
+def first_sentence(file: Path) -> str:
+    """Return the first sentence of a YAML file's comment."""
+    words: list[str] = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if line.startswith("# @package"):
+            continue
+        if not line.startswith("#"):
+            break
+        words.append(line.lstrip("# ").strip())
+    text = " ".join(words)
+    return text.partition(". ")[0].rstrip(".")

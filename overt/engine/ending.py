@@ -105,6 +105,11 @@ class Ending:
         except BaseException:
             self.run.close(1)
             raise
+        if error is None and is_done:
+            best = self.manager.get_best_checkpoint() if self.run.world.is_main else None
+            self.run.conclude(
+                self.state.step, self.parts.total_steps, best, self.manager.best_metric
+            )
         self.run.close(code, self.state.step)
 
     def _situation(self) -> memory.Situation:

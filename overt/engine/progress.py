@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from overt.engine.replay import Replay
 from overt.engine.spikes import SpikeWatch
 from overt.health.observe import Observer
 from overt.health.pace import Meter, Pace, StragglerWatch
+from overt.progress import told_to
 from overt.recipe import StepOutput
 from overt.run.events import SlowRank
 from overt.run.session import LogLine, Run
@@ -38,15 +39,22 @@ class Progress:
     ) -> None:
         self.device, self.precision = world.device, config.training.precision
         self.interval, self.spikes = Interval(self.device), SpikeWatch(config.training, self.device)
+        self.console = run.console
         self.pace, self.meter, self.stragglers = Pace(self.device), Meter(), StragglerWatch()
         self.observer = Observer(config.logging, total_steps, run.log_histograms)
         # Of every rank, for messages.
         self.hosts = [] if run.silent else gather_objects(socket.gethostname())
 
     def add_step(
-        self, batch: StepBatch, outputs: list[StepOutput], applied: Tensor, grad_norm: Tensor
+        self,
+        step: int,
+        batch: StepBatch,
+        outputs: list[StepOutput],
+        applied: Tensor,
+        grad_norm: Tensor,
     ) -> None:
         """Add a step that is done; its numbers stay on the device."""
+        self.console.tick(step)
         self.interval.add(outputs, applied, grad_norm)
         self.meter.step(batch.samples, batch.wait_seconds)
         self.pace.add_step(batch.wait_seconds)
@@ -59,9 +67,11 @@ class Progress:
         else:
             self.observer.see_gradients(model, step)
 
-    def pause(self) -> AbstractContextManager[None]:
-        """Exclude evaluation and saving from the speeds."""
-        return self.meter.pause()
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Exclude evaluation and saving from the speeds, and show how far they are."""
+        with self.meter.pause(), told_to(self.console.working):
+            yield
 
     def read(self, step: int, epoch: float, learning_rate: float, skipped: int) -> LogLine:
         """Return what is to be logged after `step`. One reduction; every rank must call this."""

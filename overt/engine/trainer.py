@@ -146,7 +146,7 @@ class Trainer:
         carry = carried(outputs, batch, self.plan, self.recipe.gathers_carry)
         updates = self.state.updates
         # Nothing below waits for the device.
-        self.progress.add_step(batch, outputs, applied, grad_norm)
+        self.progress.add_step(self.state.step + 1, batch, outputs, applied, grad_norm)
         self.guard.remember(self.state.step, batch, counts, applied, outputs)
         self.state.position = self.loader.position
         self.state.scores = {}

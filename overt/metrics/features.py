@@ -23,6 +23,7 @@ from overt.distributed import World, all_reduce_sum, gather_objects
 from overt.errors import DataError
 from overt.evaluation import own_batches
 from overt.files.atomic import new_file
+from overt.progress import each
 
 # Queries compared with the bank at a time; with a fixed number every piece has the same rounding.
 _QUERIES = 256
@@ -44,7 +45,7 @@ def gather_features(
     `compute` is called with batches of indices, this process's share of them, and may leave out
     samples that cannot be read; `ids` says which are there.
     """
-    batches = map(compute, own_batches(world, count, batch_size))
+    batches = map(compute, each(own_batches(world, count, batch_size), "encoding batches"))
     parts = [part for part in batches if len(part.ids)]
     own = Features(*(torch.cat(columns) for columns in zip(*parts, strict=True))) if parts else None
     gathered = own if world.world_size == 1 else _gather(own)

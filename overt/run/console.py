@@ -1,4 +1,4 @@
-"""What a person sees while a run trains: one live line on a terminal, plain lines elsewhere."""
+"""What a person sees while a run trains: live lines on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -6,29 +6,44 @@ import logging
 import math
 import shutil
 import sys
+import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
 from overt.distributed import is_main_process
+from overt.progress import LINE_SECONDS, line, meter
 from overt.run.time_left import RECENT, time_left
+from overt.terminal import paint
 
 GIB = 2**30
-CLEAR = "\r\x1b[K"
+TICK_SECONDS = 0.2  # between two drawings of the step
 
 
 class Console:
     """Progress and messages of the main process; silent on the others."""
 
     def __init__(
-        self, total_steps: int = 0, *, stream: TextIO | None = None, enabled: bool = True
+        self,
+        total_steps: int = 0,
+        *,
+        stream: TextIO | None = None,
+        enabled: bool = True,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.total_steps = total_steps  # known once the data is
         self._stream = sys.stdout if stream is None else stream
         self._enabled = enabled and is_main_process()
         self._live = self._enabled and self._stream.isatty()
-        self._line = ""  # what the terminal shows now
+        self._clock = clock
+        self._drawn: list[str] = []  # the lines that the terminal shows now
         self._recent: deque[float] = deque(maxlen=RECENT)  # seconds per step
+        self._head: list[str] = []  # parts of the first line after bar and step
+        self._numbers: list[str] = []  # parts of the second line
+        self._score = ""  # the newest of the metric that ranks checkpoints, and the best
+        self._step = 0
+        self._drawn_at = self._work_at = -math.inf
+        self._work, self._work_begin = "", 0.0
 
     def update(
         self,
@@ -42,46 +57,116 @@ class Console:
         memory_bytes: float = math.nan,
     ) -> None:
         """Show where training stands; a rate that is NaN is not known yet and left out."""
-        done = step / self.total_steps if self.total_steps else 1.0
-        parts = [f"step {step}/{self.total_steps} {done:4.0%}", f"epoch {epoch:.4g}"]
-        parts += [f"{name} {value:.4g}" for name, value in fields.items()]
+        self._step = step
+        losses = [f"{name} {value:.4g}" for name, value in fields.items()]
+        epochs, speed, eta, rest = f"epoch {epoch:.4g}", [], [], []
         if math.isfinite(samples_per_second):
-            parts.append(f"{samples_per_second:.4g} samples/s")
+            speed.append(f"{samples_per_second:.4g} samples/s")
         if math.isfinite(seconds_per_step):
             self._recent.append(seconds_per_step)
-            left = time_left(self.total_steps - step, self._recent)
-            parts.append(f"ETA {as_duration(left.seconds)}")
-            if left.varies:
-                span = f"{as_duration(left.fastest)} to {as_duration(left.slowest)}"
-                parts[-1] += f" (speed varies: {span})"
+            eta.append(self._eta(self.total_steps - step))
         if math.isfinite(data_wait_share):
-            parts.append(f"data wait {data_wait_share:.0%}")
+            rest.append(f"data wait {data_wait_share:.0%}")
         if math.isfinite(memory_bytes):
-            parts.append(f"memory {memory_bytes / GIB:.2f} GiB")
+            rest.append(f"memory {memory_bytes / GIB:.2f} GiB")
         if not self._live:
-            self._write("  ".join(parts) + "\n")
+            parts = [f"step {step}/{self.total_steps} {self._done():4.0%}", epochs, *losses]
+            self._write("  ".join([*parts, *speed, *eta, *rest]) + "\n")
             return
-        self._line = fit(parts, done, shutil.get_terminal_size().columns - 1)
-        self._write(CLEAR + self._line)
+        self._head = [*eta, *speed, epochs]
+        self._numbers = [*losses, *reversed(rest)]
+        self._work = ""
+        self._draw()
+
+    def tick(self, step: int) -> None:
+        """Move the step of the live lines on; nothing is read from the device for it."""
+        self._step = step
+        if self._live and self._clock() - self._drawn_at >= TICK_SECONDS:
+            self._work = ""
+            self._draw()
+
+    def working(self, what: str, done: int, total: int) -> None:
+        """Show how far something between two steps is, such as an evaluation."""
+        now = self._clock()
+        if not self._work or done == 0:
+            self._work_begin = self._work_at = now
+        text = line(what, done, total, now - self._work_begin)
+        is_due = now - self._work_at >= (TICK_SECONDS if self._live else LINE_SECONDS)
+        self._work = "" if done >= total else text
+        if self._live and (is_due or done in (0, total)):
+            self._work_at = now
+            self._draw()
+        elif not self._live and is_due and done < total:
+            self._work_at = now
+            self._write(text + "\n")
+
+    def keep_score(self, text: str) -> None:
+        """Show this among the numbers from now on."""
+        self._score = text
+        self._draw()
 
     def say(self, text: str) -> None:
-        """Print a line; on a terminal the progress line stays below it."""
-        self._write(f"{CLEAR}{text}\n{self._line}" if self._live else f"{text}\n")
+        """Print a line; on a terminal the progress stays below it."""
+        if not self._live:
+            self._write(f"{text}\n")
+            return
+        self._write(f"{self._erasure()}{text}\n")
+        self._drawn = []
+        self._draw()
 
     def table(self, title: str, rows: Sequence[tuple[str, str]]) -> None:
         """Print names and values in two columns under a title."""
         width = max((len(name) for name, _ in rows), default=0)
+        title = paint(title, "bold", self._stream)
         self.say("\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows)]))
 
     def close(self) -> None:
-        """Leave the last progress line standing."""
-        if self._line:
+        """Leave the last progress standing."""
+        if self._drawn:
+            self._work = ""
+            self._draw()
             self._write("\n")
-            self._line = ""
+            self._drawn, self._head, self._numbers, self._score = [], [], [], ""
+            self._live = False
 
     def handler(self) -> logging.Handler:
-        """A handler that says log records, so that a warning does not tear the progress line."""
+        """A handler that says log records, so that a warning does not tear the progress lines."""
         return _SayHandler(self)
+
+    def _done(self) -> float:
+        return self._step / self.total_steps if self.total_steps else 1.0
+
+    def _eta(self, steps: int) -> str:
+        left = time_left(steps, self._recent)
+        span = f"{as_duration(left.fastest)} to {as_duration(left.slowest)}"
+        varies = f" (speed varies: {span})" if left.varies else ""
+        return f"ETA {as_duration(left.seconds)}{varies}"
+
+    def _draw(self) -> None:
+        """Draw the live lines over those of before."""
+        if not self._live or not (self._head or self._numbers or self._work or self._score):
+            return
+        columns = shutil.get_terminal_size().columns - 1
+        lines = []
+        if self._head:
+            head = list(self._head)
+            if self._recent and head[0].startswith("ETA"):
+                head[0] = self._eta(self.total_steps - self._step)
+            step = f"step {self._step}/{self.total_steps} {self._done():4.0%}"
+            lines.append(fit([step, *head], self._done(), columns))
+        lines.append(fit([*self._numbers, *([self._score] if self._score else [])], None, columns))
+        lines.append(self._work[:columns])
+        erasure = self._erasure()
+        self._drawn, self._drawn_at = [text for text in lines if text], self._clock()
+        self._write(erasure + "\n".join(self._colored(self._drawn)))
+
+    def _colored(self, lines: list[str]) -> list[str]:
+        return [paint(lines[0], "cyan", self._stream), *lines[1:]] if self._head else lines
+
+    def _erasure(self) -> str:
+        """What takes the live lines away."""
+        up = len(self._drawn) - 1
+        return "" if up < 0 else f"\r\x1b[{up}A\x1b[J" if up else "\r\x1b[J"
 
     def _write(self, text: str) -> None:
         if not self._enabled:
@@ -103,22 +188,24 @@ class _SayHandler(logging.Handler):
         self._console = console
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._console.say(f"{record.levelname.lower()}: {self.format(record)}")
+        level = record.levelname.lower()
+        self._console.say(f"{paint(level, 'yellow', self._console._stream)}: {self.format(record)}")
 
 
-def fit(parts: Sequence[str], done: float, columns: int) -> str:
+def fit(parts: Sequence[str], done: float | None, columns: int) -> str:
     """The parts that fit into one line, whole ones only, with a bar where there is room for it."""
+    if not parts:
+        return ""
     kept: list[str] = []
     for part in parts:
         if len("  ".join([*kept, part])) > columns:
             break
         kept.append(part)
-    line = "  ".join(kept) or parts[0][:columns]
-    room = min(columns - len(line) - 4, 20)
-    if len(kept) < len(parts) or room < 5:
-        return line
-    filled = round(min(max(done, 0.0), 1.0) * room)
-    return f"{kept[0]} [{'=' * filled}{' ' * (room - filled)}]{line[len(kept[0]) :]}"
+    text = "  ".join(kept) or parts[0][:columns]
+    room = min(columns - len(text) - 4, 20)
+    if done is None or len(kept) < len(parts) or room < 5:
+        return text
+    return f"{kept[0]} {meter(done, room)}{text[len(kept[0]) :]}"
 
 
 def as_duration(seconds: float) -> str:

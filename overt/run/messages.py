@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from overt.config import Config
 from overt.config.batch import BatchPlan, advice, learning_rates
 from overt.run.events import LostPeer, NonFiniteWeights, SkippedStep, StopRequested
+from overt.terminal import columns
+
+# Beginnings of the names of scores that something without training reached.
+BASELINES = (
+    "static", "random", "untrained", "initial", "pixels", "pixel", "mean", "constant", "copy",
+    "nearest", "chance", "majority", "zero", "identity", "baseline",
+)  # fmt: skip
+FEW = 3  # scores that one line takes
+SMALLEST_FAMILY = 3
 
 
 @dataclass(frozen=True)
@@ -117,6 +128,79 @@ def lost_peer(event: LostPeer, rank: int, timeout_minutes: float) -> str:
     )
 
 
-def score_line(step: int, scores: dict[str, float]) -> str:
-    """Return one line of scores for the console."""
-    return f"step {step}: " + ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
+def score_table(step: int, scores: Mapping[str, float], metric_name: str | None = None) -> str:
+    """Return scores as a small table with baselines beside them; few scores are one line."""
+    has_baselines = any(baseline_of(name, scores) for name in scores)
+    if len(families_of(list(scores))) <= FEW and not has_baselines:
+        texts = (f"{name} {value:.4g}" for name, value in scores.items())
+        return f"step {step}: " + ", ".join(texts)
+    return aligned_scores(f"step {step}", scores, metric_name)
+
+
+def aligned_scores(title: str, scores: Mapping[str, float], metric_name: str | None = None) -> str:
+    """Return scores in rows, baselines in further columns, the ranking metric marked."""
+    baselines = sorted({prefix for name in scores if (prefix := baseline_of(name, scores))})
+    rows, series = [], []
+    for family, names in families_of([n for n in scores if not baseline_of(n, scores)]).items():
+        mark = " *" if metric_name in names else ""
+        values = [f"{scores[name]:.4g}" for name in names]
+        if len(values) > 1:  # would widen the column of scores
+            series.append([f"  {family}{mark}", " ".join(values)])
+        else:
+            beside = [_beside(prefix, names[0], scores) for prefix in baselines]
+            rows.append([f"  {family}{mark}", *values, *beside])
+    heading = [title, "score", *baselines]
+    lines = columns([heading, *rows], right=range(1, 2 + len(baselines)))
+    return "\n".join([*lines, *columns(series)])
+
+
+def baseline_of(name: str, scores: Mapping[str, float]) -> str | None:
+    """Return the baseline that a score is of, where the same score of the model is there too."""
+    group, slash, own = name.rpartition("/")
+    for prefix in BASELINES:
+        rest = own.removeprefix(f"{prefix}_")
+        if rest != own and f"{group}{slash}{rest}" in scores:
+            return prefix
+    return None
+
+
+def _beside(prefix: str, name: str, scores: Mapping[str, float]) -> str:
+    group, slash, own = name.rpartition("/")
+    value = scores.get(f"{group}{slash}{prefix}_{own}")
+    return "" if value is None else f"{value:.4g}"
+
+
+def families_of(names: Sequence[str]) -> dict[str, list[str]]:
+    """Gather scores that differ by a number at their end, such as a threshold, in one row."""
+    stems: dict[str, list[str]] = {}
+    for name in names:
+        stem, _, end = name.rpartition("_")
+        stems.setdefault(stem if stem and end.isdigit() else name, []).append(name)
+    families: dict[str, list[str]] = {}
+    for stem, members in stems.items():
+        if len(members) < SMALLEST_FAMILY:
+            families |= {name: [name] for name in members}
+        else:
+            members = sorted(members, key=lambda name: int(name.rpartition("_")[2]))
+            ends = ", ".join(name.rpartition("_")[2] for name in members)
+            families[f"{stem} at {ends}"] = members
+    return families
+
+
+def conclusion(
+    config: Config, step: int, total_steps: int, best: Path | None, value: float | None
+) -> tuple[str, list[tuple[str, str]]]:
+    """Return the last words of a run: what was reached, and what to type next."""
+    run, name = shlex.quote(str(config.run_dir)), config.checkpoint.metric_name
+    rows = [("reached", f"step {step:,} of {total_steps:,}")]
+    checkpoints = config.run_dir / "checkpoints"
+    kept = checkpoints / ("best" if best is not None else "latest")
+    if best is not None:
+        score = "" if value is None else f", {name} {value:.4g}"
+        rows.append(("best checkpoint", f"{kept} ({best.name}{score})"))
+    elif kept.exists():
+        rows.append(("last checkpoint", str(kept)))
+    if kept.exists():
+        rows.append(("score it", f"overt evaluate checkpoint={shlex.quote(str(kept))}"))
+    rows.append(("look at it", f"overt report {run}"))
+    return "done", rows

@@ -6,6 +6,7 @@ The engine hands over values and events; their words and files are chosen here.
 from __future__ import annotations
 
 import logging
+import math
 import shlex
 import sys
 import time
@@ -25,12 +26,13 @@ from overt.config import Config, import_target
 from overt.distributed import World, is_main_process, main_first
 from overt.errors import LaunchError
 from overt.health.pace import Rates
+from overt.run import messages
 from overt.run.console import Console
 from overt.run.events import Event, LossSpike, Saved, SkippedStep, SlowRank
 from overt.run.folder import RunPaths
 from overt.run.lock import RunLock
 from overt.run.log import MetricsLogger
-from overt.run.messages import Introduction, score_line
+from overt.run.messages import Introduction, score_table
 from overt.run.trackers import TrackerMaker, append_line, replace_file
 from overt.run.warning_file import WarningFile
 
@@ -62,6 +64,7 @@ class Run:
         self.paths = RunPaths(config.run_dir)
         self.console = Console(enabled=world.is_main and not silent)
         self.logger = MetricsLogger(config.exp_name, config.run_dir, inactive=True)
+        self._best: tuple[float, int] | None = None  # of the ranking metric, and its step
         # Warnings do not tear the progress line, and every rank keeps its own.
         warnings = WarningFile(self.paths.warnings_of(world.rank))
         self._handlers = [] if silent else [self.console.handler(), warnings]
@@ -163,7 +166,20 @@ class Run:
     def write_scores(self, scores: dict[str, float], step: int) -> None:
         """Log the scores of an evaluation and print them."""
         self.logger.log_metrics(scores, step, prefix="evaluation")
-        self.console.say(score_line(step, scores))
+        checkpoint = self.config.checkpoint
+        value = scores.get(checkpoint.metric_name or "", math.nan)
+        if not math.isnan(value):
+            sign = 1 if checkpoint.mode == "max" else -1
+            if self._best is None or sign * value > sign * self._best[0]:
+                self._best = (value, step)
+            text = f"{checkpoint.metric_name} {value:.4g} (best {self._best[0]:.4g})"
+            self.console.keep_score(text)
+        self.console.say(score_table(step, scores, checkpoint.metric_name))
+
+    def conclude(self, step: int, total_steps: int, best: Path | None, value: float | None) -> None:
+        """Print what was reached, where the best checkpoint is and what to type next."""
+        self.console.close()
+        self.console.table(*messages.conclusion(self.config, step, total_steps, best, value))
 
     def log_histograms(self, model: nn.Module, step: int) -> None:
         """Log gradients and weights; every rank must call this for a sharded model."""

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from overt.progress import each
+
 POINTS_DRAWN = 24
 PANEL_WIDTH = 200  # pixels to which the frames of small videos are enlarged
 FRAMES_FILMED = 48  # at most: a video of a run's log is looked at, not measured
@@ -114,7 +116,7 @@ def draw_video(
     largest = max(3.0, 0.008 * scale * max(height, width))
     radius = min(max(0.11 * spacing, 1.3), largest)
     result = torch.empty(len(video), 3, height * scale, width * scale, dtype=torch.uint8)
-    for frame, image in enumerate(images):
+    for frame, image in enumerate(each(list(images), "drawing frames")):
         past = slice(max(0, frame - trail), frame + 1)
         drawn = _panel(
             image, positions[past], seen[past], colours, None, scale, radius, _LIVELY, trail

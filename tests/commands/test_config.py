@@ -51,3 +51,47 @@ def test_one_key_or_section(capsys: pytest.CaptureFixture[str]) -> None:
     assert "schedule.warmup_fraction = 0.05" in capsys.readouterr().out
     assert main([*base, "training.num_stps"]) == 2
     assert "did you mean training.num_steps?" in capsys.readouterr().err
+
+
+def test_without_a_recipe_the_groups_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config"]) == 0
+    printed = capsys.readouterr().out
+    lines = printed.splitlines()
+    assert {"recipe", "optimizer", "schedule"} <= set(lines)
+    assert any(line.startswith("  adamw ") and "usual choice" in line for line in lines)
+    assert "  hjepa_tiny " in printed
+
+
+def test_a_choice_is_explained_with_and_without_a_recipe(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["config", "--explain", "training.precision"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("training.precision\n    str: fp32, tf32, bf16 or fp16\n")
+    assert "      bf16  GPUs since Ampere" in printed
+    assert main(["config", "recipe=hjepa_tiny", "--explain", "training.precision"]) == 0
+    assert "    * fp32  reference and CPUs" in capsys.readouterr().out
+    assert main(["config", "--explain", "model.depth"]) == 1
+    assert "keys of a recipe need recipe=NAME" in capsys.readouterr().err
+
+
+def test_who_knows_hydra_finds_its_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["recipe=hjepa_tiny", "optimizer=muon"]
+    assert main(["config", *words]) == 0
+    plain = capsys.readouterr().out
+    assert main(["config", *words, "--cfg", "job"]) == 0
+    assert capsys.readouterr().out == plain
+    assert main(["config", *words, "--info"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["optimizer", "muon"] in lines
+    assert ["recipe", "hjepa_tiny"] in lines
+
+
+@pytest.mark.parametrize("group", ["optimizer", "recipe", "model"])
+def test_a_section_that_is_taken_away_is_named(
+    group: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "recipe=hjepa_tiny", f"~{group}"]) == 1
+    said = capsys.readouterr().err
+    assert f"~{group} takes away the section {group}, which every run needs" in said
+    assert f"{group}=NAME (" in said

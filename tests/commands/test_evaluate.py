@@ -52,7 +52,7 @@ def test_the_checkpoint_brings_its_own_configuration(
     assert stored.settings.evaluation.samples == 3
     assert not (run / "evaluation" / "rows.json").exists()
     out = capsys.readouterr().out
-    assert f"  error  {found['scores']['error']:.4f}" in out
+    assert f"  error *  {found['scores']['error']:.4g}" in out
     assert f"written to {run / 'evaluation'}" in out
 
 

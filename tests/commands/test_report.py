@@ -47,9 +47,19 @@ def test_what_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
         ([str(tmp_path)], 1, "is not a run folder"),
         ([str(run), str(run)], 2, "named twice"),
         ([str(run), "--pictures", "0"], 2, "--pictures=0; it must be at least 1"),
+        ([str(run), "--pin", "los"], 2, "--pin los matches no metric of these runs (did you mean"),
+        (["--serve", str(tmp_path / "none")], 1, "is not a directory"),
+        (["--serve", str(run), "--port", "70000"], 2, "--port=70000; it must be at least 0 and"),
     ):
         assert main(["report", *words]) == code
         assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [[], ["--serve", "--output", "x"], ["--serve", "--token", "a"]])
+def test_usage_mistakes_end_with_code_2(words: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["report", *words])
+    assert ended.value.code == 2
 
 
 def test_report_runs_and_watch_need_no_torch(run: Path, tmp_path: Path) -> None:

@@ -62,7 +62,8 @@ def test_lines_of_news_where_there_is_no_terminal(run: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_terminal_is_redrawn_in_place(run: Path) -> None:
+def test_a_terminal_is_redrawn_in_place(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
     stream = Terminal()
     assert follow(run, 1.0, False, stream, until_the_end(run, 1)) == 1
     drawings = stream.getvalue().split(watch.CLEAR_BELOW)[1:]
@@ -99,3 +100,12 @@ def test_an_interrupt_ends_the_watching(run: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(watch, "follow", interrupt)
     assert main(["watch", str(run)]) == 0
+
+
+def test_names_of_any_length_do_not_run_into_their_values(run: Path) -> None:
+    name = "evaluation/davis_first_average_jaccard_of_everything"
+    add(run, "metrics.jsonl", step=2, time=3.0, **{name: 0.5, "train/lr": 0.1})
+    stream = io.StringIO()
+    assert follow(run, 1.0, True, stream) == 0
+    assert "davis_first_average_jaccard_of_everything  0.5" in stream.getvalue()
+    assert "\nlr                                         0.1\n" in stream.getvalue()

@@ -15,13 +15,15 @@ from overt.engine.loader import StepBatch
 from overt.engine.progress import Progress
 from overt.health.pace import Meter, StragglerWatch
 from overt.recipe import StepOutput
+from overt.run.console import Console
 
 ALONE = World(0, 1, 0, torch.device("cpu"))
 
 
 def make(folder: Path, *overrides: str, histograms: Any = None) -> Progress:
     config = toy_config(folder, "training.loss_spike_window=8", *overrides)
-    run: Any = SimpleNamespace(silent=False, log_histograms=histograms)
+    console = Console(enabled=False)
+    run: Any = SimpleNamespace(silent=False, log_histograms=histograms, console=console)
     return Progress(config, ALONE, 12, run)
 
 
@@ -29,7 +31,7 @@ def add(progress: Progress, *losses: float, applied: float = 1.0) -> None:
     for loss in losses:
         output = StepOutput({"fit": torch.tensor(loss)}, {"size": torch.tensor(2.0)})
         batch = StepBatch([], samples=4, wait_seconds=0.5)
-        progress.add_step(batch, [output], torch.tensor(applied), torch.tensor(3.0))
+        progress.add_step(0, batch, [output], torch.tensor(applied), torch.tensor(3.0))
 
 
 def test_a_line_holds_the_means_since_the_last_one(tmp_path: Path) -> None:

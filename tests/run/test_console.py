@@ -9,17 +9,30 @@ import pytest
 
 from overt.health.pace import Rates
 from overt.run import console as console_module
-from overt.run.console import CLEAR, Console, as_duration, fit
+from overt.run.console import Console, as_duration, fit
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal, and can show what is left on its last lines."""
+    """A stream that says it is a terminal, and can show what is left on its screen."""
 
     def isatty(self) -> bool:
         return True
 
     def shown(self) -> list[str]:
-        return [line.split(CLEAR)[-1] for line in self.getvalue().split("\n")]
+        """The lines of the screen; colors are dropped, and nothing else is understood."""
+        lines = [""]
+        text = re.sub(r"\x1b\[\d*m", "", self.getvalue())
+        for piece in re.findall(r"\x1b\[\d*[A-Z]|\r|\n|[^\x1b\r\n]+", text):
+            if piece == "\n":
+                lines.append("")
+            elif piece.startswith("\x1b") and piece.endswith("A"):
+                del lines[len(lines) - int(piece[2:-1]) :]
+                lines[-1] = ""  # what clears the rest of the screen follows always
+            elif piece in ("\x1b[J", "\r"):
+                lines[-1] = ""
+            else:
+                lines[-1] += piece
+        return lines
 
 
 def test_plain_lines_where_there_is_no_terminal() -> None:
@@ -60,20 +73,65 @@ def test_the_estimate_follows_the_recent_speed_and_says_where_that_varies() -> N
     assert times[-1] == "1d 0:51:00"  # slow for good: no word of nine minutes
 
 
-def test_on_a_terminal_one_line_is_drawn_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_terminal_the_same_lines_are_drawn_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     stream = Terminal()
     console = Console(10, stream=stream)
     console.update(1, 0, {"loss": 2.0})
-    console.update(5, 0, {"loss": 1.0})
-    assert stream.shown() == ["step 5/10  50% [==========          ]  epoch 0  loss 1"]
+    console.update(
+        5, 0, {"loss": 1.0}, seconds_per_step=2.0, samples_per_second=8.0, memory_bytes=2**31
+    )
+    bar = "step 5/10  50% [==========          ]  ETA 0:00:10  8 samples/s  epoch 0"
+    assert stream.shown() == [bar, "loss 1  memory 2.00 GiB"]
     console.say("a message")
-    assert stream.shown()[-2:] == ["a message", stream.shown()[-1]]
-    assert stream.shown()[-1].startswith("step 5/10")
+    assert stream.shown() == ["a message", bar, "loss 1  memory 2.00 GiB"]
+    console.keep_score("top1 0.5 (best 0.75)")
+    assert stream.shown()[-1] == "loss 1  memory 2.00 GiB  top1 0.5 (best 0.75)"
     console.close()
-    assert stream.getvalue().endswith("loss 1\n")
+    assert stream.shown()[-2].endswith("(best 0.75)")
     console.close()  # a second time changes nothing
     assert not stream.getvalue().endswith("\n\n")
+
+
+def test_between_log_lines_the_step_moves_and_an_evaluation_shows_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    stream, now = Terminal(), [0.0]
+    console = Console(10, stream=stream, clock=lambda: now[0])
+    console.update(5, 0, {"loss": 1.0}, seconds_per_step=2.0)
+    console.tick(6)  # too soon after the last drawing
+    assert stream.shown()[0].startswith("step 5/10")
+    now[0] = 1.0
+    console.tick(7)
+    assert stream.shown()[0].startswith("step 7/10  70%")
+    assert "ETA 0:00:06" in stream.shown()[0]
+    console.working("scoring", 0, 8)
+    now[0] = 3.0
+    console.working("scoring", 2, 8)
+    assert stream.shown()[2] == "scoring [=====               ] 2 of 8  0:06 left"
+    console.working("scoring", 8, 8)
+    assert len(stream.shown()) == 2
+
+
+def test_elsewhere_long_work_is_a_line_now_and_then() -> None:
+    stream, now = io.StringIO(), [0.0]
+    console = Console(10, stream=stream, clock=lambda: now[0])
+    for done in range(9):
+        now[0] = 8.0 * done
+        console.working("scoring", done, 8)
+    console.tick(3)
+    lines = stream.getvalue().splitlines()
+    assert [line.partition("]")[2] for line in lines] == [" 4 of 8  0:32 left"]
+
+
+@pytest.mark.parametrize("variable", ["", "1"])
+def test_no_color_is_honored(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", variable)
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    Console(10, stream=stream).update(1, 0, {"loss": 2.0})
+    assert ("\x1b[36m" in stream.getvalue()) == (variable == "")
 
 
 @pytest.mark.parametrize("columns", range(1, 160, 7))
@@ -92,7 +150,7 @@ def test_the_line_never_wraps_and_shows_whole_parts(
     monkeypatch.setenv("COLUMNS", str(columns + 1))
     stream = Terminal()
     Console(345, stream=stream).update(12, 1, {"loss": 0.25})
-    assert len(stream.shown()[-1]) <= columns
+    assert max(map(len, stream.shown())) <= columns
 
 
 def test_the_table_is_aligned() -> None:
@@ -122,8 +180,8 @@ def test_a_warning_does_not_tear_the_line(monkeypatch: pytest.MonkeyPatch) -> No
     handler = console.handler()
     handler.handle(logging.makeLogRecord({"msg": "disk %s", "args": ("full",), "levelno": 30,
                                           "levelname": "WARNING"}))  # fmt: skip
-    assert stream.shown()[-2] == "warning: disk full"
-    assert stream.shown()[-1].startswith("step 1/10")
+    assert stream.shown()[0] == "warning: disk full"
+    assert stream.shown()[1].startswith("step 1/10")
 
 
 def test_a_closed_stream_or_a_poor_one_does_not_stop_training() -> None:

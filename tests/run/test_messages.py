@@ -97,6 +97,34 @@ def test_a_lost_peer_says_where_to_look() -> None:
     assert "the same command resumes from the last checkpoint" in text
 
 
-def test_scores_are_one_line() -> None:
-    line = messages.score_line(6, {"error": 0.123456, "accuracy": math.nan})
+def test_few_scores_are_one_line() -> None:
+    line = messages.score_table(6, {"error": 0.123456, "accuracy": math.nan})
     assert line == "step 6: error 0.1235, accuracy nan"
+
+
+def test_many_scores_are_a_small_table_with_baselines_beside_them() -> None:
+    scores = {"average_jaccard": 0.25125, "jaccard_1": 0.01, "jaccard_16": 0.3, "jaccard_2": 0.1}
+    scores |= {"occlusion_accuracy": 0.8, "static_average_jaccard": 0.2101}
+    scores |= {"davis/error": 3.0, "davis/static_error": 12.0}
+    assert messages.score_table(60, scores, "average_jaccard").splitlines() == [
+        "step 60                score  static",
+        "  average_jaccard *   0.2512  0.2101",
+        "  occlusion_accuracy     0.8",
+        "  davis/error              3      12",
+        "  jaccard at 1, 2, 16  0.01 0.1 0.3",
+    ]
+
+
+def test_the_end_names_the_best_checkpoint_and_what_to_type_next(tmp_path: Path) -> None:
+    config = toy_config(tmp_path, "exp_name=mine", "checkpoint.metric_name=error")
+    title, rows = messages.conclusion(config, 6, 8, None, None)
+    assert title == "done"
+    assert dict(rows)["reached"] == "step 6 of 8"
+    assert "score it" not in dict(rows)  # nothing was saved
+    best = config.run_dir / "checkpoints" / "step_00000004"
+    best.mkdir(parents=True)
+    (best.parent / "best").symlink_to(best.name)
+    told = dict(messages.conclusion(config, 6, 8, best, 0.25)[1])
+    assert told["best checkpoint"] == f"{best.parent / 'best'} (step_00000004, error 0.25)"
+    assert told["score it"] == f"overt evaluate checkpoint={best.parent / 'best'}"
+    assert told["look at it"] == f"overt report {config.run_dir}"

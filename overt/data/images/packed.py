@@ -31,6 +31,7 @@ from overt.data.images.files import Names
 from overt.errors import DataError
 from overt.files.atomic import new_folder, remove_left_overs
 from overt.files.bounds import check_arrays
+from overt.progress import report
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -180,19 +181,17 @@ def pack_images(
     side: int | None = None,
     raw: bool = False,
     workers: int = 0,
-    report: Callable[[int], None] | None = None,
 ) -> Packed:
     """Write the images of a folder as a pack, whole or not at all; unreadable ones are left out.
 
     Files go in as they are. `side` shrinks images whose shorter side is larger (JPEG of quality
-    95); `raw` stores pixels instead of files: larger, but nothing is left to decode. `report` is
-    called with the number of images done.
+    95); `raw` stores pixels instead of files: larger, but nothing is left to decode.
     """
     prepare = partial(_prepare, side=side, raw=raw)
     paths = (images.root / name for name in images.names)
     with _new_pack(out) as folder:
         records = _map_ordered(prepare, paths, workers)
-        packed = _fill(folder, records, images.names, images.labels, images.classes, raw, report)
+        packed = _fill(folder, records, images.names, images.labels, images.classes, raw)
         if packed.images == 0:
             raise DataError(
                 f"none of the {len(images.names)} images of {images.root} can be read, the first "
@@ -233,7 +232,6 @@ def _fill(
     labels: NDArray[np.int64],
     classes: tuple[str, ...],
     raw: bool,
-    report: Callable[[int], None] | None = None,
 ) -> Packed:
     kept: list[int] = []
     ends: list[int] = []
@@ -250,8 +248,7 @@ def _fill(
                 ends.append(file.tell())
                 sizes.append(record.size)
                 sums.append(zlib.crc32(record.content))
-            if report is not None:
-                report(index + 1)
+            report("packing images", index + 1, len(all_names))
         _to_disk(file)
     names = Names.pack(all_names[index] for index in kept)
     index_file = io.BytesIO()

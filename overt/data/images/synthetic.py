@@ -19,6 +19,7 @@ from PIL import Image
 from overt.data.rng import sample_rng
 from overt.errors import DataError
 from overt.files.atomic import new_folder, remove_left_overs
+from overt.progress import report
 
 Array = NDArray[Any]
 
@@ -172,11 +173,10 @@ def write_images(
     per_class: int = 50,
     size: int = 64,
     seed: int = 0,
-    report: Callable[[int], None] | None = None,
 ) -> list[str]:
     """Write `per_class` images of each class as ROOT/CLASS/NUMBER.png; returns the classes.
 
-    An image depends on seed, size, class and number only. `report` is called with the number done.
+    An image depends on seed, size, class and number only.
     """
     root = Path(root)
     names = class_names(classes)
@@ -194,6 +194,6 @@ def write_images(
                 rng = sample_rng(seed, order.index(name), number)
                 pixels = draw_image(name, size, rng)
                 Image.fromarray(pixels).save(folder / name / f"{number:05d}.png", compress_level=1)
-                if report is not None:
-                    report(done * per_class + number + 1)
+                made = done * per_class + number + 1
+                report("writing images", made, len(names) * per_class)
     return names

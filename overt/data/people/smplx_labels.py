@@ -25,6 +25,7 @@ from overt.geometry.body import BODY_JOINTS, HAND_JOINTS, SHAPE_NUMBERS, SMPL_JO
 from overt.geometry.body_files import load_body
 from overt.geometry.body_transfer import VertexTransfer, load_transfer
 from overt.geometry.rotation import axis_angle_to_matrix, matrix_to_axis_angle
+from overt.progress import report
 
 FACE_JOINTS = 3  # jaw and eyes: at rest
 PARTS_SUFFIX = ".parts"
@@ -204,7 +205,6 @@ def convert_labels(
     out: Path,
     options: FitOptions,
     device: torch.device,
-    report: Callable[[int], None] | None = None,
 ) -> NDArray[np.float32]:
     """Write SOURCE's annotations with labels of SMPL-X to OUT; return errors (N,) in mm.
 
@@ -230,8 +230,7 @@ def convert_labels(
                 np.savez(file, **made)
         with open_arrays(path) as part:
             parts.append({name.replace("smplx.", "smplx/"): part[name] for name in part.files})
-        if report is not None:
-            report(rows.stop)
+        report("fitting people", rows.stop, len(data))
     joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     errors: NDArray[np.float32] = joined.pop("error_mm")
     write_human_data(out, {**data.columns, **joined}, **_single(data))

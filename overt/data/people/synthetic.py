@@ -36,6 +36,7 @@ from overt.geometry.body_capsule import STANDING_HEIGHT_M
 from overt.geometry.body_files import CAPSULE, load_body
 from overt.geometry.camera import intrinsics, project
 from overt.geometry.rotation import axis_angle_to_matrix, matrix_to_axis_angle
+from overt.progress import report
 
 Array = NDArray[np.float64]
 
@@ -275,7 +276,6 @@ def write_people(
     name: str,
     count: int,
     options: PeopleOptions,
-    report: Callable[[int], None] | None = None,
     workers: int = 0,
 ) -> Path:
     """Write pictures and masks below ROOT/datasets/NAME, and the annotations; their path.
@@ -295,8 +295,7 @@ def write_people(
     with _mapping(workers) as each:
         for part in each(partial(_write_rows, images, options), ranges):
             parts.append(part)
-            if report is not None:
-                report(sum(len(done["image_path"]) for done in parts))
+            report("rendering people", sum(len(done["image_path"]) for done in parts), count)
     columns = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     path = root / "preprocessed_datasets" / f"{name}.npz"
     mark = CAPSULE if options.is_plain else ANNY

@@ -22,6 +22,7 @@ from overt.data.skulls.surfaces import sample_surface, surface_triangles
 from overt.data.skulls.volumes import CloudFrame, Volume, cloud_frame, skullfix_frame
 from overt.errors import DataError
 from overt.files.atomic import new_file
+from overt.progress import report
 
 TRAIN_SHARE = 0.8
 LISTS = ("train.csv", "test.csv")
@@ -42,7 +43,6 @@ def prepare(
     seed: int = 42,
     workers: int = 0,
     force: bool = False,
-    report: Callable[[int], None] | None = None,
 ) -> Prepared:
     """Make a cloud of `points` for every volume below `root`, and the two lists where missing."""
     skulls = sorted((root / "complete_skull").glob("*.nrrd"))
@@ -57,8 +57,7 @@ def prepare(
         written += done.written
         kept += done.kept
         problems += done.problems
-        if report is not None:
-            report(number)
+        report("preparing skulls", number, len(skulls))
     write_lists(root, [path.stem for path in skulls], seed)
     return Prepared(written, kept, problems)
 

@@ -23,6 +23,7 @@ from overt.data.skulls.shells import make_shell, take_ball
 from overt.data.skulls.surfaces import sample_surface, scatter_on_surface, surface_triangles
 from overt.data.skulls.volumes import Volume
 from overt.geometry.voxels import Mask
+from overt.progress import report
 
 # Number of the format of each kind: counts up when the same settings come to mean other volumes.
 KINDS = {"shells": 1, "skulls": 2}
@@ -34,7 +35,6 @@ def write_skulls(
     side: int = 64,
     points: int = 8000,
     seed: int = 0,
-    report: Callable[[int], None] | None = None,
     workers: int = 0,
     kind: str = "skulls",
 ) -> int:
@@ -55,8 +55,7 @@ def write_skulls(
     ]
     work = partial(write_skull, root, side=side, points=points, seed=seed, kind=kind)
     for done, _ in enumerate(_map(work, missing, workers), start=1):
-        if report is not None:
-            report(count - len(missing) + done)
+        report("writing skulls", count - len(missing) + done, count)
     write_lists(root, [f"{number:03d}" for number in range(count)], seed, replace=bool(missing))
     return len(missing)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from overt.data.tracking.kubric import Tracks, frame_paths, list_sequences, read_tracks
 from overt.errors import DataError
 from overt.files.atomic import MadeMeanwhileError, new_folder, remove_left_overs
+from overt.progress import each
 
 FRAMES = 24
 TRACKS = 2048
@@ -39,7 +39,6 @@ def convert(
     frames: int = FRAMES,
     tracks: int = TRACKS,
     windows: int | None = None,
-    report: Callable[[int], None] | None = None,
 ) -> Converted:
     """Cut the sequences of `source` into runs of `frames` and write each as a sequence of `out`.
 
@@ -52,7 +51,7 @@ def convert(
     out.mkdir(parents=True, exist_ok=True)
     remove_left_overs(out)
     result = Converted([], 0, {})
-    for number, sequence in enumerate(sequences):
+    for sequence in each(sequences, "cutting sequences"):
         try:
             known = read_tracks(sequence)
         except DataError as error:
@@ -75,8 +74,6 @@ def convert(
                 continue
             _write(sequence, target, known, span, chosen)
             result.written.append(target)
-        if report is not None:
-            report(number + 1)
     return result
 
 

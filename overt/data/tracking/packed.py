@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import re
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from overt.data.tracking.kubric import Tracks
 from overt.errors import DataError
 from overt.files.atomic import new_file, remove_left_overs
 from overt.files.bounds import check_archive
+from overt.progress import report
 
 SUFFIX = ".npz"
 STORAGES = ("raw", "files", "jpeg")
@@ -95,13 +96,11 @@ def pack_sequences(
     out: Path | str,
     storage: str = "raw",
     quality: int = 95,
-    report: Callable[[int], None] | None = None,
 ) -> Packed:
     """Write every sequence folder of `root` as one file in `out`; those that are there are kept.
 
     `raw` stores pixels: nothing is left to decode. `files` stores the image files as they are,
-    `jpeg` encodes frames again, which is small but changes them a little. `report` is called with
-    the number of sequences done.
+    `jpeg` encodes frames again, which is small but changes them a little.
     """
     one_of("storage", storage, STORAGES)
     out = Path(out)
@@ -121,8 +120,7 @@ def pack_sequences(
                 written.append(target)
             except DataError as error:
                 left_out[sequence.name] = str(error)
-        if report is not None:
-            report(number + 1)
+        report("packing sequences", number + 1, len(sequences))
     if not written and not kept:
         raise DataError(
             f"none of the {len(sequences)} sequences of {root} can be read, the first because: "

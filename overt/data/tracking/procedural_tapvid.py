@@ -20,6 +20,7 @@ from overt.data.tracking.tapvid import FORMATS
 from overt.data.tracking.textures import load_textures
 from overt.errors import DataError
 from overt.files.atomic import new_folder, remove_left_overs
+from overt.progress import each
 
 EPOCH = 0
 
@@ -50,7 +51,7 @@ def write_photograph_videos(
     source = ProceduralClips(settings)
     entries: dict[str, dict[str, Any]] = {}
     corner = torch.tensor([size[1] - 1.0, size[0] - 1.0])
-    for number in range(videos):
+    for number in each(range(videos), "making videos"):
         numbers = source.sample(number, sample_rng(seed, EPOCH, number))
         clip = make_clips(numbers[None], bank, settings, size, frames, points)
         entries[f"photographs-{number:03d}"] = {

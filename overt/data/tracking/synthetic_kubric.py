@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +14,7 @@ from overt.data.making import claim_folder
 from overt.data.tracking.kubric import Tracks
 from overt.data.tracking.moving_shapes import SceneSettings, make_sequence
 from overt.files.atomic import MadeMeanwhileError, new_folder
+from overt.progress import report
 
 _FORMAT = 1  # counts up when the same settings come to mean other pixels or tracks
 
@@ -29,12 +29,10 @@ def write_sequences(
     seed: int = 0,
     shapes: int = 6,
     speed: float = 2.5,
-    report: Callable[[Path], None] | None = None,
 ) -> list[Path]:
     """Make sure that `root` holds sequences 0 to `count` - 1; returns those that were missing.
 
     A sequence depends on the settings and its number only, so a set can be continued or enlarged.
-    `report` is called with every sequence written.
     """
     root = Path(root)
     settings = SceneSettings(frames, height, width, points, seed, shapes, speed)
@@ -48,8 +46,7 @@ def write_sequences(
         with suppress(MadeMeanwhileError), new_folder(sequence) as folder:
             _write_sequence(folder, sequence.name, *make_sequence(settings, index))
         written.append(sequence)
-        if report is not None:
-            report(sequence)
+        report("writing sequences", index + 1, count)
     return written
 
 

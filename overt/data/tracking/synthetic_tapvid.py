@@ -15,6 +15,7 @@ from overt.data.tracking.moving_shapes import SceneSettings, make_sequence
 from overt.data.tracking.tapvid import FORMATS
 from overt.errors import DataError
 from overt.files.atomic import new_folder, remove_left_overs
+from overt.progress import report
 
 # The files of each data set; videos are dealt out to them in turn.
 _FILES = {
@@ -51,10 +52,15 @@ def write_videos(
     remove_left_overs(folder.parent)
     files = _FILES[dataset][:videos]
     named = FORMATS[dataset].container is dict
+    made = 0
     with new_folder(folder) as unfinished:
         for number, name in enumerate(files):
             chosen = range(number, videos, len(files))
-            entries = {f"synthetic-{i:03d}": _video(settings, i, dataset) for i in chosen}
+            entries = {}
+            for index in chosen:
+                entries[f"synthetic-{index:03d}"] = _video(settings, index, dataset)
+                made += 1
+                report("writing videos", made, videos)
             with (unfinished / name).open("wb") as file:
                 pickle.dump(entries if named else list(entries.values()), file, protocol=4)
     return [folder / name for name in files]

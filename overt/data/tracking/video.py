@@ -21,6 +21,7 @@ from PIL import Image, ImageSequence
 from overt.data.pictures import to_rgb
 from overt.errors import DataError
 from overt.files.bounds import open_arrays
+from overt.progress import each
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
 MOVING_IMAGES = (".gif", ".webp", ".apng")
@@ -206,7 +207,7 @@ def _write_by_pyav(path: Path, pictures: list[NDArray[np.uint8]], fps: float) ->
         # Browsers play half-resolution colors only, which need even sides.
         stream.width, stream.height = width + width % 2, height + height % 2
         stream.pix_fmt = "yuv420p"
-        for picture in pictures:
+        for picture in each(pictures, "encoding frames"):
             even = np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
             frame = av.VideoFrame.from_ndarray(even, format="rgb24")
             container.mux(stream.encode(frame))

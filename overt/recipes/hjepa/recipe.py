@@ -160,7 +160,7 @@ class HJEPARecipe(EncoderRecipe):
             extra, more = self.extra_losses(output, batch, fraction, step)
             assert self.monitor is not None, "build_model() makes it"
             look = self.monitor.look(output, step)
-            metrics |= more | self.monitor.shown(look, share)
+            metrics |= more | self.monitor.shown(look, fraction)
         # One row for each sample, so that the ranks' micro-batches weigh by their samples.
         carry = {} if look is None else {"look": look.expand(len(batch.images), -1, -1)}
         return StepOutput(losses | extra, metrics, carry)

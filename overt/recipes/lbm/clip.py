@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from overt.progress import each
 from overt.recipes.lbm.model import LBM
 from overt.recipes.lbm.online import OnlineTracker
 
@@ -50,7 +51,7 @@ def track_clip(
     points_xy = queries[:, 1:].to(device, torch.float32).repeat(frames, 1, 1)
     rest = torch.zeros((frames, count), device=device)
     visibility, rho, visible = rest, torch.ones_like(rest), torch.zeros_like(rest, dtype=torch.bool)
-    for time, frame in enumerate(video):
+    for time, frame in enumerate(each(video.unbind(), "tracking frames")):
         tracker.observe(frame)
         new = (begin == time).nonzero().squeeze(1)
         if len(new):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from overt.errors import ConfigError
+from overt.progress import each
 from overt.recipes.pcdiff.config import DiffusionSettings, EvaluationSettings
 from overt.recipes.pcdiff.denoiser import Denoiser
 from overt.recipes.pcdiff.diffusion import (
@@ -127,7 +128,7 @@ def sample_implants(
 
     draw(step.x)
     timesteps = torch.tensor(plan.timesteps, device=known.device)
-    for time in timesteps:
+    for time in each(list(timesteps), "sampling steps"):
         step.times.copy_(time.expand_as(step.times))
         if plan.is_random:
             draw(step.noise)

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait as wait_for_any
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,25 @@ PRELOADED = [
     "torch.nn.parallel",
     "overt.engine.trainer",
 ]
+
+
+TRACKER_SILENCE = "ignore:resource_tracker:UserWarning"
+
+
+def start_quiet_tracker() -> None:
+    """Start Python's tracker of semaphores so that it does not warn of those of killed processes.
+
+    A process that SIGKILL ends leaves its semaphores behind; the tracker removes them in any case.
+    """
+    before = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [before, TRACKER_SILENCE]))
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONWARNINGS"]
+        else:
+            os.environ["PYTHONWARNINGS"] = before
 
 
 class Ended(NamedTuple):
@@ -48,6 +68,7 @@ class Group:
     ) -> None:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+        start_quiet_tracker()
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
         size = len(arguments)

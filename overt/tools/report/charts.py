@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
+from overt.errors import OvertError, nearest
 from overt.tools.report.run import Curve, Run, plain
 
 SECTIONS = {
+    "pinned": "Main metrics",
     "training": "Training",
     "evaluation": "Evaluation",
     "collapse": "Collapse",
@@ -19,11 +22,12 @@ SECTIONS = {
     "system": "System",
     "other": "Other",
 }
+FOLDED = ("distributions", "system", "other")  # closed until a reader opens them
 MEANING = {
     "collapse": "How much the features of different inputs differ. Standard deviations and ranks "
     "that fall towards zero mean that all inputs look alike to the model.",
-    "speed": "Without evaluation, saving and the first steps. Data wait is the share of the time "
-    "in which training waited for samples.",
+    "speed": "Without evaluation, saving and the first steps. Data wait is the fraction of time "
+    "spent waiting for samples.",
     "distributions": "Mean, within the band from the least to the greatest value.",
     "optimization": "Gradient norms are those before clipping.",
 }
@@ -33,6 +37,8 @@ SPEED = (
 )  # fmt: skip
 OPTIMIZATION = ("lr", "grad_norm", "skipped_steps", "loss_scale", "weight_decay")
 LEFT_OUT = ("train/epoch",)  # the steps in another unit
+LOSS = "train/loss"
+SAME = 1e-6  # relative difference of values that count as one
 OPTIMIZATION_GROUPS = ("gradient_norm", "weight_norm")
 SPREAD = ("min", "mean", "max", "std")
 COLLAPSE = ("_std", "_std_min", "_norm", "_rank", "_eff_rank")
@@ -47,12 +53,18 @@ class Chart:
     name: str
     section: str
     parts: tuple[str, ...]  # the metrics it is drawn from: one, or least, mean and greatest
+    duplicates: tuple[str, ...] = ()  # metrics with the same values, which have no chart
 
 
-def choose_charts(runs: Sequence[Run]) -> list[Chart]:
-    """Every metric of any run in its section, in a reader's order."""
+def choose_charts(runs: Sequence[Run], pins: Sequence[str] = ()) -> list[Chart]:
+    """Every metric of any run in its section, in a reader's order.
+
+    The loss, the metric that ranks checkpoints and those that match `pins` come first.
+    """
     names = list(dict.fromkeys(name for run in runs for name in run.curves))
     names = [name for name in names if name not in LEFT_OUT]
+    copies = [name for name in names if name.startswith("train/") and _is_the_loss(name, runs)]
+    names = [name for name in names if name not in copies or matches(name, pins)]
     known = set(names)
     spreads = [
         name.removesuffix("/mean")
@@ -65,13 +77,48 @@ def choose_charts(runs: Sequence[Run]) -> list[Chart]:
     for name in spreads:
         parts = (f"{name}/min", f"{name}/mean", f"{name}/max")
         charts.append(Chart(name, "distributions", parts))
+    for pin in pins:
+        if not any(matches(chart.name, [pin]) for chart in charts):
+            names = [chart.name for chart in charts]
+            hint = nearest(pin, [name.rpartition("/")[2] for name in names] + names)
+            raise OvertError(f"--pin {pin} matches no metric of these runs{hint}")
     order = list(SECTIONS)
     ranking = [f"evaluation/{run.config.get('checkpoint.metric_name')}" for run in runs]
-    first = ["train/loss", *ranking, *(f"train/{name}" for name in SPEED)]
+    main = [LOSS, *ranking]
+    first = [*main, *(f"train/{name}" for name in SPEED)]
     ranks = {name: rank for rank, name in reversed(list(enumerate(first)))}
+    charts = [
+        replace(chart, section="pinned")
+        if chart.name in main or matches(chart.name, pins)
+        else chart
+        for chart in charts
+    ]
+    charts = [
+        replace(chart, duplicates=tuple(copies)) if chart.name == LOSS else chart
+        for chart in charts
+    ]
     return sorted(
         charts,
         key=lambda chart: (order.index(chart.section), ranks.get(chart.name, len(first))),
+    )
+
+
+def matches(name: str, pins: Sequence[str]) -> bool:
+    """Whether one of the patterns is a metric's name, with or without its group."""
+    return any(fnmatchcase(name, pin) or fnmatchcase(name, f"*/{pin}") for pin in pins)
+
+
+def _is_the_loss(name: str, runs: Sequence[Run]) -> bool:
+    """Whether a metric repeats the loss in every run that has it: a loss of a single term."""
+    pairs = [(run.curves.get(LOSS), run.curves[name]) for run in runs if name in run.curves]
+    return name != LOSS and all(
+        loss is not None
+        and loss.steps == curve.steps
+        and all(
+            math.isclose(first, second, rel_tol=SAME) or (first != first and second != second)
+            for first, second in zip(loss.values, curve.values, strict=True)
+        )
+        for loss, curve in pairs
     )
 
 
@@ -134,7 +181,12 @@ def chart_data(chart: Chart, runs: Sequence[Run]) -> dict[str, Any]:
                 "values": [[plain(value) for value in curve.values] for curve in curves],
             }
         )
-    return {"name": chart.name, "series": series}
+    return {"name": chart.name, "label": axis_label(chart.name), "series": series}
+
+
+def axis_label(name: str) -> str:
+    """Return the label of the vertical axis: the last part of a name without underscores."""
+    return name.rpartition("/")[2].replace("_", " ")
 
 
 def every_nth(curve: Curve, points: int = POINTS) -> Curve:

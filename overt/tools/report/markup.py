@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 
 LONGEST_KEPT = 200  # characters of a text whose escaped form is kept
-VOID = ("input", "img", "meta")
+VOID = ("input", "img", "meta", "wbr")
 
 
 class Html(str):
@@ -47,6 +48,12 @@ def join(*children: str) -> Html:
     """Pieces one after the other; those that are plain text are escaped."""
     texts = [child if type(child) is Html else escape(child) for child in children]
     return Html("".join(texts))
+
+
+def breakable(name: str) -> Html:
+    """A name that may break after its underscores, dots and slashes, and nowhere else."""
+    parts = re.split(r"(?<=[_./])(?=[^_./])", name)
+    return Html(element("wbr").join(html.escape(part) for part in parts))
 
 
 def cells(values: Sequence[str], merges: bool = True) -> list[Html]:

@@ -14,23 +14,40 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
-from overt.tools.report import sections, text, texts
-from overt.tools.report.charts import MEANING, SECTIONS, Chart, chart_data, choose_charts, describe
-from overt.tools.report.markup import Html, element, join
+from overt.tools.report import comparison, pictures, sections, text, texts
+from overt.tools.report.charts import (
+    FOLDED,
+    MEANING,
+    SECTIONS,
+    Chart,
+    chart_data,
+    choose_charts,
+    describe,
+)
+from overt.tools.report.markup import Html, breakable, element, join
+from overt.tools.report.parallel import parallel
 from overt.tools.report.run import Run
 from overt.tools.report.sections import COLOURS
 
-SEEN_BEFORE_PICTURES = ("overview", "happened", "training", "evaluation")
-VALUES_SHOWN = 4  # newest values beside the name of a chart
+SEEN_BEFORE_PICTURES = ("overview", "pinned", "compare", "happened", "training", "evaluation")
+ON_A_PHONE = ("overview", "pinned", "compare")  # open there; the other parts unfold
+CLOSED = (*FOLDED, "scores", "environment")
+VALUES_SHOWN = 4  # runs whose newest values follow the name of a chart
 OPEN_AT_FIRST = 24  # charts of a section that are laid out at once; the rest unfold
+CHIPS_SHOWN = 8  # runs with a switch in the toolbar; more are folded
+TIMELINES_SHOWN = 4
+SCRIPTS = ("curves.js", "toolbar.js", "tables.js")
 
 
-def build_page(runs: Sequence[Run], most_pictures: int = 12) -> str:
-    """The whole page for one or several runs."""
-    charts = choose_charts(runs)
-    gallery, gallery_data = _galleries(runs, most_pictures)
+def build_page(
+    runs: Sequence[Run], most_pictures: int = 12, pins: Sequence[str] = (), is_live: bool = False
+) -> str:
+    """The whole page for one or several runs; a live one asks its server for news."""
+    charts = choose_charts(runs, pins)
+    gallery, gallery_data = pictures.galleries(runs, most_pictures)
+    overview = sections.overview(runs) if len(runs) == 1 else comparison.runs_table(runs)
     parts: list[tuple[str, str, Html | None]] = [
-        ("overview", "Overview", sections.overview(runs)),
+        ("overview", "Overview" if len(runs) == 1 else "Runs", overview),
         ("happened", "What happened", _happened(runs)),
     ]
     for section, title in SECTIONS.items():
@@ -38,7 +55,9 @@ def build_page(runs: Sequence[Run], most_pictures: int = 12) -> str:
         if not chosen:
             continue
         figures = [_figure(index, charts[index], runs) for index in chosen]
-        parts.append((section, title, _charts(section, figures)))
+        part = (section, title, _charts(section, figures))
+        parts.insert(1 if section == "pinned" else len(parts), part)
+    parts.insert(2, ("compare", "Settings and scores", parallel(runs)))
     # What a run looks like comes before how it was doing inside.
     position = 1 + max(
         (number for number, part in enumerate(parts) if part[0] in SEEN_BEFORE_PICTURES), default=0
@@ -55,6 +74,7 @@ def build_page(runs: Sequence[Run], most_pictures: int = 12) -> str:
         "runs": [{"name": run.name, "marks": sections.marks(run)} for run in runs],
         "charts": [chart_data(chart, runs) for chart in charts],
         "galleries": gallery_data,
+        "live": is_live,
     }
     shown = [(name, title, body) for name, title, body in parts if body is not None]
     return _document(runs, shown, data)
@@ -71,9 +91,14 @@ def _galleries(runs: Sequence[Run], most: int) -> tuple[Html | None, dict[str, A
 def _figure(index: int, chart: Chart, runs: Sequence[Run]) -> Html:
     """The frame of a chart, which the script fills; its description says what will be in it."""
     words = f"{chart.name}. {describe(chart, runs)}. Arrow keys move the cursor."
+    also = Html("")
+    if chart.duplicates:
+        names = [join(", " if number else "", breakable(name))
+                 for number, name in enumerate(chart.duplicates)]  # fmt: skip
+        also = element("p", "same values: ", *names, class_="quiet also")
     return element(
         "figure",
-        element("figcaption", chart.name, _last_values(chart, runs)),
+        element("figcaption", element("span", breakable(chart.name)), _last_values(chart, runs)),
         element(
             "div",
             class_="plot",
@@ -83,6 +108,7 @@ def _figure(index: int, chart: Chart, runs: Sequence[Run]) -> Html:
             aria_roledescription="chart",
             aria_label=words,
         ),
+        also,
         element("p", class_="said visually-hidden", role="status"),
         class_="chart",
         data_name=chart.name.lower(),
@@ -92,6 +118,8 @@ def _figure(index: int, chart: Chart, runs: Sequence[Run]) -> Html:
 def _last_values(chart: Chart, runs: Sequence[Run]) -> Html:
     """The newest value of each run, in its color; the chart's description says it too."""
     metric = chart.parts[len(chart.parts) // 2]
+    if len(runs) > VALUES_SHOWN:
+        return element("span", class_="last")
     shown = [index for index, run in enumerate(runs) if metric in run.curves][:VALUES_SHOWN]
     values = [
         element(
@@ -130,16 +158,21 @@ def _happened(runs: Sequence[Run]) -> Html | None:
     events = element(
         "details", element("summary", "every event"), sections.happened(runs), class_="events"
     )
-    return join(key, sections.timeline(runs), events)
+    bars = sections.timeline(runs)
+    if len(runs) > TIMELINES_SHOWN:
+        bars = element("details", element("summary", f"{len(runs)} runs"), bars)
+    return join(key, bars, events)
 
 
 def _document(runs: Sequence[Run], parts: list[tuple[str, str, Html]], data: dict[str, Any]) -> str:
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
     style = Html(asset("uPlot.min.css") + asset("report.css"))
-    library, script = Html(asset("uPlot.iife.min.js")), Html(asset("report.js"))
+    library = Html(asset("uPlot.iife.min.js"))
+    script = Html("".join(asset(name) for name in SCRIPTS))
+    server = "connect-src 'self'; " if data["live"] else ""
     policy = (
         "default-src 'none'; img-src data:; media-src data:; base-uri 'none'; form-action 'none'; "
-        f"style-src {_hash(style)}; script-src {_hash(library)} {_hash(script)}"
+        f"{server}style-src {_hash(style)}; script-src {_hash(library)} {_hash(script)}"
     )
     head = element(
         "head",
@@ -153,26 +186,23 @@ def _document(runs: Sequence[Run], parts: list[tuple[str, str, Html]], data: dic
     links = [element("a", name_of, href=f"#{name}") for name, name_of, _ in parts]
     body = element(
         "body",
-        element("a", "Skip to the curves", href="#training", class_="visually-hidden skip"),
+        element("a", "Skip to the runs", href="#overview", class_="visually-hidden skip"),
         element(
             "header",
             element(
                 "div",
                 element("p", "overt report", class_="quiet brand"),
-                element("h1", title),
-                element("p", f"made {text.moment(time.time())}", class_="quiet"),
+                element("h1", breakable(title)),
+                element("p", _made(data["live"]), class_="quiet", id="made", role="status"),
             ),
             element("button", "Dark", type="button", id="theme", hidden=True),
             class_="top",
         ),
-        element("nav", *links, aria_label="Sections"),
-        _toolbar(runs),
+        element("nav", *links, aria_label="Sections", tabindex="0"),
         element(
             "main",
-            *(
-                element("section", element("h2", name_of), content, id=name)
-                for name, name_of, content in parts
-            ),
+            _toolbar(runs),
+            *(_part(name, name_of, content) for name, name_of, content in parts),
         ),
         element(
             "footer",
@@ -191,6 +221,23 @@ def _document(runs: Sequence[Run], parts: list[tuple[str, str, Html]], data: dic
     return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
 
 
+def _made(is_live: bool) -> str:
+    return f"{'live, ' if is_live else 'made '}{text.moment(time.time())}"
+
+
+def _part(name: str, title: str, content: Html) -> Html:
+    """A section that folds: what matters is open, and on a phone only what matters most."""
+    kind = "part" if name in ON_A_PHONE else "part folded" if name in CLOSED else "part later"
+    folded = element(
+        "details",
+        element("summary", element("h2", title)),
+        content,
+        open=name not in CLOSED,
+        class_=kind,
+    )
+    return element("section", folded, id=name)
+
+
 def _toolbar(runs: Sequence[Run]) -> Html:
     chips = [
         element(
@@ -198,11 +245,16 @@ def _toolbar(runs: Sequence[Run]) -> Html:
             sections.label(index, run),
             type="button",
             class_="chip",
+            title=run.name,
             data_run=index,
             aria_pressed="true",
         )
         for index, run in enumerate(runs)
     ]
+    switches = element("div", *chips, class_="chips", role="group", aria_label="Runs shown")
+    if len(runs) > CHIPS_SHOWN:
+        words = f"{len(runs)} runs"
+        switches = element("details", element("summary", words), switches, class_="many")
     choice = [
         element("button", "steps", type="button", data_axis="steps", aria_pressed="true"),
         element("button", "hours", type="button", data_axis="hours", aria_pressed="false"),
@@ -210,7 +262,7 @@ def _toolbar(runs: Sequence[Run]) -> Html:
     smooth = element("input", type="range", id="smooth", min=0, max=0.99, step=0.01, value=0)
     return element(
         "div",
-        element("div", *chips, class_="chips", role="group", aria_label="Runs shown"),
+        switches if len(runs) > 1 else Html(""),
         element("div", *choice, class_="switch", role="group", aria_label="Horizontal axis"),
         element("button", "log", type="button", id="logarithmic", aria_pressed="false",
                 title="logarithmic vertical axis"),

@@ -66,7 +66,8 @@ def galleries(runs: Sequence[Run], most: int) -> tuple[Html | None, dict[str, An
         moving = any(is_moving(picture.path) for _, pictures in shown for picture in pictures)
         button = element("button", "stop", type="button", class_="motion") if moving else Html("")
         head = element("div", element("h3", name), slider, button, class_="gallery-head")
-        pictures_row = element("div", *figures, class_="pictures")
+        several = " several" if len(figures) > 3 else ""
+        pictures_row = element("div", *figures, class_=f"pictures{several}")
         blocks.append(element("section", head, pictures_row, class_="gallery", id=identity))
         data[identity] = {
             "steps": steps,

@@ -11,7 +11,7 @@ from typing import Any
 
 from overt.run.reader import step_of
 from overt.tools.report import text
-from overt.tools.report.markup import Html, cells, element, join, table
+from overt.tools.report.markup import Html, breakable, cells, element, join, table
 from overt.tools.report.run import Run
 
 ABSENT = "(none)"  # in place of a setting that a run does not have
@@ -31,7 +31,7 @@ def swatch(index: int) -> Html:
 
 
 def label(index: int, run: Run) -> Html:
-    return join(swatch(index), run.name)
+    return join(swatch(index), breakable(run.name))
 
 
 def overview(runs: Sequence[Run]) -> Html:
@@ -99,7 +99,7 @@ def _card(index: int, run: Run) -> Html:
 
 
 def _fact(name: str, value: str) -> Html:
-    return element("div", element("dt", name), element("dd", value))
+    return element("div", element("dt", breakable(name)), element("dd", value))
 
 
 # --- what happened --------------------------------------------------------------------------------
@@ -204,7 +204,12 @@ def scores(runs: Sequence[Run]) -> Html | None:
     rows: list[list[str]] = []
     for name in names:
         numbers = [values.get(name) for values in by_run]
-        rows.append([name, *("" if number is None else text.number(number) for number in numbers)])
+        rows.append(
+            [
+                breakable(name),
+                *("" if number is None else text.number(number) for number in numbers),
+            ]
+        )
     return table(["score", *(label(index, run) for index, run in enumerate(runs))], rows, "numbers")
 
 
@@ -232,7 +237,10 @@ def settings(runs: Sequence[Run]) -> Html:
             element("code", text.value(value)) for value in (values if differs else values[:1])
         ]
         differing += differs
-        name = join(key, element("span", " differs", class_="visually-hidden")) if differs else key
+        words = breakable(key)
+        name = (
+            join(words, element("span", " differs", class_="visually-hidden")) if differs else words
+        )
         rows.append(
             element(
                 "tr",
@@ -284,18 +292,22 @@ def environment(runs: Sequence[Run]) -> Html | None:
 
 def reproduce(runs: Sequence[Run]) -> Html:
     """The commands that made each run, and the one that makes it again from its settings alone."""
-    blocks = []
-    for index, run in enumerate(runs):
-        lines = [spoken(line) for line in run.commands]
-        again = f"overt train --config {shlex.quote(str(run.path / 'config.yaml'))}"
-        name = run.path.name if run.path.name not in ("", "..") else run.path.resolve().name
-        again += f" exp_name={shlex.quote(name + '_again')}"
-        blocks.append(element("h3", label(index, run)))
-        blocks.append(element("p", "as it was started", class_="quiet") if lines else Html(""))
-        blocks += [_command(words, when) for when, words in dict.fromkeys(lines)]
-        blocks.append(element("p", "from its settings alone", class_="quiet"))
-        blocks.append(_command(again))
-    return element("div", *blocks)
+    return element("div", *(_commands_of(index, run, len(runs)) for index, run in enumerate(runs)))
+
+
+def _commands_of(index: int, run: Run, count: int) -> Html:
+    """The commands of one run; folded where there are several runs."""
+    lines = [spoken(line) for line in run.commands]
+    again = f"overt train --config {shlex.quote(str(run.path / 'config.yaml'))}"
+    name = run.path.name if run.path.name not in ("", "..") else run.path.resolve().name
+    again += f" exp_name={shlex.quote(name + '_again')}"
+    blocks = [element("p", "as it was started", class_="quiet") if lines else Html("")]
+    blocks += [_command(words, when) for when, words in dict.fromkeys(lines)]
+    blocks.append(element("p", "from its settings alone", class_="quiet"))
+    blocks.append(_command(again))
+    if count == 1:
+        return join(*blocks)
+    return element("details", element("summary", label(index, run)), *blocks)
 
 
 def _command(words: str, when: str = "") -> Html:

@@ -15,6 +15,7 @@ from overt.data.images.folder import ImageFolder, ReadableImages
 from overt.data.images.packed import PackedImages, pack_images
 from overt.errors import DataError
 from overt.files.atomic import MadeMeanwhileError
+from overt.progress import told_to
 
 
 @pytest.fixture
@@ -42,7 +43,8 @@ def same(one, other):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_pack_reads_as_its_folder(folder, tmp_path, raw, workers):
     counted = []
-    packed = pack_images(folder, tmp_path / "pack", raw=raw, workers=workers, report=counted.append)
+    with told_to(lambda what, done, total: counted.append(done)):
+        packed = pack_images(folder, tmp_path / "pack", raw=raw, workers=workers)
     images = PackedImages(tmp_path / "pack")
     assert packed.images == len(images) == len(folder)
     assert counted == list(range(1, 8))
@@ -98,12 +100,12 @@ def test_a_pack_is_not_written_over(folder, tmp_path):
 
 
 def test_an_interrupted_pack_leaves_nothing(folder, tmp_path):
-    def interrupt(done):
+    def interrupt(what, done, total):
         if done == 3:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        pack_images(folder, tmp_path / "pack", report=interrupt)
+    with told_to(interrupt), pytest.raises(KeyboardInterrupt):
+        pack_images(folder, tmp_path / "pack")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder"]
     # and what a killed process left behind does not stand in the way
     (tmp_path / f".pack.{socket.gethostname()}-{os.getpid()}-00000000-0.partial").mkdir()
@@ -113,12 +115,14 @@ def test_an_interrupted_pack_leaves_nothing(folder, tmp_path):
 
 
 def test_a_pack_that_another_process_wrote_meanwhile_is_kept(folder, tmp_path):
-    def report(done):
-        if done == 3:
+    def pack_as_well(what, done, total):
+        if done == 3 and not (tmp_path / "other").exists():
+            (tmp_path / "other").touch()
             pack_images(folder, tmp_path / "pack")
 
-    with pytest.raises(MadeMeanwhileError, match="made by another process"):
-        pack_images(folder, tmp_path / "pack", raw=True, report=report)
+    expected = pytest.raises(MadeMeanwhileError, match="made by another process")
+    with told_to(pack_as_well), expected:
+        pack_images(folder, tmp_path / "pack", raw=True)
     assert same(PackedImages(tmp_path / "pack"), folder)
     assert not PackedImages(tmp_path / "pack").is_raw
 

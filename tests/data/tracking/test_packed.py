@@ -15,6 +15,7 @@ from overt.data.tracking.packed import (
 )
 from overt.data.tracking.synthetic_kubric import write_sequences
 from overt.errors import ConfigError, DataError
+from overt.progress import told_to
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("storage", ["raw", "files"])
 def test_a_pack_reads_like_the_folder(storage: str, folder: Path, tmp_path: Path) -> None:
     counted: list[int] = []
-    packed = pack_sequences(folder, tmp_path / "pack", storage, report=counted.append)
+    with told_to(lambda what, done, total: counted.append(done)):
+        packed = pack_sequences(folder, tmp_path / "pack", storage)
     assert [path.name for path in packed.written] == ["0000.npz", "0001.npz"]
     assert counted == [1, 2]
     found, wanted = find_sequences(tmp_path / "pack"), find_sequences(folder)

@@ -11,6 +11,7 @@ from overt.data.tracking.kubric import frame_paths, list_sequences, read_frames,
 from overt.data.tracking.moving_shapes import SceneSettings, make_sequence
 from overt.data.tracking.synthetic_kubric import write_sequences
 from overt.errors import DataError
+from overt.progress import told_to
 
 SMALL = {"frames": 3, "height": 16, "width": 24, "points": 12, "seed": 5, "shapes": 2}
 
@@ -56,8 +57,9 @@ def test_a_set_is_continued_and_what_is_there_is_kept(tmp_path):
     assert write_sequences(root, 2, **SMALL) == []
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
     seen = []
-    assert [path.name for path in write_sequences(root, 3, **SMALL, report=seen.append)] == ["0002"]
-    assert [path.name for path in seen] == ["0002"]
+    with told_to(lambda *progress: seen.append(progress)):
+        assert [path.name for path in write_sequences(root, 3, **SMALL)] == ["0002"]
+    assert seen == [("writing sequences", 3, 3)]
     assert before.items() <= content(root).items()
 
 
@@ -65,15 +67,15 @@ def test_an_interrupted_set_is_completed(tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     write_sequences(whole, 2, **SMALL)
 
-    def interrupt(sequence):
+    def interrupt(what, done, total):
         # As left behind by a process that was killed while it wrote the second one.
         left = broken / f".0001.{socket.gethostname()}-{os.getpid()}-00000000-0.partial"
         (left / "frames").mkdir(parents=True)
         (left / "frames" / "000.png").write_bytes(b"half")
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        write_sequences(broken, 2, **SMALL, report=interrupt)
+    with told_to(interrupt), pytest.raises(KeyboardInterrupt):
+        write_sequences(broken, 2, **SMALL)
     assert [path.name for path in list_sequences(broken)] == ["0000"]
     write_sequences(broken, 2, **SMALL)
     assert content(broken) == content(whole)

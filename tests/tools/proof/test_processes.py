@@ -2,8 +2,12 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
+
+import pytest
 
 from overt.tools.proof.processes import Group
 
@@ -42,3 +46,27 @@ def test_a_signal_ends_one_and_grace_ends_the_others(tmp_path: Path) -> None:
 def test_who_is_alive_at_the_deadline_is_killed_and_named(tmp_path: Path) -> None:
     ended = Group(wait_forever, [(tmp_path, "a")], tmp_path / "log").wait(deadline=0.1)
     assert (ended.codes, ended.late) == ([-signal.SIGKILL], [0])
+
+
+LEAK = """
+import os, sys
+from multiprocessing import resource_tracker
+from overt.tools.proof.processes import start_quiet_tracker
+if sys.argv[1] == "quiet":
+    start_quiet_tracker()
+    assert "PYTHONWARNINGS" not in os.environ
+resource_tracker.register("/overt-leaked-in-a-test", "semaphore")
+"""
+
+
+@pytest.mark.parametrize("volume", ["quiet", "loud"])
+def test_semaphores_of_killed_processes_are_not_warned_of(volume: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
+    ended = subprocess.run(
+        [sys.executable, "-c", LEAK, volume],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert ("leaked semaphore" in ended.stderr) == (volume == "loud")

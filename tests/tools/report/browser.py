@@ -83,9 +83,10 @@ class Page:
                 self._seen.append(event)
         return message
 
-    def open(self, path: Path) -> None:
+    def open(self, address: Path | str) -> None:
         self._seen.clear()
-        self.call("Page.navigate", url=path.as_uri())
+        url = address if isinstance(address, str) else address.as_uri()
+        self.call("Page.navigate", url=url)
         while "Page.loadEventFired" not in self._seen:
             self._receive()
         self.settle()

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from overt.errors import OvertError
 from overt.tools.report.charts import choose_charts, every_nth, section_of, thin
 from overt.tools.report.run import Curve, Run
 
@@ -42,13 +43,40 @@ def test_what_matters_most_comes_first() -> None:
         "train/epoch", "train/term", "train/loss", "train/samples_per_second", "w/min", "w/mean",
         "w/max", "w/std", "mine/mean",
     ]  # fmt: skip
-    curves = {name: Curve([1], [1.0], [1.0]) for name in names}
+    curves = {name: Curve([1], [1.0], [float(at)]) for at, name in enumerate(names)}
     config = {"checkpoint.metric_name": "score"}
     run = Run(Path("run"), "run", config, [], curves, [], [], [], {})
     assert [chart.name for chart in choose_charts([run, run])] == [
-        "train/loss", "train/term", "evaluation/score", "evaluation/other",
+        "train/loss", "evaluation/score", "train/term", "evaluation/other",
         "train/samples_per_second", "train/data_wait_share", "train/grad_norm", "w", "mine/mean",
     ]  # fmt: skip
+
+
+def run_with(**curves: list[float]) -> Run:
+    by_name = {
+        f"train/{name}": Curve(list(range(len(values))), [0.0] * len(values), values)
+        for name, values in curves.items()
+    }
+    return Run(Path("run"), "run", {}, [], by_name, [], [], [], {})
+
+
+def test_a_copy_of_the_loss_has_no_chart_of_its_own() -> None:
+    same = run_with(loss=[1.0, math.nan, 2.0], term=[1.0, math.nan, 2.0], other=[1.0, 1.0, 2.0])
+    loss, other = choose_charts([same])
+    assert loss.duplicates == ("train/term",)
+    assert other.name == "train/other"
+    differs = run_with(loss=[1.0, 2.0], term=[1.0, 2.5])
+    assert len(choose_charts([same, differs])) == 3
+
+
+def test_pinned_metrics_come_first() -> None:
+    run = run_with(a_norm=[1.0], loss=[1.0, 2.0], grad_norm=[3.0])
+    charts = choose_charts([run], pins=["grad_*"])
+    assert [(chart.name, chart.section) for chart in charts] == [
+        ("train/loss", "pinned"), ("train/grad_norm", "pinned"), ("train/a_norm", "training"),
+    ]  # fmt: skip
+    with pytest.raises(OvertError, match=r"--pin grad_nrom matches no metric.*grad_norm"):
+        choose_charts([run], pins=["grad_nrom"])
 
 
 @settings(deadline=None, derandomize=True, max_examples=50)

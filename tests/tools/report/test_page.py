@@ -17,7 +17,7 @@ def test_everything_is_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ]
     reader = Reader(build_page(open_runs(runs)))
     for title in (
-        "Overview", "What happened", "Training", "Evaluation", "Collapse", "Speed and waiting",
+        "Runs", "Main metrics", "What happened", "Training", "Collapse", "Speed and waiting",
         "Optimization", "Distributions", "Last scores", "Pictures", "Settings", "Environment",
         "Reproduce",
     ):  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from browser import Page, chromium, find_chromium
-from sample_runs import EVIL, write_evil_run, write_run
+from sample_runs import EVIL, write, write_evil_run, write_run
 
 from overt.tools.report.page import build_page
 from overt.tools.report.reading import open_run, open_runs
@@ -14,7 +14,7 @@ from overt.tools.report.reading import open_run, open_runs
 PROGRAM = find_chromium()
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="needs Chromium or Chrome on the PATH")
 
-LOSS = "document.querySelector('#training .plot')"
+LOSS = "document.querySelector('#pinned .plot')"
 TIP = f"{LOSS}.querySelector('.tip:not([hidden])').innerText"
 
 
@@ -43,7 +43,7 @@ def page(browser: Page, report: Path) -> Iterator[Page]:
     browser.look(1280, 800)
     browser.requests.clear()
     browser.open(report)
-    browser.run("document.querySelector('#training').scrollIntoView({behavior: 'instant'})")
+    browser.run("document.querySelector('#pinned').scrollIntoView({behavior: 'instant'})")
     browser.settle()
     yield browser
     assert browser.complaints == []
@@ -84,6 +84,58 @@ def ink(page: Page) -> Any:
     )
 
 
+DRAWN = """[...document.querySelectorAll("details[open] .plot")]
+  .filter((plot) => !plot.closest("details:not([open])"))
+  .map((plot) => {
+    const canvas = plot.querySelector("canvas");
+    if (!canvas) return 0;
+    const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+    return data.filter((value, at) => at % 4 === 3 && value > 0).length;
+  })"""
+
+
+def test_every_curve_is_there_without_scrolling_and_in_a_print(page: Page, report: Path) -> None:
+    page.look(1400, 300, dark=True)
+    page.requests.clear()
+    page.open(report)
+    drawn = page.run(DRAWN)
+    assert len(drawn) >= 8
+    assert min(drawn) > 300
+    assert len(drawn) < page.run("document.querySelectorAll('.plot').length")  # the rest is folded
+    page.run(f"addEventListener('beforeprint', () => {{ window.inPrint = {DRAWN}; }})")
+    assert len(page.call("Page.printToPDF")["data"]) > 50_000
+    assert min(page.run("window.inPrint")) > 300
+    assert page.run("document.documentElement.dataset.theme ?? 'none'") == "none"
+
+
+def test_the_table_of_runs_sorts_by_any_column_with_the_keyboard_too(page: Page) -> None:
+    names = "[...document.querySelectorAll('.sortable tbody th')].map(one => one.innerText.trim())"
+    assert page.run(names) == ["one", "two"]
+    button = "[...document.querySelectorAll('.sort')].find(one => one.innerText.includes('loss'))"
+    page.run(f"{button}.focus()")
+    for expected in (["one", "two"], ["two", "one"]):  # 0.15 and 0.75
+        page.call("Input.dispatchKeyEvent", type="keyDown", key="Enter", code="Enter", text="\r")
+        page.settle()
+        assert page.run(names) == expected
+    assert page.run(f"{button}.parentElement.ariaSort") == "descending"
+
+
+def test_zeros_and_a_single_point_have_axes_that_say_so(page: Page, tmp_path: Path) -> None:
+    rows = [{"step": 5, "time": 5.0, "train/loss": 0.5, "train/zero": 0.0}]
+    rows += [{"step": step, "time": 1.0 * step, "train/zero": 0.0} for step in (6, 7)]
+    path = tmp_path / "points.html"
+    path.write_text(build_page([open_run(write(tmp_path / "run", [], rows))]))
+    page.open(path)
+    drawn = page.run(DRAWN)
+    assert min(drawn) > 300
+    x, y, width, height = box(page, "#pinned .u-over")
+    page.point(x + width / 2, y + height / 2)  # the point is in the middle of both axes
+    page.settle()
+    assert page.run(TIP).startswith("step 5\n")
+    page.point(2, 2)
+    page.requests.remove(path.as_uri())
+
+
 def test_curves_are_drawn_and_runs_can_be_hidden(page: Page) -> None:
     first, second = ink(page)
     assert min(first, second) > 50
@@ -97,7 +149,7 @@ def test_curves_are_drawn_and_runs_can_be_hidden(page: Page) -> None:
 
 
 def test_hover_tells_the_values_of_all_runs_and_what_happened(page: Page) -> None:
-    x, y, width, height = box(page, "#training .u-over")
+    x, y, width, height = box(page, "#pinned .u-over")
     # The axis goes from step 2 to 40; step 14 was skipped.
     page.point(x + width * (14 - 2) / 38, y + height / 2)
     page.settle()
@@ -117,7 +169,7 @@ def test_hover_tells_the_values_of_all_runs_and_what_happened(page: Page) -> Non
 
 
 def test_a_drag_zooms_all_curves_and_back(page: Page) -> None:
-    x, y, width, height = box(page, "#training .u-over")
+    x, y, width, height = box(page, "#pinned .u-over")
     place = y + height / 2
     assert page.run("document.querySelector('#reset').hidden")
     page.point(x + width * 0.5, place)
@@ -142,7 +194,7 @@ def test_the_keyboard_reads_a_curve(page: Page) -> None:
     for key in ("ArrowRight", "ArrowRight", "End", "ArrowLeft"):
         page.press(key)
     page.settle()
-    said = page.run("document.querySelector('#training .said').textContent")
+    said = page.run("document.querySelector('#pinned .said').textContent")
     assert said.startswith("step 38: one 0.1526")
     label = page.run(f"{LOSS}.getAttribute('aria-label')")
     assert "train/loss. one: from 1.1 at step 2 to 0.15 at step 40" in label
@@ -179,7 +231,8 @@ def test_smoothing_and_finding(page: Page) -> None:
 def test_settings_show_differences_or_all(page: Page) -> None:
     rows = (
         "[...document.querySelectorAll('#settings-table tbody tr')]"
-        ".filter(one => one.offsetHeight).map(one => one.querySelector('th').firstChild.data)"
+        ".filter(one => one.offsetHeight)"
+        ".map(one => one.querySelector('th').textContent.replace(' differs', ''))"
     )
     assert page.run(rows) == ["exp_name", "optimizer.lr"]
     click(page, "#only-differences")
@@ -231,14 +284,34 @@ def test_dark_by_preference_and_by_choice(page: Page) -> None:
     assert page.run(background) == dark
 
 
+@pytest.mark.parametrize("width", [1400, 390])
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_page_fits_large_and_small_screens(
+    page: Page, report: Path, width: int, dark: bool
+) -> None:
+    page.look(width, 844, dark=dark)
+    page.requests.clear()
+    page.open(report)
+    assert page.run("document.documentElement.scrollWidth") <= width
+    assert page.run("document.documentElement.scrollHeight") < 10_000
+    assert min(page.run(DRAWN)) > 300
+
+
 def test_a_phone_needs_no_sideways_scrolling(page: Page, report: Path) -> None:
     page.look(360, 740)
     page.requests.clear()
     page.open(report)
     assert page.run("document.documentElement.scrollWidth") <= 360
-    page.run("document.querySelector('#training').scrollIntoView({behavior: 'instant'})")
+    page.run("document.querySelector('#pinned').scrollIntoView({behavior: 'instant'})")
     page.settle()
-    assert box(page, "#training canvas")[2] > 250
+    assert box(page, "#pinned canvas")[2] > 250
+    assert page.run("document.documentElement.scrollHeight") < 4000
+    nav = "document.querySelector('nav')"
+    assert page.run(f"{nav}.scrollWidth > {nav}.clientWidth")  # one line, which scrolls
+    assert page.run(f"getComputedStyle({nav}).backgroundImage").count("gradient") == 4
+    page.run("document.querySelector('nav a[href=\"#settings\"]').click()")
+    page.settle()
+    assert page.run("document.querySelector('#settings details').open")
 
 
 @pytest.mark.parametrize("dark", [False, True])
@@ -279,7 +352,7 @@ def test_text_can_be_read(page: Page, dark: bool) -> None:
 def test_everything_that_can_be_used_has_a_name(page: Page) -> None:
     nameless = page.run(
         """[...document.querySelectorAll("button, input, a, [role], img, svg, video")]
-          .filter((one) => !(one.getAttribute("aria-label") || one.innerText?.trim() || one.alt
+          .filter((one) => !(one.getAttribute("aria-label") || one.textContent?.trim() || one.alt
             || one.closest("label")?.innerText.trim() || one.getAttribute("role") === "status"
             || one.hidden))
           .map((one) => one.outerHTML.slice(0, 80))"""
@@ -294,9 +367,9 @@ def test_text_that_tries_to_be_a_script_stays_text(
     path = tmp_path / "evil.html"
     path.write_text(build_page([open_run(folder, EVIL)]))
     page.open(path)
-    page.run("document.querySelector('#training').scrollIntoView({behavior: 'instant'})")
+    page.run("document.querySelector('#pinned').scrollIntoView({behavior: 'instant'})")
     page.settle()
-    x, y, width, height = box(page, "#training .u-over")
+    x, y, width, height = box(page, "#pinned .u-over")
     page.point(x + width / 2, y + height / 2)
     page.settle()
     assert EVIL in page.run(TIP)

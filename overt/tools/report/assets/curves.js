@@ -1,13 +1,17 @@
-// The moving parts of a report: curves with zoom and hover, run and theme switches, sliders.
-// Text from runs only ever enters the page as textContent, never as markup.
-(() => {
+// The curves of a report, with zoom and hover. They are drawn at once, so that a screenshot or a
+// print has them all. Text from runs only ever enters the page as textContent, never as markup.
+const report = (() => {
   "use strict";
-  const data = JSON.parse(document.getElementById("data").textContent);
+  let data = JSON.parse(document.getElementById("data").textContent);
   const all = (selector, root = document) => [...root.querySelectorAll(selector)];
   const one = (selector, root = document) => root.querySelector(selector);
   const COLOURS = 8;
-  const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];
-  const HEIGHT = 230;
+  const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3], [14, 4], [5, 2, 1, 2, 1, 2], [1, 6]];
+  const small = matchMedia("(max-width: 40rem)");
+  const height = () => (small.matches ? 190 : 240);
+  const AT_ONCE_MS = 600; // drawn before the page is shown; what is left follows in pieces
+  const PIECE_MS = 40;
+  const MOST_IN_TIP = 10;
   const view = { axis: "steps", log: false, smooth: 0, range: null, shown: data.runs.map(() => true) };
   const plots = new Map(); // element of a chart -> { plot, chart, series }
 
@@ -33,9 +37,9 @@
   const hours = (value) => {
     const seconds = Math.round(value * 3600);
     const parts = [Math.floor(seconds / 3600), Math.floor(seconds / 60) % 60, seconds % 60];
-    return parts.map((part, place) => (place ? String(part).padStart(2, "0") : part)).join(":");
+    return parts.map((part, index) => (index ? String(part).padStart(2, "0") : part)).join(":");
   };
-  const place = (value) => (view.axis === "steps" ? `step ${number(value)}` : `time ${hours(value)}`);
+  const position = (value) => (view.axis === "steps" ? `step ${number(value)}` : `time ${hours(value)}`);
 
   // --- curves -------------------------------------------------------------------------------------
 
@@ -144,15 +148,15 @@
     const index = plot.cursor.idx;
     if (index === null || index === undefined) return null;
     const rows = [];
-    plot.series.forEach((series, place) => {
-      if (!place || series.faint || (series.part && series.part !== "mean")) return;
-      const values = plot.data[place];
-      let found = index;
+    plot.series.forEach((series, column) => {
+      if (!column || series.faint || (series.part && series.part !== "mean")) return;
+      const values = plot.data[column];
+      let nearest = index;
       for (let away = 0; away < values.length; away += 1) {
-        if (typeof values[index - away] === "number") { found = index - away; break; }
-        if (typeof values[index + away] === "number") { found = index + away; break; }
+        if (typeof values[index - away] === "number") { nearest = index - away; break; }
+        if (typeof values[index + away] === "number") { nearest = index + away; break; }
       }
-      rows.push({ run: series.run, value: values[found] });
+      rows.push({ run: series.run, value: values[nearest] });
     });
     return { at: plot.data[0][index], rows };
   };
@@ -162,6 +166,14 @@
     row.append(make("span", `swatch run${run % COLOURS}`), make("span", "who", words));
     if (value !== undefined) row.append(make("b", "", number(value)));
     return row;
+  };
+
+  // Of many runs those that the pointer is nearest to.
+  const nearestTo = (plot, rows) => {
+    if (rows.length <= MOST_IN_TIP) return rows;
+    const y = plot.posToVal(plot.cursor.top, "y");
+    const distance = (row) => Math.abs((row.value ?? Infinity) - y);
+    return [...rows].sort((a, b) => distance(a) - distance(b)).slice(0, MOST_IN_TIP);
   };
 
   // Only where the pointer or the keyboard is; the cursors of the other charts just follow.
@@ -178,8 +190,8 @@
       holder.append(tip);
     }
     tip.hidden = false;
-    tip.replaceChildren(make("div", "quiet", place(reading.at)));
-    for (const row of reading.rows) tip.append(line(row.run, data.runs[row.run].name, row.value));
+    tip.replaceChildren(make("div", "quiet", position(reading.at)));
+    for (const row of nearestTo(plot, reading.rows)) tip.append(line(row.run, data.runs[row.run].name, row.value));
     const reach = ((plot.scales.x.max - plot.scales.x.min) * 6) / plot.over.clientWidth;
     const where = plot.posToVal(plot.cursor.left, "x");
     for (const mark of marksNear("resume", where, reach)) {
@@ -211,6 +223,34 @@
     plot.setScale("x", min === max ? { min: min - 1, max: max + 1 } : { min, max });
   };
 
+  // A range that a reader understands where all values are one, zero among them.
+  const rangeOf = (plot, low, high) => {
+    if (low === null || high === null || low === undefined) return view.log ? [0.1, 1] : [0, 1];
+    if (view.log) return low === high ? [low / 2, high * 2] : uPlot.rangeLog(low, high, 10, false);
+    if (low === high) {
+      if (low === 0) return [0, 1];
+      const half = Math.abs(low) * 0.1;
+      return [low - half, high + half];
+    }
+    return uPlot.rangeNum(low, high, 0.1, low >= 0 && low < high / 2);
+  };
+  const spanOf = (plot, low, high) => {
+    if (low === null || low === undefined) return [0, 1];
+    const half = view.axis === "steps" ? 1 : 0.01;
+    return low === high ? [low - half, high + half] : [low, high];
+  };
+  // The end of a name says more than its beginning.
+  const shortened = (words) => {
+    const most = Math.floor((height() - 60) / 6.5);
+    return words.length <= most ? words : `…${words.slice(words.length - most + 1)}`;
+  };
+  // Ticks of steps are whole numbers.
+  const wholeSteps = (ticks) =>
+    ticks.map((tick) => {
+      if (tick === null || (view.axis === "steps" && !Number.isInteger(tick))) return "";
+      return view.axis === "steps" ? number(tick) : hours(tick);
+    });
+
   const build = (holder) => {
     const old = plots.get(holder);
     if (old) old.plot.destroy();
@@ -219,21 +259,24 @@
     const ink = colour("--quiet");
     const grid = { stroke: colour("--rule"), width: 1 };
     const axis = { stroke: ink, grid, ticks: { ...grid, size: 4 }, font: "12px system-ui, sans-serif" };
-    const label = view.axis === "steps" ? number : hours;
+    const empty = !columns.slice(1).some((values) => values.some((value) => typeof value === "number"));
+    holder.classList.toggle("empty", empty);
     const options = {
       width: Math.max(holder.clientWidth, 120),
-      height: HEIGHT,
+      height: height(),
       padding: [10, 24, 0, 0],
       legend: { show: false },
-      scales: { x: { time: false }, y: { distr: view.log ? 3 : 1 } },
+      scales: { x: { time: false, range: spanOf }, y: { distr: view.log ? 3 : 1, range: rangeOf } },
       cursor: {
         sync: { key: "report", setSeries: false, scales: ["x", null] },
         drag: { x: true, y: false, setScale: true },
         points: { size: 7 },
       },
       axes: [
-        { ...axis, size: 30, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : label(tick))) },
-        { ...axis, size: 62, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : number(tick))) },
+        { ...axis, size: 30, label: view.axis === "steps" ? "step" : "hours : minutes : seconds",
+          labelSize: 18, labelFont: axis.font, values: (_, ticks) => wholeSteps(ticks) },
+        { ...axis, size: 62, label: shortened(chart.label), labelSize: 20, labelFont: axis.font,
+          values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : number(tick))) },
       ],
       series,
       bands,
@@ -260,28 +303,29 @@
   };
   const rebuild = () => [...plots.keys()].forEach(build);
 
-  // Charts are made when they come near the screen; a long page opens at once.
-  const near = new IntersectionObserver(
-    (entries) => {
-      for (const { target, isIntersecting } of entries) {
-        if (isIntersecting && !plots.has(target)) {
-          near.unobserve(target);
-          build(target);
-        }
-      }
-    },
-    { rootMargin: "400px" },
-  );
+  // Charts in a closed fold are drawn when it opens.
+  const isOpen = (holder) => holder.clientWidth > 0 && !holder.closest("details:not([open])");
+  const waiting = () => all(".plot").filter((holder) => isOpen(holder) && !plots.has(holder));
+  const drawFor = (milliseconds) => {
+    const end = performance.now() + milliseconds;
+    for (const holder of waiting()) {
+      if (performance.now() > end) return false;
+      build(holder);
+    }
+    return true;
+  };
+  const drawRest = () => { if (!drawFor(PIECE_MS)) setTimeout(drawRest); };
   const resized = new ResizeObserver((entries) => {
     for (const { target } of entries) {
       const known = plots.get(target);
-      if (known && target.clientWidth && known.plot.width !== target.clientWidth) {
-        known.plot.setSize({ width: target.clientWidth, height: HEIGHT });
+      if (!target.clientWidth) continue;
+      if (!known) drawRest();
+      else if (known.plot.width !== target.clientWidth) {
+        known.plot.setSize({ width: target.clientWidth, height: height() });
       }
     }
   });
   for (const holder of all(".plot")) {
-    near.observe(holder);
     resized.observe(holder);
     holder.addEventListener("keydown", (event) => {
       const known = plots.get(holder);
@@ -299,126 +343,35 @@
       const reading = readings(plot);
       if (!reading) return;
       const words = reading.rows.map((row) => `${data.runs[row.run].name} ${number(row.value)}`);
-      one(".said", holder.parentElement).textContent = `${place(reading.at)}: ${words.join(", ")}`;
+      one(".said", holder.parentElement).textContent = `${position(reading.at)}: ${words.join(", ")}`;
     });
     holder.addEventListener("blur", () => {
       plots.get(holder)?.plot.setCursor({ left: -10, top: -10 });
     });
   }
 
-  // --- the toolbar --------------------------------------------------------------------------------
+  drawFor(AT_ONCE_MS);
+  setTimeout(drawRest);
 
-  const press = (button, state) => button.setAttribute("aria-pressed", String(state));
-  for (const chip of all(".chip")) {
-    chip.addEventListener("click", () => {
-      const run = Number(chip.dataset.run);
-      view.shown[run] = !view.shown[run];
-      press(chip, view.shown[run]);
-      rebuild();
-    });
-  }
-  for (const button of all("[data-axis]")) {
-    button.addEventListener("click", () => {
-      view.axis = button.dataset.axis;
-      view.range = null;
-      one("#reset").hidden = true;
-      for (const other of all("[data-axis]")) press(other, other === button);
-      rebuild();
-    });
-  }
-  one("#logarithmic").addEventListener("click", (event) => {
-    view.log = !view.log;
-    press(event.currentTarget, view.log);
+  // A print is light and complete, whatever the screen shows.
+  let before = null;
+  addEventListener("beforeprint", () => {
+    before = { theme: document.documentElement.dataset.theme, closed: all("details.later:not([open])") };
+    document.documentElement.dataset.theme = "light";
+    for (const part of before.closed) part.open = true;
+    rebuild();
+    drawFor(Infinity);
+  });
+  addEventListener("afterprint", () => {
+    if (!before) return;
+    if (before.theme) document.documentElement.dataset.theme = before.theme;
+    else delete document.documentElement.dataset.theme;
+    for (const part of before.closed) part.open = false;
+    before = null;
     rebuild();
   });
-  one("#smooth").addEventListener("input", (event) => {
-    view.smooth = Number(event.target.value);
-    rebuild();
-  });
-  one("#reset").addEventListener("click", () => zoomAll(null));
-  one("#find").addEventListener("input", (event) => {
-    const words = event.target.value.toLowerCase().split(/\s+/).filter(Boolean);
-    for (const chart of all(".chart")) {
-      chart.hidden = !words.every((word) => chart.dataset.name.includes(word));
-    }
-  });
 
-  // --- theme --------------------------------------------------------------------------------------
-
-  const prefersDark = matchMedia("(prefers-color-scheme: dark)");
-  const theme = one("#theme");
-  const isDark = () => {
-    const chosen = document.documentElement.dataset.theme;
-    return chosen ? chosen === "dark" : prefersDark.matches;
-  };
-  const nameTheme = () => { theme.textContent = isDark() ? "Light" : "Dark"; };
-  theme.hidden = false;
-  nameTheme();
-  theme.addEventListener("click", () => {
-    document.documentElement.dataset.theme = isDark() ? "light" : "dark";
-    nameTheme();
-    rebuild();
-  });
-  prefersDark.addEventListener("change", () => { nameTheme(); rebuild(); });
-
-  // --- settings, commands, pictures ---------------------------------------------------------------
-
-  const table = one("#settings-table");
-  one("#only-differences")?.addEventListener("change", (event) => {
-    table.classList.toggle("only-differences", event.target.checked);
-  });
-  one("#find-setting").addEventListener("input", (event) => {
-    const word = event.target.value.toLowerCase();
-    for (const row of all("tbody tr", table)) {
-      row.hidden = !one("th", row).textContent.toLowerCase().includes(word);
-    }
-  });
-
-  for (const button of all(".copy")) {
-    button.addEventListener("click", async () => {
-      const said = (words) => {
-        button.textContent = words;
-        setTimeout(() => { button.textContent = "copy"; }, 1500);
-      };
-      try {
-        await navigator.clipboard.writeText(button.dataset.copy);
-        said("copied");
-      } catch {
-        // Not allowed here: select it, so that the reader's own keys copy it.
-        getSelection().selectAllChildren(one("code", button.parentElement));
-        said("selected");
-      }
-    });
-  }
-
-  const calm = matchMedia("(prefers-reduced-motion: reduce)");
-  for (const [identity, gallery] of Object.entries(data.galleries)) {
-    const section = document.getElementById(identity);
-    const slider = one("input[type=range]", section);
-    const motion = one(".motion", section);
-    let moving = !calm.matches;
-    const figures = all("figure", section).map((figure) => {
-      const image = one("img", figure);
-      const pictures = gallery.runs[figure.dataset.run] || [];
-      if (pictures.length && image) pictures[pictures.length - 1].uri = image.src;
-      return { image, pictures, caption: one(".step", figure) };
-    });
-    const show = () => {
-      const step = slider ? gallery.steps[Number(slider.value)] : Infinity;
-      for (const { image, pictures, caption } of figures) {
-        if (!image || !pictures.length) continue;
-        // The newest that is not newer than the step chosen.
-        const past = pictures.filter((picture) => picture.step === null || picture.step <= step);
-        const picture = past.length ? past[past.length - 1] : pictures[0];
-        const source = (!moving && picture.still) || picture.uri;
-        if (image.src !== source) image.src = source;
-        if (slider) caption.textContent = `step ${number(picture.step)}`;
-      }
-      if (slider) one(".at", section).textContent = `step ${number(step)}`;
-      if (motion) motion.textContent = moving ? "stop" : "play";
-    };
-    slider?.addEventListener("input", show);
-    motion?.addEventListener("click", () => { moving = !moving; show(); });
-    if (!moving) show();
-  }
+  // New numbers for the same charts, from a server that follows the runs.
+  const renew = (news) => { data = news; rebuild(); };
+  return { data, view, all, one, make, number, small, rebuild, renew, zoomAll };
 })();

@@ -1,0 +1,40 @@
+"""Arguments that the verbs of `overt data` share."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from overt.commands.arguments import finite_number, whole_number
+
+if TYPE_CHECKING:
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+positive = whole_number(1)
+not_negative = whole_number(0)
+side_length = whole_number(16, "pixels")
+speed = finite_number(0)
+
+
+def add_verb(
+    verbs: Verbs,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    *,
+    help: str,
+    description: str,
+    show_defaults: bool = True,
+    **folders: str,  # positional arguments, and what each is
+) -> argparse.ArgumentParser:
+    shown = argparse.ArgumentDefaultsHelpFormatter if show_defaults else argparse.HelpFormatter
+    parser = verbs.add_parser(name, help=help, description=description, formatter_class=shown)
+    for folder, meaning in folders.items():
+        parser.add_argument(folder, type=Path, metavar=folder.upper(), help=meaning)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def add_seed(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seed", type=not_negative, default=0, help="another seed, other data")

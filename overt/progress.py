@@ -1,0 +1,131 @@
+"""Progress of long work: told by who works, shown by who was asked to. Imports no torch.
+
+A loop says how far it is by `report` or `each`. Commands show it by `shown`, training in its own
+lines; where nobody listens it costs nothing.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TextIO, TypeVar
+
+Item = TypeVar("Item")
+Listener = Callable[[str, int, int], None]  # what is done, how many are, of how many
+
+LINE_SECONDS = 30.0  # between two lines of a log
+DRAW_SECONDS = 0.1  # between two drawings on a terminal
+CLEAR = "\r\x1b[K"
+
+_listeners: list[Listener] = []
+_is_inside = False  # a loop of `each`: of nested ones the outermost is told
+
+
+def report(what: str, done: int, total: int) -> None:
+    """Tell that `done` of `total` are finished."""
+    if _listeners:
+        _listeners[-1](what, done, total)
+
+
+def each(items: Sequence[Item], what: str) -> Generator[Item]:
+    """Yield the items, and tell how many are finished; silent within another such loop."""
+    global _is_inside
+    if _is_inside or not _listeners:
+        yield from items
+        return
+    _is_inside = True
+    try:
+        for done, item in enumerate(items):
+            report(what, done, len(items))
+            yield item
+        report(what, len(items), len(items))
+    finally:
+        _is_inside = False
+
+
+@contextmanager
+def told_to(listener: Listener) -> Iterator[None]:
+    """Within, `report` calls this listener."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+
+
+@contextmanager
+def shown(stream: TextIO | None = None) -> Iterator[None]:
+    """Within, progress is a bar on a terminal, and now and then a line elsewhere."""
+    bar = Bar(sys.stderr if stream is None else stream)
+    with told_to(bar):
+        try:
+            yield
+        finally:
+            bar.close()
+
+
+class Bar:
+    """One line that is drawn over; it vanishes when the work is done."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream, self._clock = stream, clock
+        self._what = ""
+        self._begin = self._last = clock()
+        self._is_drawn = self._is_gone = False
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if self._is_gone:
+            return
+        now = self._clock()
+        if what != self._what:
+            self._what, self._begin, self._last = what, now, now
+            is_due = self._stream.isatty()
+        else:
+            every = DRAW_SECONDS if self._stream.isatty() else LINE_SECONDS
+            is_due = now - self._last >= every
+        if done >= total:
+            self.close()
+        elif is_due:
+            self._last = now
+            text = line(what, done, total, now - self._begin)
+            if self._stream.isatty():
+                text = CLEAR + text[: max(shutil.get_terminal_size().columns - 1, 1)]
+                self._is_drawn = True
+            else:
+                text += "\n"
+            self._write(text)
+
+    def close(self) -> None:
+        """Take the line away."""
+        if self._is_drawn:
+            self._is_drawn = False
+            self._write(CLEAR)
+
+    def _write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):  # whoever watched has gone; the work continues
+            self._is_gone = True
+
+
+def line(what: str, done: int, total: int, seconds: float) -> str:
+    """The work on one line: how much of it is done, and how long the rest takes."""
+    left = f"  {duration(seconds / done * (total - done))} left" if done else ""
+    return f"{what} {meter(done / total if total else 1.0)} {done:,} of {total:,}{left}"
+
+
+def meter(fraction: float, width: int = 20) -> str:
+    """A fraction as a bar of text."""
+    filled = round(min(max(fraction, 0.0), 1.0) * width)
+    return f"[{'=' * filled}{' ' * (width - filled)}]"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as 0:42 or 1:02:03."""
+    whole = round(seconds)
+    minutes = f"{whole % 3600 // 60:02d}:{whole % 60:02d}"
+    return f"{whole // 3600}:{minutes}" if whole >= 3600 else minutes.removeprefix("0")
