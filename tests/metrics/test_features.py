@@ -63,7 +63,7 @@ def test_knn_does_not_see_the_length_of_features():
 
 def test_knn_needs_no_more_neighbours_than_there_are():
     train, labels, test, truth = (*clusters(10, 0), *clusters(4, 1))
-    with pytest.raises(DataError, match=r"20 neighbours among 10"):
+    with pytest.raises(DataError, match=r"20 neighbors among 10"):
         knn_accuracy(train, labels, test, truth)
     with pytest.raises(DataError, match="use 1 to 10"):
         knn_accuracy(train, labels, test, truth, k=0)

@@ -93,7 +93,7 @@ def test_an_attentive_probe_does_not_see_the_order_of_tokens():
 
 def test_refusals():
     features, labels = linear_task(20, 0)
-    with pytest.raises(DataError, match="needs labelled images"):
+    with pytest.raises(DataError, match="needs labeled images"):
         linear_probe_accuracy(features, torch.full_like(labels, -1), features, labels)
     with pytest.raises(DataError, match="3 heads for features of 16"):
         AttentiveProbe(16, 3, heads=3)

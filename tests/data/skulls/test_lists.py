@@ -135,5 +135,5 @@ def test_a_cloud_fills_its_box_and_finds_its_way_back() -> None:
 
 
 def test_a_cloud_at_one_place_is_refused() -> None:
-    with pytest.raises(DataError, match="one place"):
+    with pytest.raises(DataError, match="one position"):
         lists.known_cloud(np.ones((5, 3)))

@@ -80,7 +80,5 @@ def test_every_schedule_ends_in_noise_and_keeps_its_length(schedule: str) -> Non
 
 def test_too_little_room_for_neighbours_is_refused() -> None:
     refuse_overflow(1.0)
-    with pytest.raises(
-        ConfigError, match=r"1\.50 times as many neighbours as its pairs_per_center"
-    ):
+    with pytest.raises(ConfigError, match=r"1\.50 times as many neighbors as its pairs_per_center"):
         refuse_overflow(1.5)
