@@ -71,7 +71,7 @@ def test_a_choice_is_explained_with_and_without_a_recipe(
     assert "      bf16  GPUs since Ampere" in printed
     assert main(["config", "recipe=hjepa_tiny", "--explain", "training.precision"]) == 0
     assert "    * fp32  reference and CPUs" in capsys.readouterr().out
-    assert main(["config", "--explain", "model.depth"]) == 1
+    assert main(["config", "--explain", "model.depth"]) == 2
     assert "keys of a recipe need recipe=NAME" in capsys.readouterr().err
 
 
@@ -91,7 +91,7 @@ def test_who_knows_hydra_finds_its_flags(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_section_that_is_taken_away_is_named(
     group: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["config", "recipe=hjepa_tiny", f"~{group}"]) == 1
+    assert main(["config", "recipe=hjepa_tiny", f"~{group}"]) == 2
     said = capsys.readouterr().err
     assert f"~{group} takes away the section {group}, which every run needs" in said
     assert f"{group}=NAME (" in said

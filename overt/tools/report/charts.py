@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from overt.errors import OvertError, nearest
+from overt.errors import ConfigError, nearest
 from overt.tools.report.run import Curve, Run, plain
 
 SECTIONS = {
@@ -81,7 +81,7 @@ def choose_charts(runs: Sequence[Run], pins: Sequence[str] = ()) -> list[Chart]:
         if not any(matches(chart.name, [pin]) for chart in charts):
             names = [chart.name for chart in charts]
             hint = nearest(pin, [name.rpartition("/")[2] for name in names] + names)
-            raise OvertError(f"--pin {pin} matches no metric of these runs{hint}")
+            raise ConfigError(f"--pin {pin} matches no metric of these runs{hint}")
     order = list(SECTIONS)
     ranking = [f"evaluation/{run.config.get('checkpoint.metric_name')}" for run in runs]
     main = [LOSS, *ranking]
