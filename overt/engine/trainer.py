@@ -143,7 +143,7 @@ class Trainer:
             update_ema(self.average, self.model, self.parts.momentum(self.state.updates), applied)
         carry = carried(outputs, batch, self.plan, self.recipe.gathers_carry)
         updates = self.state.updates
-        # Nothing below waits for the device.
+        # Nothing of this waits for the device.
         self.progress.add_step(batch, outputs, applied, grad_norm)
         self.guard.remember(self.state.step, batch, counts, applied, outputs)
         self.state.position = self.loader.position
