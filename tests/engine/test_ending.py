@@ -23,6 +23,7 @@ from overt.errors import (
     OutOfMemory,
     Preempted,
     StopError,
+    StoppedAtStart,
 )
 from overt.recipe import StepOutput
 from overt.run.session import Run
@@ -185,7 +186,7 @@ def test_a_lost_peer_is_an_event_and_says_what_to_do(tmp_path: Path) -> None:
     assert raised.value.__cause__ is lost
     (event,) = read_events(tmp_path / "toy", "lost_peer")
     assert (event["step"], event["error"]) == (3, "Connection closed by peer [127.0.0.1]:1234")
-    assert calls == []  # alone it saves nothing
+    assert calls == ["asked_at_start"]  # alone it saves nothing
 
 
 def test_alone_there_is_no_peer_to_lose(tmp_path: Path) -> None:
@@ -215,3 +216,19 @@ def test_a_step_that_the_recipe_ends_the_run_after_is_not_made_again(tmp_path: P
     train_toy(tmp_path / "straight", *words)
     ends = [weights(tmp_path / name / "toy", 5) for name in ("stopped", "straight")]
     assert same_bits(*ends)
+
+
+def test_a_peer_that_left_the_start_for_a_signal_is_no_error(tmp_path: Path) -> None:
+    """All ranks got the signal; the one that left first must not make the others fail."""
+
+    class Asked(Calls):
+        def asked_at_start(self) -> StoppedAtStart:
+            return StoppedAtStart("SIGTERM")
+
+    run = Run(toy_config(tmp_path), World(1, 2, 1, torch.device("cpu")))
+    ending = Ending(None, State(), None, Asked(), Calls(), run)  # type: ignore[arg-type]
+    ends: list[BaseException | None] = []
+    with pytest.raises(StoppedAtStart), ending.in_order(pytest.fail, ends.append):
+        raise RuntimeError("Connection closed by peer")
+    run.close(85)
+    assert [type(end) for end in ends] == [StoppedAtStart]
