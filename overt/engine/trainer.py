@@ -77,8 +77,7 @@ class Trainer:
         training, paths = config.training, self.run.paths
         self.dtype = AUTOCAST.get(training.precision)
         self.graphed = GraphedPass(self.run_pass, self.parameters) if training.cuda_graph else None
-        self.state, self.gradients_checked = State(), False
-        self.guard = FiniteGuard(self.device)
+        self.state, self.gradients_checked, self.guard = State(), False, FiniteGuard(self.device)
         self.patience = Patience(training.patience, config.checkpoint)
         self.cadence = Cadence(recipe, training)
         self.progress = Progress(config, world, parts.total_steps, self.run)
@@ -91,8 +90,7 @@ class Trainer:
         self.heartbeat = Heartbeat.of_run(training, world, stores[1], paths.hang)
         self.profile = StepProfile(training, paths.profile, world)
         self.manager = CheckpointManager.of_run(config, paths.checkpoints)
-        self.manager.on_saved = self.run.record_saved
-        self.manager.before_save = self.run.lock.check
+        self.manager.on_saved, self.manager.before_save = self.run.record_saved, self.run.lock.check
         self.ending = Ending(
             parts, self.state, self.heartbeat, self.preemption, self.manager, self.run
         )
@@ -106,8 +104,7 @@ class Trainer:
 
     def train(self) -> dict[str, float]:
         """Train to the last step; log, evaluate and save when due. Return the last scores."""
-        # In here SIGTERM and SIGUSR1 ask for a save, and do nothing else.
-        with self.stop, self.ending.in_order(self.save, self.close):
+        with self.stop, self.ending.in_order(self.save, self.close):  # SIGTERM asks for a save
             self.preemption.listen()
             self.heartbeat.start()
             self.stop_if_asked()
@@ -326,8 +323,7 @@ class Trainer:
             self.recipe.load_state_dict(join_recipe_state(saved["tensors"], saved["state"]))
         self.state.saved_step, self.state.scores = self.state.step, saved["metrics"]
         # Last of all, so that nothing draws from them before the first step.
-        if not random_state.restore_own(saved["tensors"], self.world.rank):
-            # More ranks than before: a fresh stream that no rank had.
+        if not random_state.restore_own(saved["tensors"], self.world.rank):  # more ranks than then
             seed_everything(self.config.seed + self.state.step, self.world.rank)
         return self.state.describe(saved["path"])
 
