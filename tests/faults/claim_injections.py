@@ -325,9 +325,7 @@ CLAIM_KINDS: dict[str, Kind] = {
     "SIGKILL of a rank before the first step": Kind(
         killed_starting, f"the others end soon and say why; {SAME}", 30
     ),
-    "SIGTERM or SIGUSR1 during the start": Kind(
-        asked_starting, f"exit code 85 within 20 s; {SAME}", 24
-    ),
+    "SIGTERM or SIGUSR1 during the start": Kind(asked_starting, f"exit code 85; {SAME}", 24),
     "NaN in the data": Kind(nan_in_data, f"its steps are skipped; {SAME}", 18),
     "disk full on one rank of a sharded run": Kind(
         full_on_one_rank, f"all ranks end with the reason; with space, {SAME}", 16
