@@ -107,7 +107,7 @@ def write(path: Path, text: str) -> None:
     readme = path.resolve().parents[1] / "README.md"
     (total,) = re.findall(r"\| \*\*all\*\* \| \| \*\*(\d+)\*\* ", text)
     if readme.is_file():
-        said = re.sub(r"Of \d+ injected faults", f"Of {total} injected faults", readme.read_text())
+        said = re.sub(r"\d+ injected faults", f"{total} injected faults", readme.read_text())
         readme.write_text(said)
 
 
