@@ -333,7 +333,7 @@ def _constructor_arguments(kind: type[Recipe], settings: Any) -> tuple[Any, ...]
         return arguments
     raise ConfigError(
         f"{kind.__qualname__}.__init__{signature} cannot be called with the settings alone; write "
-        "__init__(self, settings), or none (docs/add_a_recipe.md)"
+        "__init__(self, settings), or none (`overt docs add_a_recipe`)"
     )
 
 
