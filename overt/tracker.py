@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 SMALL = "small"
 SHIPPED = "cotracker3_small"  # the recipe of the weights that come with the package
+# Weights that come with the package, by the words that stand for them.
+SHIPPED_AS = {SMALL: SHIPPED, "tiny": "cotracker3_tiny"}
 USUAL_FPS = 12.0
 DRAWN_SIDE = 384  # pixels: smaller videos than this are drawn enlarged
 # Keys of CoTracker's released weights, by which a file without a recipe is recognized.
@@ -138,19 +140,25 @@ def load_tracker(
     """
     from overt.distributed import init_distributed
 
-    if source == SMALL:
-        recipe, file = SHIPPED, shipped_weights(SHIPPED)
+    built, model, name = open_tracker(source, recipe)
+    return Tracker(built, model.to(init_distributed(device).device), name)
+
+
+def open_tracker(source: Path | str, recipe: str | None = None) -> tuple[Any, nn.Module, str]:
+    """Return a tracker's recipe, its model on the CPU and its name; the source as above."""
+    shipped = SHIPPED_AS.get(str(source))
+    if shipped is not None:
+        recipe, file = shipped, shipped_weights(shipped)
     else:
         file = Path(source)
         if recipe is None and file.is_file():
             recipe = recipe_of(file)
-    words = [f"training.device={device}", *([f"recipe={recipe}"] if recipe else [])]
+    words = [f"recipe={recipe}"] if recipe else []
     config = configure(file, words, (), remedy='recipe="NAME"', needs_data=False)
-    world = init_distributed(config.training.device)
     built: Any = build_recipe(config)
     need_task(built, PointTracker, config.recipe.name)
     model, _ = load_model(built, file)
-    return Tracker(built, model.to(world.device), config.recipe.name)
+    return built, model, config.recipe.name
 
 
 def recipe_of(file: Path) -> str:

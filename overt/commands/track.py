@@ -1,7 +1,6 @@
 """`overt track VIDEO [--checkpoint FILE]`: follow points through a video, and draw them.
 
-VIDEO is a folder of frames, a GIF or WebP, a uint8 array (.npy, .npz) or, with overt[video], any
-video file. With --online frames are followed as they arrive, and VIDEO may be the number of a
+VIDEO is any video file, a folder of frames, a GIF or WebP, or a uint8 array (.npy, .npz). With --online frames are followed as they arrive, and VIDEO may be the number of a
 camera; --frames or Ctrl-C ends it. A checkpoint folder of overt knows its recipe; for any other
 file name it by --recipe. Without --checkpoint a small tracker that comes with overt is used.
 Writes a video with coloured trails and the tracks themselves, as tracks.npz and tracks.csv.
@@ -47,14 +46,14 @@ Queries = NDArray[np.float32]  # (N, 3): frame, x, y in pixels
 def main(arguments: Sequence[str]) -> int:
     options = make_parser().parse_intermixed_args(arguments)
     # What the user gave is read before torch is: a mistake in it shows at once.
-    from overt.data.tracking.video import has_pyav, read_video, write_video
+    from overt.data.tracking.video import has_pyav, need_pyav, read_video, write_video
 
     if options.frames is not None and not options.online:
         raise ConfigError("--frames ends a stream; add --online, or leave it out")
     folder = need_folder("--output", options.output or Path(f"{options.video.stem}_tracks"))
     format = options.format or ("mp4" if has_pyav() else "webp")
-    if format == "mp4" and not has_pyav():
-        raise DataError("--format mp4 needs PyAV: pip install 'overt[video]', or --format webp")
+    if format == "mp4":
+        need_pyav("--format mp4: to write it", ", or give --format webp")
     config = _configure(options)
     fps = None
     if not options.online:
@@ -147,7 +146,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="default: VIDEO_tracks")
     parser.add_argument(
-        "--format", choices=("mp4", "webp", "gif"), help="default: mp4 with overt[video], else webp"
+        "--format", choices=("mp4", "webp", "gif"), help="default: mp4; webp where PyAV is missing"
     )
     parser.add_argument(
         "--fps", type=finite_number(0, above=True), help="default: that of the video, or 12"

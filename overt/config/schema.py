@@ -304,7 +304,8 @@ class CheckpointSection:
     resume: str = MISSING
     # keys that may differ from the run's although they change the result: [training.num_steps]
     accept_changes: list[str] = MISSING
-    # weights to start from: any checkpoint file or folder; null: fresh weights
+    # weights to start from: any checkpoint file or folder, or shipped:NAME, those of a recipe that
+    # come with the package; null: fresh weights
     init_from: str | None = MISSING
     # keys or prefixes of tensors that init_from leaves at their random start: [head, encoder.pos]
     init_skip: list[str] = MISSING

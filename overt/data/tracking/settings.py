@@ -67,6 +67,68 @@ class KubricSettings:
         return self.root
 
 
+SUPPORT = ("random", "grid", "none")
+
+
+@dataclass
+class TeacherSettings:
+    """A trained tracker that labels clips, and how far its labels can be trusted."""
+
+    # student, the weights that training starts from; small or tiny, the trackers that ship; a
+    # checkpoint of overt, or a released .pth of CoTracker3; or an exported tracker, .onnx or
+    # .torchscript (docs/tracking.md says what it must take)
+    source: str = MISSING
+    # recipe of a file that does not name it
+    recipe: str | None = None
+    # a point counts as visible above this probability
+    visible_threshold: float = 0.9
+    # learn positions also where the teacher calls a point hidden
+    occluded_positions: bool = True
+    # learn frames before the query; null: where the tracker follows points back in time
+    tracks_backward: bool | None = None
+    # points followed beside the queries: random (in all frames), grid (5 x 5 of the first frame) or
+    # none; null: as the tracker's kind was trained
+    support: str | None = None
+    # exported trackers: (height, width) to which clips are resized; null: as they are
+    resolution: list[int] | None = None
+
+
+@dataclass
+class UnlabelledSettings:
+    """Clips of videos that trained trackers label."""
+
+    # one of these is drawn for each clip
+    teachers: list[TeacherSettings] = MISSING
+    # the weights that training starts from, checkpoint.init_from; the word random: none, and it is
+    # meant so. A teacher's source `student` is this file
+    student: str | None = None
+    # frames in which a detector looks for corners, drawn with replacement
+    query_frames: int = 8
+    # part of the clip, from its start, that these frames come from
+    query_fraction: float = 0.25
+    # frames between two frames of a clip stay below this
+    largest_stride: int = 4
+    # random points that teachers with support=random follow beside the queries
+    random_support: int = 100
+
+    def __post_init__(self) -> None:
+        if not self.teachers:
+            raise ConfigError(
+                "data.unlabelled.teachers=[] leaves nobody to label clips; give a list such as "
+                "[{source: small}]"
+            )
+        for number, teacher in enumerate(self.teachers):
+            key = f"data.unlabelled.teachers[{number}]"
+            within(f"{key}.visible_threshold", teacher.visible_threshold, 0, 1)
+            if teacher.support is not None:
+                one_of(f"{key}.support", teacher.support, SUPPORT)
+            if teacher.resolution is not None:
+                height_width(f"{key}.resolution", teacher.resolution)
+        within("data.unlabelled.query_fraction", self.query_fraction, 0, 1)
+        each_within("data.unlabelled", self, ("query_frames", "largest_stride"), 1)
+        within("data.unlabelled.random_support", self.random_support, 0)
+
+
 @dataclass
 class ScoringSettings:
     """The part of `evaluation` that does not depend on how a recipe runs its model."""

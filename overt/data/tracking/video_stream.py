@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from overt.data.tracking.video import IMAGES, MOVING_IMAGES, has_pyav, read_video
+from overt.data.tracking.video import IMAGES, MOVING_IMAGES, need_pyav, read_video
 from overt.errors import DataError
 
 # How FFmpeg calls the cameras of a system, and camera number n there.
@@ -46,8 +46,7 @@ def _camera(number: int) -> tuple[str, str]:
 
 
 def _decode(name: str, kind: str | None) -> Iterator[Frame]:
-    if not has_pyav():
-        raise DataError(f"{name}: to read it, PyAV is needed: pip install 'overt[video]'")
+    need_pyav(f"{name}: to read it")
     import av
 
     try:

@@ -23,6 +23,7 @@ from overt.data.tracking.procedural import ProceduralClips, Seeds, make_clips, t
 from overt.data.tracking.procedural_scene import DRAWS
 from overt.data.tracking.settings import HELD_OUT
 from overt.data.tracking.textures import load_textures
+from overt.data.tracking.unlabelled import UnlabelledBatch, stack_unlabelled
 from overt.distributed import World
 from overt.errors import ConfigError
 from overt.evaluation import NamedRow, summarize
@@ -37,11 +38,14 @@ from overt.recipes.cotracker3.data import (
     evaluation_clips,
     example_sample,
     training_clips,
+    unlabelled_clips,
+    unlabelled_example,
 )
 from overt.recipes.cotracker3.loss import Targets
 from overt.recipes.cotracker3.model import CoTracker3, CoTracker3Offline
 from overt.recipes.cotracker3.online import CoTracker3Online
 from overt.recipes.cotracker3.predictor import Prediction, Predictor
+from overt.recipes.cotracker3.teachers import refuse_untrained, teachers_of
 from overt.recipes.cotracker3.windows import since_query, sliding_windows
 from overt.tasks import PointTracks
 from overt.viz.tracks import draw_beside_truth, film_beside_truth
@@ -62,10 +66,13 @@ class _CoTracker3Recipe(Recipe):
 
     model_class: ClassVar[type[CoTracker3]]
     replayable = True
+    tracks_backward: ClassVar[bool] = True  # positions before the query are meant
+    teacher_support: ClassVar[str] = "none"  # as a teacher: see overt/data/tracking/settings.py
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.textures: Tensor | None = None  # of procedural clips, once they are needed
+        self.teachers = teachers_of(settings.data.unlabelled)
         self.stackable: bool | str = True
         if settings.data.random_number_traj:
             self.stackable = (
@@ -98,31 +105,45 @@ class _CoTracker3Recipe(Recipe):
     def build_model(self) -> CoTracker3:
         sizes = dataclasses.asdict(self.settings.model)
         del sizes["train_iters"], sizes["eval_iters"], sizes["bf16_inputs"]
-        return self.model_class(**sizes)
+        frozen = sizes.pop("freeze_visibility")
+        model = self.model_class(**sizes)
+        if frozen:
+            assert model.updateformer.vis_conf_head is not None, "the settings have refused that"
+            model.updateformer.vis_conf_head.requires_grad_(False)
+        return model
 
     def build_dataset(self) -> SampleSource:
         if self.settings.data.procedural is not None:
             return ProceduralClips(self.settings.data.procedural)
         make_missing_sequences(self.settings.data)
+        if self.settings.data.unlabelled is not None:
+            refuse_untrained(self.settings.data.unlabelled)
+            return unlabelled_clips(self.settings.data)
         return training_clips(self.settings.data)
 
-    def collate(self, samples: list[Any]) -> TrackBatch | Seeds:
+    def collate(self, samples: list[Any]) -> TrackBatch | Seeds | UnlabelledBatch:
         if self.settings.data.procedural is not None:
             return Seeds(torch.stack(samples))
+        if self.settings.data.unlabelled is not None:
+            return stack_unlabelled(samples)
         return collate(samples)
 
-    def example_batch(self, size: int) -> TrackBatch | Seeds:
+    def example_batch(self, size: int) -> TrackBatch | Seeds | UnlabelledBatch:
         """Clips of noise, as long as training draws them."""
         if self.settings.data.procedural is not None:
             numbers = torch.rand(size, DRAWS, generator=torch.Generator().manual_seed(0))
             return Seeds(numbers)
-        samples = [
-            example_sample(self.settings.data, index) for index in range(min(size, EXAMPLES))
-        ]
+        make = example_sample if self.teachers is None else unlabelled_example
+        samples = [make(self.settings.data, index) for index in range(min(size, EXAMPLES))]
         return self.collate([samples[index % EXAMPLES] for index in range(size)])
 
-    def on_device(self, batch: TrackBatch | Seeds) -> TrackBatch:
-        return self.made(batch) if isinstance(batch, Seeds) else rendered(batch)
+    def on_device(self, batch: TrackBatch | Seeds | UnlabelledBatch) -> TrackBatch:
+        if isinstance(batch, Seeds):
+            return self.made(batch)
+        if isinstance(batch, UnlabelledBatch):
+            assert self.teachers is not None
+            return self.teachers.label(batch)
+        return rendered(batch)
 
     def made(self, batch: Seeds) -> TrackBatch:
         """The clips of procedural samples."""
@@ -157,9 +178,12 @@ class _CoTracker3Recipe(Recipe):
         # data set they pay.
         return [*units, model.motion, model.updateformer.entry, model.updateformer.exit]
 
-    def counts(self, batch: TrackBatch | Seeds) -> dict[str, Tensor]:
-        if isinstance(batch, Seeds):  # its clips are made later; their loss is one of `per_clip`
+    def counts(self, batch: TrackBatch | Seeds | UnlabelledBatch) -> dict[str, Tensor]:
+        # Clips that are made or labelled later have a loss of `per_clip`.
+        if isinstance(batch, Seeds):
             return {"clips": torch.tensor(float(len(batch.numbers)))}
+        if isinstance(batch, UnlabelledBatch):
+            return {"clips": torch.tensor(float(len(batch.video)))}
         windows = tracking_loss.counts(self.targets(batch))
         # Windows overlap, but the error that is shown counts every frame once.
         once = {"visible_once": (self.supervised(batch) & batch.visibility).sum()}
@@ -287,6 +311,7 @@ class CoTracker3OfflineRecipe(_CoTracker3Recipe):
     """The tracker that sees a whole clip at once, before and after the query."""
 
     model_class = CoTracker3Offline
+    teacher_support = "random"
 
     def windows(self, frames: int) -> list[slice]:
         return [slice(0, frames)]
@@ -299,6 +324,7 @@ class CoTracker3OnlineRecipe(_CoTracker3Recipe):
     """The tracker that sees one window after the other, and follows points from their query on."""
 
     model_class = CoTracker3Online
+    teacher_support = "grid"
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)

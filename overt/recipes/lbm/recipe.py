@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +48,7 @@ class LBMRecipe(Recipe):
     """An online point tracker, trained on clips of 24 frames."""
 
     replayable = True
+    tracks_backward: ClassVar[bool] = False  # as a teacher: positions before the query mean nothing
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
