@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,19 +88,21 @@ class Tracker:
 
     def __call__(
         self,
-        video: Path | str | Frames,
+        video: Path | str | int | Frames,
         queries: Any = None,
         *,
         grid: int | None = None,
         mask: Any = None,
         dense: bool = False,
         query_frame: int = 0,
+        frames: int | None = None,
         as_hub: bool = False,
         progress: bool = True,
     ) -> VideoTracks:
         """Follow points through a video.
 
-        `video` is a path or an array (T, 3, H, W) or (T, H, W, 3) of bytes. The points are
+        `video` is a path, an array (T, 3, H, W) or (T, H, W, 3) of bytes, or the number of a
+        camera; no more than `frames` of it are read, which a camera needs. The points are
         `queries` (N, 3) of frame, x and y; or `grid` x `grid` points of frame `query_frame` (20 x
         20 where nothing is said), of those only the ones in `mask` (H, W) where it is given; or
         with `dense` every pixel of that frame. `as_hub` tracks back and calls visible as
@@ -107,8 +110,8 @@ class Tracker:
         """
         import torch
 
-        frames, fps = read_frames(video)
-        points = choose_queries(frames, queries, grid, mask, dense, query_frame)
+        pixels, fps = read_frames(video, frames)
+        points = choose_queries(pixels, queries, grid, mask, dense, query_frame)
         options: dict[str, Any] = {}
         offered = inspect.signature(self.recipe.track_points).parameters
         if as_hub:
@@ -121,12 +124,12 @@ class Tracker:
         if progress and "report" in offered:
             options["report"] = progress_line(len(points))
         with torch.inference_mode():
-            found = self.recipe.track_points(
-                self.model, torch.from_numpy(frames), torch.from_numpy(points), **options
+            tracks = self.recipe.track_points(
+                self.model, torch.from_numpy(pixels), torch.from_numpy(points), **options
             )
-        tracks_xy, visible, visibility, confidence = (part.numpy() for part in found)
+        tracks_xy, visible, visibility, confidence = (part.numpy() for part in tracks)
         return VideoTracks(
-            tracks_xy, visible, visibility, confidence, points, frames, fps or USUAL_FPS
+            tracks_xy, visible, visibility, confidence, points, pixels, fps or USUAL_FPS
         )
 
 
@@ -172,13 +175,23 @@ def recipe_of(file: Path) -> str:
     )
 
 
-def read_frames(video: Path | str | Frames) -> tuple[Frames, float | None]:
-    """The frames (T, 3, H, W) of a path or an array, and their rate where it is known."""
+def read_frames(
+    video: Path | str | int | Frames, most: int | None = None
+) -> tuple[Frames, float | None]:
+    """The frames (T, 3, H, W) of a path, a camera or an array, and their rate where it is known."""
     from overt.data.tracking.video import read_video
+    from overt.data.tracking.video_stream import stream_frames
 
+    if most is not None and most < 1:
+        raise ConfigError(f"frames={most}; it must be at least 1")
+    if isinstance(video, int):
+        if most is None:
+            raise ConfigError(f"camera {video} never ends; say how many frames=N to record")
+        return np.stack(list(islice(stream_frames(video), most))), None
     if isinstance(video, Path | str):
-        return read_video(video)
-    frames = np.asarray(video)
+        content = read_video(video)
+        return content.frames[:most], content.fps
+    frames = np.asarray(video)[:most]
     if frames.ndim == 4 and frames.shape[1] != 3 and frames.shape[3] == 3:
         frames = frames.transpose(0, 3, 1, 2)
     if frames.ndim != 4 or frames.shape[1] != 3 or frames.dtype != np.uint8 or not len(frames):
@@ -209,32 +222,33 @@ def choose_queries(
         if grid is not None:
             raise ConfigError(f"dense=True follows every pixel; leave grid={grid} out")
         rows, columns = np.mgrid[0:height, 0:width]
-        places = np.stack([columns.ravel(), rows.ravel()], -1).astype(np.float32)
+        points_xy = np.stack([columns.ravel(), rows.ravel()], -1).astype(np.float32)
     else:
-        places = point_grid(20 if grid is None else grid, (height, width)).numpy()
+        points_xy = point_grid(20 if grid is None else grid, (height, width)).numpy()
     if mask is not None:
         inside = np.asarray(mask, dtype=bool)
         if inside.shape != (height, width):
             raise DataError(
                 f"mask of shape {inside.shape}; the frames have {height} rows and {width} columns"
             )
-        column, row = places.round().astype(int).T
+        column, row = points_xy.round().astype(int).T
         column, row = column.clip(0, width - 1), row.clip(0, height - 1)
-        places = places[inside[row, column]]
-        if not len(places):
+        points_xy = points_xy[inside[row, column]]
+        if not len(points_xy):
             raise DataError("no point of the grid lies in the mask; raise grid, or set dense=True")
-    first = np.full((len(places), 1), query_frame, np.float32)
-    return np.concatenate([first, places], axis=1, dtype=np.float32)
+    times = np.full((len(points_xy), 1), query_frame, np.float32)
+    return np.concatenate([times, points_xy], axis=1, dtype=np.float32)
 
 
-def progress_line(points: int) -> Callable[[int], None]:
-    """A line on a terminal that says how many points are done, and how long the rest takes."""
+def progress_line(points: int) -> Callable[[float], None]:
+    """A line on a terminal that says how much is done, and how long the rest takes."""
     began = time.perf_counter()
 
-    def report(done: int) -> None:
-        if not sys.stderr.isatty() or done >= points:
+    def report(done: float) -> None:
+        if not sys.stderr.isatty() or done <= 0:
             return
-        left = (time.perf_counter() - began) / done * (points - done)
-        print(f"\r{done} of {points} points, {left:.0f} s left  ", end="", file=sys.stderr)
+        left = (time.perf_counter() - began) / done * (1 - done)
+        line = f"{done:.0%} of {points} points, {left:.0f} s left" if done < 1 else ""
+        print(f"\r{line:<60}", end="" if done < 1 else "\r", file=sys.stderr, flush=True)
 
     return report

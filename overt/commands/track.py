@@ -1,8 +1,9 @@
 """`overt track VIDEO [--checkpoint FILE]`: follow points through a video, and draw them.
 
-VIDEO is any video file, a folder of frames, a GIF or WebP, or a uint8 array (.npy, .npz). With --online frames are followed as they arrive, and VIDEO may be the number of a
-camera; --frames or Ctrl-C ends it. A checkpoint folder of overt knows its recipe; for any other
-file name it by --recipe. Without --checkpoint a small tracker that comes with overt is used.
+VIDEO is any video file, a folder of frames, a GIF or WebP, or a uint8 array (.npy, .npz). With
+--online frames are followed as they arrive, by LBM or by CoTracker3 online, and VIDEO may be the
+number of a camera; --frames or Ctrl-C ends it. --page opens VIDEO in a browser, where a click is a
+point. A checkpoint folder of overt knows its recipe; for any other file name it by --recipe. Without --checkpoint a small tracker that comes with overt is used.
 Writes a video with coloured trails and the tracks themselves, as tracks.npz and tracks.csv.
 """
 
@@ -68,6 +69,11 @@ def main(arguments: Sequence[str]) -> int:
             f"{options.video}: {len(video)} frames of {width} x {height} pixels; following "
             f"{len(chosen)} points with {config.recipe.name}"
         )
+    else:
+        if options.query_frame:
+            raise ConfigError("--query-frame is for videos that are read at once; give --queries")
+        until = f"after {options.frames} frames" if options.frames else "with Ctrl-C"
+        print(f"{options.video}: following points as frames arrive; it ends with them, or {until}")
 
     import torch
 
@@ -189,16 +195,16 @@ def follow(
     name = str(options.video)
     source = int(name) if name.isdecimal() and not options.video.exists() else options.video
     seen: list[NDArray[np.uint8]] = []
-    rows: list[tuple[Any, ...]] = []  # of each frame: numbers, places, visible, two probabilities
+    rows: list[tuple[Any, ...]] = []  # of each frame: points, positions, visible, probabilities
     tracker, given, queries = None, np.zeros(0, np.intp), asked
     began = time.perf_counter()
     try:
         for frame in stream_frames(source):
             if tracker is None or queries is None:
                 if queries is None:
-                    queries = choose_queries(
-                        frame[None], None, options.grid or USUAL_GRID, None, False, 0
-                    )
+                    mask = None if options.mask is None else read_mask(options.mask)
+                    grid = None if options.dense else options.grid or USUAL_GRID
+                    queries = choose_queries(frame[None], None, grid, mask, options.dense, 0)
                 tracker = recipe.online_tracker(model, frame.shape[1:], len(queries))
                 began = time.perf_counter()
             tracker.observe(torch.from_numpy(frame))
@@ -222,6 +228,9 @@ def follow(
             f"query {late[0]} begins in frame {queries[late[0], 0]:g}, but {len(seen)} frames came"
         )
     print(f"{len(seen) / (time.perf_counter() - began):.1f} frames per second, reading included")
+    if hasattr(tracker, "finish"):  # knows positions better in hindsight
+        order = torch.from_numpy(np.argsort(given))  # points were given in the order of frames
+        return np.stack(seen), queries, PointTracks(*(part[:, order] for part in tracker.finish()))
     # Before it is given, a point rests at its query, invisible.
     points_xy = torch.from_numpy(queries[:, 1:]).repeat(len(seen), 1, 1)
     visible = torch.zeros(points_xy.shape[:2], dtype=torch.bool)

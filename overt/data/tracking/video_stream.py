@@ -27,7 +27,13 @@ Frame = NDArray[np.uint8]
 def stream_frames(source: Path | int) -> Iterator[Frame]:
     """The frames of a video file, a folder of images, or camera number `source`."""
     if isinstance(source, int):
-        yield from _decode(*_camera(source))
+        name, kind = _camera(source)
+        try:
+            yield from _decode(name, kind)
+        except DataError as error:
+            raise DataError(
+                f"camera {source}: {error}; plug one in, give its number, or give a video file"
+            ) from error
     elif source.suffix.lower() in (*IMAGES, *MOVING_IMAGES, ".npy", ".npz") or not source.is_file():
         yield from read_video(source).frames
     else:

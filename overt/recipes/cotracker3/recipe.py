@@ -41,6 +41,7 @@ from overt.recipes.cotracker3.data import (
     unlabelled_clips,
     unlabelled_example,
 )
+from overt.recipes.cotracker3.live import LiveTracker
 from overt.recipes.cotracker3.loss import Targets
 from overt.recipes.cotracker3.model import CoTracker3, CoTracker3Offline
 from overt.recipes.cotracker3.online import CoTracker3Online
@@ -266,12 +267,12 @@ class _CoTracker3Recipe(Recipe):
         video: Tensor,
         queries: Tensor,
         as_hub: bool = False,
-        report: Callable[[int], None] | None = None,
+        report: Callable[[float], None] | None = None,
     ) -> PointTracks:
         """Follow any points of any video in both directions of time.
 
         `as_hub`: before their query points are taken from the video played backwards, and visible
-        is what the published predictor calls so. `report` gets the number of points done.
+        is what the published predictor calls so. `report` gets the fraction of the work done.
         """
         later = bool((queries[:, 0] > 0).any())
         predict = self.predictor(
@@ -340,3 +341,13 @@ class CoTracker3OnlineRecipe(_CoTracker3Recipe):
 
     def supervised(self, batch: TrackBatch) -> Tensor:
         return batch.valid & since_query(batch.queries[..., 0], batch.valid.shape[1])
+
+    def online_tracker(
+        self, model: nn.Module, frame_size: tuple[int, int], points: int
+    ) -> LiveTracker:
+        """A tracker for frames that arrive one by one, for `overt track --online`."""
+        assert isinstance(model, CoTracker3Online)
+        settings = self.settings.evaluation
+        height, width = settings.resolution
+        iters, threshold = self.settings.model.eval_iters, settings.visible_threshold
+        return LiveTracker(model, frame_size, points, (height, width), iters, threshold)

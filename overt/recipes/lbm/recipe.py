@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from typing import ClassVar
 
@@ -42,6 +43,16 @@ EXAMPLES = 2
 # model.backbone_weights: none, and it is meant so (null in runs from before there was a word for
 # it); and the value of the official recipe, which training refuses.
 RANDOM, TO_BE_GIVEN = "random", "to_be_given"
+
+# Points followed at a time: 300,000 then need no more memory than this many.
+POINTS_PER_CHUNK = 3000
+
+
+def _later(
+    report: Callable[[float], None] | None, done: int, passes: int
+) -> Callable[[float], None] | None:
+    """Report the progress of a pass as that of all passes, of which some are done."""
+    return None if report is None else lambda part: report((done + part) / passes)
 
 
 class LBMRecipe(Recipe):
@@ -154,18 +165,33 @@ class LBMRecipe(Recipe):
 
     def track(self, model: nn.Module, clip: TrackSample) -> tuple[Tensor, Tensor]:
         """Positions (T, N, 2) and visibility (T, N) of a clip's queries, on the CPU."""
-        found = self.track_points(model, clip.video, clip.queries)
-        return found.tracks_xy, found.visible
+        tracks = self.track_points(model, clip.video, clip.queries)
+        return tracks.tracks_xy, tracks.visible
 
-    def track_points(self, model: nn.Module, video: Tensor, queries: Tensor) -> PointTracks:
-        """Follow points through a video from their query on, frame by frame, in float32."""
+    def track_points(
+        self,
+        model: nn.Module,
+        video: Tensor,
+        queries: Tensor,
+        report: Callable[[float], None] | None = None,
+    ) -> PointTracks:
+        """Follow points through a video from their query on, frame by frame, in float32.
+
+        Points do not see each other, so any number of them is followed in chunks.
+        """
         assert isinstance(model, LBM)
         settings = self.settings.evaluation
+        chunks = torch.split(queries, POINTS_PER_CHUNK)
+        results = []
         with torch.autocast(next(model.parameters()).device.type, enabled=False):
-            found = track_clip(
-                model, video, queries, settings.memory_size, settings.visible_threshold
-            )
-        return PointTracks(found.points_xy, found.visible, found.visibility, 1 - found.rho)
+            for number, chunk in enumerate(chunks):
+                reporting = _later(report, number, len(chunks))
+                limits = (settings.memory_size, settings.visible_threshold)
+                results.append(track_clip(model, video, chunk, *limits, reporting))
+        points_xy, visible, visibility, rho = (
+            torch.cat(parts, dim=1) for parts in zip(*results, strict=True)
+        )
+        return PointTracks(points_xy, visible, visibility, 1 - rho)
 
     def online_tracker(
         self, model: nn.Module, frame_size: tuple[int, int], points: int
