@@ -3,19 +3,17 @@
 VIDEO is any video file, a folder of frames, a GIF or WebP, or a uint8 array (.npy, .npz). With
 --online frames are followed as they arrive, by LBM or by CoTracker3 online, and VIDEO may be the
 number of a camera; --frames or Ctrl-C ends it. --page opens VIDEO in a browser, where a click is a
-point. A checkpoint folder of overt knows its recipe; for any other file name it by --recipe. Without --checkpoint a small tracker that comes with overt is used.
-Writes a video with coloured trails and the tracks themselves, as tracks.npz and tracks.csv.
+point. A checkpoint folder of overt knows its recipe; for any other file name it by --recipe.
+Without --checkpoint a small tracker that comes with overt is used. Writes a video with colored
+trails and the tracks themselves, as tracks.npz and tracks.csv.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
+import contextlib
 import inspect
-import io
-import json
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,8 +45,13 @@ Queries = NDArray[np.float32]  # (N, 3): frame, x, y in pixels
 def main(arguments: Sequence[str]) -> int:
     options = make_parser().parse_intermixed_args(arguments)
     # What the user gave is read before torch is: a mistake in it shows at once.
+    from overt.data.tracking.track_files import read_mask, read_queries, write_tracks
     from overt.data.tracking.video import has_pyav, need_pyav, read_video, write_video
 
+    if options.page and options.online:
+        raise ConfigError("--page shows a video that is read at once; leave --online out")
+    if options.port is not None and not options.page:
+        raise ConfigError("--port is that of --page; add it, or leave --port out")
     if options.frames is not None and not options.online:
         raise ConfigError("--frames ends a stream; add --online, or leave it out")
     folder = need_folder("--output", options.output or Path(f"{options.video.stem}_tracks"))
@@ -65,9 +68,10 @@ def main(arguments: Sequence[str]) -> int:
         grid = None if asked is not None or options.dense else options.grid or USUAL_GRID
         chosen = choose_queries(video, asked, grid, mask, options.dense, options.query_frame)
         height, width = video.shape[2:]
+        points = "the points you click" if options.page else f"{len(chosen)} points"
         print(
             f"{options.video}: {len(video)} frames of {width} x {height} pixels; following "
-            f"{len(chosen)} points with {config.recipe.name}"
+            f"{points} with {config.recipe.name}"
         )
     else:
         if options.query_frame:
@@ -87,24 +91,30 @@ def main(arguments: Sequence[str]) -> int:
     if options.checkpoint != shipped_weights(SHIPPED):
         print(report)
     model.to(world.device)
+    rate = options.fps or fps or USUAL_FPS
+
+    def write(queries: Queries, tracks: PointTracks) -> None:
+        scale = max(1, SMALL // max(video.shape[2:]))
+        drawn = draw_video(torch.from_numpy(video), tracks.tracks_xy, tracks.visible, scale=scale)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_video(folder / f"video.{format}", drawn.numpy(), rate)
+        write_tracks(folder, queries, {key: part.numpy() for key, part in tracks._asdict().items()})
+
+    if options.page:
+        return show_page(recipe, model, options, video, rate, folder, f"video.{format}", write)
     if options.online:
         video, queries, tracks = follow(recipe, model, options, asked)
-        frames = torch.from_numpy(video)
     else:
         queries = chosen
-        frames = torch.from_numpy(video)
         with torch.inference_mode():
             tracks = recipe.track_points(
                 model,
-                frames,
+                torch.from_numpy(video),
                 torch.from_numpy(queries),
                 **tracking_options(recipe, options, queries),
             )
 
-    scale = max(1, SMALL // max(video.shape[2:]))
-    drawn = draw_video(frames, tracks.tracks_xy, tracks.visible, scale=scale)
-    write_video(folder / f"video.{format}", drawn.numpy(), options.fps or fps or USUAL_FPS)
-    write_tracks(folder, queries, tracks)
+    write(queries, tracks)
     print(
         f"{len(queries)} points in {len(video)} frames, visible in "
         f"{tracks.visible.float().mean():.0%} of them\n"
@@ -121,6 +131,12 @@ def make_parser() -> argparse.ArgumentParser:
         parents=[model_options(default=f"the small {SHIPPED}")],
     )
     parser.add_argument("video", type=Path, metavar="VIDEO", help="file, folder, or camera number")
+    parser.add_argument(
+        "--page", action="store_true", help="click the points in a browser on this machine"
+    )
+    parser.add_argument(
+        "--port", type=whole_number(1), metavar="N", help="--page: default: one that is free"
+    )
     parser.add_argument("--online", action="store_true", help="frame by frame, as they arrive")
     parser.add_argument(
         "--frames", type=whole_number(1), metavar="N", help="--online: stop after N"
@@ -161,6 +177,44 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def show_page(
+    recipe: Any,
+    model: Any,
+    options: argparse.Namespace,
+    video: NDArray[np.uint8],
+    fps: float,
+    folder: Path,
+    film: str,
+    write: Callable[[Queries, PointTracks], None],
+) -> int:
+    """Serve the page on which points are clicked, until Ctrl-C."""
+    import torch
+
+    from overt.viz.click_page import ClickServer, Shown
+
+    def follow_clicks(queries: Queries) -> Shown:
+        with torch.inference_mode():
+            tracks = recipe.track_points(
+                model,
+                torch.from_numpy(video),
+                torch.from_numpy(queries),
+                **tracking_options(recipe, options, queries),
+            )
+        write(queries, tracks)
+        files = {name: folder / name for name in (film, "tracks.npz", "tracks.csv")}
+        return Shown(tracks.tracks_xy.numpy(), tracks.visible.numpy(), files)
+
+    try:
+        server = ClickServer(video, fps, options.video.name, follow_clicks, options.port or 0)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"--port {options.port}: {error}; choose another") from None
+    with server:
+        print(f"open {server.url} in a browser on this machine; Ctrl-C ends", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()
+    return 0
+
+
 def tracking_options(recipe: Any, options: argparse.Namespace, queries: Queries) -> dict[str, Any]:
     """What of the options a recipe's `track_points` can take."""
     offered = inspect.signature(recipe.track_points).parameters
@@ -168,17 +222,6 @@ def tracking_options(recipe: Any, options: argparse.Namespace, queries: Queries)
         raise ConfigError("--as-hub is for CoTracker3's trackers; leave it out")
     given = {"as_hub": True} if options.as_hub else {}
     return given | ({"report": progress_line(len(queries))} if "report" in offered else {})
-
-
-def read_mask(path: Path) -> NDArray[np.bool_]:
-    """A picture as true where it is not black."""
-    from PIL import Image
-
-    try:
-        with Image.open(path) as picture:
-            return np.asarray(picture.convert("RGB")).max(-1) > 0  # type: ignore[no-any-return]
-    except (OSError, SyntaxError, ValueError) as error:
-        raise DataError(f"--mask {path}: not a readable picture ({error})") from error
 
 
 def follow(
@@ -189,6 +232,7 @@ def follow(
 
     import torch
 
+    from overt.data.tracking.track_files import read_mask
     from overt.data.tracking.video_stream import stream_frames
     from overt.tasks import PointTracks
 
@@ -249,71 +293,3 @@ def _configure(options: argparse.Namespace) -> Config:
         options.recipe = SHIPPED
         options.checkpoint = shipped_weights(SHIPPED)
     return configure_model(options.checkpoint, options.recipe, options.overrides, options.package)
-
-
-def read_queries(path: Path) -> Queries:
-    """Queries from a CSV file, with a heading t,x,y or without, or from JSON of such triples."""
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"--queries {path}: it cannot be read ({error})") from error
-    rows = _json_rows(path, text) if path.suffix.lower() == ".json" else _csv_rows(text)
-    if not rows:
-        raise DataError(f"--queries {path}: it has no queries; give lines of t,x,y")
-    queries = np.zeros((len(rows), 3), dtype=np.float32)
-    for number, row in enumerate(rows):
-        try:
-            values = [float(value) for value in row]
-        except (TypeError, ValueError, OverflowError):
-            values = []
-        if len(values) != 3 or not all(map(math.isfinite, values)) or values[0] % 1:
-            raise _bad_query(path, number, row)
-        queries[number] = values
-    return queries
-
-
-def _csv_rows(text: str) -> list[list[str]]:
-    rows = [row for row in csv.reader(io.StringIO(text)) if any(map(str.strip, row))]
-    heading = [word.strip().lower() for word in rows[0]] if rows else []
-    return rows[1:] if heading == ["t", "x", "y"] else rows
-
-
-def _json_rows(path: Path, text: str) -> list[Any]:
-    try:
-        rows = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise DataError(f"--queries {path}: not valid JSON ({error})") from error
-    if not isinstance(rows, list):
-        raise DataError(f"--queries {path}: expected a list of [t, x, y]")
-    rows = [
-        [row.get(key) for key in ("t", "x", "y")] if isinstance(row, dict) else row for row in rows
-    ]
-    for number, row in enumerate(rows):
-        # A text is a list of letters to Python, and true is 1.
-        if not isinstance(row, list) or not {type(value) for value in row} <= {int, float}:
-            raise _bad_query(path, number, row)
-    return rows
-
-
-def _bad_query(path: Path, number: int, row: object) -> DataError:
-    return DataError(
-        f"--queries {path}: query {number} is {row}; expected [t, x, y]: integer frame index, "
-        "then x and y in pixels"
-    )
-
-
-def write_tracks(folder: Path, queries: Queries, tracks: PointTracks) -> None:
-    """The tracks as arrays (T, N, ...) in tracks.npz and, a line for each point, in tracks.csv."""
-    arrays = {name: part.numpy() for name, part in tracks._asdict().items()}
-    np.savez_compressed(folder / "tracks.npz", queries=queries, **arrays)
-    frames, points = arrays["visible"].shape
-    with (folder / "tracks.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["point", "t", "x", "y", "visible", "visibility", "confidence"])
-        for point in range(points):
-            for frame in range(frames):
-                x, y = arrays["tracks_xy"][frame, point]
-                sure = (arrays[name][frame, point] for name in ("visibility", "confidence"))
-                visible = int(arrays["visible"][frame, point])
-                numbers = [f"{x:.3f}", f"{y:.3f}", visible, *(f"{part:.4f}" for part in sure)]
-                writer.writerow([point, frame, *numbers])

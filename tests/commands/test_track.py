@@ -3,6 +3,7 @@
 import csv
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from overt.commands.track import make_parser
 from overt.config import build_recipe, load
 from overt.data.tracking.moving_shapes import SceneSettings, make_sequence
 from overt.data.tracking.video import has_pyav, read_video, write_video
+from overt.viz import click_page
 
 FRAMES, HEIGHT, WIDTH = 7, 35, 51  # sides that no stride divides
 SMALL = [
@@ -234,3 +236,36 @@ def test_a_recipe_that_does_not_track_says_so(
     words = [str(folder / "shapes.npy"), "--checkpoint", checkpoint, "--package", str(TOY)]
     assert main(["track", *words]) == 1
     assert "the recipe toy is not a PointTracker: it has no track_points" in capsys.readouterr().err
+
+
+def test_cotracker3_follows_frames_as_they_arrive(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    queries = queries_file(tmp_path / "queries.csv", "3,40,5\n0,10,20")
+    words = ["--online", "--queries", queries, "--output", str(tmp_path), "--format", "gif"]
+    assert track(folder, str(folder / "shapes.npy"), *words, recipe="cotracker3_online_tiny") == 0
+    assert capsys.readouterr().out.startswith(str(folder / "shapes.npy"))
+    with np.load(tmp_path / "tracks.npz") as stored:
+        assert stored["tracks_xy"].shape == (FRAMES, 2, 2)
+        np.testing.assert_allclose(stored["tracks_xy"][0], [[40, 5], [10, 20]], atol=12)
+        assert not stored["visible"][:3, 0].any()
+    words = ["--online", "--query-frame", "2"]
+    assert track(folder, str(folder / "shapes.npy"), *words, recipe="cotracker3_online_tiny") == 1
+
+
+def test_the_page_follows_what_is_clicked(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[dict[str, Any]] = []
+
+    def click_once(server: click_page.ClickServer) -> None:
+        answers.append(server.track(b'{"points": [[0, 10, 20]]}'))
+
+    monkeypatch.setattr(click_page.ClickServer, "serve_forever", click_once)
+    words = ["--page", "--output", str(tmp_path / "out"), "--format", "gif"]
+    assert track(folder, str(folder / "shapes.npy"), *words) == 0
+    assert np.shape(answers[0]["tracks"]) == (FRAMES, 1, 2)
+    assert answers[0]["files"] == ["tracks.csv", "tracks.npz", "video.gif"]
+    assert (tmp_path / "out" / "video.gif").is_file()
+    for wrong in (["--page", "--online"], ["--port", "8000"]):
+        assert track(folder, str(folder / "shapes.npy"), *wrong) == 1
