@@ -272,6 +272,7 @@ def follow(
             f"query {late[0]} begins in frame {queries[late[0], 0]:g}, but {len(seen)} frames came"
         )
     print(f"{len(seen) / (time.perf_counter() - began):.1f} frames per second, reading included")
+    assert tracker is not None, "frames were seen"
     if hasattr(tracker, "finish"):  # knows positions better in hindsight
         order = torch.from_numpy(np.argsort(given))  # points were given in the order of frames
         return np.stack(seen), queries, PointTracks(*(part[:, order] for part in tracker.finish()))

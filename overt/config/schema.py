@@ -298,9 +298,13 @@ class CheckpointSection:
     metric_name: str | None = MISSING
     # min or max: which way metric_name is better
     mode: str = MISSING
+    # further numbers of the evaluation, better in the same way: the best checkpoint by each is kept
+    # and named best_NUMBER
+    also_best: list[str] = field(default_factory=list)
     # take a snapshot and write it while training continues
     background: bool = MISSING
-    # auto (go on where the run folder ends), never, or the path of a checkpoint
+    # auto (resume where the run folder ends), never, the path of a checkpoint, or a training file
+    # of CoTracker3 or LBM, whose run is continued
     resume: str = MISSING
     # keys that may differ from the run's although they change the result: [training.num_steps]
     accept_changes: list[str] = MISSING

@@ -87,7 +87,8 @@ def write_tracks(folder: Path, queries: Queries, arrays: dict[str, NDArray[Any]]
 
     tracks.npz has them as arrays, tracks.csv a line for each point and frame.
     """
-    np.savez_compressed(folder / "tracks.npz", queries=queries, **arrays)
+    stored: dict[str, Any] = {"queries": queries, **arrays}
+    np.savez_compressed(folder / "tracks.npz", **stored)
     frames, points = arrays["visible"].shape
     with (folder / "tracks.csv").open("w", newline="") as file:
         writer = csv.writer(file)

@@ -21,7 +21,7 @@ from overt.data.tracking.clips import (
 )
 from overt.data.tracking.procedural import ProceduralClips, Seeds, make_clips, to_batch
 from overt.data.tracking.procedural_scene import DRAWS
-from overt.data.tracking.settings import HELD_OUT
+from overt.data.tracking.settings import HELD_OUT, TAPVID
 from overt.data.tracking.textures import load_textures
 from overt.data.tracking.unlabelled import UnlabelledBatch, stack_unlabelled
 from overt.distributed import World
@@ -213,6 +213,19 @@ class _CoTracker3Recipe(Recipe):
 
     def check_evaluation_data(self) -> None:
         evaluation_clips(self.settings)
+        for recipe in self.further().values():
+            recipe.check_evaluation_data()
+
+    def further(self) -> dict[str, Recipe]:
+        """This recipe with the settings of each set in `evaluation.also`."""
+        return {
+            name: type(self)(dataclasses.replace(self.settings, evaluation=evaluation))
+            for name, evaluation in self.settings.evaluation.further_sets().items()
+        }
+
+    def evaluation_sets(self) -> dict[str, Any]:
+        """The scores of every set in `evaluation.also`."""
+        return {name: recipe.evaluate for name, recipe in self.further().items()}
 
     def evaluate(self, model: nn.Module, world: World) -> dict[str, float]:
         """TAP-Vid scores on `evaluation.dataset`, beside those of points that never move."""
@@ -249,17 +262,18 @@ class _CoTracker3Recipe(Recipe):
         if settings.dataset == HELD_OUT:  # at the size of training, without support points
             device = next(model.parameters()).device
             tracks = model(video.to(device), queries.to(device), self.settings.model.eval_iters)
-            found = Prediction(*tracks[:3])
+            prediction = Prediction(*tracks[:3])
         else:
+            supported = settings.dataset in TAPVID  # other sets are scored without support points
             predict = self.predictor(
                 model,
-                grid_size=settings.grid_size,
-                single_point=settings.single_point,
+                grid_size=settings.grid_size if supported else 0,
+                single_point=settings.single_point and supported,
                 backward_tracking=settings.query_mode == "strided",
             )
-            found = predict(video, queries)
-        visible = found.visible(settings.visible_threshold)
-        return found.tracks_xy[0].cpu(), visible[0].cpu()
+            prediction = predict(video, queries)
+        visible = prediction.visible(settings.visible_threshold)
+        return prediction.tracks_xy[0].cpu(), visible[0].cpu()
 
     def track_points(
         self,
@@ -283,14 +297,14 @@ class _CoTracker3Recipe(Recipe):
             points_per_chunk=POINTS_PER_CHUNK,
             pin_queries=True,
         )
-        found = predict(video[None], queries[None], report)
+        prediction = predict(video[None], queries[None], report)
         threshold = self.settings.evaluation.visible_threshold
         if as_hub and isinstance(model, CoTracker3Offline):
-            visible = found.visible(HUB_VISIBLE, with_confidence=False)
+            visible = prediction.visible(HUB_VISIBLE, with_confidence=False)
         else:
-            visible = found.visible(threshold)
-        tracks_xy, *seen = (part[0].cpu() for part in (found.tracks_xy, visible, *found[1:]))
-        return PointTracks(tracks_xy, *seen)
+            visible = prediction.visible(threshold)
+        parts = (prediction.tracks_xy, visible, prediction.visibility, prediction.confidence)
+        return PointTracks(*(part[0].cpu() for part in parts))
 
     def predictor(self, model: nn.Module, **manner: Any) -> Predictor:
         """The model with the way of running it that the settings and `manner` describe."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -131,7 +131,12 @@ class LBMRecipe(Recipe):
         )
         # The losses are float32 whatever the model computes in.
         with torch.autocast(batch.video.device.type, enabled=False):
-            terms = tracking_loss.losses(prediction, targets, counts, self.settings.loss)
+            if self.settings.loss.clips_per_mean is None:
+                terms = tracking_loss.losses(prediction, targets, counts, self.settings.loss)
+            else:
+                terms = tracking_loss.pooled_losses(
+                    prediction, targets, counts["clips"], self.settings.loss
+                )
             pixels = (prediction.points_xy.detach() - targets.tracks_xy).norm(dim=-1)
             located = counts["located"].clamp(min=1)
             error = (pixels * targets.located).sum() / located
@@ -139,6 +144,19 @@ class LBMRecipe(Recipe):
 
     def check_evaluation_data(self) -> None:
         evaluation_clips(self.settings)
+        for recipe in self.further().values():
+            recipe.check_evaluation_data()
+
+    def further(self) -> dict[str, Recipe]:
+        """This recipe with the settings of each set in `evaluation.also`."""
+        return {
+            name: type(self)(dataclasses.replace(self.settings, evaluation=evaluation))
+            for name, evaluation in self.settings.evaluation.further_sets().items()
+        }
+
+    def evaluation_sets(self) -> dict[str, Any]:
+        """The scores of every set in `evaluation.also`."""
+        return {name: recipe.evaluate for name, recipe in self.further().items()}
 
     def evaluate(self, model: nn.Module, world: World) -> dict[str, float]:
         """TAP-Vid scores on `evaluation.dataset`, beside those of points that never move."""
