@@ -76,7 +76,7 @@ def usable(
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_], NDArray[np.bool_]]:
     """Return finite positions (N, T, 2), where points are visible, and where they mean anything."""
     height, width = size
-    finite: NDArray[np.bool_] = np.isfinite(coords).all(axis=-1)
+    finite = np.asarray(np.isfinite(coords).all(axis=-1))
     coords = np.where(np.expand_dims(finite, -1), coords, 0.0).astype(np.float32)
     x, y = coords[..., 0], coords[..., 1]
     inner = (x >= BORDER) & (x <= width - 1 - BORDER) & (y >= BORDER) & (y <= height - 1 - BORDER)
