@@ -83,7 +83,7 @@ def losses(
 def pooled_losses(
     prediction: Prediction, targets: Targets, clips: Tensor, settings: LossSettings
 ) -> dict[str, Tensor]:
-    """The weighted terms of groups of clips, each divided by the counts of its own group.
+    """The weighted terms of groups of clips, each divided by the counts of that group.
 
     `clips` is the number of clips of the global batch: the loss is the mean over groups.
     """
