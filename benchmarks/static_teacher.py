@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     if len(arguments) != 1:
         print("usage: python benchmarks/static_teacher.py FILE.torchscript", file=sys.stderr)
         return 2
-    torch.jit.script(Static()).save(arguments[0])
+    torch.jit.script(Static()).save(arguments[0])  # type: ignore[no-untyped-call]
     print(f"written to {arguments[0]}")
     return 0
 

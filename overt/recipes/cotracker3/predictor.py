@@ -109,12 +109,12 @@ class Predictor:
         )
         scaled = torch.cat([queries[..., :1], queries[..., 1:] * scale_xy], dim=-1)
         if isinstance(self.model, CoTracker3Online):
-            found = self._streams(video, scaled, report)
+            scaled_prediction = self._streams(video, scaled, report)
         elif self.single_point:
-            found = self._one_by_one(self.resized(video, device), scaled)
+            scaled_prediction = self._one_by_one(self.resized(video, device), scaled)
         else:
-            found = self._together(self.resized(video, device), scaled, report)
-        prediction = found._replace(tracks_xy=found.tracks_xy / scale_xy)
+            scaled_prediction = self._together(self.resized(video, device), scaled, report)
+        prediction = scaled_prediction._replace(tracks_xy=scaled_prediction.tracks_xy / scale_xy)
         return _pin(prediction, queries) if self.pin_queries else prediction
 
     def resized(self, video: Tensor, device: torch.device) -> Tensor:
@@ -143,12 +143,12 @@ class Predictor:
         for chunk in torch.split(queries, self.points_per_chunk or queries.shape[1], dim=1):
             count = chunk.shape[1]
             tracks = model.track(pyramid, torch.cat([chunk, shared], dim=1), self.iters)
-            found = _first_points(tracks, count)
+            prediction = _first_points(tracks, count)
             if backward is not None:
                 turned = reversed_queries(chunk, video.shape[1])
                 before = model.track(backward, torch.cat([turned, shared], dim=1), self.iters)
-                found = _before_query(found, _first_points(before, count), chunk)
-            results.append(found)
+                prediction = _before_query(prediction, _first_points(before, count), chunk)
+            results.append(prediction)
             done += count
             if report is not None:
                 report(done / queries.shape[1])
@@ -257,11 +257,11 @@ def check_queries(video: Tensor, queries: Tensor) -> None:
     inside = ((queries >= low) & (queries <= high)).all(-1)  # false for NaN
     if not inside.all():
         video_number, point = (~inside).nonzero()[0].tolist()
-        found = ", ".join(f"{value:g}" for value in queries[video_number, point].tolist())
+        query_text = ", ".join(f"{value:g}" for value in queries[video_number, point].tolist())
         raise DataError(
             f"{int((~inside).sum())} of {inside.numel()} queries lie outside the video, first "
-            f"query {point}: ({found}). A query is (frame, x, y) with frame 0 to {frames - 1}, x 0 "
-            f"to {width - 1} and y 0 to {height - 1} pixels; correct it or leave it out."
+            f"query {point}: ({query_text}). A query is (frame, x, y) with frame 0 to "
+            f"{frames - 1}, x 0 to {width - 1} and y 0 to {height - 1} pixels; correct it or leave it out."
         )
 
 
