@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
 from overt.data.tracking.clips import TrackBatch
@@ -160,6 +161,8 @@ class Faculty:
 
         Clip by clip, so that labels do not depend on how a batch is split.
         """
+        if isinstance(batch.video, FakeTensor):  # of `overt plan`: sizes only, nothing is loaded
+            return _placeholder(batch)
         clips = zip(batch.teachers, batch.video, batch.queries, batch.support, strict=True)
         # Teachers are float32 whatever the student computes in.
         with torch.autocast(batch.video.device.type, enabled=False):
@@ -183,6 +186,22 @@ class Faculty:
             redrawn=batch.redrawn,
             names=batch.names,
         )
+
+
+def _placeholder(batch: UnlabelledBatch) -> TrackBatch:
+    """Return labels of the right sizes; a plan leaves out what teachers take."""
+    clips, frames = batch.video.shape[:2]
+    points = batch.queries.shape[1]
+    seen = batch.video.new_ones((clips, frames, points), dtype=torch.bool)
+    return TrackBatch(
+        video=batch.video,
+        tracks=batch.queries[:, None, :, 1:].expand(-1, frames, -1, -1).contiguous(),
+        visibility=seen,
+        valid=seen.clone(),
+        queries=batch.queries,
+        redrawn=batch.redrawn,
+        names=batch.names,
+    )
 
 
 def label_clip(
