@@ -6,6 +6,7 @@ Each protocol names the command that asks for it. They can be checked with `isin
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -141,6 +142,17 @@ class ScoreTabulator(Protocol):
 
     def score_table(self, rows: list[dict[str, Any]], scores: dict[str, float]) -> str:
         """Return the rows and their means as text."""
+
+
+def open_tracker(source: str, recipe: str | None = None) -> tuple[Any, Any, str]:
+    """Return recipe, model and name of a trained tracker, for methods that learn from it.
+
+    It is reached by its name, as recipes are by `_target_`: a method knows neither checkpoints nor
+    other methods.
+    """
+    opened: tuple[Any, Any, str] = import_module("overt.tracker").open_tracker(source, recipe)
+    need_task(opened[0], PointTracker, opened[2])
+    return opened
 
 
 def need_task(recipe: object, task: Any, name: str) -> Any:

@@ -14,6 +14,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 SMALL = "small"
 SHIPPED = "cotracker3_small"  # the recipe of the weights that come with the package
+# Weights that come with the package, by the words that stand for them.
+SHIPPED_AS = {SMALL: SHIPPED, "tiny": "cotracker3_tiny"}
 USUAL_FPS = 12.0
 DRAWN_SIDE = 384  # pixels: smaller videos than this are drawn enlarged
 # Keys of CoTracker's released weights, by which a file without a recipe is recognized.
@@ -88,19 +91,21 @@ class Tracker:
 
     def __call__(
         self,
-        video: Path | str | Frames,
+        video: Path | str | int | Frames,
         queries: Any = None,
         *,
         grid: int | None = None,
         mask: Any = None,
         dense: bool = False,
         query_frame: int = 0,
+        frames: int | None = None,
         as_hub: bool = False,
         progress: bool = True,
     ) -> VideoTracks:
         """Follow points through a video.
 
-        `video` is a path or an array (T, 3, H, W) or (T, H, W, 3) of bytes. The points are
+        `video` is a path, an array (T, 3, H, W) or (T, H, W, 3) of bytes, or the number of a
+        camera; no more than `frames` of it are read, which a camera needs. The points are
         `queries` (N, 3) of frame, x and y; or `grid` x `grid` points of frame `query_frame` (20 x
         20 where nothing is said), of those only the ones in `mask` (H, W) where it is given; or
         with `dense` every pixel of that frame. `as_hub` tracks back and calls visible as
@@ -108,8 +113,8 @@ class Tracker:
         """
         import torch
 
-        frames, fps = read_frames(video)
-        points = choose_queries(frames, queries, grid, mask, dense, query_frame)
+        pixels, fps = read_frames(video, frames)
+        points = choose_queries(pixels, queries, grid, mask, dense, query_frame)
         options: dict[str, Any] = {}
         offered = inspect.signature(self.recipe.track_points).parameters
         if as_hub:
@@ -122,12 +127,12 @@ class Tracker:
         if "report" in offered:
             options["report"] = point_counter(len(points))
         with torch.inference_mode(), shown() if progress else nullcontext():
-            found = self.recipe.track_points(
-                self.model, torch.from_numpy(frames), torch.from_numpy(points), **options
+            tracks = self.recipe.track_points(
+                self.model, torch.from_numpy(pixels), torch.from_numpy(points), **options
             )
-        tracks_xy, visible, visibility, confidence = (part.numpy() for part in found)
+        tracks_xy, visible, visibility, confidence = (part.numpy() for part in tracks)
         return VideoTracks(
-            tracks_xy, visible, visibility, confidence, points, frames, fps or USUAL_FPS
+            tracks_xy, visible, visibility, confidence, points, pixels, fps or USUAL_FPS
         )
 
 
@@ -154,19 +159,27 @@ def load_tracker(
     """
     from overt.distributed import init_distributed
 
-    if source == SMALL:
-        recipe, file = SHIPPED, shipped_weights(SHIPPED)
+    built, model, name = open_tracker(source, recipe, rename)
+    return Tracker(built, model.to(init_distributed(device).device), name)
+
+
+def open_tracker(
+    source: Path | str, recipe: str | None = None, rename: Sequence[KeyRule] = ()
+) -> tuple[Any, nn.Module, str]:
+    """Return a tracker's recipe, its model on the CPU and its name; the source as above."""
+    shipped = SHIPPED_AS.get(str(source))
+    if shipped is not None:
+        recipe, file = shipped, shipped_weights(shipped)
     else:
         file = Path(source)
         if recipe is None and file.is_file():
             recipe = recipe_of(file)
-    words = [f"training.device={device}", *([f"recipe={recipe}"] if recipe else [])]
+    words = [f"recipe={recipe}"] if recipe else []
     config = configure(file, words, (), remedy='recipe="NAME"', needs_data=False)
-    world = init_distributed(config.training.device)
     built: Any = build_recipe(config)
     need_task(built, PointTracker, config.recipe.name)
     model, _ = load_model(built, file, rename=rename)
-    return Tracker(built, model.to(world.device), config.recipe.name)
+    return built, model, config.recipe.name
 
 
 def recipe_of(file: Path) -> str:
@@ -180,13 +193,23 @@ def recipe_of(file: Path) -> str:
     )
 
 
-def read_frames(video: Path | str | Frames) -> tuple[Frames, float | None]:
-    """The frames (T, 3, H, W) of a path or an array, and their rate where it is known."""
+def read_frames(
+    video: Path | str | int | Frames, most: int | None = None
+) -> tuple[Frames, float | None]:
+    """The frames (T, 3, H, W) of a path, a camera or an array, and their rate where it is known."""
     from overt.data.tracking.video import read_video
+    from overt.data.tracking.video_stream import stream_frames
 
+    if most is not None and most < 1:
+        raise ConfigError(f"frames={most}; it must be at least 1")
+    if isinstance(video, int):
+        if most is None:
+            raise ConfigError(f"camera {video} never ends; say how many frames=N to record")
+        return np.stack(list(islice(stream_frames(video), most))), None
     if isinstance(video, Path | str):
-        return read_video(video)
-    frames = np.asarray(video)
+        content = read_video(video)
+        return content.frames[:most], content.fps
+    frames = np.asarray(video)[:most]
     if frames.ndim == 4 and frames.shape[1] != 3 and frames.shape[3] == 3:
         frames = frames.transpose(0, 3, 1, 2)
     if frames.ndim != 4 or frames.shape[1] != 3 or frames.dtype != np.uint8 or not len(frames):
@@ -217,24 +240,24 @@ def choose_queries(
         if grid is not None:
             raise ConfigError(f"dense=True follows every pixel; leave grid={grid} out")
         rows, columns = np.mgrid[0:height, 0:width]
-        places = np.stack([columns.ravel(), rows.ravel()], -1).astype(np.float32)
+        points_xy = np.stack([columns.ravel(), rows.ravel()], -1).astype(np.float32)
     else:
-        places = point_grid(20 if grid is None else grid, (height, width)).numpy()
+        points_xy = point_grid(20 if grid is None else grid, (height, width)).numpy()
     if mask is not None:
         inside = np.asarray(mask, dtype=bool)
         if inside.shape != (height, width):
             raise DataError(
                 f"mask of shape {inside.shape}; the frames have {height} rows and {width} columns"
             )
-        column, row = places.round().astype(int).T
+        column, row = points_xy.round().astype(int).T
         column, row = column.clip(0, width - 1), row.clip(0, height - 1)
-        places = places[inside[row, column]]
-        if not len(places):
+        points_xy = points_xy[inside[row, column]]
+        if not len(points_xy):
             raise DataError("no point of the grid lies in the mask; raise grid, or set dense=True")
-    first = np.full((len(places), 1), query_frame, np.float32)
-    return np.concatenate([first, places], axis=1, dtype=np.float32)
+    times = np.full((len(points_xy), 1), query_frame, np.float32)
+    return np.concatenate([times, points_xy], axis=1, dtype=np.float32)
 
 
-def point_counter(points: int) -> Callable[[int], None]:
-    """Tell how many points have been followed."""
-    return lambda done: progress_of("tracking points", done, points)
+def point_counter(points: int) -> Callable[[float], None]:
+    """Tell how many points have been followed, from the fraction that is done."""
+    return lambda done: progress_of("tracking points", round(done * points), points)

@@ -109,6 +109,9 @@ _COTRACKER3 = (
 )
 SMALL_COTRACKER3 = Small("cotracker3_tiny", "", _COTRACKER3)
 SMALL_COTRACKER3_ONLINE = Small("cotracker3_online_tiny", "", _COTRACKER3)
+SMALL_COTRACKER3_PSEUDO = Small(
+    "cotracker3_pseudo_tiny", "", (*_COTRACKER3, "data.unlabelled.random_support=4")
+)
 
 SMALL_LBM = Small(
     "lbm_tiny",
@@ -220,6 +223,7 @@ SMALL = {
     for small in (
         SMALL_COTRACKER3,
         SMALL_COTRACKER3_ONLINE,
+        SMALL_COTRACKER3_PSEUDO,
         SMALL_LBM,
         SMALL_HJEPA,
         SMALL_PCDIFF,

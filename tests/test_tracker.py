@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_recipes import SMALL_COTRACKER3
+from small_recipes import SMALL_COTRACKER3, SMALL_COTRACKER3_ONLINE
 
 import overt
 from overt.errors import ConfigError, DataError
 from overt.recipes.cotracker3 import recipe as cotracker3
-from overt.tracker import Tracker, choose_queries, read_frames, recipe_of
+from overt.tracker import Tracker, choose_queries, progress_line, read_frames, recipe_of
 
 FRAMES, HEIGHT, WIDTH = 5, 36, 48
 
@@ -44,14 +44,14 @@ def test_three_lines(tmp_path, video):
 def test_chunks_need_the_support_points_only(tracker, video, monkeypatch):
     """Points of different chunks do not meet, and each chunk has the same support points."""
     queries = [[0, 10, 10], [2, 20, 20], [0, 40, 30]]
-    done: list[int] = []
+    done: list[float] = []
     monkeypatch.setattr(cotracker3, "POINTS_PER_CHUNK", 1)
     frames = torch.from_numpy(read_frames(video)[0])
     points = torch.tensor(queries, dtype=torch.float32)
     with torch.inference_mode():
         chunked = tracker.recipe.track_points(tracker.model, frames, points, report=done.append)
         alone = tracker.recipe.track_points(tracker.model, frames, points[1:2])
-    assert done == [1, 2, 3]
+    assert done == pytest.approx([1 / 3, 2 / 3, 1])
     assert torch.allclose(chunked.tracks_xy[:, 1], alone.tracks_xy[:, 0], atol=1e-3)
 
 
@@ -105,3 +105,47 @@ def test_refused_videos_and_files(tmp_path, tracker):
     assert recipe_of(Path("scaled_offline.pth")) == "cotracker3_offline"
     with pytest.raises(ConfigError, match="recipe=NAME"):
         recipe_of(Path("model.pth"))
+
+
+@pytest.mark.parametrize("kind", ["offline", "online"])
+def test_no_model_sees_more_points_than_a_chunk(tmp_path, video, monkeypatch, kind):
+    """The memory of a pass grows with the points in it, so 300,000 need as much as one chunk."""
+    small = SMALL_COTRACKER3 if kind == "offline" else SMALL_COTRACKER3_ONLINE
+    recipe = small.recipe(tmp_path)
+    model = recipe.build_model().eval()
+    seen: list[int] = []
+    name = "track" if kind == "offline" else "track_chunk"
+    run = getattr(model, name)
+
+    def counted(inputs, queries, *given):
+        seen.append(queries.shape[1])
+        return run(inputs, queries, *given)
+
+    monkeypatch.setattr(model, name, counted)
+    monkeypatch.setattr(cotracker3, "POINTS_PER_CHUNK", 4)
+    tracks = Tracker(recipe, model, kind)(video, [[0, x, 9] for x in range(10)], progress=False)
+    assert tracks.tracks_xy.shape == (FRAMES, 10, 2)
+    support = cotracker3.TRACKING_GRID**2 if kind == "offline" else 0
+    assert max(seen) == 4 + support
+
+
+def test_a_camera_is_recorded(tracker, video, monkeypatch):
+    from overt.data.tracking import video_stream
+
+    frames = iter(video.transpose(0, 3, 1, 2))
+    monkeypatch.setattr(video_stream, "stream_frames", lambda source: frames)
+    tracks = tracker(0, grid=1, frames=3)
+    assert tracks.tracks_xy.shape == (3, 1, 2)
+    with pytest.raises(ConfigError, match="how many frames=N"):
+        tracker(0)
+    with pytest.raises(ConfigError, match="at least 1"):
+        tracker(video, frames=0)
+
+
+def test_progress_says_how_long_it_takes(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    report = progress_line(8)
+    report(0.5)
+    assert "50% of 8 points" in capsys.readouterr().err
+    report(1.0)
+    assert capsys.readouterr().err.strip() == ""

@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,7 @@ class CheckpointManager:
         mode: str = "min",
         *,
         keep_last_n: int = 2,
+        also_best: Sequence[str] = (),
         background: bool = False,
         timeout_minutes: float = 30.0,  # how long the main process waits for other ranks' shards
     ) -> None:
@@ -87,7 +88,7 @@ class CheckpointManager:
         # Called before anything is written; raises where the folder has another owner.
         self.before_save: Callable[[], None] = lambda: None
         self._retention = Retention(
-            self.checkpoint_dir, metric_name, mode, keep_best_n, keep_last_n
+            self.checkpoint_dir, metric_name, mode, keep_best_n, keep_last_n, also_best
         )
         self._snapshots: dict[str, Snapshot] | None = {} if background else None
         self._writer = BackgroundWriter()
@@ -131,6 +132,7 @@ class CheckpointManager:
             keep_last_n=config.checkpoint.keep_last_n,
             metric_name=config.checkpoint.metric_name or "",
             mode=config.checkpoint.mode,
+            also_best=config.checkpoint.also_best,
             background=config.checkpoint.background,
             timeout_minutes=config.training.timeout_minutes,
         )

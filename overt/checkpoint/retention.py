@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from overt.checkpoint import storage
 from overt.checkpoint.manifest import Stored, verify
@@ -19,12 +22,15 @@ class Retention:
         mode: str,
         keep_best_n: int,
         keep_last_n: int,
+        also_best: Sequence[str] = (),
     ) -> None:
         self.directory = directory
         self.metric_name = metric_name
         self.sign = 1.0 if mode == "min" else -1.0
         self.keep_best_n = keep_best_n
         self.keep_last_n = keep_last_n
+        self.also_best = tuple(also_best)  # further metrics: the best of each is kept
+        self._metrics: dict[Path, dict[str, Any]] = {}  # of checkpoints, read once
         self.stored: list[Stored] = []  # oldest first; replaced, never changed: threads read it
 
     def read_disk(self) -> None:
@@ -72,17 +78,41 @@ class Retention:
         ]
         return [checkpoint for *_, checkpoint in sorted(ranked, key=lambda entry: entry[:3])]
 
+    def best_by(self, name: str) -> Stored | None:
+        """Return the checkpoint with the best value of a further metric, the first of equals."""
+        values = [(self._metrics_of(stored).get(name), stored) for stored in self.stored]
+        ranked = [
+            (self.sign * value, stored.serial, stored)
+            for value, stored in values
+            if isinstance(value, int | float) and not math.isnan(value)
+        ]
+        return min(ranked, key=lambda entry: entry[:2])[2] if ranked else None
+
+    def _metrics_of(self, stored: Stored) -> dict[str, Any]:
+        if stored.path not in self._metrics:
+            try:
+                metrics = json.loads((stored.path / "state.json").read_text())["metrics"]
+            except (OSError, ValueError, KeyError, TypeError):
+                metrics = None
+            self._metrics[stored.path] = metrics if isinstance(metrics, dict) else {}
+        return self._metrics[stored.path]
+
     def move_pointers(self) -> None:
-        """Let `latest` and `best` name the checkpoints that are."""
+        """Let `latest`, `best` and `best_METRIC` name the checkpoints that are."""
         newest = self.stored[-1].path if self.stored else None
         best = self.best()
         storage.point(self.directory / "latest", newest)
         storage.point(self.directory / "best", None if best is None else best.path)
+        for name in self.also_best:
+            best = self.best_by(name)
+            link = self.directory / f"best_{name.replace('/', '_')}"
+            storage.point(link, None if best is None else best.path)
 
     def prune(self) -> list[Path]:
         """Hide the checkpoints that are neither new, nor good, nor pinned; the caller deletes."""
         keep = {checkpoint.path for checkpoint in self.stored[-self.keep_last_n :]}
         keep |= {checkpoint.path for checkpoint in self.ranking()[: self.keep_best_n]}
+        keep |= {best.path for best in map(self.best_by, self.also_best) if best is not None}
         superfluous = [
             checkpoint.path
             for checkpoint in self.stored

@@ -44,7 +44,12 @@ def configure(
 
 def shipped_weights(recipe: str) -> Path:
     """Return the path of the trained weights that come with the package."""
-    return Path(__file__).parents[1] / "weights" / f"{recipe}.safetensors"
+    folder = Path(__file__).parents[1] / "weights"
+    file = folder / f"{recipe}.safetensors"
+    if not file.is_file():
+        names = ", ".join(sorted(each.stem for each in folder.glob("*.safetensors")))
+        raise ConfigError(f"no weights of {recipe} come with overt; there are: {names}")
+    return file
 
 
 def load_model(

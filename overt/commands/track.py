@@ -1,21 +1,19 @@
 """`overt track VIDEO [--checkpoint FILE]`: track points through a video, and draw them.
 
-VIDEO is a folder of frames, a GIF or WebP, a uint8 array (.npy, .npz) or, with overt[video], any
-video file. With --online frames are tracked as they arrive, and VIDEO may be the number of a
-camera; --frames or Ctrl-C ends it. A checkpoint folder of overt stores its recipe; for any other
-file, give --recipe. Without --checkpoint, overt uses the small tracker that it ships with.
-Writes a video with colored trails, and the tracks as tracks.npz and tracks.csv.
+VIDEO is any video file, a folder of frames, a GIF or WebP, or a uint8 array (.npy, .npz). With
+--online frames are tracked as they arrive, by LBM or CoTracker3 online, and VIDEO may be the number
+of a camera; --frames or Ctrl-C ends it. --page opens VIDEO in a browser, where a click is a point.
+A checkpoint folder of overt stores its recipe; for any other file, give --recipe. Without
+--checkpoint, overt uses the small tracker that it ships with. Writes a video with colored trails,
+and the tracks as tracks.npz and tracks.csv.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
+import contextlib
 import inspect
-import io
-import json
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +29,6 @@ from overt.commands.arguments import (
 )
 from overt.config import Config, build_recipe
 from overt.errors import ConfigError, DataError, need_folder
-from overt.files.bounds import read_file
 from overt.progress import report as report_progress
 from overt.progress import shown
 from overt.tasks import OnlinePointTracker, PointTracker, need_task
@@ -55,14 +52,19 @@ def main(arguments: Sequence[str]) -> int:
 
 def _track(options: argparse.Namespace) -> int:
     # What the user gave is read before torch is: a mistake in it shows at once.
-    from overt.data.tracking.video import has_pyav, read_video, write_video
+    from overt.data.tracking.track_files import read_mask, read_queries, write_tracks
+    from overt.data.tracking.video import has_pyav, need_pyav, read_video, write_video
 
+    if options.page and options.online:
+        raise ConfigError("--page shows a video that is read at once; leave --online out")
+    if options.port is not None and not options.page:
+        raise ConfigError("--port is that of --page; add it, or leave --port out")
     if options.frames is not None and not options.online:
         raise ConfigError("--frames ends a stream; add --online, or leave it out")
     folder = need_folder("--output", options.output or Path(f"{options.video.stem}_tracks"))
     format = options.format or ("mp4" if has_pyav() else "webp")
-    if format == "mp4" and not has_pyav():
-        raise DataError("--format mp4 needs PyAV: pip install 'overt[video]', or --format webp")
+    if format == "mp4":
+        need_pyav("--format mp4: to write it", ", or give --format webp")
     config = _configure(options)
     fps = None
     if not options.online:
@@ -73,10 +75,16 @@ def _track(options: argparse.Namespace) -> int:
         grid = None if asked is not None or options.dense else options.grid or USUAL_GRID
         chosen = choose_queries(video, asked, grid, mask, options.dense, options.query_frame)
         height, width = video.shape[2:]
+        points = "the points you click" if options.page else f"{len(chosen)} points"
         print(
             f"{options.video}: {len(video)} frames of {width} x {height} pixels; following "
-            f"{len(chosen)} points with {config.recipe.name}"
+            f"{points} with {config.recipe.name}"
         )
+    else:
+        if options.query_frame:
+            raise ConfigError("--query-frame is for videos that are read at once; give --queries")
+        until = f"after {options.frames} frames" if options.frames else "with Ctrl-C"
+        print(f"{options.video}: following points as frames arrive; it ends with them, or {until}")
 
     import torch
 
@@ -90,25 +98,31 @@ def _track(options: argparse.Namespace) -> int:
     if options.checkpoint != shipped_weights(SHIPPED):
         print(report)
     model.to(world.device)
+    rate = options.fps or fps or USUAL_FPS
+
+    def write(queries: Queries, tracks: PointTracks) -> None:
+        scale = max(1, SMALL // max(video.shape[2:]))
+        drawn = draw_video(torch.from_numpy(video), tracks.tracks_xy, tracks.visible, scale=scale)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_video(folder / f"video.{format}", drawn.numpy(), rate)
+        write_tracks(folder, queries, {key: part.numpy() for key, part in tracks._asdict().items()})
+
+    if options.page:
+        return show_page(recipe, model, options, video, rate, folder, f"video.{format}", write)
     if options.online:
         video, queries, tracks = follow(recipe, model, options, asked)
-        frames = torch.from_numpy(video)
     else:
         queries = chosen
-        frames = torch.from_numpy(video)
         report_progress("tracking", 0, 1)  # the stage has a name before the first points are done
         with torch.inference_mode():
             tracks = recipe.track_points(
                 model,
-                frames,
+                torch.from_numpy(video),
                 torch.from_numpy(queries),
                 **tracking_options(recipe, options, queries),
             )
 
-    scale = max(1, SMALL // max(video.shape[2:]))
-    drawn = draw_video(frames, tracks.tracks_xy, tracks.visible, scale=scale)
-    write_video(folder / f"video.{format}", drawn.numpy(), options.fps or fps or USUAL_FPS)
-    write_tracks(folder, queries, tracks)
+    write(queries, tracks)
     print(
         f"{len(queries)} points in {len(video)} frames, visible in "
         f"{tracks.visible.float().mean():.0%} of them\n"
@@ -125,6 +139,12 @@ def make_parser() -> argparse.ArgumentParser:
         parents=[model_options(default=f"the small {SHIPPED}")],
     )
     parser.add_argument("video", type=Path, metavar="VIDEO", help="file, folder, or camera number")
+    parser.add_argument(
+        "--page", action="store_true", help="click the points in a browser on this machine"
+    )
+    parser.add_argument(
+        "--port", type=whole_number(1), metavar="N", help="--page: default: any free port"
+    )
     parser.add_argument("--online", action="store_true", help="track frames as they arrive")
     parser.add_argument(
         "--frames", type=whole_number(1), metavar="N", help="with --online: stop after N frames"
@@ -159,13 +179,51 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="default: VIDEO_tracks")
     parser.add_argument(
-        "--format", choices=("mp4", "webp", "gif"), help="default: mp4 with overt[video], else webp"
+        "--format", choices=("mp4", "webp", "gif"), help="default: mp4; webp where PyAV is missing"
     )
     parser.add_argument(
         "--fps", type=finite_number(0, above=True), help="default: that of the video, or 12"
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings to change")
     return parser
+
+
+def show_page(
+    recipe: Any,
+    model: Any,
+    options: argparse.Namespace,
+    video: NDArray[np.uint8],
+    fps: float,
+    folder: Path,
+    film: str,
+    write: Callable[[Queries, PointTracks], None],
+) -> int:
+    """Serve the page on which points are clicked, until Ctrl-C."""
+    import torch
+
+    from overt.viz.click_page import ClickServer, Shown
+
+    def follow_clicks(queries: Queries) -> Shown:
+        with torch.inference_mode():
+            tracks = recipe.track_points(
+                model,
+                torch.from_numpy(video),
+                torch.from_numpy(queries),
+                **tracking_options(recipe, options, queries),
+            )
+        write(queries, tracks)
+        files = {name: folder / name for name in (film, "tracks.npz", "tracks.csv")}
+        return Shown(tracks.tracks_xy.numpy(), tracks.visible.numpy(), files)
+
+    try:
+        server = ClickServer(video, fps, options.video.name, follow_clicks, options.port or 0)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"--port {options.port}: {error}; choose another") from None
+    with server:
+        print(f"open {server.url} in a browser on this machine; Ctrl-C ends", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()
+    return 0
 
 
 def tracking_options(recipe: Any, options: argparse.Namespace, queries: Queries) -> dict[str, Any]:
@@ -177,17 +235,6 @@ def tracking_options(recipe: Any, options: argparse.Namespace, queries: Queries)
     return given | ({"report": point_counter(len(queries))} if "report" in offered else {})
 
 
-def read_mask(path: Path) -> NDArray[np.bool_]:
-    """A picture as true where it is not black."""
-    from PIL import Image
-
-    try:
-        with Image.open(path) as picture:
-            return np.asarray(picture.convert("RGB")).max(-1) > 0  # type: ignore[no-any-return]
-    except (OSError, SyntaxError, ValueError) as error:
-        raise DataError(f"--mask {path}: not a readable picture ({error})") from error
-
-
 def follow(
     recipe: Any, model: Any, options: argparse.Namespace, asked: Queries | None
 ) -> tuple[NDArray[np.uint8], Queries, PointTracks]:
@@ -196,22 +243,23 @@ def follow(
 
     import torch
 
+    from overt.data.tracking.track_files import read_mask
     from overt.data.tracking.video_stream import stream_frames
     from overt.tasks import PointTracks
 
     name = str(options.video)
     source = int(name) if name.isdecimal() and not options.video.exists() else options.video
     seen: list[NDArray[np.uint8]] = []
-    rows: list[tuple[Any, ...]] = []  # of each frame: numbers, places, visible, two probabilities
+    rows: list[tuple[Any, ...]] = []  # of each frame: points, positions, visible, probabilities
     tracker, given, queries = None, np.zeros(0, np.intp), asked
     began = time.perf_counter()
     try:
         for frame in stream_frames(source):
             if tracker is None or queries is None:
                 if queries is None:
-                    queries = choose_queries(
-                        frame[None], None, options.grid or USUAL_GRID, None, False, 0
-                    )
+                    mask = None if options.mask is None else read_mask(options.mask)
+                    grid = None if options.dense else options.grid or USUAL_GRID
+                    queries = choose_queries(frame[None], None, grid, mask, options.dense, 0)
                 tracker = recipe.online_tracker(model, frame.shape[1:], len(queries))
                 began = time.perf_counter()
             tracker.observe(torch.from_numpy(frame))
@@ -236,6 +284,10 @@ def follow(
             "arrived"
         )
     print(f"{len(seen) / (time.perf_counter() - began):.1f} frames per second, including reading")
+    assert tracker is not None, "frames were seen"
+    if hasattr(tracker, "finish"):  # knows positions better in hindsight
+        order = torch.from_numpy(np.argsort(given))  # points were given in the order of frames
+        return np.stack(seen), queries, PointTracks(*(part[:, order] for part in tracker.finish()))
     # Before it is given, a point rests at its query, invisible.
     points_xy = torch.from_numpy(queries[:, 1:]).repeat(len(seen), 1, 1)
     visible = torch.zeros(points_xy.shape[:2], dtype=torch.bool)
@@ -254,74 +306,3 @@ def _configure(options: argparse.Namespace) -> Config:
         options.recipe = SHIPPED
         options.checkpoint = shipped_weights(SHIPPED)
     return configure_model(options.checkpoint, options.recipe, options.overrides, options.package)
-
-
-def read_queries(path: Path) -> Queries:
-    """Queries from a CSV file, with a heading t,x,y or without, or from JSON of such triples."""
-    try:
-        text = read_file(path).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"--queries {path}: it cannot be read ({error})") from error
-    rows = _json_rows(path, text) if path.suffix.lower() == ".json" else _csv_rows(path, text)
-    if not rows:
-        raise DataError(f"--queries {path}: it has no queries; give lines of t,x,y")
-    queries = np.zeros((len(rows), 3), dtype=np.float32)
-    for number, row in enumerate(rows):
-        try:
-            values = [float(value) for value in row]
-        except (TypeError, ValueError, OverflowError):
-            values = []
-        if len(values) != 3 or not all(map(math.isfinite, values)) or values[0] % 1:
-            raise _bad_query(path, number, row)
-        queries[number] = values
-    return queries
-
-
-def _csv_rows(path: Path, text: str) -> list[list[str]]:
-    try:
-        rows = [row for row in csv.reader(io.StringIO(text)) if any(map(str.strip, row))]
-    except csv.Error as error:
-        raise DataError(f"--queries {path}: no lines of t,x,y ({error})") from error
-    heading = [word.strip().lower() for word in rows[0]] if rows else []
-    return rows[1:] if heading == ["t", "x", "y"] else rows
-
-
-def _json_rows(path: Path, text: str) -> list[Any]:
-    try:
-        rows = json.loads(text)
-    except (ValueError, RecursionError) as error:  # a number of 5000 digits; nested too deep
-        raise DataError(f"--queries {path}: not valid JSON ({error})") from error
-    if not isinstance(rows, list):
-        raise DataError(f"--queries {path}: expected a list of [t, x, y]")
-    rows = [
-        [row.get(key) for key in ("t", "x", "y")] if isinstance(row, dict) else row for row in rows
-    ]
-    for number, row in enumerate(rows):
-        # A text is a list of letters to Python, and true is 1.
-        if not isinstance(row, list) or not {type(value) for value in row} <= {int, float}:
-            raise _bad_query(path, number, row)
-    return rows
-
-
-def _bad_query(path: Path, number: int, row: object) -> DataError:
-    return DataError(
-        f"--queries {path}: query {number} is {row}; expected [t, x, y]: integer frame index, "
-        "then x and y in pixels"
-    )
-
-
-def write_tracks(folder: Path, queries: Queries, tracks: PointTracks) -> None:
-    """The tracks as arrays (T, N, ...) in tracks.npz and, a line for each point, in tracks.csv."""
-    arrays = {name: part.numpy() for name, part in tracks._asdict().items()}
-    np.savez_compressed(folder / "tracks.npz", queries=queries, **arrays)
-    frames, points = arrays["visible"].shape
-    with (folder / "tracks.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["point", "t", "x", "y", "visible", "visibility", "confidence"])
-        for point in range(points):
-            for frame in range(frames):
-                x, y = arrays["tracks_xy"][frame, point]
-                sure = (arrays[name][frame, point] for name in ("visibility", "confidence"))
-                visible = int(arrays["visible"][frame, point])
-                numbers = [f"{x:.3f}", f"{y:.3f}", visible, *(f"{part:.4f}" for part in sure)]
-                writer.writerow([point, frame, *numbers])

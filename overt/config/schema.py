@@ -298,13 +298,18 @@ class CheckpointSection:
     metric_name: str | None = MISSING
     # whether a lower (min) or higher (max) metric_name is better
     mode: str = MISSING
+    # further scores, better in the same direction: the best checkpoint by each is kept and named
+    # best_SCORE
+    also_best: list[str] = field(default_factory=list)
     # copy the state, then write it while training continues
     background: bool = MISSING
-    # auto (resume from the run folder), never, or the path of a checkpoint
+    # auto (resume from the run folder), never, the path of a checkpoint, or a training file of
+    # CoTracker3 or LBM, whose run is continued
     resume: str = MISSING
     # keys that may differ from the saved run although they change the result: [training.num_steps]
     accept_changes: list[str] = MISSING
-    # weights to start from: any checkpoint file or folder; null: fresh weights
+    # weights to start from: any checkpoint file or folder, or shipped:NAME, those of a recipe that
+    # come with the package; null: fresh weights
     init_from: str | None = MISSING
     # keys or prefixes of tensors that init_from does not load: [head, encoder.pos]
     init_skip: list[str] = MISSING

@@ -18,6 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from overt.checkpoint import storage
+from overt.checkpoint.trained import shipped_weights
 from overt.checkpoint.weights import load_initial
 from overt.config import Config
 from overt.config.batch import BatchPlan, check_stackable, plan_batches, scaled_learning_rate
@@ -59,6 +60,8 @@ from overt.schedule import (
 _SWITCHES = inspect.signature(DistributedDataParallel).parameters
 _SWITCH = "forward_sync_buffers" if "forward_sync_buffers" in _SWITCHES else "broadcast_buffers"
 BUFFERS_STAY: dict[str, Any] = {_SWITCH: False}
+
+SHIPPED = "shipped:"  # before the name of weights that come with the package
 
 
 @dataclass
@@ -263,6 +266,8 @@ def load_initial_weights(config: Config, model: nn.Module, unscored: tuple[str, 
     source = config.checkpoint.init_from
     if source is None:
         return None
+    if source.startswith(SHIPPED):
+        source = str(shipped_weights(source.removeprefix(SHIPPED)))
     rename = [(rule.match, rule.to) for rule in config.checkpoint.init_map]
     report = load_initial(source, model, config.checkpoint.init_skip, unscored, rename)
     if is_main_process() and Path(source).is_dir():

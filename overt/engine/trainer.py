@@ -32,6 +32,7 @@ from overt.engine.state import State, checking_resumed, join_recipe_state, split
 from overt.engine.strategy.ddp import average_over_ranks, settle_buckets
 from overt.engine.strategy.graph import GraphedPass
 from overt.engine.trainable import Only
+from overt.engine.training_files import continue_run, is_training_file
 from overt.errors import NonFiniteError, Preempted
 from overt.health.heartbeat import Heartbeat
 from overt.health.nonfinite import check_gradients
@@ -315,6 +316,8 @@ class Trainer:
             counts = global_counts(self.recipe, step, self.device)
             settle_buckets(partial(self.add_gradients, step.micro_batches, counts), self.parameters)
         named = None if self.config.checkpoint.resume == "auto" else self.config.checkpoint.resume
+        if is_training_file(named):
+            return continue_run(named, self.parts, self.state, self.config.checkpoint)
         saved = self.manager.load_checkpoint(
             named, self.model, self.optimizer, self.scaler, ema=self.average
         )

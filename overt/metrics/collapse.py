@@ -84,8 +84,8 @@ def spectrum_scores(features: Tensor) -> dict[str, float]:
     values = values[values > values[0] * 1e-10][: len(rows) - 1]
     alpha = torch.tensor(torch.nan)
     if len(values) > 2:
-        places = torch.arange(1, len(values) + 1, device=rows.device).double().log()
-        slope = places - places.mean()
+        log_ranks = torch.arange(1, len(values) + 1, device=rows.device).double().log()
+        slope = log_ranks - log_ranks.mean()
         alpha = -(slope * values.log()).sum() / slope.square().sum()
     return {"rankme": float(rank), "alpha_req": float(alpha)}
 

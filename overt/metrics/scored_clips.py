@@ -21,8 +21,16 @@ from overt.data.tracking.clips import (
     refuse_shorter,
     to_sample,
 )
+from overt.data.tracking.dynamic_replica import DynamicReplica
 from overt.data.tracking.packed import find_sequences, read_tracks
-from overt.data.tracking.settings import TAPVID, KubricSettings, ScoringSettings
+from overt.data.tracking.point_odyssey import PointOdyssey
+from overt.data.tracking.settings import (
+    ANNOTATED,
+    DYNAMIC_REPLICA,
+    TAPVID,
+    KubricSettings,
+    ScoringSettings,
+)
 from overt.data.tracking.tapvid import TapVid
 from overt.distributed import World
 from overt.errors import DataError
@@ -121,7 +129,48 @@ class TapVidClips:
         )
 
 
-EvaluationClips = HeldOutClips | TapVidClips
+class AnnotatedClips:
+    """The videos of Dynamic Replica or PointOdyssey, queried in their first frame."""
+
+    query_mode = "first"
+
+    def __init__(self, evaluation: ScoringSettings, positions: Positions) -> None:
+        assert evaluation.dataset_root is not None, "the settings have refused that"
+        kind = DynamicReplica if evaluation.dataset == DYNAMIC_REPLICA else PointOdyssey
+        self.videos: DynamicReplica | PointOdyssey = kind(
+            evaluation.dataset_root,
+            frames=evaluation.frames,
+            points=evaluation.points_per_sequence,
+        )
+        self.positions = positions
+        self.names = self.videos.names
+
+    def __len__(self) -> int:
+        return len(self.videos)
+
+    def where(self, index: int) -> str:
+        """File and video, for messages."""
+        return self.videos.where(index)
+
+    def sample(self, index: int) -> TrackSample:
+        """One clip; where its labels mean nothing, points are hidden and not scored."""
+        clip = self.videos.clip(index)
+        size = np.array(clip.frames.shape[:1:-1], np.float32)  # width, height
+        scale = (size - self.positions) / (size - Positions.CENTRES)
+        tracks = clip.coords_xy.transpose(1, 0, 2) * scale.astype(np.float32)  # (T, N, 2)
+        queries = np.concatenate([np.zeros((tracks.shape[1], 1)), tracks[0]], axis=1)
+        return TrackSample(
+            video=torch.from_numpy(clip.frames),
+            tracks=torch.from_numpy(np.ascontiguousarray(tracks)),
+            visibility=torch.from_numpy(np.ascontiguousarray(clip.visible.T)),
+            valid=torch.ones(len(queries), dtype=torch.bool),
+            queries=torch.from_numpy(queries.astype(np.float32)),
+            name=self.names[index],
+            scored=None if clip.valid is None else torch.from_numpy(clip.valid.T.copy()),
+        )
+
+
+EvaluationClips = HeldOutClips | TapVidClips | AnnotatedClips
 
 
 def evaluation_clips(
@@ -132,6 +181,8 @@ def evaluation_clips(
     """The clips that `evaluation.dataset` names."""
     if evaluation.dataset in TAPVID:
         return TapVidClips(evaluation, positions)
+    if evaluation.dataset in ANNOTATED:
+        return AnnotatedClips(evaluation, positions)
     return HeldOutClips(data, evaluation, positions)
 
 

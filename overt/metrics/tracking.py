@@ -27,8 +27,9 @@ def tapvid_metrics(
     pred_occluded: NDArray[Any],  # (N, T)
     pred_tracks_xy: NDArray[Any],  # (N, T, 2)
     query_mode: str,  # "first" or "strided"
+    scored: NDArray[np.bool_] | None = None,  # (N, T) where labels mean anything; None: everywhere
 ) -> dict[str, float]:
-    """Occlusion accuracy, share of points within each threshold, and Jaccard index, in 0..1.
+    """Occlusion accuracy, fraction of points within each threshold, and Jaccard index, in 0..1.
 
     Frames after the query count ("first"), or all but the query ("strided"). A ratio whose
     denominator is zero is NaN: a video without any visible evaluated point has no position score,
@@ -43,6 +44,8 @@ def tapvid_metrics(
     else:
         raise ValueError(f"query_mode={query_mode!r}; allowed: 'first' and 'strided'")
 
+    if scored is not None:
+        evaluated = evaluated & scored
     gt_visible = ~gt_occluded.astype(bool)
     pred_visible = ~pred_occluded.astype(bool)
     metrics = {
@@ -130,8 +133,11 @@ def score_clip(
             ~visible.T.numpy(),
             (tracks * scale_xy).transpose(0, 1).numpy(),
             query_mode,
+            mask,
         )
 
+    scored = getattr(clip, "scored", None)
+    mask = None if scored is None else scored.T.numpy()
     static = scores(
         clip.queries[:, 1:].expand_as(clip.tracks), clip.visibility.new_ones(clip.visibility.shape)
     )

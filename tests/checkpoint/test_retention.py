@@ -36,6 +36,27 @@ def test_best_and_last_are_kept_as_separate_sets(tmp_path, background):
     assert os.readlink(tmp_path / "best") == "epoch_0007"
 
 
+def test_the_best_by_further_metrics_are_kept_too(tmp_path):
+    def open_manager():
+        return CheckpointManager(
+            tmp_path, 1, metric_name="aj", mode="max", keep_last_n=1, also_best=["oa", "davis/aj"]
+        )
+
+    manager = open_manager()
+    values = [(1.0, 9.0, 3.0), (5.0, 2.0, math.nan), (2.0, 9.0, 8.0), (1.0, 1.0, 1.0)]
+    for epoch, (aj, oa, davis) in enumerate(values):
+        metrics = {"aj": aj, "oa": oa, "davis/aj": davis}
+        manager.save_checkpoint(epoch, Net(), metrics=metrics)
+        if epoch == 1:
+            manager = open_manager()  # a resumed run reads them from disk
+    links = {name: os.readlink(tmp_path / name) for name in ("best", "best_oa", "best_davis_aj")}
+    assert links == {
+        "best": "epoch_0001", "best_oa": "epoch_0000", "best_davis_aj": "epoch_0002"
+    }  # fmt: skip
+    kept = [name for name in names(tmp_path) if name.startswith("epoch")]
+    assert kept == ["epoch_0000", "epoch_0001", "epoch_0002", "epoch_0003"]
+
+
 def test_larger_is_better_with_mode_max(tmp_path):
     manager = CheckpointManager(tmp_path, keep_best_n=1, keep_last_n=1, mode="max")
     save_values(manager, [3.0, 7.0, 5.0, 7.0])

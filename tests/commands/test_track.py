@@ -4,6 +4,7 @@ import csv
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +14,13 @@ from toy_runs import TOY, train_toy
 
 from overt.checkpoint.manager import CheckpointManager
 from overt.cli import main
-from overt.commands.track import make_parser, read_queries
+from overt.commands.track import make_parser
 from overt.config import build_recipe, load
 from overt.data.tracking.moving_shapes import SceneSettings, make_sequence
+from overt.data.tracking.track_files import read_queries
 from overt.data.tracking.video import has_pyav, read_video, write_video
 from overt.errors import DataError
+from overt.viz import click_page
 
 FRAMES, HEIGHT, WIDTH = 7, 35, 51  # sides that no stride divides
 SMALL = [
@@ -222,7 +225,7 @@ def test_other_mistakes_are_refused(
         ([video, "--output", weights], 2, "is a file; name a folder"),
     ]
     if not has_pyav():
-        cases.append(([video, "--format", "mp4"], 1, "overt[video]"))
+        cases.append(([video, "--format", "mp4"], 1, "pip install av"))
     for words, code, expected in cases:
         assert main(["track", *words, "--checkpoint", weights]) == code, words
         assert expected in capsys.readouterr().err
@@ -258,3 +261,36 @@ def test_a_sparse_file_of_queries_is_refused_before_it_is_read(tmp_path: Path) -
     os.truncate(path, 10**11)
     with pytest.raises(DataError, match="sparse"):
         read_queries(path)
+
+
+def test_cotracker3_follows_frames_as_they_arrive(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    queries = queries_file(tmp_path / "queries.csv", "3,40,5\n0,10,20")
+    words = ["--online", "--queries", queries, "--output", str(tmp_path), "--format", "gif"]
+    assert track(folder, str(folder / "shapes.npy"), *words, recipe="cotracker3_online_tiny") == 0
+    assert capsys.readouterr().out.startswith(str(folder / "shapes.npy"))
+    with np.load(tmp_path / "tracks.npz") as stored:
+        assert stored["tracks_xy"].shape == (FRAMES, 2, 2)
+        np.testing.assert_allclose(stored["tracks_xy"][0], [[40, 5], [10, 20]], atol=12)
+        assert not stored["visible"][:3, 0].any()
+    words = ["--online", "--query-frame", "2"]
+    assert track(folder, str(folder / "shapes.npy"), *words, recipe="cotracker3_online_tiny") == 2
+
+
+def test_the_page_follows_what_is_clicked(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[dict[str, Any]] = []
+
+    def click_once(server: click_page.ClickServer) -> None:
+        answers.append(server.track(b'{"points": [[0, 10, 20]]}'))
+
+    monkeypatch.setattr(click_page.ClickServer, "serve_forever", click_once)
+    words = ["--page", "--output", str(tmp_path / "out"), "--format", "gif"]
+    assert track(folder, str(folder / "shapes.npy"), *words) == 0
+    assert np.shape(answers[0]["tracks"]) == (FRAMES, 1, 2)
+    assert answers[0]["files"] == ["tracks.csv", "tracks.npz", "video.gif"]
+    assert (tmp_path / "out" / "video.gif").is_file()
+    for wrong in (["--page", "--online"], ["--port", "8000"]):
+        assert track(folder, str(folder / "shapes.npy"), *wrong) == 2

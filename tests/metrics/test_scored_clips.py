@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from small_recipes import SMALL_COTRACKER3
 from torch import Tensor
 
 from overt.config import load
@@ -13,7 +14,7 @@ from overt.data.tracking.clips import Positions, TrackSample
 from overt.data.tracking.synthetic_kubric import write_sequences
 from overt.data.tracking.synthetic_tapvid import write_videos
 from overt.distributed import World
-from overt.errors import DataError
+from overt.errors import ConfigError, DataError
 from overt.metrics.scored_clips import (
     EvaluationClips,
     HeldOutClips,
@@ -22,6 +23,8 @@ from overt.metrics.scored_clips import (
     score_clips,
     to_tapvid_pixels,
 )
+from tests.data.tracking.test_dynamic_replica import write_dynamic_replica
+from tests.data.tracking.test_point_odyssey import write_point_odyssey
 
 ALONE = World(0, 1, 0, torch.device("cpu"))
 
@@ -129,3 +132,40 @@ def test_the_truth_scores_one_and_rows_have_names(dataset: str, root: Path) -> N
         for threshold in (1, 2, 4, 8, 16):
             expected = within is not None and threshold >= within
             assert row[f"pts_within_{threshold}"] == expected
+
+
+@pytest.mark.parametrize("dataset", ["dynamic_replica", "point_odyssey"])
+def test_further_sets_are_read_and_scored(dataset: str, tmp_path: Path) -> None:
+    write = write_dynamic_replica if dataset == "dynamic_replica" else write_point_odyssey
+    write(tmp_path / "set")
+    also = f"evaluation.also={{{dataset}: {{dataset_root: {tmp_path / 'set'}, frames: 9}}}}"
+    recipe = SMALL_COTRACKER3.recipe(tmp_path / "data", "data.held_out=1", also)
+    ((name, further),) = recipe.further().items()
+    assert (name, further.settings.evaluation.dataset) == (dataset, dataset)
+    clips = evaluation_clips(further.settings.data, further.settings.evaluation, Positions.CENTRES)
+    sample = clips.sample(0)
+    assert sample.video.shape[0] == 9
+    assert torch.equal(sample.queries[:, 1:], sample.tracks[0])
+    rows = score_clips(clips, lambda clip: (clip.tracks, clip.visibility), ALONE)
+    assert rows[0]["average_jaccard"] == 1
+    if dataset == "point_odyssey":  # a wrong visibility counts only where labels mean anything
+        everywhere = torch.ones_like(sample.visibility)
+        assert not sample.visibility.all()
+        rows = score_clips(clips, lambda clip: (clip.tracks, everywhere), ALONE)
+        assert rows[0]["occlusion_accuracy"] == 1
+    assert list(recipe.evaluation_sets()) == [dataset]
+
+
+@pytest.mark.parametrize(
+    ("also", "message"),
+    [
+        ("{a: 3}", "expected keys"),
+        ("{a: {root: x}}", "expected keys"),
+        ("{point_odyssey: {}}", "needs evaluation.dataset_root"),
+        ("{a: {dataset_root: x}}", "evaluation.dataset=a"),
+        ("{dynamic_replica: {dataset_root: x, query_mode: strided}}", "query_mode=first"),
+    ],
+)
+def test_further_sets_that_are_refused(also: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SMALL_COTRACKER3.recipe(tmp_path, f"evaluation.also={also}")

@@ -13,6 +13,9 @@ MISSING = {
     "cotracker3_online_tiny": (
         "evaluation.dataset=tapvid_davis", "evaluation.dataset_root=gone",
     ),
+    "cotracker3_pseudo_tiny": (
+        "evaluation.dataset=tapvid_davis", "evaluation.dataset_root=gone",
+    ),
     "lbm_tiny": ("evaluation.dataset=tapvid_davis", "evaluation.dataset_root=gone"),
     "hjepa_tiny": ("data.val_root=gone",),
     "pcdiff_tiny": ("data.test_list=gone.csv",),

@@ -179,11 +179,11 @@ def _sources(
     pixels = np.arange(plan.crop_size[axis])
     if (plan.flip_vertical, plan.flip_horizontal)[axis]:
         pixels = pixels[::-1]
-    places = corners[:, 1 - axis, None] + pixels + 0.5  # (n, pixels)
-    places = np.clip(places * (padded / zoomed)[:, None] - 0.5, 0, padded - 1)
+    positions = corners[:, 1 - axis, None] + pixels + 0.5  # (n, pixels)
+    positions = np.clip(positions * (padded / zoomed)[:, None] - 0.5, 0, padded - 1)
     # Positions in the frame without its border; beyond its last pixel there is black.
-    places -= (plan.pad.top, plan.pad.left)[axis]
-    return _on(device, (2 * places + 1) / plan.frame_size[axis] - 1)
+    positions -= (plan.pad.top, plan.pad.left)[axis]
+    return _on(device, (2 * positions + 1) / plan.frame_size[axis] - 1)
 
 
 def _on(device: torch.device, values: ArrayLike) -> Tensor:

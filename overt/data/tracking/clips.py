@@ -61,6 +61,7 @@ class TrackSample:
     name: str
     redrawn: int = 0  # clips that were thrown away before this one
     rendering: Rendering | None = None  # of a video that is still to be cut to its size
+    scored: Tensor | None = None  # (T, N) bool: where labels mean anything; None: everywhere
 
 
 @dataclass(frozen=True)

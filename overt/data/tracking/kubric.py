@@ -44,8 +44,8 @@ def list_sequences(root: Path | str) -> list[Path]:
     )
     if not sequences:
         archives = len(list(root.glob("*.tar*")))
-        found = f"{archives} archives to unpack first" if archives else "no sequence folders"
-        raise DataError(f"data.root={root}: found {found}. {where}")
+        content_text = f"{archives} archives to unpack first" if archives else "no sequence folders"
+        raise DataError(f"data.root={root}: found {content_text}. {where}")
     first = sequences[0]
     if not (first / "frames").is_dir():
         raise DataError(
@@ -74,8 +74,8 @@ def read_tracks(sequence: Path) -> Tracks:
         raise DataError(f"{path}: holds a {type(content).__name__}, expected a dict. {_MEND}")
     missing = [key for key in ("coords", "visibility") if key not in content]
     if missing:
-        found = ", ".join(str(key) for key in content) or "nothing"
-        raise DataError(f"{path}: has no {' and no '.join(missing)}; found {found}. {_MEND}")
+        listed = ", ".join(str(key) for key in content) or "nothing"
+        raise DataError(f"{path}: has no {' and no '.join(missing)}; found {listed}. {_MEND}")
     coords = _read_coords(path, content["coords"])
     occluded = _read_occluded(path, content["visibility"], coords.shape[:2])
     frames = len(frame_paths(sequence))
@@ -127,8 +127,8 @@ def read_frames(paths: Sequence[Path], indices: Iterable[int]) -> NDArray[np.uin
     frames = [_read_image(paths[index]) for index in indices]
     sizes = sorted({frame.shape[1::-1] for frame in frames})
     if len(sizes) > 1:
-        found = ", ".join(f"{width}x{height}" for width, height in sizes)
-        raise DataError(f"{paths[0].parent}: images of different sizes, {found}. {_MEND}")
+        listed = ", ".join(f"{width}x{height}" for width, height in sizes)
+        raise DataError(f"{paths[0].parent}: images of different sizes, {listed}. {_MEND}")
     return np.stack([frame.transpose(2, 0, 1) for frame in frames])
 
 

@@ -69,20 +69,20 @@ class _Layer:
         if self.outline is None:
             return np.full(surface.shape[:-1], np.inf)
         u, v = surface[..., 0], surface[..., 1]
-        place = np.arctan2(v, u) / (2 * np.pi) % 1 * _OUTLINE_ANGLES
-        lower = place.astype(np.intp)
-        share = place - lower
+        position = np.arctan2(v, u) / (2 * np.pi) % 1 * _OUTLINE_ANGLES
+        lower = position.astype(np.intp)
+        fraction = position - lower
         lower %= _OUTLINE_ANGLES  # the remainder of a tiny negative angle rounds up to the end
         upper = (lower + 1) % _OUTLINE_ANGLES
-        radius = self.outline[lower] * (1 - share) + self.outline[upper] * share
+        radius = self.outline[lower] * (1 - fraction) + self.outline[upper] * fraction
         return radius - np.hypot(u, v)
 
     def colour(self, surface: Array) -> Array:
         """Bilinear texture at (..., 2) surface points; the texture repeats beyond its edge."""
         size = len(self.texture)
-        place = surface + size // 2
-        corner = np.floor(place)
-        share_x, share_y = np.split((place - corner).astype(np.float32), 2, axis=-1)
+        position = surface + size // 2
+        corner = np.floor(position)
+        share_x, share_y = np.split((position - corner).astype(np.float32), 2, axis=-1)
         x0, y0 = np.moveaxis(corner.astype(np.intp) % size, -1, 0)
         x1, y1 = (x0 + 1) % size, (y0 + 1) % size
         texels = self.texture.reshape(-1, 3)
@@ -196,8 +196,8 @@ def _texture(
     values = rng.permutation(np.array([0.35, 0.6, 0.85, 1.0])) * brightness
     palette = _hsv(hues, saturation * rng.uniform(0.6, 1.2, 4), values)  # (4, 3)
     lower = np.minimum(position.astype(np.intp), 2)
-    share = (position - lower)[..., None]
-    colour = palette[lower] * (1 - share) + palette[lower + 1] * share
+    fraction = (position - lower)[..., None]
+    colour = palette[lower] * (1 - fraction) + palette[lower + 1] * fraction
     shade = 1 + 0.17 * np.clip(grain, -2.5, 2.5)
     texture: Array = 255 * np.clip(colour * shade[..., None], 0.02, 1.0)
     return texture.astype(np.float32)

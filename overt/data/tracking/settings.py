@@ -5,7 +5,8 @@ Names, types and refusals; the values live in the YAML files. This file does not
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 from omegaconf import MISSING
 
@@ -15,6 +16,8 @@ from overt.errors import ConfigError
 
 HELD_OUT = "kubric_held_out"
 TAPVID = ("tapvid_davis", "tapvid_kinetics", "tapvid_rgb_stacking", "tapvid_robotap")
+DYNAMIC_REPLICA, POINT_ODYSSEY = "dynamic_replica", "point_odyssey"
+ANNOTATED = (DYNAMIC_REPLICA, POINT_ODYSSEY)
 
 
 @dataclass
@@ -67,31 +70,123 @@ class KubricSettings:
         return self.root
 
 
+SUPPORT = ("random", "grid", "none")
+
+
+@dataclass
+class TeacherSettings:
+    """A trained tracker that labels clips, and how far its labels can be trusted."""
+
+    # student, the weights that training starts from; small or tiny, the trackers that ship; a
+    # checkpoint of overt, or a released .pth of CoTracker3; or an exported tracker, .onnx or
+    # .torchscript (docs/tracking.md says what it must take)
+    source: str = MISSING
+    # recipe of a file that does not name it
+    recipe: str | None = None
+    # a point counts as visible above this probability
+    visible_threshold: float = 0.9
+    # learn positions also where the teacher calls a point hidden
+    occluded_positions: bool = True
+    # learn frames before the query; null: where the tracker follows points back in time
+    tracks_backward: bool | None = None
+    # points followed beside the queries: random (in all frames), grid (5 x 5 of the first frame) or
+    # none; null: as the tracker's kind was trained
+    support: str | None = None
+    # exported trackers: (height, width) to which clips are resized; null: as they are
+    resolution: list[int] | None = None
+
+
+@dataclass
+class UnlabelledSettings:
+    """Clips of videos that trained trackers label."""
+
+    # one of these is drawn for each clip
+    teachers: list[TeacherSettings] = MISSING
+    # the weights that training starts from, checkpoint.init_from; the word random: none, and it is
+    # meant so. A teacher's source `student` is this file
+    student: str | None = None
+    # frames in which a detector looks for corners, drawn with replacement
+    query_frames: int = 8
+    # part of the clip, from its start, that these frames come from
+    query_fraction: float = 0.25
+    # frames between two frames of a clip stay below this
+    largest_stride: int = 4
+    # random points that teachers with support=random follow beside the queries
+    random_support: int = 100
+
+    def __post_init__(self) -> None:
+        if not self.teachers:
+            raise ConfigError(
+                "data.unlabelled.teachers=[] leaves nobody to label clips; give a list such as "
+                "[{source: small}]"
+            )
+        for number, teacher in enumerate(self.teachers):
+            key = f"data.unlabelled.teachers[{number}]"
+            within(f"{key}.visible_threshold", teacher.visible_threshold, 0, 1)
+            if teacher.support is not None:
+                one_of(f"{key}.support", teacher.support, SUPPORT)
+            if teacher.resolution is not None:
+                height_width(f"{key}.resolution", teacher.resolution)
+        within("data.unlabelled.query_fraction", self.query_fraction, 0, 1)
+        each_within("data.unlabelled", self, ("query_frames", "largest_stride"), 1)
+        within("data.unlabelled.random_support", self.random_support, 0)
+
+
 @dataclass
 class ScoringSettings:
     """The part of `evaluation` that does not depend on how a recipe runs its model."""
 
     # what is scored: kubric_held_out, the first data.held_out sequences of data.root; or the videos
-    # of tapvid_davis, tapvid_kinetics, tapvid_rgb_stacking or tapvid_robotap
+    # of tapvid_davis, tapvid_kinetics, tapvid_rgb_stacking, tapvid_robotap, dynamic_replica (its
+    # split valid) or point_odyssey (its split test)
     dataset: str = MISSING
-    # folder that holds the files of TAP-Vid as their publisher packs them; null: kubric_held_out
+    # folder that holds the files as their publisher packs them; null: kubric_held_out
     dataset_root: str | None = MISSING
-    # kubric_held_out: points of each sequence that are tracked and scored
+    # all but TAP-Vid: points of each sequence that are tracked and scored
     points_per_sequence: int = MISSING
-    # kubric_held_out: frames of each sequence, from its first
+    # all but TAP-Vid: frames of each sequence, from its first; of Dynamic Replica, of each clip
     frames: int = MISSING
     # TAP-Vid: a query for each track where it is first visible (first), or in every fifth frame
     # that shows it (strided)
     query_mode: str = MISSING
     # TAP-Vid: a fixed 50 of the videos of Kinetics and RoboTAP, none of over 300 frames
     fast: bool = MISSING
+    # further sets by name, each with the keys of this section that differ:
+    # {point_odyssey: {dataset_root: data/odyssey, frames: 300}}; `dataset` is the name where it is
+    # not given. Scores are called NAME/SCORE, and training.evaluate_sets says how often
+    also: dict[str, Any] | None = None  # null: none
 
     def __post_init__(self) -> None:
-        one_of("evaluation.dataset", self.dataset, (HELD_OUT, *TAPVID))
+        one_of("evaluation.dataset", self.dataset, (HELD_OUT, *TAPVID, *ANNOTATED))
         one_of("evaluation.query_mode", self.query_mode, ("first", "strided"))
-        if self.dataset in TAPVID and self.dataset_root is None:
+        self.further_sets()
+        if self.dataset in ANNOTATED and self.query_mode == "strided":
+            raise ConfigError(
+                f"evaluation.dataset={self.dataset} is scored from its first frame on; set "
+                "evaluation.query_mode=first"
+            )
+        if self.dataset != HELD_OUT and self.dataset_root is None:
             raise ConfigError(
                 f"evaluation.dataset={self.dataset} needs evaluation.dataset_root=FOLDER: the one "
                 f"that holds the folder {self.dataset}"
             )
         each_within("evaluation", self, ("points_per_sequence", "frames"), 1)
+
+    def further_sets(self) -> dict[str, Self]:
+        """Return the settings of every set in `also`, by its name; wrong ones are refused."""
+        sets = {}
+        for name, changes in (self.also or {}).items():
+            known = {each.name for each in fields(self)} - {"also"}
+            if not isinstance(changes, dict) or not set(changes) <= known:
+                raise ConfigError(
+                    f"evaluation.also.{name}={changes}; expected keys of the section evaluation, "
+                    f"such as dataset_root; allowed: {', '.join(sorted(known))}"
+                )
+            try:
+                values: dict[str, Any] = {"dataset": name, "also": None, **changes}
+                sets[name] = replace(self, **values)
+            except ConfigError as error:
+                raise ConfigError(f"evaluation.also.{name}: {error}") from None
+            except TypeError as error:
+                raise ConfigError(f"evaluation.also.{name}={changes}: {error}") from None
+        return sets

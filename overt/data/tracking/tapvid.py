@@ -160,8 +160,8 @@ class TapVid:
                 raise DataError(f"{where}: a {type(video).__name__}, expected a dict. {_MEND}")
             missing = [part for part in ("video", "points", "occluded") if part not in video]
             if missing:
-                found = ", ".join(str(part) for part in video) or "nothing"
-                raise DataError(f"{where}: no {', no '.join(missing)}; found {found}. {_MEND}")
+                listed = ", ".join(str(part) for part in video) or "nothing"
+                raise DataError(f"{where}: no {', no '.join(missing)}; found {listed}. {_MEND}")
             entries.append(_Entry(file, key, name, _count_frames(video["video"], where)))
         return entries
 
@@ -169,13 +169,13 @@ class TapVid:
 def find_files(root: Path | str, dataset: str) -> list[Path]:
     """The files of a data set, sorted."""
     root, layout = Path(root), FORMATS[dataset]
-    places = [root / layout.folder, root / "tapvid" / layout.folder, root]
-    for place in places:
-        files = sorted(place.glob(layout.pattern)) if place.is_dir() else []
+    folders = [root / layout.folder, root / "tapvid" / layout.folder, root]
+    for folder in folders:
+        files = sorted(folder.glob(layout.pattern)) if folder.is_dir() else []
         if files:
             return files
     raise DataError(
-        f"no {layout.pattern} in {' nor in '.join(map(str, places))}. Point "
+        f"no {layout.pattern} in {' nor in '.join(map(str, folders))}. Point "
         f"evaluation.dataset_root to the folder that holds {layout.folder}, as unpacked from its "
         f"publisher; `overt data tapvid {root} --dataset {dataset}` makes small synthetic files."
     )
@@ -266,8 +266,8 @@ def _decode_frames(value: Any, where: str) -> NDArray[np.uint8]:
             ) from error
     sizes = sorted({frame.shape[1::-1] for frame in frames})
     if len(sizes) > 1:
-        found = ", ".join(f"{width}x{height}" for width, height in sizes)
-        raise DataError(f"{where}: frames of different sizes, {found}. {_MEND}")
+        listed = ", ".join(f"{width}x{height}" for width, height in sizes)
+        raise DataError(f"{where}: frames of different sizes, {listed}. {_MEND}")
     return np.stack(frames)
 
 

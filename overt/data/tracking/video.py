@@ -27,7 +27,6 @@ IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
 MOVING_IMAGES = (".gif", ".webp", ".apng")
 WRITTEN = (".gif", ".webp", ".mp4")
 
-_EXTRA = "it needs PyAV: pip install 'overt[video]'"
 # Pillow says SyntaxError, ValueError, IndexError or struct.error of a broken header, OSError of the
 # rest.
 _BROKEN = (
@@ -49,8 +48,17 @@ class Video(NamedTuple):
 
 
 def has_pyav() -> bool:
-    """Whether MP4 and other containers can be read and written here."""
+    """Tell whether MP4 and other containers can be read and written here.
+
+    PyAV is installed with overt; a machine that carries overt as a folder may lack it.
+    """
     return importlib.util.find_spec("av") is not None
+
+
+def need_pyav(purpose: str, otherwise: str = "") -> None:
+    """Refuse what only PyAV can do where it is missing."""
+    if not has_pyav():
+        raise DataError(f"{purpose}, PyAV is needed: pip install av{otherwise}")
 
 
 def read_video(path: Path | str) -> Video:
@@ -93,12 +101,17 @@ def write_video(path: Path | str, frames: NDArray[np.uint8], fps: float) -> None
     first.save(path, save_all=True, append_images=rest, duration=duration, loop=0, **options)
 
 
-def _read_folder(folder: Path) -> NDArray[np.uint8]:
+def ordered_images(folder: Path) -> list[Path]:
+    """Return the image files of a folder of frames in the order of time."""
     paths = [path for path in folder.iterdir() if path.suffix.lower() in (*IMAGES, ".webp")]
     if not paths:
         raise DataError(f"{folder}: it has no images; expected {', '.join(IMAGES)}")
+    return sorted(paths, key=_natural_order)
+
+
+def _read_folder(folder: Path) -> NDArray[np.uint8]:
     frames = []
-    for path in sorted(paths, key=_natural_order):
+    for path in ordered_images(folder):
         try:
             with Image.open(path) as image:
                 frames.append(to_rgb(image))
@@ -135,18 +148,18 @@ def _is_whole_gif(content: bytes) -> bool:
         return 3 * 2 ** ((flags & 7) + 1) if flags & 0x80 else 0
 
     try:
-        place = 13 + colours(content[10])
-        while content[place] != 0x3B:
-            if content[place] == 0x2C:  # a frame
-                place += 11 + colours(content[place + 9])
-            elif content[place] == 0x21:  # something about the frames
-                place += 2
+        offset = 13 + colours(content[10])
+        while content[offset] != 0x3B:
+            if content[offset] == 0x2C:  # a frame
+                offset += 11 + colours(content[offset + 9])
+            elif content[offset] == 0x21:  # something about the frames
+                offset += 2
             else:  # nothing known: passed over, as by Pillow
-                place += 1
+                offset += 1
                 continue
-            while content[place]:  # data in pieces, each with its length before it
-                place += 1 + content[place]
-            place += 1
+            while content[offset]:  # data in pieces, each with its length before it
+                offset += 1 + content[offset]
+            offset += 1
     except IndexError:
         return False
     return True
@@ -176,11 +189,10 @@ def _read_array(path: Path) -> NDArray[np.uint8]:
 
 
 def _read_by_pyav(path: Path) -> Video:
-    if not has_pyav():
-        raise DataError(
-            f"{path}: to read {path.suffix or 'this file'}, {_EXTRA}. Without it, give a folder of "
-            "images, a GIF or WebP, or a uint8 array (.npy, .npz)"
-        )
+    need_pyav(
+        f"{path}: to read {path.suffix or 'this file'}",
+        ". Without it, give a folder of images, a GIF or WebP, or a uint8 array (.npy, .npz)",
+    )
     import av
 
     try:
@@ -189,7 +201,10 @@ def _read_by_pyav(path: Path) -> Video:
                 raise DataError(f"{path}: it has no pictures, only sound or text")
             stream = container.streams.video[0]
             stream.thread_type = "AUTO"
-            frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]
+            frames = [
+                np.asarray(frame.to_ndarray(format="rgb24"), np.uint8)
+                for frame in container.decode(stream)
+            ]
             fps = float(stream.average_rate) if stream.average_rate else None
     except (av.error.FFmpegError, OSError) as error:
         raise DataError(f"{path}: it cannot be decoded ({error})") from error
@@ -197,8 +212,7 @@ def _read_by_pyav(path: Path) -> Video:
 
 
 def _write_by_pyav(path: Path, pictures: list[NDArray[np.uint8]], fps: float) -> None:
-    if not has_pyav():
-        raise DataError(f"{path}: to write .mp4, {_EXTRA}. Without it, write .webp or .gif")
+    need_pyav(f"{path}: to write .mp4", ". Without it, write .webp or .gif")
     import av
 
     height, width = pictures[0].shape[:2]
@@ -221,6 +235,6 @@ def _stack(frames: Iterable[NDArray[np.uint8]], source: Path) -> NDArray[np.uint
         raise DataError(f"{source}: it has no frames")
     sizes = sorted({frame.shape[1::-1] for frame in frames})
     if len(sizes) > 1:
-        found = ", ".join(f"{width}x{height}" for width, height in sizes)
-        raise DataError(f"{source}: frames of different sizes, {found}")
+        listed = ", ".join(f"{width}x{height}" for width, height in sizes)
+        raise DataError(f"{source}: frames of different sizes, {listed}")
     return np.stack([frame.transpose(2, 0, 1) for frame in frames])

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from overt.data.tracking.video import IMAGES, MOVING_IMAGES, has_pyav, read_video
+from overt.data.tracking.video import IMAGES, MOVING_IMAGES, need_pyav, read_video
 from overt.errors import DataError
 
 # How FFmpeg calls the cameras of a system, and camera number n there.
@@ -27,7 +27,13 @@ Frame = NDArray[np.uint8]
 def stream_frames(source: Path | int) -> Iterator[Frame]:
     """The frames of a video file, a folder of images, or camera number `source`."""
     if isinstance(source, int):
-        yield from _decode(*_camera(source))
+        name, kind = _camera(source)
+        try:
+            yield from _decode(name, kind)
+        except DataError as error:
+            raise DataError(
+                f"camera {source}: {error}; plug one in, give its number, or give a video file"
+            ) from error
     elif source.suffix.lower() in (*IMAGES, *MOVING_IMAGES, ".npy", ".npz") or not source.is_file():
         yield from read_video(source).frames
     else:
@@ -46,8 +52,7 @@ def _camera(number: int) -> tuple[str, str]:
 
 
 def _decode(name: str, kind: str | None) -> Iterator[Frame]:
-    if not has_pyav():
-        raise DataError(f"{name}: to read it, PyAV is needed: pip install 'overt[video]'")
+    need_pyav(f"{name}: to read it")
     import av
 
     try:

@@ -11,7 +11,12 @@ from omegaconf import MISSING
 
 from overt.checks import each_within, height_width, multiple_of, one_of, within
 from overt.data.tracking.procedural_settings import ProceduralSettings
-from overt.data.tracking.settings import HELD_OUT, KubricSettings, ScoringSettings
+from overt.data.tracking.settings import (
+    HELD_OUT,
+    KubricSettings,
+    ScoringSettings,
+    UnlabelledSettings,
+)
 from overt.errors import ConfigError
 
 MOST_MADE_POINTS = 1000  # of a procedural clip, which has this many random numbers
@@ -60,8 +65,15 @@ class ModelSettings:
     # of normed (all between the convolutions of the features), features, correlation, hidden
     # (layers of the transformer's perceptrons) and update (the whole transformer)
     recompute: list[str] = MISSING
+    # keep the layer of visibility and confidence as it is: pseudo-labels say nothing about them
+    freeze_visibility: bool | None = None  # null: no, as in runs from before it was there
 
     def __post_init__(self) -> None:
+        if self.freeze_visibility and not self.linear_layer_for_vis_conf:
+            raise ConfigError(
+                "model.freeze_visibility=true needs model.linear_layer_for_vis_conf=true: "
+                "otherwise one layer gives positions and visibility"
+            )
         unknown = sorted(set(self.recompute) - set(RECOMPUTABLE))
         if unknown:
             raise ConfigError(
@@ -112,9 +124,14 @@ class DataSettings(KubricSettings):
     procedural: ProceduralSettings | None = None
     # procedural clips: folder of photographs that serve as textures; null: computed ones alone
     textures: str | None = None
+    # videos without labels below `root`, which trained trackers label during training; null: the
+    # sequences of `root` have labels
+    unlabelled: UnlabelledSettings | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.unlabelled is not None:
+            self._check_unlabelled()
         if self.procedural is not None:
             self._check_procedural(self.procedural)
         one_of("data.query_sampling", self.query_sampling, ("random", "first"))
@@ -131,6 +148,13 @@ class DataSettings(KubricSettings):
             raise ConfigError(
                 f"data.random_sequence_len={shortest} must be from 1 to below "
                 f"data.sequence_len={self.sequence_len}; null always takes sequence_len frames"
+            )
+
+    def _check_unlabelled(self) -> None:
+        if self.procedural is not None or self.sources is not None or self.random_number_traj:
+            raise ConfigError(
+                "data.unlabelled labels the videos of data.root: set data.procedural=null, "
+                "data.sources=null and data.random_number_traj=false"
             )
 
     def _check_procedural(self, procedural: ProceduralSettings) -> None:
@@ -217,6 +241,11 @@ class Settings:
         if self.data.procedural is not None and not self.loss.per_clip:
             raise ConfigError(
                 "data.procedural makes clips on the device, after the counts of the global batch "
+                "are taken: set loss.per_clip=true, which needs none"
+            )
+        if self.data.unlabelled is not None and not self.loss.per_clip:
+            raise ConfigError(
+                "data.unlabelled labels clips on the device, after the counts of the global batch "
                 "are taken: set loss.per_clip=true, which needs none"
             )
         self._check_size("data.crop_size", self.data.crop_size)

@@ -10,6 +10,7 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from overt.data.mixture import Mixture
@@ -32,6 +33,13 @@ from overt.data.tracking.clips import (
 from overt.data.tracking.clips import TrackBatch as TrackBatch  # the batch of this recipe
 from overt.data.tracking.moving_shapes import SceneSettings, make_sequence
 from overt.data.tracking.packed import read_tracks
+from overt.data.tracking.unlabelled import (
+    ClipShape,
+    UnlabelledClips,
+    UnlabelledSample,
+    draw_queries,
+    random_points,
+)
 from overt.errors import DataError
 from overt.metrics import scored_clips
 from overt.recipes.cotracker3.config import DataSettings, Settings
@@ -163,6 +171,42 @@ def training_clips(settings: DataSettings) -> KubricClips | Mixture:
         except DataError as error:
             raise DataError(f"data.sources[{number}]: {error}") from error
     return Mixture(clips, [source.weight for source in settings.sources])
+
+
+def unlabelled_clips(settings: DataSettings) -> UnlabelledClips:
+    """The clips of videos that teachers label."""
+    assert settings.unlabelled is not None
+    return UnlabelledClips(
+        settings.given_root(),
+        settings.unlabelled,
+        clip_shape(settings),
+        settings.repeat,
+        settings.held_out,
+    )
+
+
+def unlabelled_example(settings: DataSettings, index: int) -> UnlabelledSample:
+    """Make up such a clip of noise, as long as it can be."""
+    assert settings.unlabelled is not None
+    rng, shape = sample_rng(0, 0, index), clip_shape(settings)
+    frames = rng.integers(0, 256, (shape.longest - 1, 3, *shape.size), dtype=np.uint8)
+    queries = draw_queries(frames, shape.points, settings.unlabelled, rng)
+    support = random_points(settings.unlabelled.random_support, frames.shape, rng)
+    return UnlabelledSample(
+        torch.from_numpy(frames),
+        torch.from_numpy(queries),
+        torch.from_numpy(support),
+        teacher=0,
+        name="example",
+    )
+
+
+def clip_shape(settings: DataSettings) -> ClipShape:
+    """How large the clips of unlabelled videos are."""
+    longest, shortest = settings.sequence_len, settings.random_sequence_len
+    height, width = settings.crop_size
+    ends = (longest, longest + 1) if shortest is None else (shortest, longest)
+    return ClipShape(*ends, (height, width), settings.traj_per_sample)
 
 
 def evaluation_clips(settings: Settings) -> scored_clips.EvaluationClips:

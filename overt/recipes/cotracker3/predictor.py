@@ -72,8 +72,8 @@ class Predictor:
     # offline model: before their query, take points from a second pass over the video played
     # backwards, as the published predictor does where it is asked to
     reversed_before_query: bool = False
-    # offline model, all together: this many queries at a time, each time with the support points;
-    # the video is encoded once. None: all at once
+    # online model, or all together: this many queries at a time, each time with the support points.
+    # The offline model encodes the video once for all of them. None: all at once
     points_per_chunk: int | None = None
     # put every point where it was queried, visible, in its query frame
     pin_queries: bool = False
@@ -89,11 +89,12 @@ class Predictor:
         self,
         video: Tensor,  # (B, T, 3, H, W) in 0..255, uint8 or float
         queries: Tensor,  # (B, N, 3): frame, x, y in pixels of the video
-        report: Callable[[int], None] | None = None,
+        report: Callable[[float], None] | None = None,
     ) -> Prediction:
         """Follow the queried points; the result lies on the model's device.
 
-        `report` is called with the number of points done, where they are followed in chunks.
+        `report` is called with the fraction of the work done: after each chunk of points, or each
+        window of the online model.
         """
         check_queries(video, queries)
         device = next(self.model.parameters()).device
@@ -108,14 +109,12 @@ class Predictor:
         )
         scaled = torch.cat([queries[..., :1], queries[..., 1:] * scale_xy], dim=-1)
         if isinstance(self.model, CoTracker3Online):
-            found = self._stream(video, scaled)
-            if self.backward_tracking:
-                found = self._with_backward(found, video, scaled)
+            scaled_prediction = self._streams(video, scaled, report)
         elif self.single_point:
-            found = self._one_by_one(self.resized(video, device), scaled)
+            scaled_prediction = self._one_by_one(self.resized(video, device), scaled)
         else:
-            found = self._together(self.resized(video, device), scaled, report)
-        prediction = found._replace(tracks_xy=found.tracks_xy / scale_xy)
+            scaled_prediction = self._together(self.resized(video, device), scaled, report)
+        prediction = scaled_prediction._replace(tracks_xy=scaled_prediction.tracks_xy / scale_xy)
         return _pin(prediction, queries) if self.pin_queries else prediction
 
     def resized(self, video: Tensor, device: torch.device) -> Tensor:
@@ -133,7 +132,7 @@ class Predictor:
         return result
 
     def _together(
-        self, video: Tensor, queries: Tensor, report: Callable[[int], None] | None = None
+        self, video: Tensor, queries: Tensor, report: Callable[[float], None] | None = None
     ) -> Prediction:
         """All queries of a video and one set of support points, or chunk by chunk."""
         assert isinstance(self.model, CoTracker3Offline)
@@ -144,15 +143,15 @@ class Predictor:
         for chunk in torch.split(queries, self.points_per_chunk or queries.shape[1], dim=1):
             count = chunk.shape[1]
             tracks = model.track(pyramid, torch.cat([chunk, shared], dim=1), self.iters)
-            found = _first_points(tracks, count)
+            prediction = _first_points(tracks, count)
             if backward is not None:
                 turned = reversed_queries(chunk, video.shape[1])
                 before = model.track(backward, torch.cat([turned, shared], dim=1), self.iters)
-                found = _before_query(found, _first_points(before, count), chunk)
-            results.append(found)
+                prediction = _before_query(prediction, _first_points(before, count), chunk)
+            results.append(prediction)
             done += count
             if report is not None:
-                report(done)
+                report(done / queries.shape[1])
         return Prediction(*(torch.cat(parts, dim=2) for parts in zip(*results, strict=True)))
 
     def _one_by_one(self, video: Tensor, queries: Tensor) -> Prediction:
@@ -191,7 +190,32 @@ class Predictor:
         anywhere[:, 0].floor_()
         return torch.cat([grid, anywhere.to(video.device)])
 
-    def _stream(self, video: Tensor, queries: Tensor, backward: bool = False) -> Prediction:
+    def _streams(
+        self, video: Tensor, queries: Tensor, report: Callable[[float], None] | None
+    ) -> Prediction:
+        """Chunk by chunk of the queries through the online model, in one or both directions."""
+        chunks = torch.split(queries, self.points_per_chunk or queries.shape[1], dim=1)
+        passes = len(chunks) * (2 if self.backward_tracking else 1)
+        results, done = [], 0
+        for chunk in chunks:
+            forward = self._stream(video, chunk, report=_later(report, done, passes))
+            done += 1
+            if self.backward_tracking:  # before a point's query, the video is played backwards
+                turned = reversed_queries(chunk, video.shape[1])
+                reporting = _later(report, done, passes)
+                backward = self._stream(video, turned, backward=True, report=reporting)
+                forward = _before_query(forward, backward, chunk)
+                done += 1
+            results.append(forward)
+        return Prediction(*(torch.cat(parts, dim=2) for parts in zip(*results, strict=True)))
+
+    def _stream(
+        self,
+        video: Tensor,
+        queries: Tensor,
+        backward: bool = False,
+        report: Callable[[float], None] | None = None,
+    ) -> Prediction:
         """Window by window; of a video still at its own size, wherever it lies, played either way.
 
         No more than a window is on the device at a time, so that a video may have any length.
@@ -209,13 +233,17 @@ class Predictor:
             shared = chunk[:, chunk.shape[1] - (done - span.start) :]
             chunk, done = torch.cat([shared, self.resized(new, queries.device)], dim=1), span.stop
             tracks = self.model(chunk, queries, self.iters, is_online=True)
+            if report is not None:
+                report(done / frames)
         self.model.init_video_online_processing()  # lets go of the memory
         return Prediction(*tracks[:3])
 
-    def _with_backward(self, forward: Prediction, video: Tensor, queries: Tensor) -> Prediction:
-        """Before a point's query, its track on the video played backwards."""
-        turned = reversed_queries(queries, video.shape[1])
-        return _before_query(forward, self._stream(video, turned, backward=True), queries)
+
+def _later(
+    report: Callable[[float], None] | None, done: int, passes: int
+) -> Callable[[float], None] | None:
+    """Report the progress of a pass as that of all passes, of which some are done."""
+    return None if report is None else lambda part: report((done + part) / passes)
 
 
 def check_queries(video: Tensor, queries: Tensor) -> None:
@@ -229,11 +257,12 @@ def check_queries(video: Tensor, queries: Tensor) -> None:
     inside = ((queries >= low) & (queries <= high)).all(-1)  # false for NaN
     if not inside.all():
         video_number, point = (~inside).nonzero()[0].tolist()
-        found = ", ".join(f"{value:g}" for value in queries[video_number, point].tolist())
+        query_text = ", ".join(f"{value:g}" for value in queries[video_number, point].tolist())
         raise DataError(
             f"{int((~inside).sum())} of {inside.numel()} queries lie outside the video, first "
-            f"query {point}: ({found}). A query is (frame, x, y) with frame 0 to {frames - 1}, x 0 "
-            f"to {width - 1} and y 0 to {height - 1} pixels; correct it or leave it out."
+            f"query {point}: ({query_text}). A query is (frame, x, y) with frame 0 to "
+            f"{frames - 1}, x 0 to {width - 1} and y 0 to {height - 1} pixels; "
+            "correct it or leave it out."
         )
 
 

@@ -21,8 +21,9 @@ from overt.data.tracking.clips import (
 )
 from overt.data.tracking.procedural import ProceduralClips, Seeds, make_clips, to_batch
 from overt.data.tracking.procedural_scene import DRAWS
-from overt.data.tracking.settings import HELD_OUT
+from overt.data.tracking.settings import HELD_OUT, TAPVID
 from overt.data.tracking.textures import load_textures
+from overt.data.tracking.unlabelled import UnlabelledBatch, stack_unlabelled
 from overt.distributed import World
 from overt.errors import ConfigError
 from overt.evaluation import NamedRow, summarize
@@ -37,11 +38,15 @@ from overt.recipes.cotracker3.data import (
     evaluation_clips,
     example_sample,
     training_clips,
+    unlabelled_clips,
+    unlabelled_example,
 )
+from overt.recipes.cotracker3.live import LiveTracker
 from overt.recipes.cotracker3.loss import Targets
 from overt.recipes.cotracker3.model import CoTracker3, CoTracker3Offline
 from overt.recipes.cotracker3.online import CoTracker3Online
 from overt.recipes.cotracker3.predictor import Prediction, Predictor
+from overt.recipes.cotracker3.teachers import refuse_untrained, teachers_of
 from overt.recipes.cotracker3.windows import since_query, sliding_windows
 from overt.tasks import PointTracks
 from overt.viz.tracks import draw_beside_truth, film_beside_truth
@@ -62,10 +67,13 @@ class _CoTracker3Recipe(Recipe):
 
     model_class: ClassVar[type[CoTracker3]]
     replayable = True
+    tracks_backward: ClassVar[bool] = True  # positions before the query are meant
+    teacher_support: ClassVar[str] = "none"  # as a teacher: see overt/data/tracking/settings.py
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.textures: Tensor | None = None  # of procedural clips, once they are needed
+        self.teachers = teachers_of(settings.data.unlabelled)
         self.stackable: bool | str = True
         if settings.data.random_number_traj:
             self.stackable = (
@@ -98,31 +106,45 @@ class _CoTracker3Recipe(Recipe):
     def build_model(self) -> CoTracker3:
         sizes = dataclasses.asdict(self.settings.model)
         del sizes["train_iters"], sizes["eval_iters"], sizes["bf16_inputs"]
-        return self.model_class(**sizes)
+        frozen = sizes.pop("freeze_visibility")
+        model = self.model_class(**sizes)
+        if frozen:
+            assert model.updateformer.vis_conf_head is not None, "the settings have refused that"
+            model.updateformer.vis_conf_head.requires_grad_(False)
+        return model
 
     def build_dataset(self) -> SampleSource:
         if self.settings.data.procedural is not None:
             return ProceduralClips(self.settings.data.procedural)
         make_missing_sequences(self.settings.data)
+        if self.settings.data.unlabelled is not None:
+            refuse_untrained(self.settings.data.unlabelled)
+            return unlabelled_clips(self.settings.data)
         return training_clips(self.settings.data)
 
-    def collate(self, samples: list[Any]) -> TrackBatch | Seeds:
+    def collate(self, samples: list[Any]) -> TrackBatch | Seeds | UnlabelledBatch:
         if self.settings.data.procedural is not None:
             return Seeds(torch.stack(samples))
+        if self.settings.data.unlabelled is not None:
+            return stack_unlabelled(samples)
         return collate(samples)
 
-    def example_batch(self, size: int) -> TrackBatch | Seeds:
+    def example_batch(self, size: int) -> TrackBatch | Seeds | UnlabelledBatch:
         """Clips of noise, as long as training draws them."""
         if self.settings.data.procedural is not None:
             numbers = torch.rand(size, DRAWS, generator=torch.Generator().manual_seed(0))
             return Seeds(numbers)
-        samples = [
-            example_sample(self.settings.data, index) for index in range(min(size, EXAMPLES))
-        ]
+        make = example_sample if self.teachers is None else unlabelled_example
+        samples = [make(self.settings.data, index) for index in range(min(size, EXAMPLES))]
         return self.collate([samples[index % EXAMPLES] for index in range(size)])
 
-    def on_device(self, batch: TrackBatch | Seeds) -> TrackBatch:
-        return self.made(batch) if isinstance(batch, Seeds) else rendered(batch)
+    def on_device(self, batch: TrackBatch | Seeds | UnlabelledBatch) -> TrackBatch:
+        if isinstance(batch, Seeds):
+            return self.made(batch)
+        if isinstance(batch, UnlabelledBatch):
+            assert self.teachers is not None
+            return self.teachers.label(batch)
+        return rendered(batch)
 
     def made(self, batch: Seeds) -> TrackBatch:
         """The clips of procedural samples."""
@@ -157,9 +179,12 @@ class _CoTracker3Recipe(Recipe):
         # data set they pay.
         return [*units, model.motion, model.updateformer.entry, model.updateformer.exit]
 
-    def counts(self, batch: TrackBatch | Seeds) -> dict[str, Tensor]:
-        if isinstance(batch, Seeds):  # its clips are made later; their loss is one of `per_clip`
+    def counts(self, batch: TrackBatch | Seeds | UnlabelledBatch) -> dict[str, Tensor]:
+        # Clips that are made or labelled later have a loss of `per_clip`.
+        if isinstance(batch, Seeds):
             return {"clips": torch.tensor(float(len(batch.numbers)))}
+        if isinstance(batch, UnlabelledBatch):
+            return {"clips": torch.tensor(float(len(batch.video)))}
         windows = tracking_loss.counts(self.targets(batch))
         # Windows overlap, but the error that is shown counts every frame once.
         once = {"visible_once": (self.supervised(batch) & batch.visibility).sum()}
@@ -188,6 +213,19 @@ class _CoTracker3Recipe(Recipe):
 
     def check_evaluation_data(self) -> None:
         evaluation_clips(self.settings)
+        for recipe in self.further().values():
+            recipe.check_evaluation_data()
+
+    def further(self) -> dict[str, Recipe]:
+        """This recipe with the settings of each set in `evaluation.also`."""
+        return {
+            name: type(self)(dataclasses.replace(self.settings, evaluation=evaluation))
+            for name, evaluation in self.settings.evaluation.further_sets().items()
+        }
+
+    def evaluation_sets(self) -> dict[str, Any]:
+        """The scores of every set in `evaluation.also`."""
+        return {name: recipe.evaluate for name, recipe in self.further().items()}
 
     def evaluate(self, model: nn.Module, world: World) -> dict[str, float]:
         """TAP-Vid scores on `evaluation.dataset`, beside those of points that never move."""
@@ -224,17 +262,18 @@ class _CoTracker3Recipe(Recipe):
         if settings.dataset == HELD_OUT:  # at the size of training, without support points
             device = next(model.parameters()).device
             tracks = model(video.to(device), queries.to(device), self.settings.model.eval_iters)
-            found = Prediction(*tracks[:3])
+            prediction = Prediction(*tracks[:3])
         else:
+            supported = settings.dataset in TAPVID  # other sets are scored without support points
             predict = self.predictor(
                 model,
-                grid_size=settings.grid_size,
-                single_point=settings.single_point,
+                grid_size=settings.grid_size if supported else 0,
+                single_point=settings.single_point and supported,
                 backward_tracking=settings.query_mode == "strided",
             )
-            found = predict(video, queries)
-        visible = found.visible(settings.visible_threshold)
-        return found.tracks_xy[0].cpu(), visible[0].cpu()
+            prediction = predict(video, queries)
+        visible = prediction.visible(settings.visible_threshold)
+        return prediction.tracks_xy[0].cpu(), visible[0].cpu()
 
     def track_points(
         self,
@@ -242,12 +281,12 @@ class _CoTracker3Recipe(Recipe):
         video: Tensor,
         queries: Tensor,
         as_hub: bool = False,
-        report: Callable[[int], None] | None = None,
+        report: Callable[[float], None] | None = None,
     ) -> PointTracks:
         """Follow any points of any video in both directions of time.
 
         `as_hub`: before their query points are taken from the video played backwards, and visible
-        is what the published predictor calls so. `report` gets the number of points done.
+        is what the published predictor calls so. `report` gets the fraction of the work done.
         """
         later = bool((queries[:, 0] > 0).any())
         predict = self.predictor(
@@ -258,14 +297,14 @@ class _CoTracker3Recipe(Recipe):
             points_per_chunk=POINTS_PER_CHUNK,
             pin_queries=True,
         )
-        found = predict(video[None], queries[None], report)
+        prediction = predict(video[None], queries[None], report)
         threshold = self.settings.evaluation.visible_threshold
         if as_hub and isinstance(model, CoTracker3Offline):
-            visible = found.visible(HUB_VISIBLE, with_confidence=False)
+            visible = prediction.visible(HUB_VISIBLE, with_confidence=False)
         else:
-            visible = found.visible(threshold)
-        tracks_xy, *seen = (part[0].cpu() for part in (found.tracks_xy, visible, *found[1:]))
-        return PointTracks(tracks_xy, *seen)
+            visible = prediction.visible(threshold)
+        parts = (prediction.tracks_xy, visible, prediction.visibility, prediction.confidence)
+        return PointTracks(*(part[0].cpu() for part in parts))
 
     def predictor(self, model: nn.Module, **manner: Any) -> Predictor:
         """The model with the way of running it that the settings and `manner` describe."""
@@ -287,6 +326,7 @@ class CoTracker3OfflineRecipe(_CoTracker3Recipe):
     """The tracker that sees a whole clip at once, before and after the query."""
 
     model_class = CoTracker3Offline
+    teacher_support = "random"
 
     def windows(self, frames: int) -> list[slice]:
         return [slice(0, frames)]
@@ -299,6 +339,7 @@ class CoTracker3OnlineRecipe(_CoTracker3Recipe):
     """The tracker that sees one window after the other, and follows points from their query on."""
 
     model_class = CoTracker3Online
+    teacher_support = "grid"
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -314,3 +355,13 @@ class CoTracker3OnlineRecipe(_CoTracker3Recipe):
 
     def supervised(self, batch: TrackBatch) -> Tensor:
         return batch.valid & since_query(batch.queries[..., 0], batch.valid.shape[1])
+
+    def online_tracker(
+        self, model: nn.Module, frame_size: tuple[int, int], points: int
+    ) -> LiveTracker:
+        """A tracker for frames that arrive one by one, for `overt track --online`."""
+        assert isinstance(model, CoTracker3Online)
+        settings = self.settings.evaluation
+        height, width = settings.resolution
+        iters, threshold = self.settings.model.eval_iters, settings.visible_threshold
+        return LiveTracker(model, frame_size, points, (height, width), iters, threshold)

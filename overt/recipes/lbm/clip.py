@@ -5,6 +5,7 @@ T frames, N queries (t, x, y); positions are in pixels of the video.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -30,10 +31,12 @@ def track_clip(
     queries: Tensor,  # (N, 3): frame, x, y in pixels; the frame is floored
     memory_size: int | None = None,
     threshold: float | None = None,
+    report: Callable[[float], None] | None = None,
 ) -> ClipTracks:
     """Follow queries through a clip by the online tracker: no look ahead, none back.
 
-    Before its query's frame a point rests at its query, invisible.
+    Before its query's frame a point rests at its query, invisible. `report` gets the fraction of
+    the frames done.
     """
     frames, count = len(video), len(queries)
     device = next(model.parameters()).device
@@ -58,12 +61,14 @@ def track_clip(
             tracker.add(queries[new, 1:].cpu())
             numbers[added : added + len(new)] = new
             added += len(new)
+        if report is not None:
+            report((time + 1) / frames)
         if added == 0:
             continue
-        found = tracker.advance()
+        estimate = tracker.advance()
         rows = numbers[:added].to(device)
-        points_xy[time, rows] = found.points_xy
-        visibility[time, rows] = found.visibility
-        rho[time, rows] = found.rho
-        visible[time, rows] = found.visible
+        points_xy[time, rows] = estimate.points_xy
+        visibility[time, rows] = estimate.visibility
+        rho[time, rows] = estimate.rho
+        visible[time, rows] = estimate.visible
     return ClipTracks(*(part.cpu() for part in (points_xy, visible, visibility, rho)))

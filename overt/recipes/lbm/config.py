@@ -97,6 +97,14 @@ class LossSettings:
     candidates_weight: float = MISSING
     # learn in frames after the query's only; false: in all frames
     after_query: bool = MISSING
+    # clips of a micro-batch whose terms are divided by their common counts; the loss is the mean
+    # over such groups. 4 is the official run, whose processes have 4 clips each. null: counts of
+    # the global batch, where a clip with more visible points weighs more
+    clips_per_mean: int | None = None  # null, as in runs from before it was there
+
+    def __post_init__(self) -> None:
+        if self.clips_per_mean is not None:
+            within("loss.clips_per_mean", self.clips_per_mean, 1)
 
 
 @dataclass

@@ -136,6 +136,6 @@ class Layer(PostNorm):
             cells = scores.topk(self.candidates, dim=-1).indices
         row = torch.div(cells, width, rounding_mode="floor")
         column = cells - row * width
-        places = torch.stack([column, row], dim=-1).float() + 0.5
-        parts_xy = torch.stack([places[..., 0] / width, places[..., 1] / height], dim=-1)
-        return places * STRIDE, parts_xy
+        positions = torch.stack([column, row], dim=-1).float() + 0.5
+        parts_xy = torch.stack([positions[..., 0] / width, positions[..., 1] / height], dim=-1)
+        return positions * STRIDE, parts_xy

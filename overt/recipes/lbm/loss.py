@@ -1,4 +1,4 @@
-"""The training losses of LBM, as shares of the loss of the global batch.
+"""The training losses of LBM, as parts of the loss of the global batch.
 
 Letters: B clips, T frames, N points, L layers, K candidates, P cells. Positions are in pixels of
 the model.
@@ -80,6 +80,38 @@ def losses(
     }
 
 
+def pooled_losses(
+    prediction: Prediction, targets: Targets, clips: Tensor, settings: LossSettings
+) -> dict[str, Tensor]:
+    """The weighted terms of groups of clips, each divided by the counts of that group.
+
+    `clips` is the number of clips of the global batch: the loss is the mean over groups.
+    """
+    assert settings.clips_per_mean is not None
+    batch = len(targets.tracks_xy)
+    terms: list[dict[str, Tensor]] = []
+    for first in range(0, batch, settings.clips_per_mean):
+        group = slice(first, min(first + settings.clips_per_mean, batch))
+        own = Targets(*(part[group] for part in targets))
+        parts = losses(_clips(prediction, group), own, counts(own), settings)
+        weight = (group.stop - group.start) / clips
+        terms.append({name: term * weight for name, term in parts.items()})
+    return {name: torch.stack([each[name] for each in terms]).sum() for name in terms[0]}
+
+
+def _clips(prediction: Prediction, group: slice) -> Prediction:
+    """The estimates of some clips of a batch."""
+    entropy = prediction.entropy
+    return Prediction(
+        prediction.points_xy[group],
+        prediction.visibility[group],
+        prediction.rho[group],
+        tuple(part[group] for part in prediction.candidates_xy),
+        tuple(part[group] for part in prediction.candidates_rho),
+        None if entropy is None else entropy[:, group],
+    )
+
+
 def true_cells(tracks_xy: Tensor, input_size: tuple[int, int]) -> Tensor:
     """The number of the cell (...) that holds each position (..., 2); 0 outside the image."""
     height, width = input_size
@@ -126,7 +158,7 @@ def uncertainty_of_candidates(
     candidates_xy: tuple[Tensor, ...], logits: tuple[Tensor, ...], targets: Targets
 ) -> Tensor:
     """The same for every candidate of all layers but the last: the mean over the candidates."""
-    places = torch.cat(candidates_xy, dim=3)  # (B, T, N, sum of K, 2)
+    positions_xy = torch.cat(candidates_xy, dim=3)  # (B, T, N, sum of K, 2)
     answers = torch.cat(logits, dim=3)
     each = Targets(*(part.unsqueeze(3) for part in targets))
-    return uncertainty(places, answers, each) / answers.shape[3]
+    return uncertainty(positions_xy, answers, each) / answers.shape[3]

@@ -181,10 +181,13 @@ def _over_time(estimates: list[Estimate], entropies: list[Tensor] | None) -> Pre
 
     layers = range(len(estimates[0].layers))
     return Prediction(
-        stack([one.points_xy for one in estimates]),
-        stack([one.visibility for one in estimates]),
-        stack([one.rho for one in estimates]),
-        tuple(stack([one.layers[number].points_xy for one in estimates]) for number in layers),
-        tuple(stack([one.layers[number].rho for one in estimates]) for number in layers),
+        stack([estimate.points_xy for estimate in estimates]),
+        stack([estimate.visibility for estimate in estimates]),
+        stack([estimate.rho for estimate in estimates]),
+        tuple(
+            stack([estimate.layers[number].points_xy for estimate in estimates])
+            for number in layers
+        ),
+        tuple(stack([estimate.layers[number].rho for estimate in estimates]) for number in layers),
         torch.stack(entropies, dim=2) if entropies is not None else None,
     )

@@ -158,9 +158,9 @@ class OnlineTracker:
         self.slot_of.update(zip(numbers, free, strict=True))
         self._note_slots()
         device = self.frame.device
-        places = self.model.to_model_pixels(points_xy.to(device), self.frame_size)
+        positions_xy = self.model.to_model_pixels(points_xy.to(device), self.frame_size)
         read = self.model.read_queries(
-            self.features, torch.zeros(len(free), dtype=torch.long, device=device), places
+            self.features, torch.zeros(len(free), dtype=torch.long, device=device), positions_xy
         )
         slots = torch.tensor(free, dtype=torch.long, device=device)
         self.state.query[0].index_copy_(0, slots, read.to(self.state.query.dtype))

@@ -53,9 +53,9 @@ class Resize(nn.Module):
 
 def interpolation(length: int, new_length: int) -> Tensor:
     """(new_length, length): what each new pixel takes of each old one."""
-    places = (torch.arange(new_length) + 0.5) * (length / new_length) - 0.5
-    places = places.clamp(0, length - 1)
-    return (1 - (places[:, None] - torch.arange(length)).abs()).clamp(min=0)
+    positions = (torch.arange(new_length) + 0.5) * (length / new_length) - 0.5
+    positions = positions.clamp(0, length - 1)
+    return (1 - (positions[:, None] - torch.arange(length)).abs()).clamp(min=0)
 
 
 def read_points(features: Tensor, frames: Tensor, cells_xy: Tensor) -> Tensor:

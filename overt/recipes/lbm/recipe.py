@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -42,11 +44,22 @@ EXAMPLES = 2
 # it); and the value of the official recipe, which training refuses.
 RANDOM, TO_BE_GIVEN = "random", "to_be_given"
 
+# Points followed at a time: 300,000 then need no more memory than this many.
+POINTS_PER_CHUNK = 3000
+
+
+def _later(
+    report: Callable[[float], None] | None, done: int, passes: int
+) -> Callable[[float], None] | None:
+    """Report the progress of a pass as that of all passes, of which some are done."""
+    return None if report is None else lambda part: report((done + part) / passes)
+
 
 class LBMRecipe(Recipe):
     """An online point tracker, trained on clips of 24 frames."""
 
     replayable = True
+    tracks_backward: ClassVar[bool] = False  # as a teacher: positions before the query mean nothing
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -118,7 +131,12 @@ class LBMRecipe(Recipe):
         )
         # The losses are float32 whatever the model computes in.
         with torch.autocast(batch.video.device.type, enabled=False):
-            terms = tracking_loss.losses(prediction, targets, counts, self.settings.loss)
+            if self.settings.loss.clips_per_mean is None:
+                terms = tracking_loss.losses(prediction, targets, counts, self.settings.loss)
+            else:
+                terms = tracking_loss.pooled_losses(
+                    prediction, targets, counts["clips"], self.settings.loss
+                )
             pixels = (prediction.points_xy.detach() - targets.tracks_xy).norm(dim=-1)
             located = counts["located"].clamp(min=1)
             error = (pixels * targets.located).sum() / located
@@ -126,6 +144,19 @@ class LBMRecipe(Recipe):
 
     def check_evaluation_data(self) -> None:
         evaluation_clips(self.settings)
+        for recipe in self.further().values():
+            recipe.check_evaluation_data()
+
+    def further(self) -> dict[str, Recipe]:
+        """This recipe with the settings of each set in `evaluation.also`."""
+        return {
+            name: type(self)(dataclasses.replace(self.settings, evaluation=evaluation))
+            for name, evaluation in self.settings.evaluation.further_sets().items()
+        }
+
+    def evaluation_sets(self) -> dict[str, Any]:
+        """The scores of every set in `evaluation.also`."""
+        return {name: recipe.evaluate for name, recipe in self.further().items()}
 
     def evaluate(self, model: nn.Module, world: World) -> dict[str, float]:
         """TAP-Vid scores on `evaluation.dataset`, beside those of points that never move."""
@@ -152,18 +183,33 @@ class LBMRecipe(Recipe):
 
     def track(self, model: nn.Module, clip: TrackSample) -> tuple[Tensor, Tensor]:
         """Positions (T, N, 2) and visibility (T, N) of a clip's queries, on the CPU."""
-        found = self.track_points(model, clip.video, clip.queries)
-        return found.tracks_xy, found.visible
+        tracks = self.track_points(model, clip.video, clip.queries)
+        return tracks.tracks_xy, tracks.visible
 
-    def track_points(self, model: nn.Module, video: Tensor, queries: Tensor) -> PointTracks:
-        """Follow points through a video from their query on, frame by frame, in float32."""
+    def track_points(
+        self,
+        model: nn.Module,
+        video: Tensor,
+        queries: Tensor,
+        report: Callable[[float], None] | None = None,
+    ) -> PointTracks:
+        """Follow points through a video from their query on, frame by frame, in float32.
+
+        Points do not see each other, so any number of them is followed in chunks.
+        """
         assert isinstance(model, LBM)
         settings = self.settings.evaluation
+        chunks = torch.split(queries, POINTS_PER_CHUNK)
+        results = []
         with torch.autocast(next(model.parameters()).device.type, enabled=False):
-            found = track_clip(
-                model, video, queries, settings.memory_size, settings.visible_threshold
-            )
-        return PointTracks(found.points_xy, found.visible, found.visibility, 1 - found.rho)
+            for number, chunk in enumerate(chunks):
+                reporting = _later(report, number, len(chunks))
+                limits = (settings.memory_size, settings.visible_threshold)
+                results.append(track_clip(model, video, chunk, *limits, reporting))
+        points_xy, visible, visibility, rho = (
+            torch.cat(parts, dim=1) for parts in zip(*results, strict=True)
+        )
+        return PointTracks(points_xy, visible, visibility, 1 - rho)
 
     def online_tracker(
         self, model: nn.Module, frame_size: tuple[int, int], points: int

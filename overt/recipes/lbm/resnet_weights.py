@@ -28,11 +28,11 @@ def load_resnet(backbone: Backbone, path: Path | str) -> None:
             f"model.backbone_weights={path}: no such file. It is torchvision's "
             "resnet18-f37072fd.pth; null starts from random weights."
         )
-    found = read_weights(path, "model.backbone_weights")
+    tensors = read_weights(path, "model.backbone_weights")
     own = backbone.state_dict()
     stages = {name for name in own if name.startswith(("layer1.", "layer2.", "layer3."))}
     taken: dict[str, Tensor] = {}
-    for name, tensor in found.items():
+    for name, tensor in tensors.items():
         old = next((prefix for prefix in PREFIXES if name.startswith(prefix)), None)
         if old is not None:
             taken[PREFIXES[old] + name.removeprefix(old)] = tensor

@@ -141,13 +141,15 @@ class Transformer(PostNorm):
             maps = checkpoint(self.frame_maps, frame, use_reentrant=False)
         else:
             maps = self.frame_maps(frame)
-        found: list[Found] = []
+        outputs: list[Found] = []
         for layer, values, guide in zip(
             self.layers, maps.values[: len(self.layers)], maps.guides, strict=True
         ):
-            found.append(layer(found[-1].query if found else query, memory, values, guide, seed))
+            outputs.append(
+                layer(outputs[-1].query if outputs else query, memory, values, guide, seed)
+            )
         *_, offset_values, vis_values, collision_values = maps.values
-        last = found[-1]
+        last = outputs[-1]
         height, width = self.input_size
         size_xy = (float(width), float(height))
         centre_xy = last.points_xy[:, :, 0]  # (B, N, 2)
@@ -160,10 +162,10 @@ class Transformer(PostNorm):
         collision = self._look(
             "collision_mem", last.query, collision_values, _parts(points_xy, size_xy), seed
         )
-        estimate = Estimate(points_xy, offset, visibility, rho, tuple(found))
+        estimate = Estimate(points_xy, offset, visibility, rho, tuple(outputs))
         entropy = None
         if cells is not None:
-            each = [cell_entropy(layer.correlation, cells, self.temperature) for layer in found]
+            each = [cell_entropy(layer.correlation, cells, self.temperature) for layer in outputs]
             entropy = torch.stack(each)
         return estimate, collision, last.query, entropy
 

@@ -46,14 +46,14 @@ def test_mp4_is_read_again(frames: NDArray[np.uint8], tmp_path: Path) -> None:
         read_video(tmp_path / "broken.mp4")
 
 
-def test_without_pyav_the_extra_is_named(
+def test_without_pyav_it_is_named(
     frames: NDArray[np.uint8], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
     (tmp_path / "video.mp4").write_bytes(b"something")
-    with pytest.raises(DataError, match=r"pip install 'overt\[video\]'"):
+    with pytest.raises(DataError, match=r"pip install av"):
         read_video(tmp_path / "video.mp4")
-    with pytest.raises(DataError, match=r"pip install 'overt\[video\]'"):
+    with pytest.raises(DataError, match=r"pip install av"):
         write_video(tmp_path / "new.mp4", frames, 10)
 
 

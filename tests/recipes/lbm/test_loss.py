@@ -1,5 +1,7 @@
 """overt/recipes/lbm/loss.py: shares add up, nothing supervised is no NaN, limits hold."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from overt.recipes.lbm.loss import (
     Targets,
     counts,
     losses,
+    pooled_losses,
     regression,
     uncertainty,
     uncertainty_of_candidates,
@@ -60,6 +63,24 @@ def test_shares_of_single_clips_add_up() -> None:
     shares = [losses(*part(prediction, targets, n), total, SETTINGS) for n in range(3)]
     for name, value in whole.items():
         torch.testing.assert_close(sum(share[name] for share in shares), value)
+
+
+def test_clips_that_are_pooled_have_their_own_counts() -> None:
+    """Of groups of two clips each, the loss is the mean of what each group alone has."""
+    prediction, targets = make(4)
+    settings = dataclasses.replace(SETTINGS, clips_per_mean=2)
+    pooled = pooled_losses(prediction, targets, torch.tensor(4.0), settings)
+    halves = []
+    for first in (0, 2):
+        pieces = [part(prediction, targets, number) for number in (first, first + 1)]
+        own = Targets(*(torch.cat(parts) for parts in zip(*(t for _, t in pieces), strict=True)))
+        total = counts(own)
+        terms = [losses(*piece, total, settings) for piece in pieces]
+        halves.append({name: terms[0][name] + terms[1][name] for name in terms[0]})
+    whole = losses(prediction, targets, counts(targets), SETTINGS)
+    for name, value in pooled.items():
+        torch.testing.assert_close(value, (halves[0][name] + halves[1][name]) / 2)
+    assert any(not torch.isclose(pooled[name], whole[name]) for name in whole)
 
 
 def test_nothing_supervised_is_no_loss_and_no_nan() -> None:

@@ -1,0 +1,119 @@
+"""A tracker's whole training: clips per second of generator, step and evaluation; minutes to AJ.
+
+    python benchmarks/tracker_training.py cotracker3_small data.textures=photographs/train \\
+        evaluation.dataset_root=data/moving training.compile=blocks
+    python benchmarks/tracker_training.py --run runs/cotracker3_small
+
+The first command measures the parts; what `on_device` does (making clips, augmenting, labelling)
+is the generator. The second reads a run's metrics: when its evaluations reached AJ 50, 60 and 70,
+from the start of training, evaluations and saving included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from overt.config import build_recipe, load
+from overt.distributed import init_distributed
+from overt.engine.strategy.graph import WARM_UP
+from overt.engine.trainer import Trainer
+from overt.run.reader import read_rows
+
+AJ = "evaluation/average_jaccard"
+GOALS = (0.5, 0.6, 0.7)
+
+
+def seconds_of(function: Callable[[], object], times: int) -> float:
+    """Mean seconds of a call, the device's work included."""
+
+    def wait() -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+    wait()
+    began = time.perf_counter()
+    for _ in range(times):
+        function()
+    wait()
+    return (time.perf_counter() - began) / times
+
+
+def measure(recipe_name: str, overrides: Sequence[str], device: str, steps: int) -> list[str]:
+    """Return a line for the generator, the step and the evaluation."""
+    with tempfile.TemporaryDirectory() as folder:
+        own = [f"output_dir={folder}", f"training.device={device}", "logging.use_tensorboard=false"]
+        config = load([f"recipe={recipe_name}", *own, *overrides])
+        recipe: Any = build_recipe(config)
+        trainer = Trainer(config, recipe, init_distributed(device))
+        clips = trainer.plan.global_batch_size
+        batch = recipe.example_batch(trainer.plan.batch_size)
+        for _ in range(WARM_UP + 2):  # kernels are compiled, a CUDA graph is recorded
+            trainer.train_step()
+        trainer.to_device(batch)
+        made = seconds_of(lambda: trainer.to_device(batch), steps)
+        stepped = seconds_of(trainer.train_step, steps)
+        began = time.perf_counter()
+        with torch.no_grad():
+            rows = recipe.evaluate_rows(trainer.model.eval(), trainer.world)
+        scored = time.perf_counter() - began
+        trainer.close()
+    fraction = made * clips / trainer.plan.batch_size / stepped
+    return [
+        f"generator   {trainer.plan.batch_size / made:8.1f} clips/s, {fraction:.0%} of a step",
+        f"step        {clips / stepped:8.1f} clips/s, generator and loader included",
+        f"evaluation  {len(rows) / scored:8.2f} clips/s, {len(rows)} clips in {scored:.1f} s",
+    ]
+
+
+def minutes_to(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each goal: when an evaluation first reached it."""
+    first: float | None = None
+    scores: list[tuple[float, int, float]] = []  # time, step, AJ
+    for row in rows:
+        moment, score = row.get("time"), row.get(AJ)
+        if isinstance(moment, int | float):
+            first = moment if first is None else first
+            if isinstance(score, int | float):
+                scores.append((moment - first, int(row.get("step", 0)), float(score)))
+    if not scores:
+        return [f"no {AJ} in the metrics of this run"]
+    lines = []
+    for goal in GOALS:
+        reached = next((entry for entry in scores if entry[2] >= goal), None)
+        best = max(score for *_, score in scores)
+        when = (
+            f"not reached; best {100 * best:.1f}"
+            if reached is None
+            else f"{reached[0] / 60:.1f} minutes, step {reached[1]}"
+        )
+        lines.append(f"AJ {100 * goal:.0f}  {when}")
+    return lines
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("recipe", nargs="?", help="what to measure; with --run nothing")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    parser.add_argument("--run", type=Path, metavar="FOLDER", help="read the metrics of this run")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--steps", type=int, default=20, help="measured for each figure")
+    options = parser.parse_intermixed_args(arguments)
+    if options.recipe is None and options.run is None:
+        parser.error("name a recipe to measure, or --run FOLDER to read")
+    if options.recipe is not None:
+        lines = measure(options.recipe, options.overrides, options.device, options.steps)
+        print("\n".join(lines))
+    if options.run is not None:
+        print("\n".join(minutes_to(read_rows(options.run / "metrics.jsonl"))))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,106 @@
+"""Files around tracking: queries and masks in, tracks out.
+
+T frames, N points. This file does not import torch.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overt.errors import DataError
+from overt.files.bounds import read_file
+
+Queries = NDArray[np.float32]  # (N, 3): frame, x, y in pixels
+
+
+def read_mask(path: Path) -> NDArray[np.bool_]:
+    """A picture as true where it is not black."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as picture:
+            return np.asarray(picture.convert("RGB")).max(-1) > 0  # type: ignore[no-any-return]
+    except (OSError, SyntaxError, ValueError) as error:
+        raise DataError(f"--mask {path}: not a readable picture ({error})") from error
+
+
+def read_queries(path: Path) -> Queries:
+    """Queries from a CSV file, with a heading t,x,y or without, or from JSON of such triples."""
+    try:
+        text = read_file(path).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"--queries {path}: it cannot be read ({error})") from error
+    rows = _json_rows(path, text) if path.suffix.lower() == ".json" else _csv_rows(path, text)
+    if not rows:
+        raise DataError(f"--queries {path}: it has no queries; give lines of t,x,y")
+    queries = np.zeros((len(rows), 3), dtype=np.float32)
+    for number, row in enumerate(rows):
+        try:
+            values = [float(value) for value in row]
+        except (TypeError, ValueError, OverflowError):
+            values = []
+        if len(values) != 3 or not all(map(math.isfinite, values)) or values[0] % 1:
+            raise _bad_query(path, number, row)
+        queries[number] = values
+    return queries
+
+
+def _csv_rows(path: Path, text: str) -> list[list[str]]:
+    try:
+        rows = [row for row in csv.reader(io.StringIO(text)) if any(map(str.strip, row))]
+    except csv.Error as error:
+        raise DataError(f"--queries {path}: no lines of t,x,y ({error})") from error
+    heading = [word.strip().lower() for word in rows[0]] if rows else []
+    return rows[1:] if heading == ["t", "x", "y"] else rows
+
+
+def _json_rows(path: Path, text: str) -> list[Any]:
+    try:
+        rows = json.loads(text)
+    except (ValueError, RecursionError) as error:  # a number of 5000 digits; nested too deep
+        raise DataError(f"--queries {path}: not valid JSON ({error})") from error
+    if not isinstance(rows, list):
+        raise DataError(f"--queries {path}: expected a list of [t, x, y]")
+    rows = [
+        [row.get(key) for key in ("t", "x", "y")] if isinstance(row, dict) else row for row in rows
+    ]
+    for number, row in enumerate(rows):
+        # A text is a list of letters to Python, and true is 1.
+        if not isinstance(row, list) or not {type(value) for value in row} <= {int, float}:
+            raise _bad_query(path, number, row)
+    return rows
+
+
+def _bad_query(path: Path, number: int, row: object) -> DataError:
+    return DataError(
+        f"--queries {path}: query {number} is {row}; expected [t, x, y]: integer frame index, "
+        "then x and y in pixels"
+    )
+
+
+def write_tracks(folder: Path, queries: Queries, arrays: dict[str, NDArray[Any]]) -> None:
+    """Write tracks_xy, visible, visibility and confidence, (T, N, ...) each.
+
+    tracks.npz has them as arrays, tracks.csv a line for each point and frame.
+    """
+    stored: dict[str, Any] = {"queries": queries, **arrays}
+    np.savez_compressed(folder / "tracks.npz", **stored)
+    frames, points = arrays["visible"].shape
+    with (folder / "tracks.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["point", "t", "x", "y", "visible", "visibility", "confidence"])
+        for point in range(points):
+            for frame in range(frames):
+                x, y = arrays["tracks_xy"][frame, point]
+                sure = (arrays[name][frame, point] for name in ("visibility", "confidence"))
+                visible = int(arrays["visible"][frame, point])
+                numbers = [f"{x:.3f}", f"{y:.3f}", visible, *(f"{part:.4f}" for part in sure)]
+                writer.writerow([point, frame, *numbers])

@@ -1,0 +1,151 @@
+"""CoTracker3 on frames that arrive one by one, from a camera for example.
+
+The online model sees windows of S frames, one every S / 2: a point's position is known up to S / 2
+frames after its frame was seen. N points, H x W pixels of the frames that arrive.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from overt.data.tracking.clips import QUERY_MARGIN
+from overt.errors import DataError
+from overt.recipes.cotracker3.model import Tracks
+from overt.recipes.cotracker3.online import CoTracker3Online
+from overt.tasks import PointTracks
+
+NEVER = 2.0**30  # the query frame of points that are yet to be given
+
+
+class LiveFrame(NamedTuple):
+    """What is known of the points given so far, in the newest frame that a window has covered."""
+
+    points_xy: Tensor  # (N, 2) pixels
+    visible: Tensor  # (N,) bool
+    visibility: Tensor  # (N,) probabilities
+    rho: Tensor  # (N,) probabilities of being wrong
+
+
+class LiveTracker:
+    """Takes frames by `observe`, points of the newest frame by `add`, and follows by `advance`.
+
+    `finish` returns the tracks through all frames. Room is made for `points` points in all.
+    """
+
+    def __init__(
+        self,
+        model: CoTracker3Online,
+        frame_size: tuple[int, int],  # (height, width)
+        points: int,
+        resolution: tuple[int, int],
+        iters: int,
+        threshold: float,
+    ) -> None:
+        self.model, self.frame_size, self.resolution = model, frame_size, resolution
+        self.iters, self.threshold = iters, threshold
+        self.device = next(model.parameters()).device
+        self.queries = torch.full((1, points, 3), NEVER, device=self.device)
+        self.queries[..., 1:] = 0
+        self.given = 0  # points that have been added
+        self.seen = 0  # frames
+        self.window: list[Tensor] = []  # resized frames that the next window has
+        self.tracks: Tracks | None = None
+        height, width = frame_size
+        self.scale_xy = torch.tensor(
+            [(resolution[1] - 1) / (width - 1), (resolution[0] - 1) / (height - 1)],
+            device=self.device,
+        )
+        model.init_video_online_processing()
+
+    @torch.no_grad()
+    def observe(self, frame: Tensor) -> None:
+        """Take the newest frame, (3, H, W) uint8."""
+        if frame.shape != (3, *self.frame_size) or frame.dtype != torch.uint8:
+            raise DataError(
+                f"a frame of shape {tuple(frame.shape)} and type {frame.dtype}; this tracker "
+                f"follows points in uint8 frames of shape {(3, *self.frame_size)}"
+            )
+        pixels = frame[None].to(self.device).float()
+        resized = F.interpolate(pixels, self.resolution, mode="bilinear", align_corners=True)
+        self.window.append(resized[0])
+        self.seen += 1
+
+    def add(self, points_xy: Tensor) -> list[int]:
+        """Follow these points (N, 2) of the newest frame too; return a number for each."""
+        first, last = self.given, self.given + len(points_xy)
+        height, width = self.frame_size
+        if self.seen == 0:
+            raise DataError("points were added before the first frame; show a frame first")
+        if last > self.queries.shape[1]:
+            raise DataError(
+                f"{last} points, and room for {self.queries.shape[1]} was asked for; give the "
+                "number of all points at the start"
+            )
+        limit = torch.tensor([width - 1, height - 1]).to(points_xy)
+        inside = (points_xy >= -QUERY_MARGIN) & (points_xy <= limit + QUERY_MARGIN)
+        if not inside.all():
+            number = int((~inside.all(-1)).nonzero()[0])
+            x, y = points_xy[number].tolist()
+            raise DataError(
+                f"point {number} at ({x:g}, {y:g}) lies outside the frame of {width} x {height} "
+                "pixels; leave it out"
+            )
+        self.queries[0, first:last, 0] = self.seen - 1
+        self.queries[0, first:last, 1:] = points_xy.to(self.device) * self.scale_xy
+        self.given = last
+        return list(range(first, last))
+
+    def advance(self) -> LiveFrame:
+        """Run a window where one is complete; return the newest known positions."""
+        if len(self.window) == self.model.window_len:
+            self._run()
+        if self.tracks is None:
+            count = self.given
+            nothing = torch.zeros(count, device=self.device)
+            points_xy = self.queries[0, :count, 1:] / self.scale_xy
+            return LiveFrame(points_xy, nothing > 0, nothing, 1 - nothing)
+        tracks = self._points()
+        return LiveFrame(
+            tracks.tracks_xy[-1],
+            tracks.visible[-1],
+            tracks.visibility[-1],
+            1 - tracks.confidence[-1],
+        )
+
+    def finish(self) -> PointTracks:
+        """Return the tracks of all points through all frames, on the CPU.
+
+        Before it is given, a point rests at its query, invisible.
+        """
+        if self.seen == 0:
+            raise DataError("not one frame arrived")
+        shared = 0 if self.tracks is None else self.model.step
+        if len(self.window) > shared:  # frames that no window has had yet
+            self._run()
+        tracks = self._points()
+        times = torch.arange(self.seen, device=self.device)[:, None]
+        before = times < self.queries[0, : self.given, 0]
+        points_xy = self.queries[0, : self.given, 1:] / self.scale_xy
+        result = PointTracks(
+            torch.where(before[..., None], points_xy, tracks.tracks_xy),
+            tracks.visible & ~before,
+            tracks.visibility.masked_fill(before, 0),
+            tracks.confidence.masked_fill(before, 0),
+        )
+        self.model.init_video_online_processing()  # frees the memory of the stream
+        return PointTracks(*(part.cpu() for part in result))
+
+    def _run(self) -> None:
+        chunk = torch.stack(self.window)[None]
+        self.tracks = self.model(chunk, self.queries, self.iters, is_online=True)
+        self.window = self.window[self.model.step :] if len(chunk[0]) > self.model.step else []
+
+    def _points(self) -> PointTracks:
+        assert self.tracks is not None
+        tracks_xy, visibility, confidence = (part[0, :, : self.given] for part in self.tracks[:3])
+        visible = visibility * confidence > self.threshold
+        return PointTracks(tracks_xy / self.scale_xy, visible, visibility, confidence)

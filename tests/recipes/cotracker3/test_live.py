@@ -1,0 +1,56 @@
+"""CoTracker3 on frames that arrive one by one."""
+
+import pytest
+import torch
+from small_recipes import small_tracker, tracker_inputs
+
+from overt.errors import DataError
+from overt.recipes.cotracker3.live import LiveTracker
+from overt.recipes.cotracker3.online import CoTracker3Online
+from overt.recipes.cotracker3.predictor import Predictor
+
+SIZE = (32, 40)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return small_tracker(CoTracker3Online)
+
+
+def live(model, points=3):
+    return LiveTracker(model, SIZE, points, SIZE, iters=2, threshold=0.25)
+
+
+@pytest.mark.parametrize("frames", [2, 6, 8, 11])
+def test_frames_that_arrive_give_the_tracks_of_the_whole_video(model, frames):
+    video, _ = tracker_inputs(batch=1, frames=frames)
+    queries = torch.tensor([[0.0, 8.0, 9.0], [1.0, 20.0, 15.0], [frames - 1.0, 30.0, 20.0]])
+    tracker = live(model)
+    for time, frame in enumerate(video[0]):
+        tracker.observe(frame)
+        new = queries[queries[:, 0] == time]
+        if len(new):
+            tracker.add(new[:, 1:])
+        state = tracker.advance()
+        assert len(state.points_xy) == int((queries[:, 0] <= time).sum())
+    tracks = tracker.finish()
+    whole = Predictor(model, SIZE, iters=2)(video, queries[None])
+    after = torch.arange(frames)[:, None] >= queries[:, 0]
+    assert torch.allclose(tracks.tracks_xy[after], whole.tracks_xy[0][after], atol=1e-3)
+    assert torch.allclose(tracks.visibility[after], whole.visibility[0][after], atol=1e-4)
+    assert not tracks.visible[~after].any()
+
+
+def test_refusals(model):
+    tracker = live(model, points=1)
+    with pytest.raises(DataError, match="before the first frame"):
+        tracker.add(torch.zeros(1, 2))
+    with pytest.raises(DataError, match="not one frame"):
+        tracker.finish()
+    with pytest.raises(DataError, match="a frame of shape"):
+        tracker.observe(torch.zeros(3, 8, 8, dtype=torch.uint8))
+    tracker.observe(torch.zeros((3, *SIZE), dtype=torch.uint8))
+    with pytest.raises(DataError, match="outside the frame"):
+        tracker.add(torch.tensor([[100.0, 0.0]]))
+    with pytest.raises(DataError, match="room for 1"):
+        tracker.add(torch.zeros(2, 2))
