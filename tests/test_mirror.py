@@ -63,6 +63,7 @@ COVERED = {
     "recipes/lbm/clip": "recipes/lbm/test_online.py",
     "recipes/lbm/config": "recipes/lbm/test_recipe.py",
     "recipes/pcdiff/config": "recipes/pcdiff/test_recipe.py",
+    "recipes/pcdiff/voxel_config": "recipes/pcdiff/test_voxel_recipe.py",
     "recipes/pcdiff/layers": "recipes/pcdiff/test_denoiser.py",
     "testing/subject": "testing/test_checks.py",
     "tools/plan/communication": "tools/plan/test_predict.py",
