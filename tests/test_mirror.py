@@ -38,6 +38,7 @@ FILES = {
     "test_examples.py": "examples/own_recipe",
     "test_examples_blade.py": "examples/blade",
     "test_examples_jepa.py": "examples/jepa",
+    "test_examples_pcdiff.py": "examples/pcdiff",
     "test_extras.py": "what works without optional packages",
     "test_guides.py": "the guides of docs/, followed command by command",
     "test_imports.py": "who may import whom",

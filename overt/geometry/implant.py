@@ -66,12 +66,13 @@ def finish(
         changed[name] = int(after.sum()) - int(current.sum())
         return after
 
+    # First: the thin layers around a cavity would be taken for specks.
+    current = keep("holes", binary_fill_holes(current) & ~occupied)
     # Threads and specks of one voxel are noise of the points; a wall of two voxels stays.
     opened = binary_opening(current, np.ones((2, 2, 2)))
     current = keep("specks", opened if opened.any() else current)
     if how.largest_part:
         current = keep("parts", largest_part(current))
-    current = keep("holes", binary_fill_holes(current) & ~occupied)
     if how.hole_mm > 0:
         current = keep("through_holes", close_holes(current, occupied, spacing, how.hole_mm))
     if how.smooth_mm > 0:
@@ -104,7 +105,9 @@ def close_holes(implant: Mask, occupied: Mask, spacing: Sequence[float], hole_mm
     """
     bone = implant | occupied
     grown = distance_to(bone, spacing) <= hole_mm / 2
-    closed = distance_to(~grown, spacing) > hole_mm / 2
+    # Outside of the box nothing is bone: a shell that leaves it is not closed at its face.
+    outside = np.pad(~grown, 1, constant_values=True)
+    closed = distance_to(outside, spacing)[1:-1, 1:-1, 1:-1] > hole_mm / 2
     # Where the skull alone would be closed, as in its sutures, nothing is added.
     near = distance_to(implant, spacing) <= hole_mm
     return np.asarray((implant | (closed & near)) & ~occupied)
@@ -136,8 +139,7 @@ def thicken(implant: Mask, occupied: Mask, spacing: Sequence[float], wall_mm: fl
     middle = thin & (depth >= maximum_filter(depth, size=3))
     if not middle.any():
         return implant
-    # Half a voxel of the middle counts towards the wall.
-    grown = distance_to(middle, spacing) <= radius - 0.25 * float(np.mean(spacing))
+    grown = distance_to(middle, spacing) <= radius
     return np.asarray((implant | grown) & ~occupied)
 
 
