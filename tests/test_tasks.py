@@ -35,6 +35,7 @@ RECIPES = {
 }
 ALL = {
     PointTracker, OnlinePointTracker, Exportable, SkullCompleter, PersonEstimator, ImageEncoder,
+    ImplantVoxelizer,
 }  # fmt: skip
 
 
