@@ -174,7 +174,7 @@ def complete(
                 count,
                 settings.evaluation,
                 plan,
-                cases.places[first : first + size],
+                cases.numbers[first : first + size],
             )
             for first in range(0, len(batch), size)
         ]
@@ -187,7 +187,7 @@ def complete(
         shifts=np.stack([case.cloud.shift for case in batch]),
         scales=np.stack([case.cloud.scale for case in batch]),
     )
-    noise = [cases.noise(index, (count, 3)) for index in range(len(batch))]
+    noise = [cases.noise(index, plan.shared_noise) for index in range(len(batch))]
     score = partial(score_one, settings=settings.evaluation, dataset=settings.data.dataset)
     work = list(zip(batch, implants, noise, strict=True))
     if options.workers:

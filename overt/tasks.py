@@ -66,6 +66,14 @@ class SkullCompleter(Protocol):
         """Return implants for a defective skull; `where` names it in messages."""
 
 
+@runtime_checkable
+class ImplantVoxelizer(Protocol):
+    """`overt complete --voxels`: make volumes of sampled implants."""
+
+    def implant_volumes(self, model: Any, known: Any, implants: Tensor, grid: Any) -> list[Any]:
+        """Return a mask in the voxels of a scan for each implant (n, K, 3)."""
+
+
 @dataclass(frozen=True)
 class PersonEstimate:
     """A person and the camera that saw them; meters in the camera frame, pixels of the picture."""

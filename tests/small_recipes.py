@@ -175,6 +175,24 @@ SMALL_PCDIFF = Small(
     ),
 )
 
+SMALL_VOXELS = Small(
+    "pcdiff_voxels_tiny",
+    "skulls",
+    (
+        "data.synthetic.count=2",
+        "data.synthetic.side=24",
+        "data.synthetic.points=400",
+        "data.num_points=320",
+        "data.num_implant_points=64",
+        "model.width=8",
+        "model.grid=8",
+        "model.side=24",
+        "evaluation.cases=2",
+        "training.global_batch_size=4",
+        "training.evaluate_every_steps=null",
+    ),
+)
+
 # Pictures of 32 pixels, narrow networks, a handful of people.
 _BLADE = (
     "data.synthetic.train=16",
@@ -227,6 +245,7 @@ SMALL = {
         SMALL_LBM,
         SMALL_HJEPA,
         SMALL_PCDIFF,
+        SMALL_VOXELS,
         *SMALL_BLADE.values(),
     )
 }

@@ -13,6 +13,7 @@ from overt.errors import ConfigError
 from overt.tasks import (
     Exportable,
     ImageEncoder,
+    ImplantVoxelizer,
     OnlinePointTracker,
     PersonEstimate,
     PersonEstimator,
@@ -27,12 +28,14 @@ RECIPES = {
     "overt.recipes.cotracker3.recipe.CoTracker3OnlineRecipe": {PointTracker},
     "overt.recipes.lbm.recipe.LBMRecipe": {PointTracker, OnlinePointTracker, Exportable},
     "overt.recipes.pcdiff.recipe.PCDiffRecipe": {SkullCompleter},
+    "overt.recipes.pcdiff.voxel_recipe.VoxelRecipe": {ImplantVoxelizer},
     "overt.recipes.hjepa.recipe.HJEPARecipe": {ImageEncoder},
     "overt.recipes.blade.depth_recipe.DepthNetRecipe": set(),
     "overt.recipes.blade.pose_recipe.PoseNetRecipe": {PersonEstimator},
 }
 ALL = {
     PointTracker, OnlinePointTracker, Exportable, SkullCompleter, PersonEstimator, ImageEncoder,
+    ImplantVoxelizer,
 }  # fmt: skip
 
 

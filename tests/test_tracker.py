@@ -9,8 +9,9 @@ from small_recipes import SMALL_COTRACKER3, SMALL_COTRACKER3_ONLINE
 
 import overt
 from overt.errors import ConfigError, DataError
+from overt.progress import told_to
 from overt.recipes.cotracker3 import recipe as cotracker3
-from overt.tracker import Tracker, choose_queries, progress_line, read_frames, recipe_of
+from overt.tracker import Tracker, choose_queries, point_counter, read_frames, recipe_of
 
 FRAMES, HEIGHT, WIDTH = 5, 36, 48
 
@@ -142,10 +143,8 @@ def test_a_camera_is_recorded(tracker, video, monkeypatch):
         tracker(video, frames=0)
 
 
-def test_progress_says_how_long_it_takes(monkeypatch, capsys):
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    report = progress_line(8)
-    report(0.5)
-    assert "50% of 8 points" in capsys.readouterr().err
-    report(1.0)
-    assert capsys.readouterr().err.strip() == ""
+def test_progress_counts_points():
+    told = []
+    with told_to(lambda what, done, total: told.append((done, total))):
+        point_counter(8)(0.5)
+    assert told == [(4, 8)]

@@ -2,7 +2,9 @@
 
 SCAN is a CT or a mask (DICOM folder, .nrrd, .nii.gz, .inv3, .npz), a closed mesh (.stl, .ply, .obj)
 or a cloud of points (.npy, (points, 3)). A checkpoint folder of overt stores its recipe; for any
-other file, give --recipe. --mirror needs neither: it mirrors the healthy side.
+other file, give --recipe. --mirror needs neither: it mirrors the healthy side. --voxels names a
+trained second stage (pcdiff_voxels), which makes volumes of the sampled points instead of a ball
+rolled around them.
 
 Everything is written in patient space (LPS, mm): implant.stl, implant.obj, implant.nrrd and
 implant.nii.gz, report.html (an interactive 3D view), case.json, the sampled points (sample_N.ply),
@@ -26,7 +28,7 @@ from overt.commands.arguments import configure_model, finite_number, model_optio
 from overt.config import Config, build_recipe
 from overt.errors import ConfigError, DataError
 from overt.progress import shown
-from overt.tasks import SkullCompleter, need_task
+from overt.tasks import ImplantVoxelizer, SkullCompleter, need_task
 
 if TYPE_CHECKING:
     from overt.data.skulls.volumes import CloudFrame, Volume
@@ -88,8 +90,11 @@ def main(arguments: Sequence[str]) -> int:
             "checkpoint": str(options.checkpoint),
             "recipe": config.recipe.name,
             "sampling": vars(config.settings.evaluation),
+            "second_stage": None if options.voxels is None else str(options.voxels),
+            "finishing": finishing_of(options)._asdict(),
         }
-        written += write_volumes(options, folder, skull, clouds, facts, clock)
+        samples = make_volumes(options, config, skull, completion, clock)
+        written += write_volumes(options, folder, skull, samples, facts, clock)
     print(
         f"{len(implants)} implant(s) of {implants.shape[1]} points\n"
         f"written to {folder}: {', '.join(written)}"
@@ -131,6 +136,31 @@ def make_parser() -> argparse.ArgumentParser:
         default=0.0,
         metavar="MM",
         help="distance kept from the skull; default: 0",
+    )
+    parser.add_argument(
+        "--min-wall",
+        type=finite_number(0),
+        default=0.0,
+        metavar="MM",
+        help="make thinner walls as thick as this; default: 0, as they are",
+    )
+    parser.add_argument(
+        "--smooth",
+        type=finite_number(0),
+        default=0.0,
+        metavar="MM",
+        help="width of the smoothing, which keeps the rim; default: 0, none",
+    )
+    parser.add_argument(
+        "--close-holes",
+        type=finite_number(0),
+        default=0.0,
+        metavar="MM",
+        help="close holes through the wall up to this width; default: 0, cavities only",
+    )
+    parser.add_argument("--all-parts", action="store_true", help="not only the largest part")
+    parser.add_argument(
+        "--voxels", type=Path, metavar="CHECKPOINT", help="a trained second stage, file or folder"
     )
     parser.add_argument(
         "--spacing",
@@ -227,33 +257,75 @@ def write_clouds(folder: Path, completion: Any, implants: Points) -> list[str]:
     return [*(f"{name}.npy" for name in arrays), f"{len(parts)} sample_N.ply", "picture.png"]
 
 
+def finishing_of(options: argparse.Namespace) -> Any:
+    """Return what is to be done to the implant before it is written."""
+    from overt.geometry.implant import Finishing
+
+    return Finishing(
+        clearance_mm=options.clearance,
+        min_wall_mm=options.min_wall,
+        smooth_mm=options.smooth,
+        hole_mm=options.close_holes,
+        largest_part=not options.all_parts,
+    )
+
+
+def make_volumes(
+    options: argparse.Namespace, config: Config, skull: Skull, completion: Any, clock: Clock
+) -> list[NDArray[np.bool_]]:
+    """Return a volume for each sample: by the second stage, or by rolling a ball around points."""
+    volume, frame = skull.volume, skull.frame
+    assert volume is not None
+    assert frame is not None
+    known = completion.known
+    if options.voxels is None:
+        from overt.geometry.solid import solid_of_points
+
+        ball = vars(config.settings.evaluation).get("solid_mm", 8.0)
+        clouds = completion.implants.numpy() * known.scale + known.shift
+        samples = [
+            solid_of_points(frame.to_indices(cloud), volume.values.shape, volume.spacing, ball)
+            & ~volume.values
+            for cloud in clouds
+        ]
+        clock.end("solid", f"{len(samples)} volume(s)")
+        return samples
+    from overt.checkpoint.trained import load_model
+    from overt.distributed import init_distributed
+    from overt.geometry.indicator import ScanGrid
+
+    second = configure_model(options.voxels, None, [], options.package)
+    recipe = build_recipe(second)
+    voxelizer = need_task(recipe, ImplantVoxelizer, second.recipe.name)
+    model, report = load_model(recipe, options.voxels, options.part)
+    device = init_distributed(config.training.device).device
+    grid = ScanGrid(volume.values, volume.spacing, frame.to_indices)
+    made: list[NDArray[np.bool_]] = voxelizer.implant_volumes(
+        model.to(device), known, completion.implants, grid
+    )
+    clock.end("voxels", f"{len(made)} volume(s) by {second.recipe.name}; {report}")
+    return made
+
+
 def write_volumes(
     options: argparse.Namespace,
     folder: Path,
     skull: Skull,
-    clouds: Points,  # (n, K, 3)
+    samples: list[NDArray[np.bool_]],
     facts: dict[str, Any],
     clock: Clock,
 ) -> list[str]:
     """Write the implant that the samples agree on as volume, meshes and page."""
     from overt.geometry.implant import finish
-    from overt.geometry.solid import solid_of_points
     from overt.tools.report.case_folder import Case, write_case
 
-    volume, frame = skull.volume, skull.frame
+    volume = skull.volume
     assert volume is not None
-    assert frame is not None
-    ball = facts["sampling"].get("solid_mm", 8.0)
-    shape, spacing = volume.values.shape, volume.spacing
-    samples = [
-        solid_of_points(frame.to_indices(cloud), shape, spacing, ball) & ~volume.values
-        for cloud in clouds
-    ]
+    spacing = volume.spacing
     voters = samples if options.vote else samples[:1]
     votes = np.sum(voters, axis=0, dtype=np.int32)
     chosen = np.asarray(votes >= (len(voters) + 1) // 2)
-    clock.end("solid", f"{len(samples)} volume(s)")
-    finished = finish(chosen, volume.values, spacing, options.clearance)
+    finished = finish(chosen, volume.values, spacing, finishing_of(options))
     if not finished.implant.any():
         print("the samples enclose no volume that most of them share: the implant is empty")
     notes = [skull.how, f"Implant by {'vote of ' if options.vote else 'the first of '}"
@@ -274,7 +346,7 @@ def mirror(options: argparse.Namespace, folder: Path, clock: Clock) -> int:
     clock.end("read", how)
     implant, matrix, mismatch = mirrored_implant(volume.values, volume.affine)
     clock.end("mirror", f"the halves differ by {mismatch:.2f} mm on average")
-    finished = finish(implant, volume.values, volume.spacing, options.clearance)
+    finished = finish(implant, volume.values, volume.spacing, finishing_of(options))
     skull = Skull(volume, how, np.zeros((0, 3)), None)
     facts = facts_of(options, skull, clock) | {
         "method": "mirror", "mirror": matrix.tolist(), "mismatch_mm": mismatch,

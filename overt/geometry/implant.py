@@ -17,9 +17,20 @@ from overt.geometry.voxels import Mask, bounding_box, distance_to
 
 _LONGEST_MM = 25.0  # walls are followed no further
 _STEP_MM = 0.2
+_RIM_MM = 3.0  # from the skull: what smoothing leaves alone
 
 Points = NDArray[np.floating[Any]]
 Faces = NDArray[np.int64]
+
+
+class Finishing(NamedTuple):
+    """What is done to an implant; lengths in mm, 0 leaves a treatment out."""
+
+    clearance_mm: float = 0.0  # distance kept from the skull
+    min_wall_mm: float = 0.0  # thinner walls are made as thick
+    smooth_mm: float = 0.0  # width of the smoothing; the rim stays as it is
+    hole_mm: float = 0.0  # holes through the wall up to this width are closed
+    largest_part: bool = True
 
 
 class Finished(NamedTuple):
@@ -28,24 +39,26 @@ class Finished(NamedTuple):
 
 
 def finish(
-    implant: Mask, skull: Mask, spacing: Sequence[float], clearance_mm: float = 0.0
+    implant: Mask, skull: Mask, spacing: Sequence[float], how: Finishing | None = None
 ) -> Finished:
-    """Return the largest part of an implant without holes, at a distance from the skull.
+    """Return an implant fit for printing: without specks and cavities, and as `how` says.
 
     Every treatment is counted, so that a mostly repaired implant is noticed before it is printed.
     """
     try:
-        from scipy.ndimage import binary_fill_holes, binary_opening, label
+        from scipy.ndimage import binary_fill_holes, binary_opening
     except ImportError as error:
         raise DataError(
             "implants are finished with SciPy, which is not installed; pip install 'overt[skulls]'"
         ) from error
 
+    how = how or Finishing()
     changed: dict[str, int] = {}
     if not implant.any():
         return Finished(implant, changed)
     whole = np.zeros_like(implant)
-    margin = [int(np.ceil(clearance_mm / step)) + 2 for step in spacing]
+    reach = how.clearance_mm + how.min_wall_mm + how.hole_mm + 3 * how.smooth_mm
+    margin = [int(np.ceil(reach / step)) + 2 for step in spacing]
     box = bounding_box(implant, margin)
     current, occupied = implant[box], skull[box]
 
@@ -53,17 +66,81 @@ def finish(
         changed[name] = int(after.sum()) - int(current.sum())
         return after
 
+    # First: the thin layers around a cavity would be taken for specks.
+    current = keep("holes", binary_fill_holes(current) & ~occupied)
     # Threads and specks of one voxel are noise of the points; a wall of two voxels stays.
     opened = binary_opening(current, np.ones((2, 2, 2)))
     current = keep("specks", opened if opened.any() else current)
-    labels, count = label(current)
-    if count > 1:
-        current = keep("parts", labels == np.bincount(labels.ravel())[1:].argmax() + 1)
-    current = keep("holes", binary_fill_holes(current) & ~occupied)
-    if clearance_mm > 0 and occupied.any():
-        current = keep("clearance", current & (distance_to(occupied, spacing) > clearance_mm))
+    if how.largest_part:
+        current = keep("parts", largest_part(current))
+    if how.hole_mm > 0:
+        current = keep("through_holes", close_holes(current, occupied, spacing, how.hole_mm))
+    if how.smooth_mm > 0:
+        current = keep("smoothing", smooth(current, occupied, spacing, how.smooth_mm))
+    if how.min_wall_mm > 0:
+        current = keep("thin_walls", thicken(current, occupied, spacing, how.min_wall_mm))
+    if how.clearance_mm > 0 and occupied.any():
+        near = distance_to(occupied, spacing) <= how.clearance_mm
+        current = keep("clearance", current & ~near)
+        if how.largest_part and current.any():
+            current = keep("parts_after_clearance", largest_part(current))
     whole[box] = current
     return Finished(whole, changed)
+
+
+def largest_part(mask: Mask) -> Mask:
+    """Return the largest of the parts that no face connects."""
+    from scipy.ndimage import label
+
+    labels, count = label(mask)
+    if count <= 1:
+        return mask
+    return np.asarray(labels == np.bincount(labels.ravel())[1:].argmax() + 1)
+
+
+def close_holes(implant: Mask, occupied: Mask, spacing: Sequence[float], hole_mm: float) -> Mask:
+    """Return the implant with holes through its wall closed, up to a width in mm.
+
+    It is closed together with the skull: the joint between them is not taken for a hole.
+    """
+    bone = implant | occupied
+    grown = distance_to(bone, spacing) <= hole_mm / 2
+    # Outside of the box nothing is bone: a shell that leaves it is not closed at its face.
+    outside = np.pad(~grown, 1, constant_values=True)
+    closed = distance_to(outside, spacing)[1:-1, 1:-1, 1:-1] > hole_mm / 2
+    # Where the skull alone would be closed, as in its sutures, nothing is added.
+    near = distance_to(implant, spacing) <= hole_mm
+    return np.asarray((implant | (closed & near)) & ~occupied)
+
+
+def smooth(implant: Mask, occupied: Mask, spacing: Sequence[float], width_mm: float) -> Mask:
+    """Return the implant with both surfaces smoothed and the rim, where it meets bone, as it is."""
+    from scipy.ndimage import gaussian_filter
+
+    sigma = [width_mm / step for step in spacing]
+    # Together with the skull: the surface runs on beyond the rim.
+    blurred = gaussian_filter((implant | occupied).astype(np.float32), sigma)
+    smoothed = (blurred > 0.5) & (distance_to(implant, spacing) <= width_mm)
+    if occupied.any():
+        rim = distance_to(occupied, spacing) <= _RIM_MM
+        smoothed = np.where(rim, implant, smoothed)
+    return np.asarray(smoothed & ~occupied)
+
+
+def thicken(implant: Mask, occupied: Mask, spacing: Sequence[float], wall_mm: float) -> Mask:
+    """Return the implant with walls thinner than `wall_mm` grown to it from their middle."""
+    from scipy.ndimage import maximum_filter
+
+    radius = wall_mm / 2
+    depth = distance_to(~(implant | occupied), spacing)  # of a voxel below the surface
+    # A ball of the wanted wall fits around these; what it does not reach is thin.
+    thick = depth > radius
+    thin = implant & (distance_to(thick, spacing) > radius) if thick.any() else implant
+    middle = thin & (depth >= maximum_filter(depth, size=3))
+    if not middle.any():
+        return implant
+    grown = distance_to(middle, spacing) <= radius
+    return np.asarray((implant | grown) & ~occupied)
 
 
 def wall_thickness(

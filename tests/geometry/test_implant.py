@@ -25,7 +25,7 @@ def test_specks_parts_holes_and_clearance_are_treated_and_counted() -> None:
     skull[:10] = True
     skull[10:12, 10:50, 5:11] = True  # overlaps the plate
     rough &= ~skull
-    finished, changed = implants.finish(rough, skull, SPACING, clearance_mm=1.0)
+    finished, changed = implants.finish(rough, skull, SPACING, implants.Finishing(clearance_mm=1.0))
     expected = plate()
     expected[:14] = False  # two voxels of skull, two of clearance
     np.testing.assert_array_equal(finished, expected)
@@ -35,6 +35,56 @@ def test_specks_parts_holes_and_clearance_are_treated_and_counted() -> None:
     assert changed["clearance"] < 0
     nothing = np.zeros_like(rough)
     assert not implants.finish(nothing, skull, SPACING).implant.any()
+
+
+def test_parts_are_kept_where_asked() -> None:
+    rough = plate()
+    rough[52:55, 55:58, 2:5] = True
+    how = implants.Finishing(largest_part=False)
+    np.testing.assert_array_equal(
+        implants.finish(rough, np.zeros_like(rough), SPACING, how).implant, rough
+    )
+
+
+def test_thin_walls_grow_to_the_least_thickness_and_thick_ones_stay() -> None:
+    mask = np.zeros((60, 60, 24), dtype=bool)
+    mask[10:50, 10:50, 8:16] = True  # 8 mm
+    mask[20:40, 20:40, 11:] = False
+    mask[20:40, 20:40, 8:10] = True  # 3 mm
+    skull = np.zeros_like(mask)
+    grown = implants.thicken(mask, skull, SPACING, 5.0)
+    assert grown[30, 30].sum() == 5
+    assert not (mask & ~grown).any()
+    np.testing.assert_array_equal(grown[12:16], mask[12:16])
+    np.testing.assert_array_equal(implants.thicken(plate(), skull[..., :16], SPACING, 5.0), plate())
+
+
+def test_smoothing_takes_bumps_away_and_keeps_the_rim() -> None:
+    mask, skull = plate(), np.zeros((60, 60, 16), dtype=bool)
+    skull[:10, :, 5:11] = True
+    rough = mask.copy()
+    rng = np.random.default_rng(0)
+    bumps = rng.random((40, 40)) < 0.3
+    rough[10:50, 10:50, 11] = bumps
+    how = implants.Finishing(smooth_mm=1.0)
+    smoothed = implants.finish(rough, skull, SPACING, how).implant
+    inner = np.s_[18:46, 14:46]
+    before, after = ((part ^ mask)[inner].sum() for part in (rough, smoothed))
+    assert after < 0.1 * before
+    rim = np.s_[10:15, 14:46]
+    np.testing.assert_array_equal(smoothed[rim][:, :, 5:11], mask[rim][:, :, 5:11])
+    assert not (smoothed & skull).any()
+
+
+def test_holes_through_the_wall_are_closed_up_to_their_width() -> None:
+    mask, skull = plate(), np.zeros((60, 60, 16), dtype=bool)
+    holed = mask.copy()
+    holed[20:24, 20:24] = False  # 2 mm
+    holed[30:44, 30:44] = False  # 7 mm
+    closed = implants.finish(holed, skull, SPACING, implants.Finishing(hole_mm=4.0)).implant
+    # A ball that rolls over the hole dips into it a little.
+    assert closed[20:24, 20:24, 6:10].all()
+    assert not closed[34:40, 34:40].any()
 
 
 def test_the_thickness_of_a_plate() -> None:

@@ -69,6 +69,17 @@ SMALLEST = {
         "model.predictor.depth=1",
         "model.predictor.num_heads=2",
     ],
+    "pcdiff_voxels_tiny": [
+        "data.synthetic.count=2",
+        "data.synthetic.side=24",
+        "data.synthetic.points=400",
+        "data.num_points=160",
+        "data.num_implant_points=32",
+        "model.width=8",
+        "model.grid=8",
+        "model.side=16",
+        "optimizer.lr=5e-3",
+    ],
     "pcdiff_tiny": [
         "data.synthetic.count=2",
         "data.synthetic.side=24",

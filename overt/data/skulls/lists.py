@@ -160,7 +160,7 @@ def read_list(path: Path) -> list[tuple[Path, str]]:
         ) from error
     if not rows:
         raise DataError(f"the list of skulls {path} is empty; expected a path in each row")
-    found = []
+    skulls = []
     for number, row in enumerate(rows):
         skull = path.parent / row  # an absolute row stays as it is
         name = skull.name.removesuffix(".nrrd").removesuffix(f"{SUFFIX}.npy")
@@ -169,8 +169,8 @@ def read_list(path: Path) -> list[tuple[Path, str]]:
                 f"{path}, row {number + 1}: {row!r}; expected complete_skull/NNN.nrrd or "
                 f"complete_skull/NNN{SUFFIX}.npy, with or without the folder before it"
             )
-        found.append((skull.parent.parent, name))
-    return found
+        skulls.append((skull.parent.parent, name))
+    return skulls
 
 
 def item_of(root: Path, dataset: str, defect: str, number: str) -> SkullItem:

@@ -24,7 +24,7 @@ from overt.errors import DataError
 from overt.files.atomic import new_file
 from overt.progress import report
 
-TRAIN_SHARE = 0.8
+TRAIN_FRACTION = 0.8
 LISTS = ("train.csv", "test.csv")
 
 
@@ -149,7 +149,7 @@ def write_lists(root: Path, names: list[str], seed: int, replace: bool = False) 
     """Write train.csv and test.csv by a seeded shuffle, 80 to 20; existing lists stay, unless
     they are to be replaced."""
     order = np.random.default_rng(seed).permutation(len(names))
-    split = min(max(round(TRAIN_SHARE * len(names)), 1), max(len(names) - 1, 1))
+    split = min(max(round(TRAIN_FRACTION * len(names)), 1), max(len(names) - 1, 1))
     for file, part in zip(LISTS, (order[:split], order[split:]), strict=True):
         target = root / file
         if replace or not target.exists():

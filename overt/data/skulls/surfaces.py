@@ -52,16 +52,16 @@ def surface_triangles(mask: NDArray[np.bool_]) -> Triangles:
     cubes = np.argwhere((codes != 0) & (codes != 255))
     kinds = codes[tuple(cubes.T)]
     cubes += first
-    found = []
+    parts = []
     for kind in np.unique(kinds):
         triangles = _cases()[kind]
         if not triangles:
             continue
         outer = [a if not kind >> a & 1 else b for a, b in EDGES]
         corners = CORNERS[[[outer[edge] for edge in triangle] for triangle in triangles]]
-        places = cubes[kinds == kind]
-        found.append((places[:, None, None] + corners).reshape(-1, 3, 3))
-    return np.concatenate(found).astype(np.float64) if found else np.zeros((0, 3, 3))
+        corner_indices = cubes[kinds == kind]
+        parts.append((corner_indices[:, None, None] + corners).reshape(-1, 3, 3))
+    return np.concatenate(parts).astype(np.float64) if parts else np.zeros((0, 3, 3))
 
 
 def scatter_on_surface(triangles: Triangles, count: int, rng: np.random.Generator) -> Points:
@@ -122,17 +122,17 @@ def close_pairs(points: Points, radius: float) -> tuple[NDArray[np.int64], NDArr
         shift = int((np.array(offset) - 1) @ steps)
         if shift < 0:
             continue  # the other of two cells sees the pair
-        place = np.searchsorted(occupied, occupied + shift)
-        place = np.minimum(place, len(occupied) - 1)
-        here = np.flatnonzero(occupied[place] == occupied + shift)
-        there = place[here]
+        neighbor = np.searchsorted(occupied, occupied + shift)
+        neighbor = np.minimum(neighbor, len(occupied) - 1)
+        here = np.flatnonzero(occupied[neighbor] == occupied + shift)
+        there = neighbor[here]
         lengths = counts[here] * counts[there]
         rank = np.arange(lengths.sum()) - np.repeat(lengths.cumsum() - lengths, lengths)
         width = np.repeat(counts[there], lengths)
-        one = order[np.repeat(starts[here], lengths) + rank // width]
+        this = order[np.repeat(starts[here], lengths) + rank // width]
         other = order[np.repeat(starts[there], lengths) + rank % width]
-        near = ((points[one] - points[other]) ** 2).sum(axis=1) < radius**2
-        near &= one < other if shift == 0 else True
-        pairs.append(np.sort(np.stack([one[near], other[near]]), axis=0))
+        near = ((points[this] - points[other]) ** 2).sum(axis=1) < radius**2
+        near &= this < other if shift == 0 else True
+        pairs.append(np.sort(np.stack([this[near], other[near]]), axis=0))
     first, second = np.concatenate(pairs, axis=1)
     return first, second

@@ -66,6 +66,9 @@ class DiffusionSettings:
     steps: int = MISSING
     # of the reverse step: fixedsmall (the posterior's) or fixedlarge (beta)
     variance: str = MISSING
+    # deviation of a part of the noise that all points of a cloud have in common. With 0, as
+    # published, the mean of the noisy points still tells where the implant is
+    shared_noise: float = 0.0
 
     def __post_init__(self) -> None:
         one_of("model.diffusion.schedule", self.schedule, SCHEDULES)
@@ -76,6 +79,7 @@ class DiffusionSettings:
                 "expected 0 < beta_start < beta_end < 1"
             )
         within("model.diffusion.steps", self.steps, 2)
+        within("model.diffusion.shared_noise", self.shared_noise, 0)
 
 
 @dataclass
@@ -94,6 +98,9 @@ class ModelSettings:
     width_multiplier: float = MISSING
     resolution_multiplier: float = MISSING
     diffusion: DiffusionSettings = MISSING
+    # a fourth channel that is 1 for points of the implant; false, as published: the network has to
+    # tell them from the skull's by where they are
+    marked_points: bool = False
 
     def __post_init__(self) -> None:
         if not self.down or len(self.down) != len(self.up):
@@ -267,4 +274,9 @@ class Settings:
         if self.evaluation.loss_times > total:
             raise ConfigError(
                 f"evaluation.loss_times={self.evaluation.loss_times}; there are only {total} steps"
+            )
+        if self.loss.type == "kl" and self.model.diffusion.shared_noise > 0:
+            raise ConfigError(
+                "loss.type=kl is that of separate noise for every point; use mse or mse_minsnr, or "
+                "model.diffusion.shared_noise=0"
             )

@@ -30,7 +30,8 @@ from overt.data.skulls.synthetic import write_skulls
 from overt.data.skulls.volumes import SKULLFIX_SPACING, cloud_frame
 from overt.distributed import main_first
 from overt.errors import ConfigError
-from overt.recipes.pcdiff.config import DataSettings, EvaluationSettings
+from overt.recipes.pcdiff.config import DataSettings, DiffusionSettings, EvaluationSettings
+from overt.recipes.pcdiff.voxel_config import VoxelEvaluationSettings
 
 FIXED_NOISE_SEED = 570
 # The skull of an example, in the coordinates of normalized clouds: half its size along each axis,
@@ -98,9 +99,9 @@ def open_list(settings: DataSettings, file: str) -> SkullList:
 class TrainingClouds:
     """The items of the training list, with points, time step and noise sampled each time."""
 
-    def __init__(self, settings: DataSettings, steps: int) -> None:
+    def __init__(self, settings: DataSettings, diffusion: DiffusionSettings) -> None:
         self.settings = settings
-        self.steps = steps
+        self.diffusion = diffusion
         self.items = open_list(settings, settings.train_list).items
 
     def __len__(self) -> int:
@@ -110,14 +111,14 @@ class TrainingClouds:
         settings, item = self.settings, self.items[index]
         known = draw(item.skull, settings.num_known_points, rng)
         implant = draw(item.implant, settings.num_implant_points, rng)
-        return noised(known, implant, settings, self.steps, index, rng, item.name)
+        return noised(known, implant, settings, self.diffusion, index, rng, item.name)
 
 
 def noised(
     known: Points,
     implant: Points,
     settings: DataSettings,
-    steps: int,
+    diffusion: DiffusionSettings,
     index: int,
     rng: np.random.Generator,
     name: str,
@@ -128,17 +129,27 @@ def noised(
         limit = np.deg2rad(settings.rotation_degrees)
         rotation = rotation_matrix(rng.uniform(-limit, limit, 3))
     cloud = training_cloud(known, implant, rotation, settings.known_box)
-    time = int(rng.integers(steps))
+    time = int(rng.integers(diffusion.steps))
     if time == 0 and settings.fixed_noise_at_t0:
         rng = sample_rng(FIXED_NOISE_SEED, 0, index)
-    noise = rng.standard_normal((len(implant), 3), dtype=np.float32)
+    noise = draw_noise(rng, len(implant), diffusion.shared_noise)
     points = torch.from_numpy(cloud.points)
-    return CloudSample(
-        points[: len(known)], points[len(known) :], torch.from_numpy(noise), time, name
-    )
+    return CloudSample(points[: len(known)], points[len(known) :], noise, time, name)
 
 
-def example_sample(settings: DataSettings, steps: int, index: int) -> CloudSample:
+def draw_noise(rng: np.random.Generator, count: int, shared: float) -> Tensor:
+    """Return noise (count, 3): standard normal, and `shared` times a vector common to all points.
+
+    The mean of many points averages separate noise out: it would tell where an implant is even at
+    the noisiest step, and sampling, which starts from noise alone, would begin with a wrong answer.
+    """
+    noise = rng.standard_normal((count, 3), dtype=np.float32)
+    if shared > 0:
+        noise += np.float32(shared) * rng.standard_normal((1, 3), dtype=np.float32)
+    return torch.from_numpy(noise)
+
+
+def example_sample(settings: DataSettings, diffusion: DiffusionSettings, index: int) -> CloudSample:
     """Make up a skull of two walls, and an implant that is a cap of both."""
     rng = sample_rng(0, 0, index)
 
@@ -153,7 +164,7 @@ def example_sample(settings: DataSettings, steps: int, index: int) -> CloudSampl
 
     known = shell(settings.num_known_points, -1.0, CAP_HEIGHT)
     implant = shell(settings.num_implant_points, CAP_HEIGHT, 1.0)
-    return noised(known, implant, settings, steps, index, rng, "example")
+    return noised(known, implant, settings, diffusion, index, rng, "example")
 
 
 def draw(path: Path, count: int, rng: np.random.Generator) -> Points:
@@ -183,19 +194,21 @@ class HeldOutCase:
 class HeldOutCases:
     """The test list, or some of it, evenly spread; a case always has the same points."""
 
-    def __init__(self, data: DataSettings, evaluation: EvaluationSettings) -> None:
+    def __init__(
+        self, data: DataSettings, evaluation: EvaluationSettings | VoxelEvaluationSettings
+    ) -> None:
         self.data = data
         self.seed = evaluation.seed
         items = open_list(data, data.test_list).items
         count = min(evaluation.cases or len(items), len(items))
-        self.places = [round(place) for place in np.linspace(0, len(items) - 1, count)]
-        self.items = [items[place] for place in self.places]
+        self.numbers = [round(number) for number in np.linspace(0, len(items) - 1, count)]
+        self.items = [items[number] for number in self.numbers]
 
     def __len__(self) -> int:
         return len(self.items)
 
     def case(self, index: int) -> HeldOutCase:
-        item, rng = self.items[index], sample_rng(self.seed, 0, self.places[index])
+        item, rng = self.items[index], sample_rng(self.seed, 0, self.numbers[index])
         cloud = known_cloud(draw(item.skull, self.data.num_known_points, rng))
         implant = draw(item.implant, self.data.num_implant_points, rng)
         return HeldOutCase(
@@ -205,10 +218,10 @@ class HeldOutCases:
             voxel_size(item, self.data.dataset),
         )
 
-    def noise(self, index: int, shape: tuple[int, ...]) -> Tensor:
-        """Noise of a case that is always the same."""
-        rng = sample_rng(self.seed, 1, self.places[index])
-        return torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
+    def noise(self, index: int, shared: float = 0.0) -> Tensor:
+        """Noise (K, 3) of a case that is always the same."""
+        rng = sample_rng(self.seed, 1, self.numbers[index])
+        return draw_noise(rng, self.data.num_implant_points, shared)
 
 
 def voxel_size(item: SkullItem, dataset: str) -> float:

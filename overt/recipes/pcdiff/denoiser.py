@@ -81,6 +81,19 @@ def make_plans(
     return plans
 
 
+def join_points(known: Tensor, implant: Tensor, marked: bool) -> Tensor:
+    """Return known points (B, 3, S), then the implant's (B, 3, K), as the denoiser takes them.
+
+    With `marked` a fourth channel says which are the implant's: (B, 4, N).
+    """
+    cloud = torch.cat([known, implant], dim=2)
+    if not marked:
+        return cloud
+    marks = torch.zeros_like(cloud[:, :1])
+    marks[:, :, known.shape[2] :] = 1.0
+    return torch.cat([cloud, marks], dim=1)
+
+
 class Denoiser(nn.Module):
     """The point-voxel network of PVD with the levels of PCDiff."""
 

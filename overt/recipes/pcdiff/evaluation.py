@@ -13,7 +13,7 @@ from overt.metrics.implants import implant_scores
 from overt.metrics.point_clouds import cloud_scores
 from overt.recipes.pcdiff.config import EvaluationSettings
 from overt.recipes.pcdiff.data import HeldOutCase, HeldOutCases
-from overt.recipes.pcdiff.denoiser import Denoiser
+from overt.recipes.pcdiff.denoiser import Denoiser, join_points
 from overt.recipes.pcdiff.diffusion import Arrays, add_noise, squared_error
 from overt.recipes.pcdiff.sampling import Plan, sample_implants
 
@@ -31,11 +31,13 @@ def score_batch(
     batch = [cases.case(index) for index in indices]
     count = cases.data.num_implant_points
     known = torch.stack([torch.from_numpy(case.cloud.points) for case in batch]).to(device)
-    implants = sample_batch(model, known, count, settings, plan, [cases.places[i] for i in indices])
-    noise = torch.stack([cases.noise(index, (count, 3)) for index in indices])
+    implants = sample_batch(
+        model, known, count, settings, plan, [cases.numbers[i] for i in indices]
+    )
+    noise = torch.stack([cases.noise(index, plan.shared_noise) for index in indices])
     rows = [
-        score_case(case, found, start, settings, cases.data.dataset)
-        for case, found, start in zip(batch, implants, noise, strict=True)
+        score_case(case, sampled, start, settings, cases.data.dataset)
+        for case, sampled, start in zip(batch, implants, noise, strict=True)
     ]
     if settings.loss_times:
         truth = torch.stack([case.implant for case in batch])
@@ -122,7 +124,7 @@ def held_out_losses(
         time = (2 * number + 1) * steps // (2 * count)
         times = torch.full((len(known),), time, device=known.device)
         noisy = add_noise(arrays, implants, times, noise)
-        cloud = torch.cat([known, noisy], dim=1).transpose(1, 2)
+        cloud = join_points(known.transpose(1, 2), noisy.transpose(1, 2), model.extra_channels > 0)
         predicted = model(cloud, times)[:, :, known.shape[1] :].transpose(1, 2)
         total += squared_error(noise, predicted)
     return total / count

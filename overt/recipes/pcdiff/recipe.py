@@ -22,7 +22,7 @@ from overt.recipes.pcdiff.data import (
     example_sample,
     make_missing_data,
 )
-from overt.recipes.pcdiff.denoiser import Convolutions, Denoiser, Down, Up, make_plans
+from overt.recipes.pcdiff.denoiser import Convolutions, Denoiser, Down, Up, join_points, make_plans
 from overt.recipes.pcdiff.diffusion import (
     Arrays,
     add_noise,
@@ -75,21 +75,22 @@ class PCDiffRecipe(Recipe):
             embed_dim=model.embed_dim,
             attention=model.attention,
             dropout=model.dropout,
+            extra_channels=int(model.marked_points),
             width_multiplier=model.width_multiplier,
             resolution_multiplier=model.resolution_multiplier,
         )
 
     def build_dataset(self) -> TrainingClouds:
         make_missing_data(self.settings.data)
-        return TrainingClouds(self.settings.data, self.settings.model.diffusion.steps)
+        return TrainingClouds(self.settings.data, self.settings.model.diffusion)
 
     def collate(self, samples: list[CloudSample]) -> CloudBatch:
         return collate(samples)
 
     def example_batch(self, size: int) -> CloudBatch:
         """Double shells like a skull's, with a cap as the implant."""
-        data, steps = self.settings.data, self.settings.model.diffusion.steps
-        return self.collate([example_sample(data, steps, index) for index in range(size)])
+        data, diffusion = self.settings.data, self.settings.model.diffusion
+        return self.collate([example_sample(data, diffusion, index) for index in range(size)])
 
     def blocks(self, model: Denoiser) -> list[nn.Module]:
         kinds = (PVConv, SetAbstraction, FeaturePropagation)
@@ -102,8 +103,9 @@ class PCDiffRecipe(Recipe):
         settings, arrays = self.settings, self.arrays_on(batch.known.device)
         noise, start = batch.noise.transpose(1, 2), batch.implant.transpose(1, 2)  # (B, 3, K)
         noisy = add_noise(arrays, start, batch.times, noise)
-        cloud = torch.cat([batch.known.transpose(1, 2), noisy], dim=2)  # (B, 3, N)
-        geometry = find_geometry(cloud.transpose(1, 2), self.plans)
+        # (B, 3 or 4, N)
+        cloud = join_points(batch.known.transpose(1, 2), noisy, settings.model.marked_points)
+        geometry = find_geometry(cloud[:, :3].transpose(1, 2), self.plans)
         predicted = model(cloud, batch.times, geometry)[:, :, batch.known.shape[1] :]
         # The losses are float32 whatever the model computes in.
         with torch.autocast(cloud.device.type, enabled=False):
@@ -122,12 +124,12 @@ class PCDiffRecipe(Recipe):
             fullest = geometry.fullest()
             # Neighbors that found no room would be a silent error: the step is to be skipped.
             losses = losses + torch.where(fullest > 1, torch.nan, 0.0)
-            share = len(errors) / counts["samples"]
+            fraction = len(errors) / counts["samples"]
         return StepOutput(
             {settings.loss.type: losses.sum() / counts["samples"]},
             {
                 "noise_error": errors.detach().sum() / counts["samples"],
-                "pair_room_used": fullest * share,
+                "pair_room_used": fullest * fraction,
             },
         )
 
@@ -165,11 +167,11 @@ class PCDiffRecipe(Recipe):
             settings.data.num_implant_points,
             settings.evaluation,
             plan,
-            cases.places[: len(batch)],
+            cases.numbers[: len(batch)],
         )
         rows = []
-        for case, skull, found in zip(batch, known, implants, strict=True):
-            rows.append(Shown(f"{case.item.name}: sampled", skull, found[0]))
+        for case, skull, sampled in zip(batch, known, implants, strict=True):
+            rows.append(Shown(f"{case.item.name}: sampled", skull, sampled[0]))
             rows.append(Shown(f"{case.item.name}: true", skull, case.implant))
         return {"implants": draw_clouds(rows)}
 

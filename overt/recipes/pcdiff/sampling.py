@@ -15,7 +15,7 @@ from torch import Tensor
 from overt.errors import ConfigError
 from overt.progress import each
 from overt.recipes.pcdiff.config import DiffusionSettings, EvaluationSettings
-from overt.recipes.pcdiff.denoiser import Denoiser
+from overt.recipes.pcdiff.denoiser import Denoiser, join_points
 from overt.recipes.pcdiff.diffusion import (
     Arrays,
     SolverTable,
@@ -39,6 +39,7 @@ class Plan(NamedTuple):
     variance: str | None  # of DDPM; None: DDIM or DPM-Solver++
     eta: float
     solver: SolverTable | None = None  # of DPM-Solver++
+    shared_noise: float = 0.0  # as in training
 
     @property
     def is_random(self) -> bool:
@@ -54,17 +55,18 @@ def base_arrays(settings: DiffusionSettings) -> Arrays:
 
 def make_plan(diffusion: DiffusionSettings, evaluation: EvaluationSettings) -> Plan:
     """The steps that the settings ask for."""
-    arrays = base_arrays(diffusion)
+    arrays, shared = base_arrays(diffusion), diffusion.shared_noise
     if evaluation.sampler == "ddpm":
-        return Plan(arrays, list(range(diffusion.steps - 1, -1, -1)), diffusion.variance, 0.0)
+        steps = list(range(diffusion.steps - 1, -1, -1))
+        return Plan(arrays, steps, diffusion.variance, 0.0, shared_noise=shared)
     if evaluation.sampler == "dpm_solver":
         # The last steps change the ratio of signal to noise most: a solver of second order needs
         # them closer together.
         spaced = respace(arrays, evaluation.steps, power=2.0)
         solver = make_solver(spaced.arrays, spaced.timesteps)
-        return Plan(spaced.arrays, spaced.timesteps, None, 0.0, solver)
+        return Plan(spaced.arrays, spaced.timesteps, None, 0.0, solver, shared)
     spaced = respace(arrays, evaluation.steps)
-    return Plan(spaced.arrays, spaced.timesteps, None, evaluation.eta)
+    return Plan(spaced.arrays, spaced.timesteps, None, evaluation.eta, shared_noise=shared)
 
 
 class ReverseStep:
@@ -87,8 +89,8 @@ class ReverseStep:
         self.fullest = torch.zeros((), device=device)
 
     def __call__(self) -> None:
-        cloud = torch.cat([self.known, self.x], dim=2)
-        geometry = self.model.geometry(cloud.transpose(1, 2))
+        cloud = join_points(self.known, self.x, self.model.extra_channels > 0)
+        geometry = self.model.geometry(cloud[:, :3].transpose(1, 2))
         self.fullest.copy_(torch.maximum(self.fullest, geometry.fullest()))
         predicted = self.model(cloud, self.times, geometry)[:, :, self.known.shape[2] :]
         if self.solver is not None:
@@ -125,6 +127,9 @@ def sample_implants(
     def draw(target: Tensor) -> None:
         for cloud, generator in zip(target, generators, strict=True):
             cloud.normal_(generator=generator)
+            if plan.shared_noise > 0:
+                common = torch.empty_like(cloud[:, :1]).normal_(generator=generator)  # (3, 1)
+                cloud.add_(common, alpha=plan.shared_noise)
 
     draw(step.x)
     timesteps = torch.tensor(plan.timesteps, device=known.device)

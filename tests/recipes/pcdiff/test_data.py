@@ -7,9 +7,11 @@ import pytest
 import torch
 from small_recipes import SMALL_PCDIFF
 
+from overt.config import load
 from overt.data.rng import sample_rng
 from overt.errors import ConfigError, DataError
-from overt.recipes.pcdiff.data import HeldOutCases
+from overt.recipes.pcdiff.data import HeldOutCases, draw_noise
+from overt.recipes.pcdiff.sampling import base_arrays
 
 
 @pytest.fixture(scope="module")
@@ -17,6 +19,26 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("pcdiff")
     SMALL_PCDIFF.recipe(root).build_dataset()  # writes the skulls
     return root
+
+
+@pytest.mark.parametrize("name", ["pcdiff", "pcdiff_published", "pcdiff_medium"])
+def test_the_noisiest_clouds_do_not_tell_where_the_implant_is(name: str) -> None:
+    """Their mean would: separate noise of many points averages out."""
+    settings = load([f"recipe={name}", "data.root=somewhere"]).settings
+    diffusion = settings.model.diffusion
+    signal = float(base_arrays(diffusion).sqrt_alphas_cumprod[-1])
+    count = settings.data.num_implant_points
+    means = torch.stack(
+        [draw_noise(sample_rng(0, 0, i), count, diffusion.shared_noise).mean(0) for i in range(200)]
+    )
+    # Centers of implants are some 2.4 units from the middle of the skull, so 1.4 along an axis.
+    assert float(means.std()) / signal > 1.4
+
+
+def test_shared_noise_is_the_same_for_all_points_of_a_cloud() -> None:
+    noise = draw_noise(sample_rng(0, 0, 0), 4000, 5.0)
+    assert float(noise.mean(0).norm()) > 1.0
+    torch.testing.assert_close(noise.std(0), torch.ones(3), atol=0.05, rtol=0)
 
 
 def test_a_missing_root_says_where_to_get_the_data(tmp_path: Path) -> None:
@@ -37,40 +59,40 @@ def test_data_problems_show_before_training(root: Path, tmp_path: Path) -> None:
 
 def test_a_sample_is_a_function_of_its_generator(root: Path) -> None:
     dataset = SMALL_PCDIFF.recipe(root, "data.augment=true").build_dataset()
-    one, other = (dataset.sample(3, sample_rng(0, 1, 3)) for _ in range(2))
-    assert one.time == other.time
+    first, second = (dataset.sample(3, sample_rng(0, 1, 3)) for _ in range(2))
+    assert first.time == second.time
     for name in ("known", "implant", "noise"):
-        assert torch.equal(getattr(one, name), getattr(other, name))
-    assert one.known.shape == (128, 3)
-    assert one.implant.shape == one.noise.shape == (32, 3)
+        assert torch.equal(getattr(first, name), getattr(second, name))
+    assert first.known.shape == (128, 3)
+    assert first.implant.shape == first.noise.shape == (32, 3)
     later = dataset.sample(3, sample_rng(0, 2, 3))
-    assert not torch.equal(one.noise, later.noise)
+    assert not torch.equal(first.noise, later.noise)
 
 
 def test_at_time_0_an_item_always_has_the_same_noise(root: Path) -> None:
     dataset = SMALL_PCDIFF.recipe(root).build_dataset()
-    dataset.steps = 1  # every time step is 0
-    one, other = (dataset.sample(2, sample_rng(0, epoch, 2)) for epoch in range(2))
-    assert torch.equal(one.noise, other.noise)
-    assert not torch.equal(one.known, other.known)
-    assert not torch.equal(one.noise, dataset.sample(1, sample_rng(0, 0, 1)).noise)
+    dataset.diffusion.steps = 1  # every time step is 0
+    first, second = (dataset.sample(2, sample_rng(0, epoch, 2)) for epoch in range(2))
+    assert torch.equal(first.noise, second.noise)
+    assert not torch.equal(first.known, second.known)
+    assert not torch.equal(first.noise, dataset.sample(1, sample_rng(0, 0, 1)).noise)
     free = SMALL_PCDIFF.recipe(root, "data.fixed_noise_at_t0=false").build_dataset()
-    free.steps = 1
-    one, other = (free.sample(2, sample_rng(0, epoch, 2)) for epoch in range(2))
-    assert not torch.equal(one.noise, other.noise)
+    free.diffusion.steps = 1
+    first, second = (free.sample(2, sample_rng(0, epoch, 2)) for epoch in range(2))
+    assert not torch.equal(first.noise, second.noise)
 
 
 def test_held_out_cases_are_spread_over_the_list_and_always_the_same(root: Path) -> None:
     settings = SMALL_PCDIFF.recipe(root, "evaluation.cases=3").settings
     cases = HeldOutCases(settings.data, settings.evaluation)
-    assert cases.places == [0, 2, 4]
-    one, other = (cases.case(1) for _ in range(2))
-    np.testing.assert_array_equal(one.cloud.points, other.cloud.points)
-    assert torch.equal(one.implant, other.implant)
-    assert np.abs(one.cloud.points).max() == pytest.approx(3.0)
-    assert one.voxel_mm == pytest.approx(200 / 24)
+    assert cases.numbers == [0, 2, 4]
+    first, second = (cases.case(1) for _ in range(2))
+    np.testing.assert_array_equal(first.cloud.points, second.cloud.points)
+    assert torch.equal(first.implant, second.implant)
+    assert np.abs(first.cloud.points).max() == pytest.approx(3.0)
+    assert first.voxel_mm == pytest.approx(200 / 24)
     # The true implant in voxels is within the volume, as its file has it.
-    voxels = one.to_cloud(one.implant)
-    stored = np.load(one.item.implant)
+    voxels = first.to_cloud(first.implant)
+    stored = np.load(first.item.implant)
     assert (voxels >= stored.min(axis=0) - 1e-3).all()
     assert (voxels <= stored.max(axis=0) + 1e-3).all()

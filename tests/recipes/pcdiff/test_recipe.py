@@ -70,6 +70,7 @@ REFUSED = {
     "evaluation.steps=1": "2 to model.diffusion.steps",
     "evaluation.ensemble=0": "at least 1",
     "evaluation.found_mm=0": "above 0",
+    "model.diffusion.shared_noise=-1": "at least 0",
 }
 
 

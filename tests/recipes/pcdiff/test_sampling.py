@@ -7,7 +7,9 @@ import torch
 from small_recipes import SMALL_PCDIFF
 from torch import Tensor
 
+from overt.distributed import init_distributed
 from overt.recipes.pcdiff import diffusion
+from overt.recipes.pcdiff.denoiser import join_points
 from overt.recipes.pcdiff.geometry import Geometry
 from overt.recipes.pcdiff.sampling import (
     Plan,
@@ -27,6 +29,7 @@ class Oracle:
     """Knows the implant and so tells the noise exactly."""
 
     plans = ()
+    extra_channels = 0
 
     def __init__(self, start: Tensor, known: diffusion.Arrays) -> None:
         self.start, self.known = start.transpose(1, 2), known
@@ -139,3 +142,36 @@ def test_dpm_solver_needs_fewer_steps_than_ddim(tmp_path: Path) -> None:
 
     assert error("dpm_solver", 20) < error("ddim", 50)
     assert error("dpm_solver", 40) < error("dpm_solver", 10)
+
+
+def test_shared_noise_reaches_the_start_and_every_step() -> None:
+    start = torch.zeros((64, 30, 3))
+    known = arrays()
+
+    def sampled(shared: float, eta: float) -> Tensor:
+        spaced = diffusion.respace(known, 2)
+        plan = Plan(spaced.arrays, spaced.timesteps[:1], None, eta, shared_noise=shared)
+        generators = [torch.Generator().manual_seed(number) for number in range(64)]
+        model = Oracle(start, spaced.arrays)
+        return sample_implants(model, torch.zeros((64, 5, 3)), 30, plan, generators)  # type: ignore[arg-type]
+
+    separate, shared = (sampled(value, 1.0).mean(dim=1).std() for value in (0.0, 1.0))
+    assert float(shared) > 4 * float(separate)
+
+
+def test_marked_points_are_told_from_the_skull_s(tmp_path: Path) -> None:
+    joined = join_points(torch.zeros(2, 3, 4), torch.ones(2, 3, 2), marked=True)
+    assert joined.shape == (2, 4, 6)
+    assert joined[0, 3].tolist() == [0, 0, 0, 0, 1, 1]
+    assert join_points(torch.zeros(2, 3, 4), torch.ones(2, 3, 2), marked=False).shape == (2, 3, 6)
+    recipe = SMALL_PCDIFF.recipe(
+        tmp_path, "model.marked_points=true", "model.diffusion.shared_noise=1.0"
+    )
+    recipe.build_dataset()
+    torch.manual_seed(0)
+    model = recipe.build_model()
+    recipe.loss(model, recipe.example_batch(2), {"samples": torch.tensor(2)}, 0).total.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    with torch.inference_mode():
+        scores = recipe.evaluate(model.eval(), init_distributed("cpu"))
+    assert scores["val_loss"] > 0

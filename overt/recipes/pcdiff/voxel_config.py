@@ -1,0 +1,69 @@
+"""Settings of stage two, which makes volumes of points; the values live in the YAML files.
+
+This file does not import torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from omegaconf import MISSING
+
+from overt.checks import each_within, within
+from overt.errors import ConfigError
+from overt.recipes.pcdiff.config import DataSettings
+
+
+@dataclass
+class VoxelModelSettings:
+    # of all layers; a multiple of 8
+    width: int = MISSING
+    # cells along a side of the grid that features are gathered in
+    grid: int = MISSING
+    # of the U-Net over the cells
+    levels: int = MISSING
+    # moved copies of each point
+    offsets: int = MISSING
+    # nodes along a side of the field
+    side: int = MISSING
+    # width of the smoothing of the field, sigma / pi nodes
+    sigma: float = MISSING
+
+    def __post_init__(self) -> None:
+        each_within("model", self, ("width", "grid", "levels", "offsets"), 1)
+        within("model.side", self.side, 4)
+        within("model.sigma", self.sigma, 0, above=True)
+        if self.width % 8:
+            raise ConfigError(
+                f"model.width={self.width} is normalized in 8 groups; use a multiple of 8"
+            )
+        if self.grid % 2 ** (self.levels - 1):
+            raise ConfigError(
+                f"model.grid={self.grid} is halved {self.levels - 1} times by model.levels="
+                f"{self.levels}; use a multiple of {2 ** (self.levels - 1)}"
+            )
+
+
+@dataclass
+class VoxelEvaluationSettings:
+    # skulls scored, spread over the test list; null: all
+    cases: int | None = MISSING
+    # fields computed at a time
+    batch_size: int = MISSING
+    # of the points drawn from the skulls
+    seed: int = MISSING
+    # radius in mm of the ball that makes a solid of the same points, to compare with
+    solid_mm: float = MISSING
+    # distance to the skull within which border Dice looks, in mm
+    border_mm: float = MISSING
+
+    def __post_init__(self) -> None:
+        each_within("evaluation", self, ("cases", "batch_size"), 1)
+        each_within("evaluation", self, ("solid_mm", "border_mm"), 0, above=True)
+
+
+@dataclass
+class VoxelSettings:
+    model: VoxelModelSettings = MISSING
+    data: DataSettings = MISSING
+    evaluation: VoxelEvaluationSettings = MISSING
