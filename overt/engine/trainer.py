@@ -68,8 +68,7 @@ class Trainer:
         self.run = Run(config, world, silent=alone)
         self.run.take_lock(lock)
         resumes = not alone and has_to_resume(config)
-        if parts is None:
-            parts = build(config, recipe, world, loads_weights=not resumes, phases=self.phases)
+        parts = parts or build(config, recipe, world, loads_weights=not resumes, phases=self.phases)
         self.parts, self.plan, self.loader = parts, parts.plan, parts.loader
         self.model, self.average, self.wrapping = parts.model, parts.average, parts.wrapping
         self.optimizer, self.scaler, self.schedule = parts.optimizer, parts.scaler, parts.schedule
@@ -92,9 +91,8 @@ class Trainer:
         self.profile = StepProfile(training, paths.profile, world)
         self.manager = CheckpointManager.of_run(config, paths.checkpoints)
         self.manager.on_saved, self.manager.before_save = self.run.record_saved, self.run.lock.check
-        self.ending = Ending(
-            parts, self.state, self.heartbeat, self.preemption, self.manager, self.run
-        )
+        watching = (self.heartbeat, self.preemption, self.manager, self.run)
+        self.ending = Ending(parts, self.state, *watching)
         self.check_weights = partial(refuse_nonfinite_weights, parts, self.run, self.manager)
         self.phases.end("model")
         resumed = self.resume() if resumes else None
@@ -318,9 +316,8 @@ class Trainer:
         named = None if self.config.checkpoint.resume == "auto" else self.config.checkpoint.resume
         if is_training_file(named):
             return continue_run(named, self.parts, self.state, self.config.checkpoint)
-        saved = self.manager.load_checkpoint(
-            named, self.model, self.optimizer, self.scaler, ema=self.average
-        )
+        stored = (self.model, self.optimizer, self.scaler)
+        saved = self.manager.load_checkpoint(named, *stored, ema=self.average)
         with checking_resumed(saved, self.config, self.parts, self.state):
             self.load_state_dict(saved["state"])
             self.recipe.load_state_dict(join_recipe_state(saved["tensors"], saved["state"]))
