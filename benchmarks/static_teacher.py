@@ -1,8 +1,8 @@
-"""Write a teacher that says that no point moves: the control of learning from unlabelled videos.
+"""Write a teacher that says that no point moves: the control of learning from unlabeled videos.
 
     python benchmarks/static_teacher.py static.torchscript
     overt train recipe=cotracker3_pseudo_small data.root=videos exp_name=control \\
-        "data.unlabelled.teachers=[{source: static.torchscript, tracks_backward: true}]"
+        "data.unlabeled.teachers=[{source: static.torchscript, tracks_backward: true}]"
 
 A student that gains as much from it as from a trained teacher has not learned from labels.
 """

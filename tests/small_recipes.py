@@ -110,7 +110,7 @@ _COTRACKER3 = (
 SMALL_COTRACKER3 = Small("cotracker3_tiny", "", _COTRACKER3)
 SMALL_COTRACKER3_ONLINE = Small("cotracker3_online_tiny", "", _COTRACKER3)
 SMALL_COTRACKER3_PSEUDO = Small(
-    "cotracker3_pseudo_tiny", "", (*_COTRACKER3, "data.unlabelled.random_support=4")
+    "cotracker3_pseudo_tiny", "", (*_COTRACKER3, "data.unlabeled.random_support=4")
 )
 
 SMALL_LBM = Small(

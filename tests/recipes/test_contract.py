@@ -44,7 +44,7 @@ PEOPLE = [
 SMALLEST = {
     "cotracker3_tiny": COTRACKER3,
     "cotracker3_online_tiny": COTRACKER3,
-    "cotracker3_pseudo_tiny": [*COTRACKER3, "data.unlabelled.random_support=4"],
+    "cotracker3_pseudo_tiny": [*COTRACKER3, "data.unlabeled.random_support=4"],
     "lbm_tiny": [
         *CLIPS,
         "data.synthetic.frames=5",
@@ -147,7 +147,7 @@ def steady_teacher(folder: Path) -> Path:
 def test_it_keeps_the_contract(name: str, folder: Path) -> None:
     words = [f"data.root={folder / name}", *SMALLEST.get(name, [])]
     if name == "cotracker3_pseudo_tiny":  # the tracker that ships would take most of the time
-        words.append(f"data.unlabelled.teachers=[{{source: {steady_teacher(folder)}}}]")
+        words.append(f"data.unlabeled.teachers=[{{source: {steady_teacher(folder)}}}]")
     config = load([f"recipe={name}", *words])
     report = check_recipe(config, **OPTIONS.get(name, {}))
     skipped = {check for check, outcome in report.items() if outcome != "passed"}

@@ -97,7 +97,7 @@ class TeacherSettings:
 
 
 @dataclass
-class UnlabelledSettings:
+class UnlabeledSettings:
     """Clips of videos that trained trackers label."""
 
     # one of these is drawn for each clip
@@ -117,19 +117,19 @@ class UnlabelledSettings:
     def __post_init__(self) -> None:
         if not self.teachers:
             raise ConfigError(
-                "data.unlabelled.teachers=[] leaves nobody to label clips; give a list such as "
+                "data.unlabeled.teachers=[] leaves nobody to label clips; give a list such as "
                 "[{source: small}]"
             )
         for number, teacher in enumerate(self.teachers):
-            key = f"data.unlabelled.teachers[{number}]"
+            key = f"data.unlabeled.teachers[{number}]"
             within(f"{key}.visible_threshold", teacher.visible_threshold, 0, 1)
             if teacher.support is not None:
                 one_of(f"{key}.support", teacher.support, SUPPORT)
             if teacher.resolution is not None:
                 height_width(f"{key}.resolution", teacher.resolution)
-        within("data.unlabelled.query_fraction", self.query_fraction, 0, 1)
-        each_within("data.unlabelled", self, ("query_frames", "largest_stride"), 1)
-        within("data.unlabelled.random_support", self.random_support, 0)
+        within("data.unlabeled.query_fraction", self.query_fraction, 0, 1)
+        each_within("data.unlabeled", self, ("query_frames", "largest_stride"), 1)
+        within("data.unlabeled.random_support", self.random_support, 0)
 
 
 @dataclass

@@ -15,7 +15,7 @@ from overt.data.tracking.settings import (
     HELD_OUT,
     KubricSettings,
     ScoringSettings,
-    UnlabelledSettings,
+    UnlabeledSettings,
 )
 from overt.errors import ConfigError
 
@@ -126,12 +126,12 @@ class DataSettings(KubricSettings):
     textures: str | None = None
     # videos without labels below `root`, which trained trackers label during training; null: the
     # sequences of `root` have labels
-    unlabelled: UnlabelledSettings | None = None
+    unlabeled: UnlabeledSettings | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.unlabelled is not None:
-            self._check_unlabelled()
+        if self.unlabeled is not None:
+            self._check_unlabeled()
         if self.procedural is not None:
             self._check_procedural(self.procedural)
         one_of("data.query_sampling", self.query_sampling, ("random", "first"))
@@ -150,10 +150,10 @@ class DataSettings(KubricSettings):
                 f"data.sequence_len={self.sequence_len}; null always takes sequence_len frames"
             )
 
-    def _check_unlabelled(self) -> None:
+    def _check_unlabeled(self) -> None:
         if self.procedural is not None or self.sources is not None or self.random_number_traj:
             raise ConfigError(
-                "data.unlabelled labels the videos of data.root: set data.procedural=null, "
+                "data.unlabeled labels the videos of data.root: set data.procedural=null, "
                 "data.sources=null and data.random_number_traj=false"
             )
 
@@ -243,9 +243,9 @@ class Settings:
                 "data.procedural makes clips on the device, after the counts of the global batch "
                 "are taken: set loss.per_clip=true, which needs none"
             )
-        if self.data.unlabelled is not None and not self.loss.per_clip:
+        if self.data.unlabeled is not None and not self.loss.per_clip:
             raise ConfigError(
-                "data.unlabelled labels clips on the device, after the counts of the global batch "
+                "data.unlabeled labels clips on the device, after the counts of the global batch "
                 "are taken: set loss.per_clip=true, which needs none"
             )
         self._check_size("data.crop_size", self.data.crop_size)

@@ -33,10 +33,10 @@ from overt.data.tracking.clips import (
 from overt.data.tracking.clips import TrackBatch as TrackBatch  # the batch of this recipe
 from overt.data.tracking.moving_shapes import SceneSettings, make_sequence
 from overt.data.tracking.packed import read_tracks
-from overt.data.tracking.unlabelled import (
+from overt.data.tracking.unlabeled import (
     ClipShape,
-    UnlabelledClips,
-    UnlabelledSample,
+    UnlabeledClips,
+    UnlabeledSample,
     draw_queries,
     random_points,
 )
@@ -173,26 +173,26 @@ def training_clips(settings: DataSettings) -> KubricClips | Mixture:
     return Mixture(clips, [source.weight for source in settings.sources])
 
 
-def unlabelled_clips(settings: DataSettings) -> UnlabelledClips:
+def unlabeled_clips(settings: DataSettings) -> UnlabeledClips:
     """The clips of videos that teachers label."""
-    assert settings.unlabelled is not None
-    return UnlabelledClips(
+    assert settings.unlabeled is not None
+    return UnlabeledClips(
         settings.given_root(),
-        settings.unlabelled,
+        settings.unlabeled,
         clip_shape(settings),
         settings.repeat,
         settings.held_out,
     )
 
 
-def unlabelled_example(settings: DataSettings, index: int) -> UnlabelledSample:
+def unlabeled_example(settings: DataSettings, index: int) -> UnlabeledSample:
     """Make up such a clip of noise, as long as it can be."""
-    assert settings.unlabelled is not None
+    assert settings.unlabeled is not None
     rng, shape = sample_rng(0, 0, index), clip_shape(settings)
     frames = rng.integers(0, 256, (shape.longest - 1, 3, *shape.size), dtype=np.uint8)
-    queries = draw_queries(frames, shape.points, settings.unlabelled, rng)
-    support = random_points(settings.unlabelled.random_support, frames.shape, rng)
-    return UnlabelledSample(
+    queries = draw_queries(frames, shape.points, settings.unlabeled, rng)
+    support = random_points(settings.unlabeled.random_support, frames.shape, rng)
+    return UnlabeledSample(
         torch.from_numpy(frames),
         torch.from_numpy(queries),
         torch.from_numpy(support),
@@ -202,7 +202,7 @@ def unlabelled_example(settings: DataSettings, index: int) -> UnlabelledSample:
 
 
 def clip_shape(settings: DataSettings) -> ClipShape:
-    """How large the clips of unlabelled videos are."""
+    """How large the clips of unlabeled videos are."""
     longest, shortest = settings.sequence_len, settings.random_sequence_len
     height, width = settings.crop_size
     ends = (longest, longest + 1) if shortest is None else (shortest, longest)

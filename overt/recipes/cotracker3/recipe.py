@@ -23,7 +23,7 @@ from overt.data.tracking.procedural import ProceduralClips, Seeds, make_clips, t
 from overt.data.tracking.procedural_scene import DRAWS
 from overt.data.tracking.settings import HELD_OUT, TAPVID
 from overt.data.tracking.textures import load_textures
-from overt.data.tracking.unlabelled import UnlabelledBatch, stack_unlabelled
+from overt.data.tracking.unlabeled import UnlabeledBatch, stack_unlabeled
 from overt.distributed import World
 from overt.errors import ConfigError
 from overt.evaluation import NamedRow, summarize
@@ -38,8 +38,8 @@ from overt.recipes.cotracker3.data import (
     evaluation_clips,
     example_sample,
     training_clips,
-    unlabelled_clips,
-    unlabelled_example,
+    unlabeled_clips,
+    unlabeled_example,
 )
 from overt.recipes.cotracker3.live import LiveTracker
 from overt.recipes.cotracker3.loss import Targets
@@ -73,7 +73,7 @@ class _CoTracker3Recipe(Recipe):
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.textures: Tensor | None = None  # of procedural clips, once they are needed
-        self.teachers = teachers_of(settings.data.unlabelled)
+        self.teachers = teachers_of(settings.data.unlabeled)
         self.stackable: bool | str = True
         if settings.data.random_number_traj:
             self.stackable = (
@@ -117,31 +117,31 @@ class _CoTracker3Recipe(Recipe):
         if self.settings.data.procedural is not None:
             return ProceduralClips(self.settings.data.procedural)
         make_missing_sequences(self.settings.data)
-        if self.settings.data.unlabelled is not None:
-            refuse_untrained(self.settings.data.unlabelled)
-            return unlabelled_clips(self.settings.data)
+        if self.settings.data.unlabeled is not None:
+            refuse_untrained(self.settings.data.unlabeled)
+            return unlabeled_clips(self.settings.data)
         return training_clips(self.settings.data)
 
-    def collate(self, samples: list[Any]) -> TrackBatch | Seeds | UnlabelledBatch:
+    def collate(self, samples: list[Any]) -> TrackBatch | Seeds | UnlabeledBatch:
         if self.settings.data.procedural is not None:
             return Seeds(torch.stack(samples))
-        if self.settings.data.unlabelled is not None:
-            return stack_unlabelled(samples)
+        if self.settings.data.unlabeled is not None:
+            return stack_unlabeled(samples)
         return collate(samples)
 
-    def example_batch(self, size: int) -> TrackBatch | Seeds | UnlabelledBatch:
+    def example_batch(self, size: int) -> TrackBatch | Seeds | UnlabeledBatch:
         """Clips of noise, as long as training draws them."""
         if self.settings.data.procedural is not None:
             numbers = torch.rand(size, DRAWS, generator=torch.Generator().manual_seed(0))
             return Seeds(numbers)
-        make = example_sample if self.teachers is None else unlabelled_example
+        make = example_sample if self.teachers is None else unlabeled_example
         samples = [make(self.settings.data, index) for index in range(min(size, EXAMPLES))]
         return self.collate([samples[index % EXAMPLES] for index in range(size)])
 
-    def on_device(self, batch: TrackBatch | Seeds | UnlabelledBatch) -> TrackBatch:
+    def on_device(self, batch: TrackBatch | Seeds | UnlabeledBatch) -> TrackBatch:
         if isinstance(batch, Seeds):
             return self.made(batch)
-        if isinstance(batch, UnlabelledBatch):
+        if isinstance(batch, UnlabeledBatch):
             assert self.teachers is not None
             return self.teachers.label(batch)
         return rendered(batch)
@@ -179,11 +179,11 @@ class _CoTracker3Recipe(Recipe):
         # data set they pay.
         return [*units, model.motion, model.updateformer.entry, model.updateformer.exit]
 
-    def counts(self, batch: TrackBatch | Seeds | UnlabelledBatch) -> dict[str, Tensor]:
+    def counts(self, batch: TrackBatch | Seeds | UnlabeledBatch) -> dict[str, Tensor]:
         # Clips that are made or labelled later have a loss of `per_clip`.
         if isinstance(batch, Seeds):
             return {"clips": torch.tensor(float(len(batch.numbers)))}
-        if isinstance(batch, UnlabelledBatch):
+        if isinstance(batch, UnlabeledBatch):
             return {"clips": torch.tensor(float(len(batch.video)))}
         windows = tracking_loss.counts(self.targets(batch))
         # Windows overlap, but the error that is shown counts every frame once.

@@ -16,8 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
 from overt.data.tracking.clips import TrackBatch
-from overt.data.tracking.settings import TeacherSettings, UnlabelledSettings
-from overt.data.tracking.unlabelled import UnlabelledBatch
+from overt.data.tracking.settings import TeacherSettings, UnlabeledSettings
+from overt.data.tracking.unlabeled import UnlabeledBatch
 from overt.errors import ConfigError, DataError
 from overt.geometry.grid import point_grid
 from overt.recipes.cotracker3.windows import since_query
@@ -124,7 +124,7 @@ def load_teacher(settings: TeacherSettings, device: torch.device) -> Teacher:
     file = Path(settings.source)
     suffix = file.suffix.lower()
     if suffix in (*ONNX, *SCRIPTS) and not file.is_file():
-        raise DataError(f"data.unlabelled.teachers: {file}: no such file")
+        raise DataError(f"data.unlabeled.teachers: {file}: no such file")
     if suffix in ONNX:
         return OnnxTeacher(file)
     if suffix in SCRIPTS:
@@ -156,7 +156,7 @@ class Faculty:
         return self._loaded[number, device]
 
     @torch.no_grad()
-    def label(self, batch: UnlabelledBatch) -> TrackBatch:
+    def label(self, batch: UnlabeledBatch) -> TrackBatch:
         """Return the clips with what their teachers say.
 
         Clip by clip, so that labels do not depend on how a batch is split.
@@ -188,7 +188,7 @@ class Faculty:
         )
 
 
-def _placeholder(batch: UnlabelledBatch) -> TrackBatch:
+def _placeholder(batch: UnlabeledBatch) -> TrackBatch:
     """Return labels of the right sizes; a plan leaves out what teachers take."""
     clips, frames = batch.video.shape[:2]
     points = batch.queries.shape[1]
@@ -256,8 +256,8 @@ def _at_resolution(
     return tracks / scale[1:].to(tracks.device), visibility
 
 
-def teachers_of(settings: UnlabelledSettings | None) -> Faculty | None:
-    """Return the teachers of `data.unlabelled`, where there are any."""
+def teachers_of(settings: UnlabeledSettings | None) -> Faculty | None:
+    """Return the teachers of `data.unlabeled`, where there are any."""
     if settings is None:
         return None
     student = settings.student or STUDENT  # training without one is refused before it is opened
@@ -269,16 +269,16 @@ def teachers_of(settings: UnlabelledSettings | None) -> Faculty | None:
     )
 
 
-def refuse_untrained(settings: UnlabelledSettings) -> None:
+def refuse_untrained(settings: UnlabeledSettings) -> None:
     """Refuse to teach a student of random weights, unless it is meant so."""
     if settings.student is None:
         raise ConfigError(
-            "data.unlabelled improves a trained tracker, and checkpoint.init_from=null starts from "
-            "random weights: set checkpoint.init_from=FILE, or data.unlabelled.student=random "
+            "data.unlabeled improves a trained tracker, and checkpoint.init_from=null starts from "
+            "random weights: set checkpoint.init_from=FILE, or data.unlabeled.student=random "
             "together with teachers that are not the student"
         )
     if settings.student == RANDOM and any(each.source == STUDENT for each in settings.teachers):
         raise ConfigError(
-            f"data.unlabelled.student={RANDOM}, so {STUDENT} cannot be a teacher; name a trained "
-            "tracker in data.unlabelled.teachers"
+            f"data.unlabeled.student={RANDOM}, so {STUDENT} cannot be a teacher; name a trained "
+            "tracker in data.unlabeled.teachers"
         )

@@ -9,7 +9,7 @@ import torch
 from small_recipes import SMALL_COTRACKER3_PSEUDO, SMALL_LBM, first_batch, small_lbm
 from torch import nn
 
-from overt.data.tracking.settings import TeacherSettings, UnlabelledSettings
+from overt.data.tracking.settings import TeacherSettings, UnlabeledSettings
 from overt.errors import ConfigError, DataError
 from overt.recipes.cotracker3 import teachers
 from overt.recipes.cotracker3.teachers import Faculty, label_clip, load_teacher
@@ -175,8 +175,8 @@ def test_the_head_of_visibility_stays(pseudo):
 
 def test_a_student_of_random_weights_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"checkpoint\.init_from=FILE"):
-        SMALL_COTRACKER3_PSEUDO.recipe(tmp_path, "data.unlabelled.student=null").build_dataset()
-    own = "data.unlabelled.teachers=[{source: student}]"
+        SMALL_COTRACKER3_PSEUDO.recipe(tmp_path, "data.unlabeled.student=null").build_dataset()
+    own = "data.unlabeled.teachers=[{source: student}]"
     recipe = SMALL_COTRACKER3_PSEUDO.recipe(tmp_path, own)
     with pytest.raises(ConfigError, match="cannot be a teacher"):
         recipe.build_dataset()
@@ -185,7 +185,7 @@ def test_a_student_of_random_weights_is_refused(tmp_path):
 
 
 def test_a_teacher_called_student_is_the_file_that_training_starts_from():
-    settings = UnlabelledSettings([TeacherSettings("student"), TeacherSettings("small")], "a.pth")
+    settings = UnlabeledSettings([TeacherSettings("student"), TeacherSettings("small")], "a.pth")
     faculty = teachers.teachers_of(settings)
     assert isinstance(faculty, Faculty)
     assert [each.source for each in faculty.settings] == ["a.pth", "small"]

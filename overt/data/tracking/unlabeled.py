@@ -19,7 +19,7 @@ from torch import Tensor
 
 from overt.data.tracking.clips import OWN_TRIES, TRIES
 from overt.data.tracking.corners import find_corners
-from overt.data.tracking.settings import UnlabelledSettings
+from overt.data.tracking.settings import UnlabeledSettings
 from overt.data.tracking.video_files import find_videos, frame_count, read_frames
 from overt.errors import DataError
 
@@ -36,7 +36,7 @@ class ClipShape(NamedTuple):
 
 
 @dataclass(frozen=True)
-class UnlabelledSample:
+class UnlabeledSample:
     """One clip, and who is to label it."""
 
     video: Tensor  # (T, 3, H, W) uint8
@@ -48,7 +48,7 @@ class UnlabelledSample:
 
 
 @dataclass(frozen=True)
-class UnlabelledBatch:
+class UnlabeledBatch:
     """Clips of one shape."""
 
     video: Tensor  # (B, T, 3, H, W) uint8
@@ -59,7 +59,7 @@ class UnlabelledBatch:
     names: tuple[str, ...]
 
 
-def stack_unlabelled(samples: Sequence[UnlabelledSample]) -> UnlabelledBatch:
+def stack_unlabeled(samples: Sequence[UnlabeledSample]) -> UnlabeledBatch:
     """Return samples of equal shapes as a batch."""
     lengths = sorted({len(sample.video) for sample in samples})
     if len(lengths) > 1:
@@ -67,7 +67,7 @@ def stack_unlabelled(samples: Sequence[UnlabelledSample]) -> UnlabelledBatch:
             f"clips of {', '.join(map(str, lengths))} frames in one micro-batch; set "
             "training.batch_size=1, or data.random_sequence_len=null"
         )
-    return UnlabelledBatch(
+    return UnlabeledBatch(
         video=torch.stack([sample.video for sample in samples]),
         queries=torch.stack([sample.queries for sample in samples]),
         support=torch.stack([sample.support for sample in samples]),
@@ -77,13 +77,13 @@ def stack_unlabelled(samples: Sequence[UnlabelledSample]) -> UnlabelledBatch:
     )
 
 
-class UnlabelledClips:
+class UnlabeledClips:
     """Training samples: random clips of the videos below a folder."""
 
     def __init__(
         self,
         root: Path | str,
-        settings: UnlabelledSettings,
+        settings: UnlabeledSettings,
         shape: ClipShape,
         repeat: int = 1,
         held_out: int = 0,
@@ -100,7 +100,7 @@ class UnlabelledClips:
     def __len__(self) -> int:
         return len(self.videos) * self.repeat
 
-    def sample(self, index: int, rng: np.random.Generator) -> UnlabelledSample:
+    def sample(self, index: int, rng: np.random.Generator) -> UnlabeledSample:
         """Draw a clip of video `index` modulo their number; a function of the arguments alone.
 
         A video that cannot be read is replaced by another; the sample says how often.
@@ -118,7 +118,7 @@ class UnlabelledClips:
             frames = random_crop(frames, self.shape.size, rng)
             queries = draw_queries(frames, self.shape.points, self.settings, rng)
             support = random_points(self.settings.random_support, frames.shape, rng)
-            return UnlabelledSample(
+            return UnlabeledSample(
                 torch.from_numpy(frames),
                 torch.from_numpy(queries),
                 torch.from_numpy(support),
@@ -170,7 +170,7 @@ def random_crop(frames: Frames, size: tuple[int, int], rng: np.random.Generator)
 
 
 def draw_queries(
-    frames: Frames, count: int, settings: UnlabelledSettings, rng: np.random.Generator
+    frames: Frames, count: int, settings: UnlabeledSettings, rng: np.random.Generator
 ) -> NDArray[np.float32]:
     """Return queries (N, 3) at corners of a few frames in the first part of the clip.
 

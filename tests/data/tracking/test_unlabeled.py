@@ -7,19 +7,19 @@ import pytest
 import torch
 
 from overt.data.rng import sample_rng
-from overt.data.tracking.settings import TeacherSettings, UnlabelledSettings
-from overt.data.tracking.unlabelled import (
+from overt.data.tracking.settings import TeacherSettings, UnlabeledSettings
+from overt.data.tracking.unlabeled import (
     ClipShape,
-    UnlabelledClips,
+    UnlabeledClips,
     clip_indices,
     draw_queries,
     random_crop,
-    stack_unlabelled,
+    stack_unlabeled,
 )
 from overt.data.tracking.video import write_video
 from overt.errors import DataError
 
-SETTINGS = UnlabelledSettings([TeacherSettings("a"), TeacherSettings("b")], random_support=5)
+SETTINGS = UnlabeledSettings([TeacherSettings("a"), TeacherSettings("b")], random_support=5)
 SHAPE = ClipShape(6, 7, (16, 24), 12)
 
 
@@ -29,7 +29,7 @@ def clips(tmp_path_factory):
     rng = np.random.default_rng(0)
     for name in ("a", "b"):
         write_video(root / f"{name}.gif", rng.integers(0, 255, (9, 3, 20, 30), dtype=np.uint8), 10)
-    return UnlabelledClips(root, SETTINGS, SHAPE, repeat=3)
+    return UnlabeledClips(root, SETTINGS, SHAPE, repeat=3)
 
 
 def test_a_sample_is_a_function_of_seed_epoch_and_index(clips):
@@ -43,7 +43,7 @@ def test_a_sample_is_a_function_of_seed_epoch_and_index(clips):
     assert len(clips) == 6
     teachers = {clips.sample(0, sample_rng(0, epoch, 0)).teacher for epoch in range(12)}
     assert teachers == {0, 1}
-    batch = stack_unlabelled([first, again])
+    batch = stack_unlabeled([first, again])
     assert batch.video.shape == (2, 6, 3, 16, 24)
     assert batch.support.shape == (2, 5, 3)
 
@@ -71,9 +71,9 @@ def test_a_broken_video_is_replaced_and_counted(clips, tmp_path):
     frames = np.random.default_rng(0).integers(0, 255, (9, 3, 20, 30), dtype=np.uint8)
     write_video(tmp_path / "a.gif", frames, 10)
     (tmp_path / "b.gif").write_bytes(b"GIF89a")
-    broken = UnlabelledClips(tmp_path, SETTINGS, SHAPE)
+    broken = UnlabeledClips(tmp_path, SETTINGS, SHAPE)
     sample = broken.sample(1, sample_rng(0, 0, 1))
     assert sample.name == "a.gif"
     assert sample.redrawn >= 1
     with pytest.raises(DataError, match="none is left"):
-        UnlabelledClips(tmp_path, SETTINGS, SHAPE, held_out=2)
+        UnlabeledClips(tmp_path, SETTINGS, SHAPE, held_out=2)
