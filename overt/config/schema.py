@@ -304,7 +304,7 @@ class CheckpointSection:
     # copy the state, then write it while training continues
     background: bool = MISSING
     # auto (resume from the run folder), never, the path of a checkpoint, or a training file of
-    # CoTracker3 or LBM, whose run is continued
+    # an original project (model, optimizer and scheduler in one torch file), whose run is continued
     resume: str = MISSING
     # keys that may differ from the saved run although they change the result: [training.num_steps]
     accept_changes: list[str] = MISSING

@@ -1,7 +1,7 @@
 """Training files of the original projects: a run that they began is continued here.
 
 A file is what `torch.save` made of a dictionary: `model`, `optimizer`, `scheduler`, and
-`total_steps` (CoTracker3) or `scaler` and `epoch` (LBM). Nothing in it is run.
+`total_steps`, or `scaler` and `epoch`. Nothing in it is run.
 """
 
 from __future__ import annotations
