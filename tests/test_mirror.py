@@ -63,6 +63,8 @@ COVERED = {
     "recipes/blade/example": "recipes/test_example_batch.py",
     "recipes/cotracker3/config": "recipes/cotracker3/test_recipe.py",
     "recipes/hjepa/config": "recipes/hjepa/test_recipe.py",
+    "recipes/hjepa/data_config": "recipes/hjepa/test_recipe.py",
+    "recipes/hjepa/model_config": "recipes/hjepa/test_recipe.py",
     "recipes/hjepa/example": "recipes/test_example_batch.py",
     "recipes/lbm/backbone": "recipes/lbm/test_resnet_weights.py",
     "recipes/lbm/clip": "recipes/lbm/test_online.py",

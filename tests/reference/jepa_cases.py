@@ -8,9 +8,9 @@ from fill_rule import values
 from torch import Tensor, nn
 
 from overt.nn.vit import VisionTransformer, pack_patches
-from overt.recipes.hjepa.config import ENCODERS
 from overt.recipes.hjepa.levels import SequencePooling, grid_cells
 from overt.recipes.hjepa.model import HJEPA, Layout
+from overt.recipes.hjepa.model_config import ENCODERS
 from overt.recipes.hjepa.predictor import Predictor, ReferencePredictor, pack_predictions
 
 Case = dict[str, Any]

@@ -21,7 +21,8 @@ from overt.data.rng import sample_rng
 from overt.distributed import main_first
 from overt.errors import DataError
 from overt.nn.vit import pack_patches
-from overt.recipes.hjepa.config import DataSettings, MaskingSettings, ModelSettings, Settings
+from overt.recipes.hjepa.config import Settings
+from overt.recipes.hjepa.data_config import DataSettings, MaskingSettings
 from overt.recipes.hjepa.fixed_shapes import Spread, fill_up
 from overt.recipes.hjepa.levels import Pooling, SequencePooling, grid_cells
 from overt.recipes.hjepa.masks import (
@@ -37,6 +38,7 @@ from overt.recipes.hjepa.masks import (
 )
 from overt.recipes.hjepa.mixing import Pull
 from overt.recipes.hjepa.model import Layout
+from overt.recipes.hjepa.model_config import ModelSettings
 from overt.recipes.hjepa.predictor import pack_predictions
 
 Places = list[np.ndarray]  # patch numbers, a list of lists

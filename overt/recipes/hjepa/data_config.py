@@ -1,0 +1,160 @@
+"""Settings of images, augmentation and masks. This file does not import torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from omegaconf import MISSING
+
+from overt.checks import each_within, height_width, lowest_highest, one_of, within
+from overt.errors import ConfigError
+
+
+@dataclass
+class MaskingSettings:
+    # ijepa (targets may overlap, square context), multiblock (targets apart where possible),
+    # hierarchical (the reference's training: nearly square targets) or random (MAE: mask_scale says
+    # which fraction of all patches is hidden, the rest is the context)
+    kind: str = MISSING
+    # with kind=ijepa: the official sampler's habits too (one draw for area and aspect; the last row
+    # and column never start a block)
+    ijepa_compat: bool = MISSING
+    # own, or with kind=ijepa official: blocks and contexts have the distribution of the official
+    # collator, which cuts the contexts of a batch to the shortest and keeps their first patches
+    style: str = "own"
+    # with style=official: images of such a batch, those of one GPU there
+    cut_batch: int = 128
+    # what counts alike in the loss: every predicted token, or every block (official)
+    weigh: str = "tokens"
+    # target blocks of an image
+    num_masks: int = MISSING
+    # area of a target block over that of the image
+    mask_scale: list[float] = MISSING
+    aspect_ratio: list[float] = MISSING
+    # contexts of an image, each with separate predictions
+    num_context_masks: int = MISSING
+    # area of the context block, before the targets are taken off; without effect with
+    # kind=hierarchical, which has a fixed one, and with context=rest, which has no block
+    context_scale: list[float] = MISSING
+    # block, or rest (all patches but targets)
+    context: str = MISSING
+    # patches that a context keeps at least, else a target may be seen
+    min_keep: int = MISSING
+    # patches that a context keeps at most, chosen at random; null: all
+    max_keep: int | None = MISSING
+    # the context may see the targets
+    allow_overlap: bool = MISSING
+    # predict each block by itself (blocks, I-JEPA) or all together (union, H-JEPA)
+    predict: str = MISSING
+    # fill all batches up to the same number of tokens, which count nowhere: a CUDA graph needs it
+    fixed_shapes: bool = False
+
+    def __post_init__(self) -> None:
+        one_of("data.masking.kind", self.kind, ("ijepa", "multiblock", "hierarchical", "random"))
+        one_of("data.masking.context", self.context, ("block", "rest"))
+        one_of("data.masking.predict", self.predict, ("blocks", "union"))
+        one_of("data.masking.style", self.style, ("own", "official"))
+        one_of("data.masking.weigh", self.weigh, ("tokens", "blocks"))
+        within("data.masking.cut_batch", self.cut_batch, 1)
+        if self.style == "official" and (self.kind, self.context) != ("ijepa", "block"):
+            raise ConfigError(
+                f"data.masking.style=official goes with kind=ijepa and context=block, not with "
+                f"kind={self.kind} and context={self.context}; set style=own"
+            )
+        if self.style == "official" and self.max_keep is not None:
+            raise ConfigError(
+                f"data.masking.style=official cuts contexts by itself, but max_keep="
+                f"{self.max_keep}; set max_keep=null"
+            )
+        lowest_highest("data.masking.mask_scale", self.mask_scale, most=1)
+        lowest_highest("data.masking.context_scale", self.context_scale, most=1)
+        lowest_highest("data.masking.aspect_ratio", self.aspect_ratio)
+        each_within("data.masking", self, ("num_masks", "num_context_masks", "min_keep"), 1)
+        if self.max_keep is not None and self.max_keep < self.min_keep:
+            raise ConfigError(
+                f"data.masking.max_keep={self.max_keep} is below min_keep={self.min_keep}; raise "
+                "it, or set it to null"
+            )
+        if self.ijepa_compat and (self.kind != "ijepa" or self.context != "block"):
+            raise ConfigError(
+                "data.masking.ijepa_compat=true goes with kind=ijepa and context=block only"
+            )
+
+
+@dataclass
+class SyntheticSettings:
+    # textured shapes written to root, one folder per class
+    classes: int = MISSING
+    per_class: int = MISSING
+    # pixels of a side
+    size: int = MISSING
+    seed: int = MISSING
+
+    def __post_init__(self) -> None:
+        each_within("data.synthetic", self, ("classes", "per_class", "size"), 1)
+
+
+@dataclass
+class AugmentationSettings:
+    # cut a random part of the image; false: its middle
+    random_crop: bool = MISSING
+    # area of that part over that of the image
+    crop_scale: list[float] = MISSING
+    # bilinear or bicubic
+    interpolation: str = MISSING
+    # mirror every other image
+    horizontal_flip: bool = MISSING
+    # strength of changes of brightness, contrast, saturation and hue; 0: none
+    color_jitter: float = MISSING
+    # strength of SimCLR's and I-JEPA's color distortion: four times out of five stronger changes of
+    # the same, and every fifth image gray; 0: none
+    color_distortion: float = 0.0
+    # probability of a Gaussian blur of 0.1 to 2 pixels
+    blur: float = 0.0
+    # make the views of a whole batch on the device; all images need one size in pixels
+    device: bool = False
+
+    def __post_init__(self) -> None:
+        one_of("data.augmentation.interpolation", self.interpolation, ("bilinear", "bicubic"))
+        lowest_highest("data.augmentation.crop_scale", self.crop_scale, most=1)
+        each_within("data.augmentation", self, ("color_jitter", "color_distortion"), 0)
+        within("data.augmentation.blur", self.blur, 0, 1)
+        if self.color_jitter > 0 and self.color_distortion > 0:
+            raise ConfigError(
+                f"data.augmentation.color_jitter={self.color_jitter} and color_distortion="
+                f"{self.color_distortion} both change colors; set one of them to 0"
+            )
+
+
+@dataclass
+class DataSettings:
+    # images to train on: a folder, a pack of `overt data pack`, or a .npz archive
+    root: str = MISSING
+    # images to evaluate on, likewise; null: the held-out share of root
+    val_root: str | None = MISSING
+    # with val_root null: share of the images of root that is not trained on
+    held_out: float = MISSING
+    # folders in root are classes, which k-NN and probes need, and those of val_root are matched by
+    # name; false: images lie anywhere, and labels of packs and archives are not read
+    labelled: bool = MISSING
+    # synthetic images written to root before training; null: the data are there
+    synthetic: SyntheticSettings | None = MISSING
+    # (height, width) in pixels
+    image_size: list[int] = MISSING
+    # mean and deviation of the colors, from 0 to 1, that are taken off
+    mean: list[float] = MISSING
+    std: list[float] = MISSING
+    augmentation: AugmentationSettings = MISSING
+    masking: MaskingSettings = MISSING
+    # images of an evaluation are resized to this multiple of image_size, then cut to their middle
+    margin: float = 1.14
+
+    def __post_init__(self) -> None:
+        within("data.margin", self.margin, 1)
+        height_width("data.image_size", self.image_size)
+        within("data.held_out", self.held_out, 0, 1, below=True)
+        for key in ("mean", "std"):
+            if len(getattr(self, key)) != 3:
+                raise ConfigError(f"data.{key} takes three numbers: red, green and blue")
+        for number in self.std:
+            within("data.std", number, 0, above=True)
