@@ -1,0 +1,38 @@
+"""benchmarks/cycle.py: a tracker that moves with the video returns, one that drifts does not."""
+
+import runpy
+
+import numpy as np
+import pytest
+from benchmark_scripts import BENCHMARKS
+
+from overt.tracker import VideoTracks
+
+forth_and_back = runpy.run_path(str(BENCHMARKS / "cycle.py"))["forth_and_back"]
+FRAMES = np.zeros((6, 3, 40, 40), np.uint8)
+
+
+class Shifting:
+    """Moves every point by a constant shift from frame to frame, and by an error each time."""
+
+    def __init__(self, shift: float, error: float) -> None:
+        self.shift, self.error = shift, error
+
+    def __call__(self, frames, queries=None, grid=0):
+        if queries is None:
+            x, y = np.meshgrid(np.linspace(5, 30, grid), np.linspace(5, 30, grid))
+            queries = np.stack([np.zeros(grid**2), x.ravel(), y.ravel()], 1).astype(np.float32)
+        steps = np.arange(len(frames))[:, None] - queries[:, 0]
+        tracks = np.repeat(queries[None, :, 1:], len(frames), 0)
+        tracks[..., 0] += steps * self.shift + np.abs(steps) * self.error
+        visible = np.ones(steps.shape, bool)
+        visible[:, 0] = False  # one point is lost
+        return VideoTracks(tracks, visible, visible, visible, queries, frames, 12.0)
+
+
+@pytest.mark.parametrize(("error", "returned"), [(0.0, 1.0), (1.0, 0.0)])
+def test_points_are_followed_forth_and_back(error, returned):
+    row = forth_and_back(Shifting(2.0, error), FRAMES, 3)
+    assert (row.points, row.moving) == (9, 8)
+    assert row.visible == pytest.approx(8 / 9)
+    assert row.returned == row.moving_returned == returned
