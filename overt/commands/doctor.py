@@ -84,7 +84,7 @@ def examine(options: argparse.Namespace) -> tuple[list[Check], World | None]:
         remedy = "compare with `overt docs launch`"
         checks.append(attempt("GPUs", lambda: machine.gpus(device, None, precision), remedy))
         return checks, None
-    different = cluster.same_versions(checks[0].finding)
+    different = cluster.same_versions(checks[0].found)
     if different is not None:
         checks[0] = different
 

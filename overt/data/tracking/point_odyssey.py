@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from overt.data.images.decode import decode_image
 from overt.data.tracking.dynamic_replica import AnnotatedClip
 from overt.errors import DataError
+from overt.files.bounds import open_arrays
 
 FEWEST_VISIBLE = 8  # frames
 FARTHEST_STEP = 512.0  # pixels between two frames: what moves more has been put elsewhere
@@ -99,7 +100,7 @@ def keep_tracks(
 def _read_annotations(file: Path, frames: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Return positions (N, T, 2) and states (N, T) of the first frames."""
     try:
-        with np.load(file, allow_pickle=False) as archive:
+        with open_arrays(file) as archive:
             coords, states = archive["trajs_2d"][:frames], archive["visibs"][:frames]
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
         reason = f"it has no readable trajs_2d and visibs ({error})"
