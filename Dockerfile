@@ -10,7 +10,7 @@
 FROM python:3.12-slim
 
 ARG TORCH_INDEX=""
-ARG EXTRAS=video
+ARG EXTRAS=onnx
 
 # Triton compiles a small C launcher at run time; git names the commit of a run.
 RUN apt-get update \

@@ -100,6 +100,9 @@ CASES = {
     "cotracker3_online": Case(
         "cotracker3_online_tiny", "bf16", small("cotracker3_online_tiny"), CLIPS, {"attention"}
     ),
+    "cotracker3_pseudo": Case(
+        "cotracker3_pseudo_tiny", "bf16", small("cotracker3_pseudo_tiny"), [], {"attention"}
+    ),
     "hjepa": Case("hjepa_tiny", "bf16", small("hjepa_tiny"), IMAGES, {"attention"}),
     "hjepa_levels": Case(
         "hjepa_tiny",
@@ -116,6 +119,7 @@ CASES = {
         {"grid_sample", "max_pool"},
     ),
     "pcdiff": Case("pcdiff_tiny", "bf16", small("pcdiff_tiny"), SKULLS, {"attention"}),
+    "pcdiff_voxels": Case("pcdiff_voxels_tiny", "fp32", small("pcdiff_voxels_tiny"), SKULLS, set()),
 }
 
 SAME_DATA = {

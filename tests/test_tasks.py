@@ -25,7 +25,7 @@ from overt.tasks import (
 
 RECIPES = {
     "overt.recipes.cotracker3.recipe.CoTracker3OfflineRecipe": {PointTracker},
-    "overt.recipes.cotracker3.recipe.CoTracker3OnlineRecipe": {PointTracker},
+    "overt.recipes.cotracker3.recipe.CoTracker3OnlineRecipe": {PointTracker, OnlinePointTracker},
     "overt.recipes.lbm.recipe.LBMRecipe": {PointTracker, OnlinePointTracker, Exportable},
     "overt.recipes.pcdiff.recipe.PCDiffRecipe": {SkullCompleter},
     "overt.recipes.pcdiff.voxel_recipe.VoxelRecipe": {ImplantVoxelizer},

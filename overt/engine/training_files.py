@@ -52,7 +52,13 @@ def restore_training_file(
             f"checkpoint.resume={path}: such a file is read into whole weights; resume it with "
             "training.strategy=auto, and from the checkpoint that run writes with fsdp"
         )
-    content = read_torch_file(path)
+    try:
+        content = read_torch_file(path)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"checkpoint.resume={path} is not a checkpoint folder, and not a training file either: "
+            f"{error}"
+        ) from error
     parts = content if isinstance(content, Mapping) else {}
     missing = [key for key in ("optimizer", "scheduler") if not isinstance(parts.get(key), Mapping)]
     if missing:

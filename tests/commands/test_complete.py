@@ -83,7 +83,7 @@ def test_a_second_stage_makes_the_volumes(
     ).any()
     # A first stage in its place is refused in words.
     wrong = ["--voxels", str(folder / "epoch_0.pth"), "--out", str(tmp_path / "wrong")]
-    assert complete(folder, skull, "--samples", "1", *wrong) == 1
+    assert complete(folder, skull, "--samples", "1", *wrong) == 2
 
 
 def test_the_patient_s_frame_decides_where_the_implant_is(folder: Path, tmp_path: Path) -> None:

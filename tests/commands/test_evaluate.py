@@ -90,7 +90,7 @@ def test_a_file_in_the_place_of_the_output_is_refused_at_once(
 ) -> None:
     (tmp_path / "file").touch()
     words = [f"checkpoint={run / 'checkpoints' / 'latest'}", f"output={tmp_path / 'file'}"]
-    assert evaluate(*words) == 1
+    assert evaluate(*words) == 2
     assert "is a file; name a folder" in capsys.readouterr().err
 
 
@@ -171,16 +171,16 @@ def test_what_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     torch.save({"backbone.weight": torch.zeros(3)}, other)
     latest = run / "checkpoints" / "latest"
     cases = [
-        ([], "ConfigError: give the weights to score: checkpoint=PATH"),
-        ([f"checkpoint={tmp_path / 'nowhere'}"], "CheckpointError: checkpoint "),
-        ([f"checkpoint={other}"], "holds no configuration; add recipe=NAME"),
-        ([f"checkpoint={other}", "recipe=toy"], "is a checkpoint of another model"),
-        ([f"checkpoint={latest}", "model.width=8"], "have another shape than in the model"),
-        ([f"checkpoint={latest}", "evaluation.sample=2"], "did you mean evaluation.samples?"),
-        ([f"checkpoint={run / 'checkpoints'}", "recipe=toy"], "holds several checkpoints"),
+        ([], 2, "ConfigError: give the weights to score: checkpoint=PATH"),
+        ([f"checkpoint={tmp_path / 'nowhere'}"], 1, "CheckpointError: checkpoint "),
+        ([f"checkpoint={other}"], 2, "holds no configuration; add recipe=NAME"),
+        ([f"checkpoint={other}", "recipe=toy"], 1, "is a checkpoint of another model"),
+        ([f"checkpoint={latest}", "model.width=8"], 1, "have another shape than in the model"),
+        ([f"checkpoint={latest}", "evaluation.sample=2"], 2, "did you mean evaluation.samples?"),
+        ([f"checkpoint={run / 'checkpoints'}", "recipe=toy"], 1, "holds several checkpoints"),
     ]
-    for words, expected in cases:
-        assert evaluate(*words) == 1, words
+    for words, code, expected in cases:
+        assert evaluate(*words) == code, words
         shown = capsys.readouterr().err
         assert expected in shown
         assert "Traceback" not in shown
