@@ -20,7 +20,8 @@ SHORT = ["training.num_steps=1", "training.evaluate_at_start=true", "training.em
 def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The checkpoint of a short run, and the folder made from it."""
     home = tmp_path_factory.mktemp("hub")
-    run = SMALL_COTRACKER3.train(home, *SHORT, "evaluation.single_point=false")
+    runs = f"output_dir={home / 'runs'}"
+    run = SMALL_COTRACKER3.train(home / "data", runs, *SHORT, "evaluation.single_point=false")
     best, folder = run / "checkpoints" / "latest", home / "tracker"
     words = ["--to", "hub", "--output", str(folder), "--license", "apache-2.0"]
     assert main(["ckpt", "export", str(best), *words]) == 0
@@ -66,7 +67,7 @@ def test_it_is_a_checkpoint_everywhere(
 ) -> None:
     checkpoint, folder = exported
     monkeypatch.chdir(tmp_path)
-    root = f"data.root={folder.parent}"
+    root = f"data.root={folder.parent / 'data'}"
     video = np.random.default_rng(0).integers(0, 255, (8, 3, 32, 32), dtype=np.uint8)
     np.save("video.npy", video)
     # load_tracker
@@ -89,19 +90,19 @@ def test_it_is_a_checkpoint_everywhere(
 
 
 @pytest.mark.parametrize(
-    ("words", "error"),
+    ("words", "code", "error"),
     [
-        (["--output", "{folder}"], "not empty"),
-        (["--output", "{new}", "--key", "model"], "--key is for --to torch"),
-        (["--output", "{new}", "--prefix", "x."], "drop them"),
+        (["--output", "{folder}"], 1, "not empty"),
+        (["--output", "{new}", "--key", "model"], 2, "--key is for --to torch"),
+        (["--output", "{new}", "--prefix", "x."], 2, "drop them"),
     ],
 )
 def test_refusals(
-    words: list[str], error: str, exported: tuple[Path, Path], tmp_path: Path, capsys
+    words: list[str], code: int, error: str, exported: tuple[Path, Path], tmp_path: Path, capsys
 ) -> None:
     checkpoint, folder = exported
     filled = [word.format(folder=folder, new=tmp_path / "new") for word in words]
-    assert main(["ckpt", "export", str(checkpoint), "--to", "hub", *filled]) == 1
+    assert main(["ckpt", "export", str(checkpoint), "--to", "hub", *filled]) == code
     assert error in capsys.readouterr().err
 
 
