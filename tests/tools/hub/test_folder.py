@@ -80,7 +80,10 @@ def test_it_is_a_checkpoint_everywhere(
     assert main(["ckpt", "inspect", str(folder)]) == 0
     # checkpoint.init_from
     tuned = SMALL_COTRACKER3.trainer(
-        folder.parent, f"checkpoint.init_from={folder}", "exp_name=tuned"
+        folder.parent / "data",
+        f"output_dir={tmp_path}",
+        f"checkpoint.init_from={folder}",
+        "exp_name=tuned",
     )
     written = load_file(folder / "model.safetensors")
     assert all(torch.equal(value, written[key]) for key, value in tuned.model.state_dict().items())
