@@ -19,6 +19,7 @@ MISSING = {
     "lbm_tiny": ("evaluation.dataset=tapvid_davis", "evaluation.dataset_root=gone"),
     "hjepa_tiny": ("data.val_root=gone",),
     "pcdiff_tiny": ("data.test_list=gone.csv",),
+    "pcdiff_voxels_tiny": ("data.test_list=gone.csv",),
     "blade_depthnet_tiny": ("evaluation.dataset_root=gone",),
     "blade_posenet_tiny": ("evaluation.dataset_root=gone",),
     "blade_pretext_tiny": ("evaluation.dataset_root=gone",),
