@@ -1,8 +1,8 @@
 # One image for GPU and CPU: the default wheels of torch for Linux carry CUDA, cuDNN and NCCL.
 #
 #   docker build -t overt .
-#   docker run --rm --gpus all --shm-size=8g -v "$PWD/runs:/work/runs" overt train recipe=cotracker3_tiny
-#   docker run --rm -v "$PWD/runs:/work/runs" overt train recipe=cotracker3_tiny training.device=cpu
+#   docker run --rm --gpus all --shm-size=8g -v "$PWD/runs:/home/overt/runs" overt train recipe=cotracker3_tiny
+#   docker run --rm -v "$PWD/runs:/home/overt/runs" overt train recipe=cotracker3_tiny training.device=cpu
 #
 # For GPUs the host needs a driver and the NVIDIA container toolkit. Loader processes share memory
 # through /dev/shm: --shm-size. A smaller image without CUDA: --build-arg TORCH_INDEX=URL with the
@@ -22,9 +22,9 @@ RUN pip install --no-cache-dir ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "torch
 COPY . /src
 RUN pip install --no-cache-dir "/src[$EXTRAS]" && rm -rf /src
 
-RUN useradd --create-home --uid 1000 overt && mkdir /work && chown overt /work
+RUN useradd --create-home --uid 1000 overt
 USER overt
-WORKDIR /work
+WORKDIR /home/overt
 
 # Fails the build where the package cannot be imported or lacks its pages.
 RUN overt -V && overt docs index > /dev/null

@@ -39,12 +39,33 @@ class PointTracker(Protocol):
         """Return the tracks of queries (N, 3) [t, x, y] through a video (T, 3, H, W) uint8."""
 
 
+class FrameTracker(Protocol):
+    """Follows points through frames that arrive one by one."""
+
+    def observe(self, frame: Tensor) -> None:
+        """Take the next frame (3, H, W) uint8."""
+
+    def add(self, points_xy: Tensor) -> list[int]:
+        """Follow points (n, 2) of the newest frame from here on; return their numbers."""
+
+    def advance(self) -> Any:
+        """Return `points_xy`, `visible`, `visibility` and `rho` of all points in that frame."""
+
+
+@runtime_checkable
+class HindsightTracker(FrameTracker, Protocol):
+    """A tracker that knows positions better once later frames have been seen."""
+
+    def finish(self) -> PointTracks:
+        """Return the tracks through all frames."""
+
+
 @runtime_checkable
 class OnlinePointTracker(Protocol):
     """`overt track --online`: follow points frame by frame."""
 
-    def online_tracker(self, model: Any, frame_size: tuple[int, int], points: int) -> Any:
-        """Return an object that takes one frame after the other."""
+    def online_tracker(self, model: Any, frame_size: tuple[int, int], points: int) -> FrameTracker:
+        """Return a tracker of up to `points` points in frames of (height, width)."""
 
 
 @runtime_checkable

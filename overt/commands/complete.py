@@ -66,6 +66,15 @@ class Skull(NamedTuple):
         return self.volume.to_patient(self.frame.to_indices(cloud))
 
 
+# Options of the finished implant, 0 where they are not given.
+LENGTHS = {
+    "--clearance": "distance kept from the skull; default: 0",
+    "--min-wall": "make thinner walls as thick as this; default: 0, as they are",
+    "--smooth": "width of the smoothing, which keeps the rim; default: 0, none",
+    "--close-holes": "close holes through the wall up to this width; default: 0, cavities only",
+}
+
+
 def main(arguments: Sequence[str]) -> int:
     options = make_parser().parse_intermixed_args(arguments)
     clock = Clock()
@@ -128,36 +137,13 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--mirror", action="store_true", help="baseline: mirror the healthy side")
     parser.add_argument(
-        "--threshold", type=float, metavar="HU", help="lowest value of bone; default: 300 in CT"
+        "--threshold",
+        type=finite_number(-10_000),
+        metavar="HU",
+        help="lowest value of bone; default: 300 in CT",
     )
-    parser.add_argument(
-        "--clearance",
-        type=finite_number(0),
-        default=0.0,
-        metavar="MM",
-        help="distance kept from the skull; default: 0",
-    )
-    parser.add_argument(
-        "--min-wall",
-        type=finite_number(0),
-        default=0.0,
-        metavar="MM",
-        help="make thinner walls as thick as this; default: 0, as they are",
-    )
-    parser.add_argument(
-        "--smooth",
-        type=finite_number(0),
-        default=0.0,
-        metavar="MM",
-        help="width of the smoothing, which keeps the rim; default: 0, none",
-    )
-    parser.add_argument(
-        "--close-holes",
-        type=finite_number(0),
-        default=0.0,
-        metavar="MM",
-        help="close holes through the wall up to this width; default: 0, cavities only",
-    )
+    for name, meaning in LENGTHS.items():
+        parser.add_argument(name, type=finite_number(0), default=0.0, metavar="MM", help=meaning)
     parser.add_argument("--all-parts", action="store_true", help="not only the largest part")
     parser.add_argument(
         "--voxels", type=Path, metavar="CHECKPOINT", help="a trained second stage, file or folder"

@@ -245,7 +245,7 @@ def follow(
 
     from overt.data.tracking.track_files import read_mask
     from overt.data.tracking.video_stream import stream_frames
-    from overt.tasks import PointTracks
+    from overt.tasks import HindsightTracker, PointTracks
 
     name = str(options.video)
     source = int(name) if name.isdecimal() and not options.video.exists() else options.video
@@ -285,7 +285,7 @@ def follow(
         )
     print(f"{len(seen) / (time.perf_counter() - began):.1f} frames per second, including reading")
     assert tracker is not None, "frames were seen"
-    if hasattr(tracker, "finish"):  # knows positions better in hindsight
+    if isinstance(tracker, HindsightTracker):
         order = torch.from_numpy(np.argsort(given))  # points were given in the order of frames
         return np.stack(seen), queries, PointTracks(*(part[:, order] for part in tracker.finish()))
     # Before it is given, a point rests at its query, invisible.

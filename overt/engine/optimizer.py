@@ -107,6 +107,11 @@ def _build_one(part: Assignment, lr: float) -> torch.optim.Optimizer:
             f"{part.key}._target_={part.target} computes the loss several times in one step "
             "(closure), which a training step does not offer; choose another class"
         )
+    if issubclass(kind, torch.optim.SparseAdam):
+        raise ConfigError(
+            f"{part.key}._target_={part.target} takes sparse gradients only, and those of a "
+            "training step are dense; choose another class, such as torch.optim.AdamW"
+        )
     if "fused" in allowed and "foreach" not in arguments and _can_fuse(kind, part):
         arguments.setdefault("fused", True)  # one kernel for all parameters
     try:

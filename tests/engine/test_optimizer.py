@@ -143,9 +143,13 @@ def test_a_schedule_of_weight_decay_that_nothing_follows_is_refused() -> None:
         build_optimizer(section(weight_decay=0.0, weight_decay_schedule=schedule), model())
 
 
-def test_a_class_that_runs_the_loss_itself_is_refused() -> None:
-    chosen = section(_target_="torch.optim.LBFGS", arguments={}, weight_decay=0.0)
-    with pytest.raises(ConfigError, match=r"LBFGS computes the loss several times"):
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("LBFGS", "computes the loss several times"), ("SparseAdam", "takes sparse gradients only")],
+)
+def test_a_class_that_a_training_step_cannot_serve_is_refused(name: str, reason: str) -> None:
+    chosen = section(_target_=f"torch.optim.{name}", arguments={}, weight_decay=0.0)
+    with pytest.raises(ConfigError, match=f"{name} {reason}"):
         build_optimizer(chosen, model())
 
 

@@ -1,18 +1,22 @@
-"""Every shipped tiny recipe keeps the contract: `overt.testing.check_recipe` on the smallest of it.
+"""Every shipped class of recipes keeps the contract: `overt.testing.check_recipe` in small.
 
-A YAML file that is new is found by itself; until it has a size below, it runs at its own.
+A tiny YAML file that is new is found by itself; until it has a size below, it runs at its own. The
+baselines of CIFAR-10 have classes of their own and no tiny version; the rest differ in sizes.
 """
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from overt.config import CONF, load
+from overt.data.images.packed import pack_arrays
 from overt.testing import check_recipe
 
 TINY = sorted(file.stem for file in (CONF / "recipe").glob("*_tiny.yaml"))
+BASELINES = ("mae_cifar", "simclr_cifar", "supervised_cifar")
 
 CLIPS = [
     "data.synthetic.count=5",
@@ -109,6 +113,24 @@ SMALLEST = {
         "model.depth.custom.channels=[8,8,16,16]",
     ],
 }
+SMALL_BASELINE = [
+    "data.image_size=[16,16]",
+    "data.masking.min_keep=2",
+    "model.embed_dim=16",
+    "model.depth=2",
+    "model.num_heads=2",
+    "model.predictor.width=16",
+    "model.predictor.depth=1",
+    "model.predictor.num_heads=2",
+    "model.head.hidden=16",
+    "training.batch_size=4",
+    "training.num_workers=0",
+    "training.precision=fp32",
+    "optimizer.lr=5e-3",
+    "evaluation.batch_size=4",
+    "evaluation.k=1",
+    "evaluation.linear_probe.epochs=1",
+]
 FULL_SIZE = {"plan": "tests/tools/plan/test_full_size.py plans it"}  # with minutes of fake tensors
 OPTIONS: dict[str, dict[str, Any]] = {
     "cotracker3_tiny": {"steps": 10, "skip": FULL_SIZE},
@@ -153,3 +175,24 @@ def test_it_keeps_the_contract(name: str, folder: Path) -> None:
     skipped = {check for check, outcome in report.items() if outcome != "passed"}
     without_blocks = {"fsdp"} if name == "blade_depthnet_tiny" else set()
     assert skipped == {*OPTIONS.get(name, {}).get("skip", {}), *without_blocks}
+
+
+@pytest.fixture(scope="module")
+def cifar(folder: Path) -> Path:
+    """Packs of a few images of waves, each with a rate of its own, across or along."""
+    x, y = np.meshgrid(np.arange(16), np.arange(16))
+    for part, count in (("train", 12), ("test", 4)):
+        labels = np.arange(count) % 2
+        waves = [np.sin((x, y)[index % 2] * (0.3 + 0.2 * index)) for index in range(count)]
+        images = np.repeat(128 + 100 * np.stack(waves)[..., None], 3, axis=3).astype(np.uint8)
+        names = [f"{part}/{index}" for index in range(count)]
+        pack_arrays(images, labels, names, ("across", "along"), folder / part)
+    return folder
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_a_baseline_keeps_the_contract(name: str, cifar: Path) -> None:
+    words = [f"data.root={cifar / 'train'}", f"data.val_root={cifar / 'test'}"]
+    config = load([f"recipe={name}", *words, *SMALL_BASELINE])
+    report = check_recipe(config)
+    assert {check for check, outcome in report.items() if outcome != "passed"} == set()

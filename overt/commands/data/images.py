@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from overt.commands.data.arguments import (
+    Verbs,
     add_seed,
     add_verb,
     not_negative,
@@ -13,9 +13,6 @@ from overt.commands.data.arguments import (
     side_length,
 )
 from overt.errors import ConfigError
-
-if TYPE_CHECKING:
-    from overt.commands.data.arguments import Verbs
 
 
 def add_verbs(verbs: Verbs) -> None:

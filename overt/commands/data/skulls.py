@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from overt.commands.data.arguments import (
+    Verbs,
     add_seed,
     add_verb,
     not_negative,
     positive,
     side_length,
 )
-
-if TYPE_CHECKING:
-    from overt.commands.data.arguments import Verbs
 
 
 def add_verbs(verbs: Verbs) -> None:

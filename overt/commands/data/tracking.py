@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from overt.commands.arguments import whole_number
 from overt.commands.data.arguments import (
+    Verbs,
     add_seed,
     add_verb,
     not_negative,
@@ -15,9 +16,6 @@ from overt.commands.data.arguments import (
     speed,
 )
 from overt.errors import ConfigError
-
-if TYPE_CHECKING:
-    from overt.commands.data.arguments import Verbs
 
 
 def add_verbs(verbs: Verbs) -> None:

@@ -50,7 +50,7 @@ class Video(NamedTuple):
 def has_pyav() -> bool:
     """Tell whether MP4 and other containers can be read and written here.
 
-    PyAV is installed with overt; a machine that carries overt as a folder may lack it.
+    PyAV is installed with overt; where overt runs from a bare folder it can be missing.
     """
     return importlib.util.find_spec("av") is not None
 

@@ -137,8 +137,7 @@ def _reads_values(config: Config, recipe: Recipe, error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     reader = [frame for frame in frames if not frame.filename.startswith(outside)][-1]
     line = f"{reader.filename}, line {reader.lineno}"
-    replayable = getattr(recipe, "replayable", False)
-    remedy = f": {replayable}" if isinstance(replayable, str) else ""
+    remedy = f": {recipe.replayable}" if isinstance(recipe.replayable, str) else ""
     return (
         f"recipe.name={config.recipe.name} cannot be planned, since a plan knows the sizes of "
         f"tensors only and its step reads a value of one on the host ({line}){remedy}"
