@@ -107,20 +107,23 @@ def _track(options: argparse.Namespace) -> int:
         write_video(folder / f"video.{format}", drawn.numpy(), rate)
         write_tracks(folder, queries, {key: part.numpy() for key, part in tracks._asdict().items()})
 
+    def track(queries: Queries) -> PointTracks:
+        given = tracking_options(recipe, options, queries)
+        with torch.inference_mode():
+            tracks: PointTracks = recipe.track_points(
+                model, torch.from_numpy(video), torch.from_numpy(queries), **given
+            )
+        return tracks
+
     if options.page:
-        return show_page(recipe, model, options, video, rate, folder, f"video.{format}", write)
+        files = {name: folder / name for name in (f"video.{format}", "tracks.npz", "tracks.csv")}
+        return show_page(options, video, rate, track, write, files)
     if options.online:
         video, queries, tracks = follow(recipe, model, options, asked)
     else:
         queries = chosen
         report_progress("tracking", 0, 1)  # the stage has a name before the first points are done
-        with torch.inference_mode():
-            tracks = recipe.track_points(
-                model,
-                torch.from_numpy(video),
-                torch.from_numpy(queries),
-                **tracking_options(recipe, options, queries),
-            )
+        tracks = track(queries)
 
     write(queries, tracks)
     print(
@@ -189,30 +192,19 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def show_page(
-    recipe: Any,
-    model: Any,
     options: argparse.Namespace,
     video: NDArray[np.uint8],
     fps: float,
-    folder: Path,
-    film: str,
+    track: Callable[[Queries], PointTracks],
     write: Callable[[Queries, PointTracks], None],
+    files: dict[str, Path],
 ) -> int:
     """Serve the page on which points are clicked, until Ctrl-C."""
-    import torch
-
     from overt.viz.click_page import ClickServer, Shown
 
     def follow_clicks(queries: Queries) -> Shown:
-        with torch.inference_mode():
-            tracks = recipe.track_points(
-                model,
-                torch.from_numpy(video),
-                torch.from_numpy(queries),
-                **tracking_options(recipe, options, queries),
-            )
+        tracks = track(queries)
         write(queries, tracks)
-        files = {name: folder / name for name in (film, "tracks.npz", "tracks.csv")}
         return Shown(tracks.tracks_xy.numpy(), tracks.visible.numpy(), files)
 
     try:

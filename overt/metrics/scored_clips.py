@@ -6,6 +6,8 @@ T frames, N tracks; positions are (x, y) in pixels of the clip, queries (t, x, y
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -210,3 +212,12 @@ def to_tapvid_pixels(clip: TrackSample, positions: Positions) -> Tensor:
     height, width = clip.video.shape[-2:]
     last = SIDE - positions
     return torch.tensor([last / (width - positions), last / (height - positions)])
+
+
+def further_recipes(recipe: Any) -> dict[str, Any]:
+    """Return the recipe of a tracker with the settings of each set in `evaluation.also`."""
+    settings = recipe.settings
+    return {
+        name: type(recipe)(replace(settings, evaluation=evaluation))
+        for name, evaluation in settings.evaluation.further_sets().items()
+    }

@@ -20,6 +20,7 @@ from overt.metrics.scored_clips import (
     HeldOutClips,
     TapVidClips,
     evaluation_clips,
+    further_recipes,
     score_clips,
     to_tapvid_pixels,
 )
@@ -140,7 +141,7 @@ def test_further_sets_are_read_and_scored(dataset: str, tmp_path: Path) -> None:
     write(tmp_path / "set")
     also = f"evaluation.also={{{dataset}: {{dataset_root: {tmp_path / 'set'}, frames: 9}}}}"
     recipe = SMALL_COTRACKER3.recipe(tmp_path / "data", "data.held_out=1", also)
-    ((name, further),) = recipe.further().items()
+    ((name, further),) = further_recipes(recipe).items()
     assert (name, further.settings.evaluation.dataset) == (dataset, dataset)
     clips = evaluation_clips(further.settings.data, further.settings.evaluation, Positions.CENTRES)
     sample = clips.sample(0)

@@ -35,6 +35,20 @@ TRIES, OWN_TRIES = 12, 4
 QUERY_MARGIN = 1.0
 
 
+def refuse_points_outside(points_xy: Tensor, frame_size: tuple[int, int]) -> None:
+    """Refuse points (N, 2) that lie outside of a frame of (height, width)."""
+    height, width = frame_size
+    last = torch.tensor([width - 1, height - 1]).to(points_xy)
+    inside = ((points_xy >= -QUERY_MARGIN) & (points_xy <= last + QUERY_MARGIN)).all(-1)
+    if not inside.all():
+        number = int((~inside).nonzero()[0])
+        x, y = points_xy[number].tolist()
+        raise DataError(
+            f"point {number} at ({x:g}, {y:g}) lies outside the frame of {width} x {height} "
+            "pixels; leave it out"
+        )
+
+
 class Positions(IntEnum):
     """How a recipe counts positions; the last one in W pixels is W less the value."""
 

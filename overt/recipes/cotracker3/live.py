@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from overt.data.tracking.clips import QUERY_MARGIN
+from overt.data.tracking.clips import refuse_points_outside
 from overt.errors import DataError
 from overt.recipes.cotracker3.model import Tracks
 from overt.recipes.cotracker3.online import CoTracker3Online
@@ -77,7 +77,6 @@ class LiveTracker:
     def add(self, points_xy: Tensor) -> list[int]:
         """Follow these points (N, 2) of the newest frame too; return a number for each."""
         first, last = self.given, self.given + len(points_xy)
-        height, width = self.frame_size
         if self.seen == 0:
             raise DataError("points were added before the first frame; show a frame first")
         if last > self.queries.shape[1]:
@@ -85,15 +84,7 @@ class LiveTracker:
                 f"{last} points, and room for {self.queries.shape[1]} was asked for; give the "
                 "number of all points at the start"
             )
-        limit = torch.tensor([width - 1, height - 1]).to(points_xy)
-        inside = (points_xy >= -QUERY_MARGIN) & (points_xy <= limit + QUERY_MARGIN)
-        if not inside.all():
-            number = int((~inside.all(-1)).nonzero()[0])
-            x, y = points_xy[number].tolist()
-            raise DataError(
-                f"point {number} at ({x:g}, {y:g}) lies outside the frame of {width} x {height} "
-                "pixels; leave it out"
-            )
+        refuse_points_outside(points_xy, self.frame_size)
         self.queries[0, first:last, 0] = self.seen - 1
         self.queries[0, first:last, 1:] = points_xy.to(self.device) * self.scale_xy
         self.given = last

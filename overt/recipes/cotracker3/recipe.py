@@ -28,7 +28,7 @@ from overt.distributed import World
 from overt.errors import ConfigError
 from overt.evaluation import NamedRow, summarize
 from overt.metrics.flow_baselines import BASELINES
-from overt.metrics.scored_clips import score_clips
+from overt.metrics.scored_clips import further_recipes, score_clips
 from overt.metrics.tracking import score_table
 from overt.recipe import Recipe, SampleSource, StepOutput
 from overt.recipes.cotracker3 import loss as tracking_loss
@@ -213,19 +213,12 @@ class _CoTracker3Recipe(Recipe):
 
     def check_evaluation_data(self) -> None:
         evaluation_clips(self.settings)
-        for recipe in self.further().values():
+        for recipe in further_recipes(self).values():
             recipe.check_evaluation_data()
-
-    def further(self) -> dict[str, Recipe]:
-        """This recipe with the settings of each set in `evaluation.also`."""
-        return {
-            name: type(self)(dataclasses.replace(self.settings, evaluation=evaluation))
-            for name, evaluation in self.settings.evaluation.further_sets().items()
-        }
 
     def evaluation_sets(self) -> dict[str, Any]:
         """The scores of every set in `evaluation.also`."""
-        return {name: recipe.evaluate for name, recipe in self.further().items()}
+        return {name: recipe.evaluate for name, recipe in further_recipes(self).items()}
 
     def evaluate(self, model: nn.Module, world: World) -> dict[str, float]:
         """TAP-Vid scores on `evaluation.dataset`, beside those of points that never move."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from overt.data.tracking.clips import QUERY_MARGIN
+from overt.data.tracking.clips import refuse_points_outside
 from overt.errors import DataError
 from overt.recipes.lbm.layer import Memory
 from overt.recipes.lbm.model import LBM
@@ -133,21 +133,12 @@ class OnlineTracker:
     @torch.no_grad()
     def add(self, points_xy: Tensor) -> list[int]:
         """Follow these points (N, 2) of the newest frame too; a number for each."""
-        height, width = self.frame_size
         points_xy = torch.as_tensor(points_xy, dtype=torch.float32)
         if points_xy.ndim != 2 or points_xy.shape[1] != 2:
             raise DataError(f"points of shape {tuple(points_xy.shape)}; expected (points, 2)")
         if not self.observed:
             raise DataError("points were added before the first frame; show a frame first")
-        last = torch.tensor([width - 1, height - 1]).to(points_xy)
-        inside = (points_xy >= -QUERY_MARGIN) & (points_xy <= last + QUERY_MARGIN)
-        if not inside.all():
-            number = int((~inside.all(-1)).nonzero()[0])
-            x, y = points_xy[number].tolist()
-            raise DataError(
-                f"point {number} at ({x:g}, {y:g}) lies outside the frame of {width} x {height} "
-                "pixels; leave it out"
-            )
+        refuse_points_outside(points_xy, self.frame_size)
         used = set(self.slot_of.values())
         wanted = len(used) + len(points_xy)
         if wanted > self.slots:
