@@ -37,6 +37,14 @@ from overt.recipes.pcdiff.sampling import make_plan
 
 START = time.time()
 PROBE_STEPS = 60
+# sampler, steps, eta, box margin
+SAMPLERS = (
+    ("ddim", 50, 1.0, "0.1"),
+    ("ddim", 200, 1.0, "0.1"),
+    ("ddim", 50, 0.0, "0.1"),
+    ("dpm_solver", 20, 0.0, "0.1"),
+    ("ddim", 50, 1.0, "null"),
+)
 
 
 def say(text: str) -> None:
@@ -71,13 +79,14 @@ def main() -> int:
     roots = [options.real] if options.real else []
     tables = {}
     for folder in [*roots, root]:
-        for sampler, steps, eta in (("ddim", 50, 1.0), ("ddim", 50, 0.0), ("dpm_solver", 20, 0.0)):
+        for sampler, steps, eta, margin in SAMPLERS:
             extra = [
                 f"data.root={folder}", "data.synthetic=null", f"evaluation.sampler={sampler}",
                 f"evaluation.steps={steps}", f"evaluation.eta={eta}", "evaluation.volumes=true",
+                f"evaluation.box_margin={margin}",
                 f"evaluation.ensemble={options.samples}", f"evaluation.cases={options.cases}",
             ]  # fmt: skip
-            name = f"{folder.name}_{sampler}{steps}_eta{eta:g}"
+            name = f"{folder.name}_{sampler}{steps}_eta{eta:g}_box_{margin}"
             recipe = build_recipe(load([*words, *extra]))
             tables[name] = complete(recipe, model, trainer, options, name)
     (options.output / "scores.json").write_text(json.dumps(tables, indent=1))

@@ -228,6 +228,9 @@ class EvaluationSettings:
     steps: int = MISSING
     # randomness of ddim: 0 none, 1 as much as ddpm
     eta: float = MISSING
+    # a predicted implant never leaves the box of the known points, enlarged by this fraction of its
+    # sides: errors of the noisiest steps are not carried on. null: no limit, as published
+    box_margin: float | None = None
     # implants sampled for each skull; scores are those of their mean, a volume their majority
     ensemble: int = MISSING
     # skulls scored, spread over the test list; null: all
@@ -255,6 +258,7 @@ class EvaluationSettings:
         each_within("evaluation", self, ("ensemble", "batch_size", "cases"), 1)
         within("evaluation.loss_times", self.loss_times, 0)
         within("evaluation.eta", self.eta, 0, 1)
+        within("evaluation.box_margin", self.box_margin, 0)
         each_within("evaluation", self, ("border_mm", "found_mm", "solid_mm"), 0, above=True)
 
 

@@ -123,6 +123,31 @@ def predict_start(arrays: Arrays, x: Tensor, times: Tensor, noise: Tensor) -> Te
     return at(up, times) * x - at(down, times) * noise
 
 
+class Box(NamedTuple):
+    """Limits of x_0 along each axis, (B, 3, 1) each."""
+
+    low: Tensor
+    high: Tensor
+
+
+def box_around(points: Tensor, margin: float) -> Box:
+    """Return the bounding box of points (B, 3, S), enlarged by a fraction of its sides."""
+    low, high = points.amin(2, keepdim=True), points.amax(2, keepdim=True)
+    room = margin * (high - low)
+    return Box(low - room, high + room)
+
+
+def keep_inside(arrays: Arrays, x: Tensor, times: Tensor, noise: Tensor, box: Box) -> Tensor:
+    """Return the noise of x_t changed as little as keeps its x_0 inside the box.
+
+    At the noisiest steps x_0 is the error of the noise times 1 / sqrt(alphas_cumprod), above 100:
+    a sampler that believes it goes where it has never been trained.
+    """
+    start = predict_start(arrays, x, times, noise).clamp(box.low, box.high)
+    up, down = arrays.sqrt_recip_alphas_cumprod, arrays.sqrt_recipm1_alphas_cumprod
+    return (at(up, times) * x - start) / at(down, times)
+
+
 def posterior_mean(arrays: Arrays, start: Tensor, x: Tensor, times: Tensor) -> Tensor:
     """The mean of x_{t-1} given x_t and x_0."""
     first, second = arrays.posterior_mean_coef1, arrays.posterior_mean_coef2

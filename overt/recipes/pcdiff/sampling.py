@@ -19,8 +19,10 @@ from overt.recipes.pcdiff.denoiser import Denoiser, join_points
 from overt.recipes.pcdiff.diffusion import (
     Arrays,
     SolverTable,
+    box_around,
     ddim_step,
     ddpm_step,
+    keep_inside,
     log_variance,
     make_arrays,
     make_betas,
@@ -40,6 +42,7 @@ class Plan(NamedTuple):
     eta: float
     solver: SolverTable | None = None  # of DPM-Solver++
     shared_noise: float = 0.0  # as in training
+    box_margin: float | None = None
 
     @property
     def is_random(self) -> bool:
@@ -55,18 +58,19 @@ def base_arrays(settings: DiffusionSettings) -> Arrays:
 
 def make_plan(diffusion: DiffusionSettings, evaluation: EvaluationSettings) -> Plan:
     """The steps that the settings ask for."""
-    arrays, shared = base_arrays(diffusion), diffusion.shared_noise
+    arrays = base_arrays(diffusion)
+    shared, margin = diffusion.shared_noise, evaluation.box_margin
     if evaluation.sampler == "ddpm":
         steps = list(range(diffusion.steps - 1, -1, -1))
-        return Plan(arrays, steps, diffusion.variance, 0.0, shared_noise=shared)
+        return Plan(arrays, steps, diffusion.variance, 0.0, None, shared, margin)
     if evaluation.sampler == "dpm_solver":
         # The last steps change the ratio of signal to noise most: a solver of second order needs
         # them closer together.
         spaced = respace(arrays, evaluation.steps, power=2.0)
         solver = make_solver(spaced.arrays, spaced.timesteps)
-        return Plan(spaced.arrays, spaced.timesteps, None, 0.0, solver, shared)
+        return Plan(spaced.arrays, spaced.timesteps, None, 0.0, solver, shared, margin)
     spaced = respace(arrays, evaluation.steps)
-    return Plan(spaced.arrays, spaced.timesteps, None, evaluation.eta, shared_noise=shared)
+    return Plan(spaced.arrays, spaced.timesteps, None, evaluation.eta, None, shared, margin)
 
 
 class ReverseStep:
@@ -80,6 +84,8 @@ class ReverseStep:
             None if plan.variance is None else log_variance(self.arrays, plan.variance)
         )
         self.known = known.transpose(1, 2).contiguous()  # (B, 3, S)
+        margin = plan.box_margin
+        self.box = None if margin is None else box_around(self.known, margin)
         self.x = torch.zeros((batch, 3, count), device=device)
         self.noise = torch.zeros_like(self.x)
         self.solver = None if plan.solver is None else plan.solver.to(device)
@@ -93,6 +99,8 @@ class ReverseStep:
         geometry = self.model.geometry(cloud[:, :3].transpose(1, 2))
         self.fullest.copy_(torch.maximum(self.fullest, geometry.fullest()))
         predicted = self.model(cloud, self.times, geometry)[:, :, self.known.shape[2] :]
+        if self.box is not None:
+            predicted = keep_inside(self.arrays, self.x, self.times, predicted, self.box)
         if self.solver is not None:
             start = predict_start(self.arrays, self.x, self.times, predicted)
             after = solver_step(self.solver, self.x, self.times, start, self.start)

@@ -82,3 +82,17 @@ def test_too_little_room_for_neighbours_is_refused() -> None:
     refuse_overflow(1.0)
     with pytest.raises(ConfigError, match=r"1\.50 times as many neighbors as its pairs_per_center"):
         refuse_overflow(1.5)
+
+
+def test_noise_changes_only_where_its_start_leaves_the_box() -> None:
+    generator = torch.Generator().manual_seed(3)
+    x, noise = (torch.randn((2, 3, 50), generator=generator) for _ in range(2))
+    times = torch.tensor([5, STEPS - 1])
+    box = diffusion.box_around(torch.randn((2, 3, 30), generator=generator), 0.1)
+    kept = diffusion.keep_inside(arrays(), x, times, noise, box)
+    start = diffusion.predict_start(arrays(), x, times, noise)
+    inside = (start >= box.low) & (start <= box.high)
+    assert 0.1 < inside.float().mean() < 0.9
+    torch.testing.assert_close(kept[inside], noise[inside], atol=1e-4, rtol=1e-4)
+    again = diffusion.predict_start(arrays(), x, times, kept)
+    torch.testing.assert_close(again, start.clamp(box.low, box.high), atol=1e-4, rtol=1e-4)

@@ -84,6 +84,19 @@ def test_an_oracle_is_led_to_what_it_knows(overrides: list[str], tmp_path: Path)
     torch.testing.assert_close(found, start, atol=0.02, rtol=0)
 
 
+@pytest.mark.parametrize("sampler", ["ddpm", "ddim", "dpm_solver"])
+def test_implants_stay_in_the_box_of_the_known_points(sampler: str, tmp_path: Path) -> None:
+    words = [f"evaluation.sampler={sampler}", "evaluation.steps=20", "model.diffusion.steps=50"]
+    words += ["model.diffusion.beta_end=0.3", "evaluation.box_margin=0.1"]
+    settings = SMALL_PCDIFF.recipe(tmp_path, *words).settings
+    plan = make_plan(settings.model.diffusion, settings.evaluation)
+    start = 3 * torch.randn(2, 9, 3, generator=torch.Generator().manual_seed(5))
+    oracle = Oracle(start, base_arrays(settings.model.diffusion))
+    known = torch.tensor([[[-1.0, -1, -1], [1, 1, 1]]]).expand(2, -1, -1)
+    end = sample_implants(oracle, known, 9, plan, generators(2))  # type: ignore[arg-type]
+    torch.testing.assert_close(end, start.clamp(-1.2, 1.2), atol=0.02, rtol=0)
+
+
 def test_each_cloud_has_its_own_noise_whatever_is_sampled_beside_it(tmp_path: Path) -> None:
     recipe = SMALL_PCDIFF.recipe(tmp_path)
     plan = make_plan(recipe.settings.model.diffusion, recipe.settings.evaluation)

