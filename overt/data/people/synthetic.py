@@ -310,7 +310,10 @@ def _mapping(workers: int) -> Iterator[Callable[..., Iterable[Any]]]:
         yield map
         return
     # Spawned: a forked process cannot use CUDA.
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+    # One thread each: their number is the user's choice.
+    with ProcessPoolExecutor(
+        workers, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+    ) as pool:
         yield pool.map
 
 
