@@ -22,7 +22,7 @@ cluster: $(STAMP)         ## the tests on a real Slurm and on two network hosts;
 
 faults: $(STAMP)          ## hundreds of injected faults; writes their outcomes into docs/reliability.md
 	PYTHONPATH=tests:tests/cluster OMP_NUM_THREADS=1 \
-	  $(BIN)/python tests/faults/campaign.py --write docs/reliability.md
+	  $(BIN)/python tests/faults/campaign.py --jobs $(or $(JOBS),1) --write docs/reliability.md
 
 docs: docs-tools          ## the documentation as a site in site/; a broken link or anchor fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -23,6 +23,7 @@ from overt.errors import (
     StoppedAtStart,
     exit_code_of,
 )
+from overt.health.leaving import leave
 from overt.health.phases import Phases, process_start
 from overt.health.preemption import StopSignal
 from overt.progress import shown
@@ -140,4 +141,4 @@ class _Callable(ModuleType):
 sys.modules[__name__].__class__ = _Callable
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

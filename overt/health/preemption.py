@@ -5,6 +5,7 @@ A step costs no more than a look at a flag: processes agree beside it, through t
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import signal
@@ -29,6 +30,7 @@ logger = logging.getLogger(__name__)
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 START_SECONDS = 20.0  # Slurm and torchrun kill after 30: a start that takes longer is left
 POLL_SECONDS = 0.25  # how often a process asks whether another one was told to stop
+EXIT_SECONDS = 10.0  # how long the exit of a process waits for an answer of the store
 
 
 class StopSignal:
@@ -255,4 +257,6 @@ class Preemption:
         if self._thread is not None:
             # Not forever: where the link to the store is cut, the thread does not come back.
             self._thread.join(2 * POLL_SECONDS)
+            if self._thread.is_alive():  # on a busy machine: see overt.health.leaving
+                atexit.register(self._thread.join, EXIT_SECONDS)
             self._thread = None

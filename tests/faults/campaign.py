@@ -1,114 +1,178 @@
-"""`make faults`: hundreds of faults, one after the other, and a table of what came of them.
+"""`make faults`: hundreds of injected faults, and a table of what came of them.
 
-python tests/faults/campaign.py [--seed N] [--only KIND [--count N]] [--write docs/reliability.md]
+python tests/faults/campaign.py [--jobs N] [--seconds N] [--seed N] [--only KIND] [--count N]
+    [--write docs/reliability.md]
 
-With --only and --write, the rows of these kinds are replaced and the others stay: a campaign may be
-run in pieces.
+With --write, new rows replace those of the page, and the others stay, each with the run of the
+campaign that it is from: a campaign may be run in pieces and on several machines. After --seconds
+no injection begins; a kind that has come less far than its row of the page keeps that row.
 """
 
 import argparse
 import json
 import os
-import platform
-import re
+import queue
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
-import torch
 from claim_injections import CLAIM_KINDS
 from cluster_injections import CLUSTER_KINDS
 from injections import KINDS, Kind
+from outcomes import Row, merged, origin, read, table, write
 from trials import Bench, Trial
 
-PART = 5  # injections that a process makes, with --jobs
-BEGIN, END = "<!-- table: written by make faults -->", "<!-- end of table -->"
+GRACE = 40.0  # seconds that injections under way have after --seconds
 
 
-def run_kind(bench: Bench, name: str, kind: Kind, seed: int) -> list[Trial]:
-    """All injections of one kind; each problem is shown as it comes."""
-    trials = []
-    for number in range(kind.count):
-        own_seed = seed + number
-        try:
-            trial = kind.inject(bench, own_seed)
-        except Exception as error:  # a driver that fails has not shown what it should
-            trial = Trial(name, own_seed, bench.folder)
-            trial.check(False, f"the trial itself failed: {error!r}")
-        trials.append(trial)
-        for problem in trial.problems:
-            print(f"  seed {own_seed} ({trial.detail}): {problem}; see {trial.folder}", flush=True)
-        if not trial.problems:
-            shutil.rmtree(trial.folder, ignore_errors=True)
-    return trials
+class Injection(NamedTuple):
+    kind: str
+    seed: int
 
 
-class Row(NamedTuple):
-    """A line of the table: what came of all injections of one kind."""
-
-    promise: str
-    injected: int
-    good: int
-    seconds: float  # the longest until all processes had ended
-
-    @classmethod
-    def of(cls, kind: Kind, trials: list[Trial]) -> Self:
-        good = sum(not trial.problems for trial in trials)
-        return cls(kind.promise, len(trials), good, max(trial.seconds for trial in trials))
+class Outcome(NamedTuple):
+    injection: Injection
+    trial: Trial
+    seconds: float  # of the whole injection: run, fault, run again, and the comparison
 
 
-def table(rows: dict[str, Row], skipped: dict[str, str]) -> str:
-    """The outcomes as Markdown."""
-    lines = [
-        "| fault | promised | injected | as promised | longest until all had ended |",
-        "|---|---|---|---|---|",
+def injections_of(counts: dict[str, int], seed: int) -> list[Injection]:
+    """All injections, so that every kind has come equally far at any time."""
+    due = [
+        (number / count, kind, number) for kind, count in counts.items() for number in range(count)
     ]
-    for name, row in rows.items():
-        lines.append(
-            f"| {name} | {row.promise} | {row.injected} | {row.good} | {row.seconds:.1f} s |"
-        )
-    injected, good = (sum(row[field] for row in rows.values()) for field in (1, 2))
-    lines.append(f"| **all** | | **{injected}** | **{good}** | |")
-    lines += [f"\nNot run: {name} ({reason})." for name, reason in skipped.items()]
-    return "\n".join(lines)
+    due.sort(key=lambda one: one[0])
+    return [Injection(kind, seed + number) for _, kind, number in due]
 
 
-def facts(seed: int) -> str:
-    """When and where: a line above the table."""
-    machine = f"{os.cpu_count()} cores, Python {platform.python_version()}, torch"
-    return f"Seed {seed}, {time.strftime('%Y-%m-%d')}, {machine} {torch.__version__}."
+# --- in a process of its own ----------------------------------------------------------------------
 
 
-def written_rows(path: Path | None, kinds: Iterable[str]) -> dict[str, Row]:
-    """Read the table of a page, less the rows of kinds that are no more."""
-    if path is None:
-        return {}
-    _, _, rest = path.read_text().partition(BEGIN)
-    rows = {}
-    for line in rest.partition(END)[0].splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) == 5 and cells[0] in kinds:
-            seconds = float(cells[4].removesuffix(" s"))
-            rows[cells[0]] = Row(cells[1], int(cells[2]), int(cells[3]), seconds)
-    return rows
+def inject(bench: Bench, injection: Injection) -> Trial:
+    """One injection; what fails in the driver itself has not shown what it should."""
+    try:
+        trial = all_kinds()[injection.kind].inject(bench, injection.seed)
+    except Exception as error:
+        trial = Trial(injection.kind, injection.seed, bench.folder)
+        trial.check(False, f"the trial itself failed: {error!r}")
+    if not trial.problems:
+        shutil.rmtree(trial.folder, ignore_errors=True)
+    return trial
 
 
-def write(path: Path, text: str) -> None:
-    """Put the table between its marks, and its sum into the README."""
-    before, _, rest = path.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
-    readme = path.resolve().parents[1] / "README.md"
-    (total,) = re.findall(r"\| \*\*all\*\* \| \| \*\*(\d+)\*\* ", text)
-    if readme.is_file():
-        said = re.sub(r"\d+ injected faults", f"{total} injected faults", readme.read_text())
-        readme.write_text(said)
+def serve(folder: Path) -> None:
+    """Make the injections that are asked for on standard input, and answer each with a line."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever else is printed is no answer
+    bench = Bench(folder)
+    for line in sys.stdin:
+        began = time.monotonic()
+        trial = inject(bench, Injection(*json.loads(line)))
+        answer = {**vars(trial), "folder": str(trial.folder)}
+        print(json.dumps([answer, time.monotonic() - began]), file=answers, flush=True)
+
+
+# --- the driver -----------------------------------------------------------------------------------
+
+
+class Worker:
+    """A process that makes one injection after the other; it keeps its undisturbed runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.process: subprocess.Popen[str] | None = None
+
+    def ask(self, injection: Injection) -> tuple[Trial, float] | None:
+        """The trial and its seconds; None where the process has ended without an answer."""
+        if self.process is None:
+            self.process = subprocess.Popen(
+                [sys.executable, __file__, "--serve", str(self.folder)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,  # so that it ends together with all that it has started
+            )
+        process = self.process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        line = ""
+        with suppress(BrokenPipeError):
+            print(json.dumps(injection), file=process.stdin, flush=True)
+            line = process.stdout.readline()
+        if not line:
+            self.end()
+            self.process = None
+            return None
+        answer, seconds = json.loads(line)
+        return Trial(**{**answer, "folder": Path(answer["folder"])}), seconds
+
+    def end(self) -> None:
+        """End the process and its children, in such a way that it may unmount its disks."""
+        process = self.process
+        if process is None:
+            return
+        with suppress(ProcessLookupError):
+            process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(10.0)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def run_all(
+    due: list[Injection], jobs: int, seconds: float, folder: Path
+) -> Iterator[Outcome | Injection]:
+    """Make the injections, `jobs` at a time; those that were not finished in time come bare."""
+    end = time.monotonic() + seconds
+    waiting: queue.SimpleQueue[Injection] = queue.SimpleQueue()
+    done: queue.SimpleQueue[Outcome | Injection] = queue.SimpleQueue()
+    for injection in due:
+        waiting.put(injection)
+    workers = [Worker(folder / f"worker_{index:02d}") for index in range(jobs)]
+
+    def work(worker: Worker) -> None:
+        while True:
+            try:
+                injection = waiting.get_nowait()
+            except queue.Empty:
+                return
+            answer = worker.ask(injection) if time.monotonic() < end else None
+            if answer is not None:
+                done.put(Outcome(injection, *answer))
+            elif time.monotonic() >= end:
+                done.put(injection)
+            else:
+                trial = Trial(injection.kind, injection.seed, worker.folder)
+                trial.check(False, "the process that injects has ended without an answer")
+                done.put(Outcome(injection, trial, 0.0))
+
+    threads = [threading.Thread(target=work, args=(worker,), daemon=True) for worker in workers]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in due:
+            try:
+                yield done.get(timeout=max(end + GRACE - time.monotonic(), 0.0))
+            except queue.Empty:  # late: whoever is asked now answers nothing more
+                for worker in workers:
+                    worker.end()
+                yield done.get()
+    finally:
+        for worker in workers:
+            worker.end()
+
+
+def all_kinds() -> dict[str, Kind]:
+    return {**KINDS, **CLAIM_KINDS, **{name: kind for name, (kind, _) in CLUSTER_KINDS.items()}}
 
 
 def main() -> int:
@@ -116,87 +180,60 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the first injection of each kind")
     parser.add_argument("--only", action="append", help="one kind of fault; repeatable")
     parser.add_argument("--count", type=int, help="injections of each kind")
-    parser.add_argument("--write", type=Path, help="a page whose table is to be replaced")
-    parser.add_argument("--jobs", type=int, default=1, help="parts of the campaign at a time")
-    parser.add_argument("--outcomes", type=Path, help="write them as JSON; for --jobs")
+    parser.add_argument("--write", type=Path, help="a page whose table is to be brought up to date")
+    parser.add_argument("--jobs", type=int, default=1, help="injections at a time")
+    parser.add_argument("--seconds", type=float, default=1e6, help="begin none after so long")
+    parser.add_argument("--commit", help="of the tree, where there is no git to ask")
+    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)  # see Worker
     options = parser.parse_args()
+    if options.serve is not None:
+        with suppress(KeyboardInterrupt):
+            serve(options.serve)
+        return 0
 
-    kinds, skipped = {**KINDS, **CLAIM_KINDS}, {}
-    for name, (kind, reason) in CLUSTER_KINDS.items():
-        if reason is None:
-            kinds[name] = kind
-        else:
-            skipped[name] = reason
-    rows = written_rows(options.write, kinds) if options.only else {}
-    order = list(kinds)
-    if options.only:
-        kinds = {name: kinds[name] for name in options.only}
-    counted = {
-        name: kind._replace(count=options.count or kind.count) for name, kind in kinds.items()
-    }
-    failed = False
+    kinds = all_kinds()
+    if unknown := sorted(set(options.only or ()) - set(kinds)):
+        parser.error(f"--only {unknown[0]}: not a kind of fault; expected one of {list(kinds)}")
+    skipped = {name: reason for name, (_, reason) in CLUSTER_KINDS.items() if reason is not None}
+    counts = {name: kind.count for name, kind in kinds.items()}  # of the whole campaign
+    chosen = [name for name in options.only or kinds if name not in skipped]
+    due = injections_of({name: options.count or counts[name] for name in chosen}, options.seed)
+
+    old = read(options.write.read_text(), kinds) if options.write is not None else {}
+    where = origin(options.seed, options.commit)
+    new: dict[str, Row] = {}
+    spent: dict[str, list[float]] = {}
+    unfinished: list[Injection] = []
     folder = Path(tempfile.mkdtemp(prefix="overt-faults-"))
-    if options.jobs > 1:
-        results = in_parallel(counted, options.seed, options.jobs, folder)
-    else:
-        results = one_by_one(counted, options.seed, folder)
-    for name, row in results:
-        rows[name] = row
-        failed = failed or row.good < row.injected
-        rows = {known: rows[known] for known in order if known in rows}
-        text = f"{facts(options.seed)}\n\n{table(rows, skipped)}"
+    for name, reason in skipped.items():
+        print(f"skipped: {name} ({reason}); its row of the page, if there is one, stays")
+    print(f"{len(due)} injections, {options.jobs} at a time", flush=True)
+    for outcome in run_all(due, options.jobs, options.seconds, folder):
+        if isinstance(outcome, Injection):
+            unfinished.append(outcome)
+            continue
+        name, trial = outcome.injection.kind, outcome.trial
+        new[name] = new.get(name, Row(kinds[name].promise, 0, 0, 0.0, where)).and_trial(trial)
+        spent.setdefault(name, []).append(outcome.seconds)
+        for problem in trial.problems:
+            print(f"{name}, seed {trial.seed} ({trial.detail}): {problem}; see {trial.folder}")
+        finished = sum(row.injected for row in new.values())
+        print(f"\r{finished} of {len(due)}", end="", file=sys.stderr, flush=True)
         if options.write is not None:  # as far as it has come
-            write(options.write, text)
-        if options.outcomes is not None:
-            options.outcomes.write_text(json.dumps(rows))
+            write(options.write, table(merged(old, new, counts), skipped))
+    failed = sum(row.injected - row.good for row in new.values())
     if not failed:
         shutil.rmtree(folder)
-    print(f"\n{text}")
-    return 1 if failed else 0
-
-
-def one_by_one(kinds: dict[str, Kind], seed: int, folder: Path) -> Iterator[tuple[str, Row]]:
-    """Inject everything, one after the other."""
-    bench = Bench(folder)
-    for name, kind in kinds.items():
-        print(f"{name}: {kind.count} injections", flush=True)
-        yield name, Row.of(kind, run_kind(bench, name, kind, seed))
-
-
-def in_parallel(
-    kinds: dict[str, Kind], seed: int, jobs: int, folder: Path
-) -> Iterator[tuple[str, Row]]:
-    """Inject parts of every kind in processes of their own, `jobs` at a time."""
-
-    def run_part(part: tuple[int, str, int, int]) -> tuple[str, Row]:
-        index, name, first, count = part
-        file = folder / f"part_{index:03d}.json"
-        words = ["--only", name, "--seed", str(first), "--count", str(count)]
-        done = subprocess.run(
-            [sys.executable, __file__, *words, "--outcomes", str(file)],
-            capture_output=True,
-            text=True,
+    print("\nmean seconds of an injection, with its runs before and after:")
+    for name, seconds in sorted(spent.items(), key=lambda item: -sum(item[1])):
+        print(f"  {sum(seconds) / len(seconds):6.1f} x {len(seconds):3d}  {name}")
+    print(f"\n{table(merged({}, new, counts), skipped)}")
+    if unfinished:
+        print(
+            f"\nstopped after {options.seconds:.0f} s: {len(unfinished)} injections were not made"
         )
-        if not file.exists():
-            print(f"{name}: {done.stderr}", flush=True)
-            return name, Row(kinds[name].promise, count, 0, 0.0)
-        print("\n".join(done.stdout.splitlines()[: -4 if done.returncode == 0 else None]))
-        return name, Row(*json.loads(file.read_text())[name])
-
-    parts = [
-        (name, seed + first, min(PART, kind.count - first))
-        for name, kind in kinds.items()
-        for first in range(0, kind.count, PART)
-    ]
-    rows: dict[str, Row] = {}
-    with ThreadPoolExecutor(jobs) as pool:
-        for name, row in pool.map(run_part, [(index, *part) for index, part in enumerate(parts)]):
-            known = rows.get(name)
-            if known is not None:
-                injected, good = known.injected + row.injected, known.good + row.good
-                row = Row(row.promise, injected, good, max(known.seconds, row.seconds))
-            rows[name] = row
-            yield name, row
+    print(f"{failed} of {sum(row.injected for row in new.values())} not as promised")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

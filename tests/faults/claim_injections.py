@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from faulty_recipe.recipe import Fault, _fill
@@ -293,10 +294,12 @@ def fuzzed(name: str, script: str, count: int) -> Injection:
         code = f"from fuzzing_claims import {script}; {script}({seed}, {count})"
         folders = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
         head = f"import sys; sys.path[:0] = {folders}; "
+        began = time.monotonic()
         with (trial.folder / "log").open("w") as log:
             done = subprocess.run(
                 [sys.executable, "-c", head + code], stdout=log, stderr=log, timeout=1800
             )
+        trial.seconds = time.monotonic() - began
         trial.check(done.returncode == 0, trial.log[-500:])
         return trial
 

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from toy_runs import TOY, losses_by_step, read_events, same_bits, toy_config, train_toy, weights
 
 from overt.config import load
+from overt.distributed import World
 from overt.errors import PREEMPTED_EXIT_CODE, Preempted, StoppedAtStart
-from overt.health.preemption import SIGNALS, StopSignal
+from overt.health.preemption import SIGNALS, Preemption, StopSignal
 from overt.train import main as train_main
 
 RUNS = Callable[..., list[Any]]
@@ -244,6 +246,33 @@ def test_a_process_that_never_answers_is_not_waited_for_for_ever(
 ) -> None:
     answers = run_processes(ask_alone, 2, tmp_path)
     assert "SIGTERM asked this run to stop, but the processes could not agree" in answers[0]
+
+
+def test_an_exit_waits_for_a_store_that_answers_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that returns from the store during the exit of Python would abort the process."""
+    asked, answers = threading.Event(), threading.Event()
+    at_exit: list[Callable[[], object]] = []
+    monkeypatch.setattr(
+        "atexit.register", lambda call, *given: at_exit.append(lambda: call(*given))
+    )
+
+    class SlowStore:
+        def check(self, keys: list[str]) -> bool:
+            asked.set()
+            return not answers.wait()
+
+    world = World(0, 2, 0, torch.device("cpu"))
+    preemption = Preemption(StopSignal(), world, SlowStore(), timeout_minutes=1.0)
+    preemption.listen()
+    thread = preemption._thread
+    asked.wait()
+    preemption.close()
+    assert thread is not None
+    assert thread.is_alive()
+    threading.Timer(0.1, answers.set).start()
+    for call in at_exit:
+        call()
+    assert not thread.is_alive()
 
 
 # --- the command ----------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from overt.errors import PREEMPTED_EXIT_CODE
+from overt.health.leaving import leave
 from overt.tools.launch.stopping import leave_at_signals, write_note
 
 
@@ -26,4 +27,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))
