@@ -77,6 +77,9 @@ class Recipe(ABC):
     # A string says by which setting that is not so.
     replayable: bool | str = False
 
+    # False, or a string that says why: `training.compile=auto` leaves the blocks as they are.
+    compile_pays: bool | str = True
+
     # True: samples are stacked to micro-batches of any size. A string says by which setting they
     # have different shapes, so that a micro-batch holds one.
     stackable: bool | str = True

@@ -54,7 +54,8 @@ class TrainingSection:
     precision: str = MISSING
     # largest norm of the gradient over all parameters; null: no clipping
     grad_clip_norm: float | None = MISSING
-    # none, blocks (the recipe's repeated blocks, one by one) or model
+    # auto (blocks on CUDA where it pays, else none), none, blocks (the recipe's repeated blocks,
+    # one by one) or model
     compile: str = MISSING
     # backend of torch.compile
     compile_backend: str = MISSING
@@ -64,8 +65,9 @@ class TrainingSection:
     # compiled code recomputes norms and activation functions in the backward pass: less memory,
     # slightly slower
     compile_recompute: bool = MISSING
-    # replay forward and backward as one CUDA graph; for recipes whose steps have one shape
-    cuda_graph: bool = MISSING
+    # replay forward and backward as one CUDA graph: auto (on CUDA, for recipes whose steps have
+    # one shape), true or false
+    cuda_graph: bool | str = MISSING
     # recompute the recipe's blocks in the backward pass instead of storing their activations
     activation_checkpointing: bool = MISSING
     # use deterministic kernels: slower, and reproducible bit for bit on CUDA too
@@ -111,7 +113,10 @@ class TrainingSection:
         one_of("training.device", self.device, ("auto", "cpu", "cuda"))
         one_of("training.strategy", self.strategy, ("auto", "single", "ddp", "fsdp"))
         one_of("training.precision", self.precision, ("fp32", "tf32", "bf16", "fp16"))
-        one_of("training.compile", self.compile, ("none", "blocks", "model"))
+        one_of("training.compile", self.compile, ("auto", "none", "blocks", "model"))
+        graph = str(self.cuda_graph).lower()
+        one_of("training.cuda_graph", graph, ("auto", "true", "false"))
+        self.cuda_graph = graph if graph == "auto" else graph == "true"
         one_of("training.nonfinite", self.nonfinite, ("skip", "stop"))
         one_of("training.loss_spike", self.loss_spike, ("ignore", "report", "skip"))
         one_of("training.hang", self.hang, ("report", "stop"))
