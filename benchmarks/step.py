@@ -13,10 +13,12 @@ most expensive kernels.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import tempfile
 import time
 import warnings
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -194,6 +196,7 @@ def main() -> int:
     parser.add_argument(
         "--no-floor", dest="floor", action="store_false", help="do not count what has to be done"
     )
+    parser.add_argument("--json", metavar="FILE", help="also write the numbers there")
     options = parser.parse_intermixed_args()
     words = [*AS_PUBLISHED.get(options.recipe, ()), *options.overrides]
     counting = Counting(options.recipe, words) if options.floor else None
@@ -209,11 +212,26 @@ def main() -> int:
     print(f"{options.recipe} {' '.join(options.overrides)} on {name}, torch {torch.__version__}")
     print(f"  {seconds:.4f} s/step, {samples:.2f} samples/s, peak {peak:.2f} GiB")
     print(f"  first step {first:.1f} s, {launches} launches and {syncs} host syncs per step")
-    speed = trainer.speed.speed
-    print(f"  compile={speed.training.compile}, cuda_graph={speed.training.cuda_graph}")
+    training = trainer.speed.speed.training
+    print(f"  compile={training.compile}, cuda_graph={training.cuda_graph}")
     floor = counting.result() if counting else None
     if floor is not None:
-        print(f"  {floor.within(peak * 2**30).words(seconds) if cuda else floor.words()}")
+        floor = floor.within(peak * 2**30) if cuda else floor
+        print(f"  {floor.words(seconds if cuda else None)}")
+    if options.json:
+        row = {
+            "seconds": seconds,
+            "samples_per_second": samples,
+            "gib": peak,
+            "first_seconds": first,
+            "launches": launches,
+            "syncs": syncs,
+            "compile": training.compile,
+            "cuda_graph": training.cuda_graph,
+            "matrix_seconds": floor.matrix_seconds if floor else None,
+            "copy_seconds": floor.copy_seconds if floor else None,
+        }
+        Path(options.json).write_text(json.dumps(row) + "\n")
     if cuda and options.recipe in PUBLISHED:
         other = PUBLISHED[options.recipe]
         print(f"  published {other.seconds:.3g} s, {other.gib} GiB", end=": ")

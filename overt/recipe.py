@@ -158,6 +158,14 @@ class Recipe(ABC):
             "benchmarks need a batch that is made without any file (see `overt docs add_a_recipe`)"
         )
 
+    def fit_memory(self, samples: int, gib: float) -> str | None:
+        """Choose what is computed again so that a micro-batch of `samples` fits into `gib` GiB.
+
+        Called on CUDA before the model is built. Return what was chosen, for the log, or None where
+        the settings leave nothing to choose.
+        """
+        return None
+
     def parameter_groups(self, model: Any) -> list[dict[str, Any]] | None:
         """Return optimizer groups: `params` as (name, parameter) pairs, `lr_scale`, `level`, ...
 

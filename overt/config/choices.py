@@ -69,6 +69,7 @@ ADVICE: dict[str, str] = {
     "training.grad_clip_norm": "A few times the usual grad_norm of the log; 1 is common for "
     "transformers. null switches clipping off.",
     "training.activation_checkpointing": "true when memory runs out: about a third slower.",
+    "training.memory_gib": "null, unless others need memory of the same GPU.",
     "training.deterministic": "true to reproduce a run bit for bit on CUDA; slower.",
     "training.cuda_graph": "auto records the pass on CUDA where every step is the same work, and "
     "goes on without where that fails; true insists on it, false saves its memory.",

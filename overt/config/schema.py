@@ -68,6 +68,8 @@ class TrainingSection:
     # replay forward and backward as one CUDA graph: auto (on CUDA, for recipes whose steps have
     # one shape), true or false
     cuda_graph: bool | str = MISSING
+    # GiB of the device that recipes with model.recompute=auto may fill; null: what is free
+    memory_gib: float | None = MISSING
     # recompute the recipe's blocks in the backward pass instead of storing their activations
     activation_checkpointing: bool = MISSING
     # use deterministic kernels: slower, and reproducible bit for bit on CUDA too
@@ -138,7 +140,7 @@ class TrainingSection:
         positive = (
             "num_steps", "num_epochs", "batch_size", "global_batch_size", "accumulation_steps",
             "grad_clip_norm", "evaluate_every_steps", "max_skipped_in_a_row", "timeout_minutes",
-            "loss_spike_deviations", "loss_spike_window", "hang_minutes", "patience",
+            "loss_spike_deviations", "loss_spike_window", "hang_minutes", "patience", "memory_gib",
         )  # fmt: skip
         each_within("training", self, positive, 0, above=True)
         for name, every in self.evaluate_sets.items():

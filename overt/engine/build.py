@@ -32,7 +32,7 @@ from overt.engine.optimizer import (
     weight_decay_schedule,
 )
 from overt.engine.precision import set_precision
-from overt.engine.strategy.automatic import Speed, choose
+from overt.engine.strategy.automatic import Speed, choose, fit_memory
 from overt.engine.strategy.blocks import compile_model, need_blocks, recompute_in_backward
 from overt.engine.strategy.fsdp import (
     WholeModel,
@@ -150,13 +150,14 @@ def build(
 
     set_precision(training.precision, training.deterministic)
     seed_everything(config.seed)  # the same initial weights on every rank
+    fitted = fit_memory(training, recipe, plan.batch_size, world.device)
     model = recipe.build_model().to(world.device)
     loaded = load_initial_weights(config, model, recipe.unscored) if loads_weights else None
     # Copies of the bare model, taken before anything is compiled or wrapped.
     average = None if training.ema_momentum is None else make_average(model)
     whole = WholeModel(model) if training.strategy == "fsdp" else None
     seed_everything(config.seed, world.rank)  # from here on each rank has its own dropout
-    speed = choose(training, recipe, model, world, total_steps)
+    speed = choose(training, recipe, model, world, total_steps, fitted)
     wrapping = wrap(speed.at_start(), recipe, world, model, average)
     wrapping.whole, wrapping.has_blocks = whole, bool(recipe.blocks(model))
 

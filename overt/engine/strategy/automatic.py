@@ -45,8 +45,23 @@ class Speed:
         return replace(self.training, compile="none") if self.tries_blocks else self.training
 
 
+def fit_memory(
+    training: TrainingSection, recipe: Recipe, samples: int, device: torch.device
+) -> str | None:
+    """Let the recipe choose what it computes again; return what it chose, in words."""
+    if device.type != "cuda":
+        return None
+    gib = training.memory_gib or torch.cuda.mem_get_info(device)[0] / 2**30
+    return recipe.fit_memory(samples, gib)
+
+
 def choose(
-    training: TrainingSection, recipe: Recipe, model: nn.Module, world: World, total_steps: int
+    training: TrainingSection,
+    recipe: Recipe,
+    model: nn.Module,
+    world: World,
+    total_steps: int,
+    fitted: str | None = None,
 ) -> Speed:
     """Settle what is `auto`; what has a value keeps it."""
     compiles, graphs = training.compile == "auto", training.cuda_graph == "auto"
@@ -60,6 +75,8 @@ def choose(
         training = replace(training, cuda_graph=not against)
         word = str(training.cuda_graph).lower()
         reasons.append(f"cuda_graph={word} ({against or 'the same work in every step'})")
+    if fitted is not None:
+        reasons.append(fitted)
     if world.device.type != "cuda":  # there was no choice
         return Speed(training)
     return Speed(
