@@ -39,6 +39,7 @@ def overrides(size: int, further: list[str]) -> list[str]:
     return [
         f"training.batch_size={size}", "training.global_batch_size=null",
         "training.accumulation_steps=null", "training.num_epochs=null", "training.num_steps=1000",
+        "training.compile=none", "training.cuda_graph=false",  # as predicted
         *further,
     ]  # fmt: skip
 

@@ -5,20 +5,25 @@
 
 The engine's own step runs on the recipe's `example_batch`, which is already on the device and
 augmented: forward, loss, backward, clip, optimizer, guards and metrics. Printed are seconds per
-step, samples per second, peak memory, kernel launches and host syncs per step, and the most
-expensive kernels.
+step, samples per second, peak memory, kernel launches and host syncs per step, the floor
+(benchmarks/floor.py) and the share of it that is reached, the time in which no kernel runs, and the
+most expensive kernels.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import tempfile
 import time
 import warnings
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from floor import Counting
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from overt.config import build_recipe, load
@@ -134,6 +139,16 @@ def count_syncs(trainer: Trainer) -> int:
     return sum("synchroniz" in str(item.message) for item in caught)
 
 
+def busy(spans: list[tuple[float, float]]) -> tuple[float, float]:
+    """Time from the first start to the last end, and how much of it nothing runs."""
+    spans = sorted(spans)
+    idle, end = 0.0, spans[0][0]
+    for start, stop in spans:
+        idle += max(0.0, start - end)
+        end = max(end, stop)
+    return end - spans[0][0], idle
+
+
 def most_expensive(trainer: Trainer, cuda: bool, rows: int) -> tuple[int, str]:
     """Kernel launches of a step, and a table of what takes its time."""
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if cuda else [])
@@ -156,7 +171,19 @@ def most_expensive(trainer: Trainer, cuda: bool, rows: int) -> tuple[int, str]:
         for row in kernels[:rows]
     ]
     total = sum(row.self_device_time_total for row in kernels) / 1e3
-    return launches, "\n".join([f"  {total:8.2f} ms  all kernels", *lines])
+    number = sum(int(row.count) for row in kernels)
+    spans = [
+        (event.time_range.start, event.time_range.end)
+        for event in record.events() or ()
+        if event.device_type == DeviceType.CUDA
+    ]
+    whole, idle = busy(spans)
+    lines = [
+        f"  {total:8.2f} ms  {number:5d} x  all kernels",
+        f"  {idle / 1e3:8.2f} ms           no kernel runs, of {whole / 1e3:.2f} ms in between",
+        *lines,
+    ]
+    return launches, "\n".join(lines)
 
 
 def main() -> int:
@@ -166,8 +193,13 @@ def main() -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--rows", type=int, default=10, help="kernels shown")
+    parser.add_argument(
+        "--no-floor", dest="floor", action="store_false", help="do not count what has to be done"
+    )
+    parser.add_argument("--json", metavar="FILE", help="also write the numbers there")
     options = parser.parse_intermixed_args()
     words = [*AS_PUBLISHED.get(options.recipe, ()), *options.overrides]
+    counting = Counting(options.recipe, words) if options.floor else None
     with tempfile.TemporaryDirectory() as folder:
         trainer, world = build(options.recipe, words, folder, options.device)
         cuda = world.device.type == "cuda"
@@ -180,6 +212,26 @@ def main() -> int:
     print(f"{options.recipe} {' '.join(options.overrides)} on {name}, torch {torch.__version__}")
     print(f"  {seconds:.4f} s/step, {samples:.2f} samples/s, peak {peak:.2f} GiB")
     print(f"  first step {first:.1f} s, {launches} launches and {syncs} host syncs per step")
+    training = trainer.speed.speed.training
+    print(f"  compile={training.compile}, cuda_graph={training.cuda_graph}")
+    floor = counting.result() if counting else None
+    if floor is not None:
+        floor = floor.within(peak * 2**30) if cuda else floor
+        print(f"  {floor.words(seconds if cuda else None)}")
+    if options.json:
+        row = {
+            "seconds": seconds,
+            "samples_per_second": samples,
+            "gib": peak,
+            "first_seconds": first,
+            "launches": launches,
+            "syncs": syncs,
+            "compile": training.compile,
+            "cuda_graph": training.cuda_graph,
+            "matrix_seconds": floor.matrix_seconds if floor else None,
+            "copy_seconds": floor.copy_seconds if floor else None,
+        }
+        Path(options.json).write_text(json.dumps(row) + "\n")
     if cuda and options.recipe in PUBLISHED:
         other = PUBLISHED[options.recipe]
         print(f"  published {other.seconds:.3g} s, {other.gib} GiB", end=": ")

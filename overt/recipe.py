@@ -77,6 +77,9 @@ class Recipe(ABC):
     # A string says by which setting that is not so.
     replayable: bool | str = False
 
+    # False, or a string that says why: `training.compile=auto` leaves the blocks as they are.
+    compile_pays: bool | str = True
+
     # True: samples are stacked to micro-batches of any size. A string says by which setting they
     # have different shapes, so that a micro-batch holds one.
     stackable: bool | str = True
@@ -154,6 +157,14 @@ class Recipe(ABC):
             f"{type(self).__qualname__} has no example_batch(self, size): overt plan and the "
             "benchmarks need a batch that is made without any file (see `overt docs add_a_recipe`)"
         )
+
+    def fit_memory(self, samples: int, gib: float) -> str | None:
+        """Choose what is computed again so that a micro-batch of `samples` fits into `gib` GiB.
+
+        Called on CUDA before the model is built. Return what was chosen, for the log, or None where
+        the settings leave nothing to choose.
+        """
+        return None
 
     def parameter_groups(self, model: Any) -> list[dict[str, Any]] | None:
         """Return optimizer groups: `params` as (name, parameter) pairs, `lr_scale`, `level`, ...

@@ -22,6 +22,8 @@ CHOICES: dict[str, dict[str, str]] = {
         "fp16": "GPUs before Ampere; the loss is scaled, and steps that overflow are skipped",
     },
     "training.compile": {
+        "auto": "blocks on CUDA for runs of 500 steps and more where the recipe says that it pays; "
+        "a first line says why or why not",
         "none": "short runs, debugging, models whose shapes change from step to step",
         "blocks": "compiles each repeated block once: most of the speed, a start of a minute",
         "model": "fixed shapes and runs of hours: the most speed, the longest start",
@@ -67,9 +69,10 @@ ADVICE: dict[str, str] = {
     "training.grad_clip_norm": "A few times the usual grad_norm of the log; 1 is common for "
     "transformers. null switches clipping off.",
     "training.activation_checkpointing": "true when memory runs out: about a third slower.",
+    "training.memory_gib": "null, unless others need memory of the same GPU.",
     "training.deterministic": "true to reproduce a run bit for bit on CUDA; slower.",
-    "training.cuda_graph": "true for small models whose steps have one shape, where launching "
-    "kernels takes longer than running them.",
+    "training.cuda_graph": "auto records the pass on CUDA where every step is the same work, and "
+    "goes on without where that fails; true insists on it, false saves its memory.",
     "training.ema_momentum": "0.999 for thousands of steps, 0.9999 for hundreds of thousands; "
     "null: no average.",
     "training.evaluate_every_steps": "Often enough to see a trend, seldom enough that evaluation "

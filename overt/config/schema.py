@@ -54,7 +54,8 @@ class TrainingSection:
     precision: str = MISSING
     # largest norm of the gradient over all parameters; null: no clipping
     grad_clip_norm: float | None = MISSING
-    # none, blocks (the recipe's repeated blocks, one by one) or model
+    # auto (blocks on CUDA where it pays, else none), none, blocks (the recipe's repeated blocks,
+    # one by one) or model
     compile: str = MISSING
     # backend of torch.compile
     compile_backend: str = MISSING
@@ -64,8 +65,11 @@ class TrainingSection:
     # compiled code recomputes norms and activation functions in the backward pass: less memory,
     # slightly slower
     compile_recompute: bool = MISSING
-    # replay forward and backward as one CUDA graph; for recipes whose steps have one shape
-    cuda_graph: bool = MISSING
+    # replay forward and backward as one CUDA graph: auto (on CUDA, for recipes whose steps have
+    # one shape), true or false
+    cuda_graph: bool | str = MISSING
+    # GiB of the device that recipes with model.recompute=auto may fill; null: what is free
+    memory_gib: float | None = MISSING
     # recompute the recipe's blocks in the backward pass instead of storing their activations
     activation_checkpointing: bool = MISSING
     # use deterministic kernels: slower, and reproducible bit for bit on CUDA too
@@ -111,7 +115,10 @@ class TrainingSection:
         one_of("training.device", self.device, ("auto", "cpu", "cuda"))
         one_of("training.strategy", self.strategy, ("auto", "single", "ddp", "fsdp"))
         one_of("training.precision", self.precision, ("fp32", "tf32", "bf16", "fp16"))
-        one_of("training.compile", self.compile, ("none", "blocks", "model"))
+        one_of("training.compile", self.compile, ("auto", "none", "blocks", "model"))
+        graph = str(self.cuda_graph).lower()
+        one_of("training.cuda_graph", graph, ("auto", "true", "false"))
+        self.cuda_graph = graph if graph == "auto" else graph == "true"
         one_of("training.nonfinite", self.nonfinite, ("skip", "stop"))
         one_of("training.loss_spike", self.loss_spike, ("ignore", "report", "skip"))
         one_of("training.hang", self.hang, ("report", "stop"))
@@ -133,7 +140,7 @@ class TrainingSection:
         positive = (
             "num_steps", "num_epochs", "batch_size", "global_batch_size", "accumulation_steps",
             "grad_clip_norm", "evaluate_every_steps", "max_skipped_in_a_row", "timeout_minutes",
-            "loss_spike_deviations", "loss_spike_window", "hang_minutes", "patience",
+            "loss_spike_deviations", "loss_spike_window", "hang_minutes", "patience", "memory_gib",
         )  # fmt: skip
         each_within("training", self, positive, 0, above=True)
         for name, every in self.evaluate_sets.items():

@@ -22,7 +22,7 @@ from overt.checkpoint.trained import shipped_weights
 from overt.checkpoint.weights import load_initial
 from overt.config import Config
 from overt.config.batch import BatchPlan, check_stackable, plan_batches, scaled_learning_rate
-from overt.config.schema import OptimizerSection
+from overt.config.schema import OptimizerSection, TrainingSection
 from overt.distributed import World, is_main_process, seed_everything
 from overt.engine.loader import StepLoader
 from overt.engine.optimizer import (
@@ -32,6 +32,7 @@ from overt.engine.optimizer import (
     weight_decay_schedule,
 )
 from overt.engine.precision import set_precision
+from overt.engine.strategy.automatic import Speed, choose, fit_memory
 from overt.engine.strategy.blocks import compile_model, need_blocks, recompute_in_backward
 from overt.engine.strategy.fsdp import (
     WholeModel,
@@ -74,6 +75,7 @@ class Parts:
     model: nn.Module  # bare: what is evaluated and saved
     average: nn.Module | None  # EMA of its weights
     wrapping: Wrapping
+    speed: Speed  # what is compiled and recorded
     trainable: Trainable
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
@@ -148,13 +150,15 @@ def build(
 
     set_precision(training.precision, training.deterministic)
     seed_everything(config.seed)  # the same initial weights on every rank
+    fitted = fit_memory(training, recipe, plan.batch_size, world.device)
     model = recipe.build_model().to(world.device)
     loaded = load_initial_weights(config, model, recipe.unscored) if loads_weights else None
     # Copies of the bare model, taken before anything is compiled or wrapped.
     average = None if training.ema_momentum is None else make_average(model)
     whole = WholeModel(model) if training.strategy == "fsdp" else None
     seed_everything(config.seed, world.rank)  # from here on each rank has its own dropout
-    wrapping = wrap(config, recipe, world, model, average)
+    speed = choose(training, recipe, model, world, total_steps, fitted)
+    wrapping = wrap(speed.at_start(), recipe, world, model, average)
     wrapping.whole, wrapping.has_blocks = whole, bool(recipe.blocks(model))
 
     optimizer = build_optimizer(config.optimizer, model, recipe.parameter_groups(model))
@@ -171,6 +175,7 @@ def build(
         model=model,
         average=average,
         wrapping=wrapping,
+        speed=speed,
         trainable=Trainable(model),
         optimizer=optimizer,
         # bf16 has the range of fp32: it runs no scaler. A disabled scaler passes everything on.
@@ -198,19 +203,23 @@ def build_loader(config: Config, recipe: Recipe, plan: BatchPlan, world: World) 
 
 
 def wrap(
-    config: Config, recipe: Recipe, world: World, model: nn.Module, average: nn.Module | None
+    training: TrainingSection,
+    recipe: Recipe,
+    world: World,
+    model: nn.Module,
+    average: nn.Module | None,
 ) -> Wrapping:
     """Compile, checkpoint and distribute the model, in place where torch allows it."""
-    training = config.training
     blocks = recipe.blocks(model)
     if training.activation_checkpointing:
         recompute_in_backward(need_blocks(blocks, "training.activation_checkpointing"))
-    if training.compile != "none":
+    if training.compile in ("blocks", "model"):
         compile_model(recipe, model, training)
-    if training.cuda_graph:
+    replays = training.cuda_graph is True
+    if replays:
         check_replayable(recipe, world.device)
     match training.strategy:
-        case "auto" | "ddp" if world.world_size > 1 and not training.cuda_graph:
+        case "auto" | "ddp" if world.world_size > 1 and not replays:
             ddp = DistributedDataParallel(
                 model,
                 find_unused_parameters=False,

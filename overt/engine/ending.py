@@ -117,7 +117,7 @@ class Ending:
             self.state.step,
             self.heartbeat.doing,
             self.run.world,
-            self.run.config.training,
+            self.parts.speed.training,
             self.parts.plan,
             self.parts.wrapping.has_blocks,
         )

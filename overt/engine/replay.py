@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from overt.checkpoint import random_state
 from overt.distributed import gather_objects
 from overt.engine.guard import Verdict
+from overt.engine.loader import StepBatch
 from overt.health.flops import count_flops
 from overt.health.nonfinite import first_nonfinite_module
 from overt.recipe import Recipe
@@ -34,11 +35,21 @@ class Replay:
         """Return this rank's loss of the step again."""
         losses = []
         for micro in verdict.batch.micro_batches:
-            batch = self.to_device(micro.batch)
-            with self.autocast():
-                output = self.recipe.loss(model, batch, verdict.counts, verdict.step)
-            losses.append(output.total)
+            losses.append(self._micro_loss(model, micro.batch, verdict.counts, verdict.step))
         return torch.stack(losses).sum()
+
+    def loss_of(
+        self, batch: StepBatch, counts: dict[str, Tensor], step: int, model: nn.Module
+    ) -> Tensor:
+        """Return the loss of a step's first micro-batch."""
+        return self._micro_loss(model, batch.micro_batches[0].batch, counts, step)
+
+    def _micro_loss(
+        self, model: nn.Module, batch: Any, counts: dict[str, Tensor], step: int
+    ) -> Tensor:
+        batch = self.to_device(batch)
+        with self.autocast():
+            return self.recipe.loss(model, batch, counts, step).total
 
     def explain(self, verdict: Verdict, searches: bool, spike_limit: float) -> SkippedStep:
         """Return what there is to say about a skipped step. Every rank must call this."""

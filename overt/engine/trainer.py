@@ -29,8 +29,8 @@ from overt.engine.progress import Progress
 from overt.engine.replay import Replay
 from overt.engine.scoring import Cadence, score
 from overt.engine.state import State, checking_resumed, join_recipe_state, split_recipe_state
+from overt.engine.strategy.automatic import Attempt
 from overt.engine.strategy.ddp import average_over_ranks, settle_buckets
-from overt.engine.strategy.graph import GraphedPass
 from overt.engine.trainable import Only
 from overt.engine.training_files import continue_run, is_training_file
 from overt.errors import NonFiniteError, Preempted
@@ -76,7 +76,8 @@ class Trainer:
         self.total_steps = self.run.console.total_steps = parts.total_steps
         training, paths = config.training, self.run.paths
         self.dtype = AUTOCAST.get(training.precision)
-        self.graphed = GraphedPass(self.run_pass, self.parameters) if training.cuda_graph else None
+        self.speed = Attempt(parts.speed, recipe, self.model, self.run.record)
+        self.graphed = self.speed.recorded(self.run_pass, self.parameters)
         self.state, self.gradients_checked, self.guard = State(), False, FiniteGuard(self.device)
         self.patience = Patience(training.patience, config.checkpoint)
         self.cadence = Cadence(recipe, training)
@@ -131,6 +132,8 @@ class Trainer:
         batch = self.loader.next_step()
         self.heartbeat.at(self.state.step, "computing")
         counts = global_counts(self.recipe, batch, self.device)  # what the losses are divided by
+        if not self.speed.has_begun:
+            self.speed.begin(partial(self.replay.loss_of, batch, counts, self.state.step))
         step = self.recipe.custom_step(self, batch.micro_batches, counts)
         if step is None:  # the usual update
             outputs = self.add_gradients(batch.micro_batches, counts)

@@ -123,6 +123,42 @@ class Started:
 
 
 @dataclass(frozen=True)
+class SpeedChosen:
+    """What `training.compile=auto` and `training.cuda_graph=auto` have become, and why."""
+
+    compile: str
+    cuda_graph: bool
+    reason: str
+    kind: ClassVar[str] = "speed"
+
+    def fields(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return f"auto: {self.reason}"
+
+
+@dataclass(frozen=True)
+class SpeedGivenUp:
+    """What `auto` chose does not work here; the run goes on without it."""
+
+    key: str
+    value: str  # from now on
+    problem: str
+    kind: ClassVar[str] = "speed_given_up"
+
+    def fields(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return (
+            f"auto: {self.key} does not work here ({self.problem}); training goes on with "
+            f"{self.key}={self.value}, and no step is lost. Set {self.key}={self.value} to skip "
+            "the attempt"
+        )
+
+
+@dataclass(frozen=True)
 class Finished:
     """Training ended before its last step, on purpose."""
 

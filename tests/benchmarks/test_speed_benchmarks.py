@@ -1,7 +1,12 @@
 """The speed benchmarks run at tiny sizes and print what the documentation quotes."""
 
+import json
+import runpy
+import sys
+from unittest.mock import patch
+
 import pytest
-from benchmark_scripts import run
+from benchmark_scripts import BENCHMARKS, run
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
@@ -16,9 +21,29 @@ def test_overhead_compares_the_loops(processes: str, capfd: pytest.CaptureFixtur
 def test_step_measures_a_recipe_on_the_cpu() -> None:
     small = ["data.crop_size=[32,32]", "data.traj_per_sample=4", "model.train_iters=1"]
     words = ["--device", "cpu", "--steps", "1", "--rows", "3"]
-    printed = run("step.py", "cotracker3_tiny", *small, *words)
+    printed = run("step.py", "cotracker3_tiny", *small, *words, "--no-floor")
     assert "s/step" in printed
     assert "launches and 0 host syncs per step" in printed
+
+
+def test_a_floor_counts_operations_and_bytes() -> None:
+    small = ["data.crop_size=[32,32]", "data.traj_per_sample=4", "model.train_iters=1"]
+    printed = json.loads(run("floor.py", "cotracker3_tiny", "--json", "--set", *small))
+    # AdamW holds two numbers for each weight.
+    assert printed["optimizer"] == pytest.approx(2 * printed["weights"], rel=0.01)
+    assert printed["flops"] > 0
+    floor = runpy.run_path(str(BENCHMARKS / "floor.py"))["Floor"]
+    known = floor(790 * 10**12, 10**9, 0, 0, 0, 10**9, 0, "bf16")
+    assert known.matrix_seconds == pytest.approx(1.0)
+    assert known.moved == 6 * 10**9
+    assert known.within(1.5e9).moved == 5 * 10**9  # of the activations half was seen
+    assert known.words(2.0).endswith("reached 50%")
+
+
+def test_idle_time_is_what_no_kernel_covers() -> None:
+    with patch.object(sys, "path", [str(BENCHMARKS), *sys.path]):
+        busy = runpy.run_path(str(BENCHMARKS / "step.py"))["busy"]
+    assert busy([(4.0, 6.0), (0.0, 3.0), (1.0, 2.0)]) == (6.0, 1.0)
 
 
 def test_jepa_tells_what_masks_and_monitor_cost() -> None:

@@ -112,10 +112,12 @@ def test_a_config_file_cannot_allow_its_own_package(tmp_path: Path) -> None:
     assert load([], config_file=str(file), packages=[str(TOY)]).recipe.name == "toy"
 
 
-@pytest.mark.parametrize("key", ["cuda_graph", "augment_on_device"])
-def test_a_config_file_of_before_a_key_came_still_loads(key: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("key", "value"), [("cuda_graph", "auto"), ("augment_on_device", "false")])
+def test_a_config_file_of_before_a_key_came_still_loads(
+    key: str, value: str, tmp_path: Path
+) -> None:
     config = load(["recipe=cotracker3_tiny"])
-    text = config.text.replace(f"  {key}: false\n", "")
+    text = config.text.replace(f"  {key}: {value}\n", "")
     file = tmp_path / "config.yaml"
     file.write_text(text)
     assert key not in text

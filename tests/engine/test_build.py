@@ -159,7 +159,7 @@ def test_a_strategy_that_does_not_fit_the_launch_is_refused(
     config = toy_config(tmp_path, f"training.strategy={strategy}")
     recipe, world = build_recipe(config), World(0, size, 0, torch.device("cpu"))
     with pytest.raises(ConfigError, match=rf"training\.strategy={strategy} with {size} process"):
-        wrap(config, recipe, world, recipe.build_model(), None)
+        wrap(config.training, recipe, world, recipe.build_model(), None)
 
 
 def describe(folder: Path, strategy: str) -> dict[str, Any]:

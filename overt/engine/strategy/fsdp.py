@@ -36,7 +36,7 @@ def refuse_contradictions(training: TrainingSection, units: list[nn.Module]) -> 
             "training.strategy=ddp, or give the recipe `blocks` or `shard_units` "
             "(see `overt docs add_a_recipe`)"
         )
-    if training.cuda_graph:
+    if training.cuda_graph is True:
         raise ConfigError(
             "training.cuda_graph=true with training.strategy=fsdp: gathering shards cannot be "
             "replayed; set training.cuda_graph=false, or training.strategy=ddp"

@@ -7,7 +7,9 @@ launch. Worth it where shapes do not change from step to step.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -30,8 +32,15 @@ class GraphedPass:
     before, run as ever. Gradients land in the parameters' `grad`, added to what is there.
     """
 
-    def __init__(self, run: Pass, parameters: list[nn.Parameter]) -> None:
+    def __init__(
+        self,
+        run: Pass,
+        parameters: list[nn.Parameter],
+        give_up: Callable[[str], None] | None = None,
+    ) -> None:
         self.run, self.parameters = run, parameters
+        self.give_up = give_up  # told why, where passes that cannot be recorded run as ever
+        self.problem: str | None = None
         self.seen: dict[tuple[object, ...], int] = {}
         self.recorded: tuple[object, ...] | None = None
         self.graph = torch.cuda.CUDAGraph()
@@ -44,13 +53,16 @@ class GraphedPass:
         self.numbers = torch.empty(0)  # those of the output, all in one
 
     def __call__(self, batch: Any, counts: dict[str, Tensor]) -> StepOutput:
+        if self.problem is not None:
+            return self.run(batch, counts)
         given = list(tensors_in((batch, counts)))
         shapes = tuple((tensor.shape, tensor.dtype) for tensor in given)
         if self.recorded is None:
             if self.seen.get(shapes, 0) < WARM_UP:
                 self.seen[shapes] = self.seen.get(shapes, 0) + 1
-                return self._warm_up(batch, counts)
-            self._record(batch, counts)
+                return self._warm_up(batch, counts, is_last=self.seen[shapes] == WARM_UP)
+            if not self._records(batch, counts):
+                return self.run(batch, counts)
             self.recorded = shapes
         if shapes != self.recorded:
             return self.run(batch, counts)
@@ -64,12 +76,47 @@ class GraphedPass:
         numbers: StepOutput = map_tensors(self.output, lambda _: next(copies))
         return replace(numbers, carry=map_tensors(self.carry, Tensor.clone))
 
-    def _warm_up(self, batch: Any, counts: dict[str, Tensor]) -> StepOutput:
+    def _warm_up(self, batch: Any, counts: dict[str, Tensor], is_last: bool) -> StepOutput:
+        waits: list[str] = []
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
-            output = self.run(batch, counts)
+            if is_last and self.give_up is not None:
+                with host_waits(waits):
+                    output = self.run(batch, counts)
+            else:
+                output = self.run(batch, counts)
         torch.cuda.current_stream().wait_stream(self.stream)
+        if waits:
+            self._refuse(f"the host waits for the device in {waits[0]}")
         return output
+
+    def _records(self, batch: Any, counts: dict[str, Tensor]) -> bool:
+        """Record the pass; where nobody insists on it, return whether that was possible."""
+        if self.give_up is None:
+            self._record(batch, counts)
+            return True
+        before = [parameter.grad for parameter in self.parameters]
+        generator = torch.cuda.default_generators[self.stream.device_index]
+        random = generator.clone_state()
+        try:
+            self._record(batch, counts)
+        except Exception as error:
+            # A broken recording has run nothing on the device, but torch still takes it for one
+            # under way: of the generator, and of the memory pool.
+            generator.graphsafe_set_state(random)
+            with suppress(Exception):
+                torch._C._cuda_endAllocateToPool(self.stream.device_index, self.graph.pool())
+            for parameter, gradient in zip(self.parameters, before, strict=True):
+                parameter.grad = gradient
+            self.graph, self.inputs, self.gradients = torch.cuda.CUDAGraph(), [], []
+            self._refuse(in_one_line(error))
+            return False
+        return True
+
+    def _refuse(self, problem: str) -> None:
+        assert self.give_up is not None
+        self.problem = problem
+        self.give_up(problem)
 
     def _record(self, batch: Any, counts: dict[str, Tensor]) -> None:
         held, held_counts = map_tensors((batch, counts), Tensor.clone)
@@ -104,6 +151,30 @@ class GraphedPass:
                 parameter.grad = gradient
             else:
                 parameter.grad += gradient
+
+
+@contextmanager
+def host_waits(places: list[str]) -> Iterator[None]:
+    """Add to `places` every line in which the host waits for the device: no recording has any."""
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+    places += [
+        f"{warning.filename}, line {warning.lineno}"
+        for warning in caught
+        if "called a synchronizing" in str(warning.message)
+    ]
+
+
+def in_one_line(error: BaseException) -> str:
+    """Return the kind of an error and the first line of what it says."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else 'no words'}"[:300]
 
 
 def check_replayable(recipe: Recipe, device: torch.device) -> None:

@@ -63,7 +63,8 @@ class ModelSettings:
     bf16_inputs: bool = MISSING
     # what a training step computes again in its backward pass instead of keeping it in memory: any
     # of normed (all between the convolutions of the features), features, correlation, hidden
-    # (layers of the transformer's perceptrons) and update (the whole transformer)
+    # (layers of the transformer's perceptrons) and update (the whole transformer); [auto]: nothing
+    # where training.memory_gib allows it, else what costs the least
     recompute: list[str] = MISSING
     # keep the layer of visibility and confidence as it is: pseudo-labels say nothing about them
     freeze_visibility: bool | None = None  # null: no, as in runs from before it was there
@@ -74,10 +75,11 @@ class ModelSettings:
                 "model.freeze_visibility=true needs model.linear_layer_for_vis_conf=true: "
                 "otherwise one layer gives positions and visibility"
             )
-        unknown = sorted(set(self.recompute) - set(RECOMPUTABLE))
+        is_auto = self.recompute == ["auto"]
+        unknown = [] if is_auto else sorted(set(self.recompute) - set(RECOMPUTABLE))
         if unknown:
             raise ConfigError(
-                f"model.recompute={unknown}; allowed: any of {', '.join(RECOMPUTABLE)}"
+                f"model.recompute={unknown}; allowed: any of {', '.join(RECOMPUTABLE)}, or [auto]"
             )
         sizes = (
             "window_len", "stride", "corr_levels", "num_virtual_tracks", "latent_dim",

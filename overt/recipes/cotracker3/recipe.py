@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -62,6 +62,17 @@ HUB_VISIBLE = 0.9  # the visibility from which the published offline predictor d
 EXAMPLES = 2
 
 
+# GiB of a frame of 384 x 512 with 512 points for each value of `model.recompute`, fastest first, as
+# `overt plan` predicts them without compilation, which keeps less.
+FRAME_GIB: dict[tuple[str, ...], float] = {
+    (): 0.39,
+    ("hidden", "normed", "correlation"): 0.2,
+    ("hidden", "normed", "correlation", "features", "update"): 0.1,
+}
+STATIC_GIB = 0.6  # weights, gradients and the optimizer's state
+ROOM = 0.9  # of the memory; the rest is the allocator's
+
+
 class _CoTracker3Recipe(Recipe):
     """All but the choice of the model and the windows in which it is trained."""
 
@@ -72,6 +83,8 @@ class _CoTracker3Recipe(Recipe):
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        chosen = settings.model.recompute
+        self.recompute: Sequence[str] = () if chosen == ["auto"] else chosen
         self.textures: Tensor | None = None  # of procedural clips, once they are needed
         self.teachers = teachers_of(settings.data.unlabeled)
         self.stackable: bool | str = True
@@ -103,8 +116,22 @@ class _CoTracker3Recipe(Recipe):
             for span in self.windows(batch.tracks.shape[1])
         ]
 
+    def fit_memory(self, samples: int, gib: float) -> str | None:
+        """Choose `model.recompute`: the fastest value that fits, if it is left to us."""
+        settings = self.settings
+        if settings.model.recompute != ["auto"]:
+            return None
+        height, width = settings.data.crop_size
+        wide = max(height * width / (384 * 512), settings.data.traj_per_sample / 512)
+        frames = samples * settings.data.sequence_len * wide
+        needed = [STATIC_GIB + frames * each for each in FRAME_GIB.values()]
+        index = next((n for n, size in enumerate(needed) if size <= ROOM * gib), -1)
+        self.recompute = list(FRAME_GIB)[index]
+        names = ",".join(self.recompute)
+        return f"recompute=[{names}] (some {needed[index]:.0f} GiB of {gib:.0f})"
+
     def build_model(self) -> CoTracker3:
-        sizes = dataclasses.asdict(self.settings.model)
+        sizes = dataclasses.asdict(self.settings.model) | {"recompute": self.recompute}
         del sizes["train_iters"], sizes["eval_iters"], sizes["bf16_inputs"]
         frozen = sizes.pop("freeze_visibility")
         model = self.model_class(**sizes)

@@ -223,7 +223,7 @@ class Settings:
                 f"data.masking.weigh=blocks goes with model.pooling=grid, not {model.pooling}; set "
                 "data.masking.weigh=tokens"
             )
-        if data.masking.fixed_shapes:
+        if data.masking.fixed_shapes is True:
             refuse_filling(model, loss)
         if model.hidden_tokens == "zero" and data.masking.num_context_masks > 1:
             raise ConfigError(
@@ -253,14 +253,19 @@ class Settings:
             )
 
 
-def refuse_filling(model: ModelSettings, loss: LossSettings) -> None:
-    """Refuse to fill batches up where the tokens that fill them would count."""
+def against_filling(model: ModelSettings, loss: LossSettings) -> list[str]:
+    """Return the settings with which the tokens that fill batches up would count."""
     differing = {
         f"model.pooling={model.pooling}": model.pooling != "grid",
         f"model.projection_norm={model.projection_norm}": model.projection_norm == "batchnorm",
         f"loss.type={loss.type}": loss.extra is not None,
     }
-    reasons = [name for name, counts in differing.items() if counts]
+    return [name for name, counts in differing.items() if counts]
+
+
+def refuse_filling(model: ModelSettings, loss: LossSettings) -> None:
+    """Refuse to fill batches up where the tokens that fill them would count."""
+    reasons = against_filling(model, loss)
     if reasons:
         raise ConfigError(
             f"data.masking.fixed_shapes=true with {' and '.join(reasons)}: the tokens that fill a "

@@ -46,14 +46,18 @@ class MaskingSettings:
     allow_overlap: bool = MISSING
     # predict each block by itself (blocks, I-JEPA) or all together (union, H-JEPA)
     predict: str = MISSING
-    # fill all batches up to the same number of tokens, which count nowhere: a CUDA graph needs it
-    fixed_shapes: bool = False
+    # fill all batches up to the same number of tokens, which count nowhere: a CUDA graph needs it;
+    # auto: where there is a CUDA device and no such token counts
+    fixed_shapes: bool | str = False
 
     def __post_init__(self) -> None:
         one_of("data.masking.kind", self.kind, ("ijepa", "multiblock", "hierarchical", "random"))
         one_of("data.masking.context", self.context, ("block", "rest"))
         one_of("data.masking.predict", self.predict, ("blocks", "union"))
         one_of("data.masking.style", self.style, ("own", "official"))
+        fixed = str(self.fixed_shapes).lower()
+        one_of("data.masking.fixed_shapes", fixed, ("auto", "true", "false"))
+        self.fixed_shapes = fixed if fixed == "auto" else fixed == "true"
         one_of("data.masking.weigh", self.weigh, ("tokens", "blocks"))
         within("data.masking.cut_batch", self.cut_batch, 1)
         if self.style == "official" and (self.kind, self.context) != ("ijepa", "block"):

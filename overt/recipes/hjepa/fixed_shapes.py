@@ -17,12 +17,27 @@ from torch.nn import functional as F
 
 from overt.nn.vit import PackedPatches
 from overt.ops.attention.packing import Packing
+from overt.recipes.hjepa.config import Settings, against_filling
 from overt.recipes.hjepa.levels import Cells, GridPooling
 from overt.recipes.hjepa.model import Layout
 from overt.recipes.hjepa.predictor import Prediction
 
 DEVIATIONS = 4.0  # of a batch above the mean that still fit; larger batches stay as they are
 MULTIPLE = 64  # sizes that matrix products like
+
+
+def with_shapes_settled(settings: Settings) -> Settings:
+    """Return the settings with `data.masking.fixed_shapes=auto` decided.
+
+    Batches are filled up where there is a CUDA device, for its graphs, and where the tokens that
+    fill them count nowhere.
+    """
+    masking = settings.data.masking
+    if masking.fixed_shapes != "auto":
+        return settings
+    fixed = torch.cuda.is_available() and not against_filling(settings.model, settings.loss)
+    data = replace(settings.data, masking=replace(masking, fixed_shapes=fixed))
+    return replace(settings, data=data)
 
 
 @dataclass(frozen=True)

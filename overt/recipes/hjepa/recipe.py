@@ -25,6 +25,7 @@ from overt.recipes.hjepa.data import (
 )
 from overt.recipes.hjepa.encoder_recipe import EncoderRecipe
 from overt.recipes.hjepa.example import example_samples
+from overt.recipes.hjepa.fixed_shapes import with_shapes_settled
 from overt.recipes.hjepa.levels import valid_counts
 from overt.recipes.hjepa.model import HJEPA, Output
 from overt.recipes.hjepa.predictor import Predictor, ReferencePredictor
@@ -42,6 +43,7 @@ class HJEPARecipe(EncoderRecipe):
     gathers_carry = True  # every rank's monitor remembers the same
 
     def __init__(self, settings: Settings) -> None:
+        settings = with_shapes_settled(settings)
         super().__init__(settings)
         self.unscored = ("predictor.",)  # features are an encoder's
         if settings.model.projection != "shared":  # else they go through the projections

@@ -13,7 +13,7 @@ from overt.checks import each_within, height_width, multiple_of, one_of, within
 from overt.data.tracking.settings import HELD_OUT, KubricSettings, ScoringSettings
 from overt.errors import ConfigError
 
-RECOMPUTE = ("none", "maps", "frames")
+RECOMPUTE = ("auto", "none", "maps", "frames")
 
 
 @dataclass
@@ -45,7 +45,8 @@ class ModelSettings:
     # correlations are divided by this before the softmax over all cells
     temperature: float = MISSING
     # what is made again in the backward pass instead of being kept: none; maps, what the points
-    # read of each frame (with training.compile=blocks); frames, all but what passes between them
+    # read of each frame (with training.compile=blocks); frames, all but what passes between them;
+    # auto: the fastest of them that fits into training.memory_gib
     recompute: str = MISSING
     # weights of an ImageNet ResNet-18 to start from, torchvision's file, or the word random; with
     # to_be_given training is refused

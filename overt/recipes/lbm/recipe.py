@@ -55,6 +55,14 @@ def _later(
     return None if report is None else lambda part: report((done + part) / passes)
 
 
+# GiB of a frame of 384 x 512 with 256 points for each value of `model.recompute`, fastest first, as
+# `overt plan` predicts them; that of maps as the compiled step was measured.
+FRAME_GIB = {"none": 0.4, "maps": 0.12, "frames": 0.045}
+STATIC_GIB = 0.6  # weights, gradients, the optimizer's state and what frames share
+LEAST = "frames"
+ROOM = 0.9  # of the memory; the rest is the allocator's
+
+
 class LBMRecipe(Recipe):
     """An online point tracker, trained on clips of 24 frames."""
 
@@ -63,9 +71,24 @@ class LBMRecipe(Recipe):
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        chosen = settings.model.recompute
+        self.recompute = LEAST if chosen == "auto" else chosen
+
+    def fit_memory(self, samples: int, gib: float) -> str | None:
+        """Choose `model.recompute`: the fastest value that fits, if it is left to us."""
+        settings = self.settings
+        if settings.model.recompute != "auto":
+            return None
+        height, width = settings.model.input_size
+        wide = max(height * width / (384 * 512), settings.data.points / 256)
+        frames = samples * settings.data.frames * wide
+        needed = {name: STATIC_GIB + frames * each for name, each in FRAME_GIB.items()}
+        fitting = [name for name, size in needed.items() if size <= ROOM * gib]
+        self.recompute = fitting[0] if fitting else LEAST
+        return f"recompute={self.recompute} (some {needed[self.recompute]:.0f} GiB of {gib:.0f})"
 
     def build_model(self) -> LBM:
-        sizes = dataclasses.asdict(self.settings.model)
+        sizes = dataclasses.asdict(self.settings.model) | {"recompute": self.recompute}
         weights = sizes.pop("backbone_weights")
         height, width = sizes.pop("input_size")
         model = LBM((height, width), **sizes)

@@ -102,6 +102,7 @@ class EngineStep:
             compile="none",
             cuda_graph=False,
             memory_snapshot=False,
+            memory_gib=1.0,  # not asked for: see `fit_memory` below
             profile_steps=None,
             batch_size=1,
             accumulation_steps=1,
@@ -147,7 +148,11 @@ class EngineStep:
         with random_state.undisturbed(), switches_kept(), _fakes(memory, self.devices) as mode:
             with mode:
                 make_fake(model)
-            with patch.object(self.recipe, "build_model", lambda: model):
+            with (
+                patch.object(self.recipe, "build_model", lambda: model),
+                # What is free here says nothing about the device that is planned for.
+                patch.object(self.recipe, "fit_memory", lambda samples, gib: None),
+            ):
                 example: Any = ExampleLoader(batch, size, self.devices)
                 parts = build(config, self.recipe, world, loader=example, loads_weights=False)
             trainer = Trainer(config, self.recipe, world, parts=parts)

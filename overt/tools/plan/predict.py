@@ -326,12 +326,12 @@ def _notes(config: Config, model: Model, sharded: Sharded | None) -> list[str]:
             "memory with FSDP is a formula, within 10 % above the step; training.strategy=fsdp "
             "runs the FSDP step itself on fake tensors"
         )
-    if training.compile != "none":
+    if training.compile in ("blocks", "model"):
         notes.append(
             f"training.compile={training.compile}: predicted as if not compiled; compiled code "
             "keeps less, by how much only a run can tell"
         )
-    if training.cuda_graph:
+    if training.cuda_graph is True:
         notes.append("training.cuda_graph=true: a recording keeps its memory between steps")
     if not model.blocks:
         notes.append("this recipe names no blocks: no activation checkpointing, no FSDP")

@@ -59,10 +59,40 @@ def test_a_replayed_run_is_the_run_without_a_graph(accumulation: int, tmp_path: 
         "training.global_batch_size=null",
         "logging.every_steps=1",
     )
-    make(tmp_path / "plain", *shape).train()
+    make(tmp_path / "plain", *shape, "training.cuda_graph=false").train()
     trainer = make(tmp_path / "graph", *shape, "training.cuda_graph=true")
     trainer.train()
     assert isinstance(trainer.graphed, GraphedPass)
     assert trainer.graphed.recorded is not None
     expected = losses_by_step(tmp_path / "plain/toy")
     assert losses_by_step(tmp_path / "graph/toy") == pytest.approx(expected, rel=1e-5)
+
+
+@gpu
+@needs_gpu
+@pytest.mark.parametrize("obstacle", ["item", "synchronize"])
+def test_auto_goes_on_where_a_pass_cannot_be_recorded(obstacle: str, tmp_path: Path) -> None:
+    """Whether it is seen before the recording, or breaks it: dropout and all, no step is lost."""
+    shape = ("training.device=cuda", "training.num_steps=8", "logging.every_steps=1")
+    shape = (*shape, "model.dropout=0.2")
+    make(tmp_path / "plain", *shape, "training.cuda_graph=false").train()
+    trainer = make(tmp_path / "auto", *shape)
+    loss = trainer.recipe.loss
+
+    def waiting(model: Any, batch: Any, counts: Any, step: int) -> Any:
+        output = loss(model, batch, counts, step)
+        if obstacle == "item":
+            float(output.total)
+        else:
+            torch.cuda.synchronize()
+        return output
+
+    trainer.recipe.loss = waiting  # type: ignore[method-assign]
+    trainer.train()
+    assert trainer.graphed is not None
+    assert trainer.graphed.recorded is None
+    assert trainer.graphed.problem is not None
+    assert trainer.speed.speed.training.cuda_graph is False
+    assert "speed_given_up" in (tmp_path / "auto/toy/events.jsonl").read_text()
+    expected = losses_by_step(tmp_path / "plain/toy")
+    assert losses_by_step(tmp_path / "auto/toy") == pytest.approx(expected, rel=1e-5)

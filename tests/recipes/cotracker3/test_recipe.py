@@ -3,6 +3,7 @@
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -257,3 +258,18 @@ def test_clips_augmented_on_the_device_are_those_of_the_loader(
     assert torch.equal(done.visibility, in_loader.visibility)
     expected = {step: pytest.approx(loss, rel=1e-2) for step, loss in losses[0].items()}
     assert losses[1] == (expected if on_cuda else losses[0])
+
+
+def test_recomputation_follows_the_memory_at_hand() -> None:
+    """Nothing where everything fits, then what costs the least: a clip of 60 frames."""
+    config = load(["recipe=cotracker3_offline", "data.root=none"])
+    chosen = []
+    for gib in (80.0, 24.0, 8.0):
+        recipe: Any = build_recipe(config)
+        assert "recompute=[" in recipe.fit_memory(1, gib)
+        chosen.append(recipe.recompute)
+    few, most = chosen[1:]
+    assert chosen[0] == ()
+    assert set(few) == {"hidden", "normed", "correlation"} < set(most)
+    config = load(["recipe=cotracker3_offline", "data.root=none", "model.recompute=[update]"])
+    assert build_recipe(config).fit_memory(1, 80.0) is None

@@ -44,6 +44,21 @@ def test_the_official_recipe_composes_with_the_official_numbers() -> None:
     assert (config.training.precision, config.training.grad_clip_norm) == ("fp16", 1.0)
 
 
+def test_recomputation_follows_the_memory_at_hand() -> None:
+    """The fastest value that fits: 4 clips of 24 frames."""
+    settings = load(["recipe=lbm", "data.root=none"]).settings
+    chosen = {}
+    for gib in (141.0, 24.0, 8.0, 0.1):
+        recipe = LBMRecipe(settings)
+        assert recipe.recompute == "frames"  # until the engine asks, as on a CPU
+        assert recipe.fit_memory(4, gib) is not None
+        chosen[gib] = recipe.recompute
+    assert chosen == {141.0: "none", 24.0: "maps", 8.0: "frames", 0.1: "frames"}
+    fixed = LBMRecipe(load(["recipe=lbm", "data.root=none", "model.recompute=maps"]).settings)
+    assert fixed.fit_memory(4, 8.0) is None
+    assert fixed.recompute == "maps"
+
+
 def test_the_rate_warms_up_for_a_hundredth_and_falls_to_zero() -> None:
     config = load(["recipe=lbm", "data.root=somewhere"])
     rate = build_schedule(config.schedule, 5e-4, 150, 40)
