@@ -373,8 +373,8 @@ def open_store(name: str) -> Store | None:
     """
     if not dist.is_initialized():
         return None
-    own: Store = _get_default_store().clone()  # type: ignore[attr-defined]
-    return PrefixStore(f"overt/{next(_OPENED)}/{name}", own)
+    store: Store = _get_default_store().clone()  # type: ignore[attr-defined]
+    return PrefixStore(f"overt/{next(_OPENED)}/{name}", store)
 
 
 def gather_objects(item: Any) -> list[Any]:
@@ -409,15 +409,15 @@ def main_first(make: Callable[[], object]) -> None:
             make()
         except Exception as error:  # told to the others first
             failure = error
-    told = None
+    reported = None
     if failure is not None:
         reason = f"the main rank failed with {type(failure).__name__}: {failure}"
-        told = failure if isinstance(failure, OvertError) else RuntimeError(reason)
-    told = broadcast_object(told)
+        reported = failure if isinstance(failure, OvertError) else RuntimeError(reason)
+    reported = broadcast_object(reported)
     if failure is not None:
         raise failure
-    if told is not None:
-        raise told
+    if reported is not None:
+        raise reported
 
 
 def seed_everything(seed: int, rank: int = 0) -> None:

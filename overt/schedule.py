@@ -201,8 +201,8 @@ class EMAScheduler(LinearScheduler):
 
     def _after_warmup(self, count: int, span: int) -> float:
         # I-JEPA divides by its steps times ipe_scale, which need not be a whole number.
-        whole = round(self.epochs * self.steps_per_epoch)
-        exact = self.stretch * whole - self.warmup_steps
+        total_steps = round(self.epochs * self.steps_per_epoch)
+        exact = self.stretch * total_steps - self.warmup_steps
         if exact <= 0:
             return self.base_value
         return self.final_value if count >= exact else self._anneal(count / exact)
@@ -380,13 +380,13 @@ def build_schedule(
     kind = _KINDS.get(str(target)) or _import(target, where)
     if kind is HierarchicalScheduler:
         return _build_levels(options, base_value, epochs, steps_per_epoch, where)
-    known = {x.name: x for x in fields(kind) if x.init and x.name not in _FROM_ENGINE}
-    _refuse_unknown(options, [*known, *further], where)
-    missing = [n for n, x in known.items() if _has_no_default(x) and n not in options]
+    allowed = {x.name: x for x in fields(kind) if x.init and x.name not in _FROM_ENGINE}
+    _refuse_unknown(options, [*allowed, *further], where)
+    missing = [n for n, x in allowed.items() if _has_no_default(x) and n not in options]
     if missing:
         raise ConfigError(f"{where}.{missing[0]} is missing; {kind.__name__} needs a number there")
     for name, value in options.items():
-        _check_number(f"{where}.{name}", value, known[name].type)
+        _check_number(f"{where}.{name}", value, allowed[name].type)
     try:
         built: Scheduler = kind(
             base_value=base_value, epochs=epochs, steps_per_epoch=steps_per_epoch, **options
@@ -427,8 +427,8 @@ def _import(target: object, where: str) -> Any:
             f"dataclass of your package with the fields {', '.join(_FROM_ENGINE)} and "
             "__call__(self, step)"
         )
-    given = {field.name for field in fields(kind) if field.init}
-    missing = [name for name in _FROM_ENGINE if name not in given]
+    field_names = {field.name for field in fields(kind) if field.init}
+    missing = [name for name in _FROM_ENGINE if name not in field_names]
     if missing or not any("__call__" in vars(owner) for owner in kind.__mro__):
         raise ConfigError(
             f"{where}._target_={target!r} lacks {', '.join(missing) or '__call__'}; a schedule is "
@@ -446,33 +446,35 @@ def _build_levels(
         raise ConfigError(f"{where}.levels={levels!r}; give a list of schedules, one per level")
     built: list[Scheduler] = []
     for index, level in enumerate(levels):
-        here = f"{where}.levels[{index}]"
+        level_key = f"{where}.levels[{index}]"
         if not isinstance(level, Mapping):
-            raise ConfigError(f"{here}={level!r}; give a section with `_target_`")
+            raise ConfigError(f"{level_key}={level!r}; give a section with `_target_`")
         factor = level.get("base_factor", 1.0)
-        _check_number(f"{here}.base_factor", factor, "float")
-        rest = {name: value for name, value in level.items() if name != "base_factor"}
+        _check_number(f"{level_key}.base_factor", factor, "float")
+        options_of_level = {name: value for name, value in level.items() if name != "base_factor"}
         value = base_value * factor
-        scheduler = build_schedule(rest, value, epochs, steps_per_epoch, here, ("base_factor",))
+        scheduler = build_schedule(
+            options_of_level, value, epochs, steps_per_epoch, level_key, ("base_factor",)
+        )
         if isinstance(scheduler, HierarchicalScheduler):
-            raise ConfigError(f"{here}._target_ has levels; levels do not nest")
+            raise ConfigError(f"{level_key}._target_ has levels; levels do not nest")
         built.append(scheduler)
     return HierarchicalScheduler(built)
 
 
-def _refuse_unknown(options: Iterable[str], known: Iterable[str], where: str) -> None:
+def _refuse_unknown(options: Iterable[str], allowed: Iterable[str], where: str) -> None:
     for name in options:
         if name in _FROM_ENGINE:
             raise ConfigError(
                 f"{where}.{name} follows from optimizer.lr and the length of training; leave it out"
             )
-        if name not in known:
-            raise ConfigError(f"{where}.{name} is not an option here{_allowed(name, known)}")
+        if name not in allowed:
+            raise ConfigError(f"{where}.{name} is not an option here{_allowed(name, allowed)}")
 
 
-def _allowed(name: object, known: Iterable[str]) -> str:
-    known = list(known)
-    return f"{nearest(str(name), known)}; allowed: {', '.join(known)}"
+def _allowed(name: object, names: Iterable[str]) -> str:
+    names = list(names)
+    return f"{nearest(str(name), names)}; allowed: {', '.join(names)}"
 
 
 def _has_no_default(option: Any) -> bool:
@@ -483,9 +485,9 @@ def _check_number(where: str, value: object, kind: object) -> None:
     kind = getattr(kind, "__name__", kind)  # of a module without postponed annotations
     if (value is None and kind == "float | None") or kind not in _NUMBERS:
         return
-    wanted, types = ("a whole number", int) if kind == "int" else ("a number", int | float)
+    expected, types = ("a whole number", int) if kind == "int" else ("a number", int | float)
     if not isinstance(value, types) or isinstance(value, bool):
-        raise ConfigError(f"{where}={value!r}; give {wanted}")
+        raise ConfigError(f"{where}={value!r}; give {expected}")
     finite(where, value)
 
 

@@ -85,7 +85,7 @@ def restore(
         raise CheckpointError(
             f"the checkpoint holds the state of {saved['class']}, but the optimizer is "
             f"{class_name(optimizer)}. Resume with the same optimizer, or start a new run from "
-            "the weights alone (init_from)."
+            "run from the weights alone (init_from)."
         )
     names = parameter_names(model, optimizer)
     state: dict[str, dict[str, Any]] = {
@@ -106,8 +106,8 @@ def restore(
     origin = {name: group for group in saved["groups"] for name in group["parameters"]}
     _refuse_moved_parameters(optimizer, names, origin, saved["class"])
     for group in optimizer.param_groups:
-        known = [names[p] for p in group["params"] if names[p] in origin]
-        _restore_hyper_parameters(group, [origin[name] for name in known])
+        present = [names[p] for p in group["params"] if names[p] in origin]
+        _restore_hyper_parameters(group, [origin[name] for name in present])
         for parameter in group["params"]:
             if names[parameter] in origin:
                 _restore_parameter(optimizer, group, parameter, state[names[parameter]])
@@ -131,7 +131,7 @@ def refuse_misfit(
     entry, expected = key.rpartition("/")[2], tuple(parameter.shape)
     members = getattr(optimizer, "members", [optimizer])
     if entry in COUNTERS:
-        fits, wanted = math.prod(shape) == 1 and not dtype.is_complex, "one number"
+        fits, requirement = math.prod(shape) == 1 and not dtype.is_complex, "one number"
     elif not all(type(member).__module__.startswith("torch.") for member in members):
         return
     else:
@@ -142,11 +142,12 @@ def refuse_misfit(
         fused = any(group.get("fused") for group in optimizer.param_groups)
         fits = tuple(shape) == expected and dtype.is_floating_point
         fits = fits and (dtype == parameter.dtype or not fused)
-        wanted = f"shape {expected} and {parameter.dtype}"
+        requirement = f"shape {expected} and {parameter.dtype}"
     if not fits:
         raise CheckpointError(
-            f"the optimizer state {key} has shape {tuple(shape)} and {dtype}, expected {wanted}; "
-            "the checkpoint is damaged or of another model. Use an older checkpoint."
+            f"the optimizer state {key} has shape {tuple(shape)} and {dtype}, expected "
+            f"{requirement}; the checkpoint is damaged or of another model. "
+            "Use an older checkpoint."
         )
 
 
@@ -202,14 +203,14 @@ def _refuse_moved_parameters(
     Groups name their class where there are several.
     """
     for group in optimizer.param_groups:
-        now = group.get("class", class_of_all)
+        class_now = group.get("class", class_of_all)
         for name in (names[parameter] for parameter in group["params"]):
-            before = origin[name].get("class", class_of_all) if name in origin else now
-            if before != now:
+            before = origin[name].get("class", class_of_all) if name in origin else class_now
+            if before != class_now:
                 raise CheckpointError(
-                    f"the checkpoint holds the state of {before} for {name}, which {now} steps now "
-                    "(optimizer.rules). Resume with the same rules, or start a new run from the "
-                    "weights alone (init_from)."
+                    f"the checkpoint holds the state of {before} for {name}, but {class_now} "
+                    "updates it now (optimizer.rules). Resume with the same rules, or start a new "
+                    "run from the weights alone (init_from)."
                 )
 
 

@@ -100,19 +100,19 @@ def inspect(path: Path, keys: bool = False) -> int:
     if path.is_dir() and not is_of_others(path):
         return _inspect_folder(path, keys)
     if path.is_dir() or is_index(path):
-        tensors, rest = read_tensors(path)
+        tensors, stored = read_tensors(path)
         print(f"{path}\nformat      Hugging Face folder")
-        _print_facts(rest)
+        _print_facts(stored)
         entries = [_entry(name, tensor) for name, tensor in tensors.items()]
     elif path.is_file() and is_safetensors(path):
         entries, metadata = _read_entries(path)
         print(f"{path}\nformat      safetensors")
         _print_facts(metadata)
     else:
-        tensors, rest = read_tensors(path)
+        tensors, stored = read_tensors(path)
         kind = "zip archive" if zipfile.is_zipfile(path) else "before torch 1.6"
         print(f"{path}\nformat      torch file ({kind})")
-        _print_facts(rest)
+        _print_facts(stored)
         entries = [_entry(name, tensor) for name, tensor in tensors.items()]
     _print_tensors("model", entries, keys)
     return 0

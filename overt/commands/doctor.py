@@ -84,13 +84,13 @@ def examine(options: argparse.Namespace) -> tuple[list[Check], World | None]:
         remedy = "compare with `overt docs launch`"
         checks.append(attempt("GPUs", lambda: machine.gpus(device, None, precision), remedy))
         return checks, None
-    different = cluster.same_versions(checks[0].found)
+    different = cluster.same_versions(checks[0].finding)
     if different is not None:
         checks[0] = different
 
-    own = world if world.device.type == "cuda" and world.world_size > 1 else None
+    gpu_world = world if world.device.type == "cuda" and world.world_size > 1 else None
     remedy = "see `nvidia-smi`; a device that fails here fails in training"
-    checks.append(attempt("GPUs", lambda: machine.gpus(device, own, precision), remedy))
+    checks.append(attempt("GPUs", lambda: machine.gpus(device, gpu_world, precision), remedy))
     checks.append(attempt("NCCL", lambda: machine.nccl(os.environ), remedy))
     workers = None if config is None else config.training.num_workers
     checks.append(machine.loader_memory(workers))

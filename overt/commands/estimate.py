@@ -37,11 +37,13 @@ FREED = {"opt_pose": "optimize_pose", "opt_tz": "optimize_depth"}
 def main(arguments: Sequence[str]) -> int:
     options = make_parser().parse_intermixed_args(arguments)
     images, overrides = split_words(options.words)
-    given = [name for name in ("mask", "keypoints", "boxes", "output") if getattr(options, name)]
-    if len(images) > 1 and given:
+    given_options = [
+        name for name in ("mask", "keypoints", "boxes", "output") if getattr(options, name)
+    ]
+    if len(images) > 1 and given_options:
         raise ConfigError(
-            f"--{given[0]} belongs to one picture, but {len(images)} are given; call the command "
-            "once for each"
+            f"--{given_options[0]} belongs to one picture, but {len(images)} are given; call "
+            "the command once for each"
         )
     freed = [f"evaluation.camera.{FREED[name]}=true" for name in FREED if getattr(options, name)]
     estimator = Estimator(
@@ -211,8 +213,8 @@ def _write_people(
     """Write and print results: one person into the folder, several into folders below it."""
     several = len(people) > 1
     for number, person in enumerate(people):
-        own = folder / f"person_{number}" if several else folder
-        write(own, person, kind)
+        person_folder = folder / f"person_{number}" if several else folder
+        write(person_folder, person, kind)
         x, y, z = person.pelvis
         print(f"pelvis at {x:.3f}, {y:.3f}, {z:.3f} m, focal length {person.focal:.1f} pixels")
     if several:

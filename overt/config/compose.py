@@ -147,11 +147,11 @@ def _fill_in(values: DictConfig) -> None:
     sections = {"training": "train.yaml"}
     sections |= {name: f"{name}/default.yaml" for name in ("logging", "checkpoint")}
     for section, name in sections.items():
-        own = OmegaConf.load(CONF / name)
+        defaults = OmegaConf.load(CONF / name)
         if section == "training":
-            own = own.training
+            defaults = defaults.training
         if isinstance(values.get(section), DictConfig):
-            values[section] = OmegaConf.merge(own, values[section])
+            values[section] = OmegaConf.merge(defaults, values[section])
 
 
 def _parse(overrides: Sequence[str]) -> list[Override]:
@@ -223,11 +223,11 @@ def _check_option(item: Override, search: list[Path]) -> None:
 
 
 def _check_known(key: str, values: DictConfig) -> None:
-    known = list(dotted_keys(values))
+    allowed = list(dotted_keys(values))
     if re.search(r"\.\d+\.", key):  # of an entry of a list: optimizer.rules.0.lr_scale
-        known += [key] if OmegaConf.select(values, key, default=ABSENT) is not ABSENT else []
-    if not any(name == key or name.startswith(key + ".") for name in known):
-        raise ConfigError(f"unknown key {key}{nearest(key, known)}; `overt config` lists all")
+        allowed += [key] if OmegaConf.select(values, key, default=ABSENT) is not ABSENT else []
+    if not any(name == key or name.startswith(key + ".") for name in allowed):
+        raise ConfigError(f"unknown key {key}{nearest(key, allowed)}; `overt config` lists all")
 
 
 def add_package(folder: str) -> str:
@@ -293,14 +293,14 @@ def defaults_of(settings: Any, prefix: str = "") -> dict[str, Any]:
     Most keys have none, since their values live in YAML files; those that came later have one.
     """
     defaults: dict[str, Any] = {}
-    for each in dataclasses.fields(settings) if dataclasses.is_dataclass(settings) else ():
-        key, value = f"{prefix}{each.name}", getattr(settings, each.name, None)
+    for field in dataclasses.fields(settings) if dataclasses.is_dataclass(settings) else ():
+        key, value = f"{prefix}{field.name}", getattr(settings, field.name, None)
         if dataclasses.is_dataclass(value):
             defaults |= defaults_of(value, f"{key}.")
-        elif each.default_factory is not dataclasses.MISSING:
-            defaults[key] = each.default_factory()
-        elif each.default is not dataclasses.MISSING and each.default != MISSING:
-            defaults[key] = each.default
+        elif field.default_factory is not dataclasses.MISSING:
+            defaults[key] = field.default_factory()
+        elif field.default is not dataclasses.MISSING and field.default != MISSING:
+            defaults[key] = field.default
     return defaults
 
 

@@ -136,9 +136,11 @@ class TrainingSection:
             "loss_spike_deviations", "loss_spike_window", "hang_minutes", "patience",
         )  # fmt: skip
         each_within("training", self, positive, 0, above=True)
-        for name, every in self.evaluate_sets.items():
-            if every is not None and every < 1:
-                raise ConfigError(f"training.evaluate_sets.{name}={every}; use 1 or more, or null")
+        for name, every_steps in self.evaluate_sets.items():
+            if every_steps is not None and every_steps < 1:
+                raise ConfigError(
+                    f"training.evaluate_sets.{name}={every_steps}; use 1 or more, or null"
+                )
         within("training.compile_memory_budget", self.compile_memory_budget, 0, 1, above=True)
         steps = self.profile_steps
         if steps is not None and not (len(steps) == 2 and 1 <= steps[0] <= steps[1]):

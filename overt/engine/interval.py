@@ -76,10 +76,10 @@ class Interval:
         rank, world_size, width = get_rank(), get_world_size(), len(timings)
         # Each rank fills separate slots with its timings: the sum then holds them all.
         slots = [0.0] * (rank * width) + [*timings] + [0.0] * ((world_size - rank - 1) * width)
-        own = torch.tensor(
+        local = torch.tensor(
             [*self.sums, *self.losses, *slots], dtype=torch.float64, device=self.device
         )
-        packed = all_reduce_sum(own).tolist()
+        packed = all_reduce_sum(local).tolist()
         sums, packed = packed[: len(self.sums)], packed[len(self.sums) :]
         losses, packed = packed[: len(self.losses)], packed[len(self.losses) :]
         by_rank = [packed[index * width : (index + 1) * width] for index in range(world_size)]

@@ -204,8 +204,8 @@ def weight_decay_schedule(
     chosen = section.weight_decay_schedule
     if chosen is None:
         return None
-    where = "optimizer.weight_decay_schedule"
-    return build_schedule(chosen, section.weight_decay, epochs, steps_per_epoch, where)
+    key = "optimizer.weight_decay_schedule"
+    return build_schedule(chosen, section.weight_decay, epochs, steps_per_epoch, key)
 
 
 def set_weight_decay(

@@ -47,10 +47,10 @@ class SpikeWatch:
                 f"training.loss_spike=skip with add_gradients(only={only!r}): one window of losses "
                 "cannot judge several losses of a step; use training.loss_spike=report or ignore"
             )
-        own = outputs[0].total.detach().to(torch.float32)
+        local_loss = outputs[0].total.detach().to(torch.float32)
         for output in outputs[1:]:
-            own = own + output.total.detach()
-        self._loss = all_reduce_sum(own.clone())
+            local_loss = local_loss + output.total.detach()
+        self._loss = all_reduce_sum(local_loss.clone())
 
     def allows(self) -> Tensor | None:
         """With skip: true where the loss just seen is not a spike, a scalar on the device."""

@@ -65,9 +65,9 @@ def read_weight_folder(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]
             f"{folder} holds no weights that overt knows; expected manifest.json (a checkpoint of "
             f"overt) or one of {', '.join(FILES)}"
         )
-    tensors, rest = read_weight_file(path)
+    tensors, metadata = read_weight_file(path)
     config = folder / "config.json"
-    return tensors, {**rest, **({"config": _read_json(config)} if config.is_file() else {})}
+    return tensors, {**metadata, **({"config": _read_json(config)} if config.is_file() else {})}
 
 
 def _read_shards(index: Path, containers: tuple[str, ...]) -> tuple[dict[str, Tensor], Any]:

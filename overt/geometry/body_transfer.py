@@ -47,9 +47,9 @@ class VertexTransfer(nn.Module):
         self.register_buffer("weight", torch.from_numpy(transfer.weight), persistent=False)
 
     def forward(self, vertices: Tensor) -> Tensor:  # (..., V, 3) to (..., T, 3)
-        taken = vertices.index_select(-2, self.corners.flatten())
-        taken = torch.unflatten(taken, -2, self.corners.shape)  # (..., T, K, 3)
-        return (taken * self.weight[..., None]).sum(-2)
+        gathered = vertices.index_select(-2, self.corners.flatten())
+        gathered = torch.unflatten(gathered, -2, self.corners.shape)  # (..., T, K, 3)
+        return (gathered * self.weight[..., None]).sum(-2)
 
 
 def load_transfer(name: str, key: str, sources: int, targets: int) -> Transfer:
@@ -117,8 +117,8 @@ def _read(path: Path, title: str) -> Entries:
     except Exception as error:
         problem = f"not a readable transfer ({type(error).__name__}: {error})"
         raise DataError(f"{title}: {problem}; make it by `{MAKE}`") from error
-    whole = len(ends) == rows + 1 and bool((np.diff(ends) >= 0).all()) and ends[0] == 0
-    if not whole or not len(index) == len(values) == ends[-1]:
+    is_consistent = len(ends) == rows + 1 and bool((np.diff(ends) >= 0).all()) and ends[0] == 0
+    if not is_consistent or not len(index) == len(values) == ends[-1]:
         raise DataError(f"{title}: a damaged transfer; make it again by `{MAKE}`")
     lines = np.repeat(np.arange(rows), np.diff(ends))
     return Entries(lines, index.astype(np.int64), values, (rows, columns))

@@ -87,15 +87,15 @@ class Heartbeat:
 
     def _watch(self, limit: float) -> None:
         pause = min(limit / 4, LONGEST_PAUSE)
-        number, seen, since, told = 0, -1, time.monotonic(), False
+        number, last_progress, since, warned = 0, -1, time.monotonic(), False
         try:
             while not self._closed.wait(pause):
                 number += 1
                 self._send(number)
-                if self._progress != seen:
-                    seen, since, told = self._progress, time.monotonic(), False
-                elif not told and time.monotonic() - since > limit:
-                    told = True
+                if self._progress != last_progress:
+                    last_progress, since, warned = self._progress, time.monotonic(), False
+                elif not warned and time.monotonic() - since > limit:
+                    warned = True
                     number = self._report(time.monotonic() - since, number, pause)
         except Exception as error:  # the store is gone: the run is ending, or breaks off anyway
             logger.debug("the heartbeat stops: %s", error)
@@ -155,8 +155,8 @@ class Heartbeat:
             return
         self._store.set(f"reported/{self._world.rank}", "")
         give_up = time.monotonic() + 10 * pause
-        wanted = [f"reported/{rank}" for rank in living]
-        while not self._store.check(wanted) and time.monotonic() < give_up:
+        report_keys = [f"reported/{rank}" for rank in living]
+        while not self._store.check(report_keys) and time.monotonic() < give_up:
             time.sleep(pause / 10)
         time.sleep(pause / 2)  # the one that holds the store must not be the first to go
 

@@ -101,14 +101,15 @@ def stopped_by_nonfinite(event: SkippedStep, in_a_row: int) -> str:
 
 def nonfinite_weights(event: NonFiniteWeights, newest: Path | None) -> str:
     names = ", ".join(event.tensors[:5]) + (" ..." if len(event.tensors) > 5 else "")
-    kept = (
+    checkpoint_note = (
         "no checkpoint exists yet" if newest is None else f"the newest good checkpoint is {newest}"
     )
     return (
         f"at step {event.step} the weights hold NaN or Inf, or numbers beyond 1e18 that lead there "
-        f"({len(event.tensors)} tensor(s): {names}), so they are not saved; {kept}. The gradients "
-        "were finite: the update was not. Lower optimizer.lr, raise optimizer.arguments.eps, or "
-        "clip the gradient (training.grad_clip_norm), and resume from there."
+        f"({len(event.tensors)} tensor(s): {names}), so they are not saved; {checkpoint_note}. "
+        "The gradients were finite: the update was not. Lower optimizer.lr, raise "
+        "optimizer.arguments.eps, or clip the gradient (training.grad_clip_norm), and "
+        "resume from there."
     )
 
 
@@ -156,17 +157,17 @@ def aligned_scores(title: str, scores: Mapping[str, float], metric_name: str | N
 
 def baseline_of(name: str, scores: Mapping[str, float]) -> str | None:
     """Return the baseline that a score is of, where the same score of the model is there too."""
-    group, slash, own = name.rpartition("/")
+    group, slash, metric_name = name.rpartition("/")
     for prefix in BASELINES:
-        rest = own.removeprefix(f"{prefix}_")
-        if rest != own and f"{group}{slash}{rest}" in scores:
+        base_name = metric_name.removeprefix(f"{prefix}_")
+        if base_name != metric_name and f"{group}{slash}{base_name}" in scores:
             return prefix
     return None
 
 
 def _beside(prefix: str, name: str, scores: Mapping[str, float]) -> str:
-    group, slash, own = name.rpartition("/")
-    value = scores.get(f"{group}{slash}{prefix}_{own}")
+    group, slash, metric_name = name.rpartition("/")
+    value = scores.get(f"{group}{slash}{prefix}_{metric_name}")
     return "" if value is None else f"{value:.4g}"
 
 
@@ -194,13 +195,13 @@ def conclusion(
     run, name = shlex.quote(str(config.run_dir)), config.checkpoint.metric_name
     rows = [("reached", f"step {step:,} of {total_steps:,}")]
     checkpoints = config.run_dir / "checkpoints"
-    kept = checkpoints / ("best" if best is not None else "latest")
+    checkpoint = checkpoints / ("best" if best is not None else "latest")
     if best is not None:
         score = "" if value is None else f", {name} {value:.4g}"
-        rows.append(("best checkpoint", f"{kept} ({best.name}{score})"))
-    elif kept.exists():
-        rows.append(("last checkpoint", str(kept)))
-    if kept.exists():
-        rows.append(("score it", f"overt evaluate checkpoint={shlex.quote(str(kept))}"))
+        rows.append(("best checkpoint", f"{checkpoint} ({best.name}{score})"))
+    elif checkpoint.exists():
+        rows.append(("last checkpoint", str(checkpoint)))
+    if checkpoint.exists():
+        rows.append(("score it", f"overt evaluate checkpoint={shlex.quote(str(checkpoint))}"))
     rows.append(("look at it", f"overt report {run}"))
     return "done", rows

@@ -44,10 +44,10 @@ class Names(Sequence[str]):
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
-        place = range(len(self))[index]  # from the end where negative, IndexError beyond it
-        start = self.ends[place - 1] if place else 0
-        return self.text[start : self.ends[place]].tobytes().decode("utf-8", "surrogateescape")
+            return [self[position] for position in range(*index.indices(len(self)))]
+        position = range(len(self))[index]  # from the end where negative, IndexError beyond it
+        start = self.ends[position - 1] if position else 0
+        return self.text[start : self.ends[position]].tobytes().decode("utf-8", "surrogateescape")
 
 
 class Listing(NamedTuple):
@@ -89,21 +89,21 @@ def list_images(root: Path | str, labelled: bool = True) -> Listing:
         counts.append(len(images))
         others += passed
     if not names:
-        state = _some(others, "other file") if others else "nothing else"
+        state = _first_names(others, "other file") if others else "nothing else"
         raise DataError(f"{top}: no image at any depth, and {state}. {_layout(top)}")
     if not labelled:
         return Listing(Names.pack(sorted(names)), np.full(len(names), UNLABELLED, np.int64), ())
     if loose:
         raise DataError(
-            f"{top}: {_some(loose, 'image')} in no class folder. {_layout(top)} Or read the set "
-            "without labels (data.labelled=false)."
+            f"{top}: {_first_names(loose, 'image')} in no class folder. {_layout(top)} Or read "
+            "the set without labels (data.labelled=false)."
         )
     classes = tuple(folder.name for folder in folders)
     empty = [name for name, count in zip(classes, counts, strict=True) if not count]
     if empty:
         raise DataError(
-            f"{top}: {_some(empty, 'class folder')} without an image ({', '.join(SUFFIXES)}). Fill "
-            "or remove each, so that no class is silently missing."
+            f"{top}: {_first_names(empty, 'class folder')} without an image "
+            f"({', '.join(SUFFIXES)}). Fill or remove each, so that no class is silently missing."
         )
     return Listing(Names.pack(names), np.repeat(np.arange(len(classes)), counts), classes)
 
@@ -150,7 +150,7 @@ def _follow(link: str, path: str, folder: _Folder) -> tuple[str, ...]:
     """Where links were met up to and with this one; refuses one that leads back."""
     linked = (*folder.linked_at, os.path.realpath(path))
     target = os.path.realpath(link)
-    if any(os.path.commonpath([target, place]) == target for place in linked):
+    if any(os.path.commonpath([target, visited]) == target for visited in linked):
         raise DataError(
             f"{link}: this link leads to a folder that it lies in, so its images would be found "
             "again and again. Remove it."
@@ -158,7 +158,7 @@ def _follow(link: str, path: str, folder: _Folder) -> tuple[str, ...]:
     return linked
 
 
-def _some(names: Sequence[str], noun: str) -> str:
+def _first_names(names: Sequence[str], noun: str) -> str:
     shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
     return f"{len(names)} {noun}{'' if len(names) == 1 else 's'} ({shown})"
 

@@ -233,7 +233,7 @@ def _fill(
     classes: tuple[str, ...],
     raw: bool,
 ) -> Packed:
-    kept: list[int] = []
+    packed_indices: list[int] = []
     ends: list[int] = []
     sizes: list[tuple[int, int]] = []
     sums: list[int] = []
@@ -244,26 +244,26 @@ def _fill(
                 left_out[all_names[index]] = record.problem
             else:
                 file.write(record.content)
-                kept.append(index)
+                packed_indices.append(index)
                 ends.append(file.tell())
                 sizes.append(record.size)
                 sums.append(zlib.crc32(record.content))
             report("packing images", index + 1, len(all_names))
         _to_disk(file)
-    names = Names.pack(all_names[index] for index in kept)
+    names = Names.pack(all_names[index] for index in packed_indices)
     index_file = io.BytesIO()
     np.savez(
         index_file,
         ends=np.array(ends, np.int64),
         sizes=np.array(sizes, np.int32),
         sums=np.array(sums, np.uint32),
-        labels=labels[kept],
+        labels=labels[packed_indices],
         name_text=names.text,
         name_ends=names.ends,
     )
     note = {
         "format": _FORMAT,
-        "images": len(kept),
+        "images": len(packed_indices),
         "raw": raw,
         "index_sum": zlib.crc32(index_file.getvalue()),
         "left_out": left_out,
@@ -276,7 +276,7 @@ def _fill(
         with (folder / name).open("wb") as file:
             file.write(content)
             _to_disk(file)
-    return Packed(len(kept), ends[-1] if ends else 0, left_out)
+    return Packed(len(packed_indices), ends[-1] if ends else 0, left_out)
 
 
 def _map_ordered(

@@ -96,7 +96,7 @@ class Person(NamedTuple):
     hands: Array  # (2, 15, 3)
     depth: float  # meters, of the pelvis
     height: float  # of the person over that of the picture
-    place: Array  # (2,) of the pelvis, in picture sides from the center
+    pelvis_xy: Array  # (2,) of the pelvis, in picture sides from the center
 
 
 def draw_person(rng: np.random.Generator, calm: bool) -> Person:
@@ -146,10 +146,10 @@ class Scene(NamedTuple):
         return (depth[:, :1] / depth).amax(1)
 
 
-def draw_lively_person(rng: np.random.Generator, rest: Array) -> Person:
+def draw_lively_person(rng: np.random.Generator, rest_joints: Array) -> Person:
     """One person in an everyday pose, from 0.4 m to 8 m away, seen from any side."""
     shape = np.clip(rng.standard_normal(10), -2, 2)
-    body, hands, _ = draw_pose(rng, rest)
+    body, hands, _ = draw_pose(rng, rest_joints)
     near = rng.random() < 0.7
     yaw = rng.uniform(-math.pi / 3, math.pi / 3) if near else rng.uniform(-math.pi, math.pi)
     high = rng.random() < 0.25  # seen from above or from below
@@ -201,7 +201,7 @@ def place_people(people: list[Person], model: BodyModel, options: PeopleOptions)
         focal = fraction * size * depth / height
         if options.is_plain:
             focal = focal.clamp(0.3 * size, 4.0 * size)
-        offset = on_device([person.place for person in people])
+        offset = on_device([person.pelvis_xy for person in people])
         across = offset * size * (depth / focal)[:, None]
         translation = torch.cat([across, depth[:, None]], dim=1)
         matrix = intrinsics(focal, torch.full((len(people), 2), size / 2, device=device))
@@ -220,12 +220,12 @@ def _portrait(vertices: Tensor, depth: Tensor, options: PeopleOptions) -> tuple[
     translation = torch.zeros(len(depth), 3, device=depth.device)
     translation[:, 2] = depth
     for _ in range(NEWTON_STEPS):  # the middle of the box is piecewise linear in the place
-        seen = (vertices[..., :2] + translation[:, None, :2]) / divisor
-        low, high = seen.min(1), seen.max(1)
+        pixels = (vertices[..., :2] + translation[:, None, :2]) / divisor
+        low, high = pixels.min(1), pixels.max(1)
         slope = sum(1.0 / divisor.gather(1, end.indices[:, None])[:, 0] for end in (low, high))
         translation[:, :2] -= (low.values + high.values) / slope
-    seen = (vertices[..., :2] + translation[:, None, :2]) / divisor
-    focal = options.size / (FRAME * (seen.amax(1) - seen.amin(1)).amax(1))
+    pixels = (vertices[..., :2] + translation[:, None, :2]) / divisor
+    focal = options.size / (FRAME * (pixels.amax(1) - pixels.amin(1)).amax(1))
     middle = torch.full((len(depth), 2), options.size / 2, device=depth.device)
     return translation, intrinsics(focal, middle)
 
@@ -250,10 +250,10 @@ def draw_rows(
     # Few people are as distorted as a subset asks for: several are tried at a time.
     together = 1 if options.subset == "all" else TOGETHER
     calm = options.framing == "portrait"
-    rest = model.rest_places[:BODY_JOINTS].double().cpu().numpy()
+    rest_joints = model.rest_places[:BODY_JOINTS].double().cpu().numpy()
 
     def draw(rng: np.random.Generator) -> Person:
-        return draw_person(rng, calm) if options.is_plain else draw_lively_person(rng, rest)
+        return draw_person(rng, calm) if options.is_plain else draw_lively_person(rng, rest_joints)
 
     for _ in range(TRIES):
         waiting = [number for number in range(count) if people[number] is None]
@@ -292,8 +292,8 @@ def write_people(
     _studio(options)  # refuses a body or a folder that is not there
     ranges = [(first, min(BATCH, count - first)) for first in range(0, count, BATCH)]
     parts: list[dict[str, NDArray[np.generic]]] = []
-    with _mapping(workers) as each:
-        for part in each(partial(_write_rows, images, options), ranges):
+    with _mapping(workers) as mapper:
+        for part in mapper(partial(_write_rows, images, options), ranges):
             parts.append(part)
             report("rendering people", sum(len(done["image_path"]) for done in parts), count)
     columns = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
@@ -373,13 +373,16 @@ def _labels(
     first: int, people: list[Person], scene: Scene, pixels: Tensor, options: PeopleOptions
 ) -> dict[str, NDArray[np.generic]]:
     count, size = len(people), options.size
-    seen, _ = see(scene, scene.joints, options.orthographic)
-    seen, pixels = seen.cpu(), pixels.cpu()
+    joint_pixels, _ = see(scene, scene.joints, options.orthographic)
+    joint_pixels, pixels = joint_pixels.cpu(), pixels.cpu()
     coco = torch.stack(
-        [seen[:, max(joint, 0)] if joint >= 0 else torch.full((count, 2), -1.0) for joint in COCO],
+        [
+            joint_pixels[:, max(joint, 0)] if joint >= 0 else torch.full((count, 2), -1.0)
+            for joint in COCO
+        ],
         dim=1,
     )
-    keypoints = torch.cat([coco, seen[:, :BODY_JOINTS]], dim=1)  # (B, 39, 2)
+    keypoints = torch.cat([coco, joint_pixels[:, :BODY_JOINTS]], dim=1)  # (B, 39, 2)
     inside = ((keypoints >= 0) & (keypoints <= size - 1)).all(-1, keepdim=True).float()
     low = pixels.amin(1).clamp(0, size - 1)
     high = pixels.amax(1).clamp(0, size - 1)

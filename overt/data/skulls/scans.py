@@ -190,5 +190,5 @@ def stack_slices(slices: list[Any], folder: Path) -> Volume:
     affine[:3, 0], affine[:3, 1] = rows * between_columns, columns * between_rows
     affine[:3, 2] = (positions[order[-1]] - positions[order[0]]) / (len(slices) - 1)
     affine[:3, 3] = positions[order[0]]
-    whole = np.array_equal(values, np.round(values)) and np.abs(values).max() < 2**15
-    return Volume(values.astype(np.int16) if whole else values, affine)
+    is_integral = np.array_equal(values, np.round(values)) and np.abs(values).max() < 2**15
+    return Volume(values.astype(np.int16) if is_integral else values, affine)

@@ -176,11 +176,11 @@ class ScoringSettings:
         """Return the settings of every set in `also`, by its name; wrong ones are refused."""
         sets = {}
         for name, changes in (self.also or {}).items():
-            known = {each.name for each in fields(self)} - {"also"}
-            if not isinstance(changes, dict) or not set(changes) <= known:
+            allowed = {field.name for field in fields(self)} - {"also"}
+            if not isinstance(changes, dict) or not set(changes) <= allowed:
                 raise ConfigError(
                     f"evaluation.also.{name}={changes}; expected keys of the section evaluation, "
-                    f"such as dataset_root; allowed: {', '.join(sorted(known))}"
+                    f"such as dataset_root; allowed: {', '.join(sorted(allowed))}"
                 )
             try:
                 values: dict[str, Any] = {"dataset": name, "also": None, **changes}

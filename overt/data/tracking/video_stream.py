@@ -41,13 +41,13 @@ def stream_frames(source: Path | int) -> Iterator[Frame]:
 
 
 def _camera(number: int) -> tuple[str, str]:
-    known = CAMERAS.get(sys.platform)
-    if known is None:
+    backend = CAMERAS.get(sys.platform)
+    if backend is None:
         raise DataError(
             f"camera {number}: cameras are known on {' and '.join(CAMERAS)}, this is "
             f"{sys.platform}; give a video file"
         )
-    kind, name = known
+    kind, name = backend
     return name.format(number), kind
 
 

@@ -44,8 +44,8 @@ class GraphedPass:
         self.numbers = torch.empty(0)  # those of the output, all in one
 
     def __call__(self, batch: Any, counts: dict[str, Tensor]) -> StepOutput:
-        given = list(tensors_in((batch, counts)))
-        shapes = tuple((tensor.shape, tensor.dtype) for tensor in given)
+        inputs = list(tensors_in((batch, counts)))
+        shapes = tuple((tensor.shape, tensor.dtype) for tensor in inputs)
         if self.recorded is None:
             if self.seen.get(shapes, 0) < WARM_UP:
                 self.seen[shapes] = self.seen.get(shapes, 0) + 1
@@ -55,7 +55,7 @@ class GraphedPass:
         if shapes != self.recorded:
             return self.run(batch, counts)
         self._keep_earlier()
-        torch._foreach_copy_(self.inputs, given)
+        torch._foreach_copy_(self.inputs, inputs)
         self.graph.replay()
         self._hand_over()
         assert self.output is not None

@@ -130,9 +130,14 @@ class DepthSettings:
         """The sizes of the vision transformer and its DPT head."""
         if self.encoder in ENCODERS:
             return ENCODERS[self.encoder]
-        own = self.custom
+        custom = self.custom
         return Backbone(
-            own.width, own.depth, own.num_heads, tuple(own.taps), own.features, tuple(own.channels)
+            custom.width,
+            custom.depth,
+            custom.num_heads,
+            tuple(custom.taps),
+            custom.features,
+            tuple(custom.channels),
         )
 
 

@@ -138,10 +138,10 @@ class PoseSource:
             root = matrix_to_axis_angle(turned)[0]
         limbs = np.zeros((12, 3), np.float32)
         if keypoints is not None:
-            seen = mirror_keypoints(keypoints, width) if crop.mirrored else keypoints
-            limbs[:, :2] = transform_points(affine, seen[:, :2]) / settings.pose_size
+            keypoints_seen = mirror_keypoints(keypoints, width) if crop.mirrored else keypoints
+            limbs[:, :2] = transform_points(affine, keypoints_seen[:, :2]) / settings.pose_size
             inside = ((limbs[:, :2] > 0) & (limbs[:, :2] < 1)).all(1)
-            limbs[:, 2] = (seen[:, 2] > 0) & inside
+            limbs[:, 2] = (keypoints_seen[:, 2] > 0) & inside
         return PoseSample(
             depth_crop(people, index, picture, settings.depth_size),
             as_tensor(pixels),
@@ -224,8 +224,8 @@ def open_evaluation(
     """The people of `evaluation.dataset`; synthetic ones must have been made."""
     root = Path(evaluation.dataset_root or settings.root)
     protocol = PROTOCOLS[evaluation.dataset]
-    whole = settings.synthetic is not None and settings.synthetic.framing == "portrait"
+    is_portrait = settings.synthetic is not None and settings.synthetic.framing == "portrait"
     source = SourceSettings(
-        evaluation.dataset, protocol.annotations, protocol.images, 1.0, protocol.layout, whole
+        evaluation.dataset, protocol.annotations, protocol.images, 1.0, protocol.layout, is_portrait
     )
     return People(source, settings, body, root, needs_pose)

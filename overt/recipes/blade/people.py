@@ -194,8 +194,8 @@ class People:
         if "pelvis" in self.data:
             return np.asarray(columns["pelvis"][row], np.float32)
         if self.data.has("smplx") and "smplx/transl" in columns:
-            rest = self.root(columns["smplx/betas"][row][None])[0]
-            return np.asarray(rest + columns["smplx/transl"][row], np.float32)
+            rest_pelvis = self.root(columns["smplx/betas"][row][None])[0]
+            return np.asarray(rest_pelvis + columns["smplx/transl"][row], np.float32)
         return self.hips.pelvis(self.data, row)
 
     def depth_map(self, row: int) -> Array:
@@ -277,16 +277,16 @@ def limbs_of(data: HumanData, settings: DataSettings) -> list[int] | None:
         return None
     header, title = data.header, str(data.path)
     stored = data.columns["keypoints2d"].shape[1]
-    kept = header.kept or tuple(range(stored))
+    columns_kept = header.kept or tuple(range(stored))
     if settings.limb_keypoints is not None:
         columns = list(settings.limb_keypoints)
-        missing = [column for column in columns if column not in kept]
+        missing = [column for column in columns if column not in columns_kept]
         if missing:
             raise DataError(f"{title}: keypoints2d has no columns {missing} (data.limb_keypoints)")
-        return [kept.index(column) for column in columns]
+        return [columns_kept.index(column) for column in columns]
     width = header.width or stored
     names = names_of(settings.keypoint_convention, header.convention, width, title)
-    return limb_columns([names[column] for column in kept], title)
+    return limb_columns([names[column] for column in columns_kept], title)
 
 
 def _labelled(data: HumanData) -> HumanData:
@@ -308,12 +308,12 @@ class RootJoint:
 
     def __init__(self, file: BodyFile) -> None:
         row = file.J_regressor[0]
-        self.place = row @ file.v_template  # (3,)
+        self.rest_position = row @ file.v_template  # (3,)
         self.directions = np.einsum("v,vcs->sc", row, file.shapedirs)  # (S, 3)
 
     def __call__(self, shape: Array) -> Array:  # (N, S') to (N, 3)
         count = min(shape.shape[1], len(self.directions))
-        return np.asarray(self.place + shape[:, :count] @ self.directions[:count])
+        return np.asarray(self.rest_position + shape[:, :count] @ self.directions[:count])
 
 
 def pelvis_depths(data: HumanData, body: BodySettings) -> NDArray[np.floating]:

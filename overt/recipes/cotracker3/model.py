@@ -440,7 +440,7 @@ def relative_motion(positions_xy: Tensor) -> Tensor:
 
 def _keep_own_time_emb(module: CoTracker3, state: dict[str, Any], prefix: str, *_: object) -> None:
     """Let a checkpoint of another window length load: the table is computed, not learned."""
-    given = state.get(f"{prefix}time_emb")
+    loaded = state.get(f"{prefix}time_emb")
     window_len, width = module.time_emb.shape[1:]
-    if given is not None and given.shape[2:] == (width,) and given.shape[1] != window_len:
+    if loaded is not None and loaded.shape[2:] == (width,) and loaded.shape[1] != window_len:
         state[f"{prefix}time_emb"] = module.time_emb

@@ -175,14 +175,16 @@ class ModelSettings:
         wide = self.predictor.kind == "reference" or self.predictor.width is None
         width = self.embed_dim if wide else self.predictor.width
         assert width is not None
-        for key, whole, part in (
+        for key, total, divisor in (
             ("model.embed_dim", self.embed_dim, sizes.heads),
             ("model.predictor.width", width, self.predictor.num_heads),
         ):
-            if whole % part:
-                raise ConfigError(f"{key}={whole} is not a multiple of its {part} attention heads")
-            if whole % 4:
-                raise ConfigError(f"{key}={whole} is not a multiple of 4: positions need that")
+            if total % divisor:
+                raise ConfigError(
+                    f"{key}={total} is not a multiple of its {divisor} attention heads"
+                )
+            if total % 4:
+                raise ConfigError(f"{key}={total} is not a multiple of 4: positions need that")
         if self.rope.use_rope and (self.embed_dim // sizes.heads) % 4:
             raise ConfigError(
                 f"model.rope.use_rope=true needs heads of a multiple of 4 features, not "
@@ -195,9 +197,9 @@ class ModelSettings:
 
     def sizes(self) -> EncoderSizes:
         """The sizes of the encoder, from its name or from the settings."""
-        own = (self.depth, self.num_heads, self.patch_size)
+        given_sizes = (self.depth, self.num_heads, self.patch_size)
         if self.encoder_type == CUSTOM:
-            if None in own:
+            if None in given_sizes:
                 raise ConfigError(
                     "model.encoder_type=custom needs model.depth, model.num_heads and "
                     "model.patch_size"
@@ -205,7 +207,7 @@ class ModelSettings:
             assert self.depth is not None
             assert self.num_heads is not None
             return EncoderSizes(self.embed_dim, self.depth, self.num_heads)
-        if own != (None, None, None):
+        if given_sizes != (None, None, None):
             raise ConfigError(
                 f"model.encoder_type={self.encoder_type} fixes the sizes; leave model.depth, "
                 "model.num_heads and model.patch_size null, or set model.encoder_type=custom"

@@ -136,11 +136,11 @@ class ModelSettings:
             for value in values:
                 self._check_width(f"{key}={value}", value)
 
-    def _check_width(self, what: str, value: int) -> None:
+    def _check_width(self, key: str, value: int) -> None:
         width = int(value * self.width_multiplier)
         if width < 8 or width % 8:
             raise ConfigError(
-                f"{what} times model.width_multiplier={self.width_multiplier} is {width}; it is "
+                f"{key} times model.width_multiplier={self.width_multiplier} is {width}; it is "
                 "normalized in 8 groups and must be a multiple of 8"
             )
 

@@ -38,9 +38,9 @@ def meeting(world: World, launch: Launch, seconds: float) -> Check:
     all_reduce_sum(bucket)  # connections are made by the first one
     began = time.perf_counter()
     total = float(all_reduce_sum(torch.ones_like(bucket))[0])
-    taken = time.perf_counter() - began
+    elapsed = time.perf_counter() - began
     hosts = list(dict.fromkeys(gather_objects(socket.gethostname())))
-    rate = PROBE_BYTES / taken / 1e9
+    rate = PROBE_BYTES / elapsed / 1e9
     text = (
         f"{world.world_size} processes on {len(hosts)} host(s) ({', '.join(hosts[:4])}) met at "
         f"{launch.master_addr}:{launch.master_port} in {seconds:.1f} s; 16 MiB added up at "

@@ -62,11 +62,11 @@ def gpus(device: str, world: World | None, precision: str = "fp32") -> Check:
         remedy += "; CUDA_VISIBLE_DEVICES=" + os.environ.get("CUDA_VISIBLE_DEVICES", "not set")
         return (fail if device == "cuda" else warn)(name, problem, remedy)
     count = torch.cuda.device_count()
-    own = range(count) if world is None else [world.device.index or 0]
-    names = [torch.cuda.get_device_name(index) for index in own]
+    device_indices = range(count) if world is None else [world.device.index or 0]
+    names = [torch.cuda.get_device_name(index) for index in device_indices]
     driver = driver_version()
     text = f"{count} visible; {', '.join(dict.fromkeys(names))}; driver {driver or 'unknown'}"
-    for index in own:
+    for index in device_indices:
         ones = torch.ones(64, 64, device=torch.device("cuda", index))
         if float((ones @ ones).sum()) != 64**3:
             return fail(name, f"GPU {index} computes wrongly", "take it out of service")
@@ -133,9 +133,9 @@ def loader_memory(num_workers: int | None = None, shared: Path = Path("/dev/shm"
 def processors(processes: int, num_workers: int) -> Check:
     """Whether the loader processes of this host have cores to run on."""
     cores = len(os.sched_getaffinity(0))
-    wanted = processes * (1 + num_workers)
+    needed = processes * (1 + num_workers)
     text = f"{cores} cores for {processes} process(es) with {num_workers} loader(s) each"
-    if wanted > 2 * cores:
+    if needed > 2 * cores:
         fitting = max(cores // processes - 1, 0)
         remedy = f"training.num_workers={fitting}; under Slurm ask for more with --cpus-per-task"
         return warn("cores", text, remedy)

@@ -51,19 +51,20 @@ def evaluation_data(recipe: Recipe) -> Check:
 def disk_space(config: Config, recipe: Recipe) -> Check:
     """Room for the checkpoints that will be kept, and for the one being written beside them."""
     size = checkpoint_bytes(config, recipe)
-    kept = config.checkpoint.keep_last_n
+    checkpoints_kept = config.checkpoint.keep_last_n
     if config.checkpoint.metric_name is not None:
-        kept += config.checkpoint.keep_best_n
+        checkpoints_kept += config.checkpoint.keep_best_n
     folder = nearest_existing(config.run_dir)
     free = shutil.disk_usage(folder).free
     text = (
-        f"a checkpoint takes {size / MEGABYTE:,.1f} MB, {kept} kept and one being written "
-        f"{(kept + 1) * size / MEGABYTE:,.1f} MB; {free / MEGABYTE:,.0f} MB free in {folder}"
+        f"a checkpoint takes {size / MEGABYTE:,.1f} MB, {checkpoints_kept} kept and one being "
+        f"written {(checkpoints_kept + 1) * size / MEGABYTE:,.1f} MB; "
+        f"{free / MEGABYTE:,.0f} MB free in {folder}"
     )
     remedy = "free space, choose another output_dir, or lower checkpoint.keep_last_n, keep_best_n"
     if free < 2 * size:
         return fail("disk space", text, remedy)
-    if free < (kept + 1) * size:
+    if free < (checkpoints_kept + 1) * size:
         return warn("disk space", text, remedy)
     return ok("disk space", text)
 
@@ -106,8 +107,10 @@ def state_ratio(part: Assignment, section: OptimizerSection) -> float:
     optimizer = build_optimizer(alone, model)
     model.weight.grad = torch.zeros_like(model.weight)
     optimizer.step()
-    kept = [value for value in optimizer.state[model.weight].values() if torch.is_tensor(value)]
-    return _bytes(value for value in kept if value.ndim > 0) / _bytes([model.weight])
+    state_tensors = [
+        value for value in optimizer.state[model.weight].values() if torch.is_tensor(value)
+    ]
+    return _bytes(value for value in state_tensors if value.ndim > 0) / _bytes([model.weight])
 
 
 def _bytes(tensors: Any) -> int:
@@ -161,9 +164,9 @@ def loader_speed(
         return warn("loader speed", text, "set training.num_workers=4: now training waits for each")
     if rate >= MARGIN * need:
         return ok("loader speed", text)
-    wanted = math.ceil(MARGIN * need * sample_seconds)
-    remedy = f"set training.num_workers={wanted}"
-    if wanted > cores:
+    needed_workers = math.ceil(MARGIN * need * sample_seconds)
+    remedy = f"set training.num_workers={needed_workers}"
+    if needed_workers > cores:
         remedy += f" (this host has {cores} cores: pack the data first, see `overt data`)"
     return warn("loader speed", text, remedy)
 

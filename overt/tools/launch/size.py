@@ -25,8 +25,8 @@ class Size:
         return self.nodes * self.processes
 
     def __str__(self) -> str:
-        what = f"{self.gpus} GPU(s)" if self.gpus else f"{self.processes} process(es) on the CPU"
-        return f"{self.nodes} node(s) x {what}"
+        devices = f"{self.gpus} GPU(s)" if self.gpus else f"{self.processes} process(es) on the CPU"
+        return f"{self.nodes} node(s) x {devices}"
 
 
 def make_size(nodes: int, gpus: int, processes: int | None = None) -> Size:

@@ -79,11 +79,11 @@ def device_memory(step: StepMemory, model: Model, strategy: str, devices: int) -
         case "fsdp" if devices > 1:
             shards = math.ceil((static + step.gradients) / devices)
             unit = 4 * max(model.unit_sizes, default=0)
-            rest = 4 * max(model.parameters + model.frozen - sum(model.unit_sizes), 0)
+            root_bytes = 4 * max(model.parameters + model.frozen - sum(model.unit_sizes), 0)
             # Whole at a time: what belongs to no unit, this unit, the one fetched ahead and what
             # it arrives in; this unit's gradient and what it leaves in.
-            whole = rest + 3 * unit + 2 * unit
-            return shards + whole + step.transient + LIBRARIES
+            total_bytes = root_bytes + 3 * unit + 2 * unit
+            return shards + total_bytes + step.transient + LIBRARIES
         case _:
             return step.peak + LIBRARIES
 
