@@ -21,7 +21,8 @@ from overt.config import Config, build_recipe, load
 from overt.errors import OvertError
 
 if TYPE_CHECKING:
-    from overt.distributed import Launch, World
+    from overt.distributed import World
+    from overt.launch_environment import Launch
     from overt.tools.doctor.report import Check
 
 MEETING_MINUTES = 2.0
@@ -121,7 +122,8 @@ def _configuration(options: argparse.Namespace) -> tuple[Config | None, Check | 
 
 def _meet(device: str) -> tuple[Launch, World | None, Check | None]:
     """Form the process group that the launcher describes, within minutes."""
-    from overt.distributed import Launch, init_distributed, read_launch
+    from overt.distributed import init_distributed
+    from overt.launch_environment import Launch, read_launch
     from overt.tools.doctor import cluster, machine
     from overt.tools.doctor.report import fail
 

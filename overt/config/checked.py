@@ -29,7 +29,7 @@ from overt.config.schema import (
 )
 from overt.errors import ConfigError, nearest
 from overt.recipe import Recipe, check_instance, check_recipe
-from overt.schedule import build_schedule
+from overt.schedule_section import build_schedule
 
 RECIPE_SECTIONS = ("model", "data", "loss", "evaluation")
 LARGEST_INTEGER = 2**63 - 1

@@ -51,10 +51,10 @@ from overt.schedule import (
     EMAScheduler,
     HierarchicalScheduler,
     Scheduler,
-    build_schedule,
     describe,
     refuse_overflow,
 )
+from overt.schedule_section import build_schedule
 
 # Buffers are not broadcast before each forward pass; torch 2.13 has renamed the switch.
 _SWITCHES = inspect.signature(DistributedDataParallel).parameters

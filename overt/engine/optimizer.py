@@ -15,7 +15,8 @@ from overt.config import import_target
 from overt.config.schema import OptimizerSection
 from overt.engine.optimizer_rules import Assignment, assign
 from overt.errors import ConfigError, nearest
-from overt.schedule import HierarchicalScheduler, build_schedule
+from overt.schedule import HierarchicalScheduler
+from overt.schedule_section import build_schedule
 
 
 class Optimizers(torch.optim.Optimizer):

@@ -125,7 +125,8 @@ def _add_smplx_labels(verbs: Verbs) -> None:
 
 
 def _people(options: argparse.Namespace) -> int:
-    from overt.data.people.synthetic import PeopleOptions, write_people
+    from overt.data.people.scenes import PeopleOptions
+    from overt.data.people.synthetic import write_people
 
     names = (
         "size", "seed", "framing", "subset", "orthographic", "fixed_colours", "depth_maps", "body",

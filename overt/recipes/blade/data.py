@@ -24,7 +24,8 @@ from overt.data.people.crops import (
     mirror_keypoints,
 )
 from overt.data.people.mixture import DrawnMixture
-from overt.data.people.synthetic import PeopleOptions, write_people
+from overt.data.people.scenes import PeopleOptions
+from overt.data.people.synthetic import write_people
 from overt.distributed import main_first
 from overt.geometry.body_files import CAPSULE
 from overt.geometry.crop import Picture, transform_points

@@ -17,11 +17,11 @@ from overt.errors import ConfigError, DataError
 from overt.recipes.cotracker3.model import (
     CoTracker3,
     Estimate,
-    Pyramid,
     Repeated,
     Tracks,
     TrainData,
 )
+from overt.recipes.cotracker3.pyramid import Pyramid
 from overt.recipes.cotracker3.windows import since_query, sliding_windows
 
 

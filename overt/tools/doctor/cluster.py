@@ -16,13 +16,13 @@ from pathlib import Path
 import torch
 
 from overt.distributed import (
-    Launch,
     World,
     all_reduce_sum,
     barrier,
     broadcast_object,
     gather_objects,
 )
+from overt.launch_environment import Launch
 from overt.tools.doctor.report import Check, fail, ok, warn
 
 PROBE_BYTES = 16 << 20  # a bucket of gradients

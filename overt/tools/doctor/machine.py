@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 
 from overt import __version__
-from overt.distributed import Launch, World
+from overt.distributed import World
+from overt.launch_environment import Launch
 from overt.tools.doctor.report import Check, fail, ok, warn
 
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "safetensors", "pillow")

@@ -8,7 +8,8 @@ import real_files
 from small_recipes import SMALL_BLADE
 
 from overt.data.people.human_data import HumanData, write_human_data
-from overt.data.people.synthetic import PeopleOptions, write_people
+from overt.data.people.scenes import PeopleOptions
+from overt.data.people.synthetic import write_people
 from overt.errors import DataError
 from overt.recipes.blade.config import BodySettings, DataSettings, SourceSettings
 from overt.recipes.blade.people import People

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from overt.distributed import Launch, World
+from overt.distributed import World
+from overt.launch_environment import Launch
 from overt.tools.doctor import machine
 from overt.tools.doctor.report import Level
 
