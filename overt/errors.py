@@ -127,8 +127,8 @@ def need_folder(key: str, path: Path) -> Path:
         raise ConfigError(f"{key}={str(path)[:200]!r} cannot be a folder: {error}") from None
     above = next((folder for folder in (path, *path.parents) if folder.exists()), path)
     if above.exists() and not above.is_dir():
-        suffix = "" if above == path else f": {above} is one"
-        raise ConfigError(f"{key}={path} is a file{suffix}; name a folder, new or old")
+        problem = "is a file" if above == path else f"cannot be a folder: {above} is a file"
+        raise ConfigError(f"{key}={path} {problem}; name a new or existing folder")
     if above.exists() and not os.access(above, os.W_OK):
         raise ConfigError(f"{key}={path}: you may not write to {above}; name another folder")
     return path

@@ -128,7 +128,7 @@ def _refuse_unknown(options: Iterable[str], allowed: Iterable[str], where: str) 
     for name in options:
         if name in _FROM_ENGINE:
             raise ConfigError(
-                f"{where}.{name} follows from optimizer.lr and the length of training; leave it out"
+                f"{where}.{name} follows from optimizer.lr and the length of training; remove it"
             )
         if name not in allowed:
             raise ConfigError(f"{where}.{name} is not an option here{_allowed(name, allowed)}")

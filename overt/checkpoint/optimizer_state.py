@@ -84,8 +84,8 @@ def restore(
     if saved["class"] != class_name(optimizer):
         raise CheckpointError(
             f"the checkpoint holds the state of {saved['class']}, but the optimizer is "
-            f"{class_name(optimizer)}. Resume with the same optimizer, or start a new run from "
-            "run from the weights alone (init_from)."
+            f"{class_name(optimizer)}. Resume with the same optimizer, or start a new run from the "
+            "weights alone (init_from)."
         )
     names = parameter_names(model, optimizer)
     state: dict[str, dict[str, Any]] = {
@@ -95,13 +95,15 @@ def restore(
     for key, tensor in tensors.items():
         name, _, entry = key.rpartition("/")
         if name not in state:
-            raise CheckpointError(f"the optimizer state {key} belongs to no parameter of a group")
+            raise CheckpointError(
+                f"the optimizer state {key} does not belong to any parameter of a group"
+            )
         if name in owners:
             refuse_misfit(key, tensor.shape, tensor.dtype, owners[name], optimizer)
         state[name][entry] = tensor
     for name, entries in saved["entries"].items():
         if name not in state:
-            raise CheckpointError(f"the optimizer state of {name} belongs to no parameter")
+            raise CheckpointError(f"the optimizer state of {name} does not belong to any parameter")
         state[name].update(entries)
     origin = {name: group for group in saved["groups"] for name in group["parameters"]}
     _refuse_moved_parameters(optimizer, names, origin, saved["class"])
@@ -222,7 +224,7 @@ def _restore_hyper_parameters(group: dict[str, Any], origins: list[dict[str, Any
         for value in values:
             if not _is_like(value, current):
                 raise CheckpointError(
-                    f"{key}={value!r} of the saved optimizer is not of the kind of {current!r}; "
+                    f"{key}={value!r} of the saved optimizer has another type than {current!r}; "
                     "the checkpoint is damaged. Use an older one."
                 )
         if any(value != values[0] for value in values):

@@ -56,9 +56,9 @@ def _to_json(value: Any, path: str) -> Any:
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         return value.item()
     raise CheckpointError(
-        f"{path} is a {type(value).__name__}, which a checkpoint cannot hold; use numbers, "
-        "text, True, False, None, and lists and dictionaries of these. Tensors belong into the "
-        "model or into `tensors`."
+        f"{path} is a {type(value).__name__}, which a checkpoint cannot hold; use numbers, text, "
+        "True, False, None, and lists and dictionaries of these. Tensors belong in the model or "
+        "into `tensors`."
     )
 
 

@@ -237,9 +237,11 @@ def _check_output(output: Path, force: bool) -> None:
     if output.is_dir():
         raise CheckpointError(f"{output} is a folder; name the file to write with --output")
     if output.exists() and not force:
-        raise CheckpointError(f"{output} exists; choose another --output, or replace it by --force")
+        raise CheckpointError(
+            f"{output} exists; choose another --output, or replace it with --force"
+        )
     if not output.parent.is_dir():
-        raise CheckpointError(f"the folder {output.parent} of --output does not exist; make it")
+        raise CheckpointError(f"the folder {output.parent} of --output does not exist; create it")
 
 
 def _alone(tensor: Tensor) -> Tensor:

@@ -140,11 +140,13 @@ def make_parser() -> argparse.ArgumentParser:
         "--threshold",
         type=finite_number(-10_000),
         metavar="HU",
-        help="lowest value of bone; default: 300 in CT",
+        help="lowest intensity of bone; default: 300 in CT",
     )
     for name, meaning in LENGTHS.items():
         parser.add_argument(name, type=finite_number(0), default=0.0, metavar="MM", help=meaning)
-    parser.add_argument("--all-parts", action="store_true", help="not only the largest part")
+    parser.add_argument(
+        "--all-parts", action="store_true", help="keep all components, not only the largest"
+    )
     parser.add_argument(
         "--voxels", type=Path, metavar="CHECKPOINT", help="a trained second stage, file or folder"
     )

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument(
         "--info", nargs="?", const="all", choices=("all", "defaults", "searchpath"),
-        help="print which option of each group is taken, and where options are looked for",
+        help="print the chosen option of each group and the search path",
     )  # fmt: skip
     options = parser.parse_intermixed_args(arguments)
     has_recipe = options.config or any(

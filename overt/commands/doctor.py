@@ -139,11 +139,12 @@ def _meet(device: str) -> tuple[Launch, World | None, Check | None]:
     except OvertError as error:
         return launch, None, fail("rendezvous", str(error), remedy)
     except RuntimeError as error:  # of the process group, which says little about the reason
-        problem = f"{launch.world_size} processes could not meet: {str(error).splitlines()[0]}"
+        reason = str(error).splitlines()[0]
+        problem = f"{launch.world_size} processes could not connect to each other: {reason}"
         remedy = (
-            f"from every host, {launch.master_addr} must lead to rank 0's host and port "
-            f"{launch.master_port} be open; with several network cards set NCCL_SOCKET_IFNAME or "
-            "GLOO_SOCKET_IFNAME"
+            f"on every host, {launch.master_addr} must resolve to rank 0's host, and "
+            f"port {launch.master_port} must be open; with several network cards set "
+            "NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME"
         )
         return launch, None, fail("rendezvous", problem, remedy)
 
@@ -152,7 +153,7 @@ def _examine_run(config: Config, options: argparse.Namespace, world: World) -> l
     from overt.tools.doctor import run
     from overt.tools.doctor.report import attempt, fail
 
-    remedy = "fix that first; nothing else of the run was looked at"
+    remedy = "fix this first; the rest of the run was not checked"
     size = world.world_size
     checks = [attempt("batch", lambda: run.batches(config, size), remedy)]
     try:

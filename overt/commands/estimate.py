@@ -148,7 +148,7 @@ class Estimator:
             raise ConfigError("--boxes is for several people; a mask or keypoints are of one")
         rows = np.atleast_2d(read_rows(boxes, "--boxes"))
         if rows.ndim != 2 or rows.shape[1] < 4 or len(rows) == 0:
-            raise DataError(f"--boxes: rows of x, y, width and height are needed, not {rows.shape}")
+            raise DataError(f"--boxes: expected rows of x, y, width and height, got {rows.shape}")
         people = [self.person(image, box=row[:4]) for row in rows]
         return sorted(people, key=lambda person: -float(person.pelvis[2]))
 
@@ -184,7 +184,9 @@ def read_picture(image: Path | str | NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Return pixels (H, W, 3) of a file, or those given."""
     if isinstance(image, np.ndarray):
         if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
-            raise DataError(f"a picture is (H, W, 3) uint8, not {image.shape} {image.dtype}")
+            raise DataError(
+                f"expected a picture of shape (H, W, 3) uint8, got {image.shape} {image.dtype}"
+            )
         return image
     from overt.data.images.decode import decode_image, read_file
 
@@ -204,7 +206,7 @@ def read_rows(rows: Path | str | NDArray[Any], option: str) -> NDArray[np.float3
     try:
         return np.array(json.loads(read_file(Path(rows))), dtype=np.float32)
     except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise DataError(f"{option} {rows}: no JSON list of rows ({error})") from None
+        raise DataError(f"{option} {rows}: not a JSON list of rows ({error})") from None
 
 
 def _write_people(

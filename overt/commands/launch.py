@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "where", choices=tuple(BACKENDS), help="`overt launch WHERE --help` says more"
+        "where", choices=tuple(BACKENDS), help="`overt launch WHERE --help` explains each"
     )
     parser.parse_args(arguments)
     return 0
@@ -208,7 +208,7 @@ def launch_local(arguments: Sequence[str]) -> int:
     if arguments and arguments[0] in ("status", "stop"):
         return _manage(arguments[0], arguments[1:])
     parser = _parser("local", "Train in the background; `status RUN`, `stop RUN`.")
-    parser.add_argument("--max-restarts", type=int, default=3, help="lost processes to replace")
+    parser.add_argument("--max-restarts", type=int, default=3, help="restarts after a lost process")
     parser.add_argument("--print", action="store_true", help="show the command, start nothing")
     options = parser.parse_intermixed_args(arguments)
     config, command = _local_command(options, "local", options.max_restarts, stop_seconds=120)
@@ -248,7 +248,7 @@ def _manage(action: str, arguments: Sequence[str]) -> int:
             "--seconds",
             type=finite_number(0),
             default=120.0,
-            help="how long to wait for it to save",
+            help="how long to wait for the save",
         )
     options = parser.parse_args(arguments)
     started = local.read(options.run)
@@ -282,10 +282,12 @@ def _progress(run: Path) -> str:
 
 def launch_systemd(arguments: Sequence[str]) -> int:
     parser = _parser("systemd", "Write a service that trains, saves when stopped, and resumes.")
-    parser.add_argument("--system", action="store_true", help="of the machine, not of the user")
-    parser.add_argument("--max-restarts", type=int, default=3, help="lost processes to replace")
     parser.add_argument(
-        "--stop-seconds", type=int, default=120, metavar="N", help="how long a save may take"
+        "--system", action="store_true", help="a system unit instead of a user unit"
+    )
+    parser.add_argument("--max-restarts", type=int, default=3, help="restarts after a lost process")
+    parser.add_argument(
+        "--stop-seconds", type=int, default=120, metavar="N", help="time allowed for the save"
     )
     parser.add_argument("--print", action="store_true", help="show the unit, write nothing")
     options = parser.parse_intermixed_args(arguments)

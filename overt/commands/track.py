@@ -56,11 +56,11 @@ def _track(options: argparse.Namespace) -> int:
     from overt.data.tracking.video import has_pyav, need_pyav, read_video, write_video
 
     if options.page and options.online:
-        raise ConfigError("--page shows a video that is read at once; leave --online out")
+        raise ConfigError("--page shows a video that is read at once; drop --online")
     if options.port is not None and not options.page:
-        raise ConfigError("--port is that of --page; add it, or leave --port out")
+        raise ConfigError("--port is for --page; add --page, or drop --port")
     if options.frames is not None and not options.online:
-        raise ConfigError("--frames ends a stream; add --online, or leave it out")
+        raise ConfigError("--frames ends a stream; add --online, or drop --frames")
     folder = need_folder("--output", options.output or Path(f"{options.video.stem}_tracks"))
     format = options.format or ("mp4" if has_pyav() else "webp")
     if format == "mp4":
@@ -224,7 +224,7 @@ def tracking_options(recipe: Any, options: argparse.Namespace, queries: Queries)
     """What of the options a recipe's `track_points` can take."""
     offered = inspect.signature(recipe.track_points).parameters
     if options.as_hub and "as_hub" not in offered:
-        raise ConfigError("--as-hub is for CoTracker3's trackers; leave it out")
+        raise ConfigError("--as-hub is for CoTracker3's trackers; drop it")
     tracker_options = {"as_hub": True} if options.as_hub else {}
     return tracker_options | (
         {"report": point_counter(len(queries))} if "report" in offered else {}

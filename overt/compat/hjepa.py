@@ -87,8 +87,8 @@ class HJEPATrainer:
             raise ConfigError("HJEPATrainer needs config=, what load_config returned")
         if masking_fn is not None:
             raise ConfigError(
-                "HJEPATrainer: masking_fn has no counterpart, since masks are drawn by the loader; "
-                "leave it out and set data.masking (see `overt docs coming_from_hjepa`)"
+                "HJEPATrainer: masking_fn has no counterpart, since masks are drawn by the "
+                "loader; drop it and set data.masking (see `overt docs coming_from_hjepa`)"
             )
         if not isinstance(config, Config):
             config = config_of(config)

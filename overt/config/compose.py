@@ -117,7 +117,7 @@ def _read_file(config_file: str, parsed: list[Override]) -> DictConfig:
         raise ConfigError(f"--config {config_file}: no such file")
     values = read_yaml(path)
     if not isinstance(values, DictConfig):
-        raise ConfigError(f"--config {config_file} holds no mapping of keys to values")
+        raise ConfigError(f"--config {config_file} is not a mapping of keys to values")
     _fill_in(values)
     for item in parsed:
         if item.key_or_group in GROUPS:
@@ -206,7 +206,7 @@ def _refuse_removal(overrides: Sequence[str]) -> None:
         group = text.removeprefix("~").partition("=")[0]
         if text.startswith("~") and group in GROUPS:
             raise ConfigError(
-                f"{text} takes away the section {group}, which every run needs; choose another one "
+                f"{text} removes the section {group}, which every run needs; choose another one "
                 f"by {group}=NAME ({', '.join(_options(group, []))}), or change single keys by "
                 f"{group}.KEY=VALUE"
             )
@@ -216,9 +216,8 @@ def _check_option(item: Override, search: list[Path]) -> None:
     options, chosen = _options(item.key_or_group, search), str(item.value())
     if chosen not in options and not item.is_delete():
         raise ConfigError(
-            f"{item.key_or_group}={chosen}: no such {item.key_or_group}"
-            f"{nearest(chosen, options)}; there are {', '.join(options)}. Your own live in a "
-            "folder that is named by --package FOLDER"
+            f"{item.key_or_group}={chosen}: no such {item.key_or_group}{nearest(chosen, options)}; "
+            f"there are {', '.join(options)}. For those of your own package add --package FOLDER"
         )
 
 

@@ -99,7 +99,7 @@ def configure(
         draft.name_class("recipe.settings", settings_class)
     elif recipe_settings and draft.classes.get("recipe.settings") is NoSettings:
         raise ConfigError(
-            f"settings={settings!r}: nothing says which dataclass checks them; annotate it, "
+            f"settings={settings!r}: no dataclass is declared for them; annotate it, "
             "`def __init__(self, settings: Settings)`, or give an instance of it"
         )
     scalars = {"exp_name": exp_name, "output_dir": output_dir, "seed": seed}
@@ -147,8 +147,8 @@ def _draft(recipe: type[Recipe] | str | Config, names: list[str], packages: list
         case Config():
             if names:
                 raise ConfigError(
-                    f"{names[0]}: YAML files are chosen with a recipe; to a configuration give "
-                    "single keys, as a dict"
+                    f"{names[0]}: YAML files are chosen together with a recipe; to change a "
+                    "configuration give single keys as a dict"
                 )
             draft = _Draft(cast(DictConfig, OmegaConf.create(recipe.text)), allowed)
             # These have passed the check already.

@@ -94,7 +94,7 @@ class Interval:
         """Continue with the totals of an earlier session; the main rank carries them."""
         sums, losses = state["sums"], state.get("losses", [])
         if not all(map(is_number, [*sums.values(), *losses, state["steps"]])):
-            raise CheckpointError("state.json: interval holds what is not a number")
+            raise CheckpointError("state.json: interval holds a value that is not a number")
         self.names = list(sums)
         self.sums = list(sums.values()) if world.is_main else [0.0] * len(sums)
         self.losses = list(losses) if world.is_main else [0.0] * len(losses)

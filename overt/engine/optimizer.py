@@ -98,9 +98,9 @@ def _build_one(part: Assignment, lr: float) -> torch.optim.Optimizer:
     for name in arguments:
         if name not in allowed:
             raise ConfigError(
-                f"{part.key}.arguments.{name}: {part.target} has no such argument"
-                f"{nearest(name, allowed)}; it has {', '.join(allowed)}. What another class left "
-                f"there is taken away by ~{part.key}.arguments.{name}"
+                f"{part.key}.arguments.{name}: {part.target} has no such "
+                f"argument{nearest(name, allowed)}; it has {', '.join(allowed)}. Remove an "
+                f"argument of another class with ~{part.key}.arguments.{name}"
             )
     closure = inspect.signature(kind.step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:

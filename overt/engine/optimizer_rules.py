@@ -109,7 +109,7 @@ def _no_match(key: str, rule: OptimizerRule, groups: Sequence[dict[str, Any]]) -
     names = [name for group in groups for name, _ in group["params"]]
     exception = f" but {rule.skip}" if rule.skip is not None else ""
     return (
-        f"{key}.match={rule.match}{exception} takes no parameter that trains, or those before it "
+        f"{key}.match={rule.match}{exception} matches no trainable parameter, or earlier rules "
         f"have taken all; the names are {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}. "
         f"Change {key}.match, or remove the rule"
     )

@@ -77,7 +77,7 @@ class SpikeWatch:
     def load_state_dict(self, losses: Sequence[float]) -> None:
         """Continue with this window, and with the limit that follows from it."""
         if not all(map(is_number, losses)):
-            raise CheckpointError("state.json: spikes holds what is not a number")
+            raise CheckpointError("state.json: spikes holds a value that is not a number")
         self._fill(losses)
 
     def _fill(self, losses: Sequence[float]) -> None:

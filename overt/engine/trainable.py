@@ -33,7 +33,7 @@ class Trainable:
             for prefix in prefixes:
                 if not any(name.startswith(prefix) for name in names):
                     raise ConfigError(
-                        f"only={prefix!r}: the name of no parameter that trains begins so"
+                        f"only={prefix!r}: no trainable parameter has this prefix"
                         f"{nearest(prefix, names)}; they begin with "
                         + ", ".join(dict.fromkeys(name.partition(".")[0] + "." for name in names))
                     )
@@ -77,7 +77,7 @@ class Trainable:
         if hidden and scaled:
             raise ConfigError(
                 f"training.precision=fp16 with update(only={only!r}) while {self._names(hidden)} "
-                "wait for theirs: the update may change the scale of gradients. Call update() "
+                "wait for their update: this one may change the gradient scale. Call update() "
                 "after each add_gradients, or use bf16"
             )
         for parameter in hidden:

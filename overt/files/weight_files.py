@@ -157,8 +157,8 @@ def _refuse_compressed(path: Path) -> None:
         stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in archive.infolist())
     if not stored or held > path.stat().st_size:
         raise CheckpointError(
-            f"{path} is a compressed archive that would unpack to {held:,} bytes; torch.save "
-            "writes none. Unpack it yourself if you trust where it comes from."
+            f"{path} is a compressed archive that would unpack to {held:,} bytes; torch.save does "
+            "not write such files. Unpack it yourself if you trust where it comes from."
         )
 
 

@@ -85,7 +85,7 @@ def _read_shards(index: Path, containers: tuple[str, ...]) -> tuple[dict[str, Te
         if missing:
             raise CheckpointError(
                 f"{path} lacks {len(missing)} tensor(s) that {index.name} says it has "
-                f"({some(missing)}); copy index and shards again from one place"
+                f"({some(missing)}); copy index and shards again from the same source"
             )
         tensors |= {key: shard[key] for key in keys}
     return tensors, {"index": index.name}
@@ -104,7 +104,7 @@ def _shards_of(index: Path) -> dict[str, list[str]]:
         # A name only: an index is a file of others, and reads nothing outside of its folder.
         if not isinstance(name, str) or name != Path(name).name or is_index(Path(name)):
             raise CheckpointError(
-                f"{index}: {key} is said to be in {name!r}; expected the name of a file next to "
+                f"{index}: {key} is listed in {name!r}; expected the name of a file next to "
                 "the index"
             )
         files.setdefault(name, []).append(key)

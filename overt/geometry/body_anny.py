@@ -156,7 +156,7 @@ def _weights(model: Any, labels: list[str]) -> Array:
 def write_anny_body(path: Path) -> BodyFile:
     """Write the body as an .npz file in SMPL-X's layout, for machines without the package."""
     if path.suffix != ".npz":
-        raise DataError(f"{path}: a body is written as .npz; name the file so")
+        raise DataError(f"{path}: a body is written as .npz; use that suffix")
     body = anny_body()
     parents = np.array(PARENTS, np.int64)
     parents[0] = 2**32 - 1

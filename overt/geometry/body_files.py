@@ -170,7 +170,7 @@ def read_regressor(path: Path, key: str, vertices: int) -> NDArray[Any]:
     try:
         regressor = open_arrays(path)
     except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{key}={path}: no readable .npy file ({error}); get it again") from None
+        raise DataError(f"{key}={path}: not a readable .npy file ({error}); get it again") from None
     shape: tuple[int, ...] = getattr(regressor, "shape", ())
     if len(shape) != 2 or shape[1] != vertices:
         hint = " This one is for SMPL's vertices." if 6890 in shape else ""

@@ -61,8 +61,8 @@ def load_transfer(name: str, key: str, sources: int, targets: int) -> Transfer:
     sizes = (len(transfer.corners), transfer.sources)
     if sizes != (targets, sources):
         raise DataError(
-            f"{title}: takes {sizes[1]} vertices to {sizes[0]}, but here {sources} have to become "
-            f"{targets}; SMPL has 6890 and SMPL-X 10475, and a file serves one direction"
+            f"{title}: takes {sizes[1]} vertices to {sizes[0]}, expected {sources} to {targets}; "
+            "SMPL has 6890 and SMPL-X 10475, and a file serves one direction"
         )
     return transfer
 
@@ -70,7 +70,7 @@ def load_transfer(name: str, key: str, sources: int, targets: int) -> Transfer:
 def convert_transfer(source: Path, out: Path) -> Transfer:
     """Write a published transfer as a small .npz of arrays (scipy.sparse.load_npz reads it too)."""
     if out.suffix != ".npz":
-        raise DataError(f"{out}: a transfer is written as .npz; name the file so")
+        raise DataError(f"{out}: a transfer is written as .npz; use that suffix")
     if not source.is_file():
         raise DataError(
             f"{source}: no such file; smpl-x.is.tue.mpg.de has it under Downloads, in the "
@@ -140,7 +140,7 @@ def _of_entries(entries: Entries, title: str) -> Transfer:
         raise DataError(f"{title}: a transfer to {rows} vertices; SMPL has 6890, SMPL-X 10475")
     inside = len(index) > 0 and 0 <= index.min() <= index.max() < columns
     if not inside or not np.isfinite(values).all():
-        raise DataError(f"{title}: a transfer with no or wrong numbers; get the file again")
+        raise DataError(f"{title}: a transfer with missing or invalid values; get the file again")
     counts = np.bincount(line, minlength=rows)
     width = int(counts.max())
     if width > MOST_ENTRIES:

@@ -53,7 +53,7 @@ def explain(error: BaseException, at: Situation) -> OutOfMemory:
             f"{(held - used) / GIB:.1f} kept for reuse, {(total - free - held) / GIB:.1f} of "
             f"others, {free / GIB:.1f} free."
         )
-    lines.append("What needs less, the first ones without changing the result:")
+    lines.append("To use less memory (the first options do not change the result):")
     return OutOfMemory("\n".join([*lines, *(f"  {remedy}" for remedy in remedies(at))]))
 
 

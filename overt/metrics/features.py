@@ -180,7 +180,7 @@ def load_features(path: Path | str) -> tuple[Tensor, Tensor, list[str]]:
             features, labels, text = map(file.get_tensor, ("features", "labels", "names"))
     except (OSError, SafetensorError) as error:
         raise DataError(
-            f"{path}: no readable file of features ({error}); expected a safetensors file with "
+            f"{path}: not a readable file of features ({error}); expected a safetensors file with "
             "features, labels and names."
         ) from error
     return features, labels, json.loads(text.numpy().tobytes())

@@ -82,7 +82,7 @@ class HeldOutClips:
         if len(visible_tracks) == 0:
             raise DataError(
                 f"{sequence}: no track is visible in the first {frames} frames. Raise "
-                "evaluation.frames or data.crop_size, or take it out of the data set."
+                "evaluation.frames or data.crop_size, or remove it from the data set."
             )
         count = min(self.settings.points_per_sequence, len(visible_tracks))
         chosen = visible_tracks[

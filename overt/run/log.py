@@ -272,7 +272,7 @@ class MetricsLogger:
     def _only_new(self, numbers: Mapping[str, float], step: int) -> dict[str, float]:
         if step < self._last_step:
             self._warn(
-                "backwards", f"step {step} left out: step {self._last_step} is logged already"
+                "backwards", f"step {step} was not logged: step {self._last_step} is logged already"
             )
             return {}
         if step > self._last_step:
@@ -280,7 +280,7 @@ class MetricsLogger:
         fresh = {k: v for k, v in numbers.items() if k not in self._names_at_last_step}
         if len(fresh) < len(numbers):
             twice = ", ".join(sorted(self._names_at_last_step.intersection(numbers)))
-            self._warn("twice", f"{twice} logged twice for step {step}; the first value stays")
+            self._warn("twice", f"{twice} logged twice for step {step}; the first value is kept")
         self._names_at_last_step.update(fresh)
         return fresh
 
@@ -301,7 +301,7 @@ class MetricsLogger:
             # The disk may have room again later; a broken tracker stays broken.
             if tracker is not None and tracker is not self._folder:
                 self._trackers.remove(tracker)
-                fix += "; it is not used any more"
+                fix += "; it is disabled"
             self._warn(action, f"logging to {action} failed: {error!r}{fix}; training continues")
 
     def _warn(self, about: str, text: str) -> None:

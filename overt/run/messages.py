@@ -123,9 +123,9 @@ def stopped_by_signal(event: StopRequested, checkpoints: Path) -> str:
 def lost_peer(event: LostPeer, rank: int, timeout_minutes: float) -> str:
     return (
         f"rank {rank} at step {event.step}: another process, or the link to it, is gone "
-        f"({event.error}). A rank waits for the others for training.timeout_minutes="
-        f"{timeout_minutes:g} at most. What was saved is complete: look at what the other "
-        "processes printed, fix it, and the same command resumes from the last checkpoint."
+        f"({event.error}). Ranks wait for each other up to training.timeout_minutes="
+        f"{timeout_minutes:g}. Saved checkpoints are complete: check the output of the other "
+        "ranks, fix the cause, and the same command resumes from the last checkpoint."
     )
 
 

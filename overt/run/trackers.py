@@ -286,7 +286,9 @@ def append_line(path: Path, row: Mapping[str, Any]) -> None:
         written = file.write(line)
         if written != len(line):
             file.truncate(before)
-            raise OSError(f"only {written} of {len(line)} bytes fitted into {path}; disk full?")
+            raise OSError(
+                f"only {written} of {len(line)} bytes could be written to {path}; is the disk full?"
+            )
 
 
 def _plain(value: Any) -> Any:

@@ -164,7 +164,7 @@ def _require_same(
                 f"{first} and {second} differ{mode}: the {name} of step {step} is {value:.7g} and "
                 f"{other_value:.7g}, {difference:.1e} apart (tolerance {subject.tolerance:g}). "
                 "Each term of the loss is a sum over the micro-batch divided by a count of the "
-                "global batch, `counts`; no sample may change what becomes of another"
+                "global batch, `counts`; no sample may affect another"
             )
 
 

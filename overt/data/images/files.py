@@ -74,7 +74,7 @@ def list_images(root: Path | str, labelled: bool = True) -> Listing:
     top = os.fspath(root)
     if not os.path.isdir(top):
         state = "is a file" if os.path.exists(top) else "does not exist"
-        raise DataError(f"{top} {state}; a folder of images is needed. {_layout(top)}")
+        raise DataError(f"{top} {state}; expected a folder of images. {_layout(top)}")
     folders, names, others = _scan(top, _Folder("", ()))
     folders.sort()
     if labelled and folders and {folder.name for folder in folders} <= _SPLITS:
@@ -95,8 +95,8 @@ def list_images(root: Path | str, labelled: bool = True) -> Listing:
         return Listing(Names.pack(sorted(names)), np.full(len(names), UNLABELLED, np.int64), ())
     if loose:
         raise DataError(
-            f"{top}: {_first_names(loose, 'image')} in no class folder. {_layout(top)} Or read "
-            "the set without labels (data.labelled=false)."
+            f"{top}: {_first_names(loose, 'image')} outside of any class folder. {_layout(top)} Or "
+            "read the set without labels (data.labelled=false)."
         )
     classes = tuple(folder.name for folder in folders)
     empty = [name for name, count in zip(classes, counts, strict=True) if not count]
@@ -152,8 +152,8 @@ def _follow(link: str, path: str, folder: _Folder) -> tuple[str, ...]:
     target = os.path.realpath(link)
     if any(os.path.commonpath([target, visited]) == target for visited in linked):
         raise DataError(
-            f"{link}: this link leads to a folder that it lies in, so its images would be found "
-            "again and again. Remove it."
+            f"{link}: this link points to a folder above it, so its images would be listed again "
+            "and again. Remove it."
         )
     return linked
 

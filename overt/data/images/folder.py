@@ -105,5 +105,6 @@ class ReadableImages:
                 return sample
         raise DataError(
             f"{tries} images in a row cannot be read, the first of them {self.names[index]} "
-            f"({self.unreadable[self.names[index]]}). Is the disk there, and is the set complete?"
+            f"({self.unreadable[self.names[index]]}). Check that the disk is mounted and the data "
+            "set complete."
         )

@@ -188,7 +188,7 @@ def _binary_batches(files: SourceFiles, names: Sequence[str], label_bytes: int =
         if len(content) == 0 or len(content) % row:
             raise DataError(
                 f"{files.source}: {name} has {len(content)} bytes, not a multiple of {row}. The "
-                "file is cut off or of another kind; download it again."
+                "file is truncated or of another kind; download it again."
             )
         rows = content.reshape(-1, row)
         images.append(_planar(rows[:, label_bytes:], f"{files.source}: {name}"))
@@ -263,7 +263,7 @@ def read_stl10(source: Path | str) -> tuple[Splits, tuple[str, ...]]:
         if len(content) == 0 or len(content) % (3 * STL_SIDE * STL_SIDE):
             raise DataError(
                 f"{files.source}: {part}_X.bin has {len(content)} bytes, not a multiple of "
-                f"{3 * STL_SIDE * STL_SIDE}. The file is cut off; download it again."
+                f"{3 * STL_SIDE * STL_SIDE}. The file is truncated; download it again."
             )
         # Planes are stored column by column.
         images = content.reshape(-1, 3, STL_SIDE, STL_SIDE).transpose(0, 3, 2, 1)

@@ -124,7 +124,7 @@ class HumanData:
         missing = [name for name in names if name not in self.columns]
         if missing:
             raise DataError(
-                f"{self.path}: the annotations lack {', '.join(missing)}; found are "
+                f"{self.path}: the annotations lack {', '.join(missing)}; found "
                 f"{', '.join(sorted(self.columns))}. Make the file again with these keys, or use "
                 "another."
             )

@@ -190,11 +190,11 @@ def _read_counted(path: Path, vertices: int) -> Tensor:
     try:
         numbers = open_arrays(path)
     except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"--vertices {path}: no readable .npy file ({error})") from None
+        raise DataError(f"--vertices {path}: not a readable .npy file ({error})") from None
     if numbers.dtype == bool and numbers.shape == (vertices,):
         numbers = np.nonzero(numbers)[0]
     if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or not len(numbers):
-        raise DataError(f"--vertices {path}: expected numbers of vertices, as (C,) integers")
+        raise DataError(f"--vertices {path}: expected vertex indices, (C,) integers")
     if numbers.min() < 0 or numbers.max() >= vertices:
         raise DataError(f"--vertices {path}: names vertices beyond the body's {vertices}")
     return torch.from_numpy(numbers.astype(np.int64))

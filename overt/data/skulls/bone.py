@@ -34,7 +34,7 @@ def find_bone(scan: Volume, source: str, threshold: float | None = None) -> Bone
     if values.dtype.kind not in "biuf" or not finite:
         raise DataError(f"{source}: values of type {values.dtype} that are not finite numbers")
     if threshold is None and is_mask(values):
-        return Bone(scan.with_values(scan.mask), "a mask (two values), taken as it is")
+        return Bone(scan.with_values(scan.mask), "a mask (two values), used as is")
     low, high = float(values.min()), float(values.max())
     if threshold is None:
         if low > _AIR_HU or high < BONE_HU:

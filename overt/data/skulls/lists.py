@@ -126,8 +126,8 @@ class SkullList:
             raise DataError(
                 f"{self.path}: {len(missing)} of {2 * len(self)} clouds are missing:\n  "
                 + "\n  ".join(map(str, missing))
-                + "\nMake clouds of the volumes by `overt data prepare ROOT`, or take the rows out "
-                "of the list."
+                + "\nMake clouds of the volumes by `overt data prepare ROOT`, or remove the "
+                "rows from the list."
             )
         wrong = [
             problem
@@ -191,11 +191,11 @@ def cloud_problem(path: Path, required_points: int) -> str | None:
     try:
         cloud = open_arrays(path, mapped=True)
     except Exception as error:  # a damaged header stops numpy with almost any: SyntaxError, ...
-        return f"{path}: no readable array ({type(error).__name__}: {error})"
+        return f"{path}: not a readable array ({type(error).__name__}: {error})"
     if cloud.ndim != 2 or cloud.shape[1] != 3 or not np.issubdtype(cloud.dtype, np.floating):
         return f"{path}: {cloud.dtype} {cloud.shape}; expected floats of shape (points, 3)"
     if len(cloud) < required_points:
-        return f"{path}: {len(cloud)} points; asked for are {required_points}"
+        return f"{path}: {len(cloud)} points, expected at least {required_points}"
     return None
 
 

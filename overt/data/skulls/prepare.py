@@ -130,10 +130,10 @@ def cloud_of(
     Without a frame these are voxels.
     """
     if not mask.any():
-        raise DataError(f"{path}: the volume has no voxels (no value above 0); take it out")
+        raise DataError(f"{path}: the volume has no voxels (no value above 0); remove it")
     triangles = surface_triangles(mask)
     if not len(triangles):
-        raise DataError(f"{path}: the volume is full, so it has no surface; take it out")
+        raise DataError(f"{path}: the volume is full, so it has no surface; remove it")
     if frame is not None:
         triangles = np.asarray(frame.to_cloud(triangles), dtype=np.float64)
     return sample_surface(triangles, points, rng)

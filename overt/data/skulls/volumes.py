@@ -174,7 +174,7 @@ def skullfix_frame(complete: Volume, path: Any) -> Frame:
     if max(sizes) > SIDE:
         raise DataError(
             f"{path}: the skull measures {sizes} voxels of {SKULLFIX_SPACING} mm; at most {SIDE} "
-            "fit. Check the size of the voxels in its header."
+            "fit. Check the voxel size in its header."
         )
     before = ((SIDE - sizes[0]) // 2, (SIDE - sizes[1]) // 2, 0)
     return Frame(zoom, tuple(box), before, complete.values.shape)

@@ -20,7 +20,7 @@ from overt.errors import DataError
 from overt.files.pickles import load_npy_object
 
 _IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
-_REMEDY = "Get the sequence again, or take its folder out of the data set."
+_REMEDY = "Get the sequence again, or remove its folder from the data set."
 
 
 class Tracks(NamedTuple):

@@ -65,7 +65,7 @@ class KubricSettings:
         if self.root is None:
             raise ConfigError(
                 "these keys have no value yet: data.root; add data.root=FOLDER, where FOLDER has "
-                "one sub-folder or one packed file per sequence"
+                "one subfolder or one packed file per sequence"
             )
         return self.root
 
@@ -117,7 +117,7 @@ class UnlabeledSettings:
     def __post_init__(self) -> None:
         if not self.teachers:
             raise ConfigError(
-                "data.unlabeled.teachers=[] leaves nobody to label clips; give a list such as "
+                "data.unlabeled.teachers=[] leaves no teacher to label clips; give a list such as "
                 "[{source: small}]"
             )
         for number, teacher in enumerate(self.teachers):

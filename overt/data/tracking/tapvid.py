@@ -145,8 +145,8 @@ class TapVid:
         kind = self._format.container
         if not isinstance(content, kind):
             raise DataError(
-                f"{file}: holds a {type(content).__name__}, expected for {self.dataset} is a "
-                f"{kind.__name__} of videos. {_REMEDY}"
+                f"{file}: holds a {type(content).__name__}, expected a {kind.__name__} of videos "
+                f"for {self.dataset}. {_REMEDY}"
             )
         keys = list(content) if isinstance(content, dict) else range(len(content))
         if not keys:

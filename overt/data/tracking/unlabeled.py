@@ -143,7 +143,7 @@ def clip_indices(
 ) -> NDArray[np.intp]:
     """Return which frames a clip has; a short video is played forth and back until it is enough."""
     if frames < 2:
-        raise DataError(f"{video}: it has {frames} frames; nothing moves in it. Take it out.")
+        raise DataError(f"{video}: it has {frames} frames; nothing moves in it. Remove it.")
     most = min(largest_stride, frames // length)
     stride = int(rng.integers(1, most)) if most > 1 else 1
     span = (length - 1) * stride + 1

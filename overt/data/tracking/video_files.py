@@ -67,7 +67,7 @@ def frame_count(video: Path) -> int:
     try:
         with av.open(str(video)) as container:
             if not container.streams.video:
-                raise DataError(f"{video}: it has no pictures, only sound or text")
+                raise DataError(f"{video}: it has no video stream")
             stream = container.streams.video[0]
             if stream.frames:
                 return int(stream.frames)

@@ -76,9 +76,9 @@ def _refuse_ties_between_units(model: nn.Module, units: set[nn.Module]) -> None:
             first, first_path = first_owner.setdefault(parameter, (unit, path + name))
             if first is not unit:
                 raise ConfigError(
-                    f"training.strategy=fsdp: {first_path} and {path}{name} are one parameter, "
-                    "but belong to two units that are gathered apart. Let the recipe's "
-                    "`shard_units` leave both out, or name a module that holds both; or set "
+                    f"training.strategy=fsdp: {first_path} and {path}{name} are one parameter, but "
+                    "belong to two units that are gathered separately. Let the recipe's "
+                    "`shard_units` exclude both, or name a module that holds both; or set "
                     "training.strategy=ddp"
                 )
         for name, child in module.named_children():

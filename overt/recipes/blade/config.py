@@ -187,7 +187,7 @@ class BranchSettings:
         four_per_head = 4 * self.num_heads
         multiple_of("model.branch.features", self.features, "4 x num_heads", four_per_head)
         if len(self.blocks) != 4:
-            raise ConfigError(f"model.branch.blocks={self.blocks}; four numbers are needed")
+            raise ConfigError(f"model.branch.blocks={self.blocks}; give four numbers")
 
 
 @dataclass
@@ -311,7 +311,7 @@ class DataSettings:
         if self.keypoint_convention is not None:
             one_of("data.keypoint_convention", self.keypoint_convention, tuple(CONVENTIONS))
         if self.limb_keypoints is not None and len(self.limb_keypoints) != 12:
-            raise ConfigError(f"data.limb_keypoints={self.limb_keypoints}; twelve are needed")
+            raise ConfigError(f"data.limb_keypoints={self.limb_keypoints}; give twelve")
         if not self.sources:
             raise ConfigError("data.sources is empty; name at least one data set")
 

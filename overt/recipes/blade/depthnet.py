@@ -197,8 +197,8 @@ class DepthNet(nn.Module):
         """Refuse to go on with a frozen backbone that no file has filled."""
         if not self.has_backbone_weights:
             raise CheckpointError(
-                "the frozen depth backbone has no weights: neither is there a file of them, nor "
-                f"does the checkpoint hold any (it was saved without frozen parts). {remedy}"
+                "the frozen depth backbone has no weights: there is no file of them, and the "
+                f"checkpoint was saved without frozen parameters. {remedy}"
             )
 
     def load_backbone(self, tensors: Mapping[str, Tensor], source: str) -> None:

@@ -51,7 +51,7 @@ def estimate_person(
     if mask is not None and (mask.shape != (height, width) or not np.any(mask)):
         raise DataError(
             f"the mask is {mask.shape} with {np.count_nonzero(mask)} pixels set; it must be "
-            f"{(height, width)} as the picture is, and show the person"
+            f"{(height, width)} like the picture, and show the person"
         )
     device = body.template.device
     if mask is None and keypoints is None and box is None:
@@ -139,7 +139,7 @@ def _box_crop(box: Array, growth: float = 1.0) -> Crop:
     numbers = np.asarray(box, np.float32).ravel()
     if numbers.shape != (4,) or not np.isfinite(numbers).all() or (numbers[2:] <= 0).any():
         raise DataError(
-            f"a box of {numbers.tolist()}; needed are x, y, width and height in pixels, of a person"
+            f"a box of {numbers.tolist()}; expected x, y, width and height of a person in pixels"
         )
     (centre, side) = box_square(np.append(numbers, 1.0))
     return Crop(centre, growth * side)
@@ -197,7 +197,7 @@ def _with_confidence(keypoints: Array) -> Array:
         rows = np.concatenate([rows, np.ones((LIMBS, 1), np.float32)], axis=1)
     if rows.shape != (LIMBS, 3) or not np.isfinite(rows).all():
         raise DataError(
-            f"keypoints of shape {rows.shape}; needed are 12 rows of x, y and confidence: left "
+            f"keypoints of shape {rows.shape}; expected 12 rows of x, y and confidence: left "
             "and right shoulder, elbow, wrist, hip, knee, ankle"
         )
     return rows

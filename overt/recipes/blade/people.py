@@ -97,13 +97,13 @@ class People:
         first = self.picture_path(0)
         if first.suffix == ".smc":
             raise DataError(
-                f"{path} lists {first.name}, a container of HuMMan and no picture; write its "
+                f"{path} lists {first.name}, a HuMMan container, not a picture; write its "
                 "frames as pictures first, and their paths into image_path"
             )
         if not first.is_file():
             raise DataError(
-                f"{path} lists {first}, which is absent; check data.root and the source's images "
-                f"({self.images}), or link the data set there"
+                f"{path} lists {first}, which does not exist; check data.root and the source's "
+                f"images ({self.images}), or link the data set there"
             )
 
     def _usable(self, data: HumanData, drop: bool) -> HumanData:
@@ -148,8 +148,8 @@ class People:
         path = self.picture_path(row)
         if not path.is_file():
             raise DataError(
-                f"{path}: listed in {self.data.path} (row {row}) but absent; get the pictures "
-                "again, or take the row out"
+                f"{path}: listed in {self.data.path} (row {row}) but missing; get the pictures "
+                "again, or remove the row"
             )
         return decode_image(read_file(path), str(path))
 
@@ -331,7 +331,7 @@ def pelvis_depths(data: HumanData, body: BodySettings) -> NDArray[np.floating]:
                 )
             return depth
     raise DataError(
-        f"{data.path}: neither pelvis nor transl, so the depth is not known; it has "
+        f"{data.path}: neither pelvis nor transl, so the depth is unknown; it has "
         f"{', '.join(sorted(columns))}"
     )
 

@@ -264,7 +264,7 @@ def check_queries(video: Tensor, queries: Tensor) -> None:
             f"{int((~inside).sum())} of {inside.numel()} queries lie outside the video, first "
             f"query {point}: ({query_text}). A query is (frame, x, y) with frame 0 to "
             f"{frames - 1}, x 0 to {width - 1} and y 0 to {height - 1} pixels; "
-            "correct it or leave it out."
+            "correct it or drop it."
         )
 
 

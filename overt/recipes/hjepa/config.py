@@ -220,7 +220,7 @@ class Settings:
             )
         if data.masking.weigh == "blocks" and model.pooling != "grid":
             raise ConfigError(
-                f"data.masking.weigh=blocks goes with model.pooling=grid, not {model.pooling}; set "
+                f"data.masking.weigh=blocks needs model.pooling=grid, got {model.pooling}; set "
                 "data.masking.weigh=tokens"
             )
         if data.masking.fixed_shapes:

@@ -58,7 +58,7 @@ class MaskingSettings:
         within("data.masking.cut_batch", self.cut_batch, 1)
         if self.style == "official" and (self.kind, self.context) != ("ijepa", "block"):
             raise ConfigError(
-                f"data.masking.style=official goes with kind=ijepa and context=block, not with "
+                "data.masking.style=official needs kind=ijepa and context=block, got "
                 f"kind={self.kind} and context={self.context}; set style=own"
             )
         if self.style == "official" and self.max_keep is not None:
@@ -76,9 +76,7 @@ class MaskingSettings:
                 "it, or set it to null"
             )
         if self.ijepa_compat and (self.kind != "ijepa" or self.context != "block"):
-            raise ConfigError(
-                "data.masking.ijepa_compat=true goes with kind=ijepa and context=block only"
-            )
+            raise ConfigError("data.masking.ijepa_compat=true needs kind=ijepa and context=block")
 
 
 @dataclass

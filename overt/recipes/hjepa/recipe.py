@@ -51,7 +51,7 @@ class HJEPARecipe(EncoderRecipe):
         if not settings.data.masking.fixed_shapes:
             self.replayable = (
                 "with data.masking.fixed_shapes=false every batch has its own number of tokens; "
-                "leave the key out, so that it follows training.cuda_graph"
+                "remove the key, so that it follows training.cuda_graph"
             )
         self.monitor: CollapseMonitor | None = None  # made with the model, which holds it
         self.momentum: EMAScheduler | None = None

@@ -105,8 +105,8 @@ class ModelSettings:
     def __post_init__(self) -> None:
         if not self.down or len(self.down) != len(self.up):
             raise ConfigError(
-                f"model.down has {len(self.down)} levels and model.up {len(self.up)}; there is one "
-                "on the way up for each on the way down"
+                f"model.down has {len(self.down)} levels and model.up {len(self.up)}; expected "
+                "equally many"
             )
         within("model.embed_dim", self.embed_dim, 4)
         multipliers = ("width_multiplier", "resolution_multiplier")
@@ -201,7 +201,9 @@ class DataSettings:
             )
         within("data.rotation_degrees", self.rotation_degrees, 0)
         if self.synthetic is not None and self.dataset != "skullbreak":
-            raise ConfigError("data.synthetic writes the layout of skullbreak; set data.dataset so")
+            raise ConfigError(
+                "data.synthetic writes the layout of skullbreak; set data.dataset=skullbreak"
+            )
 
     @property
     def num_known_points(self) -> int:

@@ -47,7 +47,7 @@ def meeting(world: World, launch: Launch, seconds: float) -> Check:
         f"{rate:.2g} GB/s"
     )
     if total != world.world_size:
-        remedy = "the network or a GPU garbles data: run this again on fewer hosts to find it"
+        remedy = "the network or a GPU corrupts data: run this again on fewer hosts to find it"
         return fail("rendezvous", f"{text}; the sum is wrong: {total}", remedy)
     return ok("rendezvous", text)
 
@@ -63,7 +63,7 @@ def clocks(world: World) -> Check:
         spreads.append(max(times) - min(times))
     text = f"at most {min(spreads):.3f} s between any two processes"
     if min(spreads) > SKEW_SECONDS:
-        remedy = "let every host ask a time server (chronyd, ntpd): logs and leases go by the clock"
+        remedy = "synchronize the hosts with a time server (chronyd, ntpd): locks rely on clocks"
         return warn("clock", text, remedy)
     return ok("clock", text)
 

@@ -97,7 +97,7 @@ def driver_version() -> str | None:
 def nccl(environment: Mapping[str, str]) -> Check:
     """NCCL's version, and switches in the environment that slow it down."""
     if not torch.cuda.is_available():
-        return ok("NCCL", "not used without CUDA; processes speak through Gloo")
+        return ok("NCCL", "not used without CUDA; processes communicate through Gloo")
     version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     brakes = [
         f"{name}={environment[name]}"
@@ -105,7 +105,9 @@ def nccl(environment: Mapping[str, str]) -> Check:
         if environment.get(name, "0") != "0"
     ]
     if brakes:
-        remedy = "unset them, unless you know why they are set: gradients take the slow way"
+        remedy = (
+            "unset them, unless you know why they are set: they slow down the exchange of gradients"
+        )
         return warn("NCCL", f"{version}, with {', '.join(brakes)}", remedy)
     return ok("NCCL", version)
 
@@ -151,7 +153,7 @@ def rendezvous(launch: Launch) -> Check:
         address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]
     except OSError as error:
         remedy = f"add {host} to /etc/hosts or DNS: other hosts find this one by its name"
-        return warn(name, f"the host name {host} leads nowhere ({error})", remedy)
+        return warn(name, f"the host name {host} does not resolve ({error})", remedy)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

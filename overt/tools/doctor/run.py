@@ -45,7 +45,7 @@ def batches(config: Config, world_size: int) -> Check:
 def evaluation_data(recipe: Recipe) -> Check:
     """Whether what evaluations will read is there, as a run finds out before its first step."""
     recipe.check_evaluation_data()
-    return ok("evaluation data", "what evaluations will read is there, and was opened")
+    return ok("evaluation data", "the evaluation data exists and can be opened")
 
 
 def disk_space(config: Config, recipe: Recipe) -> Check:
@@ -138,7 +138,9 @@ def read_samples(
             return fail("data", f"sample {index} cannot be read: {error}", remedy), None
         except Exception as error:  # a bug of the data set is a finding too
             problem = f"sample {index} raises {type(error).__name__}: {error}"
-            return fail("data", problem, "the data set's code does not expect what it found"), None
+            return fail(
+                "data", problem, "fix the data set's code, which fails on this sample"
+            ), None
         seconds.append(time.perf_counter() - began)
     typical = statistics.median(seconds)
     text = f"{length:,} samples; {len(seconds)} of them read, {1e3 * typical:.1f} ms each"
@@ -161,7 +163,11 @@ def loader_speed(
     need = plan.batch_size * plan.accumulation_steps / step_seconds
     text += f"; training takes {need:,.0f} samples/s at {step_seconds:.3g} s a step"
     if workers == 0 and rate < 10 * need:
-        return warn("loader speed", text, "set training.num_workers=4: now training waits for each")
+        return warn(
+            "loader speed",
+            text,
+            "set training.num_workers=4: without loader processes training waits for every sample",
+        )
     if rate >= MARGIN * need:
         return ok("loader speed", text)
     needed_workers = math.ceil(MARGIN * need * sample_seconds)

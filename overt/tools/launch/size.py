@@ -40,8 +40,8 @@ def make_size(nodes: int, gpus: int, processes: int | None = None) -> Size:
     if gpus and processes not in (None, gpus):
         problem = "share a GPU" if (processes or 0) > gpus else "leave GPUs idle"
         raise ConfigError(
-            f"--processes {processes} on {gpus} GPU(s) per node would {problem}; leave --processes "
-            f"out for one process per GPU, or ask for --gpus {processes}"
+            f"--processes {processes} on {gpus} GPU(s) per node would {problem}; drop "
+            f"--processes for one process per GPU, or ask for --gpus {processes}"
         )
     return Size(nodes, gpus, processes or gpus or 1)
 

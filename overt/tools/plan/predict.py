@@ -139,8 +139,8 @@ def _reads_values(config: Config, recipe: Recipe, error: Exception) -> str:
     line = f"{reader.filename}, line {reader.lineno}"
     remedy = f": {recipe.replayable}" if isinstance(recipe.replayable, str) else ""
     return (
-        f"recipe.name={config.recipe.name} cannot be planned, since a plan knows the sizes of "
-        f"tensors only and its step reads a value of one on the host ({line}){remedy}"
+        f"recipe.name={config.recipe.name} cannot be planned, since a plan knows tensor sizes only "
+        f"and its step reads a tensor's value on the host ({line}){remedy}"
     )
 
 
@@ -289,7 +289,9 @@ def _seconds(request: Request, config: Config, plan: BatchPlan, flops: int) -> f
         return request.seconds_per_sample * plan.batch_size * plan.accumulation_steps
     peak = peak_tflops(request.gpu, config.training.precision)
     if peak is None:
-        raise ConfigError(f"--gpu {request.gpu}: its peak is not known; name another, such as H200")
+        raise ConfigError(
+            f"--gpu {request.gpu}: its peak throughput is unknown; name another, such as H200"
+        )
     return flops / (peak * 1e12 * request.efficiency)
 
 

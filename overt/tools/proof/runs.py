@@ -92,8 +92,8 @@ def prove_resume(plan: Plan, kill_at: int, victim: int, say: Callable[[str], Non
     ended = _train(plan, "killed", plan.processes, kill_at, victim)
     if ended.codes[victim] != -signal.SIGKILL:
         raise OvertError(
-            f"rank {victim} ended with code {ended.codes[victim]} before it could be killed; what "
-            f"it said is in {plan.folder / 'killed.log'}"
+            f"rank {victim} ended with code {ended.codes[victim]} before it could be "
+            f"killed; its output is in {plan.folder / 'killed.log'}"
         )
     newest = _newest_step(plan.folder / "killed")
     facts["killed"] = f"rank {victim} by SIGKILL before step {kill_at + 1}, saved: step {newest}"

@@ -28,7 +28,7 @@ MEANING = {
     "that fall towards zero mean that all inputs look alike to the model.",
     "speed": "Without evaluation, saving and the first steps. Data wait is the fraction of time "
     "spent waiting for samples.",
-    "distributions": "Mean, within the band from the least to the greatest value.",
+    "distributions": "Mean, with a band from minimum to maximum.",
     "optimization": "Gradient norms are those before clipping.",
 }
 SPEED = (
@@ -214,7 +214,7 @@ def describe(chart: Chart, runs: Sequence[Run]) -> str:
             continue
         text = (
             f"{run.name}: from {curve.values[0]:.4g} at step {curve.steps[0]} to {curve.last:.4g} "
-            f"at step {curve.steps[-1]}, least {min(finite):.4g}, greatest {max(finite):.4g}"
+            f"at step {curve.steps[-1]}, minimum {min(finite):.4g}, maximum {max(finite):.4g}"
         )
         holes = len(curve.values) - len(finite)
         parts.append(text + (f", {holes} not finite" if holes else ""))

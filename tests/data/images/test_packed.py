@@ -153,7 +153,7 @@ def test_a_cut_data_file_is_noticed_at_once(folder, tmp_path):
     pack_images(folder, tmp_path / "pack")
     path = tmp_path / "pack" / "data.bin"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DataError, match="cut off"):
+    with pytest.raises(DataError, match="truncated"):
         PackedImages(tmp_path / "pack")
 
 
@@ -179,5 +179,5 @@ def test_another_format_and_no_pack(folder, tmp_path):
     shutil.rmtree(tmp_path / "pack")
     with pytest.raises(DataError, match="overt data pack"):
         PackedImages(tmp_path / "pack")
-    with pytest.raises(DataError, match="no pack of images"):
+    with pytest.raises(DataError, match="not a pack of images"):
         PackedImages(folder.root)

@@ -41,7 +41,7 @@ def test_other_types_byte_orders_and_spacings_are_read(tmp_path: Path) -> None:
     ("header", "body", "message"),
     [
         ("type: uint8\nsizes: 2 2\nencoding: raw", b"1234", r"shape \(2, 2\); expected three"),
-        ("type: uint8\nsizes: 2 2 2\nencoding: raw", b"1234", "4 bytes of values, 8 are due"),
+        ("type: uint8\nsizes: 2 2 2\nencoding: raw", b"1234", "4 bytes of values, expected 8"),
         ("type: uint8\nsizes: 2 2 2\nencoding: gzip", b"1234", "cannot be unpacked"),
         ("type: uint8\nsizes: 2 2 2\nencoding: hex", b"1234", "allowed: raw and gzip"),
         ("type: block\nsizes: 2 2 2\nencoding: raw", b"1234", "lacks or misstates 'block'"),
