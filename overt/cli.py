@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verb, *rest = words
     if verb not in VERBS and verb not in installed_commands():
         hint = nearest(verb, [*VERBS, *installed_commands()])
-        print(f"overt has no verb {verb!r}{hint}\n\n{usage()}", file=sys.stderr)
+        print(f"overt has no verb {verb!r}{hint}; `overt help` lists all verbs", file=sys.stderr)
         return USAGE_EXIT_CODE
     try:
         if verb in VERBS:

@@ -75,10 +75,10 @@ def _inform(options: argparse.Namespace) -> None:
         raise ConfigError("--info is for composed configurations; --config FILE is one already")
     chosen = chosen_options(options.overrides, options.package)
     if options.info in ("all", "defaults"):
-        print(paint("options taken", "bold"))
+        print(paint("chosen options", "bold"))
         print("\n".join(columns([[f"  {group}", name] for group, name in chosen.items()])))
     if options.info in ("all", "searchpath"):
-        print(paint("looked for in", "bold"))
+        print(paint("search path", "bold"))
         print("\n".join(f"  {path}" for path in [CONF, *options.package]))
 
 

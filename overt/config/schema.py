@@ -201,7 +201,7 @@ class OptimizerSection:
     # learning rate at lr_base_batch; see lr_scaling
     lr: float = MISSING
     weight_decay: float = MISSING
-    # class and arguments of a schedule that starts from weight_decay; null: it stays
+    # class and arguments of a schedule that starts from weight_decay; null: constant
     weight_decay_schedule: Any = MISSING
     # no weight decay for biases, norms and other tensors of fewer than two dimensions
     decay_only_matrices: bool = MISSING
@@ -213,7 +213,7 @@ class OptimizerSection:
     arguments: dict[str, Any] = MISSING
     # parameters with another class, the first rule that matches: [{match: matrices or a
     # regular expression, _target_: torch.optim.Muon, skip, lr or lr_scale, weight_decay,
-    # arguments}]; has a value here for files from before there were rules
+    # arguments}]
     rules: list[OptimizerRule] = field(default_factory=list)
 
     @property

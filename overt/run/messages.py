@@ -44,7 +44,7 @@ class Introduction:
         config, plan, optimizer = self.config, self.plan, self.config.optimizer
         trained = self.trained_parameters
         rule = optimizer.lr_scaling
-        base = "" if rule == "none" else f" from batch {optimizer.lr_base_batch}"
+        scaled = f" ({rule} scaling of {optimizer.lr:g} from batch {optimizer.lr_base_batch})"
         rates = learning_rates(optimizer, plan.global_batch_size)
         rows = [
             ("run", str(config.run_dir)),
@@ -58,7 +58,7 @@ class Introduction:
                 "processes",
                 f"{plan.world_size} on {self.device_name}, {config.training.precision}",
             ),
-            ("data", f"{self.samples:,} samples, {self.steps_per_epoch:,} steps an epoch"),
+            ("data", f"{self.samples:,} samples, {self.steps_per_epoch:,} steps per epoch"),
             (
                 "global batch",
                 f"{plan.batch_size} per process x {plan.world_size} process(es) x "
@@ -68,7 +68,7 @@ class Introduction:
                 "steps",
                 f"{self.total_steps:,} ({self.total_steps / self.steps_per_epoch:.4g} epochs)",
             ),
-            ("learning rate", f"{optimizer.lr:g} by rule {rule}{base} = {self.learning_rate:g}"),
+            ("learning rate", f"{self.learning_rate:g}{'' if rule == 'none' else scaled}"),
         ]
         if len(rates) > 1:
             by_rule = ", ".join(f"{name} {rate:g}" for name, rate in rates.items())

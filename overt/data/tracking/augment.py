@@ -20,15 +20,15 @@ _SECTION = "data.augmentation"
 
 @dataclass
 class AugmentationSettings:
-    # share of the frames, all but the first, in which rectangles get their mean color; 0: none
+    # fraction of the frames, all but the first, in which rectangles get their mean color; 0: none
     erase_probability: float
-    # most rectangles in such a frame
+    # maximum number of rectangles in such a frame
     erase_max: int
     # range of their width and height in pixels, the end exclusive
     erase_size: list[int]
-    # share of the frames, all but the first, in which rectangles show a patch of another frame
+    # fraction of the frames, all but the first, in which rectangles show a patch of another frame
     replace_probability: float
-    # most rectangles in such a frame
+    # maximum number of rectangles in such a frame
     replace_max: int
     # range of their width and height in pixels, the end exclusive
     replace_size: list[int]
@@ -40,7 +40,7 @@ class AugmentationSettings:
     contrast: float
     # saturation likewise
     saturation: float
-    # hue turns by up to this part of the circle, either way
+    # hue shifts by up to this fraction of the circle, either way
     hue: float
     # fraction of the clips that are blurred, independently in every frame
     blur_probability: float
@@ -62,9 +62,9 @@ class AugmentationSettings:
     crop_drift: int
     # how much of the last frame's change of zoom and crop continues in the next frame
     drift_momentum: float
-    # share of the clips mirrored left to right
+    # fraction of the clips mirrored left to right
     flip_horizontal: float
-    # share of the clips mirrored top to bottom
+    # fraction of the clips mirrored top to bottom
     flip_vertical: float
     # points follow the pixels exactly; false: as the released weights were trained, where a mirror
     # is one pixel off (W - x) and a zoom up to half a pixel (corners of the image stay corners)

@@ -39,7 +39,7 @@ class SyntheticSettings:
 class KubricSettings:
     """The part of `data` that does not depend on how a recipe draws its clips."""
 
-    # folder with one sub-folder per sequence: SEQ/frames/*.png and SEQ/SEQ.npy, or with one file
+    # folder with one subfolder per sequence: SEQ/frames/*.png and SEQ/SEQ.npy, or with one file
     # SEQ.npz each, as `overt data pack` writes them; null where neither training nor evaluation
     # reads it
     root: str | None = MISSING

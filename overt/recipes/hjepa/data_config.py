@@ -46,7 +46,8 @@ class MaskingSettings:
     allow_overlap: bool = MISSING
     # predict each block by itself (blocks, I-JEPA) or all together (union, H-JEPA)
     predict: str = MISSING
-    # fill all batches up to the same number of tokens, which count nowhere: a CUDA graph needs it
+    # pad all batches to the same number of tokens; padding is excluded from the loss. CUDA graphs
+    # need it
     fixed_shapes: bool = False
 
     def __post_init__(self) -> None:
@@ -128,9 +129,9 @@ class AugmentationSettings:
 class DataSettings:
     # images to train on: a folder, a pack of `overt data pack`, or a .npz archive
     root: str = MISSING
-    # images to evaluate on, likewise; null: the held-out share of root
+    # images to evaluate on, likewise; null: the held-out fraction of root
     val_root: str | None = MISSING
-    # with val_root null: share of the images of root that is not trained on
+    # with val_root null: fraction of the images of root that is held out
     held_out: float = MISSING
     # folders in root are classes, which k-NN and probes need, and those of val_root are matched by
     # name; false: images lie anywhere, and labels of packs and archives are not read
@@ -139,7 +140,7 @@ class DataSettings:
     synthetic: SyntheticSettings | None = MISSING
     # (height, width) in pixels
     image_size: list[int] = MISSING
-    # mean and deviation of the colors, from 0 to 1, that are taken off
+    # mean and standard deviation of the colors, from 0 to 1, for normalization
     mean: list[float] = MISSING
     std: list[float] = MISSING
     augmentation: AugmentationSettings = MISSING

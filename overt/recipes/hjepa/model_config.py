@@ -49,7 +49,7 @@ class PredictorSettings:
 
 @dataclass
 class EmaSettings:
-    # share of the target encoder that stays in each update, at the start and at the end of training
+    # momentum of the target encoder (EMA) at the start and at the end of training
     momentum: float = MISSING
     momentum_end: float = MISSING
     # epochs before it begins to rise
@@ -65,7 +65,8 @@ class EmaSettings:
 
 @dataclass
 class RopeSettings:
-    # turn queries and keys by row and column of their patch, besides the position table
+    # rotate queries and keys by row and column of their patch (RoPE), in addition to the position
+    # table
     use_rope: bool = MISSING
     theta: float = MISSING
 
@@ -79,7 +80,7 @@ class FpnSettings:
     use_fpn: bool = MISSING
     # features of a token in the pyramid; null: those of the encoder
     feature_dim: int | None = MISSING
-    # add or concat: how a level takes in the one above
+    # add or concat: how a level is merged with the one above
     fusion_method: str = MISSING
 
 
@@ -112,7 +113,7 @@ class ModelSettings:
     depth: int | None = MISSING
     num_heads: int | None = MISSING
     patch_size: int | None = MISSING
-    # a token besides those of the patches
+    # a class token in addition to the patches
     class_token: bool = MISSING
     # positions of the patches: learned, or sincos (fixed)
     positions: str = MISSING
@@ -121,7 +122,8 @@ class ModelSettings:
     # weights at the start: normal (deviation 0.02) or fan_in (number of inputs ** -0.5; narrow
     # models need it)
     initialization: str = MISSING
-    # probability of leaving out a residual branch in the last block; rises from 0 in the first
+    # probability of dropping a residual branch in the last block (stochastic depth); rises from 0
+    # in the first
     drop_path_rate: float = MISSING
     num_hierarchies: int = MISSING
     # regions of the levels: grid (squares of patches) or sequence (neighbors in the list of hidden
@@ -132,7 +134,7 @@ class ModelSettings:
     projection: str = MISSING
     # after this layer: layernorm, batchnorm (over a process's micro-batch) or none
     projection_norm: str = MISSING
-    # take mean and scale off each target token (I-JEPA)
+    # standardize each target token (I-JEPA)
     normalize_targets: bool = MISSING
     predictor: PredictorSettings = MISSING
     # false: targets come from the context encoder itself; see loss.detach_targets

@@ -99,7 +99,7 @@ class ModelSettings:
     resolution_multiplier: float = MISSING
     diffusion: DiffusionSettings = MISSING
     # a fourth channel that is 1 for points of the implant; false, as published: the network has to
-    # tell them from the skull's by where they are
+    # tell them from the skull's by position
     marked_points: bool = False
 
     def __post_init__(self) -> None:
@@ -154,9 +154,9 @@ class SyntheticSettings:
     # points of a cloud on disk
     points: int = MISSING
     seed: int = MISSING
-    # processes that make them; null: this one
+    # worker processes that generate them; null: none
     workers: int | None = None
-    # skulls, or null, shells: coarse and quick, for trying things out
+    # skulls, or null, shells: coarse and quick, for tests
     kind: str | None = None
 
     def __post_init__(self) -> None:
@@ -179,7 +179,7 @@ class DataSettings:
     # points of a cloud in all, and how many of them are the implant's
     num_points: int = MISSING
     num_implant_points: int = MISSING
-    # turn training clouds by up to rotation_degrees about each axis
+    # rotate training clouds by up to rotation_degrees about each axis
     augment: bool = MISSING
     rotation_degrees: float = MISSING
     # normalize training clouds by the box of the known points alone, as it is in sampling; false:
@@ -238,7 +238,7 @@ class EvaluationSettings:
     batch_size: int = MISSING
     # of the noise that sampling starts from and of the points drawn from the skulls
     seed: int = MISSING
-    # time steps, evenly spread, of the loss on held-out skulls; 0: leave it out
+    # time steps, evenly spread, of the loss on held-out skulls; 0: skip it
     loss_times: int = MISSING
     # also score volumes: the sampled implant as a solid against the one on disk
     volumes: bool = MISSING

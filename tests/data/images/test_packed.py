@@ -120,7 +120,7 @@ def test_a_pack_that_another_process_wrote_meanwhile_is_kept(folder, tmp_path):
             (tmp_path / "other").touch()
             pack_images(folder, tmp_path / "pack")
 
-    expected = pytest.raises(MadeMeanwhileError, match="made by another process")
+    expected = pytest.raises(MadeMeanwhileError, match="created by another process")
     with told_to(pack_as_well), expected:
         pack_images(folder, tmp_path / "pack", raw=True)
     assert same(PackedImages(tmp_path / "pack"), folder)

@@ -82,11 +82,11 @@ def test_people_behind_the_camera_are_refused(root: Path, settings: DataSettings
 def test_absent_pictures_are_named(root: Path, settings: DataSettings) -> None:
     known = columns(root)
     known["image_path"][0] = "imgs/gone.jpg"
-    with pytest.raises(DataError, match=r"lists .*gone\.jpg, which does not exist; check data\.root"):
+    with pytest.raises(DataError, match=r"lists .*gone\.jpg, which does not exist; check data"):
         people(root, settings, known)
     known = columns(root)
     known["image_path"][3] = "imgs/gone.jpg"
-    with pytest.raises(DataError, match=r"gone\.jpg: listed in .*\(row 3\) but absent"):
+    with pytest.raises(DataError, match=r"gone\.jpg: listed in .*\(row 3\) but missing"):
         people(root, settings, known).picture(3)
 
 
