@@ -249,11 +249,11 @@ class _Finder(pickle.Pickler):
 
     def __init__(self, write: Callable[[bytes], object]) -> None:
         super().__init__(_Sink(write))
-        self.found: str | None = None
+        self.unreachable: str | None = None
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, type) and not is_importable(value):
-            self.found = self.found or value.__qualname__
+            self.unreachable = self.unreachable or value.__qualname__
         return NotImplemented
 
 
@@ -278,7 +278,9 @@ def _check_workers(config: Config, recipe: Recipe) -> None:
     finder = _Finder(lambda content: len(content))
     try:
         finder.dump(recipe.collate)
-        problem = finder.found and f"{finder.found} is defined in a notebook or a function"
+        problem = (
+            finder.unreachable and f"{finder.unreachable} is defined in a notebook or a function"
+        )
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         problem = f"the recipe cannot be pickled: {error}"
     if problem:

@@ -38,7 +38,7 @@ def usage() -> str:
             "",
             *lines,
             "",
-            "`overt VERB --help` says more.",
+            "`overt VERB --help` explains a verb.",
         ]
     )
 
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verb, *rest = words
     if verb not in VERBS and verb not in installed_commands():
         hint = nearest(verb, [*VERBS, *installed_commands()])
-        print(f"overt has no verb {verb!r}{hint}\n\n{usage()}", file=sys.stderr)
+        print(f"overt has no verb {verb!r}{hint}; `overt help` lists all verbs", file=sys.stderr)
         return USAGE_EXIT_CODE
     try:
         if verb in VERBS:
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 0
     except MemoryError:
-        print("MemoryError: what this command was given does not fit into memory", file=sys.stderr)
+        print("MemoryError: the input of this command does not fit into memory", file=sys.stderr)
         return FAILED_EXIT_CODE
     except (OSError, RuntimeError) as error:
         problem = file_problem(error)

@@ -106,13 +106,13 @@ def _alike(word: str, words: Sequence[str]) -> list[str]:
 
 def nearest(word: str, words: Sequence[str]) -> str:
     """` (did you mean X?)` with the closest of `words`, or nothing where none is close."""
-    own = word.rpartition(".")[2]
+    last_part = word.rpartition(".")[2]
     last = {name: name.rpartition(".")[2] for name in words}
     # Of dotted keys the last part has to be alike: sections alone say nothing.
-    alike = [name for name in words if own == word or _alike(own, [last[name]])]
+    alike = [name for name in words if last_part == word or _alike(last_part, [last[name]])]
     close = difflib.get_close_matches(word, alike, n=1, cutoff=0.5)
     if not close:  # the right key in the wrong section
-        best = _alike(own, list(last.values()))
+        best = _alike(last_part, list(last.values()))
         close = [name for name in words if last[name] in best][:1]
     return f" (did you mean {close[0]}?)" if close else ""
 
@@ -125,10 +125,10 @@ def need_folder(key: str, path: Path) -> Path:
         pass
     except (OSError, ValueError) as error:  # a name that no file system takes
         raise ConfigError(f"{key}={str(path)[:200]!r} cannot be a folder: {error}") from None
-    above = next((each for each in (path, *path.parents) if each.exists()), path)
+    above = next((folder for folder in (path, *path.parents) if folder.exists()), path)
     if above.exists() and not above.is_dir():
-        place = "" if above == path else f": {above} is one"
-        raise ConfigError(f"{key}={path} is a file{place}; name a folder, new or old")
+        problem = "is a file" if above == path else f"cannot be a folder: {above} is a file"
+        raise ConfigError(f"{key}={path} {problem}; name a new or existing folder")
     if above.exists() and not os.access(above, os.W_OK):
         raise ConfigError(f"{key}={path}: you may not write to {above}; name another folder")
     return path

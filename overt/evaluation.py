@@ -73,11 +73,11 @@ def score_batches(
 
     `score` gets the indices of one of this rank's batches and returns a row for each.
     """
-    own: dict[int, Row] = {}
+    local_rows: dict[int, Row] = {}
     for indices in each(own_batches(world, count, size), "scoring"):
-        own.update(zip(indices, score(indices), strict=True))
+        local_rows.update(zip(indices, score(indices), strict=True))
     rows: dict[int, Row] = {}
-    for rows_of_rank in gather_objects(own):
+    for rows_of_rank in gather_objects(local_rows):
         rows.update(rows_of_rank)
     assert sorted(rows) == list(range(count)), "a sample was scored twice or not at all"
     return [rows[index] for index in range(count)]

@@ -24,13 +24,13 @@ _listeners: list[Listener] = []
 _is_inside = False  # a loop of `each`: of nested ones the outermost is told
 
 
-def report(what: str, done: int, total: int) -> None:
+def report(label: str, done: int, total: int) -> None:
     """Tell that `done` of `total` are finished."""
     if _listeners:
-        _listeners[-1](what, done, total)
+        _listeners[-1](label, done, total)
 
 
-def each(items: Sequence[Item], what: str) -> Generator[Item]:
+def each(items: Sequence[Item], label: str) -> Generator[Item]:
     """Yield the items, and tell how many are finished; silent within another such loop."""
     global _is_inside
     if _is_inside or not _listeners:
@@ -39,9 +39,9 @@ def each(items: Sequence[Item], what: str) -> Generator[Item]:
     _is_inside = True
     try:
         for done, item in enumerate(items):
-            report(what, done, len(items))
+            report(label, done, len(items))
             yield item
-        report(what, len(items), len(items))
+        report(label, len(items), len(items))
     finally:
         _is_inside = False
 
@@ -76,21 +76,21 @@ class Bar:
         self._begin = self._last = clock()
         self._is_drawn = self._is_gone = False
 
-    def __call__(self, what: str, done: int, total: int) -> None:
+    def __call__(self, label: str, done: int, total: int) -> None:
         if self._is_gone:
             return
         now = self._clock()
-        if what != self._what:
-            self._what, self._begin, self._last = what, now, now
+        if label != self._what:
+            self._what, self._begin, self._last = label, now, now
             is_due = self._stream.isatty()
         else:
-            every = DRAW_SECONDS if self._stream.isatty() else LINE_SECONDS
-            is_due = now - self._last >= every
+            interval = DRAW_SECONDS if self._stream.isatty() else LINE_SECONDS
+            is_due = now - self._last >= interval
         if done >= total:
             self.close()
         elif is_due:
             self._last = now
-            text = line(what, done, total, now - self._begin)
+            text = line(label, done, total, now - self._begin)
             if self._stream.isatty():
                 text = CLEAR + text[: max(shutil.get_terminal_size().columns - 1, 1)]
                 self._is_drawn = True
@@ -112,10 +112,10 @@ class Bar:
             self._is_gone = True
 
 
-def line(what: str, done: int, total: int, seconds: float) -> str:
+def line(label: str, done: int, total: int, seconds: float) -> str:
     """The work on one line: how much of it is done, and how long the rest takes."""
     left = f"  {duration(seconds / done * (total - done))} left" if done else ""
-    return f"{what} {meter(done / total if total else 1.0)} {done:,} of {total:,}{left}"
+    return f"{label} {meter(done / total if total else 1.0)} {done:,} of {total:,}{left}"
 
 
 def meter(fraction: float, width: int = 20) -> str:
@@ -126,6 +126,8 @@ def meter(fraction: float, width: int = 20) -> str:
 
 def duration(seconds: float) -> str:
     """Seconds as 0:42 or 1:02:03."""
-    whole = round(seconds)
-    minutes = f"{whole % 3600 // 60:02d}:{whole % 60:02d}"
-    return f"{whole // 3600}:{minutes}" if whole >= 3600 else minutes.removeprefix("0")
+    total_seconds = round(seconds)
+    minutes = f"{total_seconds % 3600 // 60:02d}:{total_seconds % 60:02d}"
+    return (
+        f"{total_seconds // 3600}:{minutes}" if total_seconds >= 3600 else minutes.removeprefix("0")
+    )

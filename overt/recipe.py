@@ -313,9 +313,9 @@ def _check_member(recipe: str, member: str, value: Any) -> None:
         _refuse_near_miss(recipe, member, HOOKS, "would never be called")
         return
     expected = list(inspect.signature(HOOKS[member]).parameters)
-    given = expected[1:] if isinstance(value, staticmethod) else expected
+    declared = expected[1:] if isinstance(value, staticmethod) else expected
     try:
-        inspect.signature(function).bind(*given)
+        inspect.signature(function).bind(*declared)
     except TypeError as error:
         raise ConfigError(
             f"{recipe}.{member}{inspect.signature(function)} cannot be called as "
@@ -323,12 +323,12 @@ def _check_member(recipe: str, member: str, value: Any) -> None:
         ) from None
 
 
-def _refuse_near_miss(recipe: str, member: str, known: Collection[str], effect: str) -> None:
-    if member in known or member in HOOKS or member in ATTRIBUTES:
+def _refuse_near_miss(recipe: str, member: str, allowed: Collection[str], effect: str) -> None:
+    if member in allowed or member in HOOKS or member in ATTRIBUTES:
         return
-    close = difflib.get_close_matches(member, known, n=1, cutoff=0.85)
+    close = difflib.get_close_matches(member, allowed, n=1, cutoff=0.85)
     # A few wrong letters weigh more in the ratio above the further they are apart: vizualise.
-    close += [name for name in known if len(name) > 6 and _edits(member, name) <= 2]
+    close += [name for name in allowed if len(name) > 6 and _edits(member, name) <= 2]
     if close:
         kind = "a hook" if close[0] in HOOKS else "an attribute that the engine reads"
         raise ConfigError(
@@ -337,12 +337,12 @@ def _refuse_near_miss(recipe: str, member: str, known: Collection[str], effect: 
         )
 
 
-def _edits(word: str, other: str) -> int:
+def _edits(word: str, target: str) -> int:
     """Return the Levenshtein distance: letters to insert, delete or replace."""
-    row = list(range(len(other) + 1))
+    row = list(range(len(target) + 1))
     for number, letter in enumerate(word, 1):
         diagonal, row[0] = row[0], number
-        for index, expected in enumerate(other, 1):
+        for index, expected in enumerate(target, 1):
             replaced = diagonal + (letter != expected)
             diagonal = row[index]
             row[index] = min(diagonal + 1, row[index - 1] + 1, replaced)

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, is_dataclass
-from importlib import import_module
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 
-from overt.checks import each_within, finite, within
-from overt.errors import ConfigError, nearest
+from overt.checks import each_within, within
+from overt.errors import ConfigError
 
 
 class _WarmedUp:
@@ -201,8 +199,8 @@ class EMAScheduler(LinearScheduler):
 
     def _after_warmup(self, count: int, span: int) -> float:
         # I-JEPA divides by its steps times ipe_scale, which need not be a whole number.
-        whole = round(self.epochs * self.steps_per_epoch)
-        exact = self.stretch * whole - self.warmup_steps
+        total_steps = round(self.epochs * self.steps_per_epoch)
+        exact = self.stretch * total_steps - self.warmup_steps
         if exact <= 0:
             return self.base_value
         return self.final_value if count >= exact else self._anneal(count / exact)
@@ -346,56 +344,6 @@ def describe(scheduler: Scheduler | HierarchicalScheduler, total_steps: int) -> 
     )
 
 
-_KINDS: dict[str, Any] = {
-    f"overt.schedule.{kind.__name__}": kind
-    for kind in (
-        ConstantScheduler, CosineScheduler, EMAScheduler, ExponentialScheduler,
-        HierarchicalScheduler, LinearScheduler, OneCycleScheduler,
-    )
-}  # fmt: skip
-_FROM_ENGINE = ("base_value", "epochs", "steps_per_epoch")
-_NUMBERS = ("int", "float", "float | None")  # types of options that are checked here
-
-
-def build_schedule(
-    section: Mapping[str, Any],
-    base_value: float,
-    epochs: float,
-    steps_per_epoch: int,
-    where: str = "schedule",
-    further: tuple[str, ...] = (),
-) -> Scheduler | HierarchicalScheduler:
-    """The schedule that a section of the configuration names in `_target_`.
-
-    For HierarchicalScheduler, `levels` is a list of such sections, and each of them may multiply
-    the base value by its own `base_factor`. `further` options are allowed, but read elsewhere.
-
-    A class of another package is a dataclass with the fields base_value, epochs and
-    steps_per_epoch, and further options; called with a step it returns the value.
-    """
-    if not isinstance(section, Mapping):
-        raise ConfigError(f"{where}={section!r}; give a section with `_target_`")
-    options = {str(name): value for name, value in section.items()}
-    target = options.pop("_target_", None)
-    kind = _KINDS.get(str(target)) or _import(target, where)
-    if kind is HierarchicalScheduler:
-        return _build_levels(options, base_value, epochs, steps_per_epoch, where)
-    known = {x.name: x for x in fields(kind) if x.init and x.name not in _FROM_ENGINE}
-    _refuse_unknown(options, [*known, *further], where)
-    missing = [n for n, x in known.items() if _has_no_default(x) and n not in options]
-    if missing:
-        raise ConfigError(f"{where}.{missing[0]} is missing; {kind.__name__} needs a number there")
-    for name, value in options.items():
-        _check_number(f"{where}.{name}", value, known[name].type)
-    try:
-        built: Scheduler = kind(
-            base_value=base_value, epochs=epochs, steps_per_epoch=steps_per_epoch, **options
-        )
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
-    return built
-
-
 def refuse_overflow(schedule: Callable[[int], float | list[float]], total_steps: int) -> None:
     """Refuse a schedule whose values are not finite somewhere; a hundred steps are looked at."""
     last = max(total_steps - 1, 0)
@@ -409,84 +357,6 @@ def refuse_overflow(schedule: Callable[[int], float | list[float]], total_steps:
                 f"schedule: its value at step {step} of {total_steps} ({value}) is not finite; "
                 "choose a smaller factor, or a schedule that falls"
             )
-
-
-def _import(target: object, where: str) -> Any:
-    """Return a schedule of another package; the configuration has checked that it is allowed."""
-    module, _, name = str(target).rpartition(".")
-    try:
-        kind = getattr(import_module(module), name, None) if module else None
-    except ImportError as error:
-        raise ConfigError(
-            f"{where}._target_={target}: importing {module} failed with {type(error).__name__}: "
-            f"{error}"
-        ) from error
-    if not (isinstance(kind, type) and is_dataclass(kind)):
-        raise ConfigError(
-            f"{where}._target_={target!r} is not a schedule{_allowed(target, _KINDS)}, or a "
-            f"dataclass of your package with the fields {', '.join(_FROM_ENGINE)} and "
-            "__call__(self, step)"
-        )
-    given = {field.name for field in fields(kind) if field.init}
-    missing = [name for name in _FROM_ENGINE if name not in given]
-    if missing or not any("__call__" in vars(owner) for owner in kind.__mro__):
-        raise ConfigError(
-            f"{where}._target_={target!r} lacks {', '.join(missing) or '__call__'}; a schedule is "
-            f"a dataclass with the fields {', '.join(_FROM_ENGINE)} and __call__(self, step)"
-        )
-    return kind
-
-
-def _build_levels(
-    options: dict[str, Any], base_value: float, epochs: float, steps_per_epoch: int, where: str
-) -> HierarchicalScheduler:
-    _refuse_unknown(options, ("levels",), where)
-    levels = options.get("levels")
-    if not isinstance(levels, list | tuple) or not levels:
-        raise ConfigError(f"{where}.levels={levels!r}; give a list of schedules, one per level")
-    built: list[Scheduler] = []
-    for index, level in enumerate(levels):
-        here = f"{where}.levels[{index}]"
-        if not isinstance(level, Mapping):
-            raise ConfigError(f"{here}={level!r}; give a section with `_target_`")
-        factor = level.get("base_factor", 1.0)
-        _check_number(f"{here}.base_factor", factor, "float")
-        rest = {name: value for name, value in level.items() if name != "base_factor"}
-        value = base_value * factor
-        scheduler = build_schedule(rest, value, epochs, steps_per_epoch, here, ("base_factor",))
-        if isinstance(scheduler, HierarchicalScheduler):
-            raise ConfigError(f"{here}._target_ has levels; levels do not nest")
-        built.append(scheduler)
-    return HierarchicalScheduler(built)
-
-
-def _refuse_unknown(options: Iterable[str], known: Iterable[str], where: str) -> None:
-    for name in options:
-        if name in _FROM_ENGINE:
-            raise ConfigError(
-                f"{where}.{name} follows from optimizer.lr and the length of training; leave it out"
-            )
-        if name not in known:
-            raise ConfigError(f"{where}.{name} is not an option here{_allowed(name, known)}")
-
-
-def _allowed(name: object, known: Iterable[str]) -> str:
-    known = list(known)
-    return f"{nearest(str(name), known)}; allowed: {', '.join(known)}"
-
-
-def _has_no_default(option: Any) -> bool:
-    return option.default is MISSING and option.default_factory is MISSING
-
-
-def _check_number(where: str, value: object, kind: object) -> None:
-    kind = getattr(kind, "__name__", kind)  # of a module without postponed annotations
-    if (value is None and kind == "float | None") or kind not in _NUMBERS:
-        return
-    wanted, types = ("a whole number", int) if kind == "int" else ("a number", int | float)
-    if not isinstance(value, types) or isinstance(value, bool):
-        raise ConfigError(f"{where}={value!r}; give {wanted}")
-    finite(where, value)
 
 
 def _cosine(start: float, end: float, progress: float) -> float:

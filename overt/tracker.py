@@ -120,8 +120,7 @@ class Tracker:
         if as_hub:
             if "as_hub" not in offered:
                 raise ConfigError(
-                    f"as_hub=True is for CoTracker3's trackers, and this is {self.name}; leave it "
-                    "out"
+                    f"as_hub=True is for CoTracker3's trackers, and this is {self.name}; drop it"
                 )
             options["as_hub"] = True
         if "report" in offered:
@@ -204,7 +203,9 @@ def read_frames(
         raise ConfigError(f"frames={most}; it must be at least 1")
     if isinstance(video, int):
         if most is None:
-            raise ConfigError(f"camera {video} never ends; say how many frames=N to record")
+            raise ConfigError(
+                f"camera {video} never ends; set frames=N, the number of frames to record"
+            )
         return np.stack(list(islice(stream_frames(video), most))), None
     if isinstance(video, Path | str):
         content = read_video(video)
@@ -238,7 +239,7 @@ def choose_queries(
         return np.ascontiguousarray(points)
     if dense:
         if grid is not None:
-            raise ConfigError(f"dense=True follows every pixel; leave grid={grid} out")
+            raise ConfigError(f"dense=True follows every pixel; drop grid={grid}")
         rows, columns = np.mgrid[0:height, 0:width]
         points_xy = np.stack([columns.ravel(), rows.ravel()], -1).astype(np.float32)
     else:

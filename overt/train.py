@@ -38,7 +38,10 @@ def make_parser() -> argparse.ArgumentParser:
         "--package", action="append", default=[], help="folder of your own recipe; repeatable"
     )
     parser.add_argument(
-        "-m", "--multirun", action="store_true", help="a=1,2 runs one after another"
+        "-m",
+        "--multirun",
+        action="store_true",
+        help="a sweep: a=1,2 runs one training for each value",
     )
     return parser
 

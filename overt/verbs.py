@@ -12,7 +12,7 @@ VERBS = {
     ),
     "stages": (
         "overt.commands.stages",
-        "run a chain of trainings that use one another",
+        "run training stages that build on one another",
     ),
     "plan": ("overt.commands.plan", "predict memory and time of a run"),
     "recipes": ("overt.commands.recipes", "list what can be trained"),

@@ -13,7 +13,8 @@ import numpy as np
 
 from overt.data.people.conventions import CONVENTIONS
 from overt.data.people.human_data import HumanData
-from overt.data.people.synthetic import PeopleOptions, write_people
+from overt.data.people.scenes import PeopleOptions
+from overt.data.people.synthetic import write_people
 from overt.geometry.body import BODY_JOINTS, SMPL_JOINTS, BodyFile
 from overt.geometry.body_capsule import capsule_body
 

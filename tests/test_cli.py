@@ -39,7 +39,7 @@ def test_an_unknown_verb_is_told_what_there_is(capsys: pytest.CaptureFixture[str
     assert main(["trian", "recipe=toy"]) == 2
     shown = capsys.readouterr()
     assert "overt has no verb 'trian' (did you mean train?)" in shown.err
-    assert "overt train" in shown.err
+    assert "`overt help` lists all verbs" in shown.err
     assert shown.out == ""
 
 

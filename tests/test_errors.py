@@ -37,7 +37,7 @@ def test_a_section_alone_is_not_alike() -> None:
 def test_a_file_in_the_place_of_a_folder_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
-    with pytest.raises(ConfigError, match=r"^output_dir=.*file is a file; name a folder"):
+    with pytest.raises(ConfigError, match=r"^output_dir=.*file is a file; name a new"):
         need_folder("output_dir", file)
     assert need_folder("output_dir", tmp_path) == tmp_path
     assert need_folder("output_dir", tmp_path / "new") == tmp_path / "new"

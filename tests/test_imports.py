@@ -16,8 +16,9 @@ import overt
 ROOT = Path(overt.__file__).parent
 
 LEAVES = {
-    "errors", "checks", "nested", "progress", "terminal", "distributed", "schedule", "evaluation",
-    "files", "ops", "nn", "geometry", "data", "metrics", "viz",
+    "errors", "checks", "nested", "progress", "terminal", "launch_environment", "distributed",
+    "schedule", "schedule_section", "evaluation", "files", "ops", "nn", "geometry", "data",
+    "metrics", "viz",
 }  # fmt: skip
 SEAM = LEAVES | {"recipe", "tasks"}
 CONFIG = SEAM | {"config"}
@@ -53,6 +54,8 @@ WITHOUT_TORCH = {
     "tasks",
     "checks",
     "schedule",
+    "schedule_section",
+    "launch_environment",
     "errors",
     "cli",
     "train",

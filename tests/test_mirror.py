@@ -57,6 +57,7 @@ COVERED = {
     "data/source": "data/test_mixture.py",  # protocols
     "data/tracking/procedural_settings": "data/tracking/test_procedural.py",
     "ops/norm_sums/kernels": "ops/map_norm/test_kernels.py",  # a part of two operations
+    "recipes/cotracker3/pyramid": "recipes/cotracker3/test_model.py",
     "recipes/blade/build": "recipes/blade/test_depthnet.py",
     "recipes/blade/config": "recipes/blade/test_depth_recipe.py",  # settings, as all of these
     "recipes/blade/estimate": "commands/test_estimate.py",

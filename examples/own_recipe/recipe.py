@@ -47,7 +47,7 @@ class ShapeNet(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         widths = [3, width, 2 * width, 4 * width]
-        # GroupNorm, not BatchNorm: no sample may change what becomes of another.
+        # GroupNorm, not BatchNorm: no sample may affect another.
         self.blocks = nn.ModuleList(
             nn.Sequential(
                 nn.Conv2d(before, after, 5, stride=2, padding=2), nn.GroupNorm(4, after), nn.ReLU()

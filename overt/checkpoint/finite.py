@@ -23,18 +23,20 @@ def nonfinite_tensors(*modules: nn.Module | None) -> list[str]:
         if module is None:
             continue
         named += [(name, tensor, True) for name, tensor in module.named_parameters()]
-        kept = set(module.state_dict())  # a buffer that is not saved is computed again
-        kept -= {
+        saved_names = set(module.state_dict())  # a buffer that is not saved is computed again
+        saved_names -= {
             f"{prefix}.{name}".lstrip(".")
             for prefix, part in module.named_modules()
             for name in getattr(part, "nan_buffers", ())
         }
-        named += [(name, tensor, False) for name, tensor in module.named_buffers() if name in kept]
+        named += [
+            (name, tensor, False) for name, tensor in module.named_buffers() if name in saved_names
+        ]
     groups: dict[tuple[torch.dtype, torch.device], list[tuple[str, Tensor, bool]]] = {}
     for name, tensor, is_parameter in named:
-        own = _shard_of(tensor.detach())
-        if own.is_floating_point() and own.element_size() > 1 and own.numel() > 0:
-            groups.setdefault((own.dtype, own.device), []).append((name, own, is_parameter))
+        local = _shard_of(tensor.detach())
+        if local.is_floating_point() and local.element_size() > 1 and local.numel() > 0:
+            groups.setdefault((local.dtype, local.device), []).append((name, local, is_parameter))
     bad = []
     for group in groups.values():
         # The largest magnitude, not a sum of squares, which overflows for finite weights.

@@ -348,14 +348,14 @@ class CheckpointManager:
             self.best_metric = restored["best_metric"]
         return restored
 
-    def _agree_on(self, given: str | Path | None) -> Path:
+    def _agree_on(self, requested: str | Path | None) -> Path:
         """Return the checkpoint to load, chosen and checked by the main process for all."""
         path: Path | None = None
         problem: str | None = None
         if is_main_process():
             try:
                 self.wait()
-                path = self._newest_good() if given is None else checked_folder(Path(given))
+                path = self._newest_good() if requested is None else checked_folder(Path(requested))
             except (CheckpointError, OSError) as error:
                 problem = str(error)  # raised on every process, or the others would wait forever
         path, problem = broadcast_object((path, problem))
@@ -394,5 +394,5 @@ def _refuse_nonfinite(name: str, poisoned: list[str]) -> None:
 
 def _weights(module: nn.Module) -> TensorFile:
     """Describe the file of a module's tensors, tied ones once."""
-    kept, aliases = split_tied(named_tensors(module))
-    return TensorFile(kept, {"format": "pt", "overt.tied": json.dumps(aliases)})
+    unique, aliases = split_tied(named_tensors(module))
+    return TensorFile(unique, {"format": "pt", "overt.tied": json.dumps(aliases)})

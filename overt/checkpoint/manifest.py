@@ -100,8 +100,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 def hash_of(manifest: Mapping[str, Any]) -> str:
     """Return the SHA-256 of all that a manifest says, except the hash itself."""
-    rest = {key: value for key, value in manifest.items() if key != "sha256"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+    content = {key: value for key, value in manifest.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def verify(folder: Path, contents: bool = True) -> Verification:
@@ -136,11 +136,11 @@ def verify(folder: Path, contents: bool = True) -> Verification:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that read and write the tensors."""
-    known = {"python": platform.python_version(), "overt": __version__}
+    installed = {"python": platform.python_version(), "overt": __version__}
     for package in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            known[package] = metadata.version(package)
-    return known
+            installed[package] = metadata.version(package)
+    return installed
 
 
 def _is_well_formed(manifest: Mapping[str, Any]) -> bool:

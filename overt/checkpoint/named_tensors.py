@@ -38,13 +38,13 @@ def memory_of(tensor: Tensor) -> tuple[Any, ...]:
 
 def split_tied(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return each memory once, and for every further name of it the name under which it is kept."""
-    kept: dict[str, Tensor] = {}
+    unique: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     first: dict[tuple[Any, ...], str] = {}
     for name, tensor in tensors.items():
         owner = first.setdefault(memory_of(tensor), name) if tensor.numel() > 0 else name
         if owner == name:
-            kept[name] = tensor
+            unique[name] = tensor
         else:
             aliases[name] = owner
-    return kept, aliases
+    return unique, aliases

@@ -84,8 +84,8 @@ def restore(
     if saved["class"] != class_name(optimizer):
         raise CheckpointError(
             f"the checkpoint holds the state of {saved['class']}, but the optimizer is "
-            f"{class_name(optimizer)}. Resume with the same optimizer, or start a new run from "
-            "the weights alone (init_from)."
+            f"{class_name(optimizer)}. Resume with the same optimizer, or start a new run from the "
+            "weights alone (init_from)."
         )
     names = parameter_names(model, optimizer)
     state: dict[str, dict[str, Any]] = {
@@ -95,19 +95,21 @@ def restore(
     for key, tensor in tensors.items():
         name, _, entry = key.rpartition("/")
         if name not in state:
-            raise CheckpointError(f"the optimizer state {key} belongs to no parameter of a group")
+            raise CheckpointError(
+                f"the optimizer state {key} does not belong to any parameter of a group"
+            )
         if name in owners:
             refuse_misfit(key, tensor.shape, tensor.dtype, owners[name], optimizer)
         state[name][entry] = tensor
     for name, entries in saved["entries"].items():
         if name not in state:
-            raise CheckpointError(f"the optimizer state of {name} belongs to no parameter")
+            raise CheckpointError(f"the optimizer state of {name} does not belong to any parameter")
         state[name].update(entries)
     origin = {name: group for group in saved["groups"] for name in group["parameters"]}
     _refuse_moved_parameters(optimizer, names, origin, saved["class"])
     for group in optimizer.param_groups:
-        known = [names[p] for p in group["params"] if names[p] in origin]
-        _restore_hyper_parameters(group, [origin[name] for name in known])
+        present = [names[p] for p in group["params"] if names[p] in origin]
+        _restore_hyper_parameters(group, [origin[name] for name in present])
         for parameter in group["params"]:
             if names[parameter] in origin:
                 _restore_parameter(optimizer, group, parameter, state[names[parameter]])
@@ -131,7 +133,7 @@ def refuse_misfit(
     entry, expected = key.rpartition("/")[2], tuple(parameter.shape)
     members = getattr(optimizer, "members", [optimizer])
     if entry in COUNTERS:
-        fits, wanted = math.prod(shape) == 1 and not dtype.is_complex, "one number"
+        fits, requirement = math.prod(shape) == 1 and not dtype.is_complex, "one number"
     elif not all(type(member).__module__.startswith("torch.") for member in members):
         return
     else:
@@ -142,11 +144,12 @@ def refuse_misfit(
         fused = any(group.get("fused") for group in optimizer.param_groups)
         fits = tuple(shape) == expected and dtype.is_floating_point
         fits = fits and (dtype == parameter.dtype or not fused)
-        wanted = f"shape {expected} and {parameter.dtype}"
+        requirement = f"shape {expected} and {parameter.dtype}"
     if not fits:
         raise CheckpointError(
-            f"the optimizer state {key} has shape {tuple(shape)} and {dtype}, expected {wanted}; "
-            "the checkpoint is damaged or of another model. Use an older checkpoint."
+            f"the optimizer state {key} has shape {tuple(shape)} and {dtype}, expected "
+            f"{requirement}; the checkpoint is damaged or of another model. "
+            "Use an older checkpoint."
         )
 
 
@@ -202,14 +205,14 @@ def _refuse_moved_parameters(
     Groups name their class where there are several.
     """
     for group in optimizer.param_groups:
-        now = group.get("class", class_of_all)
+        class_now = group.get("class", class_of_all)
         for name in (names[parameter] for parameter in group["params"]):
-            before = origin[name].get("class", class_of_all) if name in origin else now
-            if before != now:
+            before = origin[name].get("class", class_of_all) if name in origin else class_now
+            if before != class_now:
                 raise CheckpointError(
-                    f"the checkpoint holds the state of {before} for {name}, which {now} steps now "
-                    "(optimizer.rules). Resume with the same rules, or start a new run from the "
-                    "weights alone (init_from)."
+                    f"the checkpoint holds the state of {before} for {name}, but {class_now} "
+                    "updates it now (optimizer.rules). Resume with the same rules, or start a new "
+                    "run from the weights alone (init_from)."
                 )
 
 
@@ -221,7 +224,7 @@ def _restore_hyper_parameters(group: dict[str, Any], origins: list[dict[str, Any
         for value in values:
             if not _is_like(value, current):
                 raise CheckpointError(
-                    f"{key}={value!r} of the saved optimizer is not of the kind of {current!r}; "
+                    f"{key}={value!r} of the saved optimizer has another type than {current!r}; "
                     "the checkpoint is damaged. Use an older one."
                 )
         if any(value != values[0] for value in values):

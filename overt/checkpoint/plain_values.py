@@ -19,9 +19,9 @@ class HasState(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None: ...
 
 
-def encode(value: Any, where: str) -> bytes:
+def encode(value: Any, path: str) -> bytes:
     """Return `value` as JSON; a lone number of numpy or torch becomes Python's."""
-    return json.dumps(_to_json(value, where), indent=1).encode()
+    return json.dumps(_to_json(value, path), indent=1).encode()
 
 
 def decode(text: bytes) -> Any:
@@ -42,23 +42,23 @@ def is_number(value: Any) -> bool:
     return type(value) is float or (type(value) is int and abs(value) <= LARGEST_COUNT)
 
 
-def _to_json(value: Any, where: str) -> Any:
+def _to_json(value: Any, path: str) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
         if all(isinstance(key, str) for key in value):
-            return {key: _to_json(item, f"{where}.{key}") for key, item in value.items()}
+            return {key: _to_json(item, f"{path}.{key}") for key, item in value.items()}
         if all(isinstance(key, str | int | float) for key in value):
             # JSON would turn the keys into text.
-            return {"__pairs__": _to_json(list(value.items()), where)}
+            return {"__pairs__": _to_json(list(value.items()), path)}
     if isinstance(value, list | tuple):
-        return [_to_json(item, f"{where}[{index}]") for index, item in enumerate(value)]
+        return [_to_json(item, f"{path}[{index}]") for index, item in enumerate(value)]
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         return value.item()
     raise CheckpointError(
-        f"{where} is a {type(value).__name__}, which a checkpoint cannot hold; use numbers, "
-        "text, True, False, None, and lists and dictionaries of these. Tensors belong into the "
-        "model or into `tensors`."
+        f"{path} is a {type(value).__name__}, which a checkpoint cannot hold; use numbers, text, "
+        "True, False, None, and lists and dictionaries of these. Tensors belong in the model or "
+        "into `tensors`."
     )
 
 

@@ -60,27 +60,27 @@ def capture_all() -> dict[str, Tensor]:
 def restore_own(states: dict[str, Tensor], rank: int) -> bool:
     """Restore the generators of this rank; False where `states` has none of it."""
     prefix = f"rank{rank}/"
-    own = {
+    rank_state = {
         key.removeprefix(prefix): state for key, state in states.items() if key.startswith(prefix)
     }
-    if own:
-        _refuse_misfit(own)
+    if rank_state:
+        _refuse_misfit(rank_state)
         try:
-            restore(own)
+            restore(rank_state)
         except (ValueError, TypeError, RuntimeError, OverflowError) as error:
             raise CheckpointError(
                 f"the random state of rank {rank} is invalid ({error}); use an older checkpoint"
             ) from error
-    return bool(own)
+    return bool(rank_state)
 
 
 def _refuse_misfit(states: dict[str, Tensor]) -> None:
     """Refuse states of other names, shapes or types than those of this process."""
-    here = capture()
-    for name in {*states, *here} - {"cuda"}:
+    current = capture()
+    for name in {*states, *current} - {"cuda"}:
         kinds = [
             None if name not in held else (tuple(held[name].shape), held[name].dtype)
-            for held in (states, here)
+            for held in (states, current)
         ]
         if kinds[0] != kinds[1]:
             raise CheckpointError(

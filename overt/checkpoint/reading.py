@@ -33,10 +33,10 @@ def read_tensors(path: str | Path, part: str = "model") -> tuple[dict[str, Tenso
         raise CheckpointError(f"{path} has no EMA part; only overt's own folders have one")
     if not path.is_dir():
         return read_weight_file(path)
-    tensors, rest = read_weight_folder(path)
+    tensors, metadata = read_weight_folder(path)
     if (path / "config.yaml").is_file():  # a folder by `overt ckpt export --to hub`
-        rest["settings"] = OmegaConf.to_container(read_yaml(path / "config.yaml"))
-    return tensors, rest
+        metadata["settings"] = OmegaConf.to_container(read_yaml(path / "config.yaml"))
+    return tensors, metadata
 
 
 def read_part(folder: Path, part: str) -> dict[str, Tensor]:
@@ -72,10 +72,10 @@ def _read_folder(folder: Path, part: str) -> tuple[dict[str, Tensor], dict[str, 
             f"{folder} is broken ({verification}); use an older checkpoint next to it, or copy it "
             "again from its source"
         )
-    rest: dict[str, Any] = {"manifest": manifest}
+    metadata: dict[str, Any] = {"manifest": manifest}
     if "config.yaml" in manifest["files"]:
-        rest["settings"] = OmegaConf.to_container(read_yaml(folder / "config.yaml"))
-    return read_part(folder, part), rest
+        metadata["settings"] = OmegaConf.to_container(read_yaml(folder / "config.yaml"))
+    return read_part(folder, part), metadata
 
 
 def is_of_others(folder: Path) -> bool:

@@ -84,8 +84,8 @@ def restore_folder(
     if "rng.safetensors" in files:
         tensors, _ = read_safetensors(path / "rng.safetensors")
     config = read_text(path / "config.yaml") if "config.yaml" in files else None
-    rest = {key: described[key] for key in RETURNED}
-    return {"path": path, **rest, "tensors": tensors, "config_yaml": config}
+    returned = {key: described[key] for key in RETURNED}
+    return {"path": path, **returned, "tensors": tensors, "config_yaml": config}
 
 
 def _restore_weights(path: Path, part: str, module: nn.Module) -> None:
@@ -103,11 +103,11 @@ def _refuse_other_types(
     path: Path, part: str, tensors: dict[str, Tensor], module: nn.Module
 ) -> None:
     """Refuse tensors of another type: copying would convert them in silence."""
-    own = named_tensors(module)
+    current = named_tensors(module)
     wrong = [
-        f"{name}: {tensor.dtype} in the checkpoint, {own[name].dtype} in the model"
+        f"{name}: {tensor.dtype} in the checkpoint, {current[name].dtype} in the model"
         for name, tensor in tensors.items()
-        if name in own and own[name].dtype != tensor.dtype
+        if name in current and current[name].dtype != tensor.dtype
     ]
     if wrong:
         raise CheckpointError(
@@ -127,13 +127,13 @@ def _require(path: Path, part: str) -> None:
         )
 
 
-def _refuse_other_numbers(path: Path, saved: Any, own: dict[str, Any]) -> None:
+def _refuse_other_numbers(path: Path, saved: Any, current: dict[str, Any]) -> None:
     """Refuse the state of a loss scaler with other keys than its own, or numbers that are none."""
-    if not own:
+    if not current:
         return  # a scaler that is off takes no state
     good = (
         isinstance(saved, dict)
-        and saved.keys() == own.keys()
+        and saved.keys() == current.keys()
         and all(
             isinstance(value, int | float) and 0 <= value < math.inf for value in saved.values()
         )

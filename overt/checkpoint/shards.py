@@ -190,9 +190,9 @@ class Reader(StorageReader):
         items: dict[str, list[Any]] = {}
         for item in plan.items:
             items.setdefault(self.chunks[item.storage_index].file, []).append(item)
-        for file, wanted in items.items():
+        for file, requests in items.items():
             with safe_open(self.folder / file, framework="pt") as opened:
-                for item in wanted:
+                for item in requests:
                     chunk = self.chunks[item.storage_index]
                     if chunk.sizes == tuple(item.lengths):
                         values = opened.get_tensor(chunk.key)
@@ -273,16 +273,20 @@ def _fill(folder: Path, index: Index, targets: dict[str, Tensor]) -> None:
         load(dict(targets), storage_reader=Reader(folder, index), no_dist=True)
 
 
-def _refuse_other_model(folder: Path, part: str, index: Index, here: Mapping[str, Tensor]) -> None:
-    there = {name for name in index if name.startswith(f"{part}/")}
-    wrong = [f"{name}: only in the checkpoint" for name in sorted(there - here.keys())]
-    wrong += [f"{name}: only in the model" for name in sorted(here.keys() - there)]
-    for name in sorted(there & here.keys()):
-        if index[name].shape != tuple(here[name].shape):
-            sizes = f"{index[name].shape} in the checkpoint, {tuple(here[name].shape)}"
+def _refuse_other_model(
+    folder: Path, part: str, index: Index, model_tensors: Mapping[str, Tensor]
+) -> None:
+    stored_names = {name for name in index if name.startswith(f"{part}/")}
+    wrong = [
+        f"{name}: only in the checkpoint" for name in sorted(stored_names - model_tensors.keys())
+    ]
+    wrong += [f"{name}: only in the model" for name in sorted(model_tensors.keys() - stored_names)]
+    for name in sorted(stored_names & model_tensors.keys()):
+        if index[name].shape != tuple(model_tensors[name].shape):
+            sizes = f"{index[name].shape} in the checkpoint, {tuple(model_tensors[name].shape)}"
             wrong.append(f"{name}: {sizes} in the model")
-        elif index[name].dtype != here[name].dtype:
-            kinds = f"{index[name].dtype} in the checkpoint, {here[name].dtype}"
+        elif index[name].dtype != model_tensors[name].dtype:
+            kinds = f"{index[name].dtype} in the checkpoint, {model_tensors[name].dtype}"
             wrong.append(f"{name}: {kinds} in the model")
     if wrong:
         more = f"\n  and {len(wrong) - 8} more" if len(wrong) > 8 else ""

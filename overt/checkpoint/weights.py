@@ -36,7 +36,7 @@ class LoadReport:
 
     @property
     def renamed(self) -> int:
-        return sum(there != here for there, here in self.mapped)
+        return sum(file_key != model_key for file_key, model_key in self.mapped)
 
     def __str__(self) -> str:
         lines = [f"{self.source}: {len(self.mapped)} tensors loaded, {self.renamed} renamed"]
@@ -127,12 +127,12 @@ def load_initial(
     if match.misfits or missing:
         lines = [*match.misfits.values(), *(f"{key}: not in the file" for key in missing)]
         keys = [clean_key(key) for key in (*match.misfits, *missing)]
-        own = [clean_key(key) for key in model.state_dict()]
+        model_keys = [clean_key(key) for key in model.state_dict()]
         raise CheckpointError(
             f"{path} does not fill {len(lines)} tensor(s) of the model, which would start from "
             f"random values:\n  {_first_lines(lines)}\nSet the section model to that of the file "
             "(a folder of overt has it in its config.yaml), or let these start from random values "
-            f"with\n  'checkpoint.init_skip=[{','.join(shortest_prefixes(keys, own))}]'"
+            f"with\n  'checkpoint.init_skip=[{','.join(shortest_prefixes(keys, model_keys))}]'"
         )
     model.load_state_dict(match.chosen, strict=False)
     check_base(model, str(path))
@@ -151,14 +151,14 @@ def computed_tensors(model: nn.Module) -> set[str]:
         # Declared by the class: a compiled module would pass on the attributes of its inner one.
         if not hasattr(type(module), "computed_tensors"):
             continue
-        own = {**module._parameters, **module._buffers}
+        registered = {**module._parameters, **module._buffers}
         for name in module.computed_tensors:
-            if name not in own:
+            if name not in registered:
                 raise CheckpointError(
                     f"{type(module).__name__}.computed_tensors names {name!r}, which is not a "
-                    f"tensor of the module itself; it has {', '.join(own) or 'none'}"
+                    f"tensor of the module itself; it has {', '.join(registered) or 'none'}"
                 )
-            tensor = own[name]
+            tensor = registered[name]
             if tensor is not None and not tensor.requires_grad:
                 keys.add(clean_key(f"{path}.{name}" if path else name))
     return keys
@@ -169,20 +169,20 @@ def computed_tensors(model: nn.Module) -> set[str]:
 
 def keys_to_skip(entries: Sequence[str], model: nn.Module) -> set[str]:
     """Return the clean keys that `checkpoint.init_skip` names, each by itself or by a prefix."""
-    own = [clean_key(key) for key in model.state_dict()]
-    prefixes = list(dict.fromkeys(prefix for key in own for prefix in _prefixes(key)))
+    model_keys = [clean_key(key) for key in model.state_dict()]
+    prefixes = list(dict.fromkeys(prefix for key in model_keys for prefix in _prefixes(key)))
     skipped = set()
     for entry in entries:
         if entry.rstrip(".") not in prefixes:
             close = difflib.get_close_matches(entry, prefixes, n=1, cutoff=0.5)
-            top = dict.fromkeys(key.partition(".")[0] for key in own)
+            top = dict.fromkeys(key.partition(".")[0] for key in model_keys)
             hint = f"did you mean {close[0]}?" if close else f"the model has {', '.join(top)}"
             raise ConfigError(
                 f"checkpoint.init_skip: {entry!r} is neither a tensor of the model nor a module "
                 f"with tensors ({hint})"
             )
-        skipped |= {key for key in own if f"{key}.".startswith(f"{entry.rstrip('.')}.")}
-    if own and skipped == set(own):
+        skipped |= {key for key in model_keys if f"{key}.".startswith(f"{entry.rstrip('.')}.")}
+    if model_keys and skipped == set(model_keys):
         raise ConfigError(
             "checkpoint.init_skip names every tensor of the model; set checkpoint.init_from=null "
             "to start from random values"
@@ -197,10 +197,10 @@ def _prefixes(key: str) -> list[str]:
 
 def shortest_prefixes(keys: Iterable[str], all_keys: Iterable[str]) -> list[str]:
     """Return as few prefixes as cover `keys` and none of the others, in the order of `keys`."""
-    wanted = list(keys)
-    others = set(all_keys) - set(wanted)
+    covered_keys = list(keys)
+    others = set(all_keys) - set(covered_keys)
     prefixes: dict[str, None] = {}
-    for key in wanted:
+    for key in covered_keys:
         covered = (
             prefix
             for prefix in _prefixes(key)
@@ -233,39 +233,45 @@ def _match(
     source: str,
     skipped: Iterable[str] = (),  # clean keys that keep the model's own values
 ) -> _Match:
-    own = {key: value for key, value in model.state_dict().items() if isinstance(value, Tensor)}
-    here = {clean: key for key, clean in clean_keys(own, "the model").items()}
-    there = _match_leading_model(clean_keys(tensors, source), here)
-    kept, computed = set(skipped), computed_tensors(model)
-    report = LoadReport(source, skipped=[here[clean] for clean in here if clean in kept])
+    model_tensors = {
+        key: value for key, value in model.state_dict().items() if isinstance(value, Tensor)
+    }
+    model_keys = {clean: key for key, clean in clean_keys(model_tensors, "the model").items()}
+    file_keys = _match_leading_model(clean_keys(tensors, source), model_keys)
+    skipped_keys, computed = set(skipped), computed_tensors(model)
+    report = LoadReport(
+        source, skipped=[model_keys[clean] for clean in model_keys if clean in skipped_keys]
+    )
     match = _Match(report)
     fitting = 0
-    for key, clean in there.items():
-        if clean not in here:
+    for key, clean in file_keys.items():
+        if clean not in model_keys:
             report.unexpected.append(key)
             continue
-        fits = tensors[key].shape == own[here[clean]].shape
+        fits = tensors[key].shape == model_tensors[model_keys[clean]].shape
         fitting += fits
-        if clean in kept:
+        if clean in skipped_keys:
             continue
         if fits:
-            match.chosen[here[clean]] = tensors[key]
-            report.mapped.append((key, here[clean]))
+            match.chosen[model_keys[clean]] = tensors[key]
+            report.mapped.append((key, model_keys[clean]))
             continue
-        report.skipped.append(here[clean])
+        report.skipped.append(model_keys[clean])
         if clean not in computed:
-            shapes = f"{tuple(tensors[key].shape)} in the file, {tuple(own[here[clean]].shape)}"
-            match.misfits[here[clean]] = f"{key}: {shapes} in the model"
+            in_file, in_model = tensors[key].shape, model_tensors[model_keys[clean]].shape
+            match.misfits[model_keys[clean]] = (
+                f"{key}: {tuple(in_file)} in the file, {tuple(in_model)} in the model"
+            )
     if not fitting:
         raise CheckpointError(
             f"{source} is a checkpoint of another model: none of its {len(tensors)} tensors fits. "
-            f"The file has {some(tensors)}; the model has {some(own)}. Check the model's "
+            f"The file has {some(tensors)}; the model has {some(model_tensors)}. Check the model's "
             "configuration, or give the checkpoint that belongs to it."
         )
     report.missing = _without_tied(
-        [key for key in own if key not in match.chosen and key not in report.skipped],
+        [key for key in model_tensors if key not in match.chosen and key not in report.skipped],
         match.chosen,
-        own,
+        model_tensors,
     )
     return match
 
@@ -274,7 +280,7 @@ def _read_adapted(
     path: str | Path, model: nn.Module, part: str, rename: Sequence[KeyRule], rename_key: str
 ) -> Mapping[str, Tensor]:
     """Read a checkpoint, under the model's keys and in its sizes where rules or model know how."""
-    tensors, rest = read_tensors(path, part)
+    tensors, metadata = read_tensors(path, part)
     if rename:
         tensors = rename_keys(tensors, rename, str(path), rename_key)
     adapt = getattr(model, "adapt_tensors", None)
@@ -283,25 +289,27 @@ def _read_adapted(
     names = clean_keys(tensors, str(path))
     clean = {names[key]: value for key, value in tensors.items()}
     try:
-        adapted: Mapping[str, Tensor] = adapt(clean, rest.get("settings"))
+        adapted: Mapping[str, Tensor] = adapt(clean, metadata.get("settings"))
     except CheckpointError as error:  # the model does not know the file's name
         raise CheckpointError(f"{path}: {error}") from None
     return adapted
 
 
-def _match_leading_model(cleaned: dict[str, str], here: Mapping[str, str]) -> dict[str, str]:
+def _match_leading_model(cleaned: dict[str, str], model_keys: Mapping[str, str]) -> dict[str, str]:
     """Remove a leading `model.` from the file's keys, or add one, where that makes more match."""
     candidates = [
         cleaned,
         {key: clean.removeprefix("model.") for key, clean in cleaned.items()},
         {key: f"model.{clean}" for key, clean in cleaned.items()},
     ]
-    best = max(candidates, key=lambda names: sum(clean in here for clean in names.values()))
+    best = max(candidates, key=lambda names: sum(clean in model_keys for clean in names.values()))
     refuse_collisions(best, "the checkpoint, matched to the model")
     return best
 
 
-def _without_tied(missing: list[str], chosen: Iterable[str], own: dict[str, Tensor]) -> list[str]:
+def _without_tied(
+    missing: list[str], chosen: Iterable[str], model_tensors: dict[str, Tensor]
+) -> list[str]:
     """Drop the keys whose memory was loaded under another name."""
-    loaded = {memory_of(own[key]) for key in chosen if own[key].numel() > 0}
-    return [key for key in missing if memory_of(own[key]) not in loaded]
+    loaded = {memory_of(model_tensors[key]) for key in chosen if model_tensors[key].numel() > 0}
+    return [key for key in missing if memory_of(model_tensors[key]) not in loaded]

@@ -41,7 +41,7 @@ def _add_recipe(parent: argparse.ArgumentParser, note: str) -> None:
 
 def _add_part(parent: argparse.ArgumentParser, parts: Sequence[str]) -> None:
     parent.add_argument(
-        "--part", choices=tuple(parts), default=parts[0], help="auto: ema where there is one"
+        "--part", choices=tuple(parts), default=parts[0], help="auto: ema if the checkpoint has one"
     )
 
 
@@ -52,8 +52,8 @@ def _add_rename(parent: argparse.ArgumentParser) -> None:
         action=_AddKeyRule,
         default=[],
         metavar=("MATCH", "TO"),
-        help="weights of others: what takes the place of a regular expression in their keys; null "
-        "drops them; repeatable",
+        help="foreign weights: replace a regular expression in their keys; null drops these "
+        "keys; repeatable",
     )
 
 
@@ -92,7 +92,7 @@ def evaluation_options() -> argparse.ArgumentParser:
 def export_options() -> argparse.ArgumentParser:
     """--part, --recipe, --package and --rename: only ONNX needs the checkpoint's recipe."""
     parent = _parent()
-    text = "default: model; hub: ema where there is one"
+    text = "default: model; hub: ema if there is one"
     parent.add_argument("--part", choices=PARTS[1:], help=text)
     _add_rename(parent)
     _add_recipe(parent, "onnx: ")

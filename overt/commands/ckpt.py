@@ -100,19 +100,19 @@ def inspect(path: Path, keys: bool = False) -> int:
     if path.is_dir() and not is_of_others(path):
         return _inspect_folder(path, keys)
     if path.is_dir() or is_index(path):
-        tensors, rest = read_tensors(path)
+        tensors, stored = read_tensors(path)
         print(f"{path}\nformat      Hugging Face folder")
-        _print_facts(rest)
+        _print_facts(stored)
         entries = [_entry(name, tensor) for name, tensor in tensors.items()]
     elif path.is_file() and is_safetensors(path):
         entries, metadata = _read_entries(path)
         print(f"{path}\nformat      safetensors")
         _print_facts(metadata)
     else:
-        tensors, rest = read_tensors(path)
+        tensors, stored = read_tensors(path)
         kind = "zip archive" if zipfile.is_zipfile(path) else "before torch 1.6"
         print(f"{path}\nformat      torch file ({kind})")
-        _print_facts(rest)
+        _print_facts(stored)
         entries = [_entry(name, tensor) for name, tensor in tensors.items()]
     _print_tensors("model", entries, keys)
     return 0
@@ -237,9 +237,11 @@ def _check_output(output: Path, force: bool) -> None:
     if output.is_dir():
         raise CheckpointError(f"{output} is a folder; name the file to write with --output")
     if output.exists() and not force:
-        raise CheckpointError(f"{output} exists; choose another --output, or replace it by --force")
+        raise CheckpointError(
+            f"{output} exists; choose another --output, or replace it with --force"
+        )
     if not output.parent.is_dir():
-        raise CheckpointError(f"the folder {output.parent} of --output does not exist; make it")
+        raise CheckpointError(f"the folder {output.parent} of --output does not exist; create it")
 
 
 def _alone(tensor: Tensor) -> Tensor:

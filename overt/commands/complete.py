@@ -140,11 +140,13 @@ def make_parser() -> argparse.ArgumentParser:
         "--threshold",
         type=finite_number(-10_000),
         metavar="HU",
-        help="lowest value of bone; default: 300 in CT",
+        help="lowest intensity of bone; default: 300 in CT",
     )
     for name, meaning in LENGTHS.items():
         parser.add_argument(name, type=finite_number(0), default=0.0, metavar="MM", help=meaning)
-    parser.add_argument("--all-parts", action="store_true", help="not only the largest part")
+    parser.add_argument(
+        "--all-parts", action="store_true", help="keep all components, not only the largest"
+    )
     parser.add_argument(
         "--voxels", type=Path, metavar="CHECKPOINT", help="a trained second stage, file or folder"
     )
@@ -185,15 +187,17 @@ def read_skull(options: argparse.Namespace, config: Config) -> Skull:
     from overt.data.skulls.volumes import cloud_frame
 
     path = options.scan
-    asked = getattr(config.settings.data, "num_known_points", 1)
+    required_points = getattr(config.settings.data, "num_known_points", 1)
     if path.suffix.lower() == ".npy" and options.spacing is None:
         if not path.is_file():
             raise DataError(f"no skull at {path}; check the path")
-        return Skull(None, "a cloud of points", load_cloud(path, asked), None)
+        return Skull(None, "a cloud of points", load_cloud(path, required_points), None)
     volume, how = read_bone(options)
     frame = cloud_frame(volume, getattr(config.settings.data, "axes", None) or "LPS")
     rng = np.random.default_rng(0)
-    return Skull(volume, how, cloud_of(volume.mask, CLOUD_FACTOR * asked, rng, path, frame), frame)
+    return Skull(
+        volume, how, cloud_of(volume.mask, CLOUD_FACTOR * required_points, rng, path, frame), frame
+    )
 
 
 def sample(options: argparse.Namespace, config: Config, skull: Skull, clock: Clock) -> Any:
@@ -230,15 +234,15 @@ def write_clouds(folder: Path, completion: Any, implants: Points) -> list[str]:
 
     folder.mkdir(parents=True, exist_ok=True)
     known, parts = completion.known, completion.implants
-    whole = [np.concatenate([known.points, part]) for part in parts.numpy()]
-    arrays = {"input": known.points[None], "sample": np.stack(whole)}
+    completed = [np.concatenate([known.points, part]) for part in parts.numpy()]
+    arrays = {"input": known.points[None], "sample": np.stack(completed)}
     arrays |= {"shift": known.shift[None], "scale": known.scale[None]}
     for name, values in arrays.items():
         np.save(folder / f"{name}.npy", values)
     for number, points in enumerate(implants):
         write_ply_points(folder / f"sample_{number}.ply", points)
-    seen = torch.from_numpy(known.points)
-    rows = [Shown(f"implant {number}", seen, part) for number, part in enumerate(parts)]
+    defective = torch.from_numpy(known.points)
+    rows = [Shown(f"implant {number}", defective, part) for number, part in enumerate(parts)]
     save_image(folder / "picture.png", draw_clouds(rows))
     return [*(f"{name}.npy" for name in arrays), f"{len(parts)} sample_N.ply", "picture.png"]
 
@@ -286,11 +290,11 @@ def make_volumes(
     model, report = load_model(recipe, options.voxels, options.part)
     device = init_distributed(config.training.device).device
     grid = ScanGrid(volume.values, volume.spacing, frame.to_indices)
-    made: list[NDArray[np.bool_]] = voxelizer.implant_volumes(
+    volumes: list[NDArray[np.bool_]] = voxelizer.implant_volumes(
         model.to(device), known, completion.implants, grid
     )
-    clock.end("voxels", f"{len(made)} volume(s) by {second.recipe.name}; {report}")
-    return made
+    clock.end("voxels", f"{len(volumes)} volume(s) by {second.recipe.name}; {report}")
+    return volumes
 
 
 def write_volumes(

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument(
         "--info", nargs="?", const="all", choices=("all", "defaults", "searchpath"),
-        help="print which option of each group is taken, and where options are looked for",
+        help="print the chosen option of each group and the search path",
     )  # fmt: skip
     options = parser.parse_intermixed_args(arguments)
     has_recipe = options.config or any(
@@ -75,10 +75,10 @@ def _inform(options: argparse.Namespace) -> None:
         raise ConfigError("--info is for composed configurations; --config FILE is one already")
     chosen = chosen_options(options.overrides, options.package)
     if options.info in ("all", "defaults"):
-        print(paint("options taken", "bold"))
+        print(paint("chosen options", "bold"))
         print("\n".join(columns([[f"  {group}", name] for group, name in chosen.items()])))
     if options.info in ("all", "searchpath"):
-        print(paint("looked for in", "bold"))
+        print(paint("search path", "bold"))
         print("\n".join(f"  {path}" for path in [CONF, *options.package]))
 
 

@@ -40,7 +40,7 @@ PHOTOGRAPHS = Path(__file__).parents[1] / "photographs"
 ROWS = (
     ("delta_avg", "average_pts_within_thresh", "points within 1, 2, 4, 8, 16 px of the truth"),
     ("AJ", "average_jaccard", "position and occlusion together"),
-    ("OA", "occlusion_accuracy", "visible or occluded told apart"),
+    ("OA", "occlusion_accuracy", "visible or occluded, fraction correct"),
 )
 
 

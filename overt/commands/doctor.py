@@ -21,7 +21,8 @@ from overt.config import Config, build_recipe, load
 from overt.errors import OvertError
 
 if TYPE_CHECKING:
-    from overt.distributed import Launch, World
+    from overt.distributed import World
+    from overt.launch_environment import Launch
     from overt.tools.doctor.report import Check
 
 MEETING_MINUTES = 2.0
@@ -84,13 +85,13 @@ def examine(options: argparse.Namespace) -> tuple[list[Check], World | None]:
         remedy = "compare with `overt docs launch`"
         checks.append(attempt("GPUs", lambda: machine.gpus(device, None, precision), remedy))
         return checks, None
-    different = cluster.same_versions(checks[0].found)
+    different = cluster.same_versions(checks[0].finding)
     if different is not None:
         checks[0] = different
 
-    own = world if world.device.type == "cuda" and world.world_size > 1 else None
+    gpu_world = world if world.device.type == "cuda" and world.world_size > 1 else None
     remedy = "see `nvidia-smi`; a device that fails here fails in training"
-    checks.append(attempt("GPUs", lambda: machine.gpus(device, own, precision), remedy))
+    checks.append(attempt("GPUs", lambda: machine.gpus(device, gpu_world, precision), remedy))
     checks.append(attempt("NCCL", lambda: machine.nccl(os.environ), remedy))
     workers = None if config is None else config.training.num_workers
     checks.append(machine.loader_memory(workers))
@@ -121,7 +122,8 @@ def _configuration(options: argparse.Namespace) -> tuple[Config | None, Check | 
 
 def _meet(device: str) -> tuple[Launch, World | None, Check | None]:
     """Form the process group that the launcher describes, within minutes."""
-    from overt.distributed import Launch, init_distributed, read_launch
+    from overt.distributed import init_distributed
+    from overt.launch_environment import Launch, read_launch
     from overt.tools.doctor import cluster, machine
     from overt.tools.doctor.report import fail
 
@@ -137,11 +139,12 @@ def _meet(device: str) -> tuple[Launch, World | None, Check | None]:
     except OvertError as error:
         return launch, None, fail("rendezvous", str(error), remedy)
     except RuntimeError as error:  # of the process group, which says little about the reason
-        problem = f"{launch.world_size} processes could not meet: {str(error).splitlines()[0]}"
+        reason = str(error).splitlines()[0]
+        problem = f"{launch.world_size} processes could not connect to each other: {reason}"
         remedy = (
-            f"from every host, {launch.master_addr} must lead to rank 0's host and port "
-            f"{launch.master_port} be open; with several network cards set NCCL_SOCKET_IFNAME or "
-            "GLOO_SOCKET_IFNAME"
+            f"on every host, {launch.master_addr} must resolve to rank 0's host, and "
+            f"port {launch.master_port} must be open; with several network cards set "
+            "NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME"
         )
         return launch, None, fail("rendezvous", problem, remedy)
 
@@ -150,7 +153,7 @@ def _examine_run(config: Config, options: argparse.Namespace, world: World) -> l
     from overt.tools.doctor import run
     from overt.tools.doctor.report import attempt, fail
 
-    remedy = "fix that first; nothing else of the run was looked at"
+    remedy = "fix this first; the rest of the run was not checked"
     size = world.world_size
     checks = [attempt("batch", lambda: run.batches(config, size), remedy)]
     try:

@@ -37,11 +37,13 @@ FREED = {"opt_pose": "optimize_pose", "opt_tz": "optimize_depth"}
 def main(arguments: Sequence[str]) -> int:
     options = make_parser().parse_intermixed_args(arguments)
     images, overrides = split_words(options.words)
-    given = [name for name in ("mask", "keypoints", "boxes", "output") if getattr(options, name)]
-    if len(images) > 1 and given:
+    given_options = [
+        name for name in ("mask", "keypoints", "boxes", "output") if getattr(options, name)
+    ]
+    if len(images) > 1 and given_options:
         raise ConfigError(
-            f"--{given[0]} belongs to one picture, but {len(images)} are given; call the command "
-            "once for each"
+            f"--{given_options[0]} belongs to one picture, but {len(images)} are given; call "
+            "the command once for each"
         )
     freed = [f"evaluation.camera.{FREED[name]}=true" for name in FREED if getattr(options, name)]
     estimator = Estimator(
@@ -146,7 +148,7 @@ class Estimator:
             raise ConfigError("--boxes is for several people; a mask or keypoints are of one")
         rows = np.atleast_2d(read_rows(boxes, "--boxes"))
         if rows.ndim != 2 or rows.shape[1] < 4 or len(rows) == 0:
-            raise DataError(f"--boxes: rows of x, y, width and height are needed, not {rows.shape}")
+            raise DataError(f"--boxes: expected rows of x, y, width and height, got {rows.shape}")
         people = [self.person(image, box=row[:4]) for row in rows]
         return sorted(people, key=lambda person: -float(person.pelvis[2]))
 
@@ -182,7 +184,9 @@ def read_picture(image: Path | str | NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Return pixels (H, W, 3) of a file, or those given."""
     if isinstance(image, np.ndarray):
         if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
-            raise DataError(f"a picture is (H, W, 3) uint8, not {image.shape} {image.dtype}")
+            raise DataError(
+                f"expected a picture of shape (H, W, 3) uint8, got {image.shape} {image.dtype}"
+            )
         return image
     from overt.data.images.decode import decode_image, read_file
 
@@ -202,7 +206,7 @@ def read_rows(rows: Path | str | NDArray[Any], option: str) -> NDArray[np.float3
     try:
         return np.array(json.loads(read_file(Path(rows))), dtype=np.float32)
     except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise DataError(f"{option} {rows}: no JSON list of rows ({error})") from None
+        raise DataError(f"{option} {rows}: not a JSON list of rows ({error})") from None
 
 
 def _write_people(
@@ -211,8 +215,8 @@ def _write_people(
     """Write and print results: one person into the folder, several into folders below it."""
     several = len(people) > 1
     for number, person in enumerate(people):
-        own = folder / f"person_{number}" if several else folder
-        write(own, person, kind)
+        person_folder = folder / f"person_{number}" if several else folder
+        write(person_folder, person, kind)
         x, y, z = person.pelvis
         print(f"pelvis at {x:.3f}, {y:.3f}, {z:.3f} m, focal length {person.focal:.1f} pixels")
     if several:

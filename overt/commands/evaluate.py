@@ -62,8 +62,8 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_intermixed_args(arguments)
     checkpoint, output, overrides = _own_words(options.words)
     # The papers' protocols are in float32; another precision is for those who ask for it.
-    asked = any(word.partition("=")[0] == PRECISION for word in overrides)
-    overrides += [] if asked else [f"{PRECISION}=fp32"]
+    precision_given = any(word.partition("=")[0] == PRECISION for word in overrides)
+    overrides += [] if precision_given else [f"{PRECISION}=fp32"]
     config = configure(checkpoint, overrides, options.package)
     folder = need_folder("output", output) if output else free_folder(config)
 
@@ -93,18 +93,18 @@ def main(arguments: Sequence[str]) -> int:
 
 def _own_words(words: Sequence[str]) -> tuple[Path, Path | None, list[str]]:
     """`checkpoint` and `output` belong to this command; the rest are overrides."""
-    own: dict[str, str] = {}
+    arguments: dict[str, str] = {}
     overrides = []
     for word in words:
         key, _, value = word.partition("=")
         if key in ("checkpoint", "output"):
-            own[key] = value
+            arguments[key] = value
         else:
             overrides.append(word)
-    if not own.get("checkpoint"):
+    if not arguments.get("checkpoint"):
         raise ConfigError("give the weights to score: checkpoint=PATH, a file or folder")
-    output = Path(own["output"]) if own.get("output") else None
-    return Path(own["checkpoint"]), output, overrides
+    output = Path(arguments["output"]) if arguments.get("output") else None
+    return Path(arguments["checkpoint"]), output, overrides
 
 
 def free_folder(config: Config) -> Path:

@@ -83,7 +83,7 @@ def main(arguments: Sequence[str]) -> int:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         export_features(options.output, features.values, features.labels, names)
         left_out = len(images) - len(names)
-        print(f"{options.output}: {len(names)} x {features.values.shape[1]}; {left_out} left out")
+        print(f"{options.output}: {len(names)} x {features.values.shape[1]}; {left_out} skipped")
     shutdown()
     return 0
 

@@ -30,24 +30,24 @@ from overt.tools.launch.stages import read_stages
 
 
 def main(arguments: Sequence[str]) -> int:
-    if arguments and arguments[0] in PLACES:
-        return PLACES[arguments[0]](arguments[1:])
+    if arguments and arguments[0] in BACKENDS:
+        return BACKENDS[arguments[0]](arguments[1:])
     parser = argparse.ArgumentParser(
         prog="overt launch",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "where", choices=tuple(PLACES), help="`overt launch WHERE --help` says more"
+        "where", choices=tuple(BACKENDS), help="`overt launch WHERE --help` explains each"
     )
     parser.parse_args(arguments)
     return 0
 
 
-def _parser(where: str, description: str) -> argparse.ArgumentParser:
+def _parser(backend: str, description: str) -> argparse.ArgumentParser:
     """The options that every place shares: those of `overt train`, and the number of devices."""
     parser = argparse.ArgumentParser(
-        prog=f"overt launch {where}", description=description, parents=[config_options()]
+        prog=f"overt launch {backend}", description=description, parents=[config_options()]
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="recipe=NAME, ...")
     parser.add_argument("--gpus", type=int, metavar="N", help="GPUs per node, one process on each")
@@ -109,7 +109,7 @@ def launch_slurm(arguments: Sequence[str]) -> int:
     parser.add_argument("-m", "--multirun", action="store_true", help="a=1,2 as a job array")
     parser.add_argument("--print", action="store_true", help="show the scripts, submit nothing")
     options = parser.parse_intermixed_args(arguments)
-    settings = read_settings(options.site, _given(options))
+    settings = read_settings(options.site, _settings_from(options))
     planned = _plan_stages(options, settings) if options.stages else [_plan(options, settings)]
     if options.print:
         print("\n".join(slurm.render(entry.job) for entry in planned), end="")
@@ -125,15 +125,15 @@ def launch_slurm(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _given(options: argparse.Namespace) -> dict[str, Any]:
+def _settings_from(options: argparse.Namespace) -> dict[str, Any]:
     """The settings that the command line names."""
     names = (
         "tasks_per", "time", "partition", "account", "qos", "cpus_per_process", "signal_seconds",
         "container",
     )  # fmt: skip
-    given = {name: getattr(options, name) for name in names}
-    given |= {"modules": options.module, "env": _variables(options.env) or None}
-    return {name: value for name, value in given.items() if value is not None}
+    values = {name: getattr(options, name) for name in names}
+    values |= {"modules": options.module, "env": _variables(options.env) or None}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _log(job: slurm.Job, number: str) -> str:
@@ -190,9 +190,9 @@ def _plan_stages(options: argparse.Namespace, settings: SlurmSettings) -> list[P
         )
     planned = []
     for stage in read_stages(options.stages, options.overrides):
-        own = stage.gpus is not None or stage.nodes != 1  # else the command line says it
+        has_own_size = stage.gpus is not None or stage.nodes != 1  # else the command line says it
         size = make_size(
-            stage.nodes if own else options.nodes,
+            stage.nodes if has_own_size else options.nodes,
             _need_gpus(options.gpus if stage.gpus is None else stage.gpus),
             options.processes,
         )
@@ -208,7 +208,7 @@ def launch_local(arguments: Sequence[str]) -> int:
     if arguments and arguments[0] in ("status", "stop"):
         return _manage(arguments[0], arguments[1:])
     parser = _parser("local", "Train in the background; `status RUN`, `stop RUN`.")
-    parser.add_argument("--max-restarts", type=int, default=3, help="lost processes to replace")
+    parser.add_argument("--max-restarts", type=int, default=3, help="restarts after a lost process")
     parser.add_argument("--print", action="store_true", help="show the command, start nothing")
     options = parser.parse_intermixed_args(arguments)
     config, command = _local_command(options, "local", options.max_restarts, stop_seconds=120)
@@ -228,27 +228,27 @@ def launch_local(arguments: Sequence[str]) -> int:
 
 
 def _local_command(
-    options: argparse.Namespace, where: str, max_restarts: int, stop_seconds: int
+    options: argparse.Namespace, backend: str, max_restarts: int, stop_seconds: int
 ) -> tuple[Config, list[str]]:
     size = make_size(1, _need_gpus(options.gpus), options.processes)
     config = load(options.overrides, options.config, options.package)
     check_size(config, size)
     _variables(options.env)
     words = _words(options.overrides, options)
-    notes = _absolute(config) / f"{where}.stopped"
+    notes = _absolute(config) / f"{backend}.stopped"
     command = local.training_command(words, size.processes, notes, max_restarts, stop_seconds)
     return config, command
 
 
-def _manage(what: str, arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog=f"overt launch local {what}")
+def _manage(action: str, arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog=f"overt launch local {action}")
     parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder")
-    if what == "stop":
+    if action == "stop":
         parser.add_argument(
             "--seconds",
             type=finite_number(0),
             default=120.0,
-            help="how long to wait for it to save",
+            help="how long to wait for the save",
         )
     options = parser.parse_args(arguments)
     started = local.read(options.run)
@@ -256,8 +256,8 @@ def _manage(what: str, arguments: Sequence[str]) -> int:
         raise LaunchError(f"nothing was started in {options.run} by `overt launch local`")
     if not local.is_running(started):
         print(f"process {started.pid} has ended; {_progress(options.run)}")
-        return 0 if what == "stop" else 3  # as service managers answer
-    if what == "status":
+        return 0 if action == "stop" else 3  # as service managers answer
+    if action == "status":
         print(f"process {started.pid} is training; {_progress(options.run)}")
         return 0
     if not local.stop(started, options.seconds):
@@ -282,10 +282,12 @@ def _progress(run: Path) -> str:
 
 def launch_systemd(arguments: Sequence[str]) -> int:
     parser = _parser("systemd", "Write a service that trains, saves when stopped, and resumes.")
-    parser.add_argument("--system", action="store_true", help="of the machine, not of the user")
-    parser.add_argument("--max-restarts", type=int, default=3, help="lost processes to replace")
     parser.add_argument(
-        "--stop-seconds", type=int, default=120, metavar="N", help="how long a save may take"
+        "--system", action="store_true", help="a system unit instead of a user unit"
+    )
+    parser.add_argument("--max-restarts", type=int, default=3, help="restarts after a lost process")
+    parser.add_argument(
+        "--stop-seconds", type=int, default=120, metavar="N", help="time allowed for the save"
     )
     parser.add_argument("--print", action="store_true", help="show the unit, write nothing")
     options = parser.parse_intermixed_args(arguments)
@@ -307,4 +309,4 @@ def launch_systemd(arguments: Sequence[str]) -> int:
     return 0
 
 
-PLACES = {"slurm": launch_slurm, "local": launch_local, "systemd": launch_systemd}
+BACKENDS = {"slurm": launch_slurm, "local": launch_local, "systemd": launch_systemd}

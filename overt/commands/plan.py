@@ -56,7 +56,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--devices", default="1,2,4,8", metavar="N,N,...")
     parser.add_argument("--gpu", default="H200", help="GPU model for --efficiency")
     parser.add_argument(
-        "--efficiency", type=float, default=0.3, help="fraction of the GPU's peak that is reached"
+        "--efficiency", type=float, default=0.3, help="achieved fraction of the GPU's peak"
     )
     parser.add_argument("--measured", type=Path, metavar="RUN", help="step time of this run folder")
     positive, count = finite_number(0, above=True), whole_number(1)
@@ -130,7 +130,9 @@ def render(plan: dict[str, Any]) -> str:
         *_time_table(rows),
     ]
     if any(row["steps"] is None for row in rows):
-        lines.append("  the data set is not there: --samples N gives steps and time to finish")
+        lines.append(
+            "  the data set does not exist here: give --samples N for steps and time to finish"
+        )
     lines += [
         f"  {row['devices']} devices: {row['problem']}"
         for row in plan["devices"]

@@ -42,7 +42,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--tolerance",
         type=finite_number(0),
         default=TOLERANCE,
-        help="world: relative, of losses",
+        help="world: relative tolerance of the losses",
     )
     parser.add_argument(
         "--deadline", type=finite_number(0, above=True), default=3600.0, help="seconds for each run"
@@ -148,13 +148,13 @@ def _batch_size(config: Config, processes: int) -> int:
 def _hint(config: Config, claim: str) -> str:
     if claim == "world":
         return (
-            "Dropout and other draws of the model differ between processes: try without. If they "
-            "are not the reason, the recipe's loss is not its part of the global batch's "
-            "(see `overt docs add_a_recipe`)."
+            "Dropout and other random numbers of the model differ between ranks: try without "
+            "them. Otherwise the recipe's loss is not normalized over the global batch (see "
+            "`overt docs add_a_recipe`)."
         )
     if not config.training.deterministic:
         return "On CUDA add training.deterministic=true: without it even equal runs differ."
     return (
-        "Something that the computation depends on is not saved: a draw from a generator of the "
-        "recipe's own, or state that it keeps outside of model and optimizer."
+        "State that the computation depends on is not saved: a random generator of the recipe, or "
+        "state outside of model and optimizer."
     )

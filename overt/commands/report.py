@@ -33,13 +33,15 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument(
         "--pin", action="append", default=[], metavar="NAME",
-        help="show this metric among the first; * stands for any text; may be repeated",
+        help="show this metric first; * matches any text; repeatable",
     )  # fmt: skip
     parser.add_argument("--serve", action="store_true", help="follow the runs in a browser")
-    parser.add_argument("--host", default="127.0.0.1", help="of --serve; default: this host only")
-    parser.add_argument("--port", type=int, default=8765, help="of --serve; 0: any free one")
     parser.add_argument(
-        "--token", help="of --serve: what a browser has to know; other hosts always need one"
+        "--host", default="127.0.0.1", help="address of --serve; default: this host only"
+    )
+    parser.add_argument("--port", type=int, default=8765, help="port of --serve; 0: any free port")
+    parser.add_argument(
+        "--token", help="--serve: token that browsers must send; other hosts always need one"
     )
     options = parser.parse_args(arguments)
     within("--pictures", options.pictures, 1)
@@ -77,7 +79,7 @@ def _serve(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
 
     within("--port", options.port, 0, 65535)
     if options.output is not None:
-        parser.error("--serve writes no file; leave out --output")
+        parser.error("--serve writes no file; drop --output")
     if options.token is not None and not TOKEN.fullmatch(options.token):
         parser.error("--token must be 8 to 128 letters, digits or characters of ._~-")
     source = Source(options.runs or [Path("runs")], options.pictures, options.pin)

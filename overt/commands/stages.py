@@ -132,12 +132,12 @@ def run(stage: Stage, command: list[str]) -> None:
 
 def check_needs(stage: Stage, stages: Sequence[Stage]) -> None:
     """Refuse to start a stage whose checkpoints do not exist."""
-    folders = {other.name: other.run_dir / "checkpoints" for other in stages}
-    for name, which in stage.needs:
-        link = folders[name] / which
+    folders = {candidate.name: candidate.run_dir / "checkpoints" for candidate in stages}
+    for name, checkpoint_name in stage.needs:
+        link = folders[name] / checkpoint_name
         if not link.exists():
             hint = ""
-            if which == "best":
+            if checkpoint_name == "best":
                 hint = (
                     ": no checkpoint of it was measured. Set checkpoint.metric_name to one of its "
                     f"scores, and checkpoint.every_steps to a step that is evaluated; or write "

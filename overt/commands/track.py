@@ -56,11 +56,11 @@ def _track(options: argparse.Namespace) -> int:
     from overt.data.tracking.video import has_pyav, need_pyav, read_video, write_video
 
     if options.page and options.online:
-        raise ConfigError("--page shows a video that is read at once; leave --online out")
+        raise ConfigError("--page shows a video that is read at once; drop --online")
     if options.port is not None and not options.page:
-        raise ConfigError("--port is that of --page; add it, or leave --port out")
+        raise ConfigError("--port is for --page; add --page, or drop --port")
     if options.frames is not None and not options.online:
-        raise ConfigError("--frames ends a stream; add --online, or leave it out")
+        raise ConfigError("--frames ends a stream; add --online, or drop --frames")
     folder = need_folder("--output", options.output or Path(f"{options.video.stem}_tracks"))
     format = options.format or ("mp4" if has_pyav() else "webp")
     if format == "mp4":
@@ -69,11 +69,13 @@ def _track(options: argparse.Namespace) -> int:
     fps = None
     if not options.online:
         video, fps = read_video(options.video)
-    asked = None if options.queries is None else read_queries(options.queries)
+    given_queries = None if options.queries is None else read_queries(options.queries)
     if not options.online:
         mask = None if options.mask is None else read_mask(options.mask)
-        grid = None if asked is not None or options.dense else options.grid or USUAL_GRID
-        chosen = choose_queries(video, asked, grid, mask, options.dense, options.query_frame)
+        grid = None if given_queries is not None or options.dense else options.grid or USUAL_GRID
+        chosen = choose_queries(
+            video, given_queries, grid, mask, options.dense, options.query_frame
+        )
         height, width = video.shape[2:]
         points = "the points you click" if options.page else f"{len(chosen)} points"
         print(
@@ -108,10 +110,10 @@ def _track(options: argparse.Namespace) -> int:
         write_tracks(folder, queries, {key: part.numpy() for key, part in tracks._asdict().items()})
 
     def track(queries: Queries) -> PointTracks:
-        given = tracking_options(recipe, options, queries)
+        tracker_options = tracking_options(recipe, options, queries)
         with torch.inference_mode():
             tracks: PointTracks = recipe.track_points(
-                model, torch.from_numpy(video), torch.from_numpy(queries), **given
+                model, torch.from_numpy(video), torch.from_numpy(queries), **tracker_options
             )
         return tracks
 
@@ -119,7 +121,7 @@ def _track(options: argparse.Namespace) -> int:
         files = {name: folder / name for name in (f"video.{format}", "tracks.npz", "tracks.csv")}
         return show_page(options, video, rate, track, write, files)
     if options.online:
-        video, queries, tracks = follow(recipe, model, options, asked)
+        video, queries, tracks = follow(recipe, model, options, given_queries)
     else:
         queries = chosen
         report_progress("tracking", 0, 1)  # the stage has a name before the first points are done
@@ -222,13 +224,15 @@ def tracking_options(recipe: Any, options: argparse.Namespace, queries: Queries)
     """What of the options a recipe's `track_points` can take."""
     offered = inspect.signature(recipe.track_points).parameters
     if options.as_hub and "as_hub" not in offered:
-        raise ConfigError("--as-hub is for CoTracker3's trackers; leave it out")
-    given = {"as_hub": True} if options.as_hub else {}
-    return given | ({"report": point_counter(len(queries))} if "report" in offered else {})
+        raise ConfigError("--as-hub is for CoTracker3's trackers; drop it")
+    tracker_options = {"as_hub": True} if options.as_hub else {}
+    return tracker_options | (
+        {"report": point_counter(len(queries))} if "report" in offered else {}
+    )
 
 
 def follow(
-    recipe: Any, model: Any, options: argparse.Namespace, asked: Queries | None
+    recipe: Any, model: Any, options: argparse.Namespace, given_queries: Queries | None
 ) -> tuple[NDArray[np.uint8], Queries, PointTracks]:
     """The frames seen (T, 3, H, W), the queries, and their tracks, found as the frames arrived."""
     import time
@@ -241,9 +245,9 @@ def follow(
 
     name = str(options.video)
     source = int(name) if name.isdecimal() and not options.video.exists() else options.video
-    seen: list[NDArray[np.uint8]] = []
+    frames: list[NDArray[np.uint8]] = []
     rows: list[tuple[Any, ...]] = []  # of each frame: points, positions, visible, probabilities
-    tracker, given, queries = None, np.zeros(0, np.intp), asked
+    tracker, added, queries = None, np.zeros(0, np.intp), given_queries
     began = time.perf_counter()
     try:
         for frame in stream_frames(source):
@@ -255,46 +259,52 @@ def follow(
                 tracker = recipe.online_tracker(model, frame.shape[1:], len(queries))
                 began = time.perf_counter()
             tracker.observe(torch.from_numpy(frame))
-            new = np.flatnonzero(queries[:, 0] == len(seen))
+            new = np.flatnonzero(queries[:, 0] == len(frames))
             if len(new):
                 tracker.add(torch.from_numpy(queries[new, 1:]))
-                given = np.concatenate([given, new])
+                added = np.concatenate([added, new])
             state = tracker.advance()
             parts = (state.points_xy, state.visible, state.visibility, 1 - state.rho)
-            rows.append((given, *(part.cpu() for part in parts)))
-            seen.append(frame)
-            if options.frames is not None and len(seen) == options.frames:
+            rows.append((added, *(part.cpu() for part in parts)))
+            frames.append(frame)
+            if options.frames is not None and len(frames) == options.frames:
                 break
     except KeyboardInterrupt:
         print()
-    if queries is None or not seen:
+    if queries is None or not frames:
         raise DataError(f"{options.video}: no frame arrived")
-    late = np.flatnonzero(queries[:, 0] >= len(seen))
+    late = np.flatnonzero(queries[:, 0] >= len(frames))
     if len(late):
         raise DataError(
-            f"query {late[0]} starts in frame {queries[late[0], 0]:g}, but {len(seen)} frames "
+            f"query {late[0]} starts in frame {queries[late[0], 0]:g}, but {len(frames)} frames "
             "arrived"
         )
-    print(f"{len(seen) / (time.perf_counter() - began):.1f} frames per second, including reading")
+    print(f"{len(frames) / (time.perf_counter() - began):.1f} frames per second, including reading")
     assert tracker is not None, "frames were seen"
     if isinstance(tracker, HindsightTracker):
-        order = torch.from_numpy(np.argsort(given))  # points were given in the order of frames
-        return np.stack(seen), queries, PointTracks(*(part[:, order] for part in tracker.finish()))
+        order = torch.from_numpy(np.argsort(added))  # points were given in the order of frames
+        return (
+            np.stack(frames),
+            queries,
+            PointTracks(*(part[:, order] for part in tracker.finish())),
+        )
     # Before it is given, a point rests at its query, invisible.
-    points_xy = torch.from_numpy(queries[:, 1:]).repeat(len(seen), 1, 1)
+    points_xy = torch.from_numpy(queries[:, 1:]).repeat(len(frames), 1, 1)
     visible = torch.zeros(points_xy.shape[:2], dtype=torch.bool)
     sure, right = torch.zeros(points_xy.shape[:2]), torch.zeros(points_xy.shape[:2])
     for time_step, (numbers, *values) in enumerate(rows):
-        for whole, part in zip((points_xy, visible, sure, right), values, strict=True):
-            whole[time_step, torch.from_numpy(numbers)] = part
-    return np.stack(seen), queries, PointTracks(points_xy, visible, sure, right)
+        for stacked, part in zip((points_xy, visible, sure, right), values, strict=True):
+            stacked[time_step, torch.from_numpy(numbers)] = part
+    return np.stack(frames), queries, PointTracks(points_xy, visible, sure, right)
 
 
 def _configure(options: argparse.Namespace) -> Config:
     if options.checkpoint is None:
         if options.recipe not in (None, SHIPPED) or options.online:
-            asked = "--online" if options.online else f"--recipe {options.recipe}"
-            raise ConfigError(f"{asked} needs --checkpoint FILE: only {SHIPPED} comes with overt")
+            given_option = "--online" if options.online else f"--recipe {options.recipe}"
+            raise ConfigError(
+                f"{given_option} needs --checkpoint FILE: only {SHIPPED} comes with overt"
+            )
         options.recipe = SHIPPED
         options.checkpoint = shipped_weights(SHIPPED)
     return configure_model(options.checkpoint, options.recipe, options.overrides, options.package)

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def follow(
     path: Path,
-    every: float,
+    interval: float,
     once: bool,
     stream: TextIO,
     wait: Callable[[float], None] = time.sleep,
@@ -71,7 +71,7 @@ def follow(
             stream.flush()
             if once or status != "running":
                 return 0 if once or status == "finished" else 1
-            wait(every)
+            wait(interval)
 
 
 def picture(run: Run, status: str, width: int) -> list[str]:

@@ -87,8 +87,8 @@ class HJEPATrainer:
             raise ConfigError("HJEPATrainer needs config=, what load_config returned")
         if masking_fn is not None:
             raise ConfigError(
-                "HJEPATrainer: masking_fn has no counterpart, since masks are drawn by the loader; "
-                "leave it out and set data.masking (see `overt docs coming_from_hjepa`)"
+                "HJEPATrainer: masking_fn has no counterpart, since masks are drawn by the "
+                "loader; drop it and set data.masking (see `overt docs coming_from_hjepa`)"
             )
         if not isinstance(config, Config):
             config = config_of(config)
@@ -129,8 +129,10 @@ def _section(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     kind, values = type(optimizer), dict(optimizer.defaults)
     section = {"_target_": f"torch.optim.{kind.__name__}", "lr": values.pop("lr")}
     section["weight_decay"] = values.pop("weight_decay", 0.0)
-    known = {key: values[key] for key in ("betas", "eps", "momentum", "nesterov") if key in values}
-    return section | {"arguments": {key: _plain(value) for key, value in known.items()}}
+    arguments = {
+        key: values[key] for key in ("betas", "eps", "momentum", "nesterov") if key in values
+    }
+    return section | {"arguments": {key: _plain(value) for key, value in arguments.items()}}
 
 
 def _plain(value: Any) -> Any:
@@ -148,9 +150,11 @@ class DatasetImages:
         self.names = [f"item {index}" for index in range(len(dataset))]
         targets = getattr(dataset, "targets", None)
         self.classes = tuple(map(str, getattr(dataset, "classes", ())))
-        known = targets is not None and bool(self.classes)
+        is_labelled = targets is not None and bool(self.classes)
         self.labels: NDArray[np.int64] = (
-            np.asarray(targets, np.int64) if known else np.full(len(dataset), UNLABELLED, np.int64)
+            np.asarray(targets, np.int64)
+            if is_labelled
+            else np.full(len(dataset), UNLABELLED, np.int64)
         )
 
     def __len__(self) -> int:

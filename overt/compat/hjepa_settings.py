@@ -102,9 +102,9 @@ def translate(old: Mapping[Any, Any]) -> list[str]:
         elif key in OTHERWISE:
             pairs = OTHERWISE[key](value)
         elif key in ONLY:
-            wanted, remedy = ONLY[key]
-            if wanted is not None and value != wanted:
-                raise ConfigError(f"{key}={value}: only {wanted} is translated; {remedy}")
+            expected, remedy = ONLY[key]
+            if expected is not None and value != expected:
+                raise ConfigError(f"{key}={value}: only {expected} is translated; {remedy}")
             continue
         elif key.startswith(ELSEWHERE):
             continue
@@ -114,10 +114,10 @@ def translate(old: Mapping[Any, Any]) -> list[str]:
         for name, content in pairs:
             words[name] = f"{name}={_word(content)}"
     if unknown:
-        known = [*SAME, *OTHERWISE, *ONLY]
+        allowed = [*SAME, *OTHERWISE, *ONLY]
         raise ConfigError(
-            f"no counterpart for {', '.join(unknown)}{nearest(unknown[0], known)}; remove the key, "
-            "or set its new name as KEY=VALUE (see `overt docs coming_from_hjepa`)"
+            f"no counterpart for {', '.join(unknown)}{nearest(unknown[0], allowed)}; remove the "
+            "key, or set its new name as KEY=VALUE (see `overt docs coming_from_hjepa`)"
         )
     return list(words.values())
 

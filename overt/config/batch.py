@@ -24,8 +24,8 @@ class BatchPlan:
         return self.batch_size * self.accumulation_steps * self.world_size
 
     def steps_per_epoch(self, samples: int, drop_last: bool) -> int:
-        whole = samples // self.global_batch_size
-        steps = whole if drop_last else -(-samples // self.global_batch_size)
+        full_batches = samples // self.global_batch_size
+        steps = full_batches if drop_last else -(-samples // self.global_batch_size)
         if steps == 0:
             raise ConfigError(
                 f"the data set has {samples} samples, fewer than one global batch of "

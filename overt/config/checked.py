@@ -29,7 +29,7 @@ from overt.config.schema import (
 )
 from overt.errors import ConfigError, nearest
 from overt.recipe import Recipe, check_instance, check_recipe
-from overt.schedule import build_schedule
+from overt.schedule_section import build_schedule
 
 RECIPE_SECTIONS = ("model", "data", "loss", "evaluation")
 LARGEST_INTEGER = 2**63 - 1
@@ -113,12 +113,12 @@ def check(
     if decay is not None:
         build_schedule(decay, 1.0, 1.0, 1, where="optimizer.weight_decay_schedule")
     # A recipe's section may refer to any other, ${training.cuda_graph} for example.
-    whole = cast(DictConfig, OmegaConf.create(OmegaConf.to_container(checked, resolve=True)))
-    settings = _merge(settings, {name: whole[name] for name in sections})
+    resolved = cast(DictConfig, OmegaConf.create(OmegaConf.to_container(checked, resolve=True)))
+    settings = _merge(settings, {name: resolved[name] for name in sections})
     return Config(
         **parts,
         settings=_to_object(settings, "the recipe's settings"),
-        text=OmegaConf.to_yaml(whole),
+        text=OmegaConf.to_yaml(resolved),
         recipe_class=classes.get("recipe._target_"),
     )
 

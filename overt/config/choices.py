@@ -42,7 +42,7 @@ CHOICES: dict[str, dict[str, str]] = {
         "stop": "nobody watches, and a launcher restarts the run from its last checkpoint",
     },
     "optimizer.lr_scaling": {
-        "none": "the rate is meant for this very batch, or the optimizer hardly depends on it",
+        "none": "the rate was tuned for this batch size, or the optimizer hardly depends on it",
         "linear": "SGD, and large batches in self-supervised training (needs lr_base_batch)",
         "sqrt": "Adam and AdamW (needs lr_base_batch)",
     },

@@ -117,7 +117,7 @@ def _read_file(config_file: str, parsed: list[Override]) -> DictConfig:
         raise ConfigError(f"--config {config_file}: no such file")
     values = read_yaml(path)
     if not isinstance(values, DictConfig):
-        raise ConfigError(f"--config {config_file} holds no mapping of keys to values")
+        raise ConfigError(f"--config {config_file} is not a mapping of keys to values")
     _fill_in(values)
     for item in parsed:
         if item.key_or_group in GROUPS:
@@ -147,11 +147,11 @@ def _fill_in(values: DictConfig) -> None:
     sections = {"training": "train.yaml"}
     sections |= {name: f"{name}/default.yaml" for name in ("logging", "checkpoint")}
     for section, name in sections.items():
-        own = OmegaConf.load(CONF / name)
+        defaults = OmegaConf.load(CONF / name)
         if section == "training":
-            own = own.training
+            defaults = defaults.training
         if isinstance(values.get(section), DictConfig):
-            values[section] = OmegaConf.merge(own, values[section])
+            values[section] = OmegaConf.merge(defaults, values[section])
 
 
 def _parse(overrides: Sequence[str]) -> list[Override]:
@@ -206,7 +206,7 @@ def _refuse_removal(overrides: Sequence[str]) -> None:
         group = text.removeprefix("~").partition("=")[0]
         if text.startswith("~") and group in GROUPS:
             raise ConfigError(
-                f"{text} takes away the section {group}, which every run needs; choose another one "
+                f"{text} removes the section {group}, which every run needs; choose another one "
                 f"by {group}=NAME ({', '.join(_options(group, []))}), or change single keys by "
                 f"{group}.KEY=VALUE"
             )
@@ -216,18 +216,17 @@ def _check_option(item: Override, search: list[Path]) -> None:
     options, chosen = _options(item.key_or_group, search), str(item.value())
     if chosen not in options and not item.is_delete():
         raise ConfigError(
-            f"{item.key_or_group}={chosen}: no such {item.key_or_group}"
-            f"{nearest(chosen, options)}; there are {', '.join(options)}. Your own live in a "
-            "folder that is named by --package FOLDER"
+            f"{item.key_or_group}={chosen}: no such {item.key_or_group}{nearest(chosen, options)}; "
+            f"there are {', '.join(options)}. For those of your own package add --package FOLDER"
         )
 
 
 def _check_known(key: str, values: DictConfig) -> None:
-    known = list(dotted_keys(values))
+    allowed = list(dotted_keys(values))
     if re.search(r"\.\d+\.", key):  # of an entry of a list: optimizer.rules.0.lr_scale
-        known += [key] if OmegaConf.select(values, key, default=ABSENT) is not ABSENT else []
-    if not any(name == key or name.startswith(key + ".") for name in known):
-        raise ConfigError(f"unknown key {key}{nearest(key, known)}; `overt config` lists all")
+        allowed += [key] if OmegaConf.select(values, key, default=ABSENT) is not ABSENT else []
+    if not any(name == key or name.startswith(key + ".") for name in allowed):
+        raise ConfigError(f"unknown key {key}{nearest(key, allowed)}; `overt config` lists all")
 
 
 def add_package(folder: str) -> str:
@@ -293,14 +292,14 @@ def defaults_of(settings: Any, prefix: str = "") -> dict[str, Any]:
     Most keys have none, since their values live in YAML files; those that came later have one.
     """
     defaults: dict[str, Any] = {}
-    for each in dataclasses.fields(settings) if dataclasses.is_dataclass(settings) else ():
-        key, value = f"{prefix}{each.name}", getattr(settings, each.name, None)
+    for field in dataclasses.fields(settings) if dataclasses.is_dataclass(settings) else ():
+        key, value = f"{prefix}{field.name}", getattr(settings, field.name, None)
         if dataclasses.is_dataclass(value):
             defaults |= defaults_of(value, f"{key}.")
-        elif each.default_factory is not dataclasses.MISSING:
-            defaults[key] = each.default_factory()
-        elif each.default is not dataclasses.MISSING and each.default != MISSING:
-            defaults[key] = each.default
+        elif field.default_factory is not dataclasses.MISSING:
+            defaults[key] = field.default_factory()
+        elif field.default is not dataclasses.MISSING and field.default != MISSING:
+            defaults[key] = field.default
     return defaults
 
 

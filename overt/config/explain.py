@@ -25,7 +25,7 @@ def explanations(kind: type) -> dict[str, str]:
             if separator and name in names:
                 hint, _, behind = rest.partition("  # ")
                 kind_of_value = hint.partition("=")[0].strip()
-                words = " ".join([*comments, behind.strip()]).strip()
+                words = "; ".join(filter(None, [" ".join(comments), behind.strip()]))
                 meanings[name] = f"{kind_of_value}: {words}" if words else kind_of_value
             comments = []
     return meanings

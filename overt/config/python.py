@@ -92,14 +92,14 @@ def configure(
         "logging": logging,
         "checkpoint": checkpoint,
     }
-    own, settings_class = _settings(settings)
-    names, changes = _split({**sections, **own})
+    recipe_settings, settings_class = _settings(settings)
+    names, changes = _split({**sections, **recipe_settings})
     draft = _draft(recipe, names, [str(folder) for folder in packages])
     if settings_class is not None:
         draft.name_class("recipe.settings", settings_class)
-    elif own and draft.classes.get("recipe.settings") is NoSettings:
+    elif recipe_settings and draft.classes.get("recipe.settings") is NoSettings:
         raise ConfigError(
-            f"settings={settings!r}: nothing says which dataclass checks them; annotate it, "
+            f"settings={settings!r}: no dataclass is declared for them; annotate it, "
             "`def __init__(self, settings: Settings)`, or give an instance of it"
         )
     scalars = {"exp_name": exp_name, "output_dir": output_dir, "seed": seed}
@@ -147,8 +147,8 @@ def _draft(recipe: type[Recipe] | str | Config, names: list[str], packages: list
         case Config():
             if names:
                 raise ConfigError(
-                    f"{names[0]}: YAML files are chosen with a recipe; to a configuration give "
-                    "single keys, as a dict"
+                    f"{names[0]}: YAML files are chosen together with a recipe; to change a "
+                    "configuration give single keys as a dict"
                 )
             draft = _Draft(cast(DictConfig, OmegaConf.create(recipe.text)), allowed)
             # These have passed the check already.
@@ -204,7 +204,7 @@ def _settings(settings: Any) -> tuple[dict[str, Any], type | None]:
     if isinstance(settings, Mapping):
         names, kind = list(settings), None
     elif is_dataclass(settings) and not isinstance(settings, type):
-        names, kind = [each.name for each in fields(settings)], type(settings)
+        names, kind = [field.name for field in fields(settings)], type(settings)
     else:
         raise ConfigError(
             f"settings={settings!r}; give the recipe's dataclass, filled in, or a dict of its "
@@ -278,7 +278,7 @@ def _merge(draft: _Draft, key: str, change: Any) -> None:
 
 def _refuse_unknown(draft: _Draft, section: str, keys: Mapping[str, Any]) -> None:
     """Refuse a key that neither the defaults nor the recipe's dataclass has."""
-    known = [
+    allowed = [
         f"{name!s}.{key!s}"
         for name, values in draft.values.items()
         if isinstance(values, DictConfig)
@@ -286,11 +286,11 @@ def _refuse_unknown(draft: _Draft, section: str, keys: Mapping[str, Any]) -> Non
     ]
     kind = draft.classes.get("recipe.settings")
     for name, hint in _hints(kind).items() if kind is not None else ():
-        known += [f"{name}.{each.name}" for each in fields(hint)] if is_dataclass(hint) else []
+        allowed += [f"{name}.{field.name}" for field in fields(hint)] if is_dataclass(hint) else []
     for key in keys:
         name = f"{section}.{key}"
-        if name not in known:
-            raise ConfigError(f"unknown key {name}{nearest(name, known)}")
+        if name not in allowed:
+            raise ConfigError(f"unknown key {name}{nearest(name, allowed)}")
 
 
 def _plain(draft: _Draft, value: Any) -> Any:
@@ -303,7 +303,7 @@ def _plain(draft: _Draft, value: Any) -> Any:
         draft.allowed.append(value.__module__)
         return dotted(value)
     if is_dataclass(value):
-        return {each.name: _plain(draft, getattr(value, each.name)) for each in fields(value)}
+        return {field.name: _plain(draft, getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
         return {key: _plain(draft, item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -143,9 +143,11 @@ class TrainingSection:
             "loss_spike_deviations", "loss_spike_window", "hang_minutes", "patience", "memory_gib",
         )  # fmt: skip
         each_within("training", self, positive, 0, above=True)
-        for name, every in self.evaluate_sets.items():
-            if every is not None and every < 1:
-                raise ConfigError(f"training.evaluate_sets.{name}={every}; use 1 or more, or null")
+        for name, every_steps in self.evaluate_sets.items():
+            if every_steps is not None and every_steps < 1:
+                raise ConfigError(
+                    f"training.evaluate_sets.{name}={every_steps}; use 1 or more, or null"
+                )
         within("training.compile_memory_budget", self.compile_memory_budget, 0, 1, above=True)
         steps = self.profile_steps
         if steps is not None and not (len(steps) == 2 and 1 <= steps[0] <= steps[1]):
@@ -206,7 +208,7 @@ class OptimizerSection:
     # learning rate at lr_base_batch; see lr_scaling
     lr: float = MISSING
     weight_decay: float = MISSING
-    # class and arguments of a schedule that starts from weight_decay; null: it stays
+    # class and arguments of a schedule that starts from weight_decay; null: constant
     weight_decay_schedule: Any = MISSING
     # no weight decay for biases, norms and other tensors of fewer than two dimensions
     decay_only_matrices: bool = MISSING
@@ -218,7 +220,7 @@ class OptimizerSection:
     arguments: dict[str, Any] = MISSING
     # parameters with another class, the first rule that matches: [{match: matrices or a
     # regular expression, _target_: torch.optim.Muon, skip, lr or lr_scale, weight_decay,
-    # arguments}]; has a value here for files from before there were rules
+    # arguments}]
     rules: list[OptimizerRule] = field(default_factory=list)
 
     @property

@@ -68,7 +68,7 @@ def _compare(manifest: Path, settings: Mapping[str, Any], content: str) -> None:
     if isinstance(stored, dict):
         keys = [key for key in {**settings, **stored} if settings.get(key) != stored.get(key)]
         detail = ", ".join(
-            f"{key} {stored.get(key)} there and {settings.get(key)} asked for" for key in keys
+            f"{key} {stored.get(key)} there, {settings.get(key)} requested" for key in keys
         )
     raise DataError(
         f"{manifest.parent} holds other synthetic {content} ({detail}); sets are not mixed. Choose "

@@ -66,9 +66,9 @@ class InterleavedMixture:
 
     def sample_at(self, position: int, epoch: int, seed: int, rng: np.random.Generator) -> Any:
         """Return the sample at a position of an epoch, in constant time."""
-        number, taken = self.source_at(position, epoch, seed)
+        number, preceding = self.source_at(position, epoch, seed)
         # Samples that this source gave in all epochs before count as well.
-        passes, offset = divmod(epoch * self.counts[number] + taken, self.lengths[number])
+        passes, offset = divmod(epoch * self.counts[number] + preceding, self.lengths[number])
         source, own_seed = self.sources[number], _seed_of_source(seed, number)
         stream = self.streams[number]
         if stream is not None:
@@ -84,7 +84,7 @@ class InterleavedMixture:
         block, within = divmod(position, PATTERN_LENGTH)
         key = (block, epoch, seed)
         pattern = self._patterns.get(key, lambda: self._pattern(block, epoch, seed))
-        return int(pattern.sources[within]), int(pattern.taken[within])
+        return int(pattern.sources[within]), int(pattern.preceding[within])
 
     def check_split(self, batch_size: int, world_size: int, num_workers: int) -> None:
         """Warn where every loader process has to read all of a source."""
@@ -102,22 +102,22 @@ class InterleavedMixture:
 
     def _pattern(self, block: int, epoch: int, seed: int) -> _Pattern:
         first = block * PATTERN_LENGTH
-        before = _taken_before(first, self.counts)
-        after = _taken_before(min(first + PATTERN_LENGTH, len(self)), self.counts)
-        own = [end - start for start, end in zip(before, after, strict=True)]
-        sources = np.repeat(np.arange(len(own)), own)
+        before = _counts_before(first, self.counts)
+        after = _counts_before(min(first + PATTERN_LENGTH, len(self)), self.counts)
+        block_counts = [end - start for start, end in zip(before, after, strict=True)]
+        sources = np.repeat(np.arange(len(block_counts)), block_counts)
         np.random.default_rng(random_stream(seed, epoch, PATTERN, block)).shuffle(sources)
-        taken = np.empty(len(sources), np.int64)
+        preceding = np.empty(len(sources), np.int64)
         for number, (start, end) in enumerate(zip(before, after, strict=True)):
-            taken[sources == number] = np.arange(start, end)
-        return _Pattern(sources, taken)
+            preceding[sources == number] = np.arange(start, end)
+        return _Pattern(sources, preceding)
 
 
 class _Pattern(NamedTuple):
     """The sources of some consecutive positions."""
 
     sources: NDArray[np.int64]  # (positions,)
-    taken: NDArray[np.int64]  # (positions,) samples that the source gave before in this epoch
+    preceding: NDArray[np.int64]  # (positions,) samples that the source gave before in this epoch
 
 
 @lru_cache(maxsize=64)
@@ -127,7 +127,7 @@ def _seed_of_source(seed: int, number: int) -> int:
     return int(state[0])
 
 
-def _taken_before(position: int, counts: Sequence[int]) -> list[int]:
+def _counts_before(position: int, counts: Sequence[int]) -> list[int]:
     """Return how many samples each source gives before a position, spread evenly.
 
     Sample j of a source with n samples is due at (j + 1/2) / n of the epoch; these are the first
@@ -135,19 +135,19 @@ def _taken_before(position: int, counts: Sequence[int]) -> list[int]:
     """
     total = sum(counts)
     # Those due before `position` / total of the epoch: right up to one for each source.
-    taken = [max(0, -(-(2 * count * position - total) // (2 * total))) for count in counts]
+    before = [max(0, -(-(2 * count * position - total) // (2 * total))) for count in counts]
 
     def due(number: int, sample: int) -> tuple[Fraction, int]:
         return Fraction(2 * sample + 1, 2 * counts[number]), number
 
-    while (missing := position - sum(taken)) != 0:
+    while (missing := position - sum(before)) != 0:
         if missing > 0:
-            numbers = [number for number, count in enumerate(counts) if taken[number] < count]
-            taken[min(numbers, key=lambda number: due(number, taken[number]))] += 1
+            numbers = [number for number, count in enumerate(counts) if before[number] < count]
+            before[min(numbers, key=lambda number: due(number, before[number]))] += 1
         else:
-            numbers = [number for number, given in enumerate(taken) if given]
-            taken[max(numbers, key=lambda number: due(number, taken[number] - 1))] -= 1
-    return taken
+            numbers = [number for number, count in enumerate(before) if count]
+            before[max(numbers, key=lambda number: due(number, before[number] - 1))] -= 1
+    return before
 
 
 class Mixture:

@@ -15,6 +15,6 @@ def loader_context() -> ForkServerContext:
     workers on 16 cores the first step of `simclr_cifar` took 79 seconds; it takes 4.
     """
     context = multiprocessing.get_context("forkserver")
-    own = [name for name in sys.modules if name.split(".")[0] == "overt"]
-    context.set_forkserver_preload(["torch", *sorted(own)])
+    overt_modules = [name for name in sys.modules if name.split(".")[0] == "overt"]
+    context.set_forkserver_preload(["torch", *sorted(overt_modules)])
     return context

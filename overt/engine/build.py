@@ -52,10 +52,10 @@ from overt.schedule import (
     EMAScheduler,
     HierarchicalScheduler,
     Scheduler,
-    build_schedule,
     describe,
     refuse_overflow,
 )
+from overt.schedule_section import build_schedule
 
 # Buffers are not broadcast before each forward pass; torch 2.13 has renamed the switch.
 _SWITCHES = inspect.signature(DistributedDataParallel).parameters
@@ -155,11 +155,11 @@ def build(
     loaded = load_initial_weights(config, model, recipe.unscored) if loads_weights else None
     # Copies of the bare model, taken before anything is compiled or wrapped.
     average = None if training.ema_momentum is None else make_average(model)
-    whole = WholeModel(model) if training.strategy == "fsdp" else None
+    whole_model = WholeModel(model) if training.strategy == "fsdp" else None
     seed_everything(config.seed, world.rank)  # from here on each rank has its own dropout
     speed = choose(training, recipe, model, world, total_steps, fitted)
     wrapping = wrap(speed.at_start(), recipe, world, model, average)
-    wrapping.whole, wrapping.has_blocks = whole, bool(recipe.blocks(model))
+    wrapping.whole, wrapping.has_blocks = whole_model, bool(recipe.blocks(model))
 
     optimizer = build_optimizer(config.optimizer, model, recipe.parameter_groups(model))
     learning_rate = scaled_learning_rate(config.optimizer, plan.global_batch_size)

@@ -51,11 +51,11 @@ def _gather(name: str, parts: list[Tensor], samples: int, plan: BatchPlan) -> Te
         padded = part.new_zeros(size, *part.shape[1:])
         padded[: part.shape[0]] = part
         rows.append(padded)
-    own = torch.stack(rows)  # (M, size, ...)
+    local = torch.stack(rows)  # (M, size, ...)
     # Gloo takes ranks one below the other only, not in a new dimension.
-    all_ranks = own.new_empty(plan.world_size * len(own), *own.shape[1:])
-    torch.distributed.all_gather_into_tensor(all_ranks, own)
-    by_rank = all_ranks.view(plan.world_size, *own.shape)  # (W, M, size, ...)
+    all_ranks = local.new_empty(plan.world_size * len(local), *local.shape[1:])
+    torch.distributed.all_gather_into_tensor(all_ranks, local)
+    by_rank = all_ranks.view(plan.world_size, *local.shape)  # (W, M, size, ...)
     ordered = by_rank.transpose(0, 1).flatten(0, 2)  # (M x W x size, ...)
     count = micro_batches(samples, plan) * plan.world_size
     kept = [

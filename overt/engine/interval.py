@@ -76,10 +76,10 @@ class Interval:
         rank, world_size, width = get_rank(), get_world_size(), len(timings)
         # Each rank fills separate slots with its timings: the sum then holds them all.
         slots = [0.0] * (rank * width) + [*timings] + [0.0] * ((world_size - rank - 1) * width)
-        own = torch.tensor(
+        local = torch.tensor(
             [*self.sums, *self.losses, *slots], dtype=torch.float64, device=self.device
         )
-        packed = all_reduce_sum(own).tolist()
+        packed = all_reduce_sum(local).tolist()
         sums, packed = packed[: len(self.sums)], packed[len(self.sums) :]
         losses, packed = packed[: len(self.losses)], packed[len(self.losses) :]
         by_rank = [packed[index * width : (index + 1) * width] for index in range(world_size)]
@@ -94,7 +94,7 @@ class Interval:
         """Continue with the totals of an earlier session; the main rank carries them."""
         sums, losses = state["sums"], state.get("losses", [])
         if not all(map(is_number, [*sums.values(), *losses, state["steps"]])):
-            raise CheckpointError("state.json: interval holds what is not a number")
+            raise CheckpointError("state.json: interval holds a value that is not a number")
         self.names = list(sums)
         self.sums = list(sums.values()) if world.is_main else [0.0] * len(sums)
         self.losses = list(losses) if world.is_main else [0.0] * len(losses)

@@ -70,7 +70,9 @@ class StepBatch:
     @property
     def sample_ids(self) -> list[tuple[int, int]]:
         """Return (epoch, index) of this rank's samples."""
-        return [(each.epoch, each.index) for micro in self.micro_batches for each in micro.ids]
+        return [
+            (sample.epoch, sample.index) for micro in self.micro_batches for sample in micro.ids
+        ]
 
 
 def global_counts(recipe: Recipe, batch: StepBatch, device: torch.device) -> dict[str, Tensor]:
@@ -83,8 +85,8 @@ def global_counts(recipe: Recipe, batch: StepBatch, device: torch.device) -> dic
     totals: dict[str, Tensor] = {}
     for micro in batch.micro_batches:
         for name, count in recipe.counts(micro.batch).items():
-            own = count.to(torch.float64) * (0.0 if micro.is_padding else 1.0)
-            totals[name] = totals[name] + own if name in totals else own
+            local = count.to(torch.float64) * (0.0 if micro.is_padding else 1.0)
+            totals[name] = totals[name] + local if name in totals else local
     if not totals:
         return {"samples": samples}
     packed = torch.cat([count.flatten() for count in totals.values()])

@@ -15,7 +15,8 @@ from overt.config import import_target
 from overt.config.schema import OptimizerSection
 from overt.engine.optimizer_rules import Assignment, assign
 from overt.errors import ConfigError, nearest
-from overt.schedule import HierarchicalScheduler, build_schedule
+from overt.schedule import HierarchicalScheduler
+from overt.schedule_section import build_schedule
 
 
 class Optimizers(torch.optim.Optimizer):
@@ -97,9 +98,9 @@ def _build_one(part: Assignment, lr: float) -> torch.optim.Optimizer:
     for name in arguments:
         if name not in allowed:
             raise ConfigError(
-                f"{part.key}.arguments.{name}: {part.target} has no such argument"
-                f"{nearest(name, allowed)}; it has {', '.join(allowed)}. What another class left "
-                f"there is taken away by ~{part.key}.arguments.{name}"
+                f"{part.key}.arguments.{name}: {part.target} has no such "
+                f"argument{nearest(name, allowed)}; it has {', '.join(allowed)}. Remove an "
+                f"argument of another class with ~{part.key}.arguments.{name}"
             )
     closure = inspect.signature(kind.step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
@@ -204,8 +205,8 @@ def weight_decay_schedule(
     chosen = section.weight_decay_schedule
     if chosen is None:
         return None
-    where = "optimizer.weight_decay_schedule"
-    return build_schedule(chosen, section.weight_decay, epochs, steps_per_epoch, where)
+    key = "optimizer.weight_decay_schedule"
+    return build_schedule(chosen, section.weight_decay, epochs, steps_per_epoch, key)
 
 
 def set_weight_decay(

@@ -35,10 +35,10 @@ def assign(
     both parts keep its settings.
     """
     decay = section.weight_decay
-    own = Assignment("optimizer", section._target_, decay, section.arguments, [])
+    default = Assignment("optimizer", section._target_, decay, section.arguments, [])
     if not section.rules:
-        own.groups.extend(groups)
-        return [own]
+        default.groups.extend(groups)
+        return [default]
     assignments = [
         Assignment(
             f"optimizer.rules.{number}",
@@ -51,25 +51,25 @@ def assign(
     ]
     tables = _embeddings(model)
     for group in groups:
-        taken: dict[int | None, list[tuple[str, Tensor]]] = {}
+        by_rule: dict[int | None, list[tuple[str, Tensor]]] = {}
         for name, parameter in group["params"]:
             matches = (
                 number
                 for number, rule in enumerate(section.rules)
                 if _matches(rule, name, parameter, tables)
             )
-            taken.setdefault(next(matches, None), []).append((name, parameter))
-        for number, pairs in taken.items():
+            by_rule.setdefault(next(matches, None), []).append((name, parameter))
+        for number, pairs in by_rule.items():
             part = {**group, "params": pairs}
             if number is None:
-                own.groups.append(part)
+                default.groups.append(part)
             else:
                 part |= _settings(section, number, group)
                 assignments[number].groups.append(part)
     for assignment, rule in zip(assignments, section.rules, strict=True):
         if not assignment.groups:
             raise ConfigError(_no_match(assignment.key, rule, groups))
-    return [assignment for assignment in (own, *assignments) if assignment.groups]
+    return [assignment for assignment in (default, *assignments) if assignment.groups]
 
 
 def _matches(rule: OptimizerRule, name: str, parameter: Tensor, tables: set[Tensor]) -> bool:
@@ -107,9 +107,9 @@ def _settings(section: OptimizerSection, number: int, group: dict[str, Any]) -> 
 
 def _no_match(key: str, rule: OptimizerRule, groups: Sequence[dict[str, Any]]) -> str:
     names = [name for group in groups for name, _ in group["params"]]
-    taken = f" but {rule.skip}" if rule.skip is not None else ""
+    exception = f" but {rule.skip}" if rule.skip is not None else ""
     return (
-        f"{key}.match={rule.match}{taken} takes no parameter that trains, or those before it have "
-        f"taken all; the names are {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}. "
+        f"{key}.match={rule.match}{exception} matches no trainable parameter, or earlier rules "
+        f"have taken all; the names are {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}. "
         f"Change {key}.match, or remove the rule"
     )

@@ -70,9 +70,9 @@ class StepSampler(Sampler[list[SampleId]]):
                 global_batch = self._checked(order[position.offset : end], position)
                 for micro in range(micro_batches(len(global_batch), self.plan)):
                     first = (micro * self.plan.world_size + self.rank) * self.plan.batch_size
-                    own = global_batch[first : first + self.plan.batch_size]
-                    if len(own):
-                        yield [SampleId(epoch, int(index)) for index in own]
+                    micro_batch = global_batch[first : first + self.plan.batch_size]
+                    if len(micro_batch):
+                        yield [SampleId(epoch, int(index)) for index in micro_batch]
                     else:  # a short last batch leaves nothing for this rank: any sample pads
                         yield [SampleId(epoch, int(global_batch[0]), is_padding=True)]
                 position = normalized(

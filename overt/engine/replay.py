@@ -60,9 +60,9 @@ class Replay:
     def nonfinite_module(self, verdict: Verdict) -> str | None:
         """Return the first module that produced NaN or Inf. Every rank must call this."""
         with random_state.undisturbed(), self.bare() as model:
-            own = first_nonfinite_module(model, partial(self.loss, model, verdict))
+            module_name = first_nonfinite_module(model, partial(self.loss, model, verdict))
         # It may have been on another rank; every rank skips, so every one takes part.
-        return next(filter(None, gather_objects(own)), None)
+        return next(filter(None, gather_objects(module_name)), None)
 
     def flops(self, verdict: Verdict) -> int:
         """Return the floating-point operations of the step on this rank."""

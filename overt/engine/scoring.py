@@ -41,7 +41,7 @@ class Cadence:
 
     def due(self, is_due: Callable[[int | None], bool]) -> list[str]:
         """Return the sets to score now; `is_due` tells whether that many steps are."""
-        return [name for name, every in self.every.items() if is_due(every)]
+        return [name for name, every_steps in self.every.items() if is_due(every_steps)]
 
     def set_of(self, score: str) -> str:
         """Return the set that a score belongs to."""

@@ -47,10 +47,10 @@ class SpikeWatch:
                 f"training.loss_spike=skip with add_gradients(only={only!r}): one window of losses "
                 "cannot judge several losses of a step; use training.loss_spike=report or ignore"
             )
-        own = outputs[0].total.detach().to(torch.float32)
+        local_loss = outputs[0].total.detach().to(torch.float32)
         for output in outputs[1:]:
-            own = own + output.total.detach()
-        self._loss = all_reduce_sum(own.clone())
+            local_loss = local_loss + output.total.detach()
+        self._loss = all_reduce_sum(local_loss.clone())
 
     def allows(self) -> Tensor | None:
         """With skip: true where the loss just seen is not a spike, a scalar on the device."""
@@ -77,7 +77,7 @@ class SpikeWatch:
     def load_state_dict(self, losses: Sequence[float]) -> None:
         """Continue with this window, and with the limit that follows from it."""
         if not all(map(is_number, losses)):
-            raise CheckpointError("state.json: spikes holds what is not a number")
+            raise CheckpointError("state.json: spikes holds a value that is not a number")
         self._fill(losses)
 
     def _fill(self, losses: Sequence[float]) -> None:

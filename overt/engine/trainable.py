@@ -33,7 +33,7 @@ class Trainable:
             for prefix in prefixes:
                 if not any(name.startswith(prefix) for name in names):
                     raise ConfigError(
-                        f"only={prefix!r}: the name of no parameter that trains begins so"
+                        f"only={prefix!r}: no trainable parameter has this prefix"
                         f"{nearest(prefix, names)}; they begin with "
                         + ", ".join(dict.fromkeys(name.partition(".")[0] + "." for name in names))
                     )
@@ -61,7 +61,7 @@ class Trainable:
     @contextmanager
     def _others_constant(self, only: Only) -> Iterator[list[nn.Parameter]]:
         chosen = self.chosen(only)
-        idle = [parameter for parameter in self._others(chosen) if parameter.requires_grad]
+        idle = [parameter for parameter in self._not_chosen(chosen) if parameter.requires_grad]
         for parameter in idle:
             parameter.requires_grad_(False)
         try:
@@ -73,11 +73,11 @@ class Trainable:
     @contextmanager
     def _others_hidden(self, only: Only, scaled: bool) -> Iterator[list[nn.Parameter]]:
         chosen = self.chosen(only)
-        hidden = {value: value.grad for value in self._others(chosen) if value.grad is not None}
+        hidden = {value: value.grad for value in self._not_chosen(chosen) if value.grad is not None}
         if hidden and scaled:
             raise ConfigError(
                 f"training.precision=fp16 with update(only={only!r}) while {self._names(hidden)} "
-                "wait for theirs: the update may change the scale of gradients. Call update() "
+                "wait for their update: this one may change the gradient scale. Call update() "
                 "after each add_gradients, or use bf16"
             )
         for parameter in hidden:
@@ -100,12 +100,12 @@ class Trainable:
             if value.requires_grad != flag
         ]
         if changed:
-            now = self.named[changed[0]].requires_grad
+            is_trained = self.named[changed[0]].requires_grad
             raise ConfigError(
                 f"requires_grad of {len(changed)} parameter(s) is not what it was at the start, "
-                f"first {', '.join(changed[:5])} (now {now}). Optimizer and reduction of gradients "
-                "were built for the parameters of the start. Freeze and unfreeze in build_model; "
-                "for another phase start a new run from this one's weights "
+                f"first {', '.join(changed[:5])} (now {is_trained}). Optimizer and reduction "
+                "of gradients were built for the parameters of the start. Freeze and unfreeze in "
+                "build_model; for another phase start a new run from this one's weights "
                 "(checkpoint.init_from=RUN/checkpoints/latest). For a single pass use "
                 "add_gradients(..., only=...)"
             )
@@ -117,13 +117,13 @@ class Trainable:
                 "same step"
             )
 
-    def _others(self, chosen: list[nn.Parameter]) -> list[nn.Parameter]:
-        kept = {id(parameter) for parameter in chosen}
-        return [parameter for parameter in self.parameters if id(parameter) not in kept]
+    def _not_chosen(self, chosen: list[nn.Parameter]) -> list[nn.Parameter]:
+        chosen_ids = {id(parameter) for parameter in chosen}
+        return [parameter for parameter in self.parameters if id(parameter) not in chosen_ids]
 
     def _names(self, parameters: Iterable[nn.Parameter]) -> str:
-        wanted = {id(parameter) for parameter in parameters}
-        names = [name for name, value in self.named.items() if id(value) in wanted]
+        wanted_ids = {id(parameter) for parameter in parameters}
+        names = [name for name, value in self.named.items() if id(value) in wanted_ids]
         return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 

@@ -334,9 +334,9 @@ class Trainer:
         """Return whether nothing is left to train: all steps are done, or the recipe is."""
         return self.state.step >= self.total_steps or self.state.finished is not None
 
-    def is_due(self, every: int | None) -> bool:
-        """Return whether something due every `every` steps, and after the last, is due now."""
-        return self.is_done() or (every is not None and self.state.step % every == 0)
+    def is_due(self, every_steps: int | None) -> bool:
+        """Return whether something with this interval is due now; after the last step all is."""
+        return self.is_done() or (every_steps is not None and self.state.step % every_steps == 0)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context of 16-bit matrix products where `training.precision` asks for them."""

@@ -95,8 +95,8 @@ def parameter_order(tensors: Mapping[str, Tensor], model: nn.Module, path: Path)
     An optimizer numbers parameters as its module lists them, and a state dict has that order, with
     buffers in between.
     """
-    own = dict(model.named_parameters())
-    return [name for name in clean_keys(tensors, str(path)).values() if name in own]
+    parameters = dict(model.named_parameters())
+    return [name for name in clean_keys(tensors, str(path)).values() if name in parameters]
 
 
 def named_state(

@@ -76,8 +76,8 @@ def new_folder(target: Path) -> Iterator[Path]:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
                 raise
             raise MadeMeanwhileError(
-                f"{target} was made by another process meanwhile and is not written over; use it, "
-                "or choose another name"
+                f"{target} was created by another process in the meantime and is not overwritten; "
+                "use it, or choose another name"
             ) from None
     except BaseException:
         shutil.rmtree(hidden, ignore_errors=True)

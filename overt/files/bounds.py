@@ -24,7 +24,7 @@ from overt.errors import DataError
 UNSUSPICIOUS = 1 << 30  # bytes; what claims less is read whatever its file looks like
 LARGEST_RATIO = 200  # of bytes claimed to bytes on disk, beyond that
 LARGEST_HEADER = 1 << 16  # bytes of an array's header
-ADVICE = "get it again from where it comes from, or make it again"
+ADVICE = "get it again from its source, or create it again"
 
 
 def open_arrays(path: Path, mapped: bool = False) -> Any:

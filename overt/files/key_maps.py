@@ -30,7 +30,7 @@ def rename_keys(
             raise ConfigError(
                 f"{key}.{number}.match={pattern} is not a regular expression: {error}"
             ) from None
-        fitting = {name for name, now in names.items() if expression.search(now)}
+        fitting = {name for name, new_name in names.items() if expression.search(new_name)}
         if not fitting:
             raise CheckpointError(
                 f"{key}.{number}.match={pattern} fits no tensor of {source}; at this point it has "
@@ -48,11 +48,11 @@ def rename_keys(
                     r"\1, \2, ..."
                 ) from None
     owners: dict[str, str] = {}
-    for name, now in names.items():
-        if now in owners:
+    for name, new_name in names.items():
+        if new_name in owners:
             raise CheckpointError(
-                f"{key}: {owners[now]} and {name} of {source} both become {now}; make the "
-                "expressions narrower, or drop one of them with `to: null`"
+                f"{key}: {owners[new_name]} and {name} of {source} both become {new_name}; make "
+                "the expressions narrower, or drop one of them with `to: null`"
             )
-        owners[now] = name
-    return {now: tensors[name] for now, name in owners.items()}
+        owners[new_name] = name
+    return {new_name: tensors[name] for new_name, name in owners.items()}

@@ -44,14 +44,14 @@ def clean_key(key: str) -> str:
 
 def refuse_collisions(cleaned: Mapping[str, str], source: str) -> None:
     """Refuse renamed keys where two have become one."""
-    seen: dict[str, str] = {}
+    owners: dict[str, str] = {}
     for key, clean in cleaned.items():
-        if clean in seen:
+        if clean in owners:
             raise CheckpointError(
-                f"{source}: the keys {seen[clean]} and {key} both become {clean} without their "
+                f"{source}: the keys {owners[clean]} and {key} both become {clean} without their "
                 "wrappers; it holds two models. Keep the one you mean and save it again."
             )
-        seen[clean] = key
+        owners[clean] = key
 
 
 def refuse_special(path: Path) -> None:
@@ -106,8 +106,8 @@ def find_weights(
         inner = content.get(name)
         if isinstance(inner, Mapping):
             tensors, nested = find_weights(inner, path, containers)
-            rest = {str(key): value for key, value in content.items() if key != name}
-            return tensors, {**nested, **rest}
+            metadata = {str(key): value for key, value in content.items() if key != name}
+            return tensors, {**nested, **metadata}
     tensors = {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
     if not tensors:
         models = {str(key): value for key, value in content.items() if _is_state_dict(value)}
@@ -157,8 +157,8 @@ def _refuse_compressed(path: Path) -> None:
         stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in archive.infolist())
     if not stored or held > path.stat().st_size:
         raise CheckpointError(
-            f"{path} is a compressed archive that would unpack to {held:,} bytes; torch.save "
-            "writes none. Unpack it yourself if you trust where it comes from."
+            f"{path} is a compressed archive that would unpack to {held:,} bytes; torch.save does "
+            "not write such files. Unpack it yourself if you trust where it comes from."
         )
 
 

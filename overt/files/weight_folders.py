@@ -65,9 +65,9 @@ def read_weight_folder(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]
             f"{folder} holds no weights that overt knows; expected manifest.json (a checkpoint of "
             f"overt) or one of {', '.join(FILES)}"
         )
-    tensors, rest = read_weight_file(path)
+    tensors, metadata = read_weight_file(path)
     config = folder / "config.json"
-    return tensors, {**rest, **({"config": _read_json(config)} if config.is_file() else {})}
+    return tensors, {**metadata, **({"config": _read_json(config)} if config.is_file() else {})}
 
 
 def _read_shards(index: Path, containers: tuple[str, ...]) -> tuple[dict[str, Tensor], Any]:
@@ -85,7 +85,7 @@ def _read_shards(index: Path, containers: tuple[str, ...]) -> tuple[dict[str, Te
         if missing:
             raise CheckpointError(
                 f"{path} lacks {len(missing)} tensor(s) that {index.name} says it has "
-                f"({some(missing)}); copy index and shards again from one place"
+                f"({some(missing)}); copy index and shards again from the same source"
             )
         tensors |= {key: shard[key] for key in keys}
     return tensors, {"index": index.name}
@@ -104,7 +104,7 @@ def _shards_of(index: Path) -> dict[str, list[str]]:
         # A name only: an index is a file of others, and reads nothing outside of its folder.
         if not isinstance(name, str) or name != Path(name).name or is_index(Path(name)):
             raise CheckpointError(
-                f"{index}: {key} is said to be in {name!r}; expected the name of a file next to "
+                f"{index}: {key} is listed in {name!r}; expected the name of a file next to "
                 "the index"
             )
         files.setdefault(name, []).append(key)

@@ -63,8 +63,8 @@ def refuse_bomb(text: str, source: str) -> None:
     values = _expanded_size(text)
     if values > MOST_VALUES:
         raise ConfigError(
-            f"{source} stands for {values:,} values once its aliases are written out; up to "
-            f"{MOST_VALUES:,} are allowed"
+            f"{source} expands to {values:,} values with its aliases; up to {MOST_VALUES:,} are "
+            "allowed"
         )
 
 

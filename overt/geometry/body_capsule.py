@@ -127,8 +127,8 @@ def _capsule_mesh(capsule: Capsule) -> tuple[Array, NDArray[np.int64], Array]:
     tilt = np.arange(1, 3 if capsule.sides > FINGER_SIDES else 1) * np.pi / 6
     ends = [(-np.cos(a) * capsule.radius, np.sin(a) * capsule.radius) for a in tilt]
     middle = [(t * length, capsule.radius) for t in np.linspace(0, 1, capsule.rings)]
-    other = [(length - offset, radius) for offset, radius in reversed(ends)]
-    rings = ends + middle + other
+    far_end = [(length - offset, radius) for offset, radius in reversed(ends)]
+    rings = ends + middle + far_end
     vertices = [capsule.start - direction * capsule.radius]
     along = [0.0]
     for offset, radius in rings:
@@ -172,14 +172,14 @@ def _skin(capsule: Capsule, along: Array) -> Array:
     return weights
 
 
-def regressor_of(vertices: Array, places: Array) -> NDArray[np.float32]:
+def regressor_of(vertices: Array, positions: Array) -> NDArray[np.float32]:
     """Least-norm weights (J, V) over the nearest vertices that give each place exactly."""
-    regressor = np.zeros((len(places), len(vertices)))
-    for number, place in enumerate(places):
-        distance = np.linalg.norm(vertices - place, axis=1)
+    regressor = np.zeros((len(positions), len(vertices)))
+    for number, position in enumerate(positions):
+        distance = np.linalg.norm(vertices - position, axis=1)
         near = np.argsort(distance, kind="stable")[:NEAREST]
         system = np.concatenate([vertices[near].T, np.ones((1, len(near)))])
-        regressor[number, near] = np.linalg.lstsq(system, np.append(place, 1.0), rcond=None)[0]
+        regressor[number, near] = np.linalg.lstsq(system, np.append(position, 1.0), rcond=None)[0]
     return regressor.astype(np.float32)
 
 
@@ -213,13 +213,15 @@ def capsule_body() -> BodyFile:
     vertices, faces, parts, weights, centres = [], [], [], [], []
     count = 0
     for capsule in capsules():
-        own, own_faces, along = _capsule_mesh(capsule)
-        vertices.append(own)
+        capsule_vertices, own_faces, along = _capsule_mesh(capsule)
+        vertices.append(capsule_vertices)
         faces.append(own_faces + count)
-        parts.append(np.full(len(own), _part_of(capsule.joint, capsule.child), np.uint8))
+        parts.append(
+            np.full(len(capsule_vertices), _part_of(capsule.joint, capsule.child), np.uint8)
+        )
         weights.append(_skin(capsule, along))
         centres.append(capsule.start + along[:, None] * (capsule.end - capsule.start))
-        count += len(own)
+        count += len(capsule_vertices)
     position, centre = np.concatenate(vertices), np.concatenate(centres)
     joints = rest_joints()
     legs = np.clip(centre[:, 1] - joints[1, 1], None, 0.0)

@@ -170,13 +170,13 @@ def read_regressor(path: Path, key: str, vertices: int) -> NDArray[Any]:
     try:
         regressor = open_arrays(path)
     except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{key}={path}: no readable .npy file ({error}); get it again") from None
+        raise DataError(f"{key}={path}: not a readable .npy file ({error}); get it again") from None
     shape: tuple[int, ...] = getattr(regressor, "shape", ())
     if len(shape) != 2 or shape[1] != vertices:
-        other = " This one is for SMPL's vertices." if 6890 in shape else ""
+        hint = " This one is for SMPL's vertices." if 6890 in shape else ""
         raise DataError(
             f"{key}={path}: its shape is {shape}, but a body of {vertices} vertices needs "
-            f"(N, {vertices}): 17 joints of Human3.6M, or 9 extra ones.{other}"
+            f"(N, {vertices}): 17 joints of Human3.6M, or 9 extra ones.{hint}"
         )
     return np.asarray(regressor)
 

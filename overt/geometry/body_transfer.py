@@ -47,9 +47,9 @@ class VertexTransfer(nn.Module):
         self.register_buffer("weight", torch.from_numpy(transfer.weight), persistent=False)
 
     def forward(self, vertices: Tensor) -> Tensor:  # (..., V, 3) to (..., T, 3)
-        taken = vertices.index_select(-2, self.corners.flatten())
-        taken = torch.unflatten(taken, -2, self.corners.shape)  # (..., T, K, 3)
-        return (taken * self.weight[..., None]).sum(-2)
+        gathered = vertices.index_select(-2, self.corners.flatten())
+        gathered = torch.unflatten(gathered, -2, self.corners.shape)  # (..., T, K, 3)
+        return (gathered * self.weight[..., None]).sum(-2)
 
 
 def load_transfer(name: str, key: str, sources: int, targets: int) -> Transfer:
@@ -61,8 +61,8 @@ def load_transfer(name: str, key: str, sources: int, targets: int) -> Transfer:
     sizes = (len(transfer.corners), transfer.sources)
     if sizes != (targets, sources):
         raise DataError(
-            f"{title}: takes {sizes[1]} vertices to {sizes[0]}, but here {sources} have to become "
-            f"{targets}; SMPL has 6890 and SMPL-X 10475, and a file serves one direction"
+            f"{title}: takes {sizes[1]} vertices to {sizes[0]}, expected {sources} to {targets}; "
+            "SMPL has 6890 and SMPL-X 10475, and a file serves one direction"
         )
     return transfer
 
@@ -70,7 +70,7 @@ def load_transfer(name: str, key: str, sources: int, targets: int) -> Transfer:
 def convert_transfer(source: Path, out: Path) -> Transfer:
     """Write a published transfer as a small .npz of arrays (scipy.sparse.load_npz reads it too)."""
     if out.suffix != ".npz":
-        raise DataError(f"{out}: a transfer is written as .npz; name the file so")
+        raise DataError(f"{out}: a transfer is written as .npz; use that suffix")
     if not source.is_file():
         raise DataError(
             f"{source}: no such file; smpl-x.is.tue.mpg.de has it under Downloads, in the "
@@ -117,8 +117,8 @@ def _read(path: Path, title: str) -> Entries:
     except Exception as error:
         problem = f"not a readable transfer ({type(error).__name__}: {error})"
         raise DataError(f"{title}: {problem}; make it by `{MAKE}`") from error
-    whole = len(ends) == rows + 1 and bool((np.diff(ends) >= 0).all()) and ends[0] == 0
-    if not whole or not len(index) == len(values) == ends[-1]:
+    is_consistent = len(ends) == rows + 1 and bool((np.diff(ends) >= 0).all()) and ends[0] == 0
+    if not is_consistent or not len(index) == len(values) == ends[-1]:
         raise DataError(f"{title}: a damaged transfer; make it again by `{MAKE}`")
     lines = np.repeat(np.arange(rows), np.diff(ends))
     return Entries(lines, index.astype(np.int64), values, (rows, columns))
@@ -140,7 +140,7 @@ def _of_entries(entries: Entries, title: str) -> Transfer:
         raise DataError(f"{title}: a transfer to {rows} vertices; SMPL has 6890, SMPL-X 10475")
     inside = len(index) > 0 and 0 <= index.min() <= index.max() < columns
     if not inside or not np.isfinite(values).all():
-        raise DataError(f"{title}: a transfer with no or wrong numbers; get the file again")
+        raise DataError(f"{title}: a transfer with missing or invalid values; get the file again")
     counts = np.bincount(line, minlength=rows)
     width = int(counts.max())
     if width > MOST_ENTRIES:

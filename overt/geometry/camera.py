@@ -82,8 +82,8 @@ def fit_camera(
     for _ in range(ROUNDS):
         moved = joints + translation[:, None]
         pixels = focal[:, None, None] * moved[..., :2] / moved[..., 2:] + centre
-        seen = torch.cat([pixels, moved[..., 2:]], dim=-1)
-        extent = (seen - mean(seen)[:, None]).square().sum(-1)
+        camera_points = torch.cat([pixels, moved[..., 2:]], dim=-1)
+        extent = (camera_points - mean(camera_points)[:, None]).square().sum(-1)
         ratio = mean((spread / extent.clamp_min(1e-12)).sqrt()[..., None])[:, 0]
         focal = torch.where(has_any, focal * ratio, focal)
         offsets = (keypoints - centre) * moved[..., 2:] / focal[:, None, None] - joints[..., :2]

@@ -69,11 +69,11 @@ def mask_squares(masks: Tensor, factor: float = 1.25) -> tuple[Tensor, Tensor]:
     corners, ends = [], []
     for size, present in ((width, masks.any(1)), (height, masks.any(2))):  # (B, size)
         columns = torch.arange(size, device=masks.device)
-        some = present.any(1)
+        is_present = present.any(1)
         first = torch.where(present, columns, size).amin(1)
         last = torch.where(present, columns, -1).amax(1)
-        corners.append(torch.where(some, first, 0))
-        ends.append(torch.where(some, last, size - 1))
+        corners.append(torch.where(is_present, first, 0))
+        ends.append(torch.where(is_present, last, size - 1))
     low, high = torch.stack(corners, -1).float(), torch.stack(ends, -1).float()  # (B, 2)
     side = factor * (high - low).amax(-1)
     start = (low + high) / 2 - side[:, None] / 2

@@ -56,7 +56,7 @@ def finish(
     changed: dict[str, int] = {}
     if not implant.any():
         return Finished(implant, changed)
-    whole = np.zeros_like(implant)
+    volume = np.zeros_like(implant)
     reach = how.clearance_mm + how.min_wall_mm + how.hole_mm + 3 * how.smooth_mm
     margin = [int(np.ceil(reach / step)) + 2 for step in spacing]
     box = bounding_box(implant, margin)
@@ -84,8 +84,8 @@ def finish(
         current = keep("clearance", current & ~near)
         if how.largest_part and current.any():
             current = keep("parts_after_clearance", largest_part(current))
-    whole[box] = current
-    return Finished(whole, changed)
+    volume[box] = current
+    return Finished(volume, changed)
 
 
 def largest_part(mask: Mask) -> Mask:

@@ -36,12 +36,12 @@ def implant_of_field(
     """Return the voxels that are bone in the field, not in the skull, and near implant points."""
     from scipy.ndimage import map_coordinates
 
-    whole = np.zeros(grid.skull.shape, dtype=bool)
+    volume = np.zeros(grid.skull.shape, dtype=bool)
     points_at = grid.to_indices(implant)  # (K, 3)
     low = np.maximum(np.floor(points_at.min(axis=0)).astype(int) - _MARGIN, 0)
-    high = np.minimum(np.ceil(points_at.max(axis=0)).astype(int) + _MARGIN + 1, whole.shape)
+    high = np.minimum(np.ceil(points_at.max(axis=0)).astype(int) + _MARGIN + 1, volume.shape)
     if (high <= low).any():
-        return whole
+        return volume
     box = tuple(slice(int(a), int(b)) for a, b in zip(low, high, strict=True))
     # The way back from an affine map, by what it does to the axes.
     origin = grid.to_indices(np.zeros(3))
@@ -53,5 +53,5 @@ def implant_of_field(
     center = points_at.mean(axis=0)
     reach = _REACH * np.linalg.norm((points_at - center) * spacing, axis=1).max()
     near = np.linalg.norm((indices - center) * spacing, axis=-1) <= reach
-    whole[box] = (values <= 0) & near & ~grid.skull[box]
-    return whole
+    volume[box] = (values <= 0) & near & ~grid.skull[box]
+    return volume

@@ -41,9 +41,9 @@ def resize_bilinear(images: Tensor, size: tuple[int, int]) -> Tensor:
     return torch.unflatten(values, 2, (size[1], -1)).permute(0, 3, 1, 2)
 
 
-def interpolation_matrix(length: int, new_length: int, like: Tensor) -> Tensor:
+def interpolation_matrix(length: int, new_length: int, reference: Tensor) -> Tensor:
     """(new_length, length): what each new position takes of each old one, corners aligned."""
     step = (length - 1) / max(new_length - 1, 1)
-    positions = torch.arange(new_length, device=like.device, dtype=torch.float64) * step
-    cells = torch.arange(length, device=like.device, dtype=torch.float64)
-    return (1 - (positions[:, None] - cells).abs()).clamp(min=0).to(like.dtype)
+    positions = torch.arange(new_length, device=reference.device, dtype=torch.float64) * step
+    cells = torch.arange(length, device=reference.device, dtype=torch.float64)
+    return (1 - (positions[:, None] - cells).abs()).clamp(min=0).to(reference.dtype)

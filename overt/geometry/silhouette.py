@@ -20,7 +20,7 @@ class Pairs(NamedTuple):
 
     face: Tensor  # (P,) among all B F faces
     pixel: Tensor  # (P,) among all B H W pixels
-    place: Tensor  # (P, 2) x and y of the pixel
+    pixel_xy: Tensor  # (P, 2) x and y of the pixel
     is_real: Tensor | None  # (P,) bool: false where the list was filled up; None: all are real
     needed: Tensor  # () how many pairs there are, which may be more than fit
 
@@ -97,7 +97,7 @@ def soft_silhouette(
     pairs = pair_up(corners, drawn, size, growth, capacity)
     table = corners.permute(3, 2, 0, 1).flatten(0, 1).flatten(1)  # (2 * 3, B F)
     x, y = table.index_select(1, pairs.face).chunk(2)  # (3, P) each
-    distance = signed_distance(x, y, pairs.place)
+    distance = signed_distance(x, y, pairs.pixel_xy)
     uncovered = -torch.nn.functional.softplus(-distance / softness)  # log(1 - sigmoid(-d / s))
     if pairs.is_real is not None:
         uncovered = torch.where(pairs.is_real, uncovered, 0.0)
@@ -111,14 +111,14 @@ def looks_at_camera(corners: Tensor) -> Tensor:
     return (first[..., 0] * second[..., 1] - first[..., 1] * second[..., 0]) < 0
 
 
-def signed_distance(x: Tensor, y: Tensor, places: Tensor) -> Tensor:
-    """Distance (P,) of places (P, 2) from triangles with corners x and y (3, P): negative inside.
+def signed_distance(x: Tensor, y: Tensor, points_xy: Tensor) -> Tensor:
+    """Distance (P,) of points (P, 2) from triangles with corners x and y (3, P): negative inside.
 
     Coordinates lie apart, so that all is computed along the long axis.
     """
     edge_x, edge_y = x.roll(-1, 0) - x, y.roll(-1, 0) - y  # (3, P)
-    place_x, place_y = places.unbind(1)
-    offset_x, offset_y = place_x - x, place_y - y
+    point_x, point_y = points_xy.unbind(1)
+    offset_x, offset_y = point_x - x, point_y - y
     squared = (edge_x.square() + edge_y.square()).clamp_min(1e-12)
     along = ((offset_x * edge_x + offset_y * edge_y) / squared).clamp(0.0, 1.0)
     beside_x, beside_y = offset_x - along * edge_x, offset_y - along * edge_y
@@ -154,20 +154,20 @@ def rasterize(
     corner_depth = face_corners(depth[..., None], faces).squeeze(-1)  # (B, F, 3)
     drawn = (corner_depth.amin(2) > NEAR_M) & looks_at_camera(corners)
     pairs = pair_up(corners, drawn, size, growth=0.0)
-    own = corners.flatten(0, 1)[pairs.face]  # (P, 3, 2)
-    weights, is_inside = barycentric(own, pairs.place)
+    face_xy = corners.flatten(0, 1)[pairs.face]  # (P, 3, 2)
+    weights, is_inside = barycentric(face_xy, pairs.pixel_xy)
     distances = corner_depth.flatten(0, 1)[pairs.face]  # (P, 3)
     if perspective:
         inverse = weights / distances
         total = inverse.sum(1).clamp_min(1e-12)
-        place, weights = 1.0 / total, inverse / total[:, None]
+        pair_depth, weights = 1.0 / total, inverse / total[:, None]
     else:
-        place = (weights * distances).sum(1)
+        pair_depth = (weights * distances).sum(1)
     keep = is_inside.nonzero().squeeze(1)
-    place, pixel = place[keep], pairs.pixel[keep]
-    nearest = place.new_full((batch * height * width,), torch.inf)
-    nearest = nearest.scatter_reduce(0, pixel, place, "amin")
-    wins = (place == nearest[pixel]).nonzero().squeeze(1)
+    pair_depth, pixel = pair_depth[keep], pairs.pixel[keep]
+    nearest = pair_depth.new_full((batch * height * width,), torch.inf)
+    nearest = nearest.scatter_reduce(0, pixel, pair_depth, "amin")
+    wins = (pair_depth == nearest[pixel]).nonzero().squeeze(1)
     winner = pixel.new_full((batch * height * width,), -1)
     # Of equally near faces the one with the highest number, on every machine.
     winner = winner.scatter_reduce(0, pixel[wins], keep[wins], "amax")
@@ -182,18 +182,22 @@ def rasterize(
     return Raster(nearest.view(shape), face.view(shape), interpolated.view(*shape, 3))
 
 
-def barycentric(corners: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights (P, 3) of a triangle's corners at places (P, 2), and whether these are inside."""
+def barycentric(corners: Tensor, points_xy: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights (P, 3) of a triangle's corners at points (P, 2), and whether these are inside."""
     first, second, third = corners.unbind(1)
 
     def area(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         return (b[:, 0] - a[:, 0]) * (c[:, 1] - a[:, 1]) - (b[:, 1] - a[:, 1]) * (c[:, 0] - a[:, 0])
 
-    whole = area(first, second, third)
-    safe = torch.where(whole.abs() < 1e-9, torch.ones_like(whole), whole)
-    parts = [area(places, second, third), area(first, places, third), area(first, second, places)]
+    total_area = area(first, second, third)
+    safe = torch.where(total_area.abs() < 1e-9, torch.ones_like(total_area), total_area)
+    parts = [
+        area(points_xy, second, third),
+        area(first, points_xy, third),
+        area(first, second, points_xy),
+    ]
     weights = torch.stack(parts, dim=1) / safe[:, None]
-    return weights, (weights >= 0).all(1) & (whole.abs() >= 1e-9)
+    return weights, (weights >= 0).all(1) & (total_area.abs() >= 1e-9)
 
 
 def part_masks(raster: Raster, faces: Tensor, part: Tensor) -> Tensor:

@@ -106,8 +106,8 @@ def _match_around(skull: Mask, affine: Matrix, mirror: Matrix, core: Mask) -> Ma
         if matched.sum() < 500:
             break
         limit = np.quantile(distances[matched], _MATCHED)
-        kept = matched & (distances <= limit)
-        mirror = _reflection(points[kept], points[near][nearest[kept]])
+        inliers = matched & (distances <= limit)
+        mirror = _reflection(points[inliers], points[near][nearest[inliers]])
     return mirror
 
 
@@ -132,8 +132,8 @@ def find_mirror(skull: Mask, affine: Matrix) -> tuple[Matrix, float]:
     for _ in range(_ROUNDS):
         moved = chosen @ matrix[:3, :3].T + matrix[:3, 3]
         distances, nearest = tree.query(moved)
-        kept = distances <= np.quantile(distances, _MATCHED)
-        matrix = _reflection(chosen[kept], points[nearest[kept]])
+        inliers = distances <= np.quantile(distances, _MATCHED)
+        matrix = _reflection(chosen[inliers], points[nearest[inliers]])
     return matrix, float(np.sort(distances)[: int(_MATCHED * len(distances))].mean())
 
 

@@ -31,8 +31,8 @@ def bounding_box(mask: Mask, margin: Sequence[int] = (0, 0, 0)) -> tuple[slice, 
     """The smallest box around a mask that is not empty, and a margin."""
     box = []
     for axis in range(3):
-        others = tuple(other for other in range(3) if other != axis)
-        occupied = np.flatnonzero(mask.any(axis=others))
+        other_axes = tuple(other for other in range(3) if other != axis)
+        occupied = np.flatnonzero(mask.any(axis=other_axes))
         first, last = int(occupied[0]) - margin[axis], int(occupied[-1]) + margin[axis] + 1
         box.append(slice(max(first, 0), min(last, mask.shape[axis])))
     return tuple(box)

@@ -87,18 +87,18 @@ class Heartbeat:
 
     def _watch(self, limit: float) -> None:
         pause = min(limit / 4, LONGEST_PAUSE)
-        number, seen, since, told = 0, -1, time.monotonic(), False
+        number, last_progress, since, warned = 0, -1, time.monotonic(), False
         try:
             while not self._closed.wait(pause):
                 number += 1
                 self._send(number)
-                if self._progress != seen:
-                    seen, since, told = self._progress, time.monotonic(), False
-                elif not told and time.monotonic() - since > limit:
-                    told = True
+                if self._progress != last_progress:
+                    last_progress, since, warned = self._progress, time.monotonic(), False
+                elif not warned and time.monotonic() - since > limit:
+                    warned = True
                     number = self._report(time.monotonic() - since, number, pause)
         except Exception as error:  # the store is gone: the run is ending, or breaks off anyway
-            logger.debug("the heartbeat stops: %s", error)
+            logger.debug("the heartbeat stopped: %s", error)
 
     def _send(self, number: int) -> None:
         if self._store is not None:
@@ -155,8 +155,8 @@ class Heartbeat:
             return
         self._store.set(f"reported/{self._world.rank}", "")
         give_up = time.monotonic() + 10 * pause
-        wanted = [f"reported/{rank}" for rank in living]
-        while not self._store.check(wanted) and time.monotonic() < give_up:
+        report_keys = [f"reported/{rank}" for rank in living]
+        while not self._store.check(report_keys) and time.monotonic() < give_up:
             time.sleep(pause / 10)
         time.sleep(pause / 2)  # the one that holds the store must not be the first to go
 
@@ -176,22 +176,22 @@ class Heartbeat:
 def describe(before: dict[int, Beat], after: dict[int, Beat], world_size: int) -> str:
     """Who keeps the others waiting, from two readings of all heartbeats."""
     if world_size == 1:
-        return "There is one process."
+        return "There is only one rank."
     silent = [rank for rank in range(world_size) if after.get(rank) == before.get(rank)]
     if silent:
         names = ", ".join(_name(rank, after.get(rank)) for rank in silent)
-        return f"No sign of life from {names}: killed, frozen, or its host or network is gone."
+        return f"No heartbeat from {names}: killed, frozen, or its host or network is gone."
     least = min(beat.progress for beat in after.values())
     behind = [rank for rank, beat in after.items() if beat.progress == least]
     if len(behind) == world_size:
-        return f"All processes are at the same place: {after[0].doing}."
+        return f"All ranks are in the same phase: {after[0].doing}."
     names = ", ".join(_name(rank, after[rank]) for rank in behind)
     return f"Behind the others: {names}."
 
 
 def _name(rank: int, beat: Beat | None) -> str:
     if beat is None:
-        return f"rank {rank} (never heard of)"
+        return f"rank {rank} (no heartbeat yet)"
     return f"rank {rank} ({beat.doing}, step {beat.step}; process {beat.process} on {beat.host})"
 
 

@@ -53,15 +53,19 @@ def explain(error: BaseException, at: Situation) -> OutOfMemory:
             f"{(held - used) / GIB:.1f} kept for reuse, {(total - free - held) / GIB:.1f} of "
             f"others, {free / GIB:.1f} free."
         )
-    lines.append("What needs less, the first ones without changing the result:")
+    lines.append("To use less memory (the first options do not change the result):")
     return OutOfMemory("\n".join([*lines, *(f"  {remedy}" for remedy in remedies(at))]))
 
 
 def raised_in(error: BaseException) -> str:
     """Return file, line and function, of code that is not torch's."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "site-packages" not in frame.filename] or frames
-    return f"{own[-1].filename}:{own[-1].lineno} ({own[-1].name})" if own else "unknown code"
+    user_frames = [frame for frame in frames if "site-packages" not in frame.filename] or frames
+    return (
+        f"{user_frames[-1].filename}:{user_frames[-1].lineno} ({user_frames[-1].name})"
+        if user_frames
+        else "unknown code"
+    )
 
 
 def remedies(at: Situation) -> list[str]:
@@ -70,9 +74,9 @@ def remedies(at: Situation) -> list[str]:
     texts = []
     if plan.batch_size > 1:
         smaller = max(size for size in range(1, plan.batch_size) if plan.batch_size % size == 0)
-        more = plan.accumulation_steps * plan.batch_size // smaller
+        micro_batch_count = plan.accumulation_steps * plan.batch_size // smaller
         texts.append(
-            f"training.batch_size={smaller} training.accumulation_steps={more} "
+            f"training.batch_size={smaller} training.accumulation_steps={micro_batch_count} "
             f"training.global_batch_size={plan.global_batch_size}: the same global batch in "
             f"smaller micro-batches (now {plan.batch_size} x {plan.accumulation_steps})"
         )

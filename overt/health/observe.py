@@ -40,8 +40,8 @@ class Observer:
 
     def has_histograms(self, step: int) -> bool:
         """Return whether histograms of `step` are logged, which takes its time."""
-        every = self.settings.histograms_every_steps
-        return every is not None and self._is_due(step, every)
+        every_steps = self.settings.histograms_every_steps
+        return every_steps is not None and self._is_due(step, every_steps)
 
     @property
     def wants_flops(self) -> bool:
@@ -68,8 +68,8 @@ class Observer:
                     numbers["train/flops_utilization"] = numbers["train/tflops_per_second"] / peak
         return numbers
 
-    def _is_due(self, step: int, every: int) -> bool:
-        return step == self.total_steps or step % every == 0
+    def _is_due(self, step: int, every_steps: int) -> bool:
+        return step == self.total_steps or step % every_steps == 0
 
 
 @torch.no_grad()

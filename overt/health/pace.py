@@ -143,14 +143,14 @@ def find_straggler(paces: Sequence[Sequence[float]], seconds_per_step: float) ->
     """The process that is furthest behind the median in one part, if that is worth a word."""
     slowest: Straggler | None = None
     for part, name in enumerate(PARTS):
-        own = [pace[part] for pace in paces]
+        seconds = [pace[part] for pace in paces]
         # The lower one of two: with two processes the slower must not define half of the median.
-        usual = statistics.median_low(own)
-        rank = max(range(len(own)), key=own.__getitem__)
-        excess = own[rank] - usual
-        is_notable = excess > NOTABLE * seconds_per_step and own[rank] > SLOWER * usual
+        usual = statistics.median_low(seconds)
+        rank = max(range(len(seconds)), key=seconds.__getitem__)
+        excess = seconds[rank] - usual
+        is_notable = excess > NOTABLE * seconds_per_step and seconds[rank] > SLOWER * usual
         if is_notable and (slowest is None or excess > slowest.seconds - slowest.usual):
-            slowest = Straggler(rank, name, own[rank], usual)
+            slowest = Straggler(rank, name, seconds[rank], usual)
     return slowest
 
 

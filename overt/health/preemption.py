@@ -190,9 +190,9 @@ class Preemption:
         self._wake.set()
         if not self._decided.wait(self._patience) or self._stop_at is None:
             raise LaunchError(
-                f"{self._stop.name or self._asked} asked this run to stop, but the processes could "
-                f"not agree where: {self._problem}. Nothing was saved now; the same command goes "
-                "on from the last checkpoint."
+                f"{self._stop.name or self._asked} asked this run to stop, but the ranks could not "
+                f"agree on a step: {self._problem}. Nothing was saved; the same command resumes "
+                "from the last checkpoint."
             )
         self._held_at = None
         self._stop.start_is_over()

@@ -81,11 +81,11 @@ class StepProfile:
     def _remember_allocations(self) -> None:
         torch.cuda.memory._record_memory_history(max_entries=HISTORY)
 
-        def write(device: int, asked: int, total: int, free: int) -> None:
+        def write(device: int, requested: int, total: int, free: int) -> None:
             self.folder.mkdir(parents=True, exist_ok=True)
             path = self.folder / f"out_of_memory_rank{self.world.rank}.pickle"
             torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
-            log.warning("out of memory: what was allocated is in %s", path)
+            log.warning("out of memory: the allocations are in %s", path)
 
         torch._C._cuda_attach_out_of_memory_observer(write)  # type: ignore[attr-defined]
 

@@ -58,8 +58,8 @@ def image_statistics(features: Tensor) -> Tensor:
     A row is a whole image; nothing is centered; the rank is that of the first 100 rows.
     """
     rows = features.double().flatten(1)
-    some = rows[:100]
-    eigenvalues = eigenvalues_of(some @ some.T)
+    subset = rows[:100]
+    eigenvalues = eigenvalues_of(subset @ subset.T)
     singular = eigenvalues.where(~(eigenvalues <= 1e-13 * eigenvalues.max()), 0.0).sqrt()
     fractions = singular / singular.sum()
     rank = torch.exp(-(fractions * torch.log(fractions + 1e-8)).sum())

@@ -47,8 +47,10 @@ def gather_features(
     """
     batches = map(compute, each(own_batches(world, count, batch_size), "encoding batches"))
     parts = [part for part in batches if len(part.ids)]
-    own = Features(*(torch.cat(columns) for columns in zip(*parts, strict=True))) if parts else None
-    gathered = own if world.world_size == 1 else _gather(own)
+    local = (
+        Features(*(torch.cat(columns) for columns in zip(*parts, strict=True))) if parts else None
+    )
+    gathered = local if world.world_size == 1 else _gather(local)
     if gathered is None:
         raise DataError(f"none of the {count} samples has features; are there images to read?")
     order = gathered.ids.argsort()
@@ -58,19 +60,19 @@ def gather_features(
     return Features(ids, gathered.values[order], gathered.labels[order])
 
 
-def _gather(own: Features | None) -> Features | None:
+def _gather(local: Features | None) -> Features | None:
     """The features of all processes, one behind the other."""
-    layouts = gather_objects(own and [(x.shape, x.dtype, x.device.type) for x in own])
-    known = next((layout for layout in layouts if layout is not None), None)
-    if known is None:
+    layouts = gather_objects(local and [(x.shape, x.dtype, x.device.type) for x in local])
+    layout = next((layout for layout in layouts if layout is not None), None)
+    if layout is None:
         return None
     counts = [0 if layout is None else layout[0][0][0] for layout in layouts]
     columns = []
-    for column, (shape, dtype, device) in enumerate(known):
+    for column, (shape, dtype, device) in enumerate(layout):
         # Equal lengths for the exchange: filled up here, cut off there.
         filled = torch.zeros((max(counts), *shape[1:]), dtype=dtype, device=device)
-        if own is not None:
-            filled[: len(own[column])] = own[column]
+        if local is not None:
+            filled[: len(local[column])] = local[column]
         received = [torch.empty_like(filled) for _ in counts]
         dist.all_gather(received, filled)
         columns.append(torch.cat([part[:n] for part, n in zip(received, counts, strict=True)]))
@@ -120,11 +122,11 @@ def knn_accuracies(
     ranks = world or World(0, 1, 0, bank.device)
     with _exact_products(bank.device):
         for indices in own_batches(ranks, len(test_features), _QUERIES):
-            piece = slice(indices.start, indices.stop)
-            queries = F.normalize(test_features[piece].to(bank.device).float(), dim=1)
+            chunk = slice(indices.start, indices.stop)
+            queries = F.normalize(test_features[chunk].to(bank.device).float(), dim=1)
             cosine, nearest = (queries @ bank.T).topk(max(ks), dim=1)  # (m, k), nearest first
             votes = ((cosine - 1) / temperature).exp()
-            truth = test_labels[piece].to(bank.device)
+            truth = test_labels[chunk].to(bank.device)
             for position, k in enumerate(ks):
                 predicted = _vote(labels[nearest[:, :k]], votes[:, :k])
                 correct[position] += (predicted == truth).sum()
@@ -178,7 +180,7 @@ def load_features(path: Path | str) -> tuple[Tensor, Tensor, list[str]]:
             features, labels, text = map(file.get_tensor, ("features", "labels", "names"))
     except (OSError, SafetensorError) as error:
         raise DataError(
-            f"{path}: no readable file of features ({error}); expected a safetensors file with "
+            f"{path}: not a readable file of features ({error}); expected a safetensors file with "
             "features, labels and names."
         ) from error
     return features, labels, json.loads(text.numpy().tobytes())

@@ -119,13 +119,13 @@ def _chained(clip: Clip, step: Step) -> tuple[Tensor, Tensor]:
     visible = np.ones(tracks.shape[:2], dtype=bool)
     for direction in (1, -1):
         order = range(len(frames))[::direction]
-        for now, then in pairwise(order):
-            begun = (start <= now) if direction == 1 else (start >= now)
+        for current, following in pairwise(order):
+            begun = (start <= current) if direction == 1 else (start >= current)
             if not begun.any():
                 continue
-            moved, back = step(frames[now], frames[then], tracks[now, begun])
-            returns = np.linalg.norm(back - tracks[now, begun], axis=-1) < RETURNS
+            moved, back = step(frames[current], frames[following], tracks[current, begun])
+            returns = np.linalg.norm(back - tracks[current, begun], axis=-1) < RETURNS
             inside = ((moved >= 0) & (moved <= (width - 1, height - 1))).all(-1)
-            tracks[then, begun] = moved
-            visible[then, begun] = returns & inside
+            tracks[following, begun] = moved
+            visible[following, begun] = returns & inside
     return torch.from_numpy(tracks), torch.from_numpy(visible)

@@ -72,9 +72,9 @@ def mask_iou(predicted: NDArray[np.integer], true: NDArray[np.integer]) -> Array
 def part_iou(predicted: NDArray[np.integer], true: NDArray[np.integer]) -> Array:
     """Percent of overlap with equal part; intersections and unions of all parts add up first."""
     axes = tuple(range(1, predicted.ndim))
-    same = ((predicted == true) & (true != 0)).sum(axes)
-    union = (true != 0).sum(axes) + (predicted != 0).sum(axes) - same
-    return _ratio(same, union)
+    intersection = ((predicted == true) & (true != 0)).sum(axes)
+    union = (true != 0).sum(axes) + (predicted != 0).sum(axes) - intersection
+    return _ratio(intersection, union)
 
 
 def _percent(intersection: NDArray[np.bool_], union: NDArray[np.bool_]) -> Array:
@@ -82,6 +82,6 @@ def _percent(intersection: NDArray[np.bool_], union: NDArray[np.bool_]) -> Array
     return _ratio(intersection.sum(axes), union.sum(axes))
 
 
-def _ratio(part: NDArray[np.integer], whole: NDArray[np.integer]) -> Array:
-    safe = np.where(whole > 0, whole, 1)
-    return np.where(whole > 0, 100.0 * part / safe, np.nan)
+def _ratio(count: NDArray[np.integer], total: NDArray[np.integer]) -> Array:
+    safe = np.where(total > 0, total, 1)
+    return np.where(total > 0, 100.0 * count / safe, np.nan)

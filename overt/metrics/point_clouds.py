@@ -8,18 +8,18 @@ from torch import Tensor
 from overt.evaluation import Row
 
 
-def cloud_distances(found: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+def cloud_distances(predicted: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
     """From each point of clouds (N, 3) and (M, 3) to the nearest point of the other."""
     # Without matrix products: these lose the digits of small distances.
     between = torch.cdist(
-        found.double(), truth.double(), compute_mode="donot_use_mm_for_euclid_dist"
+        predicted.double(), truth.double(), compute_mode="donot_use_mm_for_euclid_dist"
     )
     return between.amin(1), between.amin(0)
 
 
-def cloud_scores(found: Tensor, truth: Tensor, threshold: float) -> Row:
+def cloud_scores(predicted: Tensor, truth: Tensor, threshold: float) -> Row:
     """Chamfer distance, the mean of both ways, and F-score: points within the threshold."""
-    ours, theirs = cloud_distances(found, truth)
+    ours, theirs = cloud_distances(predicted, truth)
     precision, recall = (float((part < threshold).double().mean()) for part in (ours, theirs))
     total = precision + recall
     return {

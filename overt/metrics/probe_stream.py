@@ -78,5 +78,5 @@ def _add_up(parameters: Sequence[Tensor], world: World) -> None:
     if world.world_size == 1:
         return
     for parameter in parameters:
-        own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        parameter.grad = all_reduce_sum(own)
+        local = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        parameter.grad = all_reduce_sum(local)

@@ -88,10 +88,10 @@ def _train(
         order = torch.randperm(len(features), generator=generator).to(device)
         for chosen in order.chunk(batches):
             rate = peak * (0.5 * (1 + math.cos(math.pi * step / steps)))
-            some = features[chosen]  # (b, D)
+            batch = features[chosen]  # (b, D)
             # The gradient of the mean cross entropy, for all heads at once.
-            error = (some @ weight + bias).softmax(2).sub_(truth[chosen]).div_(len(chosen))
-            speed.mul_(MOMENTUM).add_(some.T @ error).add_(decay * weight)
+            error = (batch @ weight + bias).softmax(2).sub_(truth[chosen]).div_(len(chosen))
+            speed.mul_(MOMENTUM).add_(batch.T @ error).add_(decay * weight)
             bias_speed.mul_(MOMENTUM).add_(error.sum(1, keepdim=True))
             weight.sub_(rate * speed)
             bias.sub_(rate * bias_speed)
@@ -102,6 +102,6 @@ def _train(
 def _correct(features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return how many samples each head gets right, (H,)."""
     right = torch.zeros(len(weight), dtype=torch.int64, device=features.device)
-    for some, truth in zip(torch.split(features, 4096), torch.split(labels, 4096), strict=True):
-        right += ((some @ weight + bias).argmax(2) == truth).sum(1)
+    for batch, truth in zip(torch.split(features, 4096), torch.split(labels, 4096), strict=True):
+        right += ((batch @ weight + bias).argmax(2) == truth).sum(1)
     return right

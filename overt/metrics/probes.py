@@ -167,8 +167,8 @@ def _train_and_score(
         batches = []
         with torch.no_grad():
             for start in range(0, len(test[0]), settings.batch_size):
-                piece, labels = (x[start : start + settings.batch_size].to(device) for x in test)
-                batches.append(_rank_of_truth(probe((piece.float() - mean) * scale), labels))
+                chunk, labels = (x[start : start + settings.batch_size].to(device) for x in test)
+                batches.append(_rank_of_truth(probe((chunk.float() - mean) * scale), labels))
     ranks = torch.cat(batches)
     return {f"top{k}": int((ranks < k).sum()) / len(ranks) for k in (1, 5)}
 
@@ -211,7 +211,7 @@ def _train(
 
 def _rank_of_truth(logits: Tensor, labels: Tensor) -> Tensor:
     """How many classes score above the true one (m,); all, and more, if it was never trained."""
-    known = labels < logits.shape[1]
-    truth = logits.gather(1, labels.where(known, 0)[:, None])
+    is_known_class = labels < logits.shape[1]
+    truth = logits.gather(1, labels.where(is_known_class, 0)[:, None])
     ranks = (logits > truth).sum(dim=1)
-    return ranks.where(known, torch.iinfo(ranks.dtype).max)
+    return ranks.where(is_known_class, torch.iinfo(ranks.dtype).max)

@@ -78,14 +78,16 @@ class HeldOutClips:
         refuse_shorter(sequence, tracks, frames, "evaluation.frames")
         clip = read_clip(sequence, tracks, np.arange(frames))
         clip = centre_crop(clip, self.crop_size, self.positions, sequence)
-        seen = np.flatnonzero(clip.visible.any(axis=1))
-        if len(seen) == 0:
+        visible_tracks = np.flatnonzero(clip.visible.any(axis=1))
+        if len(visible_tracks) == 0:
             raise DataError(
                 f"{sequence}: no track is visible in the first {frames} frames. Raise "
-                "evaluation.frames or data.crop_size, or take it out of the data set."
+                "evaluation.frames or data.crop_size, or remove it from the data set."
             )
-        count = min(self.settings.points_per_sequence, len(seen))
-        chosen = seen[np.linspace(0, len(seen) - 1, count).round().astype(np.intp)]
+        count = min(self.settings.points_per_sequence, len(visible_tracks))
+        chosen = visible_tracks[
+            np.linspace(0, len(visible_tracks) - 1, count).round().astype(np.intp)
+        ]
         query_frames = clip.visible[chosen].argmax(axis=1)
         return to_sample(clip, chosen, query_frames, count, self.names[index])
 

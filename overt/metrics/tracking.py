@@ -94,7 +94,7 @@ def score_table(rows: Sequence[Mapping[str, Any]], means: Mapping[str, float]) -
     if not all(map(math.isnan, static.values())):
         lines.append(line("had no point moved", numbers(static)))
     if scored < len(rows):
-        lines.append(f"{len(rows) - scored} left out: no visible point to score")
+        lines.append(f"{len(rows) - scored} skipped: no visible point to score")
     return "\n".join(lines)
 
 

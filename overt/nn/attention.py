@@ -81,9 +81,9 @@ class DropPath(nn.Module):
     def forward(self, branch: Tensor, packing: Packing | None) -> Tensor:
         if not self.training or self.probability == 0.0:
             return branch
-        kept = 1.0 - self.probability
+        keep_probability = 1.0 - self.probability
         sequences = len(branch) if packing is None else packing.visible.shape[0]
-        factor = branch.new_empty(sequences).bernoulli_(kept) / kept
+        factor = branch.new_empty(sequences).bernoulli_(keep_probability) / keep_probability
         if packing is None:
             return branch * factor[:, None, None]
         return branch * factor[packing.padded_index // packing.longest, None]

@@ -58,7 +58,7 @@ class DeformableAttention(nn.Module):
         values: Tensor = self.value_proj(tokens)
         return torch.unflatten(values, -1, (self.heads, -1))
 
-    def places(self, query: Tensor) -> tuple[Tensor, Tensor]:
+    def offsets_and_logits(self, query: Tensor) -> tuple[Tensor, Tensor]:
         """Offsets (B, Q, H, L, P, 2) in cells and logits (B, Q, H, L, P) of a query (B, Q, C)."""
         shape = (self.heads, self.levels, self.points)
         offsets: Tensor = self.sampling_offsets(query)
@@ -73,6 +73,6 @@ class DeformableAttention(nn.Module):
         sizes: Sizes,
         seed: Tensor | None = None,  # () int64, of what is dropped in training
     ) -> Tensor:
-        read = deformable(values, reference_xy, *self.places(query), sizes).flatten(-2)
+        read = deformable(values, reference_xy, *self.offsets_and_logits(query), sizes).flatten(-2)
         attended: Tensor = self.dropout(self.output_proj(read), seed)
         return attended + query

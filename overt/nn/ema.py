@@ -20,8 +20,8 @@ def update_ema(
     update was skipped. Buffers are copied: norm statistics and counters are not averaged. Of
     sharded parameters each process moves its own share.
     """
-    targets = [_own_share(parameter) for parameter in average.parameters()]
-    sources = [_own_share(parameter).to(torch.float32) for parameter in source.parameters()]
+    targets = [_average_weight(parameter) for parameter in average.parameters()]
+    sources = [_average_weight(parameter).to(torch.float32) for parameter in source.parameters()]
     weight = 1.0 - momentum if applied is None else (1.0 - momentum) * applied
     pairs = list(zip(targets, sources, strict=True))
     # A large tensor is read and written once; many small ones share a launch.
@@ -38,7 +38,7 @@ def update_ema(
         target.copy_(value)
 
 
-def _own_share(parameter: Tensor) -> Tensor:
+def _average_weight(parameter: Tensor) -> Tensor:
     parameter = parameter.detach()
     # A DTensor, known by what it can do: its module takes long to import.
     return parameter.to_local() if hasattr(parameter, "to_local") else parameter

@@ -40,17 +40,17 @@ def together(module: nn.Module) -> Run:
     used = _cast(module, named)
 
     def call(*arguments: Any) -> Any:
-        given, shape = tree_flatten(arguments)
-        made: list[Any] = []  # the structure of the result, known after the run
+        leaves_given, shape = tree_flatten(arguments)
+        structures: list[Any] = []  # the structure of the result, known after the run
 
         def run(*leaves: Any) -> tuple[Tensor, ...]:
             arguments = tree_unflatten(list(leaves), shape)
             result, structure = tree_flatten(functional_call(module, used, arguments))
-            made.append(structure)
+            structures.append(structure)
             return tuple(result)
 
-        results = _Run.apply(run, sums, used, turn, *given)  # type: ignore[no-untyped-call]
-        return tree_unflatten(list(results), made[0])
+        results = _Run.apply(run, sums, used, turn, *leaves_given)  # type: ignore[no-untyped-call]
+        return tree_unflatten(list(results), structures[0])
 
     return call
 
@@ -76,17 +76,17 @@ class _Sums:
         self.values: dict[int, Tensor] = {}  # by the number of the weight
 
     def add(self, gradients: list[Tensor | None]) -> None:
-        given = {
+        present = {
             number: gradient for number, gradient in enumerate(gradients) if gradient is not None
         }
         # One launch takes tensors of one type and layout; given others it makes one for each.
         alike: dict[tuple[torch.dtype, bool, bool], list[int]] = {}
-        for number, gradient in given.items():
-            known = self.values.get(number)
-            same = known is None or known.stride() == gradient.stride()
-            alike.setdefault((gradient.dtype, known is None, same), []).append(number)
+        for number, gradient in present.items():
+            total = self.values.get(number)
+            same_layout = total is None or total.stride() == gradient.stride()
+            alike.setdefault((gradient.dtype, total is None, same_layout), []).append(number)
         for (_, first, _), numbers in alike.items():
-            ours = [given[number] for number in numbers]
+            ours = [present[number] for number in numbers]
             if first:
                 # Copies: two weights may have been handed one and the same tensor.
                 copies = torch._foreach_mul(ours, 1.0)
@@ -120,11 +120,11 @@ class _Run(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, run: Run, sums: _Sums, weights: dict[str, Tensor], turn: Tensor, *given: Any
+        ctx: Any, run: Run, sums: _Sums, weights: dict[str, Tensor], turn: Tensor, *leaves: Any
     ) -> tuple[Tensor, ...]:
         inputs = [
             leaf.detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
-            for leaf in given
+            for leaf in leaves
         ]
         with torch.enable_grad():
             results: tuple[Tensor, ...] = run(*inputs)
@@ -137,23 +137,25 @@ class _Run(torch.autograd.Function):
         ctx.mark_non_differentiable(
             *(
                 out
-                for out, own in zip(outputs, results, strict=True)
-                if isinstance(own, Tensor) and not own.requires_grad
+                for out, result in zip(outputs, results, strict=True)
+                if isinstance(result, Tensor) and not result.requires_grad
             )
         )
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
-        ends = [own for own in ctx.inputs if isinstance(own, Tensor) and own.requires_grad]
+        ends = [
+            tensor for tensor in ctx.inputs if isinstance(tensor, Tensor) and tensor.requires_grad
+        ]
         pairs = [
-            (own, gradient)
-            for own, gradient in zip(ctx.results, gradients, strict=True)
+            (tensor, gradient)
+            for tensor, gradient in zip(ctx.results, gradients, strict=True)
             if gradient is not None
         ]
         results = list(
             torch.autograd.grad(
-                [own for own, _ in pairs],
+                [tensor for tensor, _ in pairs],
                 [*ends, *ctx.weights],
                 [gradient for _, gradient in pairs],
                 allow_unused=True,
@@ -162,8 +164,8 @@ class _Run(torch.autograd.Function):
         ctx.sums.add(results[len(ends) :])
         to_inputs = iter(results[: len(ends)])
         back = [
-            next(to_inputs) if isinstance(own, Tensor) and own.requires_grad else None
-            for own in ctx.inputs
+            next(to_inputs) if isinstance(tensor, Tensor) and tensor.requires_grad else None
+            for tensor in ctx.inputs
         ]
         # A zero, so that autograd knows when every run has had its turn.
         nothing = ctx.weights[0].new_zeros((), dtype=torch.float32)

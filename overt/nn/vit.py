@@ -36,16 +36,20 @@ class PackedPatches:
 
 
 def pack_patches(
-    kept: Sequence[np.ndarray], images: Sequence[int], batch: int, patches: int, class_token: bool
+    visible_patches: Sequence[np.ndarray],
+    images: Sequence[int],
+    batch: int,
+    patches: int,
+    class_token: bool,
 ) -> PackedPatches:
     """Sequences of kept patches, each of the image with this number, one after another."""
-    lengths = np.array([len(indices) for indices in kept])
-    indices = np.concatenate(kept)
+    lengths = np.array([len(indices) for indices in visible_patches])
+    indices = np.concatenate(visible_patches)
     rows = indices + np.repeat(np.asarray(images) * patches, lengths)
     tokens = None
     if class_token:
-        tokens = np.arange(len(rows)) + np.repeat(np.arange(len(kept)) + 1, lengths)
-        with_class = np.full(len(rows) + len(kept), batch * patches)
+        tokens = np.arange(len(rows)) + np.repeat(np.arange(len(visible_patches)) + 1, lengths)
+        with_class = np.full(len(rows) + len(visible_patches), batch * patches)
         with_class[tokens] = rows
         rows = with_class
     return PackedPatches(
@@ -225,11 +229,11 @@ class VisionTransformer(nn.Module):
         if table is not None:
             fitted["pos_embed"] = self._fit_table(table, grid)
         kernel = fitted.get("patch_embed.proj.weight")
-        own = self.patch_embed.proj.weight
-        if kernel is not None and kernel.shape[2:] != own.shape[2:]:
-            fitted["patch_embed.proj.weight"] = resize_patch_weights(kernel, own.shape[-1])
+        current = self.patch_embed.proj.weight
+        if kernel is not None and kernel.shape[2:] != current.shape[2:]:
+            fitted["patch_embed.proj.weight"] = resize_patch_weights(kernel, current.shape[-1])
             log.warning(
-                "patch weights resized from %d to %d pixels", kernel.shape[-1], own.shape[-1]
+                "patch weights resized from %d to %d pixels", kernel.shape[-1], current.shape[-1]
             )
         return fitted
 
@@ -245,17 +249,17 @@ class VisionTransformer(nn.Module):
 
     def _fit_table(self, table: Tensor, grid: Grid | None) -> Tensor:
         """A file's position table (1, prefix + N, D) for this model's grid and class token."""
-        own = self.pos_embed.detach().to(table.device)
+        current = self.pos_embed.detach().to(table.device)
         if self.fixed_positions:
             # Not bit by bit: files in half precision are common.
-            if table.shape != own.shape or (table.float() - own.float()).abs().max() > 1e-2:
+            if table.shape != current.shape or (table.float() - current.float()).abs().max() > 1e-2:
                 log.warning(
                     "position table not taken from the file: this model computes its own, for %s "
                     "patches",
                     self.grid,
                 )
-            return own
-        if grid is None and table.shape == own.shape:
+            return current
+        if grid is None and table.shape == current.shape:
             if self.grid[0] != self.grid[1]:
                 log.warning(
                     "position table used without resizing, for %s patches: the file does not say "
@@ -272,7 +276,7 @@ class VisionTransformer(nn.Module):
             return table[:, prefix:]
         if prefix < self.prefix:
             log.warning("the file has no position of a class token: the model keeps its own")
-            return torch.cat([own[:, : self.prefix].to(table.dtype), table], dim=1)
+            return torch.cat([current[:, : self.prefix].to(table.dtype), table], dim=1)
         return table
 
 
@@ -327,10 +331,10 @@ def _layout_of_table(rows: int, grid: Grid | None) -> tuple[int, Grid]:
 
     Without a grid, or with one that cannot be, the patches are those of a square.
     """
-    for known in (True, False):
+    for has_prefix in (True, False):
         for prefix in (0, 1):
             side = math.isqrt(max(rows - prefix, 0))
-            before = grid if known and grid is not None else (side, side)
+            before = grid if has_prefix and grid is not None else (side, side)
             if math.prod(before) == rows - prefix > 0:
                 return prefix, before
     raise CheckpointError(

@@ -128,7 +128,7 @@ def replaces(operation: str, *inputs: Tensor) -> bool:
     )
 
 
-def compute_type(like: Tensor) -> torch.dtype:
+def compute_type(tensor: Tensor) -> torch.dtype:
     """The type of matrix products: autocast's where that is on, or the tensor's own."""
-    device = like.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else like.dtype
+    device = tensor.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype

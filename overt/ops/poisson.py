@@ -69,10 +69,12 @@ def splat(normals: Tensor, index: Tensor, weight: Tensor, side: int) -> Tensor:
 def solve(vectors: Tensor, sigma: float) -> Tensor:
     """Return the field (B, R, R, R) whose gradient is nearest to smoothed vectors, negated."""
     side = vectors.shape[-1]
-    whole = torch.fft.fftfreq(side, 1 / side, device=vectors.device)
+    frequencies = torch.fft.fftfreq(side, 1 / side, device=vectors.device)
     half = torch.fft.rfftfreq(side, 1 / side, device=vectors.device)
     shapes = ((-1, 1, 1), (1, -1, 1), (1, 1, -1))
-    waves = [k.view(shape) for k, shape in zip((whole, whole, half), shapes, strict=True)]
+    waves = [
+        k.view(shape) for k, shape in zip((frequencies, frequencies, half), shapes, strict=True)
+    ]
     spectrum = torch.fft.rfftn(vectors, dim=(-3, -2, -1))  # (B, 3, R, R, R / 2 + 1)
     divergence = sum(
         (2 * math.pi * wave * spectrum[:, axis] for axis, wave in enumerate(waves)),

@@ -85,12 +85,12 @@ class Console:
             self._work = ""
             self._draw()
 
-    def working(self, what: str, done: int, total: int) -> None:
+    def working(self, label: str, done: int, total: int) -> None:
         """Show how far something between two steps is, such as an evaluation."""
         now = self._clock()
         if not self._work or done == 0:
             self._work_begin = self._work_at = now
-        text = line(what, done, total, now - self._work_begin)
+        text = line(label, done, total, now - self._work_begin)
         is_due = now - self._work_at >= (TICK_SECONDS if self._live else LINE_SECONDS)
         self._work = "" if done >= total else text
         if self._live and (is_due or done in (0, total)):
@@ -196,21 +196,21 @@ def fit(parts: Sequence[str], done: float | None, columns: int) -> str:
     """The parts that fit into one line, whole ones only, with a bar where there is room for it."""
     if not parts:
         return ""
-    kept: list[str] = []
+    columns_shown: list[str] = []
     for part in parts:
-        if len("  ".join([*kept, part])) > columns:
+        if len("  ".join([*columns_shown, part])) > columns:
             break
-        kept.append(part)
-    text = "  ".join(kept) or parts[0][:columns]
+        columns_shown.append(part)
+    text = "  ".join(columns_shown) or parts[0][:columns]
     room = min(columns - len(text) - 4, 20)
-    if done is None or len(kept) < len(parts) or room < 5:
+    if done is None or len(columns_shown) < len(parts) or room < 5:
         return text
-    return f"{kept[0]} {meter(done, room)}{text[len(kept[0]) :]}"
+    return f"{columns_shown[0]} {meter(done, room)}{text[len(columns_shown[0]) :]}"
 
 
 def as_duration(seconds: float) -> str:
     """Seconds as 1:02:03, with days where there are any."""
-    whole = math.ceil(seconds)
-    days, rest = divmod(whole, 86_400)
-    clock = f"{rest // 3600}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
+    total_seconds = math.ceil(seconds)
+    days, remainder = divmod(total_seconds, 86_400)
+    clock = f"{remainder // 3600}:{remainder % 3600 // 60:02d}:{remainder % 60:02d}"
     return f"{days}d {clock}" if days else clock

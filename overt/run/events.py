@@ -48,7 +48,7 @@ class SkippedStep:
         if self.module is not None:
             return f"{message} NaN or Inf first appeared in: {self.module}."
         if self.searched:
-            return f"{message} Run again, everything was finite (loss scale or dropout differed)."
+            return f"{message} In a replay everything was finite (loss scale or dropout differed)."
         return f"{message} training.name_nonfinite_module=true names the module that produced it."
 
 

@@ -207,12 +207,12 @@ class MetricsLogger:
         """
         for name, parameter in model.named_parameters():
             if parameter.grad is not None:
-                self.log_histogram(f"gradients/{name}", _whole(parameter.grad), step)
+                self.log_histogram(f"gradients/{name}", _full_tensor(parameter.grad), step)
 
     def log_model_weights(self, model: nn.Module, step: int) -> None:
         """A histogram of each parameter; of a sharded model on every process."""
         for name, parameter in model.named_parameters():
-            self.log_histogram(f"weights/{name}", _whole(parameter), step)
+            self.log_histogram(f"weights/{name}", _full_tensor(parameter), step)
 
     def log_system_metrics(self, step: int) -> None:
         """Log how busy processor, memory, disk and network of this host and its GPUs are."""
@@ -272,7 +272,7 @@ class MetricsLogger:
     def _only_new(self, numbers: Mapping[str, float], step: int) -> dict[str, float]:
         if step < self._last_step:
             self._warn(
-                "backwards", f"step {step} left out: step {self._last_step} is logged already"
+                "backwards", f"step {step} was not logged: step {self._last_step} is logged already"
             )
             return {}
         if step > self._last_step:
@@ -280,7 +280,7 @@ class MetricsLogger:
         fresh = {k: v for k, v in numbers.items() if k not in self._names_at_last_step}
         if len(fresh) < len(numbers):
             twice = ", ".join(sorted(self._names_at_last_step.intersection(numbers)))
-            self._warn("twice", f"{twice} logged twice for step {step}; the first value stays")
+            self._warn("twice", f"{twice} logged twice for step {step}; the first value is kept")
         self._names_at_last_step.update(fresh)
         return fresh
 
@@ -291,7 +291,7 @@ class MetricsLogger:
 
     @contextmanager
     def _never_stop(
-        self, what: str, tracker: Tracker | None = None, advice: str = ""
+        self, action: str, tracker: Tracker | None = None, advice: str = ""
     ) -> Iterator[None]:
         """Whatever is raised inside becomes one warning: a run is worth more than its log."""
         try:
@@ -301,8 +301,8 @@ class MetricsLogger:
             # The disk may have room again later; a broken tracker stays broken.
             if tracker is not None and tracker is not self._folder:
                 self._trackers.remove(tracker)
-                fix += "; it is not used any more"
-            self._warn(what, f"logging to {what} failed: {error!r}{fix}; training continues")
+                fix += "; it is disabled"
+            self._warn(action, f"logging to {action} failed: {error!r}{fix}; training continues")
 
     def _warn(self, about: str, text: str) -> None:
         if about not in self._warned:
@@ -316,7 +316,7 @@ def _number(value: Any) -> float:
     return value if type(value) is int else float(value)
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def _full_tensor(tensor: Tensor) -> Tensor:
     """A sharded tensor gathered from all processes; any other as it is."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 

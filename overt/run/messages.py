@@ -44,7 +44,7 @@ class Introduction:
         config, plan, optimizer = self.config, self.plan, self.config.optimizer
         trained = self.trained_parameters
         rule = optimizer.lr_scaling
-        base = "" if rule == "none" else f" from batch {optimizer.lr_base_batch}"
+        scaled = f" ({rule} scaling of {optimizer.lr:g} from batch {optimizer.lr_base_batch})"
         rates = learning_rates(optimizer, plan.global_batch_size)
         rows = [
             ("run", str(config.run_dir)),
@@ -58,7 +58,7 @@ class Introduction:
                 "processes",
                 f"{plan.world_size} on {self.device_name}, {config.training.precision}",
             ),
-            ("data", f"{self.samples:,} samples, {self.steps_per_epoch:,} steps an epoch"),
+            ("data", f"{self.samples:,} samples, {self.steps_per_epoch:,} steps per epoch"),
             (
                 "global batch",
                 f"{plan.batch_size} per process x {plan.world_size} process(es) x "
@@ -68,7 +68,7 @@ class Introduction:
                 "steps",
                 f"{self.total_steps:,} ({self.total_steps / self.steps_per_epoch:.4g} epochs)",
             ),
-            ("learning rate", f"{optimizer.lr:g} by rule {rule}{base} = {self.learning_rate:g}"),
+            ("learning rate", f"{self.learning_rate:g}{'' if rule == 'none' else scaled}"),
         ]
         if len(rates) > 1:
             by_rule = ", ".join(f"{name} {rate:g}" for name, rate in rates.items())
@@ -101,14 +101,15 @@ def stopped_by_nonfinite(event: SkippedStep, in_a_row: int) -> str:
 
 def nonfinite_weights(event: NonFiniteWeights, newest: Path | None) -> str:
     names = ", ".join(event.tensors[:5]) + (" ..." if len(event.tensors) > 5 else "")
-    kept = (
+    checkpoint_note = (
         "no checkpoint exists yet" if newest is None else f"the newest good checkpoint is {newest}"
     )
     return (
         f"at step {event.step} the weights hold NaN or Inf, or numbers beyond 1e18 that lead there "
-        f"({len(event.tensors)} tensor(s): {names}), so they are not saved; {kept}. The gradients "
-        "were finite: the update was not. Lower optimizer.lr, raise optimizer.arguments.eps, or "
-        "clip the gradient (training.grad_clip_norm), and resume from there."
+        f"({len(event.tensors)} tensor(s): {names}), so they are not saved; {checkpoint_note}. "
+        "The gradients were finite: the update was not. Lower optimizer.lr, raise "
+        "optimizer.arguments.eps, or clip the gradient (training.grad_clip_norm), and "
+        "resume from there."
     )
 
 
@@ -122,9 +123,9 @@ def stopped_by_signal(event: StopRequested, checkpoints: Path) -> str:
 def lost_peer(event: LostPeer, rank: int, timeout_minutes: float) -> str:
     return (
         f"rank {rank} at step {event.step}: another process, or the link to it, is gone "
-        f"({event.error}). A rank waits for the others for training.timeout_minutes="
-        f"{timeout_minutes:g} at most. What was saved is complete: look at what the other "
-        "processes printed, fix it, and the same command resumes from the last checkpoint."
+        f"({event.error}). Ranks wait for each other up to training.timeout_minutes="
+        f"{timeout_minutes:g}. Saved checkpoints are complete: check the output of the other "
+        "ranks, fix the cause, and the same command resumes from the last checkpoint."
     )
 
 
@@ -156,17 +157,17 @@ def aligned_scores(title: str, scores: Mapping[str, float], metric_name: str | N
 
 def baseline_of(name: str, scores: Mapping[str, float]) -> str | None:
     """Return the baseline that a score is of, where the same score of the model is there too."""
-    group, slash, own = name.rpartition("/")
+    group, slash, metric_name = name.rpartition("/")
     for prefix in BASELINES:
-        rest = own.removeprefix(f"{prefix}_")
-        if rest != own and f"{group}{slash}{rest}" in scores:
+        base_name = metric_name.removeprefix(f"{prefix}_")
+        if base_name != metric_name and f"{group}{slash}{base_name}" in scores:
             return prefix
     return None
 
 
 def _beside(prefix: str, name: str, scores: Mapping[str, float]) -> str:
-    group, slash, own = name.rpartition("/")
-    value = scores.get(f"{group}{slash}{prefix}_{own}")
+    group, slash, metric_name = name.rpartition("/")
+    value = scores.get(f"{group}{slash}{prefix}_{metric_name}")
     return "" if value is None else f"{value:.4g}"
 
 
@@ -194,13 +195,13 @@ def conclusion(
     run, name = shlex.quote(str(config.run_dir)), config.checkpoint.metric_name
     rows = [("reached", f"step {step:,} of {total_steps:,}")]
     checkpoints = config.run_dir / "checkpoints"
-    kept = checkpoints / ("best" if best is not None else "latest")
+    checkpoint = checkpoints / ("best" if best is not None else "latest")
     if best is not None:
         score = "" if value is None else f", {name} {value:.4g}"
-        rows.append(("best checkpoint", f"{kept} ({best.name}{score})"))
-    elif kept.exists():
-        rows.append(("last checkpoint", str(kept)))
-    if kept.exists():
-        rows.append(("score it", f"overt evaluate checkpoint={shlex.quote(str(kept))}"))
+        rows.append(("best checkpoint", f"{checkpoint} ({best.name}{score})"))
+    elif checkpoint.exists():
+        rows.append(("last checkpoint", str(checkpoint)))
+    if checkpoint.exists():
+        rows.append(("score it", f"overt evaluate checkpoint={shlex.quote(str(checkpoint))}"))
     rows.append(("look at it", f"overt report {run}"))
     return "done", rows

@@ -36,7 +36,7 @@ class MLflow:
             raise ImportError(f"{error}; pip install 'overt[mlflow]'") from error
         self._client: Any = mlflow.MlflowClient(tracking_uri=uri)
         experiment_found = self._client.get_experiment_by_name(experiment)
-        where = (
+        destination = (
             experiment_found.experiment_id
             if experiment_found
             else self._client.create_experiment(experiment)
@@ -47,7 +47,7 @@ class MLflow:
             self._client.set_terminated(self._run_id, status="RUNNING")
         else:
             self._run_id = self._client.create_run(
-                where, run_name=start.experiment_name
+                destination, run_name=start.experiment_name
             ).info.run_id
             replace_file(id_file, self._run_id.encode())
         text = json.dumps(start.config, indent=2, default=str)

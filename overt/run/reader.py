@@ -66,12 +66,15 @@ class Follower:
         if self._file is None:
             return False
         try:
-            now = self.path.stat()
+            current = self.path.stat()
         except FileNotFoundError:
             self.close()
             return True
-        known = os.fstat(self._file.fileno())
-        if (now.st_dev, now.st_ino) == (known.st_dev, known.st_ino) and now.st_size >= self.offset:
+        opened = os.fstat(self._file.fileno())
+        if (current.st_dev, current.st_ino) == (
+            opened.st_dev,
+            opened.st_ino,
+        ) and current.st_size >= self.offset:
             return False
         self.close()
         return True

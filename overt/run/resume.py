@@ -94,12 +94,12 @@ def refuse_other_run(
             saved["config_yaml"], config.text, accepted, defaults_of(config.settings)
         )
     }
-    for key, name, now in (
+    for key, name, current in (
         ("data", "samples", samples),
         ("training.global_batch_size", "global_batch_size", global_batch_size),
     ):
-        if state[name] != now and key not in confirmed:
-            changes[key] = f"{key}: {name.replace('_', ' ')} {state[name]} -> {now}"
+        if state[name] != current and key not in confirmed:
+            changes[key] = f"{key}: {name.replace('_', ' ')} {state[name]} -> {current}"
     if changes:
         raise ConfigError(
             f"{saved['path']} was made with other settings:\n  "

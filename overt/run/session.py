@@ -143,9 +143,9 @@ class Run:
         if spikes:
             worst = max(spikes, key=lambda spike: spike.loss)
             self.console.say(
-                f"the loss of {len(spikes)} step(s) since the last log line stands out, most at "
-                f"step {worst.step}: {worst.loss:.4g}, above the limit of {worst.limit:.4g} "
-                "(training.loss_spike; all are in events.jsonl)"
+                f"the loss of {len(spikes)} step(s) since the last log line is a spike, the "
+                f"largest at step {worst.step}: {worst.loss:.4g}, above the limit of "
+                f"{worst.limit:.4g} (training.loss_spike; all are in events.jsonl)"
             )
 
     def write_line(self, line: LogLine) -> None:

@@ -73,13 +73,13 @@ def usual_names(values: Mapping[str, Any]) -> dict[str, Any]:
     return {usual_name(name, values): value for name, value in values.items()}
 
 
-def usual_name(name: str, others: Mapping[str, Any] | None = None) -> str:
+def usual_name(name: str, other_metrics: Mapping[str, Any] | None = None) -> str:
     """Return `val/NAME` for `evaluation/NAME`; others stay."""
-    group, _, rest = name.partition("/")
+    group, _, metric = name.partition("/")
     if group != "evaluation":
         return name
-    short = rest.removeprefix("val_")
-    return f"val/{rest if others and f'evaluation/{short}' in others else short}"
+    short = metric.removeprefix("val_")
+    return f"val/{metric if other_metrics and f'evaluation/{short}' in other_metrics else short}"
 
 
 class RunFolder:
@@ -117,8 +117,8 @@ class RunFolder:
         self.metrics({f"{name}/{key}": float(value) for key, value in spread.items()}, step)
 
     def close(self, exit_code: int) -> None:
-        known = {"step": self.last_step, "error": self.error, "stopped": self.stopped_by}
-        fields = {name: value for name, value in known.items() if value is not None}
+        ending = {"step": self.last_step, "error": self.error, "stopped": self.stopped_by}
+        fields = {name: value for name, value in ending.items() if value is not None}
         self.event("finish", {"exit_code": exit_code, **fields})
 
     def _picture(
@@ -145,11 +145,11 @@ class RunFolder:
 
     def cut_after(self, step: int) -> set[str]:
         """Remove the rows beyond `step`, at once or not at all; the names that `step` has."""
-        kept = [row for row in self.rows() if row["step"] <= step]
+        rows_kept = [row for row in self.rows() if row["step"] <= step]
         if self.metrics_file.exists():
-            lines = "".join(json.dumps(row) + "\n" for row in kept).encode()
+            lines = "".join(json.dumps(row) + "\n" for row in rows_kept).encode()
             replace_file(self.metrics_file, lines)
-        return {name for row in kept if row["step"] == step for name in row}
+        return {name for row in rows_kept if row["step"] == step for name in row}
 
     def set_aside(self) -> None:
         """Keep the rows of an earlier start under another name: this start is from scratch."""
@@ -286,7 +286,9 @@ def append_line(path: Path, row: Mapping[str, Any]) -> None:
         written = file.write(line)
         if written != len(line):
             file.truncate(before)
-            raise OSError(f"only {written} of {len(line)} bytes fitted into {path}; disk full?")
+            raise OSError(
+                f"only {written} of {len(line)} bytes could be written to {path}; is the disk full?"
+            )
 
 
 def _plain(value: Any) -> Any:

@@ -81,19 +81,21 @@ def check_accumulation(subject: Subject) -> None:
     """Check that accumulated micro-batches give the numbers of one large batch."""
     if subject.largest == 1:
         raise Skipped(f"micro-batches hold one sample: {subject.recipe.stackable}")
-    _same(subject, subject.reference, subject.accumulated, "one batch", "two micro-batches")
+    _require_same(subject, subject.reference, subject.accumulated, "one batch", "two micro-batches")
 
 
 def check_processes(subject: Subject) -> None:
     """Check that two processes give the numbers of one."""
-    _same(subject, subject.reference, subject.spread("ddp"), "one process", f"{RANKS} processes")
+    _require_same(
+        subject, subject.reference, subject.spread("ddp"), "one process", f"{RANKS} processes"
+    )
 
 
 def check_fsdp(subject: Subject) -> None:
     """Check that sharded training gives the numbers of DDP."""
     if not has_blocks(subject):
         raise Skipped("the recipe has no blocks")
-    _same(subject, subject.spread("ddp"), subject.spread("fsdp"), "DDP", "FSDP")
+    _require_same(subject, subject.spread("ddp"), subject.spread("fsdp"), "DDP", "FSDP")
 
 
 def check_plan(subject: Subject) -> None:
@@ -149,7 +151,9 @@ def has_blocks(subject: Subject) -> bool:
     return bool(subject.recipe.shard_units(subject.whole.model))
 
 
-def _same(subject: Subject, curve: Curve, other_curve: Curve, first: str, second: str) -> None:
+def _require_same(
+    subject: Subject, curve: Curve, other_curve: Curve, first: str, second: str
+) -> None:
     """Compare the first steps of two runs."""
     for step in range(1, COMPARED_STEPS + 1):
         for name, value in curve[step]._asdict().items():
@@ -160,7 +164,7 @@ def _same(subject: Subject, curve: Curve, other_curve: Curve, first: str, second
                 f"{first} and {second} differ{mode}: the {name} of step {step} is {value:.7g} and "
                 f"{other_value:.7g}, {difference:.1e} apart (tolerance {subject.tolerance:g}). "
                 "Each term of the loss is a sum over the micro-batch divided by a count of the "
-                "global batch, `counts`; no sample may change what becomes of another"
+                "global batch, `counts`; no sample may affect another"
             )
 
 

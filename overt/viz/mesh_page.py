@@ -13,7 +13,7 @@ _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>TITLE</title>
 <style>body{margin:0;background:#f4f4f2;font:14px sans-serif}canvas{display:block;width:100vw;
 height:100vh;cursor:grab}p{position:fixed;left:1em;top:0;color:#555}</style></head>
-<body><p>TITLE: drag to turn, scroll to come closer</p><canvas id="view"></canvas><script>
+<body><p>TITLE: drag to rotate, scroll to zoom</p><canvas id="view"></canvas><script>
 const bytes = text => Uint8Array.from(atob(text), c => c.charCodeAt(0)).buffer;
 const points = new Float32Array(bytes("POINTS")), faces = new Uint32Array(bytes("FACES"));
 const view = document.getElementById("view"), pen = view.getContext("2d");

@@ -50,14 +50,16 @@ def draw_tracks(
     _check_shapes(video, tracks, visible, truth, truth_visible)
     images = video.permute(0, 2, 3, 1).cpu().numpy()  # (T, H, W, 3)
     predicted = _positions(tracks)
-    seen = visible.cpu().numpy().astype(bool)
+    visible_mask = visible.cpu().numpy().astype(bool)
     shown = np.unique(np.linspace(0, frames - 1, min(columns, frames)).round().astype(int))
-    rows = [("predicted" if truth is not None else "", predicted, seen)]
+    rows = [("predicted" if truth is not None else "", predicted, visible_mask)]
     target = None
     if truth is not None:
         target = _positions(truth)
-        known = np.ones_like(seen) if truth_visible is None else truth_visible.cpu().numpy()
-        rows.append(("true", target, known.astype(bool)))
+        truth_mask = (
+            np.ones_like(visible_mask) if truth_visible is None else truth_visible.cpu().numpy()
+        )
+        rows.append(("true", target, truth_mask.astype(bool)))
     colours = _colours(rows[-1][1], rows[-1][2], height, width)
 
     font = ImageFont.load_default(size=13)
@@ -110,8 +112,8 @@ def draw_video(
     _check_shapes(video, tracks, visible)
     height, width = video.shape[-2:]
     images = video.permute(0, 2, 3, 1).cpu().numpy()  # (T, H, W, 3)
-    positions, seen = _positions(tracks), visible.cpu().numpy().astype(bool)
-    colours = _colours(positions, seen, height, width)
+    positions, visible_mask = _positions(tracks), visible.cpu().numpy().astype(bool)
+    colours = _colours(positions, visible_mask, height, width)
     spacing = scale * math.sqrt(height * width / max(len(colours), 1))
     largest = max(3.0, 0.008 * scale * max(height, width))
     radius = min(max(0.11 * spacing, 1.3), largest)
@@ -119,7 +121,7 @@ def draw_video(
     for frame, image in enumerate(each(list(images), "drawing frames")):
         past = slice(max(0, frame - trail), frame + 1)
         drawn = _panel(
-            image, positions[past], seen[past], colours, None, scale, radius, _LIVELY, trail
+            image, positions[past], visible_mask[past], colours, None, scale, radius, _LIVELY, trail
         )
         result[frame] = torch.from_numpy(np.array(drawn)).permute(2, 0, 1)
     return result
@@ -159,10 +161,10 @@ def _positions(tracks: Tensor) -> NDArray[np.float64]:
 
 
 def _colours(
-    positions: NDArray[Any], seen: NDArray[Any], height: int, width: int
+    positions: NDArray[Any], visible_mask: NDArray[Any], height: int, width: int
 ) -> list[tuple[int, int, int]]:
     """A color per point from where it is first seen: hue by direction, paler near the middle."""
-    first = seen.argmax(axis=0)  # (N,)
+    first = visible_mask.argmax(axis=0)  # (N,)
     x, y = np.nan_to_num(positions[first, np.arange(positions.shape[1])]).T
     across, down = 2 * x / max(width - 1, 1) - 1, 2 * y / max(height - 1, 1) - 1
     hues = np.arctan2(down, across) / (2 * math.pi) % 1
@@ -177,7 +179,7 @@ def _colours(
 def _panel(
     image: NDArray[np.uint8],  # (H, W, 3)
     positions: NDArray[Any],  # (trail + 1, N, 2)
-    seen: NDArray[Any],  # (trail + 1, N)
+    visible_mask: NDArray[Any],  # (trail + 1, N)
     colours: list[tuple[int, int, int]],
     target: NDArray[Any] | None,  # (N, 2)
     scale: int,
@@ -208,19 +210,21 @@ def _panel(
             for point, colour in enumerate(colours):
                 segment = pixels[age : age + 2, point]
                 if np.isfinite(segment).all():
-                    faint = 1.0 if seen[age : age + 2, point].all() else 0.35
+                    faint = 1.0 if visible_mask[age : age + 2, point].all() else 0.35
                     opacity = (110 if edge else 240) * strength * faint
                     ink = (*((0, 0, 0) if edge else colour), round(opacity))
                     ends = [(float(x), float(y)) for x, y in segment]
                     pen.line(ends, fill=ink, width=thickness)
     if target is not None:
-        for place, goal in zip(pixels[-1], (target + 0.5) * factor - 0.5, strict=True):
-            if np.isfinite(place).all() and np.isfinite(goal).all():
-                pen.line([tuple(place), tuple(goal)], fill=(255, 255, 255, 220), width=round(unit))
+        for position, goal in zip(pixels[-1], (target + 0.5) * factor - 0.5, strict=True):
+            if np.isfinite(position).all() and np.isfinite(goal).all():
+                pen.line(
+                    [tuple(position), tuple(goal)], fill=(255, 255, 255, 220), width=round(unit)
+                )
     for point, colour in enumerate(colours):
         if np.isfinite(pixels[-1, point]).all():
             x, y = pixels[-1, point]
-            _draw_point(pen, x, y, colour, bool(seen[-1, point]), unit)
+            _draw_point(pen, x, y, colour, bool(visible_mask[-1, point]), unit)
     small = overlay.resize(picture.size, Image.Resampling.BOX)
     return Image.alpha_composite(picture.convert("RGBA"), small).convert("RGB")
 
@@ -261,13 +265,13 @@ def draw_beside_truth(
 ) -> Tensor:
     """Some of the tracks above the true ones, small videos enlarged, (3, H', W')."""
     count = tracks.shape[1]
-    few = torch.linspace(0, count - 1, min(POINTS_DRAWN, count)).round().long()
+    point_indices = torch.linspace(0, count - 1, min(POINTS_DRAWN, count)).round().long()
     return draw_tracks(
         video,
-        tracks[:, few],
-        visible[:, few],
-        truth=true_tracks[:, few],
-        truth_visible=true_visible[:, few],
+        tracks[:, point_indices],
+        visible[:, point_indices],
+        truth=true_tracks[:, point_indices],
+        truth_visible=true_visible[:, point_indices],
         scale=max(1, PANEL_WIDTH // video.shape[-1]),
     )
 
@@ -281,11 +285,16 @@ def film_beside_truth(
 ) -> Tensor:
     """The video with some of the tracks, and beside it with the true ones, (T', 3, H', 2 W')."""
     frames, count = tracks.shape[:2]
-    some = torch.linspace(0, frames - 1, min(FRAMES_FILMED, frames)).round().long()
-    few = torch.linspace(0, count - 1, min(POINTS_DRAWN, count)).round().long()
+    frame_indices = torch.linspace(0, frames - 1, min(FRAMES_FILMED, frames)).round().long()
+    point_indices = torch.linspace(0, count - 1, min(POINTS_DRAWN, count)).round().long()
     scale = max(1, PANEL_WIDTH // video.shape[-1])
     sides = [
-        draw_video(video[some], positions[some][:, few], seen[some][:, few], scale=scale)
-        for positions, seen in ((tracks, visible), (true_tracks, true_visible))
+        draw_video(
+            video[frame_indices],
+            positions[frame_indices][:, point_indices],
+            visible_mask[frame_indices][:, point_indices],
+            scale=scale,
+        )
+        for positions, visible_mask in ((tracks, visible), (true_tracks, true_visible))
     ]
     return torch.cat(sides, dim=3)

@@ -153,7 +153,7 @@ def test_too_few_and_broken_points_are_refused(
 ) -> None:
     np.save(folder / "skulls" / "few.npy", np.zeros((9, 3)))
     assert complete(folder, "few.npy") == 1
-    assert "9 points; asked for are 128" in capsys.readouterr().err
+    assert "9 points, expected at least 128" in capsys.readouterr().err
     np.save(folder / "skulls" / "broken.npy", np.full((300, 3), np.nan))
     assert complete(folder, "broken.npy") == 1
     assert "is not finite" in capsys.readouterr().err

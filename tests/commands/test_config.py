@@ -93,5 +93,5 @@ def test_a_section_that_is_taken_away_is_named(
 ) -> None:
     assert main(["config", "recipe=hjepa_tiny", f"~{group}"]) == 2
     said = capsys.readouterr().err
-    assert f"~{group} takes away the section {group}, which every run needs" in said
+    assert f"~{group} removes the section {group}, which every run needs" in said
     assert f"{group}=NAME (" in said

@@ -78,9 +78,9 @@ def test_wrong_inputs_are_explained(root: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"\(H, W, 3\) uint8"):
         read_picture(np.zeros((4, 4)))
     (tmp_path / "bad.json").write_text("{")
-    with pytest.raises(DataError, match="no JSON list"):
+    with pytest.raises(DataError, match="not a JSON list"):
         read_rows(tmp_path / "bad.json", "--keypoints")
-    with pytest.raises(DataError, match=r"x, y, width and height are needed, not \(1, 2\)"):
+    with pytest.raises(DataError, match=r"expected rows of x, y, width and height, got \(1, 2\)"):
         Estimator(checkpoint(root)).people(picture(root), boxes=np.ones(2))
     with pytest.raises(ConfigError, match="--mask belongs to one picture, but 2 are given"):
         main(["a.jpg", "b.jpg", "--checkpoint", "c", "--mask", "m.png"])

@@ -91,7 +91,7 @@ def test_a_file_in_the_place_of_the_output_is_refused_at_once(
     (tmp_path / "file").touch()
     words = [f"checkpoint={run / 'checkpoints' / 'latest'}", f"output={tmp_path / 'file'}"]
     assert evaluate(*words) == 2
-    assert "is a file; name a folder" in capsys.readouterr().err
+    assert "is a file; name a new" in capsys.readouterr().err
 
 
 def test_compiled_blocks_score_the_same(

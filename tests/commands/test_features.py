@@ -38,7 +38,7 @@ def test_features_of_a_folder(root: Path, tmp_path: Path, capsys: pytest.Capture
         )
         == 0
     )
-    assert "36 x 32; 1 left out" in capsys.readouterr().out
+    assert "36 x 32; 1 skipped" in capsys.readouterr().out
     assert main([*words(root, tmp_path / "b.safetensors"), "--workers", "0"]) == 0
     values, labels, names = load_features(tmp_path / "a" / "all.safetensors")
     again, *_ = load_features(tmp_path / "b.safetensors")

@@ -222,7 +222,7 @@ def test_other_mistakes_are_refused(
         ([video, "--recipe", "cotraker3_tiny"], 2, "did you mean cotracker3_tiny?"),
         ([video, "--recipe", "cotracker3_offline"], 1, "have another shape than in the model"),
         ([video, "--recipe", "cotracker3_tiny", "--queries", "nowhere.csv"], 1, "cannot be read"),
-        ([video, "--output", weights], 2, "is a file; name a folder"),
+        ([video, "--output", weights], 2, "is a file; name a new"),
     ]
     if not has_pyav():
         cases.append(([video, "--format", "mp4"], 1, "pip install av"))

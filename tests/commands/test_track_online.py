@@ -82,4 +82,4 @@ def test_mistakes_are_said(
     assert "add --online" in capsys.readouterr().err
     monkeypatch.setattr(sys, "platform", "plan9")
     assert track(folder, "0", "--online") != 0
-    assert "cameras are known on" in capsys.readouterr().err
+    assert "cameras are supported on" in capsys.readouterr().err

@@ -14,13 +14,14 @@ class Base:
 
 @dataclass
 class Derived(Base):
-    rate: float | None = None  # of learning
+    # per step
+    rate: float | None = None  # null: none
     bare: str = ""
 
 
 def test_comments_above_and_behind_of_all_bases() -> None:
     assert explanations(Derived) == {
         "count": "int: how many there are",
-        "rate": "float | None: of learning",
+        "rate": "float | None: per step; null: none",
         "bare": "str",
     }

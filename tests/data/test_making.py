@@ -89,7 +89,7 @@ def test_a_folder_is_claimed_once_and_found_again(tmp_path: Path) -> None:
     claim_folder(root, {"format": 1, "seed": 0}, "skulls")
     (root / "content").touch()
     claim_folder(root, {"format": 1, "seed": 0}, "skulls")
-    with pytest.raises(DataError, match="seed 0 there and 1 asked for"):
+    with pytest.raises(DataError, match="seed 0 there, 1 requested"):
         claim_folder(root, {"format": 1, "seed": 1}, "skulls")
     (root / MANIFEST).write_text("{")
     with pytest.raises(DataError, match=r"synthetic\.json is not readable"):

@@ -1,4 +1,4 @@
-"""overt/engine/spikes.py: a loss that stands out is said or skipped, alike on all processes."""
+"""overt/engine/spikes.py: a loss spike is reported or skipped, alike on all ranks."""
 
 import itertools
 import json
@@ -110,9 +110,9 @@ def test_by_default_a_spike_is_reported_and_changes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train_with_spike(tmp_path / "ignored", "training.loss_spike=ignore", at=(14,))[0] == 0
-    assert "stands out" not in capsys.readouterr().out
+    assert "is a spike" not in capsys.readouterr().out
     assert train_with_spike(tmp_path / "said", at=(14,)) == (0, "")
-    assert "stands out, most at step 14: " in capsys.readouterr().out
+    assert "is a spike, the largest at step 14: " in capsys.readouterr().out
     assert [row["step"] for row in events(tmp_path / "said", "loss_spike")] == [14]
     one, other = (tmp_path / name / "toy" for name in ("ignored", "said"))
     assert same_bits(weights(one, 24), weights(other, 24))

@@ -70,7 +70,7 @@ def test_of_two_folders_the_first_stays(tmp_path: Path) -> None:
                 (fast / "content").write_text("fast")
             (slow / "content").write_text("slow")
 
-    with pytest.raises(MadeMeanwhileError, match="made by another process"):
+    with pytest.raises(MadeMeanwhileError, match="created by another process"):
         make_both()
     assert (target / "content").read_text() == "fast"
     assert names(tmp_path) == ["set"]

@@ -70,7 +70,7 @@ def test_what_is_no_transfer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds other, but a transfer has mtx or matrix"):
         load_transfer(str(path), "k", SMPLX, SMPL)
     path.write_bytes(pickle.dumps({"mtx": published("csc")}))
-    with pytest.raises(DataError, match="takes 10475 vertices to 6890, but here 6890"):
+    with pytest.raises(DataError, match="takes 10475 vertices to 6890, expected 6890"):
         load_transfer(str(path), "k", SMPL, SMPLX)
     path.write_bytes(pickle.dumps({"matrix": np.ones((17, 100))}))
     with pytest.raises(DataError, match=r"made of 100 others.*joint regressor"):

@@ -28,10 +28,10 @@ def test_the_one_behind_is_named_and_a_silent_one_before_it() -> None:
     assert describe(first, later, 3) == (
         "Behind the others: rank 1 (waiting for data, step 3; process 7 on host)."
     )
-    assert "No sign of life from rank 2 (computing" in describe(first, later | {2: first[2]}, 3)
-    assert "rank 3 (never heard of)" in describe(first, later, 4)
+    assert "No heartbeat from rank 2 (computing" in describe(first, later | {2: first[2]}, 3)
+    assert "rank 3 (no heartbeat yet)" in describe(first, later, 4)
     level = {rank: beat(rank, 8) for rank in range(2)}
-    assert describe({}, level, 2) == "All processes are at the same place: computing."
+    assert describe({}, level, 2) == "All ranks are in the same phase: computing."
 
 
 def test_one_process_writes_its_stacks_and_goes_on(
@@ -42,7 +42,7 @@ def test_one_process_writes_its_stacks_and_goes_on(
     heartbeat.at(3, "waiting for data")
     heartbeat.start()
     path = tmp_path / "hang/rank_0.txt"
-    stuck_in_here(lambda: path.exists() and "There is one process." in path.read_text())
+    stuck_in_here(lambda: path.exists() and "There is only one rank." in path.read_text())
     heartbeat.close()
     assert "stuck_in_here" in path.read_text()
     said = capfd.readouterr().err

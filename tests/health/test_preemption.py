@@ -245,7 +245,7 @@ def test_a_process_that_never_answers_is_not_waited_for_for_ever(
     run_processes: RUNS, tmp_path: Path
 ) -> None:
     answers = run_processes(ask_alone, 2, tmp_path)
-    assert "SIGTERM asked this run to stop, but the processes could not agree" in answers[0]
+    assert "SIGTERM asked this run to stop, but the ranks could not agree" in answers[0]
 
 
 def test_an_exit_waits_for_a_store_that_answers_late(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,8 +161,8 @@ def test_export(tmp_path, dtype):
 
 
 def test_no_file_of_features(tmp_path):
-    with pytest.raises(DataError, match="no readable file of features"):
+    with pytest.raises(DataError, match="not a readable file of features"):
         load_features(tmp_path / "none")
     (tmp_path / "broken").write_bytes(b"12345678")
-    with pytest.raises(DataError, match="no readable file of features"):
+    with pytest.raises(DataError, match="not a readable file of features"):
         load_features(tmp_path / "broken")

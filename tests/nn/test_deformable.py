@@ -13,7 +13,7 @@ SIZES = ((8, 8), (4, 4))
 @pytest.mark.parametrize("heads", [4, 8])
 def test_places_start_as_a_star(heads: int) -> None:
     module = DeformableAttention(32, heads, levels=2, points=3)
-    offsets, logits = module.places(torch.randn(1, 5, 32))
+    offsets, logits = module.offsets_and_logits(torch.randn(1, 5, 32))
     assert not logits.any()  # a uniform softmax
     for head in range(heads):
         angle = 2 * math.pi * head / heads

@@ -151,4 +151,4 @@ def test_masks_are_large_ones(folder: Path) -> None:
     patches = sorted(len(batch.layout.visible.patches) for batch in drawn)
     example = recipe.example_batch(4).layout
     assert len(example.visible.patches) > patches[len(patches) // 2]
-    assert len(example.prediction.places) > 0
+    assert len(example.prediction.positions) > 0

@@ -125,7 +125,7 @@ def check_official_masks(case: Case, tensors: Tensors) -> None:
     kept, targets = [], []
     seen = np.zeros(grid[0] * grid[1])
     for target, context in sizes[: stats["batches"]]:
-        drawn = [rule.draw_places(target, context, rng) for _ in range(stats["batch"])]
+        drawn = [rule.draw_blocks(target, context, rng) for _ in range(stats["batch"])]
         shortest = min(len(contexts[0]) for contexts, _ in drawn)
         kept.append(shortest)
         targets.append(min(block[2] * block[3] for _, blocks in drawn for block in blocks))

@@ -80,7 +80,7 @@ def ijepa_layout(model: HJEPA, contexts: list[Tensor], targets: list[Tensor]) ->
         visible=pack_patches(kept, images, batch, patches, class_token=False),
         hidden=None,
         prediction=prediction,
-        pooling=grid_cells(prediction.places.numpy(), sequences, grid, 1),
+        pooling=grid_cells(prediction.positions.numpy(), sequences, grid, 1),
     )
 
 

@@ -27,7 +27,8 @@ from overt.recipes.cotracker3.loss import (
     position_loss,
     visibility_loss,
 )
-from overt.recipes.cotracker3.model import CoTracker3, Estimate, Pyramid, index_pyramid
+from overt.recipes.cotracker3.model import CoTracker3, Estimate
+from overt.recipes.cotracker3.pyramid import Pyramid, index_pyramid
 from overt.recipes.cotracker3.windows import sliding_windows
 
 

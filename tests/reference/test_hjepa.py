@@ -95,7 +95,7 @@ def check_hierarchy(case: Case, tensors: Tensors) -> None:
         assert_relative(context, tensors["context_features"])
         assert_relative(model.target_encoder.vit(tensors["images"]), tensors["target_features"])
         batch, length = tensors["mask_indices"].shape
-        places = layout.prediction.places.view(batch, length)
+        places = layout.prediction.positions.view(batch, length)
         assert torch.equal(places, tensors["mask_indices"])
         assert_relative(predicted[0].view(batch, length, -1), tensors["predictor_out"])
         for level in range(model.num_hierarchies):

@@ -84,7 +84,7 @@ def check_attention(case: Case, tensors: Tensors, device: str = "cpu") -> None:
     tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
     names = ("query", "value", "reference_points")
     query, tokens, reference = (tensors[name].requires_grad_() for name in names)
-    offsets, logits = attention.places(query)
+    offsets, logits = attention.offsets_and_logits(query)
     assert_relative(sampling_locations(reference, offsets, sizes), tensors["sampling_locations"])
     weights = logits.flatten(3).softmax(-1).view_as(logits)
     assert_relative(weights, tensors["attention_weights"])

@@ -59,7 +59,7 @@ def test_the_samples_of_a_skipped_step_are_a_rank_s_own_and_in_no_event() -> Non
     [
         (None, False, None, "training.name_nonfinite_module=true names the module"),
         ("first (Linear, forward)", True, None, "first appeared in: first (Linear, forward)."),
-        (None, True, None, "Run again, everything was finite"),
+        (None, True, None, "In a replay everything was finite"),
         (None, False, 2.0, "its loss is a spike, above 2 "),
     ],
 )

@@ -79,8 +79,8 @@ def test_steps_go_forward_and_a_name_has_one_value_per_step(
         {"step": 5, "extra": 3.0},
     ]
     assert caplog.messages == [
-        "loss logged twice for step 5; the first value stays",
-        "step 4 left out: step 5 is logged already",
+        "loss logged twice for step 5; the first value is kept",
+        "step 4 was not logged: step 5 is logged already",
     ]
 
 

@@ -42,10 +42,10 @@ def test_the_table_has_the_sums_that_users_ask_about() -> None:
     assert rows["recipe"] == "toy"
     assert rows["parameters"] == "1,000"
     assert rows["processes"].startswith("4 on CPU, ")
-    assert rows["data"] == "10 samples, 5 steps an epoch"
+    assert rows["data"] == "10 samples, 5 steps per epoch"
     assert rows["global batch"] == "2 per process x 4 process(es) x 3 accumulated = 24"
     assert rows["steps"] == "12 (2.4 epochs)"
-    assert rows["learning rate"] == "0.01 by rule none = 0.01"
+    assert rows["learning rate"] == "0.01"
     assert rows["schedule"] == "cosine"
     assert "resumed" not in rows
 
@@ -58,7 +58,7 @@ def test_rows_that_are_only_there_when_there_is_something_to_say() -> None:
     assert rows["optimizers"] == "Muon for 900, AdamW for 100 parameters"
     scaled = ["optimizer.lr_scaling=linear", "optimizer.lr_base_batch=8"]
     rows = dict(introduction(*scaled, learning_rate=0.0025).rows())
-    assert rows["learning rate"] == "0.01 by rule linear from batch 8 = 0.0025"
+    assert rows["learning rate"] == "0.0025 (linear scaling of 0.01 from batch 8)"
     assert rows["by each rule"] == "none 0.01, linear 0.0025, sqrt 0.005"
 
 

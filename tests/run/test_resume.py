@@ -185,7 +185,7 @@ def test_the_start_says_batch_and_learning_rate(
     Trainer(config, build_recipe(config), init_distributed("cpu")).train()
     text = capsys.readouterr().out
     assert "2 per process x 1 process(es) x 2 accumulated = 4" in text
-    assert "0.01 by rule sqrt from batch 16 = 0.005" in text
+    assert "0.005 (sqrt scaling of 0.01 from batch 16)" in text
     assert "none 0.01, linear 0.0025, sqrt 0.005" in text
 
 

@@ -81,7 +81,7 @@ def test_another_tracker_that_fails_stops_nothing(
     assert len(rows(tmp_path)) == 3
     first, second = caplog.messages
     assert "cannot_start failed: ConnectionError('no server')" in first
-    assert "diary failed: OSError('no ink'); it is not used any more" in second
+    assert "diary failed: OSError('no ink'); it is disabled" in second
 
 
 # --- TensorBoard ----------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from fuzzing import examples, parses_or_refuses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overt.distributed import first_host, read_launch
+from overt.launch_environment import first_host, read_launch
 
 NAMES = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",

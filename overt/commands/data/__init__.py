@@ -10,7 +10,9 @@ from overt.progress import shown
 
 def main(arguments: list[str]) -> int:
     """Run `overt data` with these arguments; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="overt data", description="Make data sets ready.")
+    parser = argparse.ArgumentParser(
+        prog="overt data", description="Generate, pack and prepare data sets."
+    )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for field in (tracking, images, skulls, people):
         field.add_verbs(verbs)

@@ -36,4 +36,4 @@ def add_verb(
 
 
 def add_seed(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seed", type=not_negative, default=0, help="another seed, other data")
+    parser.add_argument("--seed", type=not_negative, default=0, help="seed of the random data")

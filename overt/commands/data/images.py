@@ -48,7 +48,7 @@ def _add_pack(verbs: Verbs) -> None:
         help="an image folder into one file, or each sequence into one, for speed",
         description="Write the images of ROOT/CLASS/... into the pack OUT: one large file and an "
         "index, with check sums. Files go in as they are unless --side or --raw says otherwise; "
-        "unreadable ones are left out and named. Where ROOT holds sequences with tracks in "
+        "unreadable ones are skipped and listed. Where ROOT holds sequences with tracks in "
         "Kubric's layout, each becomes one file OUT/SEQ.npz.",
         root="folder of images or sequences",
         out="the pack to write, a new folder",
@@ -69,7 +69,7 @@ def _add_pack(verbs: Verbs) -> None:
         help="take images from anywhere below ROOT, no classes",
     )
     parser.add_argument(
-        "--workers", type=not_negative, default=0, help="processes that help; default: none"
+        "--workers", type=not_negative, default=0, help="worker processes; default: none"
     )
     parser.add_argument(
         "--storage",
@@ -141,9 +141,7 @@ def _pack(options: argparse.Namespace) -> int:
     if is_sequence_root(options.root):
         return _pack_sequences(options)
     if options.storage is not None:
-        raise ConfigError(
-            f"--storage is for sequences, but {options.root} holds none; leave it out"
-        )
+        raise ConfigError(f"--storage is for sequences, but {options.root} holds none; drop it")
     from overt.data.images.folder import ImageFolder
     from overt.data.images.packed import pack_images
 
@@ -157,10 +155,10 @@ def _pack(options: argparse.Namespace) -> int:
     )
     print(
         f"{options.out}: {packed.images} images of {len(images.classes)} classes, "
-        f"{packed.stored_bytes / 1e6:.1f} MB; {len(packed.left_out)} left out"
+        f"{packed.stored_bytes / 1e6:.1f} MB; {len(packed.left_out)} skipped"
     )
     for reason in packed.left_out.values():
-        print(f"  left out: {reason}")
+        print(f"  skipped: {reason}")
     return 0
 
 
@@ -170,15 +168,15 @@ def _pack_sequences(options: argparse.Namespace) -> int:
     for name in ("side", "raw", "unlabeled", "workers"):
         if getattr(options, name):
             raise ConfigError(
-                f"--{name} is for images, but {options.root} holds sequences; leave it out"
+                f"--{name} is for images, but {options.root} holds sequences; drop it"
             )
     packed = pack_sequences(options.root, options.out, options.storage or "raw")
     print(
         f"{options.out}: {len(packed.written)} sequences packed, {packed.kept} were there, "
-        f"{len(packed.left_out)} left out"
+        f"{len(packed.left_out)} skipped"
     )
     for reason in packed.left_out.values():
-        print(f"  left out: {reason}")
+        print(f"  skipped: {reason}")
     return 0
 
 
@@ -203,8 +201,8 @@ def _published(options: argparse.Namespace) -> int:
     for part, packed in packs.items():
         print(
             f"{options.out / part}: {packed.images} images, {packed.stored_bytes / 1e6:.1f} MB; "
-            f"{len(packed.left_out)} left out"
+            f"{len(packed.left_out)} skipped"
         )
         for reason in packed.left_out.values():
-            print(f"  left out: {reason}")
+            print(f"  skipped: {reason}")
     return 0

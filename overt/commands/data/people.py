@@ -45,28 +45,32 @@ def _add_people(verbs: Verbs) -> None:
         default="all",
         help="by distortion: above 1.8 (p3), above 3 (p5), below 1.2 (far)",
     )
-    parser.add_argument("--orthographic", action="store_true", help="parallel rays: a control")
+    parser.add_argument(
+        "--orthographic", action="store_true", help="orthographic projection: a control"
+    )
     parser.add_argument(
         "--body",
         default="capsule",
         help="capsule; or anny (pip install 'overt[people]') or a file of it by `overt data "
-        "anny-body`: dressed people in poses of everyday",
+        "anny-body`: dressed people in everyday poses",
     )
     parser.add_argument("--backgrounds", metavar="FOLDER", help="photographs behind dressed people")
     parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="what renders the pictures"
+        "--device", choices=("cpu", "cuda"), default="cpu", help="device that renders the pictures"
     )
     parser.add_argument(
-        "--workers", type=not_negative, default=0, help="processes that render; 0: none"
+        "--workers", type=not_negative, default=0, help="worker processes; 0: render in this one"
     )
     parser.add_argument(
         "--fixed-colors",
         "--fixed-colours",
         dest="fixed_colours",
         action="store_true",
-        help="the same colors in all pictures",
+        help="use the same colors in all pictures",
     )
-    parser.add_argument("--depth-maps", action="store_true", help="also the depth of each pixel")
+    parser.add_argument(
+        "--depth-maps", action="store_true", help="also write the depth of each pixel"
+    )
 
 
 def _add_anny_body(verbs: Verbs) -> None:
@@ -117,7 +121,7 @@ def _add_smplx_labels(verbs: Verbs) -> None:
     }.items():
         parser.add_argument(f"--{name}", required=True, metavar="FILE", help=meaning)
     parser.add_argument(
-        "--vertices", metavar="FILE", help="vertices that count, smplx_mask_ids.npy; else all"
+        "--vertices", metavar="FILE", help="vertices to fit, smplx_mask_ids.npy; default: all"
     )
     parser.add_argument("--batch", type=positive, default=64, help="people fitted together")
     parser.add_argument("--iterations", type=positive, default=60, help="most of each round")
@@ -125,7 +129,8 @@ def _add_smplx_labels(verbs: Verbs) -> None:
 
 
 def _people(options: argparse.Namespace) -> int:
-    from overt.data.people.synthetic import PeopleOptions, write_people
+    from overt.data.people.scenes import PeopleOptions
+    from overt.data.people.synthetic import write_people
 
     names = (
         "size", "seed", "framing", "subset", "orthographic", "fixed_colours", "depth_maps", "body",

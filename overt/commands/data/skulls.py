@@ -27,7 +27,7 @@ def _add_skulls(verbs: Verbs) -> None:
         _skulls,
         help="synthetic skulls with defects and implants, in SkullBreak's layout",
         description="Write synthetic skulls with five defects each: volumes, point clouds "
-        "and the lists train.csv and test.csv. Skulls that are there already are kept.",
+        "and the lists train.csv and test.csv. Existing skulls are kept.",
         root="folder of the data set",
     )
     parser.add_argument("--skulls", type=positive, default=20, help="how many skulls")
@@ -48,16 +48,16 @@ def _add_prepare(verbs: Verbs) -> None:
         help="SkullBreak or SkullFix volumes into point clouds and lists",
         description="Make a point cloud of the surface beside every volume of ROOT/complete_skull, "
         "ROOT/defective_skull and ROOT/implant, and write train.csv and test.csv where they are "
-        "missing. Clouds that are there and whole are kept.",
+        "missing. Existing complete clouds are kept.",
         root="folder of the data set",
     )
     parser.add_argument(
         "--dataset", choices=("skullbreak", "skullfix"), default="skullbreak", help="its layout"
     )
     parser.add_argument("--points", type=positive, default=400_000, help="points of a cloud")
-    parser.add_argument("--seed", type=not_negative, default=42, help="of points and lists")
+    parser.add_argument("--seed", type=not_negative, default=42, help="seed of points and lists")
     parser.add_argument(
-        "--workers", type=not_negative, default=0, help="processes that help; 0: none"
+        "--workers", type=not_negative, default=0, help="worker processes; default: 0"
     )
     parser.add_argument("--force", action="store_true", help="make all clouds again")
 

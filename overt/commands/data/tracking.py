@@ -33,8 +33,8 @@ def _add_kubric(verbs: Verbs) -> None:
         _kubric,
         help="synthetic sequences in Kubric's format, with exact tracks",
         description="Write synthetic sequences in Kubric's on-disk format: textured shapes that "
-        "move over a moving background, with exact tracks and occlusions. Sequences that are there "
-        "already are kept, so that an interrupted or larger set is continued where it stopped.",
+        "move over a moving background, with exact tracks and occlusions. Existing sequences are "
+        "kept, so an interrupted or larger set continues where it stopped.",
         root="folder of the data set",
     )
     parser.add_argument("--sequences", type=positive, default=64, help="how many sequences")
@@ -69,13 +69,15 @@ def _add_photographs(verbs: Verbs) -> None:
         help="photographs that move by known transforms, as a test set in TAP-Vid's layout",
         description="Write videos of layered photographs that move, with exact tracks and "
         "occlusions, into ROOT/tapvid_davis: the clips of data=procedural, with all queries in "
-        "the first frame. Take photographs that training has not seen.",
+        "the first frame. Use photographs that are not in the training data.",
         root="folder of the data set",
         textures="folder of photographs",
     )
     parser.add_argument("--videos", type=positive, default=10, help="how many videos")
     parser.add_argument("--frames", type=positive, default=24, help="frames of each")
-    parser.add_argument("--side", type=side_length, default=256, help="height and width, in eights")
+    parser.add_argument(
+        "--side", type=side_length, default=256, help="height and width, a multiple of 8"
+    )
     parser.add_argument("--points", type=whole_number(1), default=64, help="tracks of each")
     add_seed(parser)
 
@@ -88,12 +90,14 @@ def _add_kubric_lbm(verbs: Verbs) -> None:
         help="sequences of 24 frames for LBM, cut from Kubric in CoTracker's layout",
         description="Cut the sequences of SOURCE into runs of equal length and write each as a "
         "sequence of OUT. Images are linked where the file system allows it. What is too short or "
-        "shows no track is left out and named; what is there already is kept.",
+        "shows no track is skipped and listed; existing sequences are kept.",
         source="folder of sequences",
         out="folder of the new data set",
     )
     parser.add_argument("--frames", type=positive, default=24, help="frames of each")
-    parser.add_argument("--tracks", type=positive, default=2048, help="most tracks of each")
+    parser.add_argument(
+        "--tracks", type=positive, default=2048, help="maximum number of tracks per sequence"
+    )
     parser.add_argument("--runs", type=positive, help="of each sequence; default: all that fit")
 
 
@@ -183,8 +187,8 @@ def _kubric_lbm(options: argparse.Namespace) -> int:
     result = convert(options.source, options.out, options.frames, options.tracks, options.runs)
     print(
         f"{options.out}: {len(result.written)} sequences of {options.frames} frames written, "
-        f"{result.kept} were there, {len(result.left_out)} left out"
+        f"{result.kept} were there, {len(result.left_out)} skipped"
     )
     for name, reason in result.left_out.items():
-        print(f"  left out: {name}: {reason}")
+        print(f"  skipped: {name}: {reason}")
     return 0

@@ -84,8 +84,8 @@ def _interleaved(path: Path, key: str, images: NDArray[Any]) -> NDArray[np.uint8
         images = images.transpose(0, 2, 3, 1)
     if images.shape[3] not in (1, 3, 4):
         raise DataError(
-            f"{path}: {key} has shape {shape}; expected 1, 3 or 4 channels in the last or the "
-            "second place."
+            f"{path}: {key} has shape {shape}; expected 1, 3 or 4 channels as the last or the "
+            "second axis."
         )
     if images.shape[3] == 1:
         images = np.repeat(images, 3, axis=3)

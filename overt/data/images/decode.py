@@ -75,7 +75,7 @@ def decode_image(data: bytes, name: str) -> NDArray[np.uint8]:
         if isinstance(error, UnidentifiedImageError):
             reason = f"its {len(data)} bytes are not a JPEG, PNG or WebP"
         raise DataError(
-            f"{name}: not a readable image ({reason}). Get the file again, or take it out of the "
+            f"{name}: not a readable image ({reason}). Get the file again, or remove it from the "
             "data set."
         ) from error
 

@@ -44,10 +44,10 @@ class Names(Sequence[str]):
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
-        place = range(len(self))[index]  # from the end where negative, IndexError beyond it
-        start = self.ends[place - 1] if place else 0
-        return self.text[start : self.ends[place]].tobytes().decode("utf-8", "surrogateescape")
+            return [self[position] for position in range(*index.indices(len(self)))]
+        position = range(len(self))[index]  # from the end where negative, IndexError beyond it
+        start = self.ends[position - 1] if position else 0
+        return self.text[start : self.ends[position]].tobytes().decode("utf-8", "surrogateescape")
 
 
 class Listing(NamedTuple):
@@ -74,7 +74,7 @@ def list_images(root: Path | str, labelled: bool = True) -> Listing:
     top = os.fspath(root)
     if not os.path.isdir(top):
         state = "is a file" if os.path.exists(top) else "does not exist"
-        raise DataError(f"{top} {state}; a folder of images is needed. {_layout(top)}")
+        raise DataError(f"{top} {state}; expected a folder of images. {_layout(top)}")
     folders, names, others = _scan(top, _Folder("", ()))
     folders.sort()
     if labelled and folders and {folder.name for folder in folders} <= _SPLITS:
@@ -89,21 +89,21 @@ def list_images(root: Path | str, labelled: bool = True) -> Listing:
         counts.append(len(images))
         others += passed
     if not names:
-        state = _some(others, "other file") if others else "nothing else"
+        state = _first_names(others, "other file") if others else "nothing else"
         raise DataError(f"{top}: no image at any depth, and {state}. {_layout(top)}")
     if not labelled:
         return Listing(Names.pack(sorted(names)), np.full(len(names), UNLABELLED, np.int64), ())
     if loose:
         raise DataError(
-            f"{top}: {_some(loose, 'image')} in no class folder. {_layout(top)} Or read the set "
-            "without labels (data.labelled=false)."
+            f"{top}: {_first_names(loose, 'image')} outside of any class folder. {_layout(top)} Or "
+            "read the set without labels (data.labelled=false)."
         )
     classes = tuple(folder.name for folder in folders)
     empty = [name for name, count in zip(classes, counts, strict=True) if not count]
     if empty:
         raise DataError(
-            f"{top}: {_some(empty, 'class folder')} without an image ({', '.join(SUFFIXES)}). Fill "
-            "or remove each, so that no class is silently missing."
+            f"{top}: {_first_names(empty, 'class folder')} without an image "
+            f"({', '.join(SUFFIXES)}). Fill or remove each, so that no class is silently missing."
         )
     return Listing(Names.pack(names), np.repeat(np.arange(len(classes)), counts), classes)
 
@@ -150,15 +150,15 @@ def _follow(link: str, path: str, folder: _Folder) -> tuple[str, ...]:
     """Where links were met up to and with this one; refuses one that leads back."""
     linked = (*folder.linked_at, os.path.realpath(path))
     target = os.path.realpath(link)
-    if any(os.path.commonpath([target, place]) == target for place in linked):
+    if any(os.path.commonpath([target, visited]) == target for visited in linked):
         raise DataError(
-            f"{link}: this link leads to a folder that it lies in, so its images would be found "
-            "again and again. Remove it."
+            f"{link}: this link points to a folder above it, so its images would be listed again "
+            "and again. Remove it."
         )
     return linked
 
 
-def _some(names: Sequence[str], noun: str) -> str:
+def _first_names(names: Sequence[str], noun: str) -> str:
     shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
     return f"{len(names)} {noun}{'' if len(names) == 1 else 's'} ({shown})"
 

@@ -99,11 +99,12 @@ class ReadableImages:
     def read(self, index: int) -> tuple[Tensor, int]:
         """The pixels (3, H, W) uint8 and the label of the first readable image from `index` on."""
         tries = min(TRIES, len(self))
-        for place in range(index, index + tries):
-            sample = self.try_read(place % len(self))
+        for candidate in range(index, index + tries):
+            sample = self.try_read(candidate % len(self))
             if sample is not None:
                 return sample
         raise DataError(
             f"{tries} images in a row cannot be read, the first of them {self.names[index]} "
-            f"({self.unreadable[self.names[index]]}). Is the disk there, and is the set complete?"
+            f"({self.unreadable[self.names[index]]}). Check that the disk is mounted and the data "
+            "set complete."
         )

@@ -57,8 +57,8 @@ class PackedImages:
         size = (self.path / _DATA).stat().st_size
         if size != self._ends[-1]:
             raise DataError(
-                f"{self.path / _DATA} has {size} bytes, but {self._ends[-1]} were written: a copy "
-                "that was cut off? Copy or pack it again."
+                f"{self.path / _DATA} has {size} bytes, but {self._ends[-1]} were written: a "
+                "truncated copy? Copy or pack it again."
             )
 
     def __len__(self) -> int:
@@ -104,7 +104,8 @@ def _read_note(path: Path) -> dict[str, Any]:
             )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{path}: no pack of images ({_NOTE}: {error}). `overt data pack ROOT OUT` makes one."
+            f"{path}: not a pack of images ({_NOTE}: {error}). `overt data pack ROOT OUT` makes "
+            "one."
         ) from error
     return dict(note)
 
@@ -115,7 +116,7 @@ def _read_index(path: Path, note: dict[str, Any]) -> dict[str, NDArray[Any]]:
         content = read_file(path / _INDEX)
         if zlib.crc32(content) != note["index_sum"]:
             raise DataError(
-                f"{path / _INDEX} does not match its check sum in {_NOTE}. Copy or pack it again."
+                f"{path / _INDEX} does not match its checksum in {_NOTE}. Copy or pack it again."
             )
         with np.load(io.BytesIO(content), allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
@@ -219,7 +220,7 @@ def _new_pack(out: Path | str) -> Iterator[Path]:
     """Hand out a hidden folder that becomes `out` when all went well."""
     out = Path(out)
     if out.exists():
-        raise DataError(f"{out} exists and is not written over. Choose another name, or remove it.")
+        raise DataError(f"{out} exists and is not overwritten. Choose another name, or remove it.")
     remove_left_overs(out.parent)
     with new_folder(out) as folder:
         yield folder
@@ -233,7 +234,7 @@ def _fill(
     classes: tuple[str, ...],
     raw: bool,
 ) -> Packed:
-    kept: list[int] = []
+    packed_indices: list[int] = []
     ends: list[int] = []
     sizes: list[tuple[int, int]] = []
     sums: list[int] = []
@@ -244,26 +245,26 @@ def _fill(
                 left_out[all_names[index]] = record.problem
             else:
                 file.write(record.content)
-                kept.append(index)
+                packed_indices.append(index)
                 ends.append(file.tell())
                 sizes.append(record.size)
                 sums.append(zlib.crc32(record.content))
             report("packing images", index + 1, len(all_names))
         _to_disk(file)
-    names = Names.pack(all_names[index] for index in kept)
+    names = Names.pack(all_names[index] for index in packed_indices)
     index_file = io.BytesIO()
     np.savez(
         index_file,
         ends=np.array(ends, np.int64),
         sizes=np.array(sizes, np.int32),
         sums=np.array(sums, np.uint32),
-        labels=labels[kept],
+        labels=labels[packed_indices],
         name_text=names.text,
         name_ends=names.ends,
     )
     note = {
         "format": _FORMAT,
-        "images": len(kept),
+        "images": len(packed_indices),
         "raw": raw,
         "index_sum": zlib.crc32(index_file.getvalue()),
         "left_out": left_out,
@@ -276,7 +277,7 @@ def _fill(
         with (folder / name).open("wb") as file:
             file.write(content)
             _to_disk(file)
-    return Packed(len(kept), ends[-1] if ends else 0, left_out)
+    return Packed(len(packed_indices), ends[-1] if ends else 0, left_out)
 
 
 def _map_ordered(

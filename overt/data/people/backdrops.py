@@ -55,8 +55,8 @@ def backdrop(side: int, rng: np.random.Generator, photographs: Photographs) -> T
         shaded = floor * torch.linspace(0.7, 1.1, side - horizon)[None, :, None]
         picture[:, horizon:] = shaded.expand(3, -1, side)
     for _ in range(int(rng.integers(0, 8))):  # furniture, windows, doors
-        thing = _thing(side, rng)
-        picture = torch.where(thing[3:] > 0, thing[:3], picture)
+        furniture = _furniture(side, rng)
+        picture = torch.where(furniture[3:] > 0, furniture[:3], picture)
     for cells in (4, 16, 48):  # dirt, leaves, wallpaper
         strength, colored = rng.uniform(0, 0.14), rng.uniform(0, 0.4)
         coarse = torch.from_numpy(rng.standard_normal((1, 4, cells, cells), np.float32))
@@ -72,7 +72,7 @@ def _muted(rng: np.random.Generator, count: int) -> NDArray[np.float32]:
     return (gray + strength * (color - gray)).astype(np.float32)
 
 
-def _thing(side: int, rng: np.random.Generator) -> Tensor:
+def _furniture(side: int, rng: np.random.Generator) -> Tensor:
     """Draw a rotated, striped rectangle or ellipse (4, S, S); the last channel is its mask."""
     middle = rng.uniform(0, 1, 2)
     extent = rng.uniform(0.04, 0.4, 2)
@@ -108,7 +108,7 @@ def _shape(
 
 def camera_effects(pictures: Tensor, generators: list[np.random.Generator]) -> Tensor:
     """Apply exposure, blur and noise of a camera to pictures (B, 3, S, S), 0 to 1."""
-    made = []
+    effects = []
     for picture, rng in zip(pictures, generators, strict=True):
         gamma, gain = rng.uniform(0.75, 1.35), rng.uniform(0.75, 1.25)
         spread = rng.uniform(0, 1.1) if rng.random() < 0.5 else 0.0
@@ -120,5 +120,5 @@ def camera_effects(pictures: Tensor, generators: list[np.random.Generator]) -> T
             changed = F.pad(changed, (3, 3, 3, 3), mode="replicate")
             changed = F.conv2d(changed, kernel.view(1, 1, 1, 7).expand(3, 1, 1, 7), groups=3)
             changed = F.conv2d(changed, kernel.view(1, 1, 7, 1).expand(3, 1, 7, 1), groups=3)
-        made.append(changed[0] + rng.uniform(0.003, 0.03) * noise.to(picture))
-    return torch.stack(made).clamp(0, 1)
+        effects.append(changed[0] + rng.uniform(0.003, 0.03) * noise.to(picture))
+    return torch.stack(effects).clamp(0, 1)

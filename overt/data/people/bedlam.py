@@ -30,8 +30,8 @@ def read_bedlam(path: str | Path) -> HumanData:
             "was run. For .npz files of MMHuman3D use layout=humandata."
         ) from None
     if not isinstance(content, Mapping) or "img_fn" not in content:
-        keys = ", ".join(map(str, content)) if isinstance(content, Mapping) else "no dictionary"
-        raise DataError(f"{file}: the annotations lack img_fn; found are {keys}")
+        keys = ", ".join(map(str, content)) if isinstance(content, Mapping) else "not a dictionary"
+        raise DataError(f"{file}: the annotations lack img_fn; found {keys}")
     names = [str(name) for name in content["img_fn"]]
     if "sequence_name" in content:
         folders = [str(name) for name in content["sequence_name"]]
@@ -56,8 +56,8 @@ def read_bedlam(path: str | Path) -> HumanData:
     data = HumanData(file, columns)
     if "pelvis" not in data and "smplx/transl" not in data:
         raise DataError(
-            f"{file}: there is neither pelvis_camcoord nor smplx with transl, so the depth is not "
-            f"known; found are {', '.join(map(str, content))}"
+            f"{file}: there is neither pelvis_camcoord nor smplx with transl, so the depth is "
+            f"unknown; found {', '.join(map(str, content))}"
         )
     return data
 

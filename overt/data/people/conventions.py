@@ -117,11 +117,11 @@ def names_of(convention: str | None, stored: str | None, width: int, title: str)
     if chosen is None:
         candidates = [stored] if stored in CONVENTIONS else _BY_WIDTH.get(width, [])
         if len(candidates) != 1:
-            known = ", ".join(f"{name} ({len(names)})" for name, names in CONVENTIONS.items())
-            what = f"may be {' or '.join(map(str, candidates))}" if candidates else "fits none"
+            allowed = ", ".join(f"{name} ({len(names)})" for name, names in CONVENTIONS.items())
+            guess = f"may be {' or '.join(map(str, candidates))}" if candidates else "fits none"
             raise DataError(
-                f"{title}: keypoints2d has {width} points, which {what}; set "
-                f"data.keypoint_convention to one of {known}"
+                f"{title}: keypoints2d has {width} points, which {guess}; set "
+                f"data.keypoint_convention to one of {allowed}"
             )
         chosen = str(candidates[0])
     names = CONVENTIONS[chosen]

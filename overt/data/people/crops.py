@@ -97,10 +97,10 @@ def box_square(box: NDArray[np.floating]) -> tuple[tuple[float, float], float]:
 
 def keypoint_square(keypoints: NDArray[np.floating]) -> tuple[tuple[float, float], float]:
     """Center and side of the square about visible keypoints (J, 3), enlarged."""
-    seen = keypoints[keypoints[:, 2] > 0, :2]
-    if len(seen) == 0:
+    visible_xy = keypoints[keypoints[:, 2] > 0, :2]
+    if len(visible_xy) == 0:
         raise DataError("there is neither a box nor a visible keypoint")
-    low, high = seen.min(0), seen.max(0)
+    low, high = visible_xy.min(0), visible_xy.max(0)
     centre = (low + high) / 2
     return (float(centre[0]), float(centre[1])), BOX_GROWTH * float((high - low).max())
 
@@ -109,10 +109,10 @@ def centred_side(keypoints: NDArray[np.floating] | None, image_size: tuple[int, 
     """Side of the square about the image's center that reaches all visible keypoints (J, 3)."""
     height, width = image_size
     shorter = float(min(height, width))
-    seen = None if keypoints is None else keypoints[keypoints[:, 2] > 0, :2]
-    if seen is None or len(seen) == 0:
+    visible_xy = None if keypoints is None else keypoints[keypoints[:, 2] > 0, :2]
+    if visible_xy is None or len(visible_xy) == 0:
         return shorter
-    reach = 2 * float(np.abs(seen - (width / 2, height / 2)).max())
+    reach = 2 * float(np.abs(visible_xy - (width / 2, height / 2)).max())
     return min(shorter, reach)
 
 

@@ -124,7 +124,7 @@ class HumanData:
         missing = [name for name in names if name not in self.columns]
         if missing:
             raise DataError(
-                f"{self.path}: the annotations lack {', '.join(missing)}; found are "
+                f"{self.path}: the annotations lack {', '.join(missing)}; found "
                 f"{', '.join(sorted(self.columns))}. Make the file again with these keys, or use "
                 "another."
             )
@@ -161,8 +161,8 @@ def read_columns(path: Path) -> tuple[dict[str, Array], Header]:
         check_arrays(path)
         with zipfile.ZipFile(path) as archive:
             names = {name.removesuffix(".npy"): name for name in archive.namelist()}
-            wanted = [name for name in (*PLAIN, *GROUPS, *SINGLE) if name in names]
-            raw = {name: _member(archive, names[name], path) for name in wanted}
+            columns_read = [name for name in (*PLAIN, *GROUPS, *SINGLE) if name in names]
+            raw = {name: _member(archive, names[name], path) for name in columns_read}
     except zipfile.BadZipFile as error:
         raise DataError(
             f"{path}: not an .npz file ({error}); BEDLAM-CC's files, which are named so, need "
@@ -234,10 +234,10 @@ def _member(archive: zipfile.ZipFile, name: str, path: Path) -> Any:
             array = load_pickle(file, f"{path}, key {name.removesuffix('.npy')}")
             return array.item() if isinstance(array, np.ndarray) and array.ndim == 0 else array
     with archive.open(name) as file:
-        whole = np.lib.format.read_array(file, allow_pickle=False)
-    if whole.dtype.kind == "c":  # one flipped bit in a file: half of each number would be lost
+        full_array = np.lib.format.read_array(file, allow_pickle=False)
+    if full_array.dtype.kind == "c":  # one flipped bit in a file: half of each number would be lost
         raise DataError(f"{path}: {name.removesuffix('.npy')} has complex numbers. Copy it again.")
-    return whole.item() if whole.ndim == 0 else whole
+    return full_array.item() if full_array.ndim == 0 else full_array
 
 
 def _parameters(path: Path, group: str, value: Any) -> dict[str, Array]:
@@ -299,29 +299,29 @@ def _cached(path: Path) -> tuple[dict[str, Array], Header]:
         return cached
     columns, header = read_columns(path)
     try:
-        made = Path(tempfile.mkdtemp(prefix=folder.name, dir=folder.parent))
+        temporary = Path(tempfile.mkdtemp(prefix=folder.name, dir=folder.parent))
     except OSError:  # a folder that nobody may write to: everything stays in memory
         return columns, header
     for name, column in columns.items():
-        np.save(made / f"{name.replace('/', '.')}.npy", column)
+        np.save(temporary / f"{name.replace('/', '.')}.npy", column)
     index = {"columns": list(columns), "header": asdict(header)}
-    (made / "index.json").write_text(json.dumps(mark | index))
+    (temporary / "index.json").write_text(json.dumps(mark | index))
     try:
-        os.rename(made, folder)
+        os.rename(temporary, folder)
     except OSError:  # an older one, or another process was faster
         if _open_cache(folder, mark) is None:
             shutil.rmtree(folder, ignore_errors=True)
-            _rename_or_drop(made, folder)
+            _rename_or_drop(temporary, folder)
         else:
-            shutil.rmtree(made, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
     return _open_cache(folder, mark) or (columns, header)
 
 
-def _rename_or_drop(made: Path, folder: Path) -> None:
+def _rename_or_drop(temporary: Path, folder: Path) -> None:
     try:
-        os.rename(made, folder)
+        os.rename(temporary, folder)
     except OSError:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _open_cache(folder: Path, mark: Mapping[str, int]) -> tuple[dict[str, Array], Header] | None:

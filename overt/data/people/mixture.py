@@ -21,13 +21,13 @@ class DrawnMixture:
     generator, so that no two processes draw the same rows.
     """
 
-    def __init__(self, sources: Sequence[SampleSource], shares: Sequence[float]) -> None:
-        if not sources or len(sources) != len(shares):
-            raise DataError(f"{len(sources)} data sets with {len(shares)} weights; each needs one")
-        if any(not 0 < share < math.inf for share in shares):
-            raise DataError(f"the weights are {list(shares)}; each must be a number above 0")
+    def __init__(self, sources: Sequence[SampleSource], weights: Sequence[float]) -> None:
+        if not sources or len(sources) != len(weights):
+            raise DataError(f"{len(sources)} data sets with {len(weights)} weights; each needs one")
+        if any(not 0 < weight < math.inf for weight in weights):
+            raise DataError(f"the weights are {list(weights)}; each must be a number above 0")
         self.sources = list(sources)
-        self.ends = [end / sum(shares) for end in accumulate(shares)]
+        self.ends = [end / sum(weights) for end in accumulate(weights)]
         self.ends[-1] = 1.0  # whatever rounding did
 
     def __len__(self) -> int:

@@ -106,7 +106,7 @@ class Tailor:
     def __init__(self, model: BodyModel) -> None:
         device = model.template.device
         owner = model.skin_weights.argmax(1)
-        rest = model.rest_places
+        rest_joints = model.rest_places
         self.faces, self.template = model.faces, model.template
 
         def among(joints: tuple[int, ...]) -> Tensor:
@@ -116,19 +116,19 @@ class Tailor:
         self.is_head, self.is_eye = among(_HEAD), among(_EYES)
         is_arm, is_leg = among(_ARMS), among(_LEGS)
         nothing = torch.full((len(owner),), -1.0, device=device)
-        self.along_arm = torch.where(is_arm, self._along(rest, (16, 18, 20)), nothing)
+        self.along_arm = torch.where(is_arm, self._along(rest_joints, (16, 18, 20)), nothing)
         self.along_arm = torch.where(self.is_hand, nothing + 3.5, self.along_arm)
-        self.along_leg = torch.where(is_leg, self._along(rest, (1, 4, 7)), nothing)
+        self.along_leg = torch.where(is_leg, self._along(rest_joints, (1, 4, 7)), nothing)
         head = self.template[self.is_head]
         middle = (head.amin(0) + head.amax(0)) / 2
         about = (self.template - middle) / (head.amax(0) - head.amin(0)).clamp_min(1e-3) * 2
         # High where hair grows: on top and behind, not in the face.
         self.scalp = 0.9 * about[:, 1] - 0.8 * about[:, 2]
 
-    def _along(self, rest: Tensor, joints: tuple[int, int, int]) -> Tensor:
+    def _along(self, rest_joints: Tensor, joints: tuple[int, int, int]) -> Tensor:
         """0 at the first joint, 1 at the second, 2 at the third; the other side is mirrored."""
         points = torch.cat([self.template[:, :1].abs(), self.template[:, 1:]], dim=1)
-        first, second, third = (rest[joint] for joint in joints)
+        first, second, third = (rest_joints[joint] for joint in joints)
         upper, lower = second - first, third - second
         along = ((points - first) @ upper) / upper.dot(upper)
         beyond = ((points - second) @ lower) / lower.dot(lower)

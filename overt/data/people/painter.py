@@ -53,15 +53,15 @@ class Painter:
         picture = picture.view(batch, side, side, 3).permute(0, 3, 1, 2)
         # Every second of the finer pixels has its middle where a coarser one has.
         picture = F.avg_pool2d(picture, 3, SUPERSAMPLING, 1, count_include_pad=False)
-        every = slice(None, None, SUPERSAMPLING)
-        parts = part_masks(raster, faces, self.model.part)[:, every, every].clone()
-        meters = raster.depth[:, every, every].clone()
+        subsampling = slice(None, None, SUPERSAMPLING)
+        parts = part_masks(raster, faces, self.model.part)[:, subsampling, subsampling].clone()
+        meters = raster.depth[:, subsampling, subsampling].clone()
         for number, rng in enumerate(generators):
-            thing = occluder(size, rng)
-            if thing is not None:
-                thing = thing.to(self.device)
-                hides = thing[3] > 0
-                picture[number] = torch.where(hides, thing[:3], picture[number])
+            cover = occluder(size, rng)
+            if cover is not None:
+                cover = cover.to(self.device)
+                hides = cover[3] > 0
+                picture[number] = torch.where(hides, cover[:3], picture[number])
                 parts[number][hides] = 0
                 meters[number][hides] = torch.inf
         picture = camera_effects(picture, generators)

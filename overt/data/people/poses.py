@@ -36,7 +36,7 @@ class Limb(NamedTuple):
     bend: float  # of elbow or knee
 
 
-def draw_pose(rng: np.random.Generator, rest: Array) -> tuple[Array, Array, str]:
+def draw_pose(rng: np.random.Generator, rest_joints: Array) -> tuple[Array, Array, str]:
     """Sample body (21, 3) and hands (2, 15, 3), axis-angle, for rest joints (22, 3), and a kind."""
     kind = str(rng.choice(list(KINDS), p=list(KINDS.values())))
     body = np.zeros((22, 3))
@@ -49,12 +49,15 @@ def draw_pose(rng: np.random.Generator, rest: Array) -> tuple[Array, Array, str]
         body[joint, 0] += lean / 3
     for side, limb in enumerate(_legs(rng, kind)):
         hip, knee, ankle = LEGS[side]
-        thigh, shin = rest[knee] - rest[hip], rest[ankle] - rest[knee]
+        thigh, shin = rest_joints[knee] - rest_joints[hip], rest_joints[ankle] - rest_joints[knee]
         body[hip] = _turn(thigh, limb)
         body[knee] = _hinge(shin, -_FORWARD, limb.bend)
     for side, limb in enumerate(_arms(rng, kind)):
         shoulder, elbow, wrist = ARMS[side]
-        upper, lower = rest[elbow] - rest[shoulder], rest[wrist] - rest[elbow]
+        upper, lower = (
+            rest_joints[elbow] - rest_joints[shoulder],
+            rest_joints[wrist] - rest_joints[elbow],
+        )
         body[shoulder] = _turn(upper, limb)
         body[elbow] = _hinge(lower, _FORWARD, limb.bend)
     hands = np.clip(rng.normal(0, FINGER, (2, 15, 3)), -LIMIT * FINGER, LIMIT * FINGER)
@@ -90,11 +93,11 @@ def _legs(rng: np.random.Generator, kind: str) -> list[Limb]:
 def _arms(rng: np.random.Generator, kind: str) -> list[Limb]:
     limbs = []
     swing = rng.uniform(-0.5, 0.5)
-    which = rng.choice(["left", "right", "both"])
+    reaching_side = rng.choice(["left", "right", "both"])
     for side in (1, -1):
         apart, forward = abs(rng.normal(0.2, 0.12)), rng.normal(0.05, 0.15)
         bend = abs(rng.normal(0.35, 0.25))
-        reaches = kind == "reach" and which in ("both", "left" if side > 0 else "right")
+        reaches = kind == "reach" and reaching_side in ("both", "left" if side > 0 else "right")
         if kind == "walk":
             forward, bend = swing * side, rng.uniform(0.2, 1.2)
         elif kind == "sit":
@@ -124,9 +127,9 @@ def _within(value: float, limits: tuple[float, float]) -> float:
     return float(np.clip(value, *limits))
 
 
-def _turn(rest: Array, limb: Limb) -> Array:
+def _turn(direction_at_rest: Array, limb: Limb) -> Array:
     """Return the shortest rotation (3,) that points a limb along its direction, then its twist."""
-    first = rest / np.linalg.norm(rest)
+    first = direction_at_rest / np.linalg.norm(direction_at_rest)
     axis = np.cross(first, limb.direction)
     sine, cosine = float(np.linalg.norm(axis)), float(first @ limb.direction)
     if sine < 1e-9:  # along it, or exactly against
@@ -137,8 +140,8 @@ def _turn(rest: Array, limb: Limb) -> Array:
     return np.asarray(matrix_to_axis_angle(twist @ point))
 
 
-def _hinge(rest: Array, towards: Array, angle: float) -> Array:
+def _hinge(direction_at_rest: Array, towards: Array, angle: float) -> Array:
     """Return a rotation (3,) that bends the lower half of a limb from its rest toward a side."""
-    axis = np.cross(rest, towards)
+    axis = np.cross(direction_at_rest, towards)
     length = float(np.linalg.norm(axis))
     return np.zeros(3) if length < 1e-9 else axis / length * angle

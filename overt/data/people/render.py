@@ -85,31 +85,31 @@ def paint(
     noise = np.stack([rng.standard_normal((3, size, size), np.float32) for rng in generators])
     picture = picture + NOISE * torch.from_numpy(noise)
     levels = (255 * picture.clamp(0, 1)).round().to(torch.uint8).permute(0, 2, 3, 1)
-    every = slice(None, None, SUPERSAMPLING)
-    parts = part_masks(raster, model.faces, model.part)[:, every, every]
-    return Painted(levels.numpy(), parts.numpy(), raster.depth[:, every, every].numpy())
+    subsampling = slice(None, None, SUPERSAMPLING)
+    parts = part_masks(raster, model.faces, model.part)[:, subsampling, subsampling]
+    return Painted(levels.numpy(), parts.numpy(), raster.depth[:, subsampling, subsampling].numpy())
 
 
 def _shade(
     raster: Raster, covered: Tensor, vertices: Tensor, model: BodyModel, looks: list[Look]
 ) -> Tensor:
     """Colors (N, 3) of the covered pixels: part, stripes along the body, one light."""
-    which = covered // raster.face[0].numel()  # (N,) picture
+    image = covered // raster.face[0].numel()  # (N,) picture
     corners = model.faces[raster.face.flatten()[covered]]  # (N, 3)
     weights = raster.weights.flatten(0, 2)[covered][..., None]  # (N, 3, 1)
     part = model.part[corners[:, 0]].long()
     position = (weights * model.template[corners]).sum(1)  # (N, 3) on the body at rest
-    normal = (weights * vertex_normals(vertices, model.faces)[which[:, None], corners]).sum(1)
+    normal = (weights * vertex_normals(vertices, model.faces)[image[:, None], corners]).sum(1)
     numbers = {
         name: torch.tensor(np.stack([np.asarray(getattr(look, name)) for look in looks])).float()
         for name in ("colours", "stripes", "light", "ambient")
     }
-    towards = (F.normalize(normal, dim=-1) * numbers["light"][which]).sum(-1).clamp_min(0.0)
-    ambient = numbers["ambient"][which]
-    waves, strength = numbers["stripes"][which].unbind(1)
+    towards = (F.normalize(normal, dim=-1) * numbers["light"][image]).sum(-1).clamp_min(0.0)
+    ambient = numbers["ambient"][image]
+    waves, strength = numbers["stripes"][image].unbind(1)
     stripe = 1 + strength * torch.sin(2 * math.pi * waves * (position[:, 0] + position[:, 1]))
     bright = (ambient + (1 - ambient) * towards) * stripe
-    return numbers["colours"][which, part] * bright[:, None]
+    return numbers["colours"][image, part] * bright[:, None]
 
 
 def vertex_normals(vertices: Tensor, faces: Tensor) -> Tensor:

@@ -81,17 +81,17 @@ def fit_bodies(
     def vertices(chosen: Tensor) -> Tensor:  # (B, C, 3) of bodies of this shape
         turns = axis_angle_to_matrix(torch.cat([pose, hands], dim=1))
         turns = torch.cat([turns[:, :BODY_JOINTS], face, turns[:, BODY_JOINTS:]], dim=1)
-        made: Tensor = body(chosen, turns).vertices
-        return made if counted is None else made.index_select(1, counted)
+        all_vertices: Tensor = body(chosen, turns).vertices
+        return all_vertices if counted is None else all_vertices.index_select(1, counted)
 
-    wanted = targets if counted is None else targets[:, counted]
+    target_vertices = targets if counted is None else targets[:, counted]
 
     def distances() -> Tensor:  # (B, C, 3)
-        return vertices(shape) + translation[:, None] - wanted
+        return vertices(shape) + translation[:, None] - target_vertices
 
     for variables in ([pose, translation], [pose, hands, translation], [pose, hands, shape]):
         with torch.no_grad():
-            new_shape, new_translation = _best_shape(vertices, wanted)
+            new_shape, new_translation = _best_shape(vertices, target_vertices)
             shape.copy_(new_shape)
             translation.copy_(new_translation)
         optimizer = torch.optim.LBFGS(
@@ -117,28 +117,28 @@ def fit_bodies(
 
 
 def _best_shape(
-    vertices: Callable[[Tensor], Tensor], wanted: Tensor
+    vertices: Callable[[Tensor], Tensor], targets: Tensor
 ) -> tuple[Tensor, Tensor]:  # (B, S), (B, 3)
     """Solve for shape and translation by least squares: vertices are linear in both."""
-    people = len(wanted)
-    none = torch.zeros(people, SHAPE_NUMBERS, device=wanted.device)
-    rest = vertices(none)
+    people = len(targets)
+    none = torch.zeros(people, SHAPE_NUMBERS, device=targets.device)
+    mean_body = vertices(none)
     columns = []
     for number in range(SHAPE_NUMBERS):
         unit = none.clone()
         unit[:, number] = 1.0
-        columns.append((vertices(unit) - rest).flatten(1))
+        columns.append((vertices(unit) - mean_body).flatten(1))
     for axis in range(3):
-        column = torch.zeros_like(rest)
+        column = torch.zeros_like(mean_body)
         column[..., axis] = 1.0
         columns.append(column.flatten(1))
     matrix = torch.stack(columns, dim=-1).double()  # (B, 3 C, S + 3)
     normal = matrix.mT @ matrix
     # A direction that moves no vertex that counts stays at zero.
     damping = 1e-9 * normal.diagonal(dim1=1, dim2=2).amax(-1)[:, None, None]
-    normal = normal + damping * torch.eye(normal.shape[-1], device=wanted.device)
-    right = matrix.mT @ (wanted - rest).flatten(1).double()[..., None]
-    solved = torch.linalg.solve(normal, right)[..., 0].to(wanted.dtype)
+    normal = normal + damping * torch.eye(normal.shape[-1], device=targets.device)
+    right = matrix.mT @ (targets - mean_body).flatten(1).double()[..., None]
+    solved = torch.linalg.solve(normal, right)[..., 0].to(targets.dtype)
     return solved[:, :SHAPE_NUMBERS], solved[:, SHAPE_NUMBERS:]
 
 
@@ -190,11 +190,11 @@ def _read_counted(path: Path, vertices: int) -> Tensor:
     try:
         numbers = open_arrays(path)
     except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"--vertices {path}: no readable .npy file ({error})") from None
+        raise DataError(f"--vertices {path}: not a readable .npy file ({error})") from None
     if numbers.dtype == bool and numbers.shape == (vertices,):
         numbers = np.nonzero(numbers)[0]
     if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or not len(numbers):
-        raise DataError(f"--vertices {path}: expected numbers of vertices, as (C,) integers")
+        raise DataError(f"--vertices {path}: expected vertex indices, (C,) integers")
     if numbers.min() < 0 or numbers.max() >= vertices:
         raise DataError(f"--vertices {path}: names vertices beyond the body's {vertices}")
     return torch.from_numpy(numbers.astype(np.int64))
@@ -222,12 +222,12 @@ def convert_labels(
         rows = slice(first, min(first + options.batch, len(data)))
         path = folder / f"{rows.start:08d}_{rows.stop:08d}.npz"
         if not path.is_file():
-            made: dict[str, Any] = {
+            converted: dict[str, Any] = {
                 name.replace("/", "."): value
                 for name, value in converter.convert(data, rows).items()
             }
             with new_file(path) as hidden, hidden.open("wb") as file:
-                np.savez(file, **made)
+                np.savez(file, **converted)
         with open_arrays(path) as part:
             parts.append({name.replace("smplx.", "smplx/"): part[name] for name in part.files})
         report("fitting people", rows.stop, len(data))

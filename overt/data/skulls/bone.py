@@ -24,7 +24,7 @@ class Bone(NamedTuple):
     how: str  # what the values were taken for
 
 
-def find_bone(scan: Volume, where: str, threshold: float | None = None) -> Bone:
+def find_bone(scan: Volume, source: str, threshold: float | None = None) -> Bone:
     """Return the skull of a scan; a mask is taken as it is.
 
     `threshold` is in the units of the scan. None: 300 HU where the values are Hounsfield units.
@@ -32,27 +32,27 @@ def find_bone(scan: Volume, where: str, threshold: float | None = None) -> Bone:
     values = scan.values
     finite = np.isfinite(values).all() if values.dtype.kind == "f" else True
     if values.dtype.kind not in "biuf" or not finite:
-        raise DataError(f"{where}: values of type {values.dtype} that are not finite numbers")
+        raise DataError(f"{source}: values of type {values.dtype} that are not finite numbers")
     if threshold is None and is_mask(values):
-        return Bone(scan.with_values(scan.mask), "a mask (two values), taken as it is")
+        return Bone(scan.with_values(scan.mask), "a mask (two values), used as is")
     low, high = float(values.min()), float(values.max())
     if threshold is None:
         if low > _AIR_HU or high < BONE_HU:
             raise DataError(
-                f"{where}: values from {low:g} to {high:g} are neither a mask of two values nor "
+                f"{source}: values from {low:g} to {high:g} are neither a mask of two values nor "
                 "Hounsfield units (air below -500, bone above 300); give the lowest value of bone "
                 "by --threshold"
             )
         threshold = BONE_HU
-    kept, note = segment(scan, threshold)
-    if not kept.any():
+    bone_mask, note = segment(scan, threshold)
+    if not bone_mask.any():
         raise DataError(
-            f"{where}: no value reaches the threshold {threshold:g} (values from {low:g} to "
+            f"{source}: no value reaches the threshold {threshold:g} (values from {low:g} to "
             f"{high:g}); give a lower one by --threshold"
         )
     unit = "Hounsfield units" if low <= _AIR_HU else "intensities"
     return Bone(
-        scan.with_values(kept),
+        scan.with_values(bone_mask),
         f"{unit} from {low:g} to {high:g}, bone from {threshold:g} on; {note}",
     )
 
@@ -84,13 +84,13 @@ def segment(scan: Volume, threshold: float, height_mm: float = HEIGHT_MM) -> tup
     if not count:
         return bone, "nothing is left"
     sizes = np.bincount(labels.ravel())[1:]
-    kept = np.asarray(labels == sizes.argmax() + 1)
-    dropped = int(bone.sum() - kept.sum())
-    height = scan.to_patient(np.argwhere(kept))[:, 2]
+    bone_mask = np.asarray(labels == sizes.argmax() + 1)
+    dropped = int(bone.sum() - bone_mask.sum())
+    height = scan.to_patient(np.argwhere(bone_mask))[:, 2]
     low = height < height.max() - height_mm
-    kept[tuple(np.argwhere(kept)[low].T)] = False
+    bone_mask[tuple(np.argwhere(bone_mask)[low].T)] = False
     note = (
         f"largest of {count} components kept, {dropped} voxels of others dropped (table, jaw, "
         f"noise), {int(low.sum())} more than {height_mm:g} mm below the vertex (neck)"
     )
-    return kept, note
+    return bone_mask, note

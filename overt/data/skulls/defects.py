@@ -50,9 +50,9 @@ def cut_defect(complete: Mask, affine: Matrix, kind: str, rng: np.random.Generat
     for wave in (2, 3, 4, 5):
         outline += rng.normal() * 0.18 / wave * np.cos(wave * around + rng.uniform(0, 2 * np.pi))
     reach = rng.uniform(low, high) / np.median(distance[angle < 0.4]) if (angle < 0.4).any() else 0
-    taken = (angle < reach * outline) & (offset[:, 2] > -_LOWEST_MM)
+    removed = (angle < reach * outline) & (offset[:, 2] > -_LOWEST_MM)
     implant = np.zeros_like(complete)
-    implant[tuple(indices[taken].T)] = True
+    implant[tuple(indices[removed].T)] = True
     return largest_part(implant)
 
 

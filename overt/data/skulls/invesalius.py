@@ -50,7 +50,9 @@ def read_invesalius(path: Path) -> Volume:
     dtype = np.dtype(kind).newbyteorder("<")
     expected = int(np.prod(shape)) * dtype.itemsize
     if len(body) != expected:
-        raise DataError(f"{path}: {len(body)} bytes of values, {expected} are due; it is cut off")
+        raise DataError(
+            f"{path}: {len(body)} bytes of values, expected {expected}; the file is truncated"
+        )
     values: Any = np.frombuffer(body, dtype).reshape(shape).transpose(2, 1, 0)
     x, y, z = spacing
     return Volume(values, np.diag([x, -y, z, 1.0])).check(str(path))

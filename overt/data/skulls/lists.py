@@ -126,14 +126,17 @@ class SkullList:
             raise DataError(
                 f"{self.path}: {len(missing)} of {2 * len(self)} clouds are missing:\n  "
                 + "\n  ".join(map(str, missing))
-                + "\nMake clouds of the volumes by `overt data prepare ROOT`, or take the rows out "
-                "of the list."
+                + "\nMake clouds of the volumes by `overt data prepare ROOT`, or remove the "
+                "rows from the list."
             )
         wrong = [
             problem
             for item in self.items
-            for path, asked in ((item.skull, skull_points), (item.implant, implant_points))
-            if (problem := cloud_problem(path, asked)) is not None
+            for path, required_points in (
+                (item.skull, skull_points),
+                (item.implant, implant_points),
+            )
+            if (problem := cloud_problem(path, required_points)) is not None
         ]
         if wrong:
             raise DataError(
@@ -183,22 +186,22 @@ def item_of(root: Path, dataset: str, defect: str, number: str) -> SkullItem:
     )
 
 
-def cloud_problem(path: Path, asked: int) -> str | None:
+def cloud_problem(path: Path, required_points: int) -> str | None:
     """What is wrong with a cloud's file, by its header alone."""
     try:
         cloud = open_arrays(path, mapped=True)
     except Exception as error:  # a damaged header stops numpy with almost any: SyntaxError, ...
-        return f"{path}: no readable array ({type(error).__name__}: {error})"
+        return f"{path}: not a readable array ({type(error).__name__}: {error})"
     if cloud.ndim != 2 or cloud.shape[1] != 3 or not np.issubdtype(cloud.dtype, np.floating):
         return f"{path}: {cloud.dtype} {cloud.shape}; expected floats of shape (points, 3)"
-    if len(cloud) < asked:
-        return f"{path}: {len(cloud)} points; asked for are {asked}"
+    if len(cloud) < required_points:
+        return f"{path}: {len(cloud)} points, expected at least {required_points}"
     return None
 
 
-def load_cloud(path: Path, asked: int = 1) -> Points:
+def load_cloud(path: Path, required_points: int = 1) -> Points:
     """A cloud, mapped into memory: only what is used is read."""
-    problem = cloud_problem(path, asked)
+    problem = cloud_problem(path, required_points)
     if problem is not None:
         raise DataError(problem)
     cloud: Points = open_arrays(path, mapped=True)

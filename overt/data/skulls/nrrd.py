@@ -70,7 +70,9 @@ def read_nrrd(path: Path) -> Volume:
     if min(shape) < 1:
         raise DataError(f"{path}: a volume of shape {shape}; expected a voxel or more on each axis")
     if len(body) < expected:
-        raise DataError(f"{path}: {len(body)} bytes of values, {expected} are due; it is cut off")
+        raise DataError(
+            f"{path}: {len(body)} bytes of values, expected {expected}; the file is truncated"
+        )
     values = np.frombuffer(body, kind, math.prod(shape)).reshape(shape, order="F")
     return Volume(values, _affine(fields, path))
 
@@ -90,7 +92,7 @@ def _affine(fields: dict[str, str], path: Path) -> Matrix:
         if "space origin" in fields:
             affine[:3, 3] = _vectors(fields["space origin"])[0]
     except (ValueError, IndexError) as error:
-        raise DataError(f"{path}: the size of its voxels is not readable ({error})") from error
+        raise DataError(f"{path}: its voxel size cannot be read ({error})") from error
     space = fields.get("space", "left-posterior-superior").lower()
     if space not in _SPACES:
         raise DataError(

@@ -52,14 +52,14 @@ def prepare(
             "defective_skull and implant as the data set is published"
         )
     work = partial(prepare_skull, dataset=dataset, points=points, seed=seed, force=force)
-    written, kept, problems = 0, 0, []
+    written, skipped, problems = 0, 0, []
     for number, done in enumerate(_map(work, skulls, workers), start=1):
         written += done.written
-        kept += done.kept
+        skipped += done.kept
         problems += done.problems
         report("preparing skulls", number, len(skulls))
     write_lists(root, [path.stem for path in skulls], seed)
-    return Prepared(written, kept, problems)
+    return Prepared(written, skipped, problems)
 
 
 def _map(work: Callable[[Path], Prepared], skulls: list[Path], workers: int) -> Iterator[Prepared]:
@@ -90,15 +90,15 @@ def prepare_skull(complete: Path, dataset: str, points: int, seed: int, force: b
     problems = []
     if due:
         try:
-            whole = read_nrrd(complete)
-            frame = skullfix_frame(whole, complete) if dataset == "skullfix" else None
+            complete_volume = read_nrrd(complete)
+            frame = skullfix_frame(complete_volume, complete) if dataset == "skullfix" else None
         except DataError as error:
             return Prepared(0, len(volumes) - len(due), [str(error)])
         for path, target in due:
             try:
-                volume = _same_shape(path, whole)
+                volume = _same_shape(path, complete_volume)
                 mask = volume.mask if frame is None else frame.apply(volume.values)
-                coordinates = None if frame is not None else cloud_frame(whole)
+                coordinates = None if frame is not None else cloud_frame(complete_volume)
                 # Every file has its own stream: neither order nor workers change a cloud.
                 key = (seed, int.from_bytes(str(target.relative_to(root)).encode(), "little"))
                 cloud = cloud_of(mask, points, np.random.default_rng(key), path, coordinates)
@@ -108,12 +108,12 @@ def prepare_skull(complete: Path, dataset: str, points: int, seed: int, force: b
     return Prepared(len(due) - len(problems), len(volumes) - len(due), problems)
 
 
-def _same_shape(path: Path, whole: Volume) -> Volume:
+def _same_shape(path: Path, reference: Volume) -> Volume:
     volume = read_nrrd(path)
-    if volume.values.shape != whole.values.shape:
+    if volume.values.shape != reference.values.shape:
         raise DataError(
             f"{path}: a volume of shape {volume.values.shape}, but the complete skull has "
-            f"{whole.values.shape}; all volumes of a skull have one shape"
+            f"{reference.values.shape}; all volumes of a skull have one shape"
         )
     return volume
 
@@ -130,10 +130,10 @@ def cloud_of(
     Without a frame these are voxels.
     """
     if not mask.any():
-        raise DataError(f"{path}: the volume has no voxels (no value above 0); take it out")
+        raise DataError(f"{path}: the volume has no voxels (no value above 0); remove it")
     triangles = surface_triangles(mask)
     if not len(triangles):
-        raise DataError(f"{path}: the volume is full, so it has no surface; take it out")
+        raise DataError(f"{path}: the volume is full, so it has no surface; remove it")
     if frame is not None:
         triangles = np.asarray(frame.to_cloud(triangles), dtype=np.float64)
     return sample_surface(triangles, points, rng)

@@ -101,7 +101,7 @@ def read_array(path: Path, spacing: tuple[float, float, float] | None) -> Volume
     if isinstance(content, np.ndarray):
         if spacing is None:
             raise DataError(
-                f"{path} does not say how large its voxels are; give --spacing X Y Z in mm, or an "
+                f"{path} has no voxel size; give --spacing X Y Z in mm, or an "
                 ".npz with `values` and `spacing`"
             )
         return Volume.of(content, spacing)
@@ -132,7 +132,7 @@ def volume_of_mesh(path: Path) -> Volume:
     affine[:3, 3] = low
     mask = solid_of_mesh((vertices - low) / MESH_VOXEL_MM, faces, shape)
     if not mask.any():
-        raise DataError(f"{path}: the mesh encloses nothing; expected a closed surface")
+        raise DataError(f"{path}: the mesh encloses no volume; expected a closed surface")
     return Volume(mask, affine)
 
 
@@ -172,7 +172,7 @@ def stack_slices(slices: list[Any], folder: Path) -> Volume:
         if step <= 0 or np.abs(steps - step).max() > 0.1 * step:
             raise DataError(
                 f"{folder}: slices are {steps.min():g} to {steps.max():g} mm apart; expected one "
-                "distance. A slice is missing or twice there."
+                "distance. A slice is missing or duplicated."
             )
         between_rows, between_columns = (float(x) for x in slices[0].PixelSpacing)
         layers = []
@@ -190,5 +190,5 @@ def stack_slices(slices: list[Any], folder: Path) -> Volume:
     affine[:3, 0], affine[:3, 1] = rows * between_columns, columns * between_rows
     affine[:3, 2] = (positions[order[-1]] - positions[order[0]]) / (len(slices) - 1)
     affine[:3, 3] = positions[order[0]]
-    whole = np.array_equal(values, np.round(values)) and np.abs(values).max() < 2**15
-    return Volume(values.astype(np.int16) if whole else values, affine)
+    is_integral = np.array_equal(values, np.round(values)) and np.abs(values).max() < 2**15
+    return Volume(values.astype(np.int16) if is_integral else values, affine)

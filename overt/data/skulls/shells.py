@@ -13,7 +13,7 @@ from overt.geometry.voxels import Mask
 
 # Where the defects of each kind are, as a direction from the middle (x right, y back, z up), and
 # their size as a part of the head.
-_PLACES = {
+_DEFECTS = {
     "bilateral": ((0.0, 0.0, 1.0), 0.30),
     "frontoorbital": ((0.0, -1.0, 0.45), 0.27),
     "parietotemporal": ((1.0, 0.2, 0.6), 0.28),
@@ -24,9 +24,9 @@ _PLACES = {
 
 def _directions(side: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Of every voxel: how far from the middle, as a part of the side, and in which direction."""
-    places = (np.indices((side, side, side)) + 0.5) / side - 0.5  # (3, x, y, z)
-    distance = np.sqrt((places**2).sum(axis=0))
-    return distance, places / np.maximum(distance, 1e-9)
+    centers = (np.indices((side, side, side)) + 0.5) / side - 0.5  # (3, x, y, z)
+    distance = np.sqrt((centers**2).sum(axis=0))
+    return distance, centers / np.maximum(distance, 1e-9)
 
 
 def make_shell(rng: np.random.Generator, side: int) -> Mask:
@@ -48,12 +48,12 @@ def make_shell(rng: np.random.Generator, side: int) -> Mask:
 def take_ball(complete: Mask, defect: str, rng: np.random.Generator) -> Mask:
     """What a ball of the defect's kind takes out of the skull."""
     side = len(complete)
-    place, size = _PLACES[defect]
-    if place is None:
+    defect_center, size = _DEFECTS[defect]
+    if defect_center is None:
         toward = rng.normal(size=3)
         toward[2] = abs(toward[2]) + 0.2
     else:
-        toward = np.array(place) + 0.15 * rng.normal(size=3)
+        toward = np.array(defect_center) + 0.15 * rng.normal(size=3)
     toward /= np.linalg.norm(toward)
     voxels = np.argwhere(complete)
     centred = (voxels + 0.5) / side - 0.5
@@ -61,7 +61,7 @@ def take_ball(complete: Mask, defect: str, rng: np.random.Generator) -> Mask:
     # The ball sits on the wall: on the voxel that lies most in this direction.
     seat = centred[np.argmax(centred @ toward / norms)]
     radius = size * rng.uniform(0.85, 1.1)
-    taken = ((centred - seat) ** 2).sum(axis=1) < radius**2
+    removed = ((centred - seat) ** 2).sum(axis=1) < radius**2
     implant = np.zeros_like(complete)
-    implant[tuple(voxels[taken].T)] = True
+    implant[tuple(voxels[removed].T)] = True
     return implant

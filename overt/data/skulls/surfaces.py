@@ -124,15 +124,15 @@ def close_pairs(points: Points, radius: float) -> tuple[NDArray[np.int64], NDArr
             continue  # the other of two cells sees the pair
         neighbor = np.searchsorted(occupied, occupied + shift)
         neighbor = np.minimum(neighbor, len(occupied) - 1)
-        here = np.flatnonzero(occupied[neighbor] == occupied + shift)
-        there = neighbor[here]
-        lengths = counts[here] * counts[there]
+        cell = np.flatnonzero(occupied[neighbor] == occupied + shift)
+        neighbor_cell = neighbor[cell]
+        lengths = counts[cell] * counts[neighbor_cell]
         rank = np.arange(lengths.sum()) - np.repeat(lengths.cumsum() - lengths, lengths)
-        width = np.repeat(counts[there], lengths)
-        this = order[np.repeat(starts[here], lengths) + rank // width]
-        other = order[np.repeat(starts[there], lengths) + rank % width]
-        near = ((points[this] - points[other]) ** 2).sum(axis=1) < radius**2
-        near &= this < other if shift == 0 else True
-        pairs.append(np.sort(np.stack([this[near], other[near]]), axis=0))
+        width = np.repeat(counts[neighbor_cell], lengths)
+        first_point = order[np.repeat(starts[cell], lengths) + rank // width]
+        second_point = order[np.repeat(starts[neighbor_cell], lengths) + rank % width]
+        near = ((points[first_point] - points[second_point]) ** 2).sum(axis=1) < radius**2
+        near &= first_point < second_point if shift == 0 else True
+        pairs.append(np.sort(np.stack([first_point[near], second_point[near]]), axis=0))
     first, second = np.concatenate(pairs, axis=1)
     return first, second

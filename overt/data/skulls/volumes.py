@@ -63,18 +63,18 @@ class Volume(NamedTuple):
         inverse = np.linalg.inv(self.affine[:3, :3])
         return np.asarray((patient - self.affine[:3, 3]) @ inverse.T)
 
-    def check(self, where: str) -> Volume:
+    def check(self, source: str) -> Volume:
         """Refuse an affine that is not finite or flattens space; return the volume."""
         directions = self.affine[:3, :3]
         steps = np.prod(self.spacing)
         if not np.isfinite(self.affine).all() or steps == 0:
             raise DataError(
-                f"{where}: the size or direction of its voxels is {directions.tolist()}; expected "
+                f"{source}: the size or direction of its voxels is {directions.tolist()}; expected "
                 "three finite axes of a length above 0. Export the scan again with its spacing."
             )
         if abs(np.linalg.det(directions)) < 1e-3 * steps:
             raise DataError(
-                f"{where}: the axes of its voxels are {directions.tolist()}, of which one is a "
+                f"{source}: the axes of its voxels are {directions.tolist()}, of which one is a "
                 "combination of the others; expected three directions. Export the scan again."
             )
         return self
@@ -112,14 +112,14 @@ def cloud_frame(volume: Volume, axes: str | None = None) -> CloudFrame:
 def axes_matrix(axes: str) -> Matrix:
     """Return the unit vectors, as columns in LPS, of axes named by three letters such as RAS."""
     ends = [_LETTERS.get(letter) for letter in axes.upper()]
-    known = [end for end in ends if end is not None]
-    if len(ends) != 3 or sorted(axis for axis, _ in known) != [0, 1, 2]:
+    known_ends = [end for end in ends if end is not None]
+    if len(ends) != 3 or sorted(axis for axis, _ in known_ends) != [0, 1, 2]:
         raise ConfigError(
             f"axes {axes!r}; expected three letters, one each of L or R, P or A, S or I, such as "
             "LPS or RAS"
         )
     matrix = np.zeros((3, 3))
-    for column, (axis, sign) in enumerate(known):
+    for column, (axis, sign) in enumerate(known_ends):
         matrix[axis, column] = sign
     return matrix
 
@@ -135,13 +135,13 @@ class Frame(NamedTuple):
     def apply(self, values: Array) -> NDArray[np.bool_]:
         """Any volume of the same skull, resampled, cropped and padded alike."""
         cropped = resample(values, self.zoom)[self.box]
-        whole = np.zeros((SIDE, SIDE, SIDE), dtype=bool)
+        mask = np.zeros((SIDE, SIDE, SIDE), dtype=bool)
         target = tuple(
             slice(first, first + size)
             for first, size in zip(self.before, cropped.shape, strict=True)
         )
-        whole[target] = cropped
-        return whole
+        mask[target] = cropped
+        return mask
 
     def to_indices(self, points: Points) -> Points:
         """Return points (..., 3) of the 512 voxels as indices of the volume itself."""
@@ -167,14 +167,14 @@ def skullfix_frame(complete: Volume, path: Any) -> Frame:
         raise DataError(f"{path}: the complete skull has no voxels")
     box = []
     for axis in range(3):
-        others = tuple(other for other in range(3) if other != axis)
-        filled = np.flatnonzero(values.any(axis=others))
+        other_axes = tuple(other for other in range(3) if other != axis)
+        filled = np.flatnonzero(values.any(axis=other_axes))
         box.append(slice(int(filled[0]), int(filled[-1]) + 1))
     sizes = [part.stop - part.start for part in box]
     if max(sizes) > SIDE:
         raise DataError(
             f"{path}: the skull measures {sizes} voxels of {SKULLFIX_SPACING} mm; at most {SIDE} "
-            "fit. Check the size of the voxels in its header."
+            "fit. Check the voxel size in its header."
         )
     before = ((SIDE - sizes[0]) // 2, (SIDE - sizes[1]) // 2, 0)
     return Frame(zoom, tuple(box), before, complete.values.shape)

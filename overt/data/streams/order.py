@@ -36,13 +36,13 @@ class ShardOrder:
         return self.length
 
     def __getitem__(self, positions: slice, /) -> NDArray[np.int64]:
-        asked = np.arange(*positions.indices(self.length), dtype=np.int64)
-        sequence = self._in_lanes(asked)
+        requested = np.arange(*positions.indices(self.length), dtype=np.int64)
+        sequence = self._in_lanes(requested)
         windows, owners = np.unique((sequence + self.phase) // self.window, return_inverse=True)
         for number, window in enumerate(windows):
             first, shuffled = self._window(int(window))
-            own = owners == number
-            sequence[own] = first + shuffled[sequence[own] - first]
+            in_window = owners == number
+            sequence[in_window] = first + shuffled[sequence[in_window] - first]
         indices: NDArray[np.int64] = (
             sequence + self.shifts[np.searchsorted(self.ends, sequence, side="right")]
         )

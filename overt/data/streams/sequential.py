@@ -122,11 +122,11 @@ class TarStream:
         """Yield the samples of a lane, without end."""
         count = len(self.shards)
         shuffled = permutation(count, random_stream(seed, epoch, SHARDS))[:count]
-        own = [self.shards[int(shard)] for shard in shuffled[number :: self.lanes]]
+        lane_shards = [self.shards[int(shard)] for shard in shuffled[number :: self.lanes]]
         rng = np.random.default_rng(random_stream(seed, epoch, LANE, number))
         while True:
-            yield from shuffle(self._read_shards(own), self.buffer, rng)
-            own = [own[shard] for shard in rng.permutation(len(own))]
+            yield from shuffle(self._read_shards(lane_shards), self.buffer, rng)
+            lane_shards = [lane_shards[shard] for shard in rng.permutation(len(lane_shards))]
 
     def _read_shards(self, shards: Sequence[str]) -> Iterator[RawSample]:
         fields = self.fields

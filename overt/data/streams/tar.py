@@ -59,18 +59,18 @@ class ShardReader:
 
     def read_up_to(self, size: int) -> bytes:
         """Return the next bytes, fewer only at the end of the file."""
-        pieces, left = [], size
+        chunks, left = [], size
         while left:
             try:
-                piece = self.file.read(min(left, 2**24))
+                chunk = self.file.read(min(left, 2**24))
             except (OSError, EOFError, zlib.error) as error:
                 raise self.fail(self.offset, f"cannot be read ({error})") from error
-            if not piece:
+            if not chunk:
                 break
-            pieces.append(piece)
-            left -= len(piece)
-            self.offset += len(piece)
-        return b"".join(pieces)
+            chunks.append(chunk)
+            left -= len(chunk)
+            self.offset += len(chunk)
+        return b"".join(chunks)
 
     def read(self, size: int) -> bytes:
         """Return the next `size` bytes."""
@@ -144,8 +144,8 @@ def parse_header(block: bytes) -> tarfile.TarInfo | None:
 
 def _check_end(reader: ShardReader, start: int) -> None:
     """Refuse an archive that has more than padding after its end mark."""
-    rest = reader.read_up_to(LONGEST_PADDING + 1)
-    if len(rest) > LONGEST_PADDING or any(rest):
+    remainder = reader.read_up_to(LONGEST_PADDING + 1)
+    if len(remainder) > LONGEST_PADDING or any(remainder):
         raise reader.fail(
             start, "the archive ends here, but more follows: damaged, or several in one file"
         )

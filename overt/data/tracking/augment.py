@@ -20,15 +20,15 @@ _SECTION = "data.augmentation"
 
 @dataclass
 class AugmentationSettings:
-    # share of the frames, all but the first, in which rectangles get their mean color; 0: none
+    # fraction of the frames, all but the first, in which rectangles get their mean color; 0: none
     erase_probability: float
-    # most rectangles in such a frame
+    # maximum number of rectangles in such a frame
     erase_max: int
     # range of their width and height in pixels, the end exclusive
     erase_size: list[int]
-    # share of the frames, all but the first, in which rectangles show a patch of another frame
+    # fraction of the frames, all but the first, in which rectangles show a patch of another frame
     replace_probability: float
-    # most rectangles in such a frame
+    # maximum number of rectangles in such a frame
     replace_max: int
     # range of their width and height in pixels, the end exclusive
     replace_size: list[int]
@@ -40,7 +40,7 @@ class AugmentationSettings:
     contrast: float
     # saturation likewise
     saturation: float
-    # hue turns by up to this part of the circle, either way
+    # hue shifts by up to this fraction of the circle, either way
     hue: float
     # fraction of the clips that are blurred, independently in every frame
     blur_probability: float
@@ -62,9 +62,9 @@ class AugmentationSettings:
     crop_drift: int
     # how much of the last frame's change of zoom and crop continues in the next frame
     drift_momentum: float
-    # share of the clips mirrored left to right
+    # fraction of the clips mirrored left to right
     flip_horizontal: float
-    # share of the clips mirrored top to bottom
+    # fraction of the clips mirrored top to bottom
     flip_vertical: float
     # points follow the pixels exactly; false: as the released weights were trained, where a mirror
     # is one pixel off (W - x) and a zoom up to half a pixel (corners of the image stay corners)
@@ -216,8 +216,8 @@ def _box(frame: int, frame_size: tuple[int, int], sides: list[int], draws: Draws
     x, y = draws.integers(0, width), draws.integers(0, height)
     half_width, half_height = draws.integers(*sides) / 2, draws.integers(*sides) / 2
 
-    def within(place: float, size: int) -> int:
-        return round(min(max(place, 0), size - 1))  # half to even
+    def within(coordinate: float, size: int) -> int:
+        return round(min(max(coordinate, 0), size - 1))  # half to even
 
     return Box(
         frame,
@@ -259,7 +259,7 @@ def _zoomed_sizes(
     sizes = []
     for frame in range(frames):
         if frame > 0:
-            old, new = (0.0, 1.0) if frame == 1 else _shares(settings.drift_momentum)
+            old, new = (0.0, 1.0) if frame == 1 else _smoothing_weights(settings.drift_momentum)
             change_x = old * change_x + new * draws.uniform(-reach, reach)
             change_y = old * change_y + new * draws.uniform(-reach, reach)
         zoom_x, zoom_y = zoom_x + change_x, zoom_y + change_y
@@ -277,7 +277,7 @@ def _crop_drift(
     frames: int, settings: AugmentationSettings, draws: Draws
 ) -> tuple[tuple[int, int], ...]:
     reach = settings.crop_drift
-    old, new = _shares(settings.drift_momentum)
+    old, new = _smoothing_weights(settings.drift_momentum)
     moves = [(0, 0)]
     for frame in range(1, frames):
         if frame == 1:  # the range without its end here, with its end later
@@ -289,6 +289,6 @@ def _crop_drift(
     return tuple(moves)
 
 
-def _shares(momentum: float) -> tuple[float, float]:
+def _smoothing_weights(momentum: float) -> tuple[float, float]:
     """What remains of the last change and what the next draw adds."""
     return momentum, round(1 - momentum, 9)  # 1 - 0.8 is below 0.2, which a truncation would show

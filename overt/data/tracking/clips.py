@@ -45,7 +45,7 @@ def refuse_points_outside(points_xy: Tensor, frame_size: tuple[int, int]) -> Non
         x, y = points_xy[number].tolist()
         raise DataError(
             f"point {number} at ({x:g}, {y:g}) lies outside the frame of {width} x {height} "
-            "pixels; leave it out"
+            "pixels; drop it"
         )
 
 
@@ -184,8 +184,8 @@ def refuse_shorter(sequence: Path, tracks: Tracks, frames: int, key: str) -> Non
     length = tracks.coords_xy.shape[1]
     if length < frames:
         raise DataError(
-            f"{sequence} has {length} frames, {key}={frames} asks for more. Lower {key}, or take "
-            "the sequence out of the data set."
+            f"{sequence} has {length} frames, {key}={frames} asks for more. Lower {key}, or remove "
+            "the sequence from the data set."
         )
 
 

@@ -71,27 +71,30 @@ class DynamicReplica:
 
     def clip(self, index: int) -> AnnotatedClip:
         """Read a clip with random tracks that are visible in its first frame, always the same."""
-        where, listed = self.where(index), self.clips[index][1]
+        source, listed = self.where(index), self.clips[index][1]
         frames, coords, visible = [], [], []
         for frame in listed:
             frames.append(decode_image(_bytes(frame.image), str(frame.image)))
-            points_xy, seen = _read_points(frame.points)
+            points_xy, frame_visible = _read_points(frame.points)
             coords.append(points_xy)
-            visible.append(seen)
-        counts, sizes = {len(each) for each in coords}, {frame.shape for frame in frames}
+            visible.append(frame_visible)
+        counts, sizes = (
+            {len(frame_coords) for frame_coords in coords},
+            {frame.shape for frame in frames},
+        )
         if len(counts) > 1 or len(sizes) > 1:
             raise DataError(
-                f"{where}: its frames have {sorted(counts)} points and shapes {sorted(sizes)}; "
+                f"{source}: its frames have {sorted(counts)} points and shapes {sorted(sizes)}; "
                 f"expected one number and one shape. {_ADVICE}"
             )
         height, width = frames[0].shape[:2]
         tracks, shown = np.stack(coords, 1), np.stack(visible, 1)  # (N, T, 2), (N, T)
         inside = (tracks >= 0).all(-1) & (tracks <= [width - 1, height - 1]).all(-1)
         shown &= inside
-        kept = np.flatnonzero((shown.sum(1) > min(FEWEST_VISIBLE, len(listed) - 1)) & shown[:, 0])
-        if not len(kept):
-            raise DataError(f"{where}: no track is visible in its first frame and long enough")
-        chosen = np.sort(sample_rng(0, 0, index).permutation(kept)[: self.points])
+        usable = np.flatnonzero((shown.sum(1) > min(FEWEST_VISIBLE, len(listed) - 1)) & shown[:, 0])
+        if not len(usable):
+            raise DataError(f"{source}: no track is visible in its first frame and long enough")
+        chosen = np.sort(sample_rng(0, 0, index).permutation(usable)[: self.points])
         pixels = np.stack([frame.transpose(2, 0, 1) for frame in frames])
         return AnnotatedClip(pixels, tracks[chosen], shown[chosen])
 
@@ -154,17 +157,17 @@ def _read_points(path: Path) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         raise DataError(f"{path}: no such file. {_ADVICE}")
     content = read_torch_file(path)
     entries = content if isinstance(content, dict) else {}
-    points, seen = entries.get("traj_2d"), entries.get("verts_inds_vis")
+    points, visible = entries.get("traj_2d"), entries.get("verts_inds_vis")
     if (
         not isinstance(points, Tensor)
-        or not isinstance(seen, Tensor)
+        or not isinstance(visible, Tensor)
         or points.ndim != 2
         or points.shape[1] < 2
-        or seen.shape != points.shape[:1]
+        or visible.shape != points.shape[:1]
     ):
         raise DataError(
             f"{path}: expected traj_2d (N, 3) and verts_inds_vis (N), both tensors. {_ADVICE}"
         )
     positions = points[:, :2].float().numpy()
     finite = np.isfinite(positions).all(-1)
-    return np.where(finite[:, None], positions, 0.0), seen.bool().numpy() & finite
+    return np.where(finite[:, None], positions, 0.0), visible.bool().numpy() & finite

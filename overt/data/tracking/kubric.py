@@ -20,7 +20,7 @@ from overt.errors import DataError
 from overt.files.pickles import load_npy_object
 
 _IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
-_MEND = "Get the sequence again, or take its folder out of the data set."
+_REMEDY = "Get the sequence again, or remove its folder from the data set."
 
 
 class Tracks(NamedTuple):
@@ -33,24 +33,24 @@ class Tracks(NamedTuple):
 def list_sequences(root: Path | str) -> list[Path]:
     """The sequence folders under `root`, sorted by name."""
     root = Path(root)
-    where = (
+    remedy = (
         "Kubric MOVi-F with tracks is on Hugging Face as facebook/CoTracker3_Kubric; "
         f"`overt data kubric {root}` makes synthetic sequences in the same format."
     )
     if not root.is_dir():
-        raise DataError(f"data.root={root}: no such folder. {where}")
+        raise DataError(f"data.root={root}: no such folder. {remedy}")
     sequences = sorted(
         entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")
     )
     if not sequences:
         archives = len(list(root.glob("*.tar*")))
         content_text = f"{archives} archives to unpack first" if archives else "no sequence folders"
-        raise DataError(f"data.root={root}: found {content_text}. {where}")
+        raise DataError(f"data.root={root}: found {content_text}. {remedy}")
     first = sequences[0]
     if not (first / "frames").is_dir():
         raise DataError(
-            f"data.root={root}: the folder {first.name} in it has no folder `frames`, so it is no "
-            f"sequence. Point data.root to the folder whose sub-folders are sequences. {where}"
+            f"data.root={root}: the folder {first.name} in it has no folder `frames`, so it is not "
+            f"a sequence. Point data.root to the folder whose subfolders are sequences. {remedy}"
         )
     return sequences
 
@@ -59,10 +59,10 @@ def frame_paths(sequence: Path) -> list[Path]:
     """The image files of a sequence in the order of time."""
     folder = sequence / "frames"
     if not folder.is_dir():
-        raise DataError(f"{sequence}: it has no folder `frames`. {_MEND}")
+        raise DataError(f"{sequence}: it has no folder `frames`. {_REMEDY}")
     paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in _IMAGE_SUFFIXES)
     if not paths:
-        raise DataError(f"{folder}: it has no images. {_MEND}")
+        raise DataError(f"{folder}: it has no images. {_REMEDY}")
     return paths
 
 
@@ -71,18 +71,18 @@ def read_tracks(sequence: Path) -> Tracks:
     path = sequence / f"{sequence.name}.npy"
     content = load_npy_object(path)
     if not isinstance(content, dict):
-        raise DataError(f"{path}: holds a {type(content).__name__}, expected a dict. {_MEND}")
+        raise DataError(f"{path}: holds a {type(content).__name__}, expected a dict. {_REMEDY}")
     missing = [key for key in ("coords", "visibility") if key not in content]
     if missing:
         listed = ", ".join(str(key) for key in content) or "nothing"
-        raise DataError(f"{path}: has no {' and no '.join(missing)}; found {listed}. {_MEND}")
+        raise DataError(f"{path}: has no {' and no '.join(missing)}; found {listed}. {_REMEDY}")
     coords = _read_coords(path, content["coords"])
     occluded = _read_occluded(path, content["visibility"], coords.shape[:2])
     frames = len(frame_paths(sequence))
     if frames != coords.shape[1]:
         raise DataError(
             f"{sequence}: {frames} images in frames/, but tracks of {coords.shape[1]} frames in "
-            f"{path.name}. {_MEND}"
+            f"{path.name}. {_REMEDY}"
         )
     return Tracks(coords, ~occluded)
 
@@ -92,7 +92,7 @@ def _read_coords(path: Path, value: Any) -> NDArray[np.float32]:
     if coords.ndim != 3 or coords.shape[2] != 2 or coords.dtype.kind not in "fiu":
         raise DataError(
             f"{path}: coords has shape {coords.shape} and type {coords.dtype}, expected numbers of "
-            f"shape (tracks, frames, 2). {_MEND}"
+            f"shape (tracks, frames, 2). {_REMEDY}"
         )
     with np.errstate(over="ignore"):  # becomes Inf, and is refused as such
         coords = coords.astype(np.float32)
@@ -102,7 +102,7 @@ def _read_coords(path: Path, value: Any) -> NDArray[np.float32]:
         raise DataError(
             f"{path}: coords has {int(broken.sum())} values that are NaN or Inf in "
             f"{int(broken.any(axis=(1, 2)).sum())} of {len(coords)} tracks, the first in track "
-            f"{track} at frame {frame}. {_MEND}"
+            f"{track} at frame {frame}. {_REMEDY}"
         )
     return coords
 
@@ -112,12 +112,13 @@ def _read_occluded(path: Path, value: Any, shape: tuple[int, ...]) -> NDArray[np
     occluded = np.asarray(value)
     if occluded.shape != shape:
         raise DataError(
-            f"{path}: visibility has shape {occluded.shape}, expected {shape} like coords. {_MEND}"
+            f"{path}: visibility has shape {occluded.shape}, expected {shape} like coords. "
+            f"{_REMEDY}"
         )
     if occluded.dtype.kind not in "biuf" or not np.isin(occluded, (0, 1)).all():
         raise DataError(
             f"{path}: visibility has type {occluded.dtype} and values other than 0 and 1, expected "
-            f"True or 1 where a point is occluded. {_MEND}"
+            f"True or 1 where a point is occluded. {_REMEDY}"
         )
     return occluded.astype(np.bool_)
 
@@ -128,7 +129,7 @@ def read_frames(paths: Sequence[Path], indices: Iterable[int]) -> NDArray[np.uin
     sizes = sorted({frame.shape[1::-1] for frame in frames})
     if len(sizes) > 1:
         listed = ", ".join(f"{width}x{height}" for width, height in sizes)
-        raise DataError(f"{paths[0].parent}: images of different sizes, {listed}. {_MEND}")
+        raise DataError(f"{paths[0].parent}: images of different sizes, {listed}. {_REMEDY}")
     return np.stack([frame.transpose(2, 0, 1) for frame in frames])
 
 
@@ -144,4 +145,4 @@ def _read_image(path: Path) -> NDArray[np.uint8]:
         struct.error,
         Image.DecompressionBombError,
     ) as error:
-        raise DataError(f"{path}: not a readable image ({error}). {_MEND}") from error
+        raise DataError(f"{path}: not a readable image ({error}). {_REMEDY}") from error

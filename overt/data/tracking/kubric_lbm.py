@@ -53,11 +53,11 @@ def convert(
     result = Converted([], 0, {})
     for sequence in each(sequences, "cutting sequences"):
         try:
-            known = read_tracks(sequence)
+            source_tracks = read_tracks(sequence)
         except DataError as error:
             result.left_out[sequence.name] = str(error)
             continue
-        length = known.coords_xy.shape[1]
+        length = source_tracks.coords_xy.shape[1]
         runs = length // frames if windows is None else min(windows, length // frames)
         if runs == 0:
             result.left_out[sequence.name] = f"{length} frames, fewer than {frames}"
@@ -68,20 +68,20 @@ def convert(
                 result = result._replace(kept=result.kept + 1)
                 continue
             span = range(run * frames, (run + 1) * frames)
-            chosen = _choose(known, span, tracks)
+            chosen = _choose(source_tracks, span, tracks)
             if len(chosen) == 0:
                 result.left_out[target.name] = "no track is visible in its first frame"
                 continue
-            _write(sequence, target, known, span, chosen)
+            _write(sequence, target, source_tracks, span, chosen)
             result.written.append(target)
     return result
 
 
 def _choose(tracks: Tracks, span: range, limit: int) -> NDArray[np.intp]:
     """Tracks visible in the first frame of the run, spread evenly over those there are."""
-    seen = np.flatnonzero(tracks.visible[:, span.start])
-    count = min(limit, len(seen))
-    return seen[np.linspace(0, len(seen) - 1, count).round().astype(np.intp)]
+    visible = np.flatnonzero(tracks.visible[:, span.start])
+    count = min(limit, len(visible))
+    return visible[np.linspace(0, len(visible) - 1, count).round().astype(np.intp)]
 
 
 def _write(

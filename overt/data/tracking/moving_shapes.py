@@ -82,24 +82,24 @@ class _Layer:
         size = len(self.texture)
         position = surface + size // 2
         corner = np.floor(position)
-        share_x, share_y = np.split((position - corner).astype(np.float32), 2, axis=-1)
+        fraction_x, fraction_y = np.split((position - corner).astype(np.float32), 2, axis=-1)
         x0, y0 = np.moveaxis(corner.astype(np.intp) % size, -1, 0)
         x1, y1 = (x0 + 1) % size, (y0 + 1) % size
         texels = self.texture.reshape(-1, 3)
 
         def row(y: Array) -> Array:
             left, right = texels.take(y * size + x0, axis=0), texels.take(y * size + x1, axis=0)
-            return _blend(left, right, share_x)
+            return _blend(left, right, fraction_x)
 
-        return _blend(row(y0), row(y1), share_y)
+        return _blend(row(y0), row(y1), fraction_y)
 
 
-def _blend(one: Array, other: Array, share: Array) -> Array:
-    """From `one` at share 0 to `other` at share 1; `other` is overwritten."""
-    other -= one
-    other *= share
-    other += one
-    return other
+def _blend(start: Array, end: Array, fraction: Array) -> Array:
+    """Interpolate from `start` at 0 to `end` at 1; `end` is overwritten."""
+    end -= start
+    end *= fraction
+    end += start
+    return end
 
 
 def make_sequence(settings: SceneSettings, index: int) -> tuple[NDArray[np.uint8], Tracks]:

@@ -32,7 +32,7 @@ SUFFIX = ".npz"
 STORAGES = ("raw", "files", "jpeg")
 
 _FRAME = re.compile(r"frame_[0-9]{1,9}")
-_MEND = "Copy or pack the sequence again."
+_REMEDY = "Copy or pack the sequence again."
 
 
 def is_sequence_root(root: Path | str) -> bool:
@@ -58,7 +58,7 @@ def read_tracks(sequence: Path) -> Tracks:
     if coords.ndim != 3 or coords.shape[1:] != (frames, 2) or occluded.shape != coords.shape[:2]:
         raise DataError(
             f"{sequence}: coords of shape {coords.shape} and occluded of shape {occluded.shape} "
-            f"for {frames} frames. {_MEND}"
+            f"for {frames} frames. {_REMEDY}"
         )
     return Tracks(coords.astype(np.float32, copy=False), ~occluded.astype(np.bool_))
 
@@ -72,14 +72,16 @@ def read_frames(sequence: Path, indices: Iterable[int]) -> NDArray[np.uint8]:
         names = _frame_names(archive)
         for index in indices:
             if index >= len(names):
-                raise DataError(f"{sequence}: it has {len(names)} frames, not {index + 1}. {_MEND}")
+                raise DataError(
+                    f"{sequence}: it has {len(names)} frames, not {index + 1}. {_REMEDY}"
+                )
             frame = _array(archive, names[index], sequence)
             if frame.ndim == 1:  # an image file
                 frame = decode_image(frame.tobytes(), f"{sequence}, {names[index]}")
             frames.append(frame)
     sizes = sorted({frame.shape for frame in frames})
     if len(sizes) > 1 or len(sizes[0]) != 3:
-        raise DataError(f"{sequence}: frames of shapes {', '.join(map(str, sizes))}. {_MEND}")
+        raise DataError(f"{sequence}: frames of shapes {', '.join(map(str, sizes))}. {_REMEDY}")
     return np.stack([frame.transpose(2, 0, 1) for frame in frames])
 
 
@@ -109,11 +111,11 @@ def pack_sequences(
     remove_left_overs(out)
     written: list[Path] = []
     left_out: dict[str, str] = {}
-    kept = 0
+    skipped = 0
     for number, sequence in enumerate(sequences):
         target = out / f"{sequence.name}{SUFFIX}"
         if target.exists():
-            kept += 1
+            skipped += 1
         else:
             try:
                 _write(target, _contents(sequence, storage, quality))
@@ -121,12 +123,12 @@ def pack_sequences(
             except DataError as error:
                 left_out[sequence.name] = str(error)
         report("packing sequences", number + 1, len(sequences))
-    if not written and not kept:
+    if not written and not skipped:
         raise DataError(
             f"none of the {len(sequences)} sequences of {root} can be read, the first because: "
             f"{next(iter(left_out.values()))}"
         )
-    return Packed(written, kept, left_out)
+    return Packed(written, skipped, left_out)
 
 
 def _contents(sequence: Path, storage: str, quality: int) -> dict[str, NDArray[Any]]:
@@ -162,7 +164,7 @@ def _open(sequence: Path) -> zipfile.ZipFile:
         check_archive(archive, sequence)
         return archive
     except (OSError, zipfile.BadZipFile) as error:
-        raise DataError(f"{sequence}: it cannot be opened ({error}). {_MEND}") from error
+        raise DataError(f"{sequence}: it cannot be opened ({error}). {_REMEDY}") from error
 
 
 def _frame_names(archive: zipfile.ZipFile) -> list[str]:
@@ -181,4 +183,4 @@ def _array(archive: zipfile.ZipFile, name: str, sequence: Path) -> NDArray[Any]:
         return array
     # A damaged archive or header stops zipfile and numpy with almost any: SyntaxError, zlib.error.
     except Exception as error:
-        raise DataError(f"{sequence}: {name} is not readable ({error!r}). {_MEND}") from error
+        raise DataError(f"{sequence}: {name} is not readable ({error!r}). {_REMEDY}") from error

@@ -61,11 +61,13 @@ class PointOdyssey:
             raise DataError(f"{sequence}: frames of different sizes. {_ADVICE}")
         height, width = pictures[0].shape[:2]
         coords, visible, valid = usable(coords, states, (height, width))
-        kept = keep_tracks(coords, visible, valid)
-        if not len(kept):
+        track_indices = keep_tracks(coords, visible, valid)
+        if not len(track_indices):
             raise DataError(f"{sequence}: no track is visible in its first frame and long enough")
-        count = min(self.points, len(kept))
-        chosen = kept[np.linspace(0, len(kept) - 1, count).round().astype(np.intp)]
+        count = min(self.points, len(track_indices))
+        chosen = track_indices[
+            np.linspace(0, len(track_indices) - 1, count).round().astype(np.intp)
+        ]
         limit = np.array([width - 1, height - 1], np.float32) + OUTSIDE
         coords = np.clip(coords[chosen], -OUTSIDE, limit).astype(np.float32)
         frames = np.stack([picture.transpose(2, 0, 1) for picture in pictures])
@@ -92,9 +94,9 @@ def keep_tracks(
     """Return the tracks to score: seen in the first frame and in enough others, without jumps."""
     steps = np.linalg.norm(np.diff(coords, axis=1), axis=-1)  # (N, T - 1)
     jumps = (steps >= FARTHEST_STEP) & valid[:, 1:] & valid[:, :-1]
-    enough = (visible & valid).sum(1) >= min(FEWEST_VISIBLE, visible.shape[1])
-    kept: NDArray[np.intp] = np.flatnonzero(visible[:, 0] & enough & ~jumps.any(1))
-    return kept
+    visible_enough = (visible & valid).sum(1) >= min(FEWEST_VISIBLE, visible.shape[1])
+    usable: NDArray[np.intp] = np.flatnonzero(visible[:, 0] & visible_enough & ~jumps.any(1))
+    return usable
 
 
 def _read_annotations(file: Path, frames: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -115,5 +117,5 @@ def _read_annotations(file: Path, frames: int) -> tuple[NDArray[np.float32], NDA
             f"{file}: expected numbers, got {coords.dtype} and {states.dtype}. {_ADVICE}"
         )
     with np.errstate(invalid="ignore"):
-        known = np.nan_to_num(states.astype(np.float64), nan=2.0, posinf=2.0, neginf=2.0)
-    return coords.astype(np.float32).transpose(1, 0, 2), known.astype(np.int64).T
+        states_filled = np.nan_to_num(states.astype(np.float64), nan=2.0, posinf=2.0, neginf=2.0)
+    return coords.astype(np.float32).transpose(1, 0, 2), states_filled.astype(np.int64).T

@@ -77,10 +77,10 @@ def make_clips(
 ) -> Clips:
     """Render the clips of some rows of random numbers and follow points through them."""
     scene = draw_scene(numbers, frames, settings, min(size) / 2)
-    which = (scene.texture * len(textures)).long().clamp(max=len(textures) - 1)
+    texture_index = (scene.texture * len(textures)).long().clamp(max=len(textures) - 1)
     colored = shade(
-        scene.layers, scene.texture_map, which.int(), scene.color, scene.light, scene.shutter,
-        textures, size,
+        scene.layers, scene.texture_map, texture_index.int(), scene.color, scene.light,
+        scene.shutter, textures, size,
     )  # fmt: skip
     video = _finish(colored, scene.finish, _seeds(numbers))
     return Clips(video, *follow_points(scene, settings, size, points))
@@ -119,8 +119,10 @@ def follow_points(
     owner, u, v, frame, x, y = (
         value.gather(2, index).squeeze(2) for value in (owners, u, v, frame, x, y)
     )
-    own = Layer(*pick_layer(scene.layers, owner).unbind(0))
-    track_x, track_y = to_image(own, pick_layer(scene.forward, owner), u[:, None], v[:, None])
+    owner_layer = Layer(*pick_layer(scene.layers, owner).unbind(0))
+    track_x, track_y = to_image(
+        owner_layer, pick_layer(scene.forward, owner), u[:, None], v[:, None]
+    )
     hidden = torch.zeros_like(track_x, dtype=torch.bool)
     for number in range(1, scene.layers.shape[2]):
         layer = Layer(*scene.layers[:, :, number, :, None].unbind(0))  # fields of (B, T, 1)
@@ -153,9 +155,9 @@ def _candidates(
     # As many numbers again as there are candidates, stirred from one each: draws are not endless.
     first = draws.uniform(points, 2)
     steps = torch.arange(CANDIDATES, device=first.device) * 0.754877666
-    other = torch.arange(CANDIDATES, device=first.device) * 0.569840291
+    second = torch.arange(CANDIDATES, device=first.device) * 0.569840291
     x = (2 * ((first[..., :1] + steps) % 1) - 1) * limits[0]
-    y = (2 * ((first[..., 1:] + other) % 1) - 1) * limits[1]
+    y = (2 * ((first[..., 1:] + second) % 1) - 1) * limits[1]
     return frame[..., None].expand_as(x), x, y
 
 
@@ -166,9 +168,9 @@ def _top(scene: Scene, frame: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Ten
     for number in range(scene.layers.shape[2]):
         layer = Layer(*pick_frame(scene.layers[:, :, number], frame).unbind(0))
         u, v = to_surface(layer, x, y)
-        here = cover(layer, u, v) > SOLID
-        owner = torch.where(here, number, owner)
-        top_u, top_v = torch.where(here, u, top_u), torch.where(here, v, top_v)
+        is_covered = cover(layer, u, v) > SOLID
+        owner = torch.where(is_covered, number, owner)
+        top_u, top_v = torch.where(is_covered, u, top_u), torch.where(is_covered, v, top_v)
     return owner, top_u, top_v
 
 
@@ -191,8 +193,10 @@ def _finish(colored: Tensor, finish: Tensor, seeds: Tensor) -> Tensor:
 def _noise(shape: torch.Size, seeds: Tensor) -> Tensor:
     """Numbers of deviation 1 for each pixel and channel, from its place and the clip's seed."""
     _, frames, channels, height, width = shape
-    place = torch.arange(frames * channels * height * width, device=seeds.device, dtype=torch.int32)
-    value = place.view(1, *shape[1:]) + seeds.view(-1, 1, 1, 1, 1)
+    counter = torch.arange(
+        frames * channels * height * width, device=seeds.device, dtype=torch.int32
+    )
+    value = counter.view(1, *shape[1:]) + seeds.view(-1, 1, 1, 1, 1)
     for word in NOISE_WORDS:  # multiplications wrap around
         value = (value ^ ((value >> 15) & 0x1FFFF)) * word
     value = value ^ ((value >> 15) & 0x1FFFF)

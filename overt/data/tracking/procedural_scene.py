@@ -86,7 +86,7 @@ def draw_scene(
         # From the value of the first frame on: motion, not a place.
         return (strength[..., None] * (angles.sin() - phase.sin()[..., None])).sum(-2)
 
-    def each(value: Tensor) -> Tensor:
+    def per_layer(value: Tensor) -> Tensor:
         """(B, L) to (B, L, T)."""
         return value.unsqueeze(-1).expand(-1, -1, frames)
 
@@ -107,19 +107,29 @@ def draw_scene(
     background = torch.zeros(count, device=device)
     background[0] = 1
     own_scale = own_scale * (1 - 0.7 * background)
-    own = smooth(count, 8) * own_scale[..., None, None]  # (B, L, 8, T)
+    layer_motion = smooth(count, 8) * own_scale[..., None, None]  # (B, L, 8, T)
     shift = 2 * draws.spread(count, median=settings.shift, deviation=settings.spread)
     turn = draws.spread(count, median=settings.rotation, deviation=settings.spread)
     zoom = draws.spread(count, median=settings.zoom, deviation=settings.spread)
     center = draws.uniform(count, 2, low=-1.0, high=1.0) * (1 - background[:, None])
 
-    x = own[:, :, 0] * shift[..., None] + pan_xy[:, None, 0] * near[..., None] + center[:, :, :1]
-    y = own[:, :, 1] * shift[..., None] + pan_xy[:, None, 1] * near[..., None] + center[:, :, 1:]
-    roll = own[:, :, 2] * turn[..., None] + camera[:, 2:3] * settings.rotation * 0.5
-    growth = own[:, :, 3] * zoom[..., None] + camera[:, 3:] * settings.zoom * near[..., None]
+    x = (
+        layer_motion[:, :, 0] * shift[..., None]
+        + pan_xy[:, None, 0] * near[..., None]
+        + center[:, :, :1]
+    )
+    y = (
+        layer_motion[:, :, 1] * shift[..., None]
+        + pan_xy[:, None, 1] * near[..., None]
+        + center[:, :, 1:]
+    )
+    roll = layer_motion[:, :, 2] * turn[..., None] + camera[:, 2:3] * settings.rotation * 0.5
+    growth = (
+        layer_motion[:, :, 3] * zoom[..., None] + camera[:, 3:] * settings.zoom * near[..., None]
+    )
     growth = growth.clamp(-0.9, 0.9)
-    shear = (own[:, :, 4:6] * settings.shear).clamp(-0.4, 0.4)  # stretch along and across
-    tilt = (own[:, :, 6:8] * settings.perspective).clamp(-0.2, 0.2)
+    shear = (layer_motion[:, :, 4:6] * settings.shear).clamp(-0.4, 0.4)  # stretch along and across
+    tilt = (layer_motion[:, :, 6:8] * settings.perspective).clamp(-0.2, 0.2)
     forward = _homography(x, y, roll, growth, shear, tilt)
     inverse = _inverted(forward)
 
@@ -133,14 +143,14 @@ def draw_scene(
     wobble = smooth(count, 2) * things_move[..., None, None]
     relief = torch.tanh(pan_xy[:, :1] * 3).expand(-1, count, -1)
     strengths = (bend[..., :1] * relief, bend[..., 1:] * torch.tanh(wobble[:, :, 0]))
-    phases = (each(phase[..., 0]), phase[..., 1:] + 1.5 * wobble[:, :, 1])
+    phases = (per_layer(phase[..., 0]), phase[..., 1:] + 1.5 * wobble[:, :, 1])
     bends = []
     for k in range(BENDS):
         bends += [
             strengths[k] * wave_angle[..., k, :1].cos(),
             strengths[k] * wave_angle[..., k, :1].sin(),
-            each(wave_number[..., k] * wave_angle[..., k, 1].cos()),
-            each(wave_number[..., k] * wave_angle[..., k, 1].sin()),
+            per_layer(wave_number[..., k] * wave_angle[..., k, 1].cos()),
+            per_layer(wave_number[..., k] * wave_angle[..., k, 1].sin()),
             phases[k],
         ]
 
@@ -176,7 +186,7 @@ def draw_scene(
         *(wiggle[:, :, 0, k] for k in range(HARMONICS)),
         *(wiggle[:, :, 1, k] for k in range(HARMONICS)),
     ]
-    layers = torch.stack([*inverse, *bends, *(each(value) for value in outline)])
+    layers = torch.stack([*inverse, *bends, *(per_layer(value) for value in outline)])
 
     return Scene(
         layers,

@@ -47,7 +47,7 @@ def write_photograph_videos(
             "remove this one."
         )
     settings = replace(settings, first_frame=1.0, made_textures=0)
-    bank = load_textures(str(textures), settings.texture_size, made=0)
+    bank = load_textures(str(textures), settings.texture_size, num_procedural=0)
     source = ProceduralClips(settings)
     entries: dict[str, dict[str, Any]] = {}
     corner = torch.tensor([size[1] - 1.0, size[0] - 1.0])

@@ -39,7 +39,7 @@ class SyntheticSettings:
 class KubricSettings:
     """The part of `data` that does not depend on how a recipe draws its clips."""
 
-    # folder with one sub-folder per sequence: SEQ/frames/*.png and SEQ/SEQ.npy, or with one file
+    # folder with one subfolder per sequence: SEQ/frames/*.png and SEQ/SEQ.npy, or with one file
     # SEQ.npz each, as `overt data pack` writes them; null where neither training nor evaluation
     # reads it
     root: str | None = MISSING
@@ -65,7 +65,7 @@ class KubricSettings:
         if self.root is None:
             raise ConfigError(
                 "these keys have no value yet: data.root; add data.root=FOLDER, where FOLDER has "
-                "one sub-folder or one packed file per sequence"
+                "one subfolder or one packed file per sequence"
             )
         return self.root
 
@@ -117,7 +117,7 @@ class UnlabeledSettings:
     def __post_init__(self) -> None:
         if not self.teachers:
             raise ConfigError(
-                "data.unlabeled.teachers=[] leaves nobody to label clips; give a list such as "
+                "data.unlabeled.teachers=[] leaves no teacher to label clips; give a list such as "
                 "[{source: small}]"
             )
         for number, teacher in enumerate(self.teachers):
@@ -176,11 +176,11 @@ class ScoringSettings:
         """Return the settings of every set in `also`, by its name; wrong ones are refused."""
         sets = {}
         for name, changes in (self.also or {}).items():
-            known = {each.name for each in fields(self)} - {"also"}
-            if not isinstance(changes, dict) or not set(changes) <= known:
+            allowed = {field.name for field in fields(self)} - {"also"}
+            if not isinstance(changes, dict) or not set(changes) <= allowed:
                 raise ConfigError(
                     f"evaluation.also.{name}={changes}; expected keys of the section evaluation, "
-                    f"such as dataset_root; allowed: {', '.join(sorted(known))}"
+                    f"such as dataset_root; allowed: {', '.join(sorted(allowed))}"
                 )
             try:
                 values: dict[str, Any] = {"dataset": name, "also": None, **changes}

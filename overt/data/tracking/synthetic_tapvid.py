@@ -52,15 +52,15 @@ def write_videos(
     remove_left_overs(folder.parent)
     files = _FILES[dataset][:videos]
     named = FORMATS[dataset].container is dict
-    made = 0
+    written = 0
     with new_folder(folder) as unfinished:
         for number, name in enumerate(files):
             chosen = range(number, videos, len(files))
             entries = {}
             for index in chosen:
                 entries[f"synthetic-{index:03d}"] = _video(settings, index, dataset)
-                made += 1
-                report("writing videos", made, videos)
+                written += 1
+                report("writing videos", written, videos)
             with (unfinished / name).open("wb") as file:
                 pickle.dump(entries if named else list(entries.values()), file, protocol=4)
     return [folder / name for name in files]

@@ -28,7 +28,7 @@ STRIDE = 5  # frames between the queries of mode "strided"
 # A quick evaluation: this many videos of the large sets, none longer than this many frames.
 FAST_VIDEOS, FAST_FRAMES, FAST_SEED = 50, 300, 42
 
-_MEND = "Get the file again from its publisher."
+_REMEDY = "Get the file again from its publisher."
 
 
 class Format(NamedTuple):
@@ -37,7 +37,7 @@ class Format(NamedTuple):
     folder: str
     pattern: str
     container: type[dict[Any, Any]] | type[list[Any]]  # by name, or without names
-    many: bool  # enough videos that a quick evaluation takes some of them
+    is_large: bool  # a quick evaluation takes only some of its videos
 
 
 FORMATS = {
@@ -98,7 +98,7 @@ class TapVid:
         self._loaded: tuple[Path, Any] | None = None
         # Only reading a file tells how many videos it has.
         entries = [entry for file in find_files(root, dataset) for entry in self._entries(file)]
-        self._videos = _fast_subset(entries, dataset) if fast and self._format.many else entries
+        self._videos = _fast_subset(entries, dataset) if fast and self._format.is_large else entries
 
     def __len__(self) -> int:
         return len(self._videos)
@@ -115,10 +115,10 @@ class TapVid:
 
     def video(self, index: int) -> TapVidVideo:
         """Decode one video and choose its queries; the stored points are left as they are."""
-        entry, where = self._videos[index], self.where(index)
+        entry, source = self._videos[index], self.where(index)
         content = self._load(entry.file)[entry.key]
-        frames = _decode_frames(content["video"], where)
-        points, occluded = _check_tracks(content, len(frames), where)
+        frames = _decode_frames(content["video"], source)
+        points, occluded = _check_tracks(content, len(frames), source)
         if self.size is not None:
             frames = resize(frames, self.size)
         height, width = frames.shape[1:3]
@@ -145,24 +145,24 @@ class TapVid:
         kind = self._format.container
         if not isinstance(content, kind):
             raise DataError(
-                f"{file}: holds a {type(content).__name__}, expected for {self.dataset} is a "
-                f"{kind.__name__} of videos. {_MEND}"
+                f"{file}: holds a {type(content).__name__}, expected a {kind.__name__} of videos "
+                f"for {self.dataset}. {_REMEDY}"
             )
         keys = list(content) if isinstance(content, dict) else range(len(content))
         if not keys:
-            raise DataError(f"no videos in {file}. {_MEND}")
+            raise DataError(f"no videos in {file}. {_REMEDY}")
         entries = []
         for key in keys:
             name = str(key) if kind is dict else f"{file.stem}-{key:03d}"
-            where = f"{file}, video {name}"
+            source = f"{file}, video {name}"
             video = content[key]
             if not isinstance(video, dict):
-                raise DataError(f"{where}: a {type(video).__name__}, expected a dict. {_MEND}")
+                raise DataError(f"{source}: a {type(video).__name__}, expected a dict. {_REMEDY}")
             missing = [part for part in ("video", "points", "occluded") if part not in video]
             if missing:
                 listed = ", ".join(str(part) for part in video) or "nothing"
-                raise DataError(f"{where}: no {', no '.join(missing)}; found {listed}. {_MEND}")
-            entries.append(_Entry(file, key, name, _count_frames(video["video"], where)))
+                raise DataError(f"{source}: no {', no '.join(missing)}; found {listed}. {_REMEDY}")
+            entries.append(_Entry(file, key, name, _count_frames(video["video"], source)))
         return entries
 
 
@@ -225,25 +225,25 @@ def resize(frames: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8
     return np.stack([np.asarray(image) for image in images])
 
 
-def _count_frames(value: Any, where: str) -> int:
+def _count_frames(value: Any, source: str) -> int:
     """The number of frames; `value` is an array of them or a list of image files."""
-    whole = isinstance(value, np.ndarray) and value.ndim == 4
-    if whole and (value.shape[3] != 3 or value.dtype != np.uint8):
+    is_array = isinstance(value, np.ndarray) and value.ndim == 4
+    if is_array and (value.shape[3] != 3 or value.dtype != np.uint8):
         raise DataError(
-            f"{where}: frames of shape {value.shape} and type {value.dtype}, expected uint8 of "
-            f"shape (frames, height, width, 3). {_MEND}"
+            f"{source}: frames of shape {value.shape} and type {value.dtype}, expected uint8 of "
+            f"shape (frames, height, width, 3). {_REMEDY}"
         )
-    files = isinstance(value, list | tuple | np.ndarray) and not whole
+    files = isinstance(value, list | tuple | np.ndarray) and not is_array
     if files and not all(isinstance(frame, bytes) for frame in value):
         raise DataError(
-            f"{where}: its frames are neither one uint8 array nor JPEG files as bytes. {_MEND}"
+            f"{source}: its frames are neither one uint8 array nor JPEG files as bytes. {_REMEDY}"
         )
-    if not (whole or files) or len(value) == 0:
-        raise DataError(f"{where}: it has no frames. {_MEND}")
+    if not (is_array or files) or len(value) == 0:
+        raise DataError(f"{source}: it has no frames. {_REMEDY}")
     return len(value)
 
 
-def _decode_frames(value: Any, where: str) -> NDArray[np.uint8]:
+def _decode_frames(value: Any, source: str) -> NDArray[np.uint8]:
     """The frames (T, H, W, 3) of an array or a list of image files."""
     if isinstance(value, np.ndarray) and value.ndim == 4:
         return value
@@ -262,35 +262,35 @@ def _decode_frames(value: Any, where: str) -> NDArray[np.uint8]:
             Image.DecompressionBombError,
         ) as error:
             raise DataError(
-                f"{where}: frame {number} is not a readable image ({error}). {_MEND}"
+                f"{source}: frame {number} is not a readable image ({error}). {_REMEDY}"
             ) from error
     sizes = sorted({frame.shape[1::-1] for frame in frames})
     if len(sizes) > 1:
         listed = ", ".join(f"{width}x{height}" for width, height in sizes)
-        raise DataError(f"{where}: frames of different sizes, {listed}. {_MEND}")
+        raise DataError(f"{source}: frames of different sizes, {listed}. {_REMEDY}")
     return np.stack(frames)
 
 
 def _check_tracks(
-    content: dict[str, Any], frames: int, where: str
+    content: dict[str, Any], frames: int, source: str
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     """Positions (N, T, 2) as parts of the image, and where they are hidden (N, T); both new."""
     points, occluded = np.asarray(content["points"]), np.asarray(content["occluded"])
     if points.ndim != 3 or points.shape[1:] != (frames, 2) or points.dtype.kind not in "fiu":
         raise DataError(
-            f"{where}: points of shape {points.shape} and type {points.dtype}, expected "
-            f"numbers of shape (tracks, {frames}, 2) for its {frames} frames. {_MEND}"
+            f"{source}: points of shape {points.shape} and type {points.dtype}, expected "
+            f"numbers of shape (tracks, {frames}, 2) for its {frames} frames. {_REMEDY}"
         )
     if occluded.shape != points.shape[:2] or not np.isin(occluded, (0, 1)).all():
         raise DataError(
-            f"{where}: occluded of shape {occluded.shape} and type {occluded.dtype}, expected "
-            f"true or false for each of {points.shape[:2]} points. {_MEND}"
+            f"{source}: occluded of shape {occluded.shape} and type {occluded.dtype}, expected "
+            f"true or false for each of {points.shape[:2]} points. {_REMEDY}"
         )
     points, occluded = points.astype(np.float32), occluded.astype(np.bool_)
-    seen = points[~occluded]
-    if not np.isfinite(seen).all() or (np.abs(seen - 0.5) > 1).any():
+    visible_points = points[~occluded]
+    if not np.isfinite(visible_points).all() or (np.abs(visible_points - 0.5) > 1).any():
         raise DataError(
-            f"{where}: visible points from {seen.min():g} to {seen.max():g}; expected parts of "
-            f"width and height, from 0 to 1. {_MEND}"
+            f"{source}: visible points from {visible_points.min():g} to {visible_points.max():g}; "
+            f"expected fractions of width and height, from 0 to 1. {_REMEDY}"
         )
     return points, occluded

@@ -23,10 +23,10 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 SEED = 2410  # of the computed patterns
 
 
-def load_textures(folder: str | None, side: int, made: int) -> Tensor:
-    """The photographs below a folder and `made` computed patterns, (K, side, side) int32."""
+def load_textures(folder: str | None, side: int, num_procedural: int) -> Tensor:
+    """Photographs below a folder and `num_procedural` computed patterns, (K, side, side) int32."""
     pictures = [] if folder is None else read_photographs(Path(folder), side)
-    pictures += [make_texture(number, side) for number in range(made)]
+    pictures += [make_texture(number, side) for number in range(num_procedural)]
     if not pictures:
         raise DataError(
             "no textures: data.textures=null and data.procedural.made_textures=0; give "
@@ -60,8 +60,8 @@ def find_photographs(folder: Path) -> list[Path]:
 def read_photographs(folder: Path, side: int) -> list[NDArray[np.uint8]]:
     """Squares (side, side, 3) cut from every picture below a folder, in the order of names."""
     with ThreadPoolExecutor() as pool:  # decoding leaves Python's lock
-        pieces = pool.map(lambda path: cut_squares(path, side), find_photographs(folder))
-        return [square for squares in pieces for square in squares]
+        square_lists = pool.map(lambda path: cut_squares(path, side), find_photographs(folder))
+        return [square for squares in square_lists for square in squares]
 
 
 def cut_squares(path: Path, side: int) -> list[NDArray[np.uint8]]:

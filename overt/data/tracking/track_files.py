@@ -57,7 +57,7 @@ def _csv_rows(path: Path, text: str) -> list[list[str]]:
     try:
         rows = [row for row in csv.reader(io.StringIO(text)) if any(map(str.strip, row))]
     except csv.Error as error:
-        raise DataError(f"--queries {path}: no lines of t,x,y ({error})") from error
+        raise DataError(f"--queries {path}: expected lines of t,x,y ({error})") from error
     heading = [word.strip().lower() for word in rows[0]] if rows else []
     return rows[1:] if heading == ["t", "x", "y"] else rows
 

@@ -108,8 +108,10 @@ class UnlabeledClips:
         teacher = int(rng.integers(len(self.settings.teachers)))
         length = int(rng.integers(self.shape.shortest, self.shape.longest))
         for redrawn in range(TRIES):
-            own = redrawn == 0 or (redrawn < OWN_TRIES and len(self.videos) == 1)
-            number = index % len(self.videos) if own else int(rng.integers(len(self.videos)))
+            use_own_video = redrawn == 0 or (redrawn < OWN_TRIES and len(self.videos) == 1)
+            number = (
+                index % len(self.videos) if use_own_video else int(rng.integers(len(self.videos)))
+            )
             try:
                 frames = self._draw_frames(self.videos[number], length, rng)
             except DataError as error:
@@ -141,7 +143,7 @@ def clip_indices(
 ) -> NDArray[np.intp]:
     """Return which frames a clip has; a short video is played forth and back until it is enough."""
     if frames < 2:
-        raise DataError(f"{video}: it has {frames} frames; nothing moves in it. Take it out.")
+        raise DataError(f"{video}: it has {frames} frames; nothing moves in it. Remove it.")
     most = min(largest_stride, frames // length)
     stride = int(rng.integers(1, most)) if most > 1 else 1
     span = (length - 1) * stride + 1
@@ -187,9 +189,9 @@ def draw_queries(
     queries = np.concatenate(rows).astype(np.float32)[:count]
     missing = count - len(queries)
     if missing:
-        others = random_points(missing, frames.shape, rng)
-        others[:, 0] = rng.choice(moments, missing)
-        queries = np.concatenate([queries, others])
+        random_queries = random_points(missing, frames.shape, rng)
+        random_queries[:, 0] = rng.choice(moments, missing)
+        queries = np.concatenate([queries, random_queries])
     return queries
 
 

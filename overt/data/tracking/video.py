@@ -116,7 +116,7 @@ def _read_folder(folder: Path) -> NDArray[np.uint8]:
             with Image.open(path) as image:
                 frames.append(to_rgb(image))
         except _BROKEN as error:
-            raise DataError(f"{path}: not a readable image ({error}); take it out") from error
+            raise DataError(f"{path}: not a readable image ({error}); remove it") from error
     return _stack(frames, folder)
 
 
@@ -130,7 +130,7 @@ def _read_moving_image(path: Path) -> Video:
     try:
         with Image.open(path) as image:
             if image.format == "GIF" and not _is_whole_gif(path.read_bytes()):
-                raise EOFError("it is cut off: its last frame lacks an end mark")
+                raise EOFError("it is truncated: its last frame lacks an end mark")
             frames, durations = [], []
             for frame in ImageSequence.Iterator(image):
                 frames.append(np.asarray(frame.convert("RGB")))
@@ -198,7 +198,7 @@ def _read_by_pyav(path: Path) -> Video:
     try:
         with av.open(str(path)) as container:
             if not container.streams.video:
-                raise DataError(f"{path}: it has no pictures, only sound or text")
+                raise DataError(f"{path}: it has no video stream")
             stream = container.streams.video[0]
             stream.thread_type = "AUTO"
             frames = [

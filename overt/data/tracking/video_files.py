@@ -67,7 +67,7 @@ def frame_count(video: Path) -> int:
     try:
         with av.open(str(video)) as container:
             if not container.streams.video:
-                raise DataError(f"{video}: it has no pictures, only sound or text")
+                raise DataError(f"{video}: it has no video stream")
             stream = container.streams.video[0]
             if stream.frames:
                 return int(stream.frames)
@@ -85,8 +85,8 @@ def read_frames(video: Path, indices: Sequence[int] | NDArray[np.intp]) -> NDArr
     elif video.suffix.lower() in CONTAINERS:
         frames = _decode_some(video, {int(index) for index in indices})
     else:
-        whole: NDArray[np.uint8] = read_video(video).frames[np.asarray(indices)]
-        return whole
+        chosen_frames: NDArray[np.uint8] = read_video(video).frames[np.asarray(indices)]
+        return chosen_frames
     sizes = sorted({frame.shape[1::-1] for frame in frames})
     if len(sizes) > 1 or len(frames) < len(indices):
         raise DataError(

@@ -41,13 +41,13 @@ def stream_frames(source: Path | int) -> Iterator[Frame]:
 
 
 def _camera(number: int) -> tuple[str, str]:
-    known = CAMERAS.get(sys.platform)
-    if known is None:
+    backend = CAMERAS.get(sys.platform)
+    if backend is None:
         raise DataError(
-            f"camera {number}: cameras are known on {' and '.join(CAMERAS)}, this is "
+            f"camera {number}: cameras are supported on {' and '.join(CAMERAS)}, not on "
             f"{sys.platform}; give a video file"
         )
-    kind, name = known
+    kind, name = backend
     return name.format(number), kind
 
 
@@ -58,7 +58,7 @@ def _decode(name: str, kind: str | None) -> Iterator[Frame]:
     try:
         with av.open(name, format=kind) as container:
             if not container.streams.video:
-                raise DataError(f"{name}: it has no pictures, only sound or text")
+                raise DataError(f"{name}: it has no video stream")
             for frame in container.decode(container.streams.video[0]):
                 pixels = frame.to_ndarray(format="rgb24")
                 yield np.ascontiguousarray(pixels.transpose(2, 0, 1))

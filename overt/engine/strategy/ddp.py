@@ -53,7 +53,7 @@ def average_over_ranks(parameters: list[nn.Parameter]) -> None:
     packed /= torch.distributed.get_world_size()
     *means, flags = torch.split(packed, [*(gradient.numel() for gradient in filled), len(flags)])
     torch._foreach_copy_(
-        filled, [mean.view_as(own) for mean, own in zip(means, filled, strict=True)]
+        filled, [mean.view_as(tensor) for mean, tensor in zip(means, filled, strict=True)]
     )
     for index, gradient in enumerate(gradients):
         if gradient is None and flags[index] > 0:  # the host waits, in this rare case only

@@ -68,17 +68,17 @@ def make_mesh(world: World) -> DeviceMesh:
 
 def _refuse_ties_between_units(model: nn.Module, units: set[nn.Module]) -> None:
     """A parameter of two units would silently become two parameters."""
-    seen: dict[nn.Parameter, tuple[nn.Module, str]] = {}
+    first_owner: dict[nn.Parameter, tuple[nn.Module, str]] = {}
 
     def visit(module: nn.Module, path: str, unit: nn.Module) -> None:
         unit = module if module in units else unit
         for name, parameter in module.named_parameters(recurse=False):
-            first, first_path = seen.setdefault(parameter, (unit, path + name))
+            first, first_path = first_owner.setdefault(parameter, (unit, path + name))
             if first is not unit:
                 raise ConfigError(
-                    f"training.strategy=fsdp: {first_path} and {path}{name} are one parameter, "
-                    "but belong to two units that are gathered apart. Let the recipe's "
-                    "`shard_units` leave both out, or name a module that holds both; or set "
+                    f"training.strategy=fsdp: {first_path} and {path}{name} are one parameter, but "
+                    "belong to two units that are gathered separately. Let the recipe's "
+                    "`shard_units` exclude both, or name a module that holds both; or set "
                     "training.strategy=ddp"
                 )
         for name, child in module.named_children():
@@ -115,15 +115,15 @@ class WholeModel:
     def gathered(self, sharded: nn.Module) -> Iterator[nn.Module]:
         """The bare model with all weights of `sharded`; every process must enter this."""
         device = next(sharded.parameters()).device
-        whole = self._module.to_empty(device=device)
+        module = self._module.to_empty(device=device)
         with torch.no_grad():
-            for target, shard in zip(_tensors(whole), _tensors(sharded), strict=True):
+            for target, shard in zip(_tensors(module), _tensors(sharded), strict=True):
                 target.copy_(shard.full_tensor() if isinstance(shard, DTensor) else shard)
         try:
-            yield whole
+            yield module
         finally:
-            whole.zero_grad(set_to_none=True)
-            self._module = whole.to("meta")
+            module.zero_grad(set_to_none=True)
+            self._module = module.to("meta")
 
 
 def _without_memory(tensor: Tensor) -> Tensor:

@@ -55,8 +55,8 @@ class GraphedPass:
     def __call__(self, batch: Any, counts: dict[str, Tensor]) -> StepOutput:
         if self.problem is not None:
             return self.run(batch, counts)
-        given = list(tensors_in((batch, counts)))
-        shapes = tuple((tensor.shape, tensor.dtype) for tensor in given)
+        inputs = list(tensors_in((batch, counts)))
+        shapes = tuple((tensor.shape, tensor.dtype) for tensor in inputs)
         if self.recorded is None:
             if self.seen.get(shapes, 0) < WARM_UP:
                 self.seen[shapes] = self.seen.get(shapes, 0) + 1
@@ -67,7 +67,7 @@ class GraphedPass:
         if shapes != self.recorded:
             return self.run(batch, counts)
         self._keep_earlier()
-        torch._foreach_copy_(self.inputs, given)
+        torch._foreach_copy_(self.inputs, inputs)
         self.graph.replay()
         self._hand_over()
         assert self.output is not None

@@ -64,8 +64,8 @@ def _load(pointer, row, column, length, STRIDE: tl.constexpr, WIDTH: tl.constexp
 @triton.jit
 def _store(pointer, tile, row, column, length, STRIDE: tl.constexpr, WIDTH: tl.constexpr):
     real = (row[:, None] < length) & (column[None, :] < WIDTH)
-    place = pointer + row[:, None] * STRIDE + column[None, :]
-    tl.store(place, tile.to(pointer.dtype.element_ty), mask=real)
+    address = pointer + row[:, None] * STRIDE + column[None, :]
+    tl.store(address, tile.to(pointer.dtype.element_ty), mask=real)
 
 
 @triton.jit

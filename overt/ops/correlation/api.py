@@ -52,5 +52,7 @@ def correlate(
 
 def shared_gradient(cells: Tensor) -> SharedGradient | None:
     """One where the kernels run and a gradient is wanted."""
-    wanted = use_kernels("correlation", cells) and cells.requires_grad and torch.is_grad_enabled()
-    return SharedGradient.of(cells) if wanted and not torch.compiler.is_compiling() else None
+    is_shared = (
+        use_kernels("correlation", cells) and cells.requires_grad and torch.is_grad_enabled()
+    )
+    return SharedGradient.of(cells) if is_shared and not torch.compiler.is_compiling() else None

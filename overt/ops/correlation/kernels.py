@@ -90,8 +90,8 @@ def _forward(
     )  # (queries, C)
     cell_is_real = tl.arange(0, CELLS) < SIDE * SIDE
     for step in range(FRAMES):
-        wanted = tl.program_id(1) * FRAMES + step
-        frame = tl.minimum(wanted, frames - 1)  # past the end: the last frame again
+        frame_index = tl.program_id(1) * FRAMES + step
+        frame = tl.minimum(frame_index, frames - 1)  # past the end: the last frame again
         row = item * frames + frame
         first_row = map_rows + (sample_of_batch * levels + level) * frames + frame
         rows, fraction_x, fraction_y = _square(
@@ -109,9 +109,9 @@ def _forward(
             products = products.to(tl.float16)
         mixed = tl.dot(mix, products, input_precision=PRECISION)  # (samples, queries)
         # Beyond the query's samples the products are zero, and so is what fills up the row.
-        place = result + (row * COUNT + sample[:, None]) * PITCH + query[None, :]
+        address = result + (row * COUNT + sample[:, None]) * PITCH + query[None, :]
         real = (sample[:, None] < COUNT) & (query[None, :] < PITCH)
-        tl.store(place, mixed.to(result.dtype.element_ty), mask=real)
+        tl.store(address, mixed.to(result.dtype.element_ty), mask=real)
 
 
 @triton.jit
@@ -143,14 +143,14 @@ def _backward(
     channel = tl.arange(0, CHANNELS)
     query = tl.arange(0, SAMPLES)
     sample = tl.arange(0, SAMPLES)
-    support_place = (item * COUNT + query[:, None]) * CHANNELS + channel[None, :]
+    support_index = (item * COUNT + query[:, None]) * CHANNELS + channel[None, :]
     query_is_real = query[:, None] < COUNT
-    near_query = tl.load(support + support_place, mask=query_is_real, other=0.0)
+    near_query = tl.load(support + support_index, mask=query_is_real, other=0.0)
     total = tl.zeros((SAMPLES, CHANNELS), dtype=tl.float32)
     cell_is_real = tl.arange(0, CELLS) < SIDE * SIDE
     for step in range(FRAMES):
-        wanted = tl.program_id(1) * FRAMES + step
-        frame = tl.minimum(wanted, frames - 1)  # past the end: the last frame again
+        frame_index = tl.program_id(1) * FRAMES + step
+        frame = tl.minimum(frame_index, frames - 1)  # past the end: the last frame again
         row = item * frames + frame
         first_row = map_rows + (sample_of_batch * levels + level) * frames + frame
         rows, fraction_x, fraction_y = _square(
@@ -158,9 +158,9 @@ def _backward(
         )
         positions = rows[:, None] * CHANNELS + channel[None, :]
         square = tl.load(cells + positions, mask=cell_is_real[:, None], other=0.0)
-        place = gradient + (row * COUNT + sample[:, None]) * PITCH + query[None, :]
-        real = (sample[:, None] < COUNT) & (query[None, :] < PITCH) & (wanted < frames)
-        incoming = tl.load(place, mask=real, other=0.0)  # (samples, queries)
+        address = gradient + (row * COUNT + sample[:, None]) * PITCH + query[None, :]
+        real = (sample[:, None] < COUNT) & (query[None, :] < PITCH) & (frame_index < frames)
+        incoming = tl.load(address, mask=real, other=0.0)  # (samples, queries)
         mix = _weights(fraction_x, fraction_y, RADIUS, SAMPLES, CELLS).to(incoming.dtype)
         products = tl.dot(tl.trans(mix), incoming, input_precision=PRECISION)
         products = products.to(square.dtype)  # (cells, queries)
@@ -170,7 +170,7 @@ def _backward(
             gradient_cells + positions, to_cells, mask=cell_is_real[:, None], sem="relaxed"
         )
     # Several programs share a point where there are many frames.
-    tl.atomic_add(gradient_support + support_place, total, mask=query_is_real, sem="relaxed")
+    tl.atomic_add(gradient_support + support_index, total, mask=query_is_real, sem="relaxed")
 
 
 def _sizes(support: Tensor, centres_xy: Tensor, radius: int) -> dict[str, int]:

@@ -14,10 +14,10 @@ class GradientTable:
     def __init__(self) -> None:
         self.sums: Tensor | None = None
 
-    def add_to(self, like: Tensor) -> Tensor:
-        """The table to add to, with the shape of `like`, in float32."""
+    def add_to(self, source: Tensor) -> Tensor:
+        """The table to add to, with the shape of `source`, in float32."""
         if self.sums is None:
-            self.sums = torch.zeros_like(like, dtype=torch.float32)
+            self.sums = torch.zeros_like(source, dtype=torch.float32)
         return self.sums
 
     def take(self) -> Tensor | None:

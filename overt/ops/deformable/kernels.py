@@ -15,8 +15,8 @@ from torch import Tensor
 @triton.jit
 def _softmax_parts(logits, count, BLOCK: tl.constexpr):
     """The largest of `count` logits and the sum of their exponentials."""
-    place = tl.arange(0, BLOCK)
-    values = tl.load(logits + place, mask=place < count, other=float("-inf")).to(tl.float32)
+    index = tl.arange(0, BLOCK)
+    values = tl.load(logits + index, mask=index < count, other=float("-inf")).to(tl.float32)
     largest = tl.max(values, axis=0)
     return largest, tl.sum(tl.exp(values - largest), axis=0)
 
@@ -32,7 +32,7 @@ def _corner(x, y, width, height, first, CORNER: tl.constexpr):
 
 
 @triton.jit
-def _share(fraction, STEP: tl.constexpr):
+def _corner_weight(fraction, STEP: tl.constexpr):
     """What the nearer or, a step on, the farther of two neighbors counts."""
     return fraction * STEP + (1.0 - fraction) * (1 - STEP)
 
@@ -51,31 +51,31 @@ def _forward(
     SIZES: tl.constexpr,  # height, width and first cell of every level in turn
     HEADS: tl.constexpr,
     LEVELS: tl.constexpr,
-    PLACES: tl.constexpr,
+    POINTS: tl.constexpr,
     CHANNELS: tl.constexpr,
     BLOCK_ALL: tl.constexpr,
-    BLOCK_PLACES: tl.constexpr,
+    BLOCK_POINTS: tl.constexpr,
     BLOCK_CHANNELS: tl.constexpr,
 ):
     item = tl.program_id(0).to(tl.int64)  # (b, q, h)
     head = item % HEADS
     query = item // HEADS  # (b, q)
     base = values + (query // queries) * stride_batch + head * stride_head
-    own_logits = logits + item * (LEVELS * PLACES)
-    largest, total = _softmax_parts(own_logits, LEVELS * PLACES, BLOCK_ALL)
-    place = tl.arange(0, BLOCK_PLACES)
+    own_logits = logits + item * (LEVELS * POINTS)
+    largest, total = _softmax_parts(own_logits, LEVELS * POINTS, BLOCK_ALL)
+    point = tl.arange(0, BLOCK_POINTS)
     channel = tl.arange(0, BLOCK_CHANNELS)
-    real = place < PLACES
+    real = point < POINTS
     channel_is_real = channel[None, :] < CHANNELS
-    sums = tl.zeros((BLOCK_PLACES, BLOCK_CHANNELS), dtype=tl.float32)
+    sums = tl.zeros((BLOCK_POINTS, BLOCK_CHANNELS), dtype=tl.float32)
     for level in tl.static_range(LEVELS):
         height = SIZES[level * 3]
         width = SIZES[level * 3 + 1]
         first = SIZES[level * 3 + 2]
-        column = level * PLACES + place
+        column = level * POINTS + point
         logit = tl.load(own_logits + column, mask=real, other=float("-inf")).to(tl.float32)
         weight = tl.exp(logit - largest) / total
-        own_offsets = offsets + (item * (LEVELS * PLACES) + column) * 2
+        own_offsets = offsets + (item * (LEVELS * POINTS) + column) * 2
         centre = reference + (query * LEVELS + level) * 2
         x = tl.load(centre) * width - 0.5
         y = tl.load(centre + 1) * height - 0.5
@@ -86,23 +86,23 @@ def _forward(
         y = tl.minimum(tl.maximum(y, -2.0), height + 1.0)
         floor_x = tl.floor(x)
         floor_y = tl.floor(y)
-        share_x = x - floor_x
-        share_y = y - floor_y
+        fraction_x = x - floor_x
+        fraction_y = y - floor_y
         whole_x = floor_x.to(tl.int32)
         whole_y = floor_y.to(tl.int32)
         for corner in tl.static_range(4):
             row, inside = _corner(whole_x, whole_y, width, height, first, corner)
-            part = _share(share_x, corner % 2) * _share(share_y, corner // 2)
+            part = _corner_weight(fraction_x, corner % 2) * _corner_weight(fraction_y, corner // 2)
             read = tl.load(
                 base + row[:, None].to(tl.int64) * stride_cell + channel[None, :],
                 mask=(inside & real)[:, None] & channel_is_real,
                 other=0.0,
             )
             sums += (weight * part)[:, None] * read.to(tl.float32)
-    total_of_places = tl.sum(sums, axis=0)
+    point_total = tl.sum(sums, axis=0)
     tl.store(
         result + item * CHANNELS + channel,
-        total_of_places.to(result.dtype.element_ty),
+        point_total.to(result.dtype.element_ty),
         mask=channel < CHANNELS,
     )
 
@@ -126,10 +126,10 @@ def _backward(
     SIZES: tl.constexpr,  # height, width and first cell of every level in turn
     HEADS: tl.constexpr,
     LEVELS: tl.constexpr,
-    PLACES: tl.constexpr,
+    POINTS: tl.constexpr,
     CHANNELS: tl.constexpr,
     BLOCK_ALL: tl.constexpr,
-    BLOCK_PLACES: tl.constexpr,
+    BLOCK_POINTS: tl.constexpr,
     BLOCK_CHANNELS: tl.constexpr,
 ):
     item = tl.program_id(0).to(tl.int64)
@@ -137,25 +137,25 @@ def _backward(
     query = item // HEADS
     sample = query // queries
     base = values + sample * stride_batch + head * stride_head
-    own_logits = logits + item * (LEVELS * PLACES)
-    largest, total = _softmax_parts(own_logits, LEVELS * PLACES, BLOCK_ALL)
-    place = tl.arange(0, BLOCK_PLACES)
+    own_logits = logits + item * (LEVELS * POINTS)
+    largest, total = _softmax_parts(own_logits, LEVELS * POINTS, BLOCK_ALL)
+    point = tl.arange(0, BLOCK_POINTS)
     channel = tl.arange(0, BLOCK_CHANNELS)
-    real = place < PLACES
+    real = point < POINTS
     channel_is_real = channel[None, :] < CHANNELS
-    own = item * CHANNELS + channel
-    incoming = tl.load(gradient + own, mask=channel < CHANNELS, other=0.0).to(tl.float32)
-    made = tl.load(result + own, mask=channel < CHANNELS, other=0.0).to(tl.float32)
+    offset = item * CHANNELS + channel
+    incoming = tl.load(gradient + offset, mask=channel < CHANNELS, other=0.0).to(tl.float32)
+    output = tl.load(result + offset, mask=channel < CHANNELS, other=0.0).to(tl.float32)
     # What the softmax takes off every weight's gradient: their mean is that of the result.
-    mean = tl.sum(incoming * made, axis=0)
+    mean = tl.sum(incoming * output, axis=0)
     for level in tl.static_range(LEVELS):
         height = SIZES[level * 3]
         width = SIZES[level * 3 + 1]
         first = SIZES[level * 3 + 2]
-        column = level * PLACES + place
+        column = level * POINTS + point
         logit = tl.load(own_logits + column, mask=real, other=float("-inf")).to(tl.float32)
         weight = tl.exp(logit - largest) / total
-        own_offsets = (item * (LEVELS * PLACES) + column) * 2
+        own_offsets = (item * (LEVELS * POINTS) + column) * 2
         centre = reference + (query * LEVELS + level) * 2
         x = tl.load(centre) * width - 0.5
         y = tl.load(centre + 1) * height - 0.5
@@ -165,17 +165,17 @@ def _backward(
         y = tl.minimum(tl.maximum(y, -2.0), height + 1.0)
         floor_x = tl.floor(x)
         floor_y = tl.floor(y)
-        share_x = x - floor_x
-        share_y = y - floor_y
+        fraction_x = x - floor_x
+        fraction_y = y - floor_y
         whole_x = floor_x.to(tl.int32)
         whole_y = floor_y.to(tl.int32)
-        to_weight = tl.zeros((BLOCK_PLACES,), dtype=tl.float32)
-        to_x = tl.zeros((BLOCK_PLACES,), dtype=tl.float32)
-        to_y = tl.zeros((BLOCK_PLACES,), dtype=tl.float32)
+        to_weight = tl.zeros((BLOCK_POINTS,), dtype=tl.float32)
+        to_x = tl.zeros((BLOCK_POINTS,), dtype=tl.float32)
+        to_y = tl.zeros((BLOCK_POINTS,), dtype=tl.float32)
         for corner in tl.static_range(4):
             row, inside = _corner(whole_x, whole_y, width, height, first, corner)
-            along_x = _share(share_x, corner % 2)
-            along_y = _share(share_y, corner // 2)
+            along_x = _corner_weight(fraction_x, corner % 2)
+            along_y = _corner_weight(fraction_y, corner // 2)
             mask = (inside & real)[:, None] & channel_is_real
             read = tl.load(
                 base + row[:, None].to(tl.int64) * stride_cell + channel[None, :],
@@ -193,11 +193,13 @@ def _backward(
                 mask=mask,
                 sem="relaxed",
             )
-        own_places = gradient_offsets + own_offsets
-        tl.store(own_places, (weight * to_x).to(gradient_offsets.dtype.element_ty), mask=real)
-        tl.store(own_places + 1, (weight * to_y).to(gradient_offsets.dtype.element_ty), mask=real)
+        point_gradient = gradient_offsets + own_offsets
+        tl.store(point_gradient, (weight * to_x).to(gradient_offsets.dtype.element_ty), mask=real)
         tl.store(
-            gradient_logits + item * (LEVELS * PLACES) + column,
+            point_gradient + 1, (weight * to_y).to(gradient_offsets.dtype.element_ty), mask=real
+        )
+        tl.store(
+            gradient_logits + item * (LEVELS * POINTS) + column,
             (weight * (to_weight - mean)).to(gradient_logits.dtype.element_ty),
             mask=real,
         )
@@ -217,10 +219,10 @@ def _launch(
         "SIZES": tuple(table),
         "HEADS": heads,
         "LEVELS": levels,
-        "PLACES": points,
+        "POINTS": points,
         "CHANNELS": channels,
         "BLOCK_ALL": triton.next_power_of_2(levels * points),
-        "BLOCK_PLACES": triton.next_power_of_2(points),
+        "BLOCK_POINTS": triton.next_power_of_2(points),
         "BLOCK_CHANNELS": triton.next_power_of_2(channels),
         "num_warps": 2,
     }

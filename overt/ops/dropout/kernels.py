@@ -23,9 +23,9 @@ def _mix(x):
 def _drop(values, seed, result, key, bound, scale, count, SIZE: tl.constexpr):
     number = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     real = number < count
-    given = tl.load(seed)
-    low = _mix((given + key) & 0xFFFFFFFF)
-    high = _mix((low ^ (given >> 32)) & 0xFFFFFFFF)
+    seed_value = tl.load(seed)
+    low = _mix((seed_value + key) & 0xFFFFFFFF)
+    high = _mix((low ^ (seed_value >> 32)) & 0xFFFFFFFF)
     word = _mix((_mix((number + low) & 0xFFFFFFFF) + high) & 0xFFFFFFFF)
     value = tl.load(values + number, mask=real, other=0.0).to(tl.float32)
     kept = tl.where(word < bound, 0.0, value * scale)

@@ -18,8 +18,8 @@ def jitter(frames: Tensor, jitters: Sequence[Jitter]) -> Tensor:
         return jitter_plain(frames, jitters)
     from overt.ops.jitter.kernels import jitter_fused
 
-    operators = [[OPERATORS.index(name) for name in each.order] for each in jitters]
-    amounts = [[getattr(each, name) for name in each.order] for each in jitters]
+    operators = [[OPERATORS.index(name) for name in item.order] for item in jitters]
+    amounts = [[getattr(item, name) for name in item.order] for item in jitters]
     return jitter_fused(frames, _send(operators, frames), _send(amounts, frames))
 
 

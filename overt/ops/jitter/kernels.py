@@ -28,9 +28,9 @@ def _away_from(base, channel, factor):
 
 @triton.jit
 def _turned(sixth, start, chroma, value):
-    place = sixth + start
-    place -= 6 * tl.floor(place / 6)
-    fraction = tl.minimum(tl.maximum(tl.minimum(place, 4 - place), 0), 1)
+    hue = sixth + start
+    hue -= 6 * tl.floor(hue / 6)
+    fraction = tl.minimum(tl.maximum(tl.minimum(hue, 4 - hue), 0), 1)
     return tl.floor(value - fraction * chroma + 0.5)
 
 
@@ -62,22 +62,22 @@ def _load(frames, pixels, BLOCK: tl.constexpr):
     """The program's pixels: where red is, which there are, and the three channels."""
     pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = pixel < pixels
-    place = tl.program_id(1).to(tl.int64) * 3 * pixels + pixel
-    red = tl.load(frames + place, mask=inside, other=0).to(tl.float32)
-    green = tl.load(frames + place + pixels, mask=inside, other=0).to(tl.float32)
-    blue = tl.load(frames + place + 2 * pixels, mask=inside, other=0).to(tl.float32)
-    return place, inside, red, green, blue
+    offset = tl.program_id(1).to(tl.int64) * 3 * pixels + pixel
+    red = tl.load(frames + offset, mask=inside, other=0).to(tl.float32)
+    green = tl.load(frames + offset + pixels, mask=inside, other=0).to(tl.float32)
+    blue = tl.load(frames + offset + 2 * pixels, mask=inside, other=0).to(tl.float32)
+    return offset, inside, red, green, blue
 
 
 @triton.jit
-def _sum_greys(frames, operators, amounts, sums, pixels, PLACES: tl.constexpr, BLOCK: tl.constexpr):
+def _sum_greys(frames, operators, amounts, sums, pixels, SLOTS: tl.constexpr, BLOCK: tl.constexpr):
     """Add up the gray of each frame as it is when its contrast is changed."""
     _, inside, red, green, blue = _load(frames, pixels, BLOCK)
     frame = tl.program_id(1)
     before = True
-    for place in tl.static_range(PLACES):
-        operator = tl.load(operators + frame * PLACES + place)
-        amount = tl.load(amounts + frame * PLACES + place)
+    for slot in tl.static_range(SLOTS):
+        operator = tl.load(operators + frame * SLOTS + slot)
+        amount = tl.load(amounts + frame * SLOTS + slot)
         before = before & (operator != CONTRAST)
         if before:
             red, green, blue = _change(operator, amount, 0.0, red, green, blue)
@@ -87,14 +87,14 @@ def _sum_greys(frames, operators, amounts, sums, pixels, PLACES: tl.constexpr, B
 
 @triton.jit
 def _recolour(
-    frames, operators, amounts, sums, result, pixels, PLACES: tl.constexpr, BLOCK: tl.constexpr
+    frames, operators, amounts, sums, result, pixels, SLOTS: tl.constexpr, BLOCK: tl.constexpr
 ):
     pixel, inside, red, green, blue = _load(frames, pixels, BLOCK)
     frame = tl.program_id(1)
     mean = tl.floor(tl.load(sums + frame).to(tl.float32) / pixels + 0.5)
-    for place in tl.static_range(PLACES):
-        operator = tl.load(operators + frame * PLACES + place)
-        amount = tl.load(amounts + frame * PLACES + place)
+    for slot in tl.static_range(SLOTS):
+        operator = tl.load(operators + frame * SLOTS + slot)
+        amount = tl.load(amounts + frame * SLOTS + slot)
         red, green, blue = _change(operator, amount, mean, red, green, blue)
     tl.store(result + pixel, red.to(tl.int32).to(tl.uint8), mask=inside)
     tl.store(result + pixel + pixels, green.to(tl.int32).to(tl.uint8), mask=inside)
@@ -108,8 +108,8 @@ def jitter_fused(frames: Tensor, operators: Tensor, amounts: Tensor) -> Tensor:
     sums = torch.zeros(count, dtype=torch.int64, device=frames.device)
     result = torch.empty_like(frames)
     grid = (triton.cdiv(pixels, BLOCK), count)
-    given = (frames, operators, amounts, sums)
-    sizes = {"PLACES": operators.shape[1], "BLOCK": BLOCK}
-    _sum_greys[grid](*given, pixels, **sizes)
-    _recolour[grid](*given, result, pixels, **sizes)
+    inputs = (frames, operators, amounts, sums)
+    sizes = {"SLOTS": operators.shape[1], "BLOCK": BLOCK}
+    _sum_greys[grid](*inputs, pixels, **sizes)
+    _recolour[grid](*inputs, result, pixels, **sizes)
     return result

@@ -11,7 +11,7 @@ from overt.ops.layers.plain import shade_plain
 def shade(
     layers: Tensor,  # (fields of Layer, B, L, T)
     texture_map: Tensor,  # (B, L, 6) surface to texels: x from x, y, 1, then y
-    which: Tensor,  # (B, L) int32: the texture of each layer
+    texture_index: Tensor,  # (B, L) int32: the texture of each layer
     color: Tensor,  # (B, L, 6) gain and offset of each channel
     light: Tensor,  # (B, T, 12): gain, wave (strength, x, y, phase), spots (strength, x, y, 1/s)
     shutter: Tensor,  # (B,) of a frame's duration in which the texture moves
@@ -22,7 +22,7 @@ def shade(
 
     Without a gradient.
     """
-    inputs = (layers, texture_map, which, color, light, shutter, textures, size)
+    inputs = (layers, texture_map, texture_index, color, light, shutter, textures, size)
     if not use_kernels("layers", layers):
         return shade_plain(*inputs)
     from overt.ops.layers.kernels import shade_fused

@@ -97,10 +97,12 @@ def _colored(channel, color, TAPS: tl.constexpr):
 
 
 @triton.jit
-def _texels(textures, which, maps, colors, row, u, v, blur_u, blur_v, side, BLURRED: tl.constexpr):
+def _texels(
+    textures, texture_index, maps, colors, row, u, v, blur_u, blur_v, side, BLURRED: tl.constexpr
+):
     """Colors of places of surfaces, averaged along the blur; `row`: the layer of each pixel."""
     to_texel = maps + row * 6
-    texture = textures + tl.load(which + row).to(tl.int64) * side * side
+    texture = textures + tl.load(texture_index + row).to(tl.int64) * side * side
     xx = tl.load(to_texel)
     xy = tl.load(to_texel + 1)
     yx = tl.load(to_texel + 3)
@@ -138,7 +140,7 @@ def _spot(light, narrow, x, y):
 
 @triton.jit
 def _shade(
-    layers, maps, which, colors, lights, shutters, textures, out,
+    layers, maps, texture_index, colors, lights, shutters, textures, out,
     frames, height, width, side, half,
     LAYERS: tl.constexpr, FIELDS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -161,15 +163,15 @@ def _shade(
         layer = table + number * FIELDS
         u, v = _surface(layer, x, y)
         covers = _cover(layer, u, v)
-        here = covers > ALMOST_NOTHING
-        solid = here & (top_cover >= SOLID)  # what was on top before is seen through the edge
+        is_visible = covers > ALMOST_NOTHING
+        solid = is_visible & (top_cover >= SOLID)  # what was on top before is seen through the edge
         under = tl.where(solid, top, under)
         under_u = tl.where(solid, top_u, under_u)
         under_v = tl.where(solid, top_v, under_v)
-        top = tl.where(here, number, top)
-        top_u = tl.where(here, u, top_u)
-        top_v = tl.where(here, v, top_v)
-        top_cover = tl.where(here, covers, top_cover)
+        top = tl.where(is_visible, number, top)
+        top_u = tl.where(is_visible, u, top_u)
+        top_v = tl.where(is_visible, v, top_v)
+        top_cover = tl.where(is_visible, covers, top_cover)
 
     # How far the texture moves while the shutter is open.
     before = tl.where(frame % frames == 0, frame, frame - 1)
@@ -179,11 +181,11 @@ def _shade(
     blur_v = (top_v - earlier_v) * shutter
     first = clip * LAYERS
     red, green, blue = _texels(
-        textures, which, maps, colors, first + top, top_u, top_v, blur_u, blur_v, side, True
+        textures, texture_index, maps, colors, first + top, top_u, top_v, blur_u, blur_v, side, True
     )
     more_red, more_green, more_blue = _texels(
         textures,
-        which,
+        texture_index,
         maps,
         colors,
         first + under,
@@ -201,20 +203,20 @@ def _shade(
     narrow = tl.load(light + 8)
     shade = shade * _spot(light + 5, narrow, x, y) * _spot(light + 9, narrow, x, y)
     inside = pixel < pixels
-    place = out + frame.to(tl.int64) * 3 * pixels + pixel
+    address = out + frame.to(tl.int64) * 3 * pixels + pixel
     behind = 1 - top_cover
     red = (red * top_cover + more_red * behind) * shade
     green = (green * top_cover + more_green * behind) * shade
     blue = (blue * top_cover + more_blue * behind) * shade
-    tl.store(place, tl.minimum(tl.maximum(red, 0.0), 255.0), mask=inside)
-    tl.store(place + pixels, tl.minimum(tl.maximum(green, 0.0), 255.0), mask=inside)
-    tl.store(place + 2 * pixels, tl.minimum(tl.maximum(blue, 0.0), 255.0), mask=inside)
+    tl.store(address, tl.minimum(tl.maximum(red, 0.0), 255.0), mask=inside)
+    tl.store(address + pixels, tl.minimum(tl.maximum(green, 0.0), 255.0), mask=inside)
+    tl.store(address + 2 * pixels, tl.minimum(tl.maximum(blue, 0.0), 255.0), mask=inside)
 
 
 def shade_fused(
     layers: Tensor,
     texture_map: Tensor,
-    which: Tensor,
+    texture_index: Tensor,
     color: Tensor,
     light: Tensor,
     shutter: Tensor,
@@ -228,7 +230,7 @@ def shade_fused(
     out = torch.empty(batch, frames, 3, height, width, device=layers.device)
     grid = (triton.cdiv(height * width, BLOCK), batch * frames)
     _shade[grid](
-        table, texture_map.contiguous(), which.contiguous(), color.contiguous(),
+        table, texture_map.contiguous(), texture_index.contiguous(), color.contiguous(),
         light.contiguous(), shutter.contiguous(), textures.contiguous(), out,
         frames, height, width, textures.shape[1], min(size) / 2,
         LAYERS=count, FIELDS=fields, BLOCK=BLOCK,

@@ -105,7 +105,7 @@ def cover(layer: Layer, u: Tensor, v: Tensor) -> Tensor:
 def shade_plain(
     layers: Tensor,
     texture_map: Tensor,
-    which: Tensor,
+    texture_index: Tensor,
     color: Tensor,
     light: Tensor,
     shutter: Tensor,
@@ -123,22 +123,31 @@ def shade_plain(
         layer = Layer(*layers[:, :, number, :, None, None].unbind(0))
         u, v = to_surface(layer, x, y)
         covers = cover(layer, u, v)
-        here = covers > ALMOST_NOTHING
-        solid = here & (top_cover >= SOLID)  # what was on top before is seen through the edge
+        is_visible = covers > ALMOST_NOTHING
+        solid = is_visible & (top_cover >= SOLID)  # what was on top before is seen through the edge
         under = torch.where(solid, top, under)
         under_u, under_v = torch.where(solid, top_u, under_u), torch.where(solid, top_v, under_v)
-        top = torch.where(here, number, top)
-        top_u, top_v = torch.where(here, u, top_u), torch.where(here, v, top_v)
-        top_cover = torch.where(here, covers, top_cover)
+        top = torch.where(is_visible, number, top)
+        top_u, top_v = torch.where(is_visible, u, top_u), torch.where(is_visible, v, top_v)
+        top_cover = torch.where(is_visible, covers, top_cover)
 
     # How far the texture moves while the shutter is open.
     earlier = _previous_surface(layers, top, x, y)
     open_for = shutter[:, None, None, None]
     blur_u, blur_v = (top_u - earlier[0]) * open_for, (top_v - earlier[1]) * open_for
-    colors = _texels(textures, which, texture_map, color, top, top_u, top_v, blur_u, blur_v)
+    colors = _texels(textures, texture_index, texture_map, color, top, top_u, top_v, blur_u, blur_v)
     nothing = torch.zeros_like(blur_u)
     behind = _texels(
-        textures, which, texture_map, color, under, under_u, under_v, nothing, nothing, taps=()
+        textures,
+        texture_index,
+        texture_map,
+        color,
+        under,
+        under_u,
+        under_v,
+        nothing,
+        nothing,
+        taps=(),
     )
     top_cover = top_cover[:, :, None]
     colors = colors * top_cover + behind * (1 - top_cover)
@@ -165,7 +174,7 @@ def _previous_surface(layers: Tensor, top: Tensor, x: Tensor, y: Tensor) -> tupl
 
 def _texels(
     textures: Tensor,
-    which: Tensor,
+    texture_index: Tensor,
     texture_map: Tensor,
     color: Tensor,
     chosen: Tensor,  # (B, T, H, W) layer of each pixel
@@ -179,14 +188,14 @@ def _texels(
     batch, count, _ = texture_map.shape
     row = torch.arange(batch, device=u.device, dtype=torch.int32).view(-1, 1, 1, 1) * count + chosen
     xx, xy, x0, yx, yy, y0 = (part.reshape(-1)[row] for part in texture_map.unbind(-1))
-    number = which.reshape(-1)[row]
+    number = texture_index.reshape(-1)[row]
     x, y = xx * u + xy * v + x0, yx * u + yy * v + y0
     move_x = (xx * blur_u + xy * blur_v).clamp(-LONGEST_BLUR, LONGEST_BLUR)
     move_y = (yx * blur_u + yy * blur_v).clamp(-LONGEST_BLUR, LONGEST_BLUR)
     red, green, blue = _bilinear(textures, number, x, y)
     for tap in taps:
-        more = _bilinear(textures, number, x + tap * move_x, y + tap * move_y)
-        red, green, blue = red + more[0], green + more[1], blue + more[2]
+        tap_color = _bilinear(textures, number, x + tap * move_x, y + tap * move_y)
+        red, green, blue = red + tap_color[0], green + tap_color[1], blue + tap_color[2]
     weight = 1 / (1 + len(taps))
     parts = [part.reshape(-1)[row] for part in color.unbind(-1)]
     channels = (red, green, blue)

@@ -24,7 +24,7 @@ PARTS_AT_ONCE = 16
 
 
 @triton.jit
-def _place(length, channels, WIDTH: tl.constexpr):
+def _program_channels(length, channels, WIDTH: tl.constexpr):
     """The image's first number, the program's channels, and which of them there are."""
     image = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(2) * WIDTH + tl.arange(0, WIDTH)
@@ -32,22 +32,22 @@ def _place(length, channels, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _by_channel(values, image, channel, channels, known):
+def _by_channel(values, image, channel, channels, in_range):
     """The image's numbers (M, C) of these channels, as one row."""
-    return tl.load(values + image * channels + channel, mask=known, other=0.0)[None, :]
+    return tl.load(values + image * channels + channel, mask=in_range, other=0.0)[None, :]
 
 
 @triton.jit(do_not_specialize=["length"])
 def _moments(x, sums, length, channels, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """Sums of x - pivot and of its square."""
-    image, first, channel, known = _place(length, channels, WIDTH)
+    image, first, channel, in_range = _program_channels(length, channels, WIDTH)
     x += first
-    pivot = tl.load(x + channel, mask=known, other=0.0).to(tl.float32)[None, :]
+    pivot = tl.load(x + channel, mask=in_range, other=0.0).to(tl.float32)[None, :]
     total = tl.zeros((ROWS, WIDTH), dtype=tl.float32)
     squares = tl.zeros((ROWS, WIDTH), dtype=tl.float32)
     for begin in range(tl.program_id(1) * ROWS, length, tl.num_programs(1) * ROWS):
         row = begin + tl.arange(0, ROWS)[:, None]
-        inside = (row < length) & known[None, :]
+        inside = (row < length) & in_range[None, :]
         z = tl.load(x + row * channels + channel[None, :], mask=inside, other=0.0)
         step = tl.where(inside, z.to(tl.float32) - pivot, 0.0)
         total += step
@@ -61,13 +61,13 @@ def _statistics(
     EPSILON: tl.constexpr, AT_ONCE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Mean and one over the deviation of each map."""
-    image, first, channel, known = _place(length, channels, WIDTH)
+    image, first, channel, in_range = _program_channels(length, channels, WIDTH)
     total, squares = add_parts(sums, image, parts, channel, channels, AT_ONCE, WIDTH)
-    pivot = tl.load(x + first + channel, mask=known, other=0.0).to(tl.float32)
+    pivot = tl.load(x + first + channel, mask=in_range, other=0.0).to(tl.float32)
     away = total / length
     variance = tl.maximum(squares / length - away * away, 0.0)
-    tl.store(mean + image * channels + channel, pivot + away, mask=known)
-    tl.store(factor + image * channels + channel, tl.rsqrt(variance + EPSILON), mask=known)
+    tl.store(mean + image * channels + channel, pivot + away, mask=in_range)
+    tl.store(factor + image * channels + channel, tl.rsqrt(variance + EPSILON), mask=in_range)
 
 
 @triton.jit(do_not_specialize=["length"])
@@ -76,19 +76,19 @@ def _values(
     ADD: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """The normalized numbers, at least `lowest`."""
-    image, first, channel, known = _place(length, channels, WIDTH)
+    image, first, channel, in_range = _program_channels(length, channels, WIDTH)
     x, residual, result = x + first, residual + first, result + first
-    middle = _by_channel(mean, image, channel, channels, known)
-    slope = _by_channel(factor, image, channel, channels, known)
+    middle = _by_channel(mean, image, channel, channels, in_range)
+    slope = _by_channel(factor, image, channel, channels, in_range)
     for begin in range(tl.program_id(1) * ROWS, length, tl.num_programs(1) * ROWS):
         row = begin + tl.arange(0, ROWS)[:, None]
-        inside = (row < length) & known[None, :]
-        place = row * channels + channel[None, :]
-        z = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+        inside = (row < length) & in_range[None, :]
+        offset = row * channels + channel[None, :]
+        z = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32)
         y = tl.maximum((z - middle) * slope, lowest)
         if ADD:
-            y = tl.maximum(y + tl.load(residual + place, mask=inside, other=0.0), 0.0)
-        tl.store(result + place, y.to(result.dtype.element_ty), mask=inside)
+            y = tl.maximum(y + tl.load(residual + offset, mask=inside, other=0.0), 0.0)
+        tl.store(result + offset, y.to(result.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["length"])
@@ -100,23 +100,23 @@ def _gradient_sums(
 
     Where a residual was added, its gradient is written on the way.
     """
-    image, first, channel, known = _place(length, channels, WIDTH)
+    image, first, channel, in_range = _program_channels(length, channels, WIDTH)
     x, gradient = x + first, gradient + first
     result, to_residual = result + first, to_residual + first
-    middle = _by_channel(mean, image, channel, channels, known)
-    slope = _by_channel(factor, image, channel, channels, known)
+    middle = _by_channel(mean, image, channel, channels, in_range)
+    slope = _by_channel(factor, image, channel, channels, in_range)
     total = tl.zeros((ROWS, WIDTH), dtype=tl.float32)
     tilts = tl.zeros((ROWS, WIDTH), dtype=tl.float32)
     for begin in range(tl.program_id(1) * ROWS, length, tl.num_programs(1) * ROWS):
         row = begin + tl.arange(0, ROWS)[:, None]
-        inside = (row < length) & known[None, :]
-        place = row * channels + channel[None, :]
-        z = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-        dy = tl.load(gradient + place, mask=inside, other=0.0)
+        inside = (row < length) & in_range[None, :]
+        offset = row * channels + channel[None, :]
+        z = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32)
+        dy = tl.load(gradient + offset, mask=inside, other=0.0)
         if ADD:
-            above = tl.load(result + place, mask=inside, other=0.0) > 0
+            above = tl.load(result + offset, mask=inside, other=0.0) > 0
             dy = tl.where(above, dy, 0.0)
-            tl.store(to_residual + place, dy, mask=inside)
+            tl.store(to_residual + offset, dy, mask=inside)
         normal = (z - middle) * slope
         dy = tl.where(normal > lowest, dy.to(tl.float32), 0.0)
         total += dy
@@ -130,22 +130,22 @@ def _gradient_values(
     AT_ONCE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """The gradient of x: what changes neither mean nor deviation passes."""
-    image, first, channel, known = _place(length, channels, WIDTH)
+    image, first, channel, in_range = _program_channels(length, channels, WIDTH)
     x, gradient, result = x + first, gradient + first, result + first
-    middle = _by_channel(mean, image, channel, channels, known)
-    slope = _by_channel(factor, image, channel, channels, known)
+    middle = _by_channel(mean, image, channel, channels, in_range)
+    slope = _by_channel(factor, image, channel, channels, in_range)
     total, tilts = add_parts(sums, image, parts, channel, channels, AT_ONCE, WIDTH)
     level = (total / length)[None, :]
     tilt = (tilts / length)[None, :]
     for begin in range(tl.program_id(1) * ROWS, length, tl.num_programs(1) * ROWS):
         row = begin + tl.arange(0, ROWS)[:, None]
-        inside = (row < length) & known[None, :]
-        place = row * channels + channel[None, :]
-        z = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-        dy = tl.load(gradient + place, mask=inside, other=0.0).to(tl.float32)
+        inside = (row < length) & in_range[None, :]
+        offset = row * channels + channel[None, :]
+        z = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32)
+        dy = tl.load(gradient + offset, mask=inside, other=0.0).to(tl.float32)
         normal = (z - middle) * slope
         dx = slope * (tl.where(normal > lowest, dy, 0.0) - level - normal * tilt)
-        tl.store(result + place, dx.to(result.dtype.element_ty), mask=inside)
+        tl.store(result + offset, dx.to(result.dtype.element_ty), mask=inside)
 
 
 def _grid(x: Tensor) -> tuple[int, int, int]:
@@ -160,7 +160,7 @@ def _dense(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
-def _like(x: Tensor) -> Tensor:
+def _empty_like(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.channels_last)
 
 
@@ -204,7 +204,7 @@ def normalized_maps(
     """See `normalize_maps`; the moments are those of x, and so is their gradient."""
     x = _dense(x)
     _, channels, height, width = x.shape
-    result = _like(x)
+    result = _empty_like(x)
     added = x if residual is None else _dense(residual)
     _values[_grid(x)](
         x, mean, factor, added, result, _lowest(relu), height * width, channels,
@@ -215,7 +215,7 @@ def normalized_maps(
 
 @normalized_maps.register_fake
 def _(x: Tensor, mean: Tensor, factor: Tensor, relu: bool, residual: Tensor | None) -> Tensor:
-    return _like(x)
+    return _empty_like(x)
 
 
 @torch.library.custom_op("overt::normalized_maps_backward", mutates_args=())
@@ -232,13 +232,13 @@ def _normalized_maps_backward(
     _, channels, height, width = x.shape
     grid = _grid(x)
     sums = _new_sums(x, grid)
-    to_residual = gradient.new_empty(()) if result is None else _like(gradient)
+    to_residual = gradient.new_empty(()) if result is None else _empty_like(gradient)
     common = (_lowest(relu), height * width, channels)
     _gradient_sums[grid](
         x, mean, factor, gradient, x if result is None else result, to_residual, sums, *common,
         ADD=result is not None, **TILE,
     )  # fmt: skip
-    to_x = _like(x)
+    to_x = _empty_like(x)
     _gradient_values[grid](
         x, mean, factor, gradient if result is None else to_residual, sums, to_x, *common, grid[1],
         AT_ONCE=PARTS_AT_ONCE, **TILE,
@@ -250,7 +250,7 @@ def _normalized_maps_backward(
 def _(
     gradient: Tensor, x: Tensor, mean: Tensor, factor: Tensor, relu: bool, result: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    return _like(x), gradient.new_empty(()) if result is None else _like(gradient)
+    return _empty_like(x), gradient.new_empty(()) if result is None else _empty_like(gradient)
 
 
 def _keep(ctx, inputs, output):

@@ -140,20 +140,20 @@ def _norm_swish_backward(
     totals = torch.empty((batch, 2, channels), dtype=torch.float32, device=rows.device)
     levels = torch.empty_like(totals)
     result = torch.zeros_like(rows) if shape.pairs else torch.empty_like(rows)
-    where = (_or(chosen, rows), _or(owners, rows))
-    known = (mean, factor, scale, shift)
+    indices = (_or(chosen, rows), _or(owners, rows))
+    statistics = (mean, factor, scale, shift)
     sizes = (length, shape.centers, channels)
     options = shape.options() | {"MAX": chosen is not None}
     programs.gradient_sums[shape.grid](
-        rows, gradient, *where, _or(starts, rows), *known, sums, *sizes, **options
+        rows, gradient, *indices, _or(starts, rows), *statistics, sums, *sizes, **options
     )
     programs.gradient_statistics[(batch,)](
         sums, scale, totals, levels, length, channels, parts,
         GROUPS=groups, AT_ONCE=PARTS_AT_ONCE, WIDTH=shape.width,
     )  # fmt: skip
     programs.gradient_values[shape.grid](
-        rows, gradient, *where, _or(weights, rows), _or(starts, rows), *known, levels, result,
-        *sizes, **options,
+        rows, gradient, *indices, _or(weights, rows), _or(starts, rows), *statistics, levels,
+        result, *sizes, **options,
     )  # fmt: skip
     shift_gradient, scale_gradient = totals.sum(0).unbind(0)
     return result, scale_gradient.to(scale.dtype, copy=True), shift_gradient.clone()
@@ -164,9 +164,9 @@ def _(gradient, rows, scale, shift, mean, factor, groups, length, chosen, weight
     return torch.empty_like(rows), torch.empty_like(scale), torch.empty_like(shift)
 
 
-def _or(given: Tensor | None, stand_in: Tensor) -> Tensor:
+def _or(tensor: Tensor | None, stand_in: Tensor) -> Tensor:
     """A pointer that a kernel takes and, by its constants, never reads."""
-    return stand_in if given is None else given
+    return stand_in if tensor is None else tensor
 
 
 def _keep(ctx, inputs, output):

@@ -48,14 +48,14 @@ def moments(
     part, parts = tl.program_id(1), tl.num_programs(1)
     first, last = _range(starts, cloud, length, centers, PAIRS)
     channel = tl.arange(0, WIDTH)
-    known = channel < channels
-    pivot = tl.load(rows + first * channels + channel, mask=known, other=0.0).to(tl.float32)
+    in_range = channel < channels
+    pivot = tl.load(rows + first * channels + channel, mask=in_range, other=0.0).to(tl.float32)
     total = tl.zeros((ROWS, WIDTH), dtype=tl.float32)
     squares = tl.zeros((ROWS, WIDTH), dtype=tl.float32)
     for begin in range(first + part * ROWS, last, parts * ROWS):
         row = begin + tl.arange(0, ROWS)
         real = row < last
-        inside = real[:, None] & known[None, :]
+        inside = real[:, None] & in_range[None, :]
         z = tl.load(rows + row[:, None] * channels + channel[None, :], mask=inside, other=0.0)
         step = tl.where(inside, z.to(tl.float32) - pivot[None, :], 0.0)
         if PAIRS:
@@ -100,9 +100,9 @@ def statistics(
     cloud = tl.program_id(0).to(tl.int64)
     first, _ = _range(starts, cloud, length, centers, PAIRS)
     channel = tl.arange(0, WIDTH)
-    known = channel < channels
+    in_range = channel < channels
     total, squares = add_parts(sums, cloud, parts, channel, channels, AT_ONCE, WIDTH)
-    pivot = tl.load(rows + first * channels + channel, mask=known, other=0.0).to(tl.float32)
+    pivot = tl.load(rows + first * channels + channel, mask=in_range, other=0.0).to(tl.float32)
     count = length * 1.0  # rows, padding included
     size = count * (channels // GROUPS)
     middle = _by_group(total + count * pivot, channel, channels, GROUPS) / size
@@ -110,8 +110,8 @@ def statistics(
     spread = squares + 2.0 * away * total + count * away * away
     variance = _by_group(spread, channel, channels, GROUPS) / size
     target = cloud * channels + channel
-    tl.store(mean + target, middle, mask=known)
-    tl.store(factor + target, tl.rsqrt(tl.maximum(variance, 0.0) + EPSILON), mask=known)
+    tl.store(mean + target, middle, mask=in_range)
+    tl.store(factor + target, tl.rsqrt(tl.maximum(variance, 0.0) + EPSILON), mask=in_range)
 
 
 @triton.jit
@@ -134,18 +134,18 @@ def values(
     part, parts = tl.program_id(1), tl.num_programs(1)
     first, last = _range(starts, cloud, length, centers, PAIRS)
     channel = tl.arange(0, WIDTH)
-    known = channel < channels
-    middle = tl.load(mean + cloud * channels + channel, mask=known, other=0.0)
-    slope = tl.load(factor + cloud * channels + channel, mask=known, other=0.0)
-    slope *= tl.load(scale + channel, mask=known, other=0.0)
-    offset = tl.load(shift + channel, mask=known, other=0.0)
+    in_range = channel < channels
+    middle = tl.load(mean + cloud * channels + channel, mask=in_range, other=0.0)
+    slope = tl.load(factor + cloud * channels + channel, mask=in_range, other=0.0)
+    slope *= tl.load(scale + channel, mask=in_range, other=0.0)
+    offset = tl.load(shift + channel, mask=in_range, other=0.0)
     for begin in range(first + part * ROWS, last, parts * ROWS):
         row = begin + tl.arange(0, ROWS)
-        inside = (row < last)[:, None] & known[None, :]
-        place = row[:, None] * channels + channel[None, :]
-        z = tl.load(rows + place, mask=inside, other=0.0).to(tl.float32)
+        inside = (row < last)[:, None] & in_range[None, :]
+        address = row[:, None] * channels + channel[None, :]
+        z = tl.load(rows + address, mask=inside, other=0.0).to(tl.float32)
         y = (z - middle[None, :]) * slope[None, :] + offset[None, :]
-        tl.store(result + place, (y * tl.sigmoid(y)).to(result.dtype.element_ty), mask=inside)
+        tl.store(result + address, (y * tl.sigmoid(y)).to(result.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -166,17 +166,17 @@ def largest(
     center = tl.program_id(0).to(tl.int64)
     cloud = center // centers
     channel = tl.arange(0, WIDTH)
-    known = channel < channels
-    middle = tl.load(mean + cloud * channels + channel, mask=known, other=0.0)
-    slope = tl.load(factor + cloud * channels + channel, mask=known, other=0.0)
-    slope *= tl.load(scale + channel, mask=known, other=0.0)
-    offset = tl.load(shift + channel, mask=known, other=0.0)
+    in_range = channel < channels
+    middle = tl.load(mean + cloud * channels + channel, mask=in_range, other=0.0)
+    slope = tl.load(factor + cloud * channels + channel, mask=in_range, other=0.0)
+    slope *= tl.load(scale + channel, mask=in_range, other=0.0)
+    offset = tl.load(shift + channel, mask=in_range, other=0.0)
     best = tl.full((WIDTH,), -float("inf"), dtype=tl.float32)
     owner = tl.full((WIDTH,), -1, dtype=tl.int64)
     first = tl.load(starts + center).to(tl.int64)
     last = tl.load(starts + center + 1).to(tl.int64)
     for pair in range(first, last):
-        z = tl.load(rows + pair * channels + channel, mask=known, other=0.0)
+        z = tl.load(rows + pair * channels + channel, mask=in_range, other=0.0)
         y = (z.to(tl.float32) - middle) * slope + offset
         value = y * tl.sigmoid(y)
         better = (value > best) | (owner < 0)  # NaN is passed on, not hidden
@@ -185,13 +185,13 @@ def largest(
     # A neighborhood that was cut off has no value: it is NaN.
     best = tl.where(owner < 0, float("nan"), best)
     target = center * channels + channel
-    tl.store(result + target, best.to(result.dtype.element_ty), mask=known)
-    tl.store(chosen + target, owner.to(tl.int32), mask=known)
+    tl.store(result + target, best.to(result.dtype.element_ty), mask=in_range)
+    tl.store(chosen + target, owner.to(tl.int32), mask=in_range)
 
 
 @triton.jit
 def _incoming(
-    gradient, chosen, owners, row, real, place, inside, channel, channels, MAX: tl.constexpr
+    gradient, chosen, owners, row, real, address, inside, channel, channels, MAX: tl.constexpr
 ):
     """The gradient of the value of each row; from the maxima, that of the pairs chosen."""
     if MAX:
@@ -200,7 +200,7 @@ def _incoming(
         is_chosen = tl.load(chosen + source, mask=inside, other=-1) == row[:, None]
         value = tl.load(gradient + source, mask=inside & is_chosen, other=0.0)
     else:
-        value = tl.load(gradient + place, mask=inside, other=0.0)
+        value = tl.load(gradient + address, mask=inside, other=0.0)
     return value.to(tl.float32)
 
 
@@ -229,23 +229,23 @@ def gradient_sums(
     part, parts = tl.program_id(1), tl.num_programs(1)
     first, last = _range(starts, cloud, length, centers, PAIRS)
     channel = tl.arange(0, WIDTH)
-    known = channel < channels
-    middle = tl.load(mean + cloud * channels + channel, mask=known, other=0.0)
-    inverse = tl.load(factor + cloud * channels + channel, mask=known, other=0.0)
-    gain = tl.load(scale + channel, mask=known, other=0.0)
-    offset = tl.load(shift + channel, mask=known, other=0.0)
+    in_range = channel < channels
+    middle = tl.load(mean + cloud * channels + channel, mask=in_range, other=0.0)
+    inverse = tl.load(factor + cloud * channels + channel, mask=in_range, other=0.0)
+    gain = tl.load(scale + channel, mask=in_range, other=0.0)
+    offset = tl.load(shift + channel, mask=in_range, other=0.0)
     total = tl.zeros((ROWS, WIDTH), dtype=tl.float32)
     moment = tl.zeros((ROWS, WIDTH), dtype=tl.float32)
     for begin in range(first + part * ROWS, last, parts * ROWS):
         row = begin + tl.arange(0, ROWS)
         real = row < last
-        inside = real[:, None] & known[None, :]
-        place = row[:, None] * channels + channel[None, :]
-        z = tl.load(rows + place, mask=inside, other=0.0).to(tl.float32)
+        inside = real[:, None] & in_range[None, :]
+        address = row[:, None] * channels + channel[None, :]
+        z = tl.load(rows + address, mask=inside, other=0.0).to(tl.float32)
         normal = (z - middle[None, :]) * inverse[None, :]
         slope = _swish_slope(normal * gain[None, :] + offset[None, :])
         dy = slope * _incoming(
-            gradient, chosen, owners, row, real, place, inside, channel, channels, MAX
+            gradient, chosen, owners, row, real, address, inside, channel, channels, MAX
         )
         total += dy
         moment += dy * normal
@@ -268,18 +268,20 @@ def gradient_statistics(
     """Sums over the parts, by channel, and what the group's mean and deviation pass on."""
     cloud = tl.program_id(0).to(tl.int64)
     channel = tl.arange(0, WIDTH)
-    known = channel < channels
+    in_range = channel < channels
     total, moment = add_parts(sums, cloud, parts, channel, channels, AT_ONCE, WIDTH)
-    gain = tl.load(scale + channel, mask=known, other=0.0)
+    gain = tl.load(scale + channel, mask=in_range, other=0.0)
     size = length * 1.0 * (channels // GROUPS)
     target = cloud * 2 * channels + channel
-    tl.store(totals + target, total, mask=known)
-    tl.store(totals + target + channels, moment, mask=known)
-    tl.store(levels + target, _by_group(total * gain, channel, channels, GROUPS) / size, mask=known)
+    tl.store(totals + target, total, mask=in_range)
+    tl.store(totals + target + channels, moment, mask=in_range)
+    tl.store(
+        levels + target, _by_group(total * gain, channel, channels, GROUPS) / size, mask=in_range
+    )
     tl.store(
         levels + target + channels,
         _by_group(moment * gain, channel, channels, GROUPS) / size,
-        mask=known,
+        mask=in_range,
     )
 
 
@@ -309,27 +311,27 @@ def gradient_values(
     part, parts = tl.program_id(1), tl.num_programs(1)
     first, last = _range(starts, cloud, length, centers, PAIRS)
     channel = tl.arange(0, WIDTH)
-    known = channel < channels
-    middle = tl.load(mean + cloud * channels + channel, mask=known, other=0.0)
-    inverse = tl.load(factor + cloud * channels + channel, mask=known, other=0.0)
-    gain = tl.load(scale + channel, mask=known, other=0.0)
-    offset = tl.load(shift + channel, mask=known, other=0.0)
-    level = tl.load(levels + cloud * 2 * channels + channel, mask=known, other=0.0)
-    tilt = tl.load(levels + (cloud * 2 + 1) * channels + channel, mask=known, other=0.0)
+    in_range = channel < channels
+    middle = tl.load(mean + cloud * channels + channel, mask=in_range, other=0.0)
+    inverse = tl.load(factor + cloud * channels + channel, mask=in_range, other=0.0)
+    gain = tl.load(scale + channel, mask=in_range, other=0.0)
+    offset = tl.load(shift + channel, mask=in_range, other=0.0)
+    level = tl.load(levels + cloud * 2 * channels + channel, mask=in_range, other=0.0)
+    tilt = tl.load(levels + (cloud * 2 + 1) * channels + channel, mask=in_range, other=0.0)
     for begin in range(first + part * ROWS, last, parts * ROWS):
         row = begin + tl.arange(0, ROWS)
         real = row < last
-        inside = real[:, None] & known[None, :]
-        place = row[:, None] * channels + channel[None, :]
-        z = tl.load(rows + place, mask=inside, other=0.0).to(tl.float32)
+        inside = real[:, None] & in_range[None, :]
+        address = row[:, None] * channels + channel[None, :]
+        z = tl.load(rows + address, mask=inside, other=0.0).to(tl.float32)
         normal = (z - middle[None, :]) * inverse[None, :]
         slope = _swish_slope(normal * gain[None, :] + offset[None, :])
         dy = slope * _incoming(
-            gradient, chosen, owners, row, real, place, inside, channel, channels, MAX
+            gradient, chosen, owners, row, real, address, inside, channel, channels, MAX
         )
         common = level[None, :] + normal * tilt[None, :]
         if PAIRS:
             # A row that stands for many slots moves mean and deviation that much more.
             common *= tl.load(weights + row, mask=real, other=0.0)[:, None]
         dz = inverse[None, :] * (gain[None, :] * dy - common)
-        tl.store(result + place, dz.to(result.dtype.element_ty), mask=inside)
+        tl.store(result + address, dz.to(result.dtype.element_ty), mask=inside)

@@ -33,8 +33,8 @@ def pack_pairs(index: Tensor, hits: Tensor, points: int, capacity: int | None = 
     batch, _, slots = index.shape
     lengths = hits.clamp(min=1).flatten()  # an empty ball is a pair too
     ends = lengths.cumsum(0)
-    wanted = ends[-1]
-    size = int(wanted) if capacity is None else capacity
+    total = ends[-1]
+    size = int(total) if capacity is None else capacity
     starts = torch.nn.functional.pad(ends, (1, 0)).clamp(max=size).int()
     if use_kernels("point_pairs", index):
         from overt.ops.point_pairs.kernels import pack_pairs_fused
@@ -42,4 +42,4 @@ def pack_pairs(index: Tensor, hits: Tensor, points: int, capacity: int | None = 
         neighbors, owners, weights = pack_pairs_fused(index, hits, starts, points, size)
     else:
         neighbors, owners, weights = pack_pairs_plain(index, hits, starts, points, size)
-    return Pairs(neighbors, owners, weights, starts, wanted, batch, slots)
+    return Pairs(neighbors, owners, weights, starts, total, batch, slots)

@@ -26,14 +26,14 @@ def _pack(
     cloud = center // count
     slot = tl.arange(0, WIDTH)
     neighbors = tl.maximum(tl.load(hits + center), 1)
-    place = tl.load(starts + center) + slot
-    real = (slot < neighbors) & (place < size)
+    position = tl.load(starts + center) + slot
+    real = (slot < neighbors) & (position < size)
     row = center.to(tl.int64) * SLOTS + slot
     neighbour = tl.load(index + row, mask=real, other=0) + cloud * points
-    tl.store(neighbours + place, neighbour, mask=real)
-    tl.store(owners + place, center, mask=real)
+    tl.store(neighbours + position, neighbour, mask=real)
+    tl.store(owners + position, center, mask=real)
     tl.store(
-        weights + place, tl.where(slot == 0, SLOTS - neighbors + 1, 1).to(tl.float32), mask=real
+        weights + position, tl.where(slot == 0, SLOTS - neighbors + 1, 1).to(tl.float32), mask=real
     )
 
 
@@ -67,5 +67,5 @@ def pack_pairs_fused(
 def _(
     index: Tensor, hits: Tensor, starts: Tensor, points: int, size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    whole = index.new_empty(size)
-    return whole, torch.empty_like(whole), torch.empty_like(whole, dtype=torch.float32)
+    result = index.new_empty(size)
+    return result, torch.empty_like(result), torch.empty_like(result, dtype=torch.float32)

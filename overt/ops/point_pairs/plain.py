@@ -17,14 +17,14 @@ class Pairs(NamedTuple):
     """The packed neighborhoods of a batch of clouds; pairs of a center are neighbors in memory.
 
     With a given capacity P is that capacity: pairs after the last real one have the weight 0, point
-    0 and the center B * M. If `wanted` is more than P, the last neighborhoods are cut off.
+    0 and the center B * M. If `num_pairs` is more than P, the last neighborhoods are cut off.
     """
 
     points: Tensor  # (P,) int32: row of the neighbor among the B * N points
     centers: Tensor  # (P,) int32: row of the center among the B * M centers
     weights: Tensor  # (P,) float32: slots that the pair stands for
     starts: Tensor  # (B * M + 1,) int32: where the pairs of a center begin
-    wanted: Tensor  # () int64: how many pairs there are
+    num_pairs: Tensor  # () int64: how many pairs there are
     batch: int
     slots: int
 

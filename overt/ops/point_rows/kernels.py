@@ -26,20 +26,20 @@ def _mix(
     RESULTS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    place = tl.program_id(0).to(tl.int64) * RESULTS + tl.arange(0, RESULTS)
+    result_row = tl.program_id(0).to(tl.int64) * RESULTS + tl.arange(0, RESULTS)
     channel = tl.arange(0, CHANNELS)
-    real = place < results
+    real = result_row < results
     inside = real[:, None] & (channel < channels)[None, :]
     total = tl.zeros((RESULTS, CHANNELS), dtype=tl.float32)
     for term in tl.static_range(TERMS):
-        row = tl.load(index + place * TERMS + term, mask=real, other=0).to(tl.int64)
+        row = tl.load(index + result_row * TERMS + term, mask=real, other=0).to(tl.int64)
         values = tl.load(rows + row[:, None] * channels + channel[None, :], mask=inside, other=0.0)
         if WEIGHTED:
-            factor = tl.load(weight + place * TERMS + term, mask=real, other=0.0)
+            factor = tl.load(weight + result_row * TERMS + term, mask=real, other=0.0)
             total += values.to(tl.float32) * factor[:, None]
         else:
             total += values.to(tl.float32)
-    target = result + place[:, None] * channels + channel[None, :]
+    target = result + result_row[:, None] * channels + channel[None, :]
     tl.store(target, total.to(result.dtype.element_ty), mask=inside)
 
 
@@ -56,18 +56,20 @@ def _spread(
     RESULTS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    place = tl.program_id(0).to(tl.int64) * RESULTS + tl.arange(0, RESULTS)
+    result_row = tl.program_id(0).to(tl.int64) * RESULTS + tl.arange(0, RESULTS)
     channel = tl.arange(0, CHANNELS)
-    real = place < results
+    real = result_row < results
     inside = real[:, None] & (channel < channels)[None, :]
-    values = tl.load(rows + place[:, None] * channels + channel[None, :], mask=inside, other=0.0)
+    values = tl.load(
+        rows + result_row[:, None] * channels + channel[None, :], mask=inside, other=0.0
+    )
     values = values.to(tl.float32)
     for term in tl.static_range(TERMS):
-        row = tl.load(index + place * TERMS + term, mask=real, other=0).to(tl.int64)
+        row = tl.load(index + result_row * TERMS + term, mask=real, other=0).to(tl.int64)
         terms = values
         adds = inside
         if WEIGHTED:
-            part = tl.load(weight + place * TERMS + term, mask=real, other=0.0)
+            part = tl.load(weight + result_row * TERMS + term, mask=real, other=0.0)
             terms = values * part[:, None]
             adds = inside & (part != 0)[:, None]
         target = result + row[:, None] * channels + channel[None, :]

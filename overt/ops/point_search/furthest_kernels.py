@@ -28,9 +28,9 @@ TIES = tl.constexpr(TIE_STRIDE)
 
 
 @triton.jit
-def _rank(place, lines):
+def _rank(index, lines):
     """The smaller (k mod 512, k) is, the larger."""
-    return (0x7FFFFFFF - (place % TIES * lines + place // TIES)).to(tl.int64)
+    return (0x7FFFFFFF - (index % TIES * lines + index // TIES)).to(tl.int64)
 
 
 @triton.jit
@@ -40,7 +40,7 @@ def _code(squares, rank):
 
 
 @triton.jit
-def _place(code, lines):
+def _index_of(code, lines):
     order = 0x7FFFFFFF - (code & 0x7FFFFFFF).to(tl.int32)
     return order % lines * TIES + order // lines
 
@@ -51,19 +51,19 @@ def _advance(coords, nearest, picks, state, points, count, cloud, first, BLOCK: 
     xs = coords + cloud * 3 * points
     applied = tl.load(state + cloud * 2)
     picked = tl.load(state + cloud * 2 + 1)
-    place = first + tl.arange(0, BLOCK)
-    real = place < points
-    x = tl.load(xs + place, mask=real, other=0.0)
-    y = tl.load(xs + points + place, mask=real, other=0.0)
-    z = tl.load(xs + 2 * points + place, mask=real, other=0.0)
-    squares = tl.load(nearest + cloud * points + place, mask=real, other=0.0)
+    index = first + tl.arange(0, BLOCK)
+    real = index < points
+    x = tl.load(xs + index, mask=real, other=0.0)
+    y = tl.load(xs + points + index, mask=real, other=0.0)
+    z = tl.load(xs + 2 * points + index, mask=real, other=0.0)
+    squares = tl.load(nearest + cloud * points + index, mask=real, other=0.0)
     for number in range(applied, picked):
         pick = tl.load(picks + cloud * count + number)
         dx = x - tl.load(xs + pick)
         dy = y - tl.load(xs + points + pick)
         dz = z - tl.load(xs + 2 * points + pick)
         squares = tl.minimum(squares, dx * dx + dy * dy + dz * dz)
-    tl.store(nearest + cloud * points + place, squares, mask=real)
+    tl.store(nearest + cloud * points + index, squares, mask=real)
 
 
 @triton.jit
@@ -91,41 +91,41 @@ def _pick(
     lane = tl.arange(0, BLOCK)
     best = tl.full((BLOCK,), -1, dtype=tl.int64)
     for first in range(0, points, BLOCK):
-        place = first + lane
-        real = place < points
-        squares = tl.load(squares_of + place, mask=real, other=0.0)
-        best = tl.maximum(best, tl.where(real, _code(squares, _rank(place, lines)), -1))
+        index = first + lane
+        real = index < points
+        squares = tl.load(squares_of + index, mask=real, other=0.0)
+        best = tl.maximum(best, tl.where(real, _code(squares, _rank(index, lines)), -1))
     top = tl.max(best, axis=0)
     furthest = (top >> 32).to(tl.int32).to(tl.float32, bitcast=True)
     threshold = furthest * (1.0 - margin)
     above_count = 0
     for first in range(0, points, BLOCK):
-        place = first + lane
-        real = place < points
-        squares = tl.load(squares_of + place, mask=real, other=0.0)
+        index = first + lane
+        real = index < points
+        squares = tl.load(squares_of + index, mask=real, other=0.0)
         above = (real & (squares > threshold)).to(tl.int32)
         slot = above_count + tl.cumsum(above, axis=0) - 1
-        tl.store(listed + slot, place, mask=(above > 0) & (slot < KEPT))
+        tl.store(listed + slot, index, mask=(above > 0) & (slot < KEPT))
         above_count += tl.sum(above, axis=0)
     tl.debug_barrier()
     if above_count > KEPT:  # too many for the chip: one pick now, a narrower margin next time
-        tl.store(picks + cloud * count + picked, _place(top, lines))
+        tl.store(picks + cloud * count + picked, _index_of(top, lines))
         picked += 1
         margin = margin * 0.5
     else:
         seat = tl.arange(0, KEPT)
         held = seat < above_count
-        who = tl.load(listed + seat, mask=held, other=0)
-        x = tl.load(xs + who)
-        y = tl.load(xs + points + who)
-        z = tl.load(xs + 2 * points + who)
-        rank = _rank(who, lines)
-        left = tl.where(held, tl.load(squares_of + who), 0.0)
+        candidate = tl.load(listed + seat, mask=held, other=0)
+        x = tl.load(xs + candidate)
+        y = tl.load(xs + points + candidate)
+        z = tl.load(xs + 2 * points + candidate)
+        rank = _rank(candidate, lines)
+        left = tl.where(held, tl.load(squares_of + candidate), 0.0)
         goes = above_count > 0
         while goes:
             code = tl.max(_code(left, rank), axis=0)
             is_furthest = (code >> 32).to(tl.int32).to(tl.float32, bitcast=True) > threshold
-            pick = _place(code, lines)
+            pick = _index_of(code, lines)
             tl.store(picks + cloud * count + picked, pick, mask=is_furthest)
             dx = x - tl.load(xs + pick)
             dy = y - tl.load(xs + points + pick)

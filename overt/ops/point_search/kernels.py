@@ -44,11 +44,11 @@ def _ball(
     for start in range(0, points, STEPS):
         for step in tl.static_range(STEPS):
             number = start + step
-            there = number < points
-            dx = cx - tl.load(xs + number, mask=there, other=0.0)
-            dy = cy - tl.load(xs + points + number, mask=there, other=0.0)
-            dz = cz - tl.load(xs + 2 * points + number, mask=there, other=0.0)
-            hit = (dx * dx + dy * dy + dz * dz < limit) & there & real
+            is_real = number < points
+            dx = cx - tl.load(xs + number, mask=is_real, other=0.0)
+            dy = cy - tl.load(xs + points + number, mask=is_real, other=0.0)
+            dz = cz - tl.load(xs + 2 * points + number, mask=is_real, other=0.0)
+            hit = (dx * dx + dy * dy + dz * dz < limit) & is_real & real
             tl.store(index + row * SLOTS + hits_so_far, number, mask=hit & (hits_so_far < SLOTS))
             first_hit = tl.where(hit & (hits_so_far == 0), number, first_hit)
             hits_so_far += hit.to(tl.int32)
@@ -124,14 +124,14 @@ def _three(
     for start in range(0, count, STEPS):
         for step in tl.static_range(STEPS):
             number = start + step
-            there = number < count
-            dx = px - tl.load(xs + number, mask=there, other=0.0)
-            dy = py - tl.load(xs + count + number, mask=there, other=0.0)
-            dz = pz - tl.load(xs + 2 * count + number, mask=there, other=0.0)
+            is_real = number < count
+            dx = px - tl.load(xs + number, mask=is_real, other=0.0)
+            dy = py - tl.load(xs + count + number, mask=is_real, other=0.0)
+            dz = pz - tl.load(xs + 2 * count + number, mask=is_real, other=0.0)
             d = dx * dx + dy * dy + dz * dz
-            first = (d < d0) & there
-            second = (d < d1) & there
-            third = (d < d2) & there
+            first = (d < d0) & is_real
+            second = (d < d1) & is_real
+            third = (d < d2) & is_real
             d2 = tl.where(second, d1, tl.where(third, d, d2))
             i2 = tl.where(second, i1, tl.where(third, number, i2))
             d1 = tl.where(first, d0, tl.where(second, d, d1))

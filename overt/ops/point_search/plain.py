@@ -72,7 +72,7 @@ def three_nearest_plain(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor
     batch, count, _ = points.shape
     index = torch.zeros((batch, count, 3), dtype=torch.int32, device=points.device)
     squares = torch.full((batch, count, 3), LARGEST, device=points.device)
-    known = min(3, centers.shape[1])
+    neighbor_count = min(3, centers.shape[1])
     rows = max(_PLAIN_LIMIT // max(centers.shape[1], 1), 1)
     for cloud in range(batch):
         x, y, z = centers[cloud].detach().float().unbind(1)
@@ -81,11 +81,11 @@ def three_nearest_plain(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor
             distance = (part[:, 0, None] - x).square_()
             distance += (part[:, 1, None] - y).square_()
             distance += (part[:, 2, None] - z).square_()  # (rows, M)
-            for rank in range(known):
+            for rank in range(neighbor_count):
                 # argmin gives the first of equal ones: the earlier center, as asked.
                 least = distance.argmin(1, keepdim=True)
-                here = slice(first, first + len(part))
-                index[cloud, here, rank] = least.squeeze(1).int()
-                squares[cloud, here, rank] = distance.gather(1, least).squeeze(1)
+                chunk = slice(first, first + len(part))
+                index[cloud, chunk, rank] = least.squeeze(1).int()
+                squares[cloud, chunk, rank] = distance.gather(1, least).squeeze(1)
                 distance.scatter_(1, least, torch.inf)
     return index, squares.clamp(SMALLEST, LARGEST)

@@ -81,8 +81,8 @@ def build_branch(settings: BranchSettings) -> PoseBranch:
     if settings.backbone_checkpoint is not None:
         source = settings.backbone_checkpoint
         tensors = read_weights(source, "model.branch.backbone_checkpoint")
-        own = resnet.state_dict()
-        resnet.load_state_dict({name: tensors[name] for name in own if name in tensors})
+        current = resnet.state_dict()
+        resnet.load_state_dict({name: tensors[name] for name in current if name in tensors})
     return PoseBranch(resnet, settings.features, settings.num_heads, settings.layers)
 
 

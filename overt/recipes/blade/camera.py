@@ -61,9 +61,11 @@ class Solution(NamedTuple):
     soft_iou: Tensor  # (B,) of the silhouettes at their last blur; NaN without a mask
 
 
-def start_camera(joints: Tensor, depth: Tensor, seen: Observation) -> tuple[Tensor, Tensor]:
+def start_camera(joints: Tensor, depth: Tensor, observed: Observation) -> tuple[Tensor, Tensor]:
     """Focal length (B,) and place of the pelvis (B, 3) in closed form from keypoints."""
-    start = fit_camera(joints[:, LIMB_JOINTS, :], depth, seen.keypoints, seen.good, seen.size)
+    start = fit_camera(
+        joints[:, LIMB_JOINTS, :], depth, observed.keypoints, observed.good, observed.size
+    )
     return start.focal.clamp(*FOCAL_LIMITS), start.translation
 
 
@@ -81,28 +83,28 @@ def solve_camera(
     shape: Tensor,  # (B, 10)
     rotations: Tensor,  # (B, 22, 3, 3)
     depth: Tensor,  # (B,) meters
-    seen: Observation,
+    observed: Observation,
     options: SolveOptions,
 ) -> Solution:
     """The camera of each person; what `options` free, is moved too. Keeps the best iterate."""
     # Copies: what was made in inference mode cannot take part in a gradient.
     shape, rotations, depth = (part.detach().clone() for part in (shape, rotations, depth))
-    seen = Observation(
-        None if seen.mask is None else seen.mask.clone(), seen.keypoints.clone(),
-        seen.good.clone(), seen.size,
+    observed = Observation(
+        None if observed.mask is None else observed.mask.clone(), observed.keypoints.clone(),
+        observed.good.clone(), observed.size,
     )  # fmt: skip
     vertices, joints = pelvis_relative(model, shape, rotations)
-    focal, translation = start_camera(joints, depth, seen)
+    focal, translation = start_camera(joints, depth, observed)
     nothing = torch.full_like(focal, torch.nan)
     start = Solution(focal, translation, vertices, joints, rotations, nothing)
-    if options.iterations == 0 or seen.mask is None:
+    if options.iterations == 0 or observed.mask is None:
         return start
     capacity: int | None = None
     if focal.device.type == "cuda":
         with torch.no_grad():
-            capacity = int(ROOM * int(_silhouette(model, start, seen.size, None)[1]))
+            capacity = int(ROOM * int(_silhouette(model, start, observed.size, None)[1]))
     while True:
-        solution, needed = _descend(model, shape, start, depth, seen, options, capacity)
+        solution, needed = _descend(model, shape, start, depth, observed, options, capacity)
         # The one look at the device's counter: a list that was too short is made longer.
         if capacity is None or int(needed) <= capacity:
             return solution
@@ -114,12 +116,12 @@ def _descend(
     shape: Tensor,
     start: Solution,
     depth: Tensor,
-    seen: Observation,
+    observed: Observation,
     options: SolveOptions,
     capacity: int | None,
 ) -> tuple[Solution, Tensor]:
     """Gradient descent with momentum, without a wait for the device."""
-    longer = float(max(seen.size))
+    longer = float(max(observed.size))
     # The variables are in units of their steps' own scale, so that one rate serves all.
     shift = start.translation[:, :2].clone().requires_grad_()
     focal = (start.focal / longer).clone().requires_grad_()
@@ -133,11 +135,11 @@ def _descend(
         *([{"params": [turns], "lr": STEPS["pose"]}] if options.optimize_pose else []),
     ]
     optimizer = torch.optim.SGD(groups, lr=STEPS["place"], momentum=MOMENTUM, foreach=True)
-    blurs = [Blur(*kind, seen.mask) for kind in (COARSE, FINE)]
+    blurs = [Blur(*kind, observed.mask) for kind in (COARSE, FINE)]
     needed = torch.zeros((), dtype=torch.int64, device=depth.device)
     best, best_iou = start, torch.full_like(depth, -1.0)
 
-    def now() -> Solution:
+    def current_solution() -> Solution:
         if options.optimize_pose:
             rotations = axis_angle_to_matrix(turns) @ start.rotations
             vertices, joints = pelvis_relative(model, shape, rotations)
@@ -151,8 +153,8 @@ def _descend(
         fine = step >= options.iterations // 2
         if step == options.iterations // 2:
             best_iou = torch.full_like(depth, -1.0)  # overlaps of other blurs do not compare
-        state = now()
-        alpha, count = _silhouette(model, state, seen.size, capacity)
+        state = current_solution()
+        alpha, count = _silhouette(model, state, observed.size, capacity)
         needed = torch.maximum(needed, count)
         iou = blurs[fine].soft_iou(alpha)
         with torch.no_grad():
@@ -162,7 +164,7 @@ def _descend(
             break
         energy = 1.0 - iou + PRIOR_WEIGHTS["place"] * shift.abs().mean(1)
         energy = energy + PRIOR_WEIGHTS["depth"] * (distance - depth).abs()
-        energy = energy + options.keypoint_weight * keypoint_energy(state, seen)
+        energy = energy + options.keypoint_weight * keypoint_energy(state, observed)
         if options.optimize_pose:
             energy = energy + PRIOR_WEIGHTS["pose"] * turns[:, 1:].square().mean((1, 2))
             energy = energy + PRIOR_WEIGHTS["root"] * turns[:, 0].square().mean(1)
@@ -194,17 +196,17 @@ def look(
     return torch.stack([x, y], dim=-1), depth
 
 
-def keypoint_energy(state: Solution, seen: Observation) -> Tensor:
+def keypoint_energy(state: Solution, observed: Observation) -> Tensor:
     """Mean distance (B,) of projected joints from keypoints, over the keypoints' extent."""
     joints = state.joints[:, LIMB_JOINTS, :]
-    pixels, _ = look(joints, state.translation, state.focal, seen.size)
-    good = seen.good[..., None]
-    low = torch.where(good, seen.keypoints, torch.inf).amin(1)
-    high = torch.where(good, seen.keypoints, -torch.inf).amax(1)
+    pixels, _ = look(joints, state.translation, state.focal, observed.size)
+    good = observed.good[..., None]
+    low = torch.where(good, observed.keypoints, torch.inf).amin(1)
+    high = torch.where(good, observed.keypoints, -torch.inf).amax(1)
     extent = (high - low).amax(1).clamp_min(1.0)
-    extent = torch.where(seen.good.any(1), extent, 1.0)
-    distance = torch.where(good, (pixels - seen.keypoints).abs(), 0.0).sum((1, 2))
-    return distance / extent / (2 * seen.good.sum(1)).clamp_min(1)
+    extent = torch.where(observed.good.any(1), extent, 1.0)
+    distance = torch.where(good, (pixels - observed.keypoints).abs(), 0.0).sum((1, 2))
+    return distance / extent / (2 * observed.good.sum(1)).clamp_min(1)
 
 
 class Blur:

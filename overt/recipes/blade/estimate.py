@@ -51,7 +51,7 @@ def estimate_person(
     if mask is not None and (mask.shape != (height, width) or not np.any(mask)):
         raise DataError(
             f"the mask is {mask.shape} with {np.count_nonzero(mask)} pixels set; it must be "
-            f"{(height, width)} as the picture is, and show the person"
+            f"{(height, width)} like the picture, and show the person"
         )
     device = body.template.device
     if mask is None and keypoints is None and box is None:
@@ -60,31 +60,31 @@ def estimate_person(
     else:
         crops = _near_crop(picture, mask, keypoints, box, settings.data.depth_size)
         crop = whole_crop((height, width)) if box is None else _box_crop(box, ROOM)
-    whole = _cut(picture, crop, settings.data.pose_size).to(device)
-    output: PoseOutput = model(crops.to(device), whole)
+    crop_pixels = _cut(picture, crop, settings.data.pose_size).to(device)
+    output: PoseOutput = model(crops.to(device), crop_pixels)
     rotations, shape, depth = (part.float() for part in output[:3] if part is not None)
     limb_pixels, good = _limb_pixels(output, crop, keypoints, device)
     scale = min(1.0, settings.evaluation.camera.size / max(height, width))
     size = (round(height * scale), round(width * scale))
     seen_mask = None if mask is None else _shrunk(mask, size).to(device)
-    seen = Observation(seen_mask, limb_pixels * scale, good, size)
+    observed = Observation(seen_mask, limb_pixels * scale, good, size)
     chosen = settings.evaluation.camera
     options = SolveOptions(
         chosen.iterations, chosen.keypoint_weight, chosen.optimize_depth, chosen.optimize_pose
     )
     if box is not None:
         # Seen in a crop beside the middle, the person is turned by the angle between both views.
-        start = solve_camera(body, shape, rotations, depth, seen, SolveOptions(iterations=0))
+        start = solve_camera(body, shape, rotations, depth, observed, SolveOptions(iterations=0))
         turn = _ray_turn(crop, (height, width), float(start.focal[0]) / scale)
         first = torch.tensor(turn, dtype=rotations.dtype, device=device) @ rotations[:, :1]
         rotations = torch.cat([first, rotations[:, 1:]], dim=1)
-    solved = solve_camera(body, shape, rotations, depth, seen, options)
+    solved = solve_camera(body, shape, rotations, depth, observed, options)
     pelvis = solved.translation[0]
     pixels, _ = look(solved.vertices, solved.translation, solved.focal, size)
     vertices = solved.vertices[0] + pelvis
     picture_tensor = as_tensor(picture).to(device)
     over = draw_mesh(picture_tensor, vertices, body.faces, pixels[0] / scale)
-    rest = body.joints(shape, torch.eye(3, device=device).expand(1, 22, 3, 3))[0, 0]
+    rest_pelvis = body.joints(shape, torch.eye(3, device=device).expand(1, 22, 3, 3))[0, 0]
     turns = matrix_to_axis_angle(solved.rotations[0])
     return PersonEstimate(
         vertices=vertices.cpu().numpy(),
@@ -94,7 +94,7 @@ def estimate_person(
         centre=(width / 2, height / 2),
         image_size=(height, width),
         pelvis=pelvis.cpu().numpy(),
-        translation=(pelvis - rest).cpu().numpy(),
+        translation=(pelvis - rest_pelvis).cpu().numpy(),
         global_orient=turns[0].cpu().numpy(),
         body_pose=turns[1:].cpu().numpy(),
         betas=shape[0].cpu().numpy(),
@@ -116,17 +116,17 @@ def _look_twice(
     length and nothing else.
     """
     height, width = picture.shape[:2]
-    whole = whole_crop((height, width))
-    crops = [_cut(picture, whole, size).to(device) for size in _sizes(settings)]
+    full_crop = whole_crop((height, width))
+    crops = [_cut(picture, full_crop, size).to(device) for size in _sizes(settings)]
     output: PoseOutput = model(*crops)
     if output.keypoints is None:
-        return whole, whole
-    limb_pixels, _ = _limb_pixels(output, whole, None, device)
+        return full_crop, full_crop
+    limb_pixels, _ = _limb_pixels(output, full_crop, None, device)
     limbs = _with_confidence(limb_pixels[0].cpu().numpy())
     centre, side = keypoint_square(limbs)
-    least = whole.side / SMALLEST
-    reach = ROOM * 2 * float(np.abs(limbs[:, :2] - whole.centre).max())
-    closer = Crop(whole.centre, float(np.clip(reach, least, whole.side)))
+    least = full_crop.side / SMALLEST
+    reach = ROOM * 2 * float(np.abs(limbs[:, :2] - full_crop.centre).max())
+    closer = Crop(full_crop.centre, float(np.clip(reach, least, full_crop.side)))
     return Crop(centre, max(side, least)), closer
 
 
@@ -139,7 +139,7 @@ def _box_crop(box: Array, growth: float = 1.0) -> Crop:
     numbers = np.asarray(box, np.float32).ravel()
     if numbers.shape != (4,) or not np.isfinite(numbers).all() or (numbers[2:] <= 0).any():
         raise DataError(
-            f"a box of {numbers.tolist()}; needed are x, y, width and height in pixels, of a person"
+            f"a box of {numbers.tolist()}; expected x, y, width and height of a person in pixels"
         )
     (centre, side) = box_square(np.append(numbers, 1.0))
     return Crop(centre, growth * side)
@@ -179,8 +179,8 @@ def _limb_pixels(
 ) -> tuple[Tensor, Tensor]:
     """Limb joints (1, 12, 2) in pixels and whether they count: those given, or those found."""
     if keypoints is not None:
-        known = torch.from_numpy(_with_confidence(keypoints)).to(device)[None]
-        return known[..., :2], known[..., 2] > 0
+        labelled = torch.from_numpy(_with_confidence(keypoints)).to(device)[None]
+        return labelled[..., :2], labelled[..., 2] > 0
     if output.keypoints is None:
         raise DataError(
             "this model finds no keypoints (model.keypoint_head=false): give those of a detector "
@@ -197,14 +197,14 @@ def _with_confidence(keypoints: Array) -> Array:
         rows = np.concatenate([rows, np.ones((LIMBS, 1), np.float32)], axis=1)
     if rows.shape != (LIMBS, 3) or not np.isfinite(rows).all():
         raise DataError(
-            f"keypoints of shape {rows.shape}; needed are 12 rows of x, y and confidence: left "
+            f"keypoints of shape {rows.shape}; expected 12 rows of x, y and confidence: left "
             "and right shoulder, elbow, wrist, hip, knee, ankle"
         )
     return rows
 
 
 def _shrunk(mask: NDArray[Any], size: tuple[int, int]) -> Tensor:
-    whole = torch.from_numpy((np.array(mask) > 0).astype(np.float32))[None, None]
+    full_mask = torch.from_numpy((np.array(mask) > 0).astype(np.float32))[None, None]
     if tuple(mask.shape) == size:
-        return whole[0]
-    return torch.nn.functional.interpolate(whole, size, mode="area")[0]
+        return full_mask[0]
+    return torch.nn.functional.interpolate(full_mask, size, mode="area")[0]

@@ -39,8 +39,8 @@ class ExamplePeople:
     def limb_keypoints(self, row: int) -> Array:
         """Twelve joints in the middle of the picture, one of them not seen."""
         middle_half = np.random.default_rng([row, 1]).uniform(0.25, 0.75, (12, 2)) * self.side
-        seen = np.arange(12) != row % 12
-        return np.concatenate([middle_half, seen[:, None]], axis=1).astype(np.float32)
+        visible = np.arange(12) != row % 12
+        return np.concatenate([middle_half, visible[:, None]], axis=1).astype(np.float32)
 
     def label(self, row: int) -> SmplxLabel:
         rng = np.random.default_rng([row, 2])

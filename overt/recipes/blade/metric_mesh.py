@@ -42,12 +42,12 @@ class MetricMesh:
             )
         missing = [key for key in SCORED_BY if getattr(settings, key) is None]
         if missing:
-            other = ", or model.body.joint_regressor for SMPL-X itself" * labelled_with_smplx
+            alternative = ", or model.body.joint_regressor for SMPL-X itself" * labelled_with_smplx
             raise DataError(
                 f"people labeled with {'SMPL-X' if labelled_with_smplx else 'SMPL'} are scored on "
                 "SMPL's mesh: set "
                 + ", ".join(f"model.body.{key} ({SCORED_BY[key]})" for key in missing)
-                + other
+                + alternative
             )
         assert settings.smpl is not None
         assert settings.transfer is not None

@@ -36,8 +36,8 @@ class SharedBatchNorm2d(nn.BatchNorm2d):
         assert self.running_var is not None
         assert self.momentum is not None
         numbers = maps.float()
-        own = torch.cat([numbers.sum((0, 2, 3)), numbers.new_full((1,), numbers[:, 0].numel())])
-        both: Tensor = _Sum.apply(own)  # type: ignore[no-untyped-call]
+        local = torch.cat([numbers.sum((0, 2, 3)), numbers.new_full((1,), numbers[:, 0].numel())])
+        both: Tensor = _Sum.apply(local)  # type: ignore[no-untyped-call]
         count = both[-1].detach()
         mean = both[:-1] / count
         centred = numbers - mean[:, None, None]

@@ -97,13 +97,13 @@ class People:
         first = self.picture_path(0)
         if first.suffix == ".smc":
             raise DataError(
-                f"{path} lists {first.name}, a container of HuMMan and no picture; write its "
+                f"{path} lists {first.name}, a HuMMan container, not a picture; write its "
                 "frames as pictures first, and their paths into image_path"
             )
         if not first.is_file():
             raise DataError(
-                f"{path} lists {first}, which is absent; check data.root and the source's images "
-                f"({self.images}), or link the data set there"
+                f"{path} lists {first}, which does not exist; check data.root and the source's "
+                f"images ({self.images}), or link the data set there"
             )
 
     def _usable(self, data: HumanData, drop: bool) -> HumanData:
@@ -148,8 +148,8 @@ class People:
         path = self.picture_path(row)
         if not path.is_file():
             raise DataError(
-                f"{path}: listed in {self.data.path} (row {row}) but absent; get the pictures "
-                "again, or take the row out"
+                f"{path}: listed in {self.data.path} (row {row}) but missing; get the pictures "
+                "again, or remove the row"
             )
         return decode_image(read_file(path), str(path))
 
@@ -194,8 +194,8 @@ class People:
         if "pelvis" in self.data:
             return np.asarray(columns["pelvis"][row], np.float32)
         if self.data.has("smplx") and "smplx/transl" in columns:
-            rest = self.root(columns["smplx/betas"][row][None])[0]
-            return np.asarray(rest + columns["smplx/transl"][row], np.float32)
+            rest_pelvis = self.root(columns["smplx/betas"][row][None])[0]
+            return np.asarray(rest_pelvis + columns["smplx/transl"][row], np.float32)
         return self.hips.pelvis(self.data, row)
 
     def depth_map(self, row: int) -> Array:
@@ -277,16 +277,16 @@ def limbs_of(data: HumanData, settings: DataSettings) -> list[int] | None:
         return None
     header, title = data.header, str(data.path)
     stored = data.columns["keypoints2d"].shape[1]
-    kept = header.kept or tuple(range(stored))
+    columns_kept = header.kept or tuple(range(stored))
     if settings.limb_keypoints is not None:
         columns = list(settings.limb_keypoints)
-        missing = [column for column in columns if column not in kept]
+        missing = [column for column in columns if column not in columns_kept]
         if missing:
             raise DataError(f"{title}: keypoints2d has no columns {missing} (data.limb_keypoints)")
-        return [kept.index(column) for column in columns]
+        return [columns_kept.index(column) for column in columns]
     width = header.width or stored
     names = names_of(settings.keypoint_convention, header.convention, width, title)
-    return limb_columns([names[column] for column in kept], title)
+    return limb_columns([names[column] for column in columns_kept], title)
 
 
 def _labelled(data: HumanData) -> HumanData:
@@ -308,12 +308,12 @@ class RootJoint:
 
     def __init__(self, file: BodyFile) -> None:
         row = file.J_regressor[0]
-        self.place = row @ file.v_template  # (3,)
+        self.rest_position = row @ file.v_template  # (3,)
         self.directions = np.einsum("v,vcs->sc", row, file.shapedirs)  # (S, 3)
 
     def __call__(self, shape: Array) -> Array:  # (N, S') to (N, 3)
         count = min(shape.shape[1], len(self.directions))
-        return np.asarray(self.place + shape[:, :count] @ self.directions[:count])
+        return np.asarray(self.rest_position + shape[:, :count] @ self.directions[:count])
 
 
 def pelvis_depths(data: HumanData, body: BodySettings) -> NDArray[np.floating]:
@@ -331,7 +331,7 @@ def pelvis_depths(data: HumanData, body: BodySettings) -> NDArray[np.floating]:
                 )
             return depth
     raise DataError(
-        f"{data.path}: neither pelvis nor transl, so the depth is not known; it has "
+        f"{data.path}: neither pelvis nor transl, so the depth is unknown; it has "
         f"{', '.join(sorted(columns))}"
     )
 

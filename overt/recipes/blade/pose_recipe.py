@@ -111,17 +111,17 @@ class PoseNetRecipe(Recipe):
             with torch.no_grad():
                 labelled = true_rotations(batch.pose)
             # Hands and face are not predicted: they are the label's, so that they cost nothing.
-            whole = torch.cat([output.rotations, labelled[:, BODY_JOINTS:]], dim=1)
-            predicted, true = both_bodies(body, (whole, labelled), (output.shape, batch.shape))
+            full_pose = torch.cat([output.rotations, labelled[:, BODY_JOINTS:]], dim=1)
+            predicted, true = both_bodies(body, (full_pose, labelled), (output.shape, batch.shape))
             terms = pose_losses(predicted, true, weights)
             losses = {name: term / samples for name, term in terms.items()}
             shown = pose_distances(predicted, true)
             metrics = {name: value / samples for name, value in shown.items()}
             if output.keypoints is not None and output.keypoints.requires_grad:
                 distance = (output.keypoints - batch.keypoints[..., :2]).abs().sum(-1)
-                seen = (distance * batch.keypoints[..., 2]).sum()
+                keypoint_error = (distance * batch.keypoints[..., 2]).sum()
                 total = counts["keypoints"].clamp_min(1.0)
-                losses["keypoint_loss"] = settings.keypoint_weight * seen / total
+                losses["keypoint_loss"] = settings.keypoint_weight * keypoint_error / total
             if output.depth is not None:
                 errors = (output.depth - batch.depth).abs().sum()
                 metrics["Tz_error"] = errors.detach() / samples
@@ -190,26 +190,28 @@ def _frozen_blocks(model: PoseNet) -> list[nn.Module]:
 
 def bodies_of(body: BodyModel, rotations: Tensor, shape: Tensor) -> Bodies:
     """Bodies relative to their pelvis."""
-    made = body(shape, rotations)
-    pelvis = made.joints[:, :1]
-    return Bodies(rotations[:, :BODY_JOINTS], shape, made.joints - pelvis, made.vertices - pelvis)
+    result = body(shape, rotations)
+    pelvis = result.joints[:, :1]
+    return Bodies(
+        rotations[:, :BODY_JOINTS], shape, result.joints - pelvis, result.vertices - pelvis
+    )
 
 
 def both_bodies(
     body: BodyModel, rotations: tuple[Tensor, Tensor], shapes: tuple[Tensor, Tensor]
 ) -> tuple[Bodies, Bodies]:
     """Predicted and true bodies, made in one pass: half the launches."""
-    made = bodies_of(body, torch.cat(rotations), torch.cat(shapes))
-    first, second = (Bodies(*parts) for parts in zip(*(p.chunk(2) for p in made), strict=True))
+    bodies = bodies_of(body, torch.cat(rotations), torch.cat(shapes))
+    first, second = (Bodies(*parts) for parts in zip(*(p.chunk(2) for p in bodies), strict=True))
     return first, Bodies(*(part.detach() for part in second))
 
 
 def true_rotations(pose: Tensor) -> Tensor:
     """Labels (B, 52, 3) as rotations of all 55 joints: jaw and eyes rest."""
     matrices = axis_angle_to_matrix(pose)
-    rest = torch.eye(3, device=pose.device).expand(len(pose), 3, 3, 3)
+    identity = torch.eye(3, device=pose.device).expand(len(pose), 3, 3, 3)
     hands = matrices[:, BODY_JOINTS : BODY_JOINTS + 2 * HAND_JOINTS]
-    return torch.cat([matrices[:, :BODY_JOINTS], rest, hands], dim=1)
+    return torch.cat([matrices[:, :BODY_JOINTS], identity, hands], dim=1)
 
 
 def side_of_step(sizes: list[int], step: int) -> int:

@@ -96,17 +96,17 @@ class Scorer:
             if truth.focal is None:
                 continue  # without a true camera there is nothing to compare one with
             person = chosen[number]
-            seen, scale = self.observe(person, pictures[number], truth)
+            observed, scale = self.observe(person, pictures[number], truth)
             single = slice(number, number + 1)
             arguments = (
                 self.body, output.shape[single], output.rotations[single], output.depth[single],
             )  # fmt: skip
-            start = solve_camera(*arguments, seen, SolveOptions(iterations=0))
-            row = self.overlap_row(start, truth, seen, scale, "_raw")
+            start = solve_camera(*arguments, observed, SolveOptions(iterations=0))
+            row = self.overlap_row(start, truth, observed, scale, "_raw")
             solved = start
             if self.options.iterations:
-                solved = solve_camera(*arguments, seen, self.options)
-                row |= self.overlap_row(solved, truth, seen, scale, "")
+                solved = solve_camera(*arguments, observed, self.options)
+                row |= self.overlap_row(solved, truth, observed, scale, "")
             row |= camera_row(solved, truth, scale)
             if not self.has_mask(person):
                 row = {name + TRUE_MASK: value for name, value in row.items()}
@@ -120,12 +120,12 @@ class Scorer:
             depth_crop(self.people, row, picture, data.depth_size)
             for row, picture in zip(chosen, pictures, strict=True)
         ]
-        whole = [
+        crops = [
             as_tensor(cut(picture, whole_crop(picture.shape[:2]), data.pose_size)[0])
             for picture in pictures
         ]
         output: PoseOutput = self.model(
-            torch.stack(near).to(self.device), torch.stack(whole).to(self.device)
+            torch.stack(near).to(self.device), torch.stack(crops).to(self.device)
         )
         return output
 
@@ -136,9 +136,9 @@ class Scorer:
         pelvis = torch.from_numpy(np.array(self.people.pelvis(row))).to(self.device)
         if data.has("smplx"):
             label = self.people.label(row)
-            rest = np.zeros((3, 3), np.float32)
+            unused_joints = np.zeros((3, 3), np.float32)
             pose = np.concatenate(
-                [label.root[None], label.body, rest, label.left_hand, label.right_hand]
+                [label.root[None], label.body, unused_joints, label.left_hand, label.right_hand]
             )
             shape = label.shape
         else:
@@ -208,11 +208,11 @@ class Scorer:
         if not path.is_file():
             return None
         with Image.open(path) as image:
-            whole = np.asarray(image) > 0
-        if whole.shape != size:
-            resized = Image.fromarray(whole).resize((size[1], size[0]), Image.Resampling.NEAREST)
-            whole = np.asarray(resized)
-        return torch.from_numpy(np.array(whole)).to(self.device)
+            mask = np.asarray(image) > 0
+        if mask.shape != size:
+            resized = Image.fromarray(mask).resize((size[1], size[0]), Image.Resampling.NEAREST)
+            mask = np.asarray(resized)
+        return torch.from_numpy(np.array(mask)).to(self.device)
 
     def project_truth(self, points: Tensor, truth: Truth) -> Tensor:
         """Pixels of points relative to joint 0, through the true camera."""
@@ -229,12 +229,12 @@ class Scorer:
         return part_masks(raster, model.faces, model.part)[0]
 
     def overlap_row(
-        self, solved: Solution, truth: Truth, seen: Observation, scale: float, suffix: str
+        self, solved: Solution, truth: Truth, observed: Observation, scale: float, suffix: str
     ) -> Row:
         """Overlap of the estimated with the true mesh's mask, whole and by parts."""
-        true = self.parts_of_truth(truth, seen.size, scale)[None].cpu().numpy()
-        pixels, depth = look(solved.vertices, solved.translation, solved.focal, seen.size)
-        raster = rasterize(pixels, depth, self.body.faces, seen.size)
+        true = self.parts_of_truth(truth, observed.size, scale)[None].cpu().numpy()
+        pixels, depth = look(solved.vertices, solved.translation, solved.focal, observed.size)
+        raster = rasterize(pixels, depth, self.body.faces, observed.size)
         parts = part_masks(raster, self.body.faces, self.body.part).cpu().numpy()
         return {
             f"miou{suffix}_percent": float(human.mask_iou(parts, true)[0]),
@@ -274,14 +274,14 @@ def _draw(
         if truth.focal is None:  # nobody knows where the joints are in the picture
             drawn.append(write_on(torch.cat([image, image], dim=1).cpu(), text))
             continue
-        seen, scale = scorer.observe(row, picture, truth)
+        observed, scale = scorer.observe(row, picture, truth)
         single = slice(row, row + 1)
         solved = solve_camera(
             scorer.body, output.shape[single], output.rotations[single], output.depth[single],
-            seen, SolveOptions(iterations=0),
+            observed, SolveOptions(iterations=0),
         )  # fmt: skip
         vertices = solved.vertices[0] + solved.translation[0]
-        pixels, _ = look(solved.vertices, solved.translation, solved.focal, seen.size)
+        pixels, _ = look(solved.vertices, solved.translation, solved.focal, observed.size)
         over = draw_mesh(image, vertices, scorer.body.faces, pixels[0] / scale)
         both = torch.cat([image, over], dim=1).cpu()
         drawn.append(write_on(both, text))

@@ -54,11 +54,11 @@ class DecoderLayer(nn.Module):
         self.linear1 = nn.Linear(width, 4 * width)
         self.linear2 = nn.Linear(4 * width, width)
 
-    def forward(self, tokens: Tensor, memory: Tensor, places: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, memory: Tensor, positions: Tensor) -> Tensor:
         query, key, value = self.self_qkv(self.norm1(tokens)).chunk(3, dim=-1)
         tokens = tokens + self.self_out(self.attend(query, key, value))
         query = self.cross_query(self.norm2(tokens))
-        key, value = self.cross_key(memory + places), self.cross_value(memory)
+        key, value = self.cross_key(memory + positions), self.cross_value(memory)
         tokens = tokens + self.cross_out(self.attend(query, key, value))
         return tokens + self.linear2(F.relu(self.linear1(self.norm3(tokens))))  # type: ignore[no-any-return]
 
@@ -105,22 +105,22 @@ class PoseBranch(nn.Module):
         return self
 
     def forward(self, images: Tensor, depth: Tensor | None) -> Tensor:  # (B, 21, D)
-        memory, places = [], []
+        memory, positions = [], []
         for number, (maps, project) in enumerate(
             zip(self.backbone(images), self.projections, strict=True)
         ):
             position = sine_positions(maps.shape[2:], self.width, maps.device) + self.levels[number]
             if self.tz is not None:
                 assert depth is not None
-                told = depth[:, None].to(maps.dtype)
-                maps = maps + self.tz.features[number](told)[..., None, None]
-                position = position + self.tz.positions[number](told)[:, None]
+                depth_input = depth[:, None].to(maps.dtype)
+                maps = maps + self.tz.features[number](depth_input)[..., None, None]
+                position = position + self.tz.positions[number](depth_input)[:, None]
             memory.append(project(maps).flatten(2).transpose(1, 2))
-            places.append(position.expand(len(images), -1, -1))
+            positions.append(position.expand(len(images), -1, -1))
         tokens = self.queries.expand(len(images), -1, -1)
-        seen, where = torch.cat(memory, dim=1), torch.cat(places, dim=1)
+        features, all_positions = torch.cat(memory, dim=1), torch.cat(positions, dim=1)
         for layer in self.layers:
-            tokens = layer(tokens, seen, where)
+            tokens = layer(tokens, features, all_positions)
         return self.norm(tokens)  # type: ignore[no-any-return]
 
 
@@ -170,7 +170,7 @@ class PoseHeads(nn.Module):
         six = torch.unflatten(self.pose6d(together).float(), 1, (BODY_JOINTS, 6))
         return six_to_matrix(six), self.betas(together).float()
 
-    def places(self, tokens: Tensor) -> Tensor | None:
+    def limb_positions(self, tokens: Tensor) -> Tensor | None:
         if self.keypoints is None:
             return None
         return torch.sigmoid(self.keypoints(tokens[:, 1 : 1 + LIMBS]).float())
@@ -234,14 +234,14 @@ class PoseNet(nn.Module):
         """Pose from pictures in bytes and known depths (B,)."""
         pixels = self.pixels(pose_images)
         tokens = self.branch(pixels, depth)
-        seen = tokens
+        keypoint_tokens = tokens
         if self.base is not None:
             assert self.control_output is not None
             with torch.no_grad():
-                seen = self.base(pixels, None)
-            tokens = seen + self.control_output(tokens)
+                keypoint_tokens = self.base(pixels, None)
+            tokens = keypoint_tokens + self.control_output(tokens)
         rotations, shape = self.heads(tokens)
-        return PoseOutput(rotations, shape, depth, self.heads.places(seen))
+        return PoseOutput(rotations, shape, depth, self.heads.limb_positions(keypoint_tokens))
 
     def load_base(self, tensors: Mapping[str, Tensor], source: str) -> None:
         """A checkpoint of a run with tz_conditioning=false: base, copy and heads start from it."""
@@ -268,13 +268,13 @@ class PoseNet(nn.Module):
 
     def require_weights(self) -> None:
         """Refuse to predict with frozen parts that no file has filled."""
-        for is_there, what, key in (
+        for is_there, network, key in (
             (self.has_depthnet, "DepthNet", "model.depthnet_checkpoint"),
             (self.has_base, "the base estimator", "model.base_checkpoint"),
         ):
             if not is_there:
                 raise CheckpointError(
-                    f"{what} has no weights: the checkpoint was saved without frozen parts. Set "
+                    f"{network} has no weights: the checkpoint was saved without frozen parts. Set "
                     f"{key} to the checkpoint that training was given."
                 )
         if self.depthnet is not None:

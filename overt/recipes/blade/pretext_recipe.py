@@ -182,7 +182,7 @@ class PretextRecipe(Recipe):
 
 def log_errors(predicted: Tensor, true: Tensor) -> Tensor:
     """|log predicted - log true| of each pixel, 0 where the depth is not known."""
-    known = true > 0
-    safe = torch.where(known, true, torch.ones_like(true))
+    has_depth = true > 0
+    safe = torch.where(has_depth, true, torch.ones_like(true))
     difference = (predicted.clamp_min(NEAREST_M).log() - safe.log()).abs()
-    return torch.where(known, difference, 0.0)
+    return torch.where(has_depth, difference, 0.0)

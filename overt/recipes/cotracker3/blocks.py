@@ -348,13 +348,13 @@ class UpdateTransformer(nn.Module):
 
     def space_blocks(self, depth: int) -> tuple[nn.Module, ...]:
         """The blocks across tracks that follow this block along time, if any do."""
-        number, rest = divmod(depth, self.space_every)
+        number, remainder = divmod(depth, self.space_every)
         kinds = (
             self.space_virtual2point_blocks,
             self.space_virtual_blocks,
             self.space_point2virtual_blocks,
         )
-        return () if rest else tuple(blocks[number] for blocks in kinds)
+        return () if remainder else tuple(blocks[number] for blocks in kinds)
 
     def forward(self, tokens: Tensor) -> Tensor:
         batch, points = tokens.shape[:2]

@@ -48,9 +48,9 @@ class ModelSettings:
     time_depth: int = MISSING
     # attention blocks across points; divides time_depth
     space_depth: int = MISSING
-    # width of a block's perceptron over the width of the transformer
+    # width of a block's MLP over the width of the transformer
     mlp_ratio: float = MISSING
-    # hidden and output width, per level, of the perceptron that reads the correlation (384, 256)
+    # hidden and output width, per level, of the MLP that reads the correlation (384, 256)
     corr_hidden: int = MISSING
     corr_out: int = MISSING
     # visibility and confidence come from a separate layer; false: from that of the position
@@ -63,11 +63,11 @@ class ModelSettings:
     bf16_inputs: bool = MISSING
     # what a training step computes again in its backward pass instead of keeping it in memory: any
     # of normed (all between the convolutions of the features), features, correlation, hidden
-    # (layers of the transformer's perceptrons) and update (the whole transformer); [auto]: nothing
-    # where training.memory_gib allows it, else what costs the least
+    # (layers of the transformer's MLPs) and update (the whole transformer); [auto]: nothing where
+    # training.memory_gib allows it, else what costs the least
     recompute: list[str] = MISSING
     # keep the layer of visibility and confidence as it is: pseudo-labels say nothing about them
-    freeze_visibility: bool | None = None  # null: no, as in runs from before it was there
+    freeze_visibility: bool | None = None  # null: false, as in older runs
 
     def __post_init__(self) -> None:
         if self.freeze_visibility and not self.linear_layer_for_vis_conf:
@@ -98,7 +98,7 @@ class ModelSettings:
 class SourceSettings:
     # folder of sequences, like data.root
     root: str = MISSING
-    # share of the samples that come from here, relative to the other weights
+    # fraction of the samples from this folder, relative to the other weights
     weight: float = MISSING
 
 
@@ -115,7 +115,7 @@ class DataSettings(KubricSettings):
     # tracks of a sample
     traj_per_sample: int = MISSING
     # draw how many tracks a sample has, up to traj_per_sample, with fewer frames for more tracks
-    random_number_traj: bool | None = None  # null: no, as in runs from before it was there
+    random_number_traj: bool | None = None  # null: false, as in older runs
     # candidates are visible in the first or the middle frame; also those of the last frame?
     sample_vis_last_frame: bool = MISSING
     # query frame: "random" among the visible ones, or the "first" (random for one track in four)
@@ -196,7 +196,7 @@ class LossSettings:
     # each clip's terms are means over that clip, and the loss is the mean over clips, as in the
     # official runs; false: means over the entries of the global batch, where a clip with more
     # visible points weighs more
-    per_clip: bool | None = None  # null: false, as in runs from before it was there
+    per_clip: bool | None = None  # null: false, as in older runs
 
     def __post_init__(self) -> None:
         terms = ("visible", "invisible", "visibility", "confidence")
@@ -217,7 +217,7 @@ class EvaluationSettings(ScoringSettings):
     grid_size: int = MISSING
     # with single_point: side of the grid of support points around the query; 0: none
     local_grid_size: int = MISSING
-    # offline model: support points at random frames and places
+    # offline model: support points at random frames and positions
     random_points: int = MISSING
     # with single_point: queries that run together; bounds the memory, changes no score
     queries_per_batch: int = MISSING

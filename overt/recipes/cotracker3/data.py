@@ -93,18 +93,18 @@ class KubricClips:
         sample says how often.
         """
         settings = with_drawn_number(self.settings, rng)
-        wanted = settings.traj_per_sample
+        num_tracks = settings.traj_per_sample
         candidate_counts = []
         to_try = sequences_to_try(self.sequences, index % len(self.sequences), rng)
         for redrawn, sequence in enumerate(to_try):
             clip = draw_clip(sequence, settings, rng)
             candidates = _candidates(clip, settings.sample_vis_last_frame)
-            if len(candidates) >= wanted:
+            if len(candidates) >= num_tracks:
                 return _choose(clip, candidates, settings, rng, name_of(sequence), redrawn)
             candidate_counts.append(len(candidates))
         raise DataError(
-            f"data.traj_per_sample={wanted}, but {TRIES} clips drawn for sample {index} had only "
-            f"{min(candidate_counts)} to {max(candidate_counts)} tracks to choose from (last "
+            f"data.traj_per_sample={num_tracks}, but {TRIES} clips drawn for sample {index} had "
+            f"only {min(candidate_counts)} to {max(candidate_counts)} tracks to choose from (last "
             f"tried: {sequence}). Lower data.traj_per_sample, or use sequences with more tracks."
         )
 
@@ -162,8 +162,8 @@ def training_clips(settings: DataSettings) -> KubricClips | Mixture:
     clips = []
     for number, source in enumerate(settings.sources):
         # The sequences that are evaluated on are kept out wherever they are listed.
-        own = None if settings.root is None else Path(settings.root).resolve()
-        shared = Path(source.root).resolve() == own
+        root = None if settings.root is None else Path(settings.root).resolve()
+        shared = Path(source.root).resolve() == root
         held_out = settings.held_out if shared else 0
         part = dataclasses.replace(settings, root=source.root, held_out=held_out, sources=None)
         try:
@@ -285,10 +285,10 @@ def _choose(
     redrawn: int,
 ) -> TrackSample:
     """Draw the tracks of a sample and their queries."""
-    wanted = settings.traj_per_sample
-    chosen = rng.permutation(candidates)[:wanted]
+    num_tracks = settings.traj_per_sample
+    chosen = rng.permutation(candidates)[:num_tracks]
     frames = _query_frames(clip.visible[chosen], settings.query_sampling, rng)
-    return to_sample(clip, chosen, frames, wanted, name, redrawn)
+    return to_sample(clip, chosen, frames, num_tracks, name, redrawn)
 
 
 def _query_frames(

@@ -81,7 +81,7 @@ class LiveTracker:
             raise DataError("points were added before the first frame; show a frame first")
         if last > self.queries.shape[1]:
             raise DataError(
-                f"{last} points, and room for {self.queries.shape[1]} was asked for; give the "
+                f"{last} points, but the tracker was made for {self.queries.shape[1]}; give the "
                 "number of all points at the start"
             )
         refuse_points_outside(points_xy, self.frame_size)
@@ -113,7 +113,7 @@ class LiveTracker:
         Before it is given, a point rests at its query, invisible.
         """
         if self.seen == 0:
-            raise DataError("not one frame arrived")
+            raise DataError("no frame arrived")
         shared = 0 if self.tracks is None else self.model.step
         if len(self.window) > shared:  # frames that no window has had yet
             self._run()

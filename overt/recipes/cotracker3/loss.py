@@ -51,7 +51,8 @@ def losses(
         # Clips of a batch have equally many entries: their mean is that of the clips' means.
         entries = torch.stack([clips * target.visible[0].numel() for target in targets])
         visible_counts, occluded_counts = (
-            [clips * count for count in own] for own in (visible_counts, occluded_counts)
+            [clips * count for count in clip_counts]
+            for clip_counts in (visible_counts, occluded_counts)
         )
     else:
         visible_counts, occluded_counts = list(counts["visible"]), list(counts["occluded"])

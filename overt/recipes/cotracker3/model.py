@@ -19,11 +19,17 @@ from torch.utils.checkpoint import checkpoint
 from overt.errors import DataError
 from overt.nn.embedding import fourier_encoding, sine_time_embedding
 from overt.nn.reuse import reused
-from overt.ops.correlation.api import correlate, result_width, shared_gradient
-from overt.ops.correlation.shared_gradient import SharedGradient
+from overt.ops.correlation.api import correlate, result_width
 from overt.ops.correlation.taps import SquareTaps, mix_taps
 from overt.ops.dispatch import compute_type
 from overt.recipes.cotracker3.blocks import FeatureNetwork, Perceptron, UpdateTransformer
+from overt.recipes.cotracker3.pyramid import (
+    Compare,
+    FeatureTable,
+    Pyramid,
+    in_halves,
+    index_pyramid,
+)
 
 MOTION_DEGREES = 10  # relative motion is encoded at frequencies 2^0 .. 2^9
 MOTION_WIDTH = 4 * (1 + 2 * MOTION_DEGREES)  # two differences in x and y, each with its sines
@@ -65,40 +71,6 @@ class Tracks(NamedTuple):
         return cls(tracks_xy, visibility.sigmoid(), confidence.sigmoid(), train_data)
 
 
-class Pyramid(NamedTuple):
-    """Feature maps of all frames and levels as one table of cells, read by row number."""
-
-    cells: Tensor  # (rows, C) float32; rows are ordered level, sample, frame, y, x
-    cells_used: Tensor  # the same without gradient, in the type that products are computed in
-    shared: SharedGradient | None  # where the correlations of a training step leave theirs
-    sizes_xy: Tensor  # (L, 2) width and height of a map
-    map_rows: Tensor  # (B, L, T) row of the first cell of each map
-
-    def samples(self, index: Tensor) -> Pyramid:
-        """The videos of these numbers, (B',), any of them more than once; no cell is copied."""
-        return self._replace(map_rows=self.map_rows.index_select(0, index))
-
-    def frames(self, index: Tensor) -> Pyramid:
-        """The frames of these numbers, (T',), any of them more than once; no cell is copied."""
-        return self._replace(map_rows=self.map_rows.index_select(2, index))
-
-    def after_queries(self) -> Pyramid:
-        """The same for refinement alone: the kernels read no float32 cells, whose memory is free
-        then."""
-        return self if self.shared is None else self._replace(cells=self.cells_used)
-
-    def followed_by(self, later: Pyramid) -> Pyramid:
-        """These frames, then those of `later`."""
-        rows = torch.cat([self.map_rows, later.map_rows + len(self.cells)], dim=2)
-        cells, used = (torch.cat(pair) for pair in zip(self[:2], later[:2], strict=True))
-        return Pyramid(cells, used, None, self.sizes_xy, rows)
-
-
-# A pyramid, the support and positions (B, N, T, 2) to (B, N, L, T, corr_out): what the correlation
-# says about each position.
-Compare = Callable[[Pyramid, Tensor, Tensor], Tensor]
-
-
 class Repeated(NamedTuple):
     """What runs in every iteration and window of one forward pass."""
 
@@ -106,60 +78,10 @@ class Repeated(NamedTuple):
     propose: Callable[[Tensor], Tensor]  # tokens to updates
 
 
-class FeatureTable(nn.Module):
-    """Maps (M, C, H, W) of length 1 in each cell, halved level by level, as a table of cells."""
-
-    def __init__(self, levels: int) -> None:
-        super().__init__()
-        self.levels = levels
-
-    def forward(self, maps: Tensor) -> Tensor:
-        maps = maps.float()
-        return self.lay_out(maps / maps.square().sum(1, keepdim=True).clamp(min=1e-12).sqrt())
-
-    def lay_out(self, maps: Tensor) -> Tensor:
-        """The cells (rows, C) of all levels, channels-last."""
-        tables = []
-        for level in range(self.levels):
-            if level > 0:
-                maps = F.avg_pool2d(maps, 2)
-            tables.append(maps.permute(0, 2, 3, 1).flatten(0, 2))
-        return torch.cat(tables)
-
-
-def index_pyramid(
-    cells: Tensor, batch: int, frames: int, size: tuple[int, int], levels: int
-) -> Pyramid:
-    """The table of `FeatureTable` with the places of its maps, (height, width) the finest's."""
-    height, width = size
-    device = cells.device
-    # Computed on the device from its own numbers: copying them over would make the host wait.
-    finest = torch.stack([torch.full((levels,), n, device=device) for n in (width, height)], -1)
-    sizes_xy = finest >> torch.arange(levels, device=device)[:, None]
-    area = sizes_xy.prod(-1)  # (L,)
-    first = (area.cumsum(0) - area) * (batch * frames)
-    order = torch.arange(batch * frames, device=device).view(batch, 1, frames)
-    map_rows = first[:, None] + order * area[:, None]
-    used = cells.detach().to(compute_type(cells))
-    return Pyramid(cells, used, shared_gradient(cells), sizes_xy, map_rows)
-
-
 def recomputed(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The function, keeping its inputs only; its backward pass runs it again."""
     # Nothing in the model draws random numbers.
     return partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
-
-
-def in_halves(compare: Compare) -> Compare:
-    """The same, half of the points at a time: the backward pass then needs less room at once."""
-
-    def compare_both(pyramid: Pyramid, support: Tensor, cells_xy: Tensor) -> Tensor:
-        if support.shape[1] % 2:
-            return compare(pyramid, support, cells_xy)
-        halves = zip(support.chunk(2, dim=1), cells_xy.chunk(2, dim=1), strict=True)
-        return torch.cat([compare(pyramid, *half) for half in halves], dim=1)
-
-    return compare_both
 
 
 class MotionEncoding(nn.Module):
@@ -440,7 +362,7 @@ def relative_motion(positions_xy: Tensor) -> Tensor:
 
 def _keep_own_time_emb(module: CoTracker3, state: dict[str, Any], prefix: str, *_: object) -> None:
     """Let a checkpoint of another window length load: the table is computed, not learned."""
-    given = state.get(f"{prefix}time_emb")
+    loaded = state.get(f"{prefix}time_emb")
     window_len, width = module.time_emb.shape[1:]
-    if given is not None and given.shape[2:] == (width,) and given.shape[1] != window_len:
+    if loaded is not None and loaded.shape[2:] == (width,) and loaded.shape[1] != window_len:
         state[f"{prefix}time_emb"] = module.time_emb

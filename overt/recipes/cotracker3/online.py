@@ -17,11 +17,11 @@ from overt.errors import ConfigError, DataError
 from overt.recipes.cotracker3.model import (
     CoTracker3,
     Estimate,
-    Pyramid,
     Repeated,
     Tracks,
     TrainData,
 )
+from overt.recipes.cotracker3.pyramid import Pyramid
 from overt.recipes.cotracker3.windows import since_query, sliding_windows
 
 
@@ -89,8 +89,8 @@ class CoTracker3Online(CoTracker3):
         train_data = None
         if is_train:
             train_data = TrainData(windows, since_query(query_frames, frames).float())
-        whole = stitch([window[-1] for window in windows], self.step)
-        return Tracks.from_estimate(whole, train_data)
+        stitched = stitch([window[-1] for window in windows], self.step)
+        return Tracks.from_estimate(stitched, train_data)
 
     def init_video_online_processing(self) -> None:
         """Forget the chunks so far: the next one starts another video."""

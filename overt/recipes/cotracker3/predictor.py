@@ -163,13 +163,15 @@ class Predictor:
         local_xy = point_grid(self.local_grid_size, LOCAL_EXTENT, (0.0, 0.0), video.device)
         owners = torch.arange(batch, device=video.device).repeat_interleave(points)
         results = []
-        for some, owner in zip(
+        for queries_of_owner, owner in zip(
             torch.split(queries.reshape(-1, 1, 3), self.queries_per_batch),
             torch.split(owners, self.queries_per_batch),
             strict=True,
         ):
-            around = _in_first_frame(some[..., 1:] + local_xy)  # (M, G', 3)
-            together = torch.cat([some, around, shared.expand(len(some), -1, -1)], dim=1)
+            around = _in_first_frame(queries_of_owner[..., 1:] + local_xy)  # (M, G', 3)
+            together = torch.cat(
+                [queries_of_owner, around, shared.expand(len(queries_of_owner), -1, -1)], dim=1
+            )
             tracks = self.model.track(pyramid.samples(owner), together, self.iters)
             results.append(_first_points(tracks, 1))
         # Parts of (M, T, 1, ...) become (B, T, N, ...).
@@ -262,7 +264,7 @@ def check_queries(video: Tensor, queries: Tensor) -> None:
             f"{int((~inside).sum())} of {inside.numel()} queries lie outside the video, first "
             f"query {point}: ({query_text}). A query is (frame, x, y) with frame 0 to "
             f"{frames - 1}, x 0 to {width - 1} and y 0 to {height - 1} pixels; "
-            "correct it or leave it out."
+            "correct it or drop it."
         )
 
 
@@ -283,9 +285,9 @@ def _before_query(forward: Prediction, backward: Prediction, queries: Tensor) ->
     )
 
 
-def _in_first_frame(places_xy: Tensor) -> Tensor:
+def _in_first_frame(positions_xy: Tensor) -> Tensor:
     """Places (..., 2) as queries in frame 0, (..., 3)."""
-    return F.pad(places_xy, (1, 0))
+    return F.pad(positions_xy, (1, 0))
 
 
 def _first_points(tracks: Tracks, count: int) -> Prediction:
@@ -296,10 +298,10 @@ def _pin(prediction: Prediction, queries: Tensor) -> Prediction:
     """The query itself in its own frame, visible for certain."""
     frames = prediction.visibility.shape[1]
     time = torch.arange(frames, device=queries.device)[:, None]
-    here = queries[..., 0].long().unsqueeze(1) == time  # (B, T, N)
-    places_xy = queries[..., 1:].unsqueeze(1)
+    at_query = queries[..., 0].long().unsqueeze(1) == time  # (B, T, N)
+    positions_xy = queries[..., 1:].unsqueeze(1)
     return Prediction(
-        torch.where(here.unsqueeze(-1), places_xy, prediction.tracks_xy),
-        prediction.visibility.masked_fill(here, 1),
-        prediction.confidence.masked_fill(here, 1),
+        torch.where(at_query.unsqueeze(-1), positions_xy, prediction.tracks_xy),
+        prediction.visibility.masked_fill(at_query, 1),
+        prediction.confidence.masked_fill(at_query, 1),
     )

@@ -167,19 +167,21 @@ class _CoTracker3Recipe(Recipe):
 
     def on_device(self, batch: TrackBatch | Seeds | UnlabeledBatch) -> TrackBatch:
         if isinstance(batch, Seeds):
-            return self.made(batch)
+            return self.render_clips(batch)
         if isinstance(batch, UnlabeledBatch):
             assert self.teachers is not None
             return self.teachers.label(batch)
         return rendered(batch)
 
-    def made(self, batch: Seeds) -> TrackBatch:
+    def render_clips(self, batch: Seeds) -> TrackBatch:
         """The clips of procedural samples."""
         data, device = self.settings.data, batch.numbers.device
         assert data.procedural is not None
         if self.textures is None or self.textures.device != device:
-            made = data.procedural.made_textures
-            self.textures = load_textures(data.textures, data.procedural.texture_size, made)
+            texture_count = data.procedural.made_textures
+            self.textures = load_textures(
+                data.textures, data.procedural.texture_size, texture_count
+            )
             self.textures = self.textures.to(device)
         height, width = data.crop_size
         return to_batch(
@@ -229,13 +231,13 @@ class _CoTracker3Recipe(Recipe):
             terms = tracking_loss.losses(
                 tracks.train_data.windows, self.targets(batch), counts, self.settings.loss
             )
-            seen = self.supervised(batch) & batch.visibility
-            pixels = (tracks.tracks_xy.detach() - batch.tracks).norm(dim=-1) * seen
+            is_counted = self.supervised(batch) & batch.visibility
+            pixels = (tracks.tracks_xy.detach() - batch.tracks).norm(dim=-1) * is_counted
             if "visible_once" in counts:
                 error = pixels.sum() / counts["visible_once"].clamp(min=1)
             else:
-                own = pixels.sum((1, 2)) / seen.sum((1, 2)).clamp(min=1)
-                error = own.sum() / counts["clips"]
+                clip_error = pixels.sum((1, 2)) / is_counted.sum((1, 2)).clamp(min=1)
+                error = clip_error.sum() / counts["clips"]
         return StepOutput(terms, {"visible_error_px": error} | redrawn_metric(batch, counts))
 
     def check_evaluation_data(self) -> None:
@@ -326,8 +328,8 @@ class _CoTracker3Recipe(Recipe):
         parts = (prediction.tracks_xy, visible, prediction.visibility, prediction.confidence)
         return PointTracks(*(part[0].cpu() for part in parts))
 
-    def predictor(self, model: nn.Module, **manner: Any) -> Predictor:
-        """The model with the way of running it that the settings and `manner` describe."""
+    def predictor(self, model: nn.Module, **options: Any) -> Predictor:
+        """The model with the way of running it that the settings and `options` describe."""
         settings = self.settings.evaluation
         height, width = settings.resolution
         assert isinstance(model, CoTracker3Offline | CoTracker3Online)
@@ -338,7 +340,7 @@ class _CoTracker3Recipe(Recipe):
             random_points=settings.random_points,
             local_grid_size=settings.local_grid_size,
             queries_per_batch=settings.queries_per_batch,
-            **manner,
+            **options,
         )
 
 

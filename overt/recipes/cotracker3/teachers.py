@@ -192,12 +192,12 @@ def _placeholder(batch: UnlabeledBatch) -> TrackBatch:
     """Return labels of the right sizes; a plan leaves out what teachers take."""
     clips, frames = batch.video.shape[:2]
     points = batch.queries.shape[1]
-    seen = batch.video.new_ones((clips, frames, points), dtype=torch.bool)
+    visible = batch.video.new_ones((clips, frames, points), dtype=torch.bool)
     return TrackBatch(
         video=batch.video,
         tracks=batch.queries[:, None, :, 1:].expand(-1, frames, -1, -1).contiguous(),
-        visibility=seen,
-        valid=seen.clone(),
+        visibility=visible,
+        valid=visible.clone(),
         queries=batch.queries,
         redrawn=batch.redrawn,
         names=batch.names,
@@ -277,7 +277,9 @@ def refuse_untrained(settings: UnlabeledSettings) -> None:
             "random weights: set checkpoint.init_from=FILE, or data.unlabeled.student=random "
             "together with teachers that are not the student"
         )
-    if settings.student == RANDOM and any(each.source == STUDENT for each in settings.teachers):
+    if settings.student == RANDOM and any(
+        teacher.source == STUDENT for teacher in settings.teachers
+    ):
         raise ConfigError(
             f"data.unlabeled.student={RANDOM}, so {STUDENT} cannot be a teacher; name a trained "
             "tracker in data.unlabeled.teachers"

@@ -128,8 +128,8 @@ class SimCLR(FeatureModel):
     def forward(self, images: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
         """Return what is compared of both views, (B, width) each."""
         tokens = self.context_encoder.vit(self.pixels(torch.cat([images, second])))
-        first, other = self.head(self.summarize(tokens)).chunk(2)
-        return first, other
+        first, second_view = self.head(self.summarize(tokens)).chunk(2)
+        return first, second_view
 
     def see(
         self, images: Tensor, layout: Layout | None, second: Tensor

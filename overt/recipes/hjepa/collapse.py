@@ -50,8 +50,8 @@ class CollapseMonitor(nn.Module):
 
     def look(self, output: Output, step: int) -> Tensor | None:
         """Return new numbers (P, 4) at a step that is due; `remember` keeps them, not this."""
-        every = self.settings.every_steps
-        return None if every is None or step % every != 0 else self.measure(output)
+        every_steps = self.settings.every_steps
+        return None if every_steps is None or step % every_steps != 0 else self.measure(output)
 
     def shown(self, look: Tensor | None, fraction: Tensor | float = 1.0) -> dict[str, Tensor]:
         """Return the numbers of this look, else of the last one, times `fraction`.

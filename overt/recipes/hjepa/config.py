@@ -58,7 +58,7 @@ class LossSettings:
     # how each direction is compared with a normal distribution: char_function, or reference_points
     # (the original's other test: its memory grows with the square of the tokens)
     sigreg_test: str = MISSING
-    # take mean and scale off each direction first, as the original does; then the term sees neither
+    # standardize each direction first, as the original does; the term then ignores mean and scale
     sigreg_standardize: bool = MISSING
     # NT-Xent between two views of each image: its weight and temperature
     contrastive_weight: float = MISSING
@@ -95,15 +95,15 @@ class LossSettings:
 
 @dataclass
 class CollapseSettings:
-    # look at the features every N steps; null: never
+    # check the features every N steps; null: never
     every_steps: int | None = MISSING
-    # tokens looked at, of each process
+    # tokens checked on each rank
     max_tokens: int = MISSING
-    # alarm where features of context or target vary by less than this share of their size
+    # alarm where features of context or target vary by less than this fraction of their size
     min_std: float = MISSING
-    # alarm where their effective rank is below this share of embed_dim
+    # alarm where their effective rank is below this fraction of embed_dim
     min_rank: float = MISSING
-    # looks in a row with an alarm before the run is stopped; null: it only warns
+    # consecutive alarms before the run is stopped; null: only warn
     stop_after: int | None = MISSING
 
     def __post_init__(self) -> None:
@@ -119,7 +119,7 @@ class LinearProbeSettings:
     # of a single layer; a sweep has its own rates
     lr: float = MISSING
     # train layers of several rates and weight decays in one pass, on standardized features, and
-    # score the one that is best on a tenth of the training features, which it did not see
+    # score the one that is best on a held-out tenth of the training features
     sweep: bool = False
     # with sweep: also learn from these fractions of the labels, of every class alike
     label_fractions: list[float] = field(default_factory=list)
@@ -220,7 +220,7 @@ class Settings:
             )
         if data.masking.weigh == "blocks" and model.pooling != "grid":
             raise ConfigError(
-                f"data.masking.weigh=blocks goes with model.pooling=grid, not {model.pooling}; set "
+                f"data.masking.weigh=blocks needs model.pooling=grid, got {model.pooling}; set "
                 "data.masking.weigh=tokens"
             )
         if data.masking.fixed_shapes is True:

@@ -78,7 +78,7 @@ class Masks:
             return self.rule.draw_sets(rng)
         contexts, blocks = self.rule.draw(rng)
         sets = [blocks] if self.predicts_union else [[block] for block in blocks]
-        return contexts, [patches_of(one, self.rule.grid) for one in sets]
+        return contexts, [patches_of(target_set, self.rule.grid) for target_set in sets]
 
 
 class MaskedImages:
@@ -155,8 +155,8 @@ def numbered_alike(held_out: Images, training: Images) -> Images:
     if not (training.classes and held_out.classes):
         return held_out
     learned = {training.classes[label] for label in np.unique(training.labels)}
-    wanted = [held_out.classes[label] for label in np.unique(held_out.labels)]
-    unknown = [name for name in wanted if name not in learned]
+    class_names = [held_out.classes[label] for label in np.unique(held_out.labels)]
+    unknown = [name for name in class_names if name not in learned]
     if unknown:
         shown = ", ".join(unknown[:5]) + (", ..." if len(unknown) > 5 else "")
         raise DataError(
@@ -201,8 +201,8 @@ def open_sets(settings: DataSettings) -> tuple[ReadableImages, ReadableImages]:
         both = ReadableImages(images)  # what cannot be read is known to both
         return both, both
     if settings.val_root is not None:
-        others = numbered_alike(open_images(settings.val_root, settings.labelled), images)
-        return ReadableImages(images), ReadableImages(others)
+        held_out_images = numbered_alike(open_images(settings.val_root, settings.labelled), images)
+        return ReadableImages(images), ReadableImages(held_out_images)
     order = np.random.default_rng(0).permutation(len(images))
     count = round(settings.held_out * len(images))
     training, held_out = (Part(images, np.sort(part)) for part in (order[count:], order[:count]))
@@ -215,8 +215,8 @@ def training_transform(settings: DataSettings) -> TrainingTransform:
     chosen = settings.augmentation
     low, high = chosen.crop_scale
     distorts = chosen.color_distortion > 0
-    whole = {"scale": (1.0, 1.0), "ratio": (width / height, width / height)}
-    crop = {"scale": (low, high)} if chosen.random_crop else whole
+    full_crop = {"scale": (1.0, 1.0), "ratio": (width / height, width / height)}
+    crop = {"scale": (low, high)} if chosen.random_crop else full_crop
     return TrainingTransform(
         (height, width),
         interpolation="bicubic" if chosen.interpolation == "bicubic" else "bilinear",
@@ -317,7 +317,9 @@ class Collate:
         if settings.data.masking.fixed_shapes:
             masks = Masks(settings)
             drawn = [masks.draw(sample_rng(0, 0, index)) for index in range(IMAGES_TRIED)]
-            self.spread = Spread.over([lay_out([one], self.grid, self.model) for one in drawn])
+            self.spread = Spread.over(
+                [lay_out([image_masks], self.grid, self.model) for image_masks in drawn]
+            )
 
     def __call__(self, samples: list[Sample]) -> Batch:
         second = [sample.second for sample in samples if sample.second is not None]
@@ -343,32 +345,40 @@ def lay_out(
     """
     contexts, targets = (list(side) for side in zip(*masks, strict=True))
     batch, patches = len(contexts), grid[0] * grid[1]
-    kept = [image[number] for number in range(len(contexts[0])) for image in contexts]
+    context_patches = [image[number] for number in range(len(contexts[0])) for image in contexts]
     hidden = None
     if model.hidden_tokens == "zero":
         hidden = torch.ones(batch, patches, dtype=torch.bool)
-        for number, places in enumerate(kept):
-            hidden[number, torch.from_numpy(places)] = False
-        kept = [np.arange(patches)] * batch  # all tokens stay, so the predictor sees all
+        for number, patch_indices in enumerate(context_patches):
+            hidden[number, torch.from_numpy(patch_indices)] = False
+        context_patches = [np.arange(patches)] * batch  # all tokens stay, so the predictor sees all
     sets = [[image[number] for image in targets] for number in range(len(targets[0]))]
-    counts = np.array([len(places) for one in sets for places in one])
+    counts = np.array([len(patch_indices) for target_set in sets for patch_indices in target_set])
     if model.pooling == "sequence":
         longest = counts.max()
-        sets = [[np.pad(places, (0, longest - len(places))) for places in one] for one in sets]
-    prediction = pack_predictions([len(places) for places in kept], sets, patches)
+        sets = [
+            [
+                np.pad(patch_indices, (0, longest - len(patch_indices)))
+                for patch_indices in target_set
+            ]
+            for target_set in sets
+        ]
+    prediction = pack_predictions(
+        [len(patch_indices) for patch_indices in context_patches], sets, patches
+    )
     # A set is predicted once from every context.
-    repeats = len(kept) // batch
+    repeats = len(context_patches) // batch
     counts = np.repeat(counts.reshape(len(sets), 1, batch), repeats, axis=1).ravel()
     pooling: Pooling
     if model.pooling == "sequence":
         pooling = SequencePooling(torch.from_numpy(np.arange(longest) < counts[:, None]))
     else:
         sequences = np.repeat(np.arange(len(counts)), counts)
-        places = prediction.places.numpy()
-        pooling = grid_cells(places, sequences, grid, model.num_hierarchies, by_block)
+        patch_indices = prediction.positions.numpy()
+        pooling = grid_cells(patch_indices, sequences, grid, model.num_hierarchies, by_block)
     images = list(range(batch)) * repeats
     return Layout(
-        visible=pack_patches(kept, images, batch, patches, model.class_token),
+        visible=pack_patches(context_patches, images, batch, patches, model.class_token),
         hidden=hidden,
         prediction=prediction,
         pooling=pooling,

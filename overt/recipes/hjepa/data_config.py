@@ -46,8 +46,8 @@ class MaskingSettings:
     allow_overlap: bool = MISSING
     # predict each block by itself (blocks, I-JEPA) or all together (union, H-JEPA)
     predict: str = MISSING
-    # fill all batches up to the same number of tokens, which count nowhere: a CUDA graph needs it;
-    # auto: where there is a CUDA device and no such token counts
+    # pad all batches to the same number of tokens; padding is excluded from the loss. CUDA graphs
+    # need it. auto: where there is a CUDA device and no padding counts
     fixed_shapes: bool | str = False
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ class MaskingSettings:
         within("data.masking.cut_batch", self.cut_batch, 1)
         if self.style == "official" and (self.kind, self.context) != ("ijepa", "block"):
             raise ConfigError(
-                f"data.masking.style=official goes with kind=ijepa and context=block, not with "
+                "data.masking.style=official needs kind=ijepa and context=block, got "
                 f"kind={self.kind} and context={self.context}; set style=own"
             )
         if self.style == "official" and self.max_keep is not None:
@@ -80,9 +80,7 @@ class MaskingSettings:
                 "it, or set it to null"
             )
         if self.ijepa_compat and (self.kind != "ijepa" or self.context != "block"):
-            raise ConfigError(
-                "data.masking.ijepa_compat=true goes with kind=ijepa and context=block only"
-            )
+            raise ConfigError("data.masking.ijepa_compat=true needs kind=ijepa and context=block")
 
 
 @dataclass
@@ -134,9 +132,9 @@ class AugmentationSettings:
 class DataSettings:
     # images to train on: a folder, a pack of `overt data pack`, or a .npz archive
     root: str = MISSING
-    # images to evaluate on, likewise; null: the held-out share of root
+    # images to evaluate on, likewise; null: the held-out fraction of root
     val_root: str | None = MISSING
-    # with val_root null: share of the images of root that is not trained on
+    # with val_root null: fraction of the images of root that is held out
     held_out: float = MISSING
     # folders in root are classes, which k-NN and probes need, and those of val_root are matched by
     # name; false: images lie anywhere, and labels of packs and archives are not read
@@ -145,7 +143,7 @@ class DataSettings:
     synthetic: SyntheticSettings | None = MISSING
     # (height, width) in pixels
     image_size: list[int] = MISSING
-    # mean and deviation of the colors, from 0 to 1, that are taken off
+    # mean and standard deviation of the colors, from 0 to 1, for normalization
     mean: list[float] = MISSING
     std: list[float] = MISSING
     augmentation: AugmentationSettings = MISSING

@@ -130,7 +130,7 @@ def score_features(
             export_features(path, features.values, features.labels, names)
     if not labelled:
         return scores
-    wanted = min(len(training), evaluation.max_samples or len(training))
+    sample_count = min(len(training), evaluation.max_samples or len(training))
     device = world.device  # that of the model, so that a GPU compares and learns as well
     pairs = (
         bank.values.to(device),
@@ -142,7 +142,7 @@ def score_features(
     accuracies = knn_accuracies(*pairs, sorted(counts), evaluation.temperature, world)
     nearest = accuracies[min(evaluation.k, len(bank.values))]
     scores |= {"knn_top1": nearest, "feature_score": nearest}
-    scores["unreadable_training_images"] = float(wanted - len(bank.ids))
+    scores["unreadable_training_images"] = float(sample_count - len(bank.ids))
     for k in evaluation.further_k:
         scores[f"knn_top1_k{k}"] = accuracies[min(k, len(bank.values))]
     linear, attentive = evaluation.linear_probe, evaluation.attentive_probe
@@ -217,11 +217,11 @@ def sweep_scores(
     scores = {"linear_top1": linear_sweep_accuracy(*pairs, settings=settings)["top1"]}
     for fraction in label_fractions:
         # One of each class at least, and two to learn from and to choose by.
-        known = labels.cpu().numpy()
-        count = max(2, len(np.unique(known)), round(fraction * len(known)))
-        chosen = torch.from_numpy(spread_over_classes(known, count)).to(bank.device)
-        few = linear_sweep_accuracy(bank[chosen], labels[chosen], queries, truth, settings)
-        scores[f"linear_top1_{fraction:.3g}"] = few["top1"]
+        known_labels = labels.cpu().numpy()
+        count = max(2, len(np.unique(known_labels)), round(fraction * len(known_labels)))
+        chosen = torch.from_numpy(spread_over_classes(known_labels, count)).to(bank.device)
+        accuracies = linear_sweep_accuracy(bank[chosen], labels[chosen], queries, truth, settings)
+        scores[f"linear_top1_{fraction:.3g}"] = accuracies["top1"]
     return scores
 
 

@@ -52,7 +52,7 @@ class Sizes:
     @classmethod
     def of(cls, layout: Layout) -> Sizes:
         assert isinstance(layout.pooling, GridPooling)
-        hidden = len(layout.prediction.places)
+        hidden = len(layout.prediction.positions)
         return cls(
             len(layout.visible.patches),
             len(layout.prediction.rows) - hidden,
@@ -87,8 +87,10 @@ class Spread:
 
 def fill_up(layout: Layout, sizes: Sizes) -> Layout:
     """The same batch in these sizes; as it is where something does not fit."""
-    own = Sizes.of(layout)
-    missing = [more - less for more, less in zip(sizes.numbers(), own.numbers(), strict=True)]
+    current = Sizes.of(layout)
+    missing = [
+        padded - used for padded, used in zip(sizes.numbers(), current.numbers(), strict=True)
+    ]
     visible, seen, hidden, *cells = missing
     if min(missing) < 0 or 0 in cells:
         return layout
@@ -96,7 +98,7 @@ def fill_up(layout: Layout, sizes: Sizes) -> Layout:
     return replace(
         layout,
         visible=_more_patches(layout.visible, visible),
-        prediction=_more_predictions(layout.prediction, own.visible, visible, seen, hidden),
+        prediction=_more_predictions(layout.prediction, current.visible, visible, seen, hidden),
         pooling=_more_cells(layout.pooling, [hidden, *cells]),
         filling=(visible, hidden, *cells),
     )
@@ -131,7 +133,7 @@ def _more_patches(visible: PackedPatches, count: int) -> PackedPatches:
 def _more_predictions(
     prediction: Prediction, own_visible: int, visible: int, seen: int, hidden: int
 ) -> Prediction:
-    rows, own_hidden = prediction.rows, len(prediction.places)
+    rows, own_hidden = prediction.rows, len(prediction.positions)
     # Hidden patches are counted after the visible ones, of which there are more now.
     rows = torch.where(rows < own_visible, rows, rows + visible)
     first = own_visible + visible + own_hidden
@@ -139,7 +141,7 @@ def _more_predictions(
         rows=_append(_append(rows, hidden, first), seen),
         packing=_more_sequences(prediction.packing, hidden + seen),
         hidden=_append(prediction.hidden, hidden, len(rows)),
-        places=_append(prediction.places, hidden),
+        positions=_append(prediction.positions, hidden),
         targets=_append(prediction.targets, hidden),
     )
 

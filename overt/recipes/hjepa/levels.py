@@ -87,36 +87,40 @@ Pooling = GridPooling | SequencePooling
 
 
 def grid_cells(
-    places: np.ndarray, sequences: np.ndarray, grid: Grid, levels: int, by_sequence: bool = False
+    patch_indices: np.ndarray,
+    sequences: np.ndarray,
+    grid: Grid,
+    levels: int,
+    by_sequence: bool = False,
 ) -> GridPooling:
     """The cells of every level, for tokens at these places of the grid, sequence by sequence.
 
     `by_sequence`: the valid cells of a sequence share a weight of 1.
     """
-    rows, columns = np.divmod(places, grid[1])
+    rows, columns = np.divmod(patch_indices, grid[1])
     per_level = []
     for level in range(levels):
         across = -(-grid[1] // 2**level)
         down = -(-grid[0] // 2**level)
         key = (sequences * down + (rows >> level)) * across + (columns >> level)
         if level == 0:
-            first, of_token = np.arange(len(places)), np.arange(len(places))
+            first, of_token = np.arange(len(patch_indices)), np.arange(len(patch_indices))
         else:
             _, first, of_token = np.unique(key, return_index=True, return_inverse=True)
         per_level.append((first, of_token))
-    made = []
+    levels_made = []
     for level, (first, of_token) in enumerate(per_level):
         size = np.bincount(of_token, minlength=len(first)).astype(np.float32)
         parent_of_token = per_level[level + 1][1] if level + 1 < levels else of_token
         side = 2**level
         top, left = rows[first] // side * side, columns[first] // side * side
-        whole = np.minimum(side, grid[0] - top) * np.minimum(side, grid[1] - left)
-        valid = size > 0.5 * whole
+        cell_area = np.minimum(side, grid[0] - top) * np.minimum(side, grid[1] - left)
+        valid = size > 0.5 * cell_area
         if by_sequence:
             of_cell = sequences[first]
             counts = np.bincount(of_cell[valid], minlength=int(sequences.max()) + 1)
             valid = (valid / np.maximum(counts[of_cell], 1)).astype(np.float32)
-        made.append(
+        levels_made.append(
             Cells(
                 of_token=torch.from_numpy(of_token.astype(np.int64)),
                 size=torch.from_numpy(size),
@@ -124,14 +128,14 @@ def grid_cells(
                 valid=torch.from_numpy(valid),
             )
         )
-    return GridPooling(tuple(made))
+    return GridPooling(tuple(levels_made))
 
 
 def dense_cells(batch: int, grid: Grid, levels: int) -> GridPooling:
     """The cells of whole images."""
     patches = grid[0] * grid[1]
-    places = np.tile(np.arange(patches), batch)
-    return grid_cells(places, np.repeat(np.arange(batch), patches), grid, levels)
+    patch_indices = np.tile(np.arange(patches), batch)
+    return grid_cells(patch_indices, np.repeat(np.arange(batch), patches), grid, levels)
 
 
 def valid_counts(pooling: Pooling, levels: int) -> Tensor:

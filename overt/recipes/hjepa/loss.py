@@ -31,14 +31,14 @@ def distance(
         target = F.normalize(target, dim=-1, eps=1e-8)
     match kind:
         case "mse":
-            each = F.mse_loss(prediction, target, reduction="none")
+            element_loss = F.mse_loss(prediction, target, reduction="none")
         case "smoothl1":
-            each = F.smooth_l1_loss(prediction, target, reduction="none")
+            element_loss = F.smooth_l1_loss(prediction, target, reduction="none")
         case "huber":
-            each = F.huber_loss(prediction, target, reduction="none", delta=delta)
+            element_loss = F.huber_loss(prediction, target, reduction="none", delta=delta)
         case _:
             raise ValueError(f"kind={kind!r}; allowed: mse, smoothl1 and huber")
-    return each.mean(-1)
+    return element_loss.mean(-1)
 
 
 def level_losses(
@@ -75,8 +75,8 @@ def spread(rows: Tensor, eps: float = 1e-4) -> tuple[Tensor, Tensor]:
     covariance = sum_everywhere(centred.T @ centred) / (count - 1)
     deviation = (covariance.diagonal() + eps).sqrt()
     width = rows.shape[1]
-    others = covariance.square().sum() - covariance.diagonal().square().sum()
-    return F.relu(1.0 - deviation).mean(), others / (width * (width - 1))
+    off_diagonal = covariance.square().sum() - covariance.diagonal().square().sum()
+    return F.relu(1.0 - deviation).mean(), off_diagonal / (width * (width - 1))
 
 
 def sigreg(rows: Tensor, slices: Tensor, standardize: bool = False) -> Tensor:
@@ -91,11 +91,11 @@ def sigreg(rows: Tensor, slices: Tensor, standardize: bool = False) -> Tensor:
     parts = [
         checkpoint(
             _slice_distances,
-            *(rows, some, count, standardize),
+            *(rows, chunk, count, standardize),
             use_reentrant=False,
             preserve_rng_state=False,  # nothing is drawn; to ask for the state is to wait
         )
-        for some in torch.split(slices.to(rows.dtype), SLICES_AT_ONCE)
+        for chunk in torch.split(slices.to(rows.dtype), SLICES_AT_ONCE)
     ]
     return torch.cat(parts).mean()
 

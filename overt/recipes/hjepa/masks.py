@@ -54,7 +54,7 @@ class MaskRule:
                 if len(tries) == 1 or not touches(block, chosen):
                     break
             else:
-                block = place(self.fallback, self.grid, rng)
+                block = random_block(self.fallback, self.grid, rng)
             chosen.append(block)
         return chosen
 
@@ -80,13 +80,13 @@ def keep_enough(
     """
     while True:
         for _ in range(CONTEXT_TRIES):
-            seen = np.zeros(grid, dtype=bool)
-            seen[span(draw())] = True
+            visible = np.zeros(grid, dtype=bool)
+            visible[span(draw())] = True
             for block in hidden:
-                seen[span(block)] = False
-            kept = np.flatnonzero(seen)
-            if len(kept) >= least or not hidden:
-                return kept
+                visible[span(block)] = False
+            patch_indices = np.flatnonzero(visible)
+            if len(patch_indices) >= least or not hidden:
+                return patch_indices
         hidden.pop()
 
 
@@ -167,10 +167,10 @@ def make_block(draw: Sequence[float], grid: Grid, scale: Range, aspect: Range) -
     return int(y * (down - height + 1)), int(x * (across - width + 1)), height, width
 
 
-def place(size: Grid, grid: Grid, rng: np.random.Generator) -> Block:
+def random_block(size: Grid, grid: Grid, rng: np.random.Generator) -> Block:
     """A block of this size anywhere on the grid."""
     top, left = (
-        int(rng.integers(whole - part + 1)) for whole, part in zip(grid, size, strict=True)
+        int(rng.integers(extent - length + 1)) for extent, length in zip(grid, size, strict=True)
     )
     return top, left, size[0], size[1]
 
@@ -221,7 +221,7 @@ class OfficialRule:
 
     def draw(self, rng: np.random.Generator) -> tuple[list[np.ndarray], list[Block]]:
         """Sorted patch numbers of each context of one sample, and its target blocks."""
-        return self.draw_places(*self.sizes(int(rng.integers(2**31))), rng)
+        return self.draw_blocks(*self.sizes(int(rng.integers(2**31))), rng)
 
     def sizes(self, seed: int) -> tuple[Grid, Grid]:
         """(height, width) of target and context blocks for the seed that I-JEPA counts up."""
@@ -234,19 +234,19 @@ class OfficialRule:
             sizes.append(block_size(draw, self.grid, scale, aspect))
         return sizes[0], sizes[1]
 
-    def draw_places(
+    def draw_blocks(
         self, target: Grid, context: Grid, rng: np.random.Generator
     ) -> tuple[list[np.ndarray], list[Block]]:
         """Contexts and targets with blocks of these sizes."""
         inner = (self.grid[0] - 1, self.grid[1] - 1)
-        targets = [place(target, inner, rng) for _ in range(self.num_targets)]
+        targets = [random_block(target, inner, rng) for _ in range(self.num_targets)]
         contexts = []
         for _ in range(self.num_contexts):
             hidden = [] if self.allow_overlap else list(targets)
-            kept = keep_enough(
-                lambda: place(context, inner, rng), hidden, self.grid, self.min_keep + 1
+            patch_indices = keep_enough(
+                lambda: random_block(context, inner, rng), hidden, self.grid, self.min_keep + 1
             )
-            contexts.append(some_of(kept, self.max_keep, rng))
+            contexts.append(some_of(patch_indices, self.max_keep, rng))
         return contexts, targets
 
 
@@ -267,14 +267,14 @@ class BatchRule(OfficialRule):
         first, second, third = rng.random(3).tolist()
         target = block_size(first, self.grid, self.target_scale, self.aspect)
         context = block_size(second, self.grid, self.context_scale, (1.0, 1.0))
-        contexts, targets = self.draw_places(target, context, rng)
+        contexts, targets = self.draw_blocks(target, context, rng)
         if self.batch == 1:
             return contexts, targets
         lengths = context_lengths(self, target, context)
         # The shortest of n lengths is above x with the n-th power of the probability of one.
         below = 1 - (1 - third) ** (1 / (self.batch - 1))
         shortest = min(int(lengths[int(below * len(lengths))]), *map(len, contexts))
-        return [kept[:shortest] for kept in contexts], targets
+        return [patch_indices[:shortest] for patch_indices in contexts], targets
 
 
 LENGTHS_DRAWN = 8192
@@ -289,21 +289,21 @@ def context_lengths(rule: BatchRule, target: Grid, context: Grid) -> np.ndarray:
     def inside(size: Grid, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows and columns that blocks cover, (images, count, side)."""
         covered = []
-        for side, whole in ((size[0], down), (size[1], across)):
-            begins = rng.integers(0, whole - side, (LENGTHS_DRAWN, count, 1))
-            patches = np.arange(whole)
+        for side, extent in ((size[0], down), (size[1], across)):
+            begins = rng.integers(0, extent - side, (LENGTHS_DRAWN, count, 1))
+            patches = np.arange(extent)
             covered.append((patches >= begins) & (patches < begins + side))
         return covered[0], covered[1]
 
     rows, columns = inside(context, 1)
-    seen = rows[:, 0, :, None] & columns[:, 0, None]  # (images, down, across)
+    visible = rows[:, 0, :, None] & columns[:, 0, None]  # (images, down, across)
     if not rule.allow_overlap:
         rows, columns = inside(target, rule.num_targets)
         for number in range(rule.num_targets):
-            seen &= ~(rows[:, number, :, None] & columns[:, number, None])
-    lengths = np.sort(seen.sum((1, 2)))
-    enough = lengths[lengths > rule.min_keep]
-    return enough if len(enough) else np.array([down * across])
+            visible &= ~(rows[:, number, :, None] & columns[:, number, None])
+    lengths = np.sort(visible.sum((1, 2)))
+    long_enough = lengths[lengths > rule.min_keep]
+    return long_enough if len(long_enough) else np.array([down * across])
 
 
 def block_size(draw: float, grid: Grid, scale: Range, aspect: Range) -> Grid:

@@ -31,7 +31,7 @@ class Pull:
     term: Tensor  # () the value of all micro-batches and processes
     shown: dict[str, Tensor]
 
-    def on(self, features: Features, share: Tensor) -> Tensor:
+    def on(self, features: Features, fraction: Tensor) -> Tensor:
         """A number with this share of the term's value and, by the features, its whole gradient."""
         along = torch.stack(
             [
@@ -39,7 +39,7 @@ class Pull:
                 for part, gradient in zip(features, self.gradients, strict=True)
             ]
         ).sum()
-        return self.term * share + along - along.detach()
+        return self.term * fraction + along - along.detach()
 
 
 def mixed(
@@ -85,10 +85,10 @@ def pull_together(trainer: Any, micro_batches: list[Any], settings: LossSettings
     ]
     if len(marked) == 1:
         return marked
-    seen = _features_of_all(trainer, marked)
-    lengths = [len(features[0]) for features in seen]
+    gathered = _features_of_all(trainer, marked)
+    lengths = [len(features[0]) for features in gathered]
     # (n, D) of all micro-batches of this process
-    together = tuple(torch.cat(parts).requires_grad_() for parts in zip(*seen, strict=True))
+    together = tuple(torch.cat(parts).requires_grad_() for parts in zip(*gathered, strict=True))
     with torch.enable_grad(), torch.autocast(trainer.device.type, enabled=False):
         term, shown = mixed(together, settings, trainer.state.step)
         # Every process has the same term; each counts it as much, so that it counts once.
@@ -114,10 +114,10 @@ def _features_of_all(trainer: Any, micro_batches: list[Any]) -> list[Features]:
         for micro in micro_batches:
             batch = trainer.to_device(micro.batch)
             with torch.autocast(device.type, dtype, enabled=dtype is not None):
-                seen = trainer.wrapping.call(model.see, batch.images, batch.layout, batch.second)
-                context, summaries = seen
+                outputs = trainer.wrapping.call(model.see, batch.images, batch.layout, batch.second)
+                context, summaries = outputs
             chosen = choose(context, summaries, batch.is_padding)
-            gathered.append(tuple(one.float() for one in chosen))
+            gathered.append(tuple(rows.float() for rows in chosen))
     return gathered
 
 

@@ -257,19 +257,19 @@ class HJEPA(FeatureModel):
         weights are resized where they have another size. `settings` is the configuration of the
         run that wrote the file, where that was one of overt: it says the grid of the table.
         """
-        own = self.state_dict()
+        current = self.state_dict()
         # What a monitor saw in another run stays there, and fixed positions are computed.
-        kept = [key for key in own if key.startswith("monitor.") or key == PREDICTOR_TABLE]
-        adapted = dict(tensors) | {key: own[key] for key in kept if key in tensors}
+        own_keys = [key for key in current if key.startswith("monitor.") or key == PREDICTOR_TABLE]
+        adapted = dict(tensors) | {key: current[key] for key in own_keys if key in tensors}
         vit = self.context_encoder.vit
-        context, target = (_keys_of_encoder(tensors, vit, these) for these in (CONTEXT, TARGET))
+        context, target = (_keys_of_encoder(tensors, vit, prefix) for prefix in (CONTEXT, TARGET))
         if not context and not target:
             return adapted
         sources = {"context_encoder": context or target}
         if self.target_encoder is not None:
             sources["target_encoder"] = target or context
-        taken = {key for keys in sources.values() for key in keys.values()}
-        adapted = {key: value for key, value in adapted.items() if key not in taken}
+        source_keys = {key for keys in sources.values() for key in keys.values()}
+        adapted = {key: value for key, value in adapted.items() if key not in source_keys}
         fitted: dict[str, dict[str, Tensor]] = {}  # by one of the keys: say once what was resized
         for encoder, keys in sources.items():
             first = next(iter(keys.values()))
@@ -279,7 +279,7 @@ class HJEPA(FeatureModel):
             adapted |= {f"{encoder}.vit.{name}": value for name, value in fitted[first].items()}
         if any(key.startswith(CONTEXT[0]) for key in tensors):
             return adapted  # a whole model of this kind: it is as a whole that it has to fit
-        return _without_other_predictor(adapted, own)
+        return _without_other_predictor(adapted, current)
 
 
 def _keys_of_encoder(
@@ -304,16 +304,16 @@ def _grid_of_run(part: Mapping[str, Tensor], settings: Mapping[str, Any] | None)
 
 
 def _without_other_predictor(
-    adapted: dict[str, Tensor], own: Mapping[str, Tensor]
+    adapted: dict[str, Tensor], current: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """The encoders of others are of use without their predictor, which often has other sizes."""
     for key, value in adapted.items():
-        if key.startswith("predictor.") and key in own and value.shape != own[key].shape:
+        if key.startswith("predictor.") and key in current and value.shape != current[key].shape:
             log.warning(
                 "the predictor of the file is skipped, sizes differ: %s is %s there and %s here",
                 key,
                 tuple(value.shape),
-                tuple(own[key].shape),
+                tuple(current[key].shape),
             )
             return {k: v for k, v in adapted.items() if not k.startswith("predictor.")}
     return adapted

@@ -49,7 +49,7 @@ class PredictorSettings:
 
 @dataclass
 class EmaSettings:
-    # share of the target encoder that stays in each update, at the start and at the end of training
+    # momentum of the target encoder (EMA) at the start and at the end of training
     momentum: float = MISSING
     momentum_end: float = MISSING
     # epochs before it begins to rise
@@ -65,7 +65,8 @@ class EmaSettings:
 
 @dataclass
 class RopeSettings:
-    # turn queries and keys by row and column of their patch, besides the position table
+    # rotate queries and keys by row and column of their patch (RoPE), in addition to the position
+    # table
     use_rope: bool = MISSING
     theta: float = MISSING
 
@@ -79,7 +80,7 @@ class FpnSettings:
     use_fpn: bool = MISSING
     # features of a token in the pyramid; null: those of the encoder
     feature_dim: int | None = MISSING
-    # add or concat: how a level takes in the one above
+    # add or concat: how a level is merged with the one above
     fusion_method: str = MISSING
 
 
@@ -112,7 +113,7 @@ class ModelSettings:
     depth: int | None = MISSING
     num_heads: int | None = MISSING
     patch_size: int | None = MISSING
-    # a token besides those of the patches
+    # a class token in addition to the patches
     class_token: bool = MISSING
     # positions of the patches: learned, or sincos (fixed)
     positions: str = MISSING
@@ -121,7 +122,8 @@ class ModelSettings:
     # weights at the start: normal (deviation 0.02) or fan_in (number of inputs ** -0.5; narrow
     # models need it)
     initialization: str = MISSING
-    # probability of leaving out a residual branch in the last block; rises from 0 in the first
+    # probability of dropping a residual branch in the last block (stochastic depth); rises from 0
+    # in the first
     drop_path_rate: float = MISSING
     num_hierarchies: int = MISSING
     # regions of the levels: grid (squares of patches) or sequence (neighbors in the list of hidden
@@ -132,7 +134,7 @@ class ModelSettings:
     projection: str = MISSING
     # after this layer: layernorm, batchnorm (over a process's micro-batch) or none
     projection_norm: str = MISSING
-    # take mean and scale off each target token (I-JEPA)
+    # standardize each target token (I-JEPA)
     normalize_targets: bool = MISSING
     predictor: PredictorSettings = MISSING
     # false: targets come from the context encoder itself; see loss.detach_targets
@@ -175,14 +177,16 @@ class ModelSettings:
         wide = self.predictor.kind == "reference" or self.predictor.width is None
         width = self.embed_dim if wide else self.predictor.width
         assert width is not None
-        for key, whole, part in (
+        for key, total, divisor in (
             ("model.embed_dim", self.embed_dim, sizes.heads),
             ("model.predictor.width", width, self.predictor.num_heads),
         ):
-            if whole % part:
-                raise ConfigError(f"{key}={whole} is not a multiple of its {part} attention heads")
-            if whole % 4:
-                raise ConfigError(f"{key}={whole} is not a multiple of 4: positions need that")
+            if total % divisor:
+                raise ConfigError(
+                    f"{key}={total} is not a multiple of its {divisor} attention heads"
+                )
+            if total % 4:
+                raise ConfigError(f"{key}={total} is not a multiple of 4: positions need that")
         if self.rope.use_rope and (self.embed_dim // sizes.heads) % 4:
             raise ConfigError(
                 f"model.rope.use_rope=true needs heads of a multiple of 4 features, not "
@@ -195,9 +199,9 @@ class ModelSettings:
 
     def sizes(self) -> EncoderSizes:
         """The sizes of the encoder, from its name or from the settings."""
-        own = (self.depth, self.num_heads, self.patch_size)
+        given_sizes = (self.depth, self.num_heads, self.patch_size)
         if self.encoder_type == CUSTOM:
-            if None in own:
+            if None in given_sizes:
                 raise ConfigError(
                     "model.encoder_type=custom needs model.depth, model.num_heads and "
                     "model.patch_size"
@@ -205,7 +209,7 @@ class ModelSettings:
             assert self.depth is not None
             assert self.num_heads is not None
             return EncoderSizes(self.embed_dim, self.depth, self.num_heads)
-        if own != (None, None, None):
+        if given_sizes != (None, None, None):
             raise ConfigError(
                 f"model.encoder_type={self.encoder_type} fixes the sizes; leave model.depth, "
                 "model.num_heads and model.patch_size null, or set model.encoder_type=custom"

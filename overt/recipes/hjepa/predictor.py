@@ -31,7 +31,7 @@ class Prediction:
     rows: Tensor  # tokens of all sequences among K visible patches followed by T hidden ones
     packing: Packing
     hidden: Tensor  # (T,) where the hidden patches stand among these tokens
-    places: Tensor  # (T,) their places in the image
+    positions: Tensor  # (T,) their indices in the image
     targets: Tensor  # (T,) their rows among the B x N patches of the batch
 
 
@@ -51,24 +51,24 @@ def pack_predictions(
         targets[s][b] for s in range(len(targets)) for _ in range(per_image) for b in range(batch)
     ]
     images = np.tile(np.arange(batch), len(targets) * per_image)
-    counts = np.array([len(places) for places in hidden])
-    seen = np.tile(lengths, len(targets))
-    places = np.concatenate(hidden)
-    total = seen + counts
+    counts = np.array([len(positions) for positions in hidden])
+    visible_counts = np.tile(lengths, len(targets))
+    positions = np.concatenate(hidden)
+    total = visible_counts + counts
     ends = np.cumsum(total)
     rows = np.empty(int(ends[-1]), dtype=np.int64)
     first_hidden = np.repeat(ends - counts, counts)
     at = first_hidden + _inside(counts)
-    rows[at] = visible + np.arange(len(places))
-    rows[np.repeat(ends - total, seen) + _inside(seen)] = np.repeat(
-        np.tile(begins, len(targets)), seen
-    ) + _inside(seen)
+    rows[at] = visible + np.arange(len(positions))
+    rows[np.repeat(ends - total, visible_counts) + _inside(visible_counts)] = np.repeat(
+        np.tile(begins, len(targets)), visible_counts
+    ) + _inside(visible_counts)
     return Prediction(
         rows=torch.from_numpy(rows),
         packing=Packing.of(total, bound=2 * patches),
         hidden=torch.from_numpy(at),
-        places=torch.from_numpy(places),
-        targets=torch.from_numpy(places + np.repeat(images * patches, counts)),
+        positions=torch.from_numpy(positions),
+        targets=torch.from_numpy(positions + np.repeat(images * patches, counts)),
     )
 
 
@@ -115,15 +115,15 @@ class Predictor(nn.Module):
         return list(self.predictor_blocks)
 
     def forward(
-        self, context: Tensor, places: Tensor, prediction: Prediction, table: Tensor
+        self, context: Tensor, visible_positions: Tensor, prediction: Prediction, table: Tensor
     ) -> Tensor:
         """Features of the hidden patches, (T, D), from those of the visible ones, (K, D).
 
         `table`, the encoder's positions, is not used: this predictor has its own.
         """
         positions = self.predictor_pos_embed[0]
-        visible = self.predictor_embed(context) + positions[places]
-        hidden = self.mask_token[0] + positions[prediction.places]
+        visible = self.predictor_embed(context) + positions[visible_positions]
+        hidden = self.mask_token[0] + positions[prediction.positions]
         tokens = torch.cat([visible, hidden.to(visible.dtype)]).index_select(0, prediction.rows)
         for chain in self.chains:
             tokens = chain(tokens, prediction.packing)
@@ -157,13 +157,13 @@ class ReferencePredictor(nn.Module):
         return list(self.blocks)
 
     def forward(
-        self, context: Tensor, places: Tensor, prediction: Prediction, table: Tensor
+        self, context: Tensor, visible_positions: Tensor, prediction: Prediction, table: Tensor
     ) -> Tensor:
         """Features of the hidden patches, (T, D), from those of the visible ones, (K, D).
 
         `table` (N, D) are the encoder's positions; the visible features get none besides.
         """
-        hidden = self.mask_token[0] + table[prediction.places]
+        hidden = self.mask_token[0] + table[prediction.positions]
         tokens = torch.cat([context, hidden.to(context.dtype)]).index_select(0, prediction.rows)
         for chain in self.chains:
             tokens = chain(tokens, prediction.packing)

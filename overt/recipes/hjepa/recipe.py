@@ -53,7 +53,7 @@ class HJEPARecipe(EncoderRecipe):
         if not settings.data.masking.fixed_shapes:
             self.replayable = (
                 "with data.masking.fixed_shapes=false every batch has its own number of tokens; "
-                "leave the key out, so that it follows training.cuda_graph"
+                "remove the key, so that it follows training.cuda_graph"
             )
         self.monitor: CollapseMonitor | None = None  # made with the model, which holds it
         self.momentum: EMAScheduler | None = None
@@ -159,10 +159,10 @@ class HJEPARecipe(EncoderRecipe):
             metrics = {f"loss_h{level}": loss.detach() for level, loss in enumerate(levels)}
             metrics["loss_unweighted"] = torch.stack(levels).detach().mean()
             fraction = len(batch.images) / counts["samples"]
-            extra, more = self.extra_losses(output, batch, fraction, step)
+            extra, extra_metrics = self.extra_losses(output, batch, fraction, step)
             assert self.monitor is not None, "build_model() makes it"
             look = self.monitor.look(output, step)
-            metrics |= more | self.monitor.shown(look, fraction)
+            metrics |= extra_metrics | self.monitor.shown(look, fraction)
         # One row for each sample, so that the ranks' micro-batches weigh by their samples.
         carry = {} if look is None else {"look": look.expand(len(batch.images), -1, -1)}
         return StepOutput(losses | extra, metrics, carry)
@@ -211,8 +211,8 @@ class HJEPARecipe(EncoderRecipe):
 
     def replays_at(self, step: int) -> bool:
         """Not where the monitor looks: it shows numbers to the host."""
-        every = self.settings.evaluation.collapse.every_steps
-        return every is None or step % every != 0
+        every_steps = self.settings.evaluation.collapse.every_steps
+        return every_steps is None or step % every_steps != 0
 
     def after_step(
         self, model: HJEPA, step: int, applied: Tensor, carry: dict[str, Tensor]
@@ -254,9 +254,12 @@ class HJEPARecipe(EncoderRecipe):
         features = model.extract_features(pixels.to(device)).float()
         columns = [
             pixels,
-            torch.stack([self.only(one.image, one.contexts[0], patch) for one in samples]),
+            torch.stack([self.only(sample.image, sample.contexts[0], patch) for sample in samples]),
             torch.stack(
-                [self.only(one.image, np.concatenate(one.targets), patch) for one in samples]
+                [
+                    self.only(sample.image, np.concatenate(sample.targets), patch)
+                    for sample in samples
+                ]
             ),
             pca_picture(features, self.grid, patch),
         ]

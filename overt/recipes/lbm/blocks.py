@@ -78,22 +78,22 @@ class EntryAttention(nn.Module):
         to_query, to_key, to_value = self.in_proj_weight.chunk(3)
         query_bias, _, value_bias = self.in_proj_bias.chunk(3)  # the key's cancels in the softmax
         width = query.shape[-1] // self.heads
-        asked = F.linear(query, to_query, query_bias) / math.sqrt(width)
-        asked = torch.unflatten(asked, -1, (self.heads, width)).transpose(0, 1)  # (H, R, d)
-        asked = asked @ torch.unflatten(to_key, 0, (self.heads, width))  # (H, R, C)
-        asked = asked.transpose(0, 1)  # (R, H, C)
-        logits = asked @ entries.mT.to(asked.dtype)  # (R, H, J)
+        queries = F.linear(query, to_query, query_bias) / math.sqrt(width)
+        queries = torch.unflatten(queries, -1, (self.heads, width)).transpose(0, 1)  # (H, R, d)
+        queries = queries @ torch.unflatten(to_key, 0, (self.heads, width))  # (H, R, C)
+        queries = queries.transpose(0, 1)  # (R, H, C)
+        logits = queries @ entries.mT.to(queries.dtype)  # (R, H, J)
         if embedding is not None:
-            logits = logits + asked @ embedding.T.to(asked.dtype)
+            logits = logits + queries @ embedding.T.to(queries.dtype)
         if ignore is not None:
             logits = logits.masked_fill(ignore.unsqueeze(1), float("-inf"))
         weights = self.dropout(logits.softmax(dim=-1, dtype=torch.float32), seed)
-        share = weights.sum(-1)  # (R, H): one, but for dropout
+        weight_sum = weights.sum(-1)  # (R, H): one, but for dropout
         weights = weights.to(entries.dtype)
         read = (weights @ entries).transpose(0, 1)  # (H, R, C)
         values = read @ torch.unflatten(to_value, 0, (self.heads, width)).mT.to(read.dtype)
         values = values.transpose(0, 1)  # (R, H, d)
-        bias = torch.unflatten(value_bias, 0, (self.heads, width)) * share.unsqueeze(-1)
+        bias = torch.unflatten(value_bias, 0, (self.heads, width)) * weight_sum.unsqueeze(-1)
         result: Tensor = self.out_proj((values + bias.to(values.dtype)).flatten(1))
         return result
 

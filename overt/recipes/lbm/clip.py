@@ -52,8 +52,12 @@ def track_clip(
     numbers = torch.zeros(count, dtype=torch.long)  # which query a point of the tracker is
     added = 0
     points_xy = queries[:, 1:].to(device, torch.float32).repeat(frames, 1, 1)
-    rest = torch.zeros((frames, count), device=device)
-    visibility, rho, visible = rest, torch.ones_like(rest), torch.zeros_like(rest, dtype=torch.bool)
+    zeros = torch.zeros((frames, count), device=device)
+    visibility, rho, visible = (
+        zeros,
+        torch.ones_like(zeros),
+        torch.zeros_like(zeros, dtype=torch.bool),
+    )
     for time, frame in enumerate(each(video.unbind(), "tracking frames")):
         tracker.observe(frame)
         new = (begin == time).nonzero().squeeze(1)

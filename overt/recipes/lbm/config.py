@@ -30,13 +30,13 @@ class ModelSettings:
     num_heads: int = MISSING
     # levels of the feature pyramid, each half the size of the one before
     num_levels: int = MISSING
-    # places that a head of the deformable attention reads on each level
+    # points that a head of the deformable attention reads on each level
     num_neighbors: int = MISSING
     # candidates of a point in the first layer; later layers have 4, the last has 1
     top_k_regions: int = MISSING
     # rate of all dropouts
     dropout: float = MISSING
-    # share of the memory's entries that a layer must do without in training
+    # fraction of the memory's entries that a layer drops in training
     random_memory_mask_drop: float = MISSING
     # frames that are remembered, in training
     memory_size: int = MISSING
@@ -76,7 +76,7 @@ class ModelSettings:
 class DataSettings(KubricSettings):
     # frames of a clip
     frames: int = MISSING
-    # tracks of a sample; where a clip has fewer, the rest is empty and counts for nothing
+    # tracks of a sample; if a clip has fewer, the rest is padding, excluded from losses and metrics
     points: int = MISSING
 
     def __post_init__(self) -> None:
@@ -101,7 +101,7 @@ class LossSettings:
     # clips of a micro-batch whose terms are divided by their common counts; the loss is the mean
     # over such groups. 4 is the official run, whose processes have 4 clips each. null: counts of
     # the global batch, where a clip with more visible points weighs more
-    clips_per_mean: int | None = None  # null, as in runs from before it was there
+    clips_per_mean: int | None = None  # null in older runs
 
     def __post_init__(self) -> None:
         if self.clips_per_mean is not None:

@@ -112,10 +112,10 @@ class Layer(PostNorm):
         recalled = before
         for name, entries in (("collision", memory.collision), ("stream", memory.stream)):
             rows = self.time_embedding(name, entries.shape[2])
-            asked = recalled + rows[-1]
+            queries = recalled + rows[-1]
             attention = getattr(self, f"{name}_attention")
-            update = attention(asked, entries.flatten(0, 1), rows[:-1], ignore, seed)
-            recalled = self.residual(name, asked, update, seed)
+            update = attention(queries, entries.flatten(0, 1), rows[:-1], ignore, seed)
+            recalled = self.residual(name, queries, update, seed)
         return torch.unflatten(torch.where(empty, before, recalled), 0, query.shape[:2])
 
     def time_embedding(self, name: str, memory_size: int) -> Tensor:

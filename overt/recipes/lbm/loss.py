@@ -92,11 +92,14 @@ def pooled_losses(
     terms: list[dict[str, Tensor]] = []
     for first in range(0, batch, settings.clips_per_mean):
         group = slice(first, min(first + settings.clips_per_mean, batch))
-        own = Targets(*(part[group] for part in targets))
-        parts = losses(_clips(prediction, group), own, counts(own), settings)
+        group_targets = Targets(*(part[group] for part in targets))
+        parts = losses(_clips(prediction, group), group_targets, counts(group_targets), settings)
         weight = (group.stop - group.start) / clips
         terms.append({name: term * weight for name, term in parts.items()})
-    return {name: torch.stack([each[name] for each in terms]).sum() for name in terms[0]}
+    return {
+        name: torch.stack([losses_of_group[name] for losses_of_group in terms]).sum()
+        for name in terms[0]
+    }
 
 
 def _clips(prediction: Prediction, group: slice) -> Prediction:
@@ -160,5 +163,5 @@ def uncertainty_of_candidates(
     """The same for every candidate of all layers but the last: the mean over the candidates."""
     positions_xy = torch.cat(candidates_xy, dim=3)  # (B, T, N, sum of K, 2)
     answers = torch.cat(logits, dim=3)
-    each = Targets(*(part.unsqueeze(3) for part in targets))
-    return uncertainty(positions_xy, answers, each) / answers.shape[3]
+    targets_per_candidate = Targets(*(part.unsqueeze(3) for part in targets))
+    return uncertainty(positions_xy, answers, targets_per_candidate) / answers.shape[3]

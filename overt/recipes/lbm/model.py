@@ -72,9 +72,9 @@ class LBM(nn.Module):
         batch, frames, _, height, width = video.shape
         features = self.backbone(video.flatten(0, 1))  # (B * T, h, w, C)
         query_frames = queries[..., 0].floor().long()  # (B, N)
-        places_xy = self.to_model_pixels(queries[..., 1:], (height, width))
+        positions_xy = self.to_model_pixels(queries[..., 1:], (height, width))
         clips = torch.arange(batch, device=video.device).unsqueeze(1)
-        query = self.read_queries(features, clips * frames + query_frames, places_xy)
+        query = self.read_queries(features, clips * frames + query_frames, positions_xy)
 
         clip = torch.unflatten(features, 0, (batch, frames))
         entries = [self._no_entry(query)] * self.memory_size
@@ -115,7 +115,7 @@ class LBM(nn.Module):
         query: Tensor,  # (B, N, C)
         entries: list[Entry],  # M, the oldest first
         frame: Tensor | FrameMaps,  # features (B, h, w, C), or what is made of them
-        seen: Tensor,  # (B, N) bool: the query's frame has come
+        has_started: Tensor,  # (B, N) bool: the query's frame has come
         cells: Tensor | None,  # (B, N)
         seed: Tensor | None,  # () int64, of what is dropped in training
     ) -> tuple[Estimate, Entry, Tensor | None]:
@@ -125,7 +125,7 @@ class LBM(nn.Module):
         entry = Entry(
             collision.to(query.dtype),
             stream.to(query.dtype),
-            ~seen | ~self.is_visible(estimate.visibility),
+            ~has_started | ~self.is_visible(estimate.visibility),
         )
         # The correlations have served; nothing of their size leaves the frame.
         layers = tuple(
@@ -137,9 +137,9 @@ class LBM(nn.Module):
         """Where a point is sure enough to be seen."""
         return torch.sigmoid(logits.float()) >= self.visible_threshold
 
-    def read_queries(self, features: Tensor, frames: Tensor, places_xy: Tensor) -> Tensor:
+    def read_queries(self, features: Tensor, frames: Tensor, positions_xy: Tensor) -> Tensor:
         """Features (..., C) at places (..., 2) in pixels of the model, of the maps `frames`."""
-        return read_points(features, frames, places_xy / STRIDE - 0.5)
+        return read_points(features, frames, positions_xy / STRIDE - 0.5)
 
     def to_model_pixels(self, points_xy: Tensor, size: tuple[int, int]) -> Tensor:
         """Positions (..., 2) in a video of (height, width), in pixels of the model.

@@ -39,12 +39,12 @@ class OnlineFrame(NamedTuple):
     rho: Tensor  # (N,) probabilities of being wrong or invisible
 
 
-def empty_state(model: LBM, slots: int, memory_size: int, like: Tensor) -> State:
-    """No point, nothing remembered; of the type and on the device of `like`."""
+def empty_state(model: LBM, slots: int, memory_size: int, reference: Tensor) -> State:
+    """No point, nothing remembered; of the type and on the device of `reference`."""
     channels = model.transformer.channels
-    entries = like.new_zeros((1, slots, memory_size, channels))
-    ignore = torch.ones((1, slots, memory_size), dtype=torch.bool, device=like.device)
-    return State(like.new_zeros((1, slots, channels)), entries, entries.clone(), ignore)
+    entries = reference.new_zeros((1, slots, memory_size, channels))
+    ignore = torch.ones((1, slots, memory_size), dtype=torch.bool, device=reference.device)
+    return State(reference.new_zeros((1, slots, channels)), entries, entries.clone(), ignore)
 
 
 def advance(model: LBM, state: State, maps: FrameMaps, threshold: float) -> tuple[Estimate, State]:
@@ -140,9 +140,9 @@ class OnlineTracker:
             raise DataError("points were added before the first frame; show a frame first")
         refuse_points_outside(points_xy, self.frame_size)
         used = set(self.slot_of.values())
-        wanted = len(used) + len(points_xy)
-        if wanted > self.slots:
-            self._grow(max(wanted, 2 * self.slots))
+        needed_slots = len(used) + len(points_xy)
+        if needed_slots > self.slots:
+            self._grow(max(needed_slots, 2 * self.slots))
         free = [slot for slot in range(self.slots) if slot not in used][: len(points_xy)]
         numbers = list(range(self.next_number, self.next_number + len(points_xy)))
         self.next_number += len(points_xy)
@@ -162,8 +162,8 @@ class OnlineTracker:
         """Remove points by the numbers that `add` gave them; their slots become free."""
         for number in numbers:
             if number not in self.slot_of:
-                known = ", ".join(map(str, self.slot_of)) or "none"
-                raise DataError(f"no point {number} to remove; there are: {known}")
+                tracked_ids = ", ".join(map(str, self.slot_of)) or "none"
+                raise DataError(f"no point {number} to remove; there are: {tracked_ids}")
             del self.slot_of[number]
         self._note_slots()
 
@@ -192,8 +192,8 @@ class OnlineTracker:
         )
 
     def _empty(self, count: int) -> State:
-        like = self.model.backbone.proj1.weight.detach()
-        return empty_state(self.model, count, self.memory_size, like)
+        reference = self.model.backbone.proj1.weight.detach()
+        return empty_state(self.model, count, self.memory_size, reference)
 
     def _grow(self, count: int) -> None:
         """Room for `count` points; those that are there keep their slots."""

@@ -68,19 +68,21 @@ def read_points(features: Tensor, frames: Tensor, cells_xy: Tensor) -> Tensor:
     x = cells_xy[..., 0].float().clamp(0, width - 1)
     y = cells_xy[..., 1].float().clamp(0, height - 1)
     left, top = x.floor(), y.floor()
-    share_x, share_y = x - left, y - top
+    fraction_x, fraction_y = x - left, y - top
     column, row = left.long(), top.long()
     right, below = (column + 1).clamp(max=width - 1), (row + 1).clamp(max=height - 1)
     first = frames * (height * width)
     cells = features.flatten(0, 2)
 
-    def gather(row: Tensor, column: Tensor, share: Tensor) -> Tensor:
+    def gather(row: Tensor, column: Tensor, weight: Tensor) -> Tensor:
         numbers = first + row * width + column
         read = cells.index_select(0, numbers.flatten()).view(*numbers.shape, -1)
-        return read * share.unsqueeze(-1).to(read.dtype)
+        return read * weight.unsqueeze(-1).to(read.dtype)
 
-    upper = gather(row, column, (1 - share_x) * (1 - share_y)) + gather(
-        row, right, share_x * (1 - share_y)
+    upper = gather(row, column, (1 - fraction_x) * (1 - fraction_y)) + gather(
+        row, right, fraction_x * (1 - fraction_y)
     )
-    lower = gather(below, column, (1 - share_x) * share_y) + gather(below, right, share_x * share_y)
+    lower = gather(below, column, (1 - fraction_x) * fraction_y) + gather(
+        below, right, fraction_x * fraction_y
+    )
     return upper + lower

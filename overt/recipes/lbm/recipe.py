@@ -101,8 +101,8 @@ class LBMRecipe(Recipe):
             raise ConfigError(
                 f"model.backbone_weights={TO_BE_GIVEN}: the official runs start from an ImageNet "
                 "ResNet-18, and a random encoder gives far lower scores. Give torchvision's file, "
-                "model.backbone_weights=resnet18-f37072fd.pth, or say "
-                "model.backbone_weights=random, also where checkpoint.init_from brings all weights"
+                "model.backbone_weights=resnet18-f37072fd.pth, or set "
+                "model.backbone_weights=random, also if checkpoint.init_from provides all weights"
             )
         make_missing_sequences(self.settings.data)
         return KubricClips(self.settings.data)

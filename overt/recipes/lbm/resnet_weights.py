@@ -29,20 +29,20 @@ def load_resnet(backbone: Backbone, path: Path | str) -> None:
             "resnet18-f37072fd.pth; null starts from random weights."
         )
     tensors = read_weights(path, "model.backbone_weights")
-    own = backbone.state_dict()
-    stages = {name for name in own if name.startswith(("layer1.", "layer2.", "layer3."))}
-    taken: dict[str, Tensor] = {}
+    current = backbone.state_dict()
+    stages = {name for name in current if name.startswith(("layer1.", "layer2.", "layer3."))}
+    loaded: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         old = next((prefix for prefix in PREFIXES if name.startswith(prefix)), None)
         if old is not None:
-            taken[PREFIXES[old] + name.removeprefix(old)] = tensor
+            loaded[PREFIXES[old] + name.removeprefix(old)] = tensor
         elif not name.startswith(UNUSED):
             raise CheckpointError(
                 f"model.backbone_weights={path}: {name} is not a key of a ResNet-18"
             )
-    missing = sorted(name for name in stages - set(taken) if "num_batches_tracked" not in name)
-    extra = sorted(set(taken) - stages)
-    wrong = [name for name in stages & set(taken) if taken[name].shape != own[name].shape]
+    missing = sorted(name for name in stages - set(loaded) if "num_batches_tracked" not in name)
+    extra = sorted(set(loaded) - stages)
+    wrong = [name for name in stages & set(loaded) if loaded[name].shape != current[name].shape]
     if missing or extra or wrong:
         raise CheckpointError(
             f"model.backbone_weights={path} does not fit: {len(missing)} keys missing, "
@@ -50,4 +50,4 @@ def load_resnet(backbone: Backbone, path: Path | str) -> None:
             f"{(missing + extra + sorted(wrong))[0]}. Expected: torchvision's ResNet-18, and "
             "model.backbone_width=64."
         )
-    backbone.load_state_dict(taken, strict=False)
+    backbone.load_state_dict(loaded, strict=False)

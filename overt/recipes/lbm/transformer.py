@@ -165,8 +165,10 @@ class Transformer(PostNorm):
         estimate = Estimate(points_xy, offset, visibility, rho, tuple(outputs))
         entropy = None
         if cells is not None:
-            each = [cell_entropy(layer.correlation, cells, self.temperature) for layer in outputs]
-            entropy = torch.stack(each)
+            layer_entropies = [
+                cell_entropy(layer.correlation, cells, self.temperature) for layer in outputs
+            ]
+            entropy = torch.stack(layer_entropies)
         return estimate, collision, last.query, entropy
 
     def _look(

@@ -99,14 +99,14 @@ class ModelSettings:
     resolution_multiplier: float = MISSING
     diffusion: DiffusionSettings = MISSING
     # a fourth channel that is 1 for points of the implant; false, as published: the network has to
-    # tell them from the skull's by where they are
+    # tell them from the skull's by position
     marked_points: bool = False
 
     def __post_init__(self) -> None:
         if not self.down or len(self.down) != len(self.up):
             raise ConfigError(
-                f"model.down has {len(self.down)} levels and model.up {len(self.up)}; there is one "
-                "on the way up for each on the way down"
+                f"model.down has {len(self.down)} levels and model.up {len(self.up)}; expected "
+                "equally many"
             )
         within("model.embed_dim", self.embed_dim, 4)
         multipliers = ("width_multiplier", "resolution_multiplier")
@@ -136,11 +136,11 @@ class ModelSettings:
             for value in values:
                 self._check_width(f"{key}={value}", value)
 
-    def _check_width(self, what: str, value: int) -> None:
+    def _check_width(self, key: str, value: int) -> None:
         width = int(value * self.width_multiplier)
         if width < 8 or width % 8:
             raise ConfigError(
-                f"{what} times model.width_multiplier={self.width_multiplier} is {width}; it is "
+                f"{key} times model.width_multiplier={self.width_multiplier} is {width}; it is "
                 "normalized in 8 groups and must be a multiple of 8"
             )
 
@@ -154,9 +154,9 @@ class SyntheticSettings:
     # points of a cloud on disk
     points: int = MISSING
     seed: int = MISSING
-    # processes that make them; null: this one
+    # worker processes that generate them; null: none
     workers: int | None = None
-    # skulls, or null, shells: coarse and quick, for trying things out
+    # skulls, or null, shells: coarse and quick, for tests
     kind: str | None = None
 
     def __post_init__(self) -> None:
@@ -179,7 +179,7 @@ class DataSettings:
     # points of a cloud in all, and how many of them are the implant's
     num_points: int = MISSING
     num_implant_points: int = MISSING
-    # turn training clouds by up to rotation_degrees about each axis
+    # rotate training clouds by up to rotation_degrees about each axis
     augment: bool = MISSING
     rotation_degrees: float = MISSING
     # normalize training clouds by the box of the known points alone, as it is in sampling; false:
@@ -201,7 +201,9 @@ class DataSettings:
             )
         within("data.rotation_degrees", self.rotation_degrees, 0)
         if self.synthetic is not None and self.dataset != "skullbreak":
-            raise ConfigError("data.synthetic writes the layout of skullbreak; set data.dataset so")
+            raise ConfigError(
+                "data.synthetic writes the layout of skullbreak; set data.dataset=skullbreak"
+            )
 
     @property
     def num_known_points(self) -> int:
@@ -239,7 +241,7 @@ class EvaluationSettings:
     batch_size: int = MISSING
     # of the noise that sampling starts from and of the points drawn from the skulls
     seed: int = MISSING
-    # time steps, evenly spread, of the loss on held-out skulls; 0: leave it out
+    # time steps, evenly spread, of the loss on held-out skulls; 0: skip it
     loss_times: int = MISSING
     # also score volumes: the sampled implant as a solid against the one on disk
     volumes: bool = MISSING

@@ -83,8 +83,8 @@ def given_root(settings: DataSettings) -> Path:
     if settings.root is None:
         raise ConfigError(
             "data.root is not given: the folder with complete_skull, defective_skull and implant. "
-            "SkullBreak and SkullFix are published with doi:10.1016/j.dib.2021.106902; `overt data "
-            "prepare` makes them ready, `overt data skulls` writes synthetic ones"
+            "SkullBreak and SkullFix are published with doi:10.1016/j.dib.2021.106902; `overt "
+            "data prepare` prepares them, `overt data skulls` writes synthetic ones"
         )
     return Path(settings.root)
 

@@ -29,9 +29,11 @@ def make_betas(schedule: str, start: float, end: float, steps: int) -> NDArray[n
         return betas
     assert schedule == "cosine", "the settings have refused others"
     points = np.arange(steps + 1) / steps
-    kept = np.cos((points + 0.008) / 1.008 * np.pi / 2) ** 2
-    kept = kept / kept[0]
-    return np.asarray(np.clip(1 - kept[1:] / kept[:-1], 1e-6, 0.999), dtype=np.float64)
+    alphas_cumprod = np.cos((points + 0.008) / 1.008 * np.pi / 2) ** 2
+    alphas_cumprod = alphas_cumprod / alphas_cumprod[0]
+    return np.asarray(
+        np.clip(1 - alphas_cumprod[1:] / alphas_cumprod[:-1], 1e-6, 0.999), dtype=np.float64
+    )
 
 
 @dataclass(frozen=True)
@@ -58,24 +60,24 @@ class Arrays:
 def make_arrays(betas: NDArray[np.float64]) -> Arrays:
     """The arrays of a sequence of variances."""
     alphas = 1.0 - betas
-    beta, alpha, kept = (
+    beta, alpha, alpha_cumprod = (
         torch.from_numpy(values.astype(np.float32)) for values in (betas, alphas, alphas.cumprod())
     )
-    before = torch.cat([kept.new_ones(1), kept[:-1]])
-    variance = beta * (1.0 - before) / (1.0 - kept)
+    before = torch.cat([alpha_cumprod.new_ones(1), alpha_cumprod[:-1]])
+    variance = beta * (1.0 - before) / (1.0 - alpha_cumprod)
     return Arrays(
         betas=beta,
-        alphas_cumprod=kept,
+        alphas_cumprod=alpha_cumprod,
         alphas_cumprod_prev=before,
-        sqrt_alphas_cumprod=kept.sqrt(),
-        sqrt_one_minus_alphas_cumprod=(1.0 - kept).sqrt(),
-        log_one_minus_alphas_cumprod=(1.0 - kept).log(),
-        sqrt_recip_alphas_cumprod=(1.0 / kept).sqrt(),
-        sqrt_recipm1_alphas_cumprod=(1.0 / kept - 1.0).sqrt(),
+        sqrt_alphas_cumprod=alpha_cumprod.sqrt(),
+        sqrt_one_minus_alphas_cumprod=(1.0 - alpha_cumprod).sqrt(),
+        log_one_minus_alphas_cumprod=(1.0 - alpha_cumprod).log(),
+        sqrt_recip_alphas_cumprod=(1.0 / alpha_cumprod).sqrt(),
+        sqrt_recipm1_alphas_cumprod=(1.0 / alpha_cumprod - 1.0).sqrt(),
         posterior_variance=variance,
         posterior_log_variance_clipped=variance.clamp(min=1e-20).log(),
-        posterior_mean_coef1=beta * before.sqrt() / (1.0 - kept),
-        posterior_mean_coef2=(1.0 - before) * alpha.sqrt() / (1.0 - kept),
+        posterior_mean_coef1=beta * before.sqrt() / (1.0 - alpha_cumprod),
+        posterior_mean_coef2=(1.0 - before) * alpha.sqrt() / (1.0 - alpha_cumprod),
     )
 
 
@@ -96,14 +98,14 @@ def respace(arrays: Arrays, steps: int, power: float = 1.0) -> Respaced:
     spread = np.linspace(0, total - 1, steps)
     if power != 1.0:
         spread = (spread / (total - 1)) ** power * (total - 1)
-    kept = np.unique(np.round(spread).astype(int))
+    timesteps = np.unique(np.round(spread).astype(int))
     cumulative = arrays.alphas_cumprod.numpy()
     betas = np.zeros(total, dtype=np.float32)
     before = np.float32(1.0)
-    for step in kept:
+    for step in timesteps:
         betas[step] = np.float32(1.0) - cumulative[step] / before
         before = cumulative[step]
-    return Respaced(make_arrays(betas.astype(np.float64)), kept[::-1].tolist())
+    return Respaced(make_arrays(betas.astype(np.float64)), timesteps[::-1].tolist())
 
 
 def at(values: Tensor, times: Tensor) -> Tensor:
@@ -186,8 +188,10 @@ def ddim_step(
 ) -> Tensor:
     """One step of DDIM, to the kept step before."""
     start = predict_start(arrays, x, times, predicted)
-    kept, before = at(arrays.alphas_cumprod, times), at(arrays.alphas_cumprod_prev, times)
-    deviation = eta * ((1 - before) / (1 - kept)).sqrt() * (1 - kept / before).sqrt()
+    alpha_cumprod, before = at(arrays.alphas_cumprod, times), at(arrays.alphas_cumprod_prev, times)
+    deviation = (
+        eta * ((1 - before) / (1 - alpha_cumprod)).sqrt() * (1 - alpha_cumprod / before).sqrt()
+    )
     direction = (1 - before - deviation**2).clamp(min=0).sqrt() * predicted
     return before.sqrt() * start + direction + deviation * noise
 
@@ -209,8 +213,8 @@ def make_solver(arrays: Arrays, timesteps: list[int]) -> SolverTable:
     The first step has no step before and the last one ends without noise: both are of first order.
     """
     total = len(arrays.betas)
-    kept, added, extrapolated = (np.zeros(total) for _ in range(3))
-    now = arrays.alphas_cumprod.double().numpy()
+    sample_factor, added, extrapolated = (np.zeros(total) for _ in range(3))
+    alphas_cumprod = arrays.alphas_cumprod.double().numpy()
     after = arrays.alphas_cumprod_prev.double().numpy()
     before: float | None = None  # change of the log signal-to-noise ratio in the step before
     for time in timesteps:
@@ -218,14 +222,15 @@ def make_solver(arrays: Arrays, timesteps: list[int]) -> SolverTable:
             added[time] = 1.0
             break
         change = 0.5 * float(
-            np.log(after[time] / (1 - after[time])) - np.log(now[time] / (1 - now[time]))
+            np.log(after[time] / (1 - after[time]))
+            - np.log(alphas_cumprod[time] / (1 - alphas_cumprod[time]))
         )
-        kept[time] = np.sqrt((1 - after[time]) / (1 - now[time]))
+        sample_factor[time] = np.sqrt((1 - after[time]) / (1 - alphas_cumprod[time]))
         added[time] = np.sqrt(after[time]) * -np.expm1(-change)
         extrapolated[time] = 0.0 if before is None else change / (2 * before)
         before = change
     return SolverTable(
-        *(torch.from_numpy(v.astype(np.float32)) for v in (kept, added, extrapolated))
+        *(torch.from_numpy(v.astype(np.float32)) for v in (sample_factor, added, extrapolated))
     )
 
 
@@ -244,8 +249,8 @@ def squared_error(noise: Tensor, predicted: Tensor) -> Tensor:
 
 def min_snr_weight(arrays: Arrays, times: Tensor, gamma: float) -> Tensor:
     """min(SNR, gamma) / SNR at times (B,)."""
-    kept = arrays.alphas_cumprod.index_select(0, times)
-    ratio = kept / (1 - kept)
+    alpha_cumprod = arrays.alphas_cumprod.index_select(0, times)
+    ratio = alpha_cumprod / (1 - alpha_cumprod)
     return ratio.clamp(max=gamma) / ratio
 
 

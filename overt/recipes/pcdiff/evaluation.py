@@ -80,10 +80,10 @@ def score_case(
     """Mean distances of an ensemble (n, K, 3), beside those of noise; overlap of its majority."""
     unit = case.unit_mm
     threshold = settings.found_mm / unit
-    each = [cloud_scores(implant, case.implant, threshold) for implant in implants]
+    sample_scores = [cloud_scores(implant, case.implant, threshold) for implant in implants]
     row = {
-        "chamfer_mm": float(np.mean([scores["chamfer"] for scores in each])) * unit,
-        "f_score": float(np.mean([scores["f_score"] for scores in each])),
+        "chamfer_mm": float(np.mean([scores["chamfer"] for scores in sample_scores])) * unit,
+        "f_score": float(np.mean([scores["f_score"] for scores in sample_scores])),
         "noise_chamfer_mm": cloud_scores(noise, case.implant, threshold)["chamfer"] * unit,
     }
     if settings.volumes:

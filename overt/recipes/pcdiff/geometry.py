@@ -49,8 +49,10 @@ class Geometry(NamedTuple):
 
     def fullest(self) -> Tensor:
         """The largest share of a level's slots for pairs that was asked for; above 1: too few."""
-        shares = [level.pairs.wanted / max(level.pairs.points.shape[0], 1) for level in self.levels]
-        return torch.stack(shares).amax()
+        fill_ratios = [
+            level.pairs.num_pairs / max(level.pairs.points.shape[0], 1) for level in self.levels
+        ]
+        return torch.stack(fill_ratios).amax()
 
 
 @torch.no_grad()

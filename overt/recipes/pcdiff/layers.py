@@ -157,7 +157,7 @@ class PVConv(nn.Module):
     def forward(self, features: Tensor, grid: VoxelGrid, time: Tensor | None = None) -> Tensor:
         """Features (B, N, C) to (B, N, C'); `time` is appended to the features of every point."""
         ((layer, norm),) = self.point_features.steps()
-        own = normalized(with_time(layer, features, time), norm)
+        point_features = normalized(with_time(layer, features, time), norm)
         voxels = average_voxels(features, grid)
         if time is not None:
             # The mean of a constant is the constant where there is a point, and 0 elsewhere.
@@ -168,17 +168,17 @@ class PVConv(nn.Module):
         # Reading is linear: the gate of a channel may as well follow it.
         if gate is not None:
             at_points = at_points * gate.to(at_points.dtype)
-        return at_points + own
+        return at_points + point_features
 
     def convolve(self, voxels: Tensor) -> tuple[Tensor, Tensor | None]:
         """Voxels (B, V, C) to (B, V, C'), and the gate (B, 1, C') that belongs to them."""
         layers = list(self.voxel_layers)
         voxels = self.convolution(voxels, cast(nn.Conv3d, layers[0]))
         voxels = normalized(voxels, cast(nn.GroupNorm, layers[1]))
-        rest = layers[3:]
-        if isinstance(rest[0], nn.Dropout):
-            voxels = rest.pop(0)(voxels)
-        convolution, norm, activation, *gates = rest
+        remaining_layers = layers[3:]
+        if isinstance(remaining_layers[0], nn.Dropout):
+            voxels = remaining_layers.pop(0)(voxels)
+        convolution, norm, activation, *gates = remaining_layers
         voxels = self.convolution(voxels, cast(nn.Conv3d, convolution))
         if isinstance(activation, Attention):
             group = cast(nn.GroupNorm, norm)
@@ -217,11 +217,11 @@ class SetAbstraction(nn.Module):
         time: Tensor | None = None,  # (B, D), appended to the features of every point
     ) -> Tensor:
         """Features of the centers, (B, M, C')."""
-        (first, norm), *rest = cast(SharedMLP, self.mlps[0]).steps()
-        own = with_time(first, features, time, start=3)
-        rows = mix_rows(own.flatten(0, 1), pairs.points[:, None])
+        (first, norm), *remaining_steps = cast(SharedMLP, self.mlps[0]).steps()
+        point_features = with_time(first, features, time, start=3)
+        rows = mix_rows(point_features.flatten(0, 1), pairs.points[:, None])
         rows = torch.addmm(rows, relative.to(rows.dtype), matrix(first)[:, :3].to(rows.dtype).T)
-        for layer, following in rest:
+        for layer, following in remaining_steps:
             rows = norm_swish_pairs(rows, norm.weight, norm.bias, GROUPS, pairs)
             rows, norm = F.linear(rows, matrix(layer), layer.bias), following
         values = norm_swish_max(rows, norm.weight, norm.bias, GROUPS, pairs)
@@ -247,10 +247,10 @@ class FeaturePropagation(nn.Module):
         time: Tensor | None = None,  # (B, D), appended to the features of every center
     ) -> Tensor:
         """Features of the points, (B, N, C')."""
-        (first, norm), *rest = self.mlp.steps()
+        (first, norm), *remaining_steps = self.mlp.steps()
         weight, channels = matrix(first), features.shape[2]
-        own = F.linear(features, weight[:, :channels])
-        rows = mix_rows(own.flatten(0, 1), nearest.rows, nearest.weights)
+        center_features = F.linear(features, weight[:, :channels])
+        rows = mix_rows(center_features.flatten(0, 1), nearest.rows, nearest.weights)
         rows = torch.unflatten(rows, 0, (len(features), -1))
         constant = cast(Tensor, first.bias)
         if time is not None:
@@ -261,6 +261,6 @@ class FeaturePropagation(nn.Module):
         if skip.shape[2] > 0:
             rows = rows + F.linear(skip, weight[:, channels:])
         rows = normalized(rows, norm)
-        for layer, following in rest:
+        for layer, following in remaining_steps:
             rows = normalized(F.linear(rows, matrix(layer), layer.bias), following)
         return rows

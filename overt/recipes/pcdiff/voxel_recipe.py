@@ -110,13 +110,13 @@ class VoxelRecipe(Recipe):
                 volumes.skull | volumes.implant, volumes.to_indices, case.cloud, len(field)
             )
             points = case.to_cloud(case.implant)
-            made = implant_of_field(field, points, unit_map(case.cloud), grid)
+            volume = implant_of_field(field, points, unit_map(case.cloud), grid)
             solid = solid_of_votes(
                 volumes.to_indices(points)[None], volumes.skull, volumes.spacing, settings.solid_mm
             )
             row: Row = {"val_loss": float(np.square(field - np.where(bone, -0.5, 0.5)).mean())}
             row |= implant_scores(
-                made, volumes.implant, volumes.skull, volumes.spacing, settings.border_mm
+                volume, volumes.implant, volumes.skull, volumes.spacing, settings.border_mm
             )
             simple = implant_scores(
                 solid, volumes.implant, volumes.skull, volumes.spacing, settings.border_mm

@@ -16,13 +16,13 @@ from pathlib import Path
 import torch
 
 from overt.distributed import (
-    Launch,
     World,
     all_reduce_sum,
     barrier,
     broadcast_object,
     gather_objects,
 )
+from overt.launch_environment import Launch
 from overt.tools.doctor.report import Check, fail, ok, warn
 
 PROBE_BYTES = 16 << 20  # a bucket of gradients
@@ -38,16 +38,16 @@ def meeting(world: World, launch: Launch, seconds: float) -> Check:
     all_reduce_sum(bucket)  # connections are made by the first one
     began = time.perf_counter()
     total = float(all_reduce_sum(torch.ones_like(bucket))[0])
-    taken = time.perf_counter() - began
+    elapsed = time.perf_counter() - began
     hosts = list(dict.fromkeys(gather_objects(socket.gethostname())))
-    rate = PROBE_BYTES / taken / 1e9
+    rate = PROBE_BYTES / elapsed / 1e9
     text = (
         f"{world.world_size} processes on {len(hosts)} host(s) ({', '.join(hosts[:4])}) met at "
         f"{launch.master_addr}:{launch.master_port} in {seconds:.1f} s; 16 MiB added up at "
         f"{rate:.2g} GB/s"
     )
     if total != world.world_size:
-        remedy = "the network or a GPU garbles data: run this again on fewer hosts to find it"
+        remedy = "the network or a GPU corrupts data: run this again on fewer hosts to find it"
         return fail("rendezvous", f"{text}; the sum is wrong: {total}", remedy)
     return ok("rendezvous", text)
 
@@ -63,7 +63,7 @@ def clocks(world: World) -> Check:
         spreads.append(max(times) - min(times))
     text = f"at most {min(spreads):.3f} s between any two processes"
     if min(spreads) > SKEW_SECONDS:
-        remedy = "let every host ask a time server (chronyd, ntpd): logs and leases go by the clock"
+        remedy = "synchronize the hosts with a time server (chronyd, ntpd): locks rely on clocks"
         return warn("clock", text, remedy)
     return ok("clock", text)
 

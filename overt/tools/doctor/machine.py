@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 
 from overt import __version__
-from overt.distributed import Launch, World
+from overt.distributed import World
+from overt.launch_environment import Launch
 from overt.tools.doctor.report import Check, fail, ok, warn
 
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "safetensors", "pillow")
@@ -62,11 +63,11 @@ def gpus(device: str, world: World | None, precision: str = "fp32") -> Check:
         remedy += "; CUDA_VISIBLE_DEVICES=" + os.environ.get("CUDA_VISIBLE_DEVICES", "not set")
         return (fail if device == "cuda" else warn)(name, problem, remedy)
     count = torch.cuda.device_count()
-    own = range(count) if world is None else [world.device.index or 0]
-    names = [torch.cuda.get_device_name(index) for index in own]
+    device_indices = range(count) if world is None else [world.device.index or 0]
+    names = [torch.cuda.get_device_name(index) for index in device_indices]
     driver = driver_version()
     text = f"{count} visible; {', '.join(dict.fromkeys(names))}; driver {driver or 'unknown'}"
-    for index in own:
+    for index in device_indices:
         ones = torch.ones(64, 64, device=torch.device("cuda", index))
         if float((ones @ ones).sum()) != 64**3:
             return fail(name, f"GPU {index} computes wrongly", "take it out of service")
@@ -96,7 +97,7 @@ def driver_version() -> str | None:
 def nccl(environment: Mapping[str, str]) -> Check:
     """NCCL's version, and switches in the environment that slow it down."""
     if not torch.cuda.is_available():
-        return ok("NCCL", "not used without CUDA; processes speak through Gloo")
+        return ok("NCCL", "not used without CUDA; processes communicate through Gloo")
     version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     brakes = [
         f"{name}={environment[name]}"
@@ -104,7 +105,9 @@ def nccl(environment: Mapping[str, str]) -> Check:
         if environment.get(name, "0") != "0"
     ]
     if brakes:
-        remedy = "unset them, unless you know why they are set: gradients take the slow way"
+        remedy = (
+            "unset them, unless you know why they are set: they slow down the exchange of gradients"
+        )
         return warn("NCCL", f"{version}, with {', '.join(brakes)}", remedy)
     return ok("NCCL", version)
 
@@ -133,9 +136,9 @@ def loader_memory(num_workers: int | None = None, shared: Path = Path("/dev/shm"
 def processors(processes: int, num_workers: int) -> Check:
     """Whether the loader processes of this host have cores to run on."""
     cores = len(os.sched_getaffinity(0))
-    wanted = processes * (1 + num_workers)
+    needed = processes * (1 + num_workers)
     text = f"{cores} cores for {processes} process(es) with {num_workers} loader(s) each"
-    if wanted > 2 * cores:
+    if needed > 2 * cores:
         fitting = max(cores // processes - 1, 0)
         remedy = f"training.num_workers={fitting}; under Slurm ask for more with --cpus-per-task"
         return warn("cores", text, remedy)
@@ -150,7 +153,7 @@ def rendezvous(launch: Launch) -> Check:
         address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]
     except OSError as error:
         remedy = f"add {host} to /etc/hosts or DNS: other hosts find this one by its name"
-        return warn(name, f"the host name {host} leads nowhere ({error})", remedy)
+        return warn(name, f"the host name {host} does not resolve ({error})", remedy)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

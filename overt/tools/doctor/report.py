@@ -27,20 +27,20 @@ class Check:
 
     name: str
     level: Level
-    found: str
+    finding: str
     remedy: str = ""
 
 
-def ok(name: str, found: str) -> Check:
-    return Check(name, Level.OK, found)
+def ok(name: str, finding: str) -> Check:
+    return Check(name, Level.OK, finding)
 
 
-def warn(name: str, found: str, remedy: str) -> Check:
-    return Check(name, Level.WARN, found, remedy)
+def warn(name: str, finding: str, remedy: str) -> Check:
+    return Check(name, Level.WARN, finding, remedy)
 
 
-def fail(name: str, found: str, remedy: str) -> Check:
-    return Check(name, Level.FAIL, found, remedy)
+def fail(name: str, finding: str, remedy: str) -> Check:
+    return Check(name, Level.FAIL, finding, remedy)
 
 
 def attempt(name: str, check: Callable[[], Check], remedy: str) -> Check:
@@ -65,14 +65,14 @@ def merged(by_process: Sequence[Sequence[Check]], labels: Sequence[str]) -> list
             if check.name == name
         ]
         worst = max(candidates, key=lambda pair: pair[0].level)[0]
-        where = [label for check, label in candidates if check == worst]
-        if len(where) == len(labels):
+        worst_labels = [label for check, label in candidates if check == worst]
+        if len(worst_labels) == len(labels):
             result.append(worst)
         elif worst.level is Level.OK:  # all well, with different numbers: the first speaks
             result.append(candidates[0][0])
         else:
-            more = f" and {len(where) - 3} more" if len(where) > 3 else ""
-            text = f"{worst.found} ({', '.join(where[:3])}{more})"
+            more = f" and {len(worst_labels) - 3} more" if len(worst_labels) > 3 else ""
+            text = f"{worst.finding} ({', '.join(worst_labels[:3])}{more})"
             result.append(Check(name, worst.level, text, worst.remedy))
     return result
 
@@ -84,7 +84,7 @@ def table(checks: Iterable[Check]) -> str:
     lines = []
     for check in checks:
         start = f"{check.level.name:<4}  {check.name:<{width}}  "
-        lines += _wrapped(check.found, start)
+        lines += _wrapped(check.finding, start)
         if check.remedy:
             lines += _wrapped(f"-> {check.remedy}", " " * len(start))
     return "\n".join(lines)

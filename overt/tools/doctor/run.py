@@ -45,25 +45,26 @@ def batches(config: Config, world_size: int) -> Check:
 def evaluation_data(recipe: Recipe) -> Check:
     """Whether what evaluations will read is there, as a run finds out before its first step."""
     recipe.check_evaluation_data()
-    return ok("evaluation data", "what evaluations will read is there, and was opened")
+    return ok("evaluation data", "the evaluation data exists and can be opened")
 
 
 def disk_space(config: Config, recipe: Recipe) -> Check:
     """Room for the checkpoints that will be kept, and for the one being written beside them."""
     size = checkpoint_bytes(config, recipe)
-    kept = config.checkpoint.keep_last_n
+    checkpoints_kept = config.checkpoint.keep_last_n
     if config.checkpoint.metric_name is not None:
-        kept += config.checkpoint.keep_best_n
+        checkpoints_kept += config.checkpoint.keep_best_n
     folder = nearest_existing(config.run_dir)
     free = shutil.disk_usage(folder).free
     text = (
-        f"a checkpoint takes {size / MEGABYTE:,.1f} MB, {kept} kept and one being written "
-        f"{(kept + 1) * size / MEGABYTE:,.1f} MB; {free / MEGABYTE:,.0f} MB free in {folder}"
+        f"a checkpoint takes {size / MEGABYTE:,.1f} MB, {checkpoints_kept} kept and one being "
+        f"written {(checkpoints_kept + 1) * size / MEGABYTE:,.1f} MB; "
+        f"{free / MEGABYTE:,.0f} MB free in {folder}"
     )
     remedy = "free space, choose another output_dir, or lower checkpoint.keep_last_n, keep_best_n"
     if free < 2 * size:
         return fail("disk space", text, remedy)
-    if free < (kept + 1) * size:
+    if free < (checkpoints_kept + 1) * size:
         return warn("disk space", text, remedy)
     return ok("disk space", text)
 
@@ -106,8 +107,10 @@ def state_ratio(part: Assignment, section: OptimizerSection) -> float:
     optimizer = build_optimizer(alone, model)
     model.weight.grad = torch.zeros_like(model.weight)
     optimizer.step()
-    kept = [value for value in optimizer.state[model.weight].values() if torch.is_tensor(value)]
-    return _bytes(value for value in kept if value.ndim > 0) / _bytes([model.weight])
+    state_tensors = [
+        value for value in optimizer.state[model.weight].values() if torch.is_tensor(value)
+    ]
+    return _bytes(value for value in state_tensors if value.ndim > 0) / _bytes([model.weight])
 
 
 def _bytes(tensors: Any) -> int:
@@ -135,7 +138,9 @@ def read_samples(
             return fail("data", f"sample {index} cannot be read: {error}", remedy), None
         except Exception as error:  # a bug of the data set is a finding too
             problem = f"sample {index} raises {type(error).__name__}: {error}"
-            return fail("data", problem, "the data set's code does not expect what it found"), None
+            return fail(
+                "data", problem, "fix the data set's code, which fails on this sample"
+            ), None
         seconds.append(time.perf_counter() - began)
     typical = statistics.median(seconds)
     text = f"{length:,} samples; {len(seconds)} of them read, {1e3 * typical:.1f} ms each"
@@ -158,12 +163,16 @@ def loader_speed(
     need = plan.batch_size * plan.accumulation_steps / step_seconds
     text += f"; training takes {need:,.0f} samples/s at {step_seconds:.3g} s a step"
     if workers == 0 and rate < 10 * need:
-        return warn("loader speed", text, "set training.num_workers=4: now training waits for each")
+        return warn(
+            "loader speed",
+            text,
+            "set training.num_workers=4: without loader processes training waits for every sample",
+        )
     if rate >= MARGIN * need:
         return ok("loader speed", text)
-    wanted = math.ceil(MARGIN * need * sample_seconds)
-    remedy = f"set training.num_workers={wanted}"
-    if wanted > cores:
+    needed_workers = math.ceil(MARGIN * need * sample_seconds)
+    remedy = f"set training.num_workers={needed_workers}"
+    if needed_workers > cores:
         remedy += f" (this host has {cores} cores: pack the data first, see `overt data`)"
     return warn("loader speed", text, remedy)
 

@@ -89,7 +89,9 @@ def _scores(facts: Facts) -> list[str]:
         cells += [_number(facts.initial_scores.get(score))] if before else []
         cells += [_number(baselines.get(name)) for name in names]
         lines.append(f"| {' | '.join(cells)} |")
-    note = [] if names or before else ["", "No baseline was recorded: judge with care."]
+    note = (
+        [] if names or before else ["", "No baseline was recorded: interpret the scores with care."]
+    )
     return ["## Scores", "", f"From {facts.scored_on}.", "", *lines, *note, ""]
 
 

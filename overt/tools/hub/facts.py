@@ -47,8 +47,10 @@ class Facts:
 
     def own_scores(self) -> dict[str, float]:
         """Return the scores of the model itself."""
-        others = {f"{name}_{score}" for score in self.scores for name in self.baselines(score)}
-        return {name: value for name, value in self.scores.items() if name not in others}
+        baseline_names = {
+            f"{name}_{score}" for score in self.scores for name in self.baselines(score)
+        }
+        return {name: value for name, value in self.scores.items() if name not in baseline_names}
 
 
 def read_facts(checkpoint: Path) -> Facts:

@@ -87,9 +87,10 @@ def read_settings(site: Path | None, options: Mapping[str, Any]) -> SlurmSetting
         try:
             values = OmegaConf.merge(values, layer)
         except ConfigKeyError as error:
-            key, known = str(error.full_key), list(SlurmSettings.__dataclass_fields__)
+            key, allowed = str(error.full_key), list(SlurmSettings.__dataclass_fields__)
             raise ConfigError(
-                f"{source}: unknown key {key}{nearest(key, known)}; use one of {', '.join(known)}"
+                f"{source}: unknown key {key}{nearest(key, allowed)}; use one of "
+                f"{', '.join(allowed)}"
             ) from error
         except OmegaConfBaseException as error:
             reason = str(error).splitlines()[0]

@@ -25,8 +25,8 @@ class Size:
         return self.nodes * self.processes
 
     def __str__(self) -> str:
-        what = f"{self.gpus} GPU(s)" if self.gpus else f"{self.processes} process(es) on the CPU"
-        return f"{self.nodes} node(s) x {what}"
+        devices = f"{self.gpus} GPU(s)" if self.gpus else f"{self.processes} process(es) on the CPU"
+        return f"{self.nodes} node(s) x {devices}"
 
 
 def make_size(nodes: int, gpus: int, processes: int | None = None) -> Size:
@@ -40,8 +40,8 @@ def make_size(nodes: int, gpus: int, processes: int | None = None) -> Size:
     if gpus and processes not in (None, gpus):
         problem = "share a GPU" if (processes or 0) > gpus else "leave GPUs idle"
         raise ConfigError(
-            f"--processes {processes} on {gpus} GPU(s) per node would {problem}; leave --processes "
-            f"out for one process per GPU, or ask for --gpus {processes}"
+            f"--processes {processes} on {gpus} GPU(s) per node would {problem}; drop "
+            f"--processes for one process per GPU, or ask for --gpus {processes}"
         )
     return Size(nodes, gpus, processes or gpus or 1)
 

@@ -63,7 +63,7 @@ def read_stages(
 ) -> list[Stage]:
     """The stages of a file in order, each with its whole list of overrides."""
     content = _read(path)
-    _known(path, "", content, TOP_KEYS)
+    _refuse_unknown(path, "", content, TOP_KEYS)
     entries = content.get("stages")
     if not isinstance(entries, list) or not entries:
         raise ConfigError(f"{path}: `stages` must list at least one stage")
@@ -106,21 +106,21 @@ def _stage(
     if not isinstance(entry, Mapping):
         raise ConfigError(f"{path}: stage {number} is not a mapping of {', '.join(KEYS)}")
     name = str(entry.get("name", ""))
-    _known(path, f"stage {name or number}: ", entry, KEYS)
+    _refuse_unknown(path, f"stage {name or number}: ", entry, KEYS)
     if not re.fullmatch(r"[\w.-]+", name):
         raise ConfigError(f"{path}: stage {number} needs a name of letters, digits, . _ and -")
     if name in [stage.name for stage in earlier]:
         raise ConfigError(f"{path}: two stages are called {name}; a name is a run's folder")
     if not entry.get("recipe"):
         raise ConfigError(f"{path}: stage {name} needs `recipe: NAME`")
-    needs, taken = _checkpoints(path, name, entry.get("checkpoints") or {}, earlier)
+    needs, checkpoint_overrides = _checkpoints(path, name, entry.get("checkpoints") or {}, earlier)
     overrides = [
         f"recipe={entry['recipe']}",
         f"exp_name={name}",
         f"output_dir={_quoted(str(output))}",
         *_overrides(path, f"stage {name}: ", entry.get("overrides")),
         *common,
-        *taken,
+        *checkpoint_overrides,
     ]
     nodes, gpus = entry.get("nodes", 1), entry.get("gpus")
     for key, value in (("nodes", nodes), ("gpus", gpus)):
@@ -136,20 +136,21 @@ def _checkpoints(
     """What a stage takes from earlier ones: their names, and the overrides that say where."""
     if not isinstance(entries, Mapping):
         raise ConfigError(f"{path}: stage {name}: `checkpoints` maps keys to names of stages")
-    known = {stage.name: stage for stage in earlier}
+    stages_by_name = {stage.name: stage for stage in earlier}
     needs, overrides = [], []
     for key, value in entries.items():
-        source, _, which = str(value).partition(" ")
-        which = which.strip() or "best"
-        if source not in known:
+        source, _, checkpoint_name = str(value).partition(" ")
+        checkpoint_name = checkpoint_name.strip() or "best"
+        if source not in stages_by_name:
             raise ConfigError(
                 f"{path}: stage {name} takes {key} from {source}, which is not an earlier stage"
-                f"{nearest(source, list(known))}; there are {', '.join(known) or 'none'}"
+                f"{nearest(source, list(stages_by_name))}; there are "
+                f"{', '.join(stages_by_name) or 'none'}"
             )
-        if which not in WHICH:
+        if checkpoint_name not in WHICH:
             raise ConfigError(f"{path}: stage {name}: {value}; write STAGE, or STAGE latest")
-        needs.append((source, which))
-        link = known[source].run_dir / "checkpoints" / which
+        needs.append((source, checkpoint_name))
+        link = stages_by_name[source].run_dir / "checkpoints" / checkpoint_name
         overrides.append(f"{key}={_quoted(str(link))}")
     return needs, overrides
 
@@ -179,7 +180,7 @@ def _quoted(text: str) -> str:
     return f"'{escaped}'"
 
 
-def _known(path: Path, where: str, entry: Mapping[Any, Any], keys: Sequence[str]) -> None:
+def _refuse_unknown(path: Path, where: str, entry: Mapping[Any, Any], keys: Sequence[str]) -> None:
     for key in entry:
         if key not in keys:
             raise ConfigError(

@@ -88,8 +88,8 @@ def write(unit: Unit) -> None:
         unit.path.write_text(render(unit))
     except OSError as error:
         raise LaunchError(
-            f"{unit.path} cannot be written ({error.strerror}); a unit of the machine is root's to "
-            "write (sudo), one of your own needs no --system"
+            f"{unit.path} cannot be written ({error.strerror}); a system unit needs root (sudo), "
+            "a user unit needs no --system"
         ) from None
 
 

@@ -183,8 +183,8 @@ class EngineStep:
         trained = {id(value) for value in trainer.parameters}
         memory.assign(map(local, trainer.parameters), "parameters")
         for owner in filter(None, (trainer.model, trainer.average)):
-            rest = [*owner.parameters(), *owner.buffers()]
-            memory.assign((local(value) for value in rest if id(value) not in trained), "frozen")
+            tensors = [*owner.parameters(), *owner.buffers()]
+            memory.assign((local(value) for value in tensors if id(value) not in trained), "frozen")
         for parameter in trainer.parameters:
             parameter.grad = torch.empty_like(parameter)
         trainer.optimizer.step()
@@ -341,14 +341,14 @@ def without_first_weights() -> Iterator[None]:
 
 def make_fake(model: nn.Module) -> None:
     """Replace parameters and buffers by fake ones, in place; those that were one stay one."""
-    made: dict[int, Tensor] = {}
+    fakes: dict[int, Tensor] = {}
 
     def fake(tensor: Tensor) -> Tensor:
-        if id(tensor) not in made:
+        if id(tensor) not in fakes:
             empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
             is_parameter = isinstance(tensor, nn.Parameter)
-            made[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
-        return made[id(tensor)]
+            fakes[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
+        return fakes[id(tensor)]
 
     for module in model.modules():
         for owned in (module._parameters, module._buffers):

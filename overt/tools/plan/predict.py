@@ -79,11 +79,11 @@ def device_memory(step: StepMemory, model: Model, strategy: str, devices: int) -
         case "fsdp" if devices > 1:
             shards = math.ceil((static + step.gradients) / devices)
             unit = 4 * max(model.unit_sizes, default=0)
-            rest = 4 * max(model.parameters + model.frozen - sum(model.unit_sizes), 0)
+            root_bytes = 4 * max(model.parameters + model.frozen - sum(model.unit_sizes), 0)
             # Whole at a time: what belongs to no unit, this unit, the one fetched ahead and what
             # it arrives in; this unit's gradient and what it leaves in.
-            whole = rest + 3 * unit + 2 * unit
-            return shards + whole + step.transient + LIBRARIES
+            total_bytes = root_bytes + 3 * unit + 2 * unit
+            return shards + total_bytes + step.transient + LIBRARIES
         case _:
             return step.peak + LIBRARIES
 
@@ -139,8 +139,8 @@ def _reads_values(config: Config, recipe: Recipe, error: Exception) -> str:
     line = f"{reader.filename}, line {reader.lineno}"
     remedy = f": {recipe.replayable}" if isinstance(recipe.replayable, str) else ""
     return (
-        f"recipe.name={config.recipe.name} cannot be planned, since a plan knows the sizes of "
-        f"tensors only and its step reads a value of one on the host ({line}){remedy}"
+        f"recipe.name={config.recipe.name} cannot be planned, since a plan knows tensor sizes only "
+        f"and its step reads a tensor's value on the host ({line}){remedy}"
     )
 
 
@@ -289,7 +289,9 @@ def _seconds(request: Request, config: Config, plan: BatchPlan, flops: int) -> f
         return request.seconds_per_sample * plan.batch_size * plan.accumulation_steps
     peak = peak_tflops(request.gpu, config.training.precision)
     if peak is None:
-        raise ConfigError(f"--gpu {request.gpu}: its peak is not known; name another, such as H200")
+        raise ConfigError(
+            f"--gpu {request.gpu}: its peak throughput is unknown; name another, such as H200"
+        )
     return flops / (peak * 1e12 * request.efficiency)
 
 

@@ -24,26 +24,26 @@ class Comparison(NamedTuple):
     difference: str | None
 
 
-def compare_checkpoints(first: Path, other: Path) -> Comparison:
+def compare_checkpoints(first: Path, second: Path) -> Comparison:
     """Every tensor of two checkpoint folders, then step, position and counters."""
     from overt.checkpoint import plain_values
     from overt.files.weight_files import read_safetensors
 
     counted: Counter[str] = Counter()
-    names = sorted({_name(path, root) for root in (first, other) for path in _files(root)})
+    names = sorted({_name(path, root) for root in (first, second) for path in _files(root)})
     for name in names:
-        for root in (first, other):
+        for root in (first, second):
             if not (root / name).is_file():
                 return Comparison(dict(counted), f"{root} has no {name}")
         left, _ = read_safetensors(first / name)
-        right, _ = read_safetensors(other / name)
+        right, _ = read_safetensors(second / name)
         for key in sorted({*left, *right}):
             difference = _tensor_difference(left.get(key), right.get(key))
             if difference is not None:
                 return Comparison(dict(counted), f"{name}: {key}: {difference}")
             counted[name] += 1
     states = [
-        plain_values.decode((root / "state.json").read_bytes())["state"] for root in (first, other)
+        plain_values.decode((root / "state.json").read_bytes())["state"] for root in (first, second)
     ]
     for key in sorted({*states[0], *states[1]}):
         values = [json.dumps(state.get(key), sort_keys=True) for state in states]  # NaN equals NaN

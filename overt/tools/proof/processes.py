@@ -76,9 +76,11 @@ class Group:
         self._store = TCPStore("127.0.0.1", 0, size + 1, is_master=True, wait_for_workers=False)
         self._processes = []
         self._began = time.monotonic()
-        for rank, own in enumerate(arguments):
+        for rank, rank_arguments in enumerate(arguments):
             variables = {**(environment or {}), **_variables(rank, size, self._store.port)}
-            process = context.Process(target=_enter, args=(function, own, log, variables))
+            process = context.Process(
+                target=_enter, args=(function, rank_arguments, log, variables)
+            )
             process.start()
             self._processes.append(process)
 

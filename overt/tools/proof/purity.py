@@ -72,11 +72,11 @@ def check_purity(config: Config, world: World) -> Purity:
             calls.loss()
             other = Calls.of(replace(config, seed=config.seed + 1), world)
             other.loss()
-            own, others = calls.snapshot().recipe, other.snapshot().recipe
+            first, second = calls.snapshot().recipe, other.snapshot().recipe
             for change in changes:
-                if {own.get(change.name), others.get(change.name)} != {change.after}:
+                if {first.get(change.name), second.get(change.name)} != {change.after}:
                     return Purity(f"loss changed {change}", False, False, before.describe())
-            before = replace(before, recipe=own)
+            before = replace(before, recipe=first)
         return calls.compare(before)
 
 
@@ -195,8 +195,10 @@ class Snapshot:
         recipe = dict(fingerprints(calls.recipe, "the recipe"))
         for owner in kind.__mro__:
             if issubclass(owner, Recipe) and owner is not Recipe:
-                own = {name: item for name, item in vars(owner).items() if _is_value(name, item)}
-                recipe |= dict(fingerprints(own, f"vars({owner.__name__})"))
+                attributes = {
+                    name: item for name, item in vars(owner).items() if _is_value(name, item)
+                }
+                recipe |= dict(fingerprints(attributes, f"vars({owner.__name__})"))
         buffers: dict[str, str] = {}
         statistics: dict[str, str] = {}
         for prefix, module in calls.model.named_modules():
@@ -221,9 +223,9 @@ class Snapshot:
         """Return every value that differs."""
         changes = []
         for part in parts:
-            own, theirs = getattr(self, part), getattr(other, part)
-            for name in {**own, **theirs}:
-                before, after = own.get(name, "absent"), theirs.get(name, "absent")
+            old_values, new_values = getattr(self, part), getattr(other, part)
+            for name in {**old_values, **new_values}:
+                before, after = old_values.get(name, "absent"), new_values.get(name, "absent")
                 if before != after:
                     changes.append(Difference(name, before, after))
         return changes
@@ -240,42 +242,44 @@ def _is_value(name: str, item: object) -> bool:
     return not name.startswith("__") and name != "_abc_impl" and not described
 
 
-def fingerprints(value: Any, name: str, seen: set[int] | None = None) -> Iterator[tuple[str, str]]:
+def fingerprints(
+    value: Any, name: str, visited: set[int] | None = None
+) -> Iterator[tuple[str, str]]:
     """Yield a name and a fingerprint for every value that can be reached from this one."""
-    seen = set() if seen is None else seen
+    visited = set() if visited is None else visited
     if isinstance(value, (*PLAIN, *FIXED)):
         yield name, fingerprint(value)
         return
-    if id(value) in seen:
+    if id(value) in visited:
         return
-    seen.add(id(value))
+    visited.add(id(value))
     if isinstance(value, Mapping):
         yield f"the keys of {name}", _short(", ".join(map(repr, value)))
         for key, item in value.items():
-            yield from fingerprints(item, f"{name}[{key!r}]", seen)
+            yield from fingerprints(item, f"{name}[{key!r}]", visited)
     elif isinstance(value, list | tuple | deque):
         yield f"the length of {name}", str(len(value))
         for index, item in enumerate(value):
-            yield from fingerprints(item, f"{name}[{index}]", seen)
+            yield from fingerprints(item, f"{name}[{index}]", visited)
     elif isinstance(value, Tensor | np.ndarray | Set | np.generic) or _state(value) is not None:
         yield name, fingerprint(value)
     else:
         for key, item in _attributes(value).items():
-            yield from fingerprints(item, f"{name}.{key}", seen)
+            yield from fingerprints(item, f"{name}.{key}", visited)
 
 
 def _attributes(value: object) -> dict[str, Any]:
     """Return the attributes of an object; what a cached property keeps is not state."""
-    own = dict(getattr(value, "__dict__", {}))
+    attributes = dict(getattr(value, "__dict__", {}))
     for kind in type(value).__mro__:
         slots: str | Sequence[str] = getattr(kind, "__slots__", ())
         for slot in [slots] if isinstance(slots, str) else slots:
             if hasattr(value, slot) and slot not in ("__dict__", "__weakref__"):
-                own[slot] = getattr(value, slot)
+                attributes[slot] = getattr(value, slot)
     kind = type(value)
     return {
         key: item
-        for key, item in own.items()
+        for key, item in attributes.items()
         if not isinstance(getattr(kind, key, None), cached_property)
     }
 

@@ -35,7 +35,7 @@ class Plan:
     processes: int
     deadline: float  # seconds for each of the runs
 
-    def words(self, name: str, *more: str) -> list[str]:
+    def words(self, name: str, *overrides: str) -> list[str]:
         """What comes after `overt train`: short, logged at every step, to its own folder."""
         packages = [word for package in self.packages for word in ("--package", package)]
         config = [] if self.config_file is None else ["--config", self.config_file]
@@ -52,7 +52,7 @@ class Plan:
             "logging.use_tensorboard=false",
             f"checkpoint.every_steps={self.save_every}",
             "checkpoint.resume=auto",
-            *more,
+            *overrides,
         ]
 
     def last_checkpoint(self, name: str) -> Path:
@@ -67,17 +67,17 @@ class Verdict(NamedTuple):
 
 
 def choose_kill(
-    asked: str, steps: int, save_every: int, processes: int, seed: int
+    kill_at: str, steps: int, save_every: int, processes: int, seed: int
 ) -> tuple[int, int]:
     """After which step and on which rank the kill comes, by the seed; after the first save."""
     rng = random.Random(seed)
     first = min(save_every + 1, steps - 1)
     step = rng.randint(first, steps - 1)
     victim = rng.randrange(processes)
-    if asked != "random":
-        if not asked.isdecimal() or not 0 < int(asked) < steps:
-            raise ConfigError(f"--kill-at {asked}; use random, or 1 to {steps - 1}")
-        step = int(asked)
+    if kill_at != "random":
+        if not kill_at.isdecimal() or not 0 < int(kill_at) < steps:
+            raise ConfigError(f"--kill-at {kill_at}; use random, or 1 to {steps - 1}")
+        step = int(kill_at)
     return step, victim
 
 
@@ -92,8 +92,8 @@ def prove_resume(plan: Plan, kill_at: int, victim: int, say: Callable[[str], Non
     ended = _train(plan, "killed", plan.processes, kill_at, victim)
     if ended.codes[victim] != -signal.SIGKILL:
         raise OvertError(
-            f"rank {victim} ended with code {ended.codes[victim]} before it could be killed; what "
-            f"it said is in {plan.folder / 'killed.log'}"
+            f"rank {victim} ended with code {ended.codes[victim]} before it could be "
+            f"killed; its output is in {plan.folder / 'killed.log'}"
         )
     newest = _newest_step(plan.folder / "killed")
     facts["killed"] = f"rank {victim} by SIGKILL before step {kill_at + 1}, saved: step {newest}"
@@ -125,7 +125,7 @@ def prove_world(
     split = (*sizes, "training.accumulation_steps=null")
     facts, curves = {}, []
     for name, count in (("accumulated", 1), ("spread", plan.processes)):
-        ended = _train(plan, name, count, more=split)
+        ended = _train(plan, name, count, overrides=split)
         _expect_success(plan, name, ended)
         curves.append(read_losses(plan.folder / name))
         text = f"{count} process(es) x {plan.processes // count} accumulated x {batch_size}"
@@ -149,9 +149,9 @@ def _train(
     processes: int,
     kill_at: int | None = None,
     victim: int | None = None,
-    more: Sequence[str] = (),
+    overrides: Sequence[str] = (),
 ) -> Ended:
-    words = plan.words(name, *more)
+    words = plan.words(name, *overrides)
     arguments = [(words, kill_at if rank == victim else None) for rank in range(processes)]
     group = Group(train, arguments, plan.folder / f"{name}.log")
     return group.wait(plan.deadline, grace=GRACE)

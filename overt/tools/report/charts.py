@@ -28,7 +28,7 @@ MEANING = {
     "that fall towards zero mean that all inputs look alike to the model.",
     "speed": "Without evaluation, saving and the first steps. Data wait is the fraction of time "
     "spent waiting for samples.",
-    "distributions": "Mean, within the band from the least to the greatest value.",
+    "distributions": "Mean, with a band from minimum to maximum.",
     "optimization": "Gradient norms are those before clipping.",
 }
 SPEED = (
@@ -65,15 +65,19 @@ def choose_charts(runs: Sequence[Run], pins: Sequence[str] = ()) -> list[Chart]:
     names = [name for name in names if name not in LEFT_OUT]
     copies = [name for name in names if name.startswith("train/") and _is_the_loss(name, runs)]
     names = [name for name in names if name not in copies or matches(name, pins)]
-    known = set(names)
+    metric_names = set(names)
     spreads = [
         name.removesuffix("/mean")
         for name in names
         if name.endswith("/mean")
-        and all(f"{name.removesuffix('mean')}{part}" in known for part in SPREAD)
+        and all(f"{name.removesuffix('mean')}{part}" in metric_names for part in SPREAD)
     ]
-    taken = {f"{name}/{part}" for name in spreads for part in SPREAD}
-    charts = [Chart(name, section_of(name, known), (name,)) for name in names if name not in taken]
+    spread_names = {f"{name}/{part}" for name in spreads for part in SPREAD}
+    charts = [
+        Chart(name, section_of(name, metric_names), (name,))
+        for name in names
+        if name not in spread_names
+    ]
     for name in spreads:
         parts = (f"{name}/min", f"{name}/mean", f"{name}/max")
         charts.append(Chart(name, "distributions", parts))
@@ -122,16 +126,16 @@ def _is_the_loss(name: str, runs: Sequence[Run]) -> bool:
     )
 
 
-def section_of(name: str, known: set[str]) -> str:
-    """The section of a metric; `known` are the names of all, since relatives stay together."""
-    group, _, rest = name.partition("/")
+def section_of(name: str, metric_names: set[str]) -> str:
+    """Return the section of a metric; related metrics of `metric_names` stay together."""
+    group, _, metric = name.partition("/")
     for suffix in COLLAPSE:
-        if rest.endswith(suffix) and f"{name.removesuffix(suffix)}_std" in known:
+        if metric.endswith(suffix) and f"{name.removesuffix(suffix)}_std" in metric_names:
             return "collapse"
     if group == "train":
-        if rest in SPEED:
+        if metric in SPEED:
             return "speed"
-        return "optimization" if rest in OPTIMIZATION else "training"
+        return "optimization" if metric in OPTIMIZATION else "training"
     if group in OPTIMIZATION_GROUPS:
         return "optimization"
     return group if group in SECTIONS else "other"
@@ -145,17 +149,19 @@ def thin(curve: Curve, points: int = POINTS) -> Curve:
     count = len(curve.values)
     if count <= points:
         return curve
-    kept = {0, count - 1}
+    indices = {0, count - 1}
     stretches = max(points // 2, 1)
     for stretch in range(stretches):
         positions = range(stretch * count // stretches, (stretch + 1) * count // stretches)
         finite = [position for position in positions if math.isfinite(curve.values[position])]
         if finite:
-            kept.add(min(finite, key=curve.values.__getitem__))
-            kept.add(max(finite, key=curve.values.__getitem__))
+            indices.add(min(finite, key=curve.values.__getitem__))
+            indices.add(max(finite, key=curve.values.__getitem__))
         if len(finite) < len(positions):  # a hole stays a hole
-            kept.add(next(index for index in positions if not math.isfinite(curve.values[index])))
-    chosen = sorted(kept)
+            indices.add(
+                next(index for index in positions if not math.isfinite(curve.values[index]))
+            )
+    chosen = sorted(indices)
     return Curve(
         [curve.steps[position] for position in chosen],
         [curve.times[position] for position in chosen],
@@ -208,7 +214,7 @@ def describe(chart: Chart, runs: Sequence[Run]) -> str:
             continue
         text = (
             f"{run.name}: from {curve.values[0]:.4g} at step {curve.steps[0]} to {curve.last:.4g} "
-            f"at step {curve.steps[-1]}, least {min(finite):.4g}, greatest {max(finite):.4g}"
+            f"at step {curve.steps[-1]}, minimum {min(finite):.4g}, maximum {max(finite):.4g}"
         )
         holes = len(curve.values) - len(finite)
         parts.append(text + (f", {holes} not finite" if holes else ""))

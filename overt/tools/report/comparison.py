@@ -127,8 +127,9 @@ def runs_table(runs: Sequence[Run]) -> Html:
         class_="numbers sortable",
     )
     note = (
-        "A heading sorts the table. Scores are the best of a run (↑ higher, ↓ lower is better; the "
-        "last value where that is unknown), with their steps; the best of all runs is marked."
+        "Click a heading to sort the table. Scores are the best of a run (↑ higher, ↓ lower is "
+        "better; the last value where that is unknown), with their steps; the best of all runs is "
+        "marked."
     )
     return join(
         element("p", note, class_="quiet note"),

@@ -65,22 +65,22 @@ def _with_words(
 ) -> Iterator[tuple[int, bytes]]:
     """Yield the lines with one of `words`, with their offsets; `begin` may be within a line."""
     file.seek(begin)
-    rest = b""
+    partial_line = b""
     while begin < end:
-        block = rest + file.read(min(CHUNK_BYTES, end - begin - len(rest)))
-        if len(block) == len(rest):
+        block = partial_line + file.read(min(CHUNK_BYTES, end - begin - len(partial_line)))
+        if len(block) == len(partial_line):
             return
-        whole = block.rfind(b"\n") + 1
-        if whole == 0:  # a line without end: nothing of it matters
-            begin, rest = begin + len(block), b""
+        line_end = block.rfind(b"\n") + 1
+        if line_end == 0:  # a line without end: nothing of it matters
+            begin, partial_line = begin + len(block), b""
             continue
         for word in words:
-            at = block.find(word, 0, whole)
+            at = block.find(word, 0, line_end)
             while at >= 0:
                 first, last = block.rfind(b"\n", 0, at) + 1, block.find(b"\n", at)
                 yield begin + first, block[first:last]
-                at = block.find(word, last, whole)
-        begin, rest = begin + whole, block[whole:]
+                at = block.find(word, last, line_end)
+        begin, partial_line = begin + line_end, block[line_end:]
 
 
 def tail_with_rows(path: Path, size: int) -> int:

@@ -74,10 +74,10 @@ def table(
     body = [
         element("tr", element("th", row[0], scope="row"), *cells(row[1:], merges)) for row in rows
     ]
-    whole = element(
+    markup = element(
         "table",
         element("thead", element("tr", *names)),
         element("tbody", *body),
         class_=class_,
     )
-    return element("div", whole, class_="scroll", tabindex="0", role="region", aria_label=head[0])
+    return element("div", markup, class_="scroll", tabindex="0", role="region", aria_label=head[0])

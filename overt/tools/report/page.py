@@ -135,13 +135,13 @@ def _charts(section: str, figures: list[Html]) -> Html:
     first = element("div", *figures[:OPEN_AT_FIRST], class_="grid")
     if len(figures) <= OPEN_AT_FIRST:
         return join(note, first)
-    rest = figures[OPEN_AT_FIRST:]
-    more = element(
+    folded = figures[OPEN_AT_FIRST:]
+    details = element(
         "details",
-        element("summary", f"{len(rest)} more"),
-        element("div", *rest, class_="grid"),
+        element("summary", f"{len(folded)} more"),
+        element("div", *folded, class_="grid"),
     )
-    return join(note, first, more)
+    return join(note, first, details)
 
 
 def _happened(runs: Sequence[Run]) -> Html | None:
@@ -193,7 +193,7 @@ def _document(runs: Sequence[Run], parts: list[tuple[str, str, Html]], data: dic
                 "div",
                 element("p", "overt report", class_="quiet brand"),
                 element("h1", breakable(title)),
-                element("p", _made(data["live"]), class_="quiet", id="made", role="status"),
+                element("p", _footer(data["live"]), class_="quiet", id="made", role="status"),
             ),
             element("button", "Dark", type="button", id="theme", hidden=True),
             class_="top",
@@ -208,12 +208,12 @@ def _document(runs: Sequence[Run], parts: list[tuple[str, str, Html]], data: dic
             "footer",
             element(
                 "details",
-                element("summary", "Curves are drawn by uPlot, under the MIT licence"),
+                element("summary", "Charts are drawn by uPlot, under the MIT license"),
                 element("pre", asset("uPlot.LICENSE")),
             ),
             class_="quiet",
         ),
-        element("noscript", "Curves need a script; everything else on this page does not."),
+        element("noscript", "Charts need JavaScript; the rest of this page does not."),
         element("script", embed(data), type="application/json", id="data"),
         element("script", library),
         element("script", script),
@@ -221,7 +221,7 @@ def _document(runs: Sequence[Run], parts: list[tuple[str, str, Html]], data: dic
     return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
 
 
-def _made(is_live: bool) -> str:
+def _footer(is_live: bool) -> str:
     return f"{'live, ' if is_live else 'made '}{text.moment(time.time())}"
 
 

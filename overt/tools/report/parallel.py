@@ -62,7 +62,7 @@ def parallel(runs: Sequence[Run]) -> Html | None:
     )
     note = element(
         "p", "Each line is a run: its settings that differ, and its ", breakable(goal.name),
-        " on the right; the better, the stronger its color. Point at a line to see its run.",
+        " on the right; the better, the stronger its color. Hover over a line to see its run.",
         class_="quiet note",
     )  # fmt: skip
     frame = element(

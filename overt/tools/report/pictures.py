@@ -32,7 +32,14 @@ def galleries(runs: Sequence[Run], most: int) -> tuple[Html | None, dict[str, An
         shown = [
             (
                 index,
-                some([each for each in run.pictures if each.name == name and opens(each)], most),
+                evenly_spaced(
+                    [
+                        shown_picture
+                        for shown_picture in run.pictures
+                        if shown_picture.name == name and opens(shown_picture)
+                    ],
+                    most,
+                ),
             )
             for index, run in enumerate(runs)
         ]
@@ -40,7 +47,12 @@ def galleries(runs: Sequence[Run], most: int) -> tuple[Html | None, dict[str, An
         if not shown:
             continue
         steps = sorted(
-            {each.step for _, pictures in shown for each in pictures if each.step is not None}
+            {
+                shown_picture.step
+                for _, pictures in shown
+                for shown_picture in pictures
+                if shown_picture.step is not None
+            }
         )
         figures = [
             element(
@@ -121,7 +133,7 @@ def opens(picture: Picture) -> bool:
     return True
 
 
-def some(pictures: list[Picture], most: int) -> list[Picture]:
+def evenly_spaced(pictures: list[Picture], most: int) -> list[Picture]:
     """Up to `most` of them at equal distances, the last always among them."""
     if len(pictures) <= most:
         return pictures

@@ -101,11 +101,11 @@ def _text(path: Path | None) -> str:
 
 def open_runs(folders: list[Path]) -> list[Run]:
     """Read several runs, each named by as much of its path as tells it apart."""
-    whole = [folder.resolve().parts for folder in folders]
-    if len(set(whole)) < len(whole):
+    folder_parts = [folder.resolve().parts for folder in folders]
+    if len(set(folder_parts)) < len(folder_parts):
         raise ConfigError("a run is named twice; name each run once")
-    for depth in range(1, max(map(len, whole), default=1) + 1):
-        names = ["/".join(parts[-depth:]) for parts in whole]
+    for depth in range(1, max(map(len, folder_parts), default=1) + 1):
+        names = ["/".join(parts[-depth:]) for parts in folder_parts]
         if len(set(names)) == len(names):
             break
     budget = Budget.shared_by(len(folders))
@@ -178,7 +178,7 @@ class RunFollower:
         )
 
     def _begin_metrics(self) -> None:
-        path = self._own("metrics.jsonl")
+        path = self._own_file("metrics.jsonl")
         size = large.size_of(path)
         self._curves, self._sampled_bytes, tail = _Curves(), 0, None
         if self.brief:
@@ -192,7 +192,7 @@ class RunFollower:
         self._metrics = Follower(path, tail)
 
     def _begin_events(self) -> None:
-        path = self._own("events.jsonl")
+        path = self._own_file("events.jsonl")
         size = large.size_of(path)
         self._history, tail = _History(), None
         if size > (BRIEF_BYTES if self.brief else large.WHOLE_BYTES):
@@ -201,7 +201,7 @@ class RunFollower:
                 self._history.add(event)
         self._events = Follower(path, tail)
 
-    def _own(self, name: str) -> Path:
+    def _own_file(self, name: str) -> Path:
         """The path of a log; one that leads out of the run folder is taken for missing."""
         return own_file(self.home, name) or self.home / "leads" / "nowhere"
 

@@ -197,8 +197,8 @@ class Run:
         pid, host = session.environment.get("pid"), session.environment.get("host")
         if isinstance(pid, int) and host == socket.gethostname():
             return "running" if is_alive(pid) else "stopped"
-        every = count_of(self.config.get("logging.every_steps")) or 1
-        silence = SILENCE_LINES * every * self.seconds_per_step
+        every_steps = count_of(self.config.get("logging.every_steps")) or 1
+        silence = SILENCE_LINES * every_steps * self.seconds_per_step
         patience = max(SILENCE_SECONDS, silence if math.isfinite(silence) else 0.0)
         now = time.time() if now is None else now
         return "running" if now - self.last_sign < patience else "stopped"

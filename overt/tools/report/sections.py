@@ -276,13 +276,13 @@ def settings(runs: Sequence[Run]) -> Html:
 def environment(runs: Sequence[Run]) -> Html | None:
     """Where each run's last session ran, and with which versions."""
     environments = [run.sessions[-1].environment if run.sessions else {} for run in runs]
-    names = list(dict.fromkeys(name for own in environments for name in own if name != "pid"))
+    names = list(dict.fromkeys(name for values in environments for name in values if name != "pid"))
     if not names:
         return None
     rows = [
         [
             name.replace("_", " "),
-            *(text.value(own[name]) if name in own else "" for own in environments),
+            *(text.value(values[name]) if name in values else "" for values in environments),
         ]
         for name in names
     ]
@@ -302,7 +302,7 @@ def _commands_of(index: int, run: Run, count: int) -> Html:
     name = run.path.name if run.path.name not in ("", "..") else run.path.resolve().name
     again += f" exp_name={shlex.quote(name + '_again')}"
     blocks = [element("p", "as it was started", class_="quiet") if lines else Html("")]
-    blocks += [_command(words, when) for when, words in dict.fromkeys(lines)]
+    blocks += [_command(words, started) for started, words in dict.fromkeys(lines)]
     blocks.append(element("p", "from its settings alone", class_="quiet"))
     blocks.append(_command(again))
     if count == 1:
@@ -310,9 +310,9 @@ def _commands_of(index: int, run: Run, count: int) -> Html:
     return element("details", element("summary", label(index, run)), *blocks)
 
 
-def _command(words: str, when: str = "") -> Html:
+def _command(words: str, started: str = "") -> Html:
     button = element("button", "copy", type="button", class_="copy", data_copy=words)
-    title = f"started {when}" if when else None
+    title = f"started {started}" if started else None
     return element(
         "div", element("pre", element("code", words), tabindex="0"), button, class_="command",
         title=title,
@@ -321,12 +321,12 @@ def _command(words: str, when: str = "") -> Html:
 
 def spoken(line: str) -> tuple[str, str]:
     """A line of command.txt: when, and the command as one would type it."""
-    when, _, rest = line.partition("  ")
+    stamp, _, command = line.partition("  ")
     try:
         # Without quotes both say the same, and the plain one is a hundred times as fast.
-        words = shlex.split(rest) if QUOTES.search(rest) else rest.split()
+        words = shlex.split(command) if QUOTES.search(command) else command.split()
     except ValueError:
-        return when, rest
+        return stamp, command
     if words:
         program = PurePath(words[0])
         if program.parts[-2:] == ("overt", "train.py"):
@@ -335,7 +335,7 @@ def spoken(line: str) -> tuple[str, str]:
             words[0] = "overt"
         elif program.suffix == ".py":
             words[0:0] = ["python"]
-    return when, shlex.join(words)
+    return stamp, shlex.join(words)
 
 
 def marks(run: Run) -> list[dict[str, Any]]:

@@ -74,9 +74,9 @@ class Source:
             return _waiting(self.folders)
         runs = open_runs(list(paths))
         self._has_running = any(run.status() == "running" for run in runs)
-        known = {name for run in runs for name in run.curves}
+        metric_names = {name for run in runs for name in run.curves}
         # A metric that is yet to be logged is no reason to show nothing.
-        pins = [pin for pin in self.pins if any(matches(name, [pin]) for name in known)]
+        pins = [pin for pin in self.pins if any(matches(name, [pin]) for name in metric_names)]
         return build_page(runs, self.most_pictures, pins, is_live=True)
 
 
@@ -114,9 +114,9 @@ class Handler(BaseHTTPRequestHandler):
         address = urlsplit(self.path)
         if not self._is_this_host():
             self._answer(HTTPStatus.FORBIDDEN, "this server answers to localhost only")
-        elif (given := parse_qs(address.query).get("token")) and self.server.accepts(given[0]):
+        elif (tokens := parse_qs(address.query).get("token")) and self.server.accepts(tokens[0]):
             # The token leaves the address bar and the history.
-            self._answer(HTTPStatus.SEE_OTHER, "", cookie=given[0])
+            self._answer(HTTPStatus.SEE_OTHER, "", cookie=tokens[0])
         elif self.server.token is not None and not self.server.accepts(self._cookie()):
             self._answer(
                 HTTPStatus.FORBIDDEN, "open the address with ?token=... that the server printed"

@@ -81,15 +81,15 @@ def read_some(path: Path, keys: frozenset[str]) -> dict[str, Any]:
         return {}
     values: dict[str, Any] = {}
     for part in SECTION.split(text):
-        some = _some_of_section(part, keys)
-        if some is None:
+        section_values = _section_values(part, keys)
+        if section_values is None:
             return read_config(path)
-        values.update(some)
+        values.update(section_values)
     return values
 
 
 @lru_cache(maxsize=KEPT_SECTIONS)
-def _some_of_section(text: str, keys: frozenset[str]) -> tuple[tuple[str, Any], ...] | None:
+def _section_values(text: str, keys: frozenset[str]) -> tuple[tuple[str, Any], ...] | None:
     """Return some keys of one section; None where it is not as overt writes it."""
     section, colon, rest = text.partition(":")
     if not colon or not rest.startswith("\n"):  # `training: {num_steps: 40}` in one line

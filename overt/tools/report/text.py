@@ -24,24 +24,24 @@ def duration(seconds: float) -> str:
     """Seconds in the two largest units: 42 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
     if not math.isfinite(seconds):
         return "unknown"
-    whole = max(math.ceil(seconds), 0)
+    total_seconds = max(math.ceil(seconds), 0)
     units = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
     for position, (unit, size) in enumerate(units):
-        if whole >= size or unit == "s":
-            count, rest = divmod(whole, size)
+        if total_seconds >= size or unit == "s":
+            count, remainder = divmod(total_seconds, size)
             words = [f"{count} {unit}"]
-            if position + 1 < len(units) and rest // units[position + 1][1]:
-                words.append(f"{rest // units[position + 1][1]} {units[position + 1][0]}")
+            if position + 1 < len(units) and remainder // units[position + 1][1]:
+                words.append(f"{remainder // units[position + 1][1]} {units[position + 1][0]}")
             return " ".join(words)
     raise AssertionError("the last unit takes what is left")
 
 
 def left(run: Run) -> str:
     """The time to the end by the recent speed; a range where that varies."""
-    rest = run.time_left
-    if not rest.varies:
-        return duration(rest.seconds)
-    return f"{duration(rest.fastest)} to {duration(rest.slowest)}, speed varies"
+    seconds_left = run.time_left
+    if not seconds_left.varies:
+        return duration(seconds_left.seconds)
+    return f"{duration(seconds_left.fastest)} to {duration(seconds_left.slowest)}, speed varies"
 
 
 def moment(seconds: float) -> str:
@@ -83,8 +83,8 @@ def sparkline(values: list[float], width: int) -> str:
         return ""
     width = min(width, len(finite))
     means = []
-    for place in range(width):
-        part = finite[place * len(finite) // width : (place + 1) * len(finite) // width]
+    for column in range(width):
+        part = finite[column * len(finite) // width : (column + 1) * len(finite) // width]
         means.append(sum(part) / len(part))
     low, span = min(means), max(means) - min(means)
     top = len(BLOCKS) - 1

@@ -18,9 +18,9 @@ def samples(runs: Sequence[Run], most: int) -> Html | None:
     for name in names:
         figures = []
         for index, run in enumerate(runs):
-            own = [sample for sample in run.texts if sample.name == name][-max(most, 1) :]
-            if own:
-                newest, older = own[-1], own[-2::-1]
+            history = [sample for sample in run.texts if sample.name == name][-max(most, 1) :]
+            if history:
+                newest, older = history[-1], history[-2::-1]
                 caption = element("figcaption", label(index, run), _step(newest))
                 parts = [_shown(newest), *([_folded(older)] if older else [])]
                 figures.append(element("figure", *parts, caption, class_="sample"))

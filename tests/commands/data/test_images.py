@@ -21,7 +21,7 @@ def test_images_then_pack(tmp_path, capsys):
     assert main(["pack", str(root), str(out)]) == 0
     said = capsys.readouterr().out
     assert "4 images of 2 classes" in said
-    assert "1 left out\n" in said
+    assert "1 skipped\n" in said
     assert "broken.jpg: not a readable image" in said
     assert len(PackedImages(out)) == 4
     with pytest.raises(DataError, match="exists"):

@@ -44,7 +44,7 @@ def test_a_second_run_changes_nothing(tmp_path, capsys):
 
 def test_other_settings_are_refused(tmp_path):
     main(["kubric", str(tmp_path), *SMALL])
-    with pytest.raises(DataError, match="seed 0 there and 1 asked for"):
+    with pytest.raises(DataError, match="seed 0 there, 1 requested"):
         main(["kubric", str(tmp_path), *SMALL, "--seed", "1"])
 
 

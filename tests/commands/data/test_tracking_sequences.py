@@ -16,7 +16,7 @@ def test_sequences_are_made_cut_and_packed(
     scene = ["--frames", "9", "--size", "16", "20", "--points", "30"]
     assert main(["data", "kubric", long, "--sequences", "2", *scene]) == 0
     assert main(["data", "kubric_lbm", long, short, "--frames", "4"]) == 0
-    assert "4 sequences of 4 frames written, 0 were there, 0 left out" in capsys.readouterr().out
+    assert "4 sequences of 4 frames written, 0 were there, 0 skipped" in capsys.readouterr().out
     assert main(["data", "pack", short, packed, "--storage", "files"]) == 0
     assert "4 sequences packed" in capsys.readouterr().out
     assert read_frames(find_sequences(packed)[3], range(4)).shape == (4, 3, 16, 20)
@@ -29,7 +29,7 @@ def test_what_is_left_out_is_printed(tmp_path: Path, capsys: pytest.CaptureFixtu
     scene = ["--frames", "3", "--size", "16", "20", "--points", "30"]
     main(["data", "kubric", long, "--sequences", "1", *scene])
     assert main(["data", "kubric_lbm", long, short]) == 0
-    assert "left out: 0000: 3 frames, fewer than 24" in capsys.readouterr().out
+    assert "skipped: 0000: 3 frames, fewer than 24" in capsys.readouterr().out
 
 
 def test_options_of_the_other_kind_are_refused(

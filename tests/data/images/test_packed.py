@@ -120,7 +120,7 @@ def test_a_pack_that_another_process_wrote_meanwhile_is_kept(folder, tmp_path):
             (tmp_path / "other").touch()
             pack_images(folder, tmp_path / "pack")
 
-    expected = pytest.raises(MadeMeanwhileError, match="made by another process")
+    expected = pytest.raises(MadeMeanwhileError, match="created by another process")
     with told_to(pack_as_well), expected:
         pack_images(folder, tmp_path / "pack", raw=True)
     assert same(PackedImages(tmp_path / "pack"), folder)
@@ -153,7 +153,7 @@ def test_a_cut_data_file_is_noticed_at_once(folder, tmp_path):
     pack_images(folder, tmp_path / "pack")
     path = tmp_path / "pack" / "data.bin"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DataError, match="cut off"):
+    with pytest.raises(DataError, match="truncated"):
         PackedImages(tmp_path / "pack")
 
 
@@ -179,5 +179,5 @@ def test_another_format_and_no_pack(folder, tmp_path):
     shutil.rmtree(tmp_path / "pack")
     with pytest.raises(DataError, match="overt data pack"):
         PackedImages(tmp_path / "pack")
-    with pytest.raises(DataError, match="no pack of images"):
+    with pytest.raises(DataError, match="not a pack of images"):
         PackedImages(folder.root)

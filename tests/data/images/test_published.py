@@ -194,7 +194,7 @@ def test_stl10_is_stored_by_columns(tmp_path):
     assert splits["test"].labels.tolist() == [0, 9]
     assert splits["unlabeled"].labels.tolist() == [-1, -1]
     (tmp_path / "train_X.bin").write_bytes(content[:-1])
-    with pytest.raises(DataError, match="cut off"):
+    with pytest.raises(DataError, match="truncated"):
         read_stl10(tmp_path)
 
 

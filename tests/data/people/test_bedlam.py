@@ -62,8 +62,8 @@ def test_both_forms_of_bedlam_are_read(tmp_path: Path) -> None:
 def test_bedlam_without_a_depth_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "bedlamcc.npz"
     torch.save({"img_fn": ["a.png"], "hw": torch.ones(1, 2)}, path)
-    with pytest.raises(DataError, match=r"neither pelvis_camcoord nor smplx.*found are img_fn, hw"):
+    with pytest.raises(DataError, match=r"neither pelvis_camcoord nor smplx.*found img_fn, hw"):
         read_bedlam(path)
     torch.save({"names": []}, path)
-    with pytest.raises(DataError, match="lack img_fn; found are names"):
+    with pytest.raises(DataError, match="lack img_fn; found names"):
         read_bedlam(path)

@@ -110,7 +110,7 @@ def test_a_box_without_a_score_is_certain(tmp_path: Path) -> None:
 def test_missing_keys_are_named_with_those_found(tmp_path: Path) -> None:
     path = tmp_path / "people.npz"
     write_human_data(path, columns())
-    with pytest.raises(DataError, match=r"lack focal_length, smpl/betas; found are K, bbox_xywh"):
+    with pytest.raises(DataError, match=r"lack focal_length, smpl/betas; found K, bbox_xywh"):
         HumanData.load(path, required=("image_path", "focal_length", "smpl/betas"))
 
 

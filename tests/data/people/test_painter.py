@@ -10,7 +10,7 @@ from PIL import Image
 from overt.data.people.backdrops import Photographs, occluder
 from overt.data.people.outfits import HAIR, SHOES, SKIN, TOP, Looks, Tailor, draw_outfit
 from overt.data.people.painter import Painter
-from overt.data.people.synthetic import PeopleOptions, draw_rows, see
+from overt.data.people.scenes import PeopleOptions, draw_rows, see
 from overt.data.rng import sample_rng
 from overt.errors import DataError
 from overt.geometry.body import BodyModel

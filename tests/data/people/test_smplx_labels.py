@@ -90,7 +90,7 @@ def test_wrong_files_are_named(root: Path) -> None:
     with pytest.raises(DataError, match=r"has 55 joints.*SMPL has 24"):
         Converter(swapped, cpu)
     wrong = options(root, transfer=str(root / "smplx2smpl_deftrafo_setup.pkl"))
-    with pytest.raises(DataError, match="takes 10475 vertices to 6890, but here 6890"):
+    with pytest.raises(DataError, match="takes 10475 vertices to 6890, expected 6890"):
         Converter(wrong, cpu)
     np.save(root / "beyond.npy", np.array([10475]))
     with pytest.raises(DataError, match="beyond the body's 10475"):

@@ -8,14 +8,8 @@ import torch
 from PIL import Image
 
 from overt.data.people.human_data import HumanData
-from overt.data.people.synthetic import (
-    COCO,
-    PeopleOptions,
-    draw_rows,
-    place_people,
-    see,
-    write_people,
-)
+from overt.data.people.scenes import PeopleOptions
+from overt.data.people.synthetic import COCO, write_people
 from overt.errors import DataError
 from overt.geometry.body import BodyModel
 from overt.geometry.body_capsule import capsule_body
@@ -96,28 +90,6 @@ def test_a_row_depends_on_seed_and_number_alone(root: Path, tmp_path: Path) -> N
             np.testing.assert_allclose(fewer.columns[name], column[:3], atol=1e-4)
     other = PeopleOptions(size=SIZE, seed=4, framing="portrait")
     assert write_people(tmp_path, "other", 6, other).read_bytes() != first.read_bytes()
-
-
-def test_orthographic_people_do_not_show_their_depth() -> None:
-    """Twice as far, the same picture; with perspective it changes."""
-    model = BodyModel(capsule_body())
-    for orthographic in (True, False):
-        options = PeopleOptions(size=SIZE, framing="portrait", orthographic=orthographic)
-        people, scene, _ = draw_rows(0, 2, model, options)
-        further = [one._replace(depth=2 * one.depth) for one in people]
-        far = place_people(further, model, options)
-        near_pixels, _ = see(scene, scene.vertices, orthographic)
-        far_pixels, _ = see(far, far.vertices, orthographic)
-        same = torch.allclose(near_pixels, far_pixels, atol=0.02)
-        assert same == orthographic
-
-
-def test_subsets_keep_their_distortion() -> None:
-    model = BodyModel(capsule_body())
-    for subset, low, high in (("p3", 1.8, 1e9), ("far", 0.0, 1.2)):
-        _, scene, _ = draw_rows(0, 4, model, PeopleOptions(size=SIZE, subset=subset))
-        assert (scene.distortion >= low).all()
-        assert (scene.distortion <= high).all()
 
 
 def test_an_unknown_subset_is_refused(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_a_project_gives_its_volume_in_patient_space(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"body": b"12"}, "2 bytes of values, 48 are due"),
+        ({"body": b"12"}, "2 bytes of values, expected 48"),
         ({"spacing": [1.0, 0.0, 1.0]}, "expected three finite axes"),
         ({"matrix": {"dtype": "object", "filename": "m", "shape": [1, 1, 1]}}, "type object"),
         ({"matrix": {"dtype": "int16"}}, "lacks or misstates 'shape'"),

@@ -68,9 +68,9 @@ def test_clouds_of_the_wrong_size_and_shape_are_all_named_at_once(tmp_path: Path
         lists.SkullList(tmp_path / "train.csv", "skullfix").check(20, 10)
     text = str(error.value)
     assert "3 clouds cannot be used" in text
-    assert "3 points; asked for are 10" in text
+    assert "3 points, expected at least 10" in text
     assert "(50, 2); expected floats of shape (points, 3)" in text
-    assert "no readable array" in text
+    assert "not a readable array" in text
 
 
 @pytest.mark.parametrize(

@@ -41,13 +41,17 @@ def test_other_types_byte_orders_and_spacings_are_read(tmp_path: Path) -> None:
     ("header", "body", "message"),
     [
         ("type: uint8\nsizes: 2 2\nencoding: raw", b"1234", r"shape \(2, 2\); expected three"),
-        ("type: uint8\nsizes: 2 2 2\nencoding: raw", b"1234", "4 bytes of values, 8 are due"),
+        ("type: uint8\nsizes: 2 2 2\nencoding: raw", b"1234", "4 bytes of values, expected 8"),
         ("type: uint8\nsizes: 2 2 2\nencoding: gzip", b"1234", "cannot be unpacked"),
         ("type: uint8\nsizes: 2 2 2\nencoding: hex", b"1234", "allowed: raw and gzip"),
         ("type: block\nsizes: 2 2 2\nencoding: raw", b"1234", "lacks or misstates 'block'"),
         ("sizes: 2 2 2\nencoding: raw", b"1234", "lacks or misstates 'type'"),
         ("type: uint8\nsizes: 2 2 2\nencoding: raw\ndata file: x.raw", b"", "in another file"),
-        ("type: uint8\nsizes: 1 1 1\nencoding: raw\nspace directions: (a,b)", b"1", "its voxels"),
+        (
+            "type: uint8\nsizes: 1 1 1\nencoding: raw\nspace directions: (a,b)",
+            b"1",
+            "its voxel size",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_refused(

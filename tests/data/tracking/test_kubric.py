@@ -116,7 +116,7 @@ def test_empty_root_and_packed_root(tmp_path):
 
 
 def test_root_one_level_too_high(sequence):
-    with pytest.raises(DataError, match="to the folder whose sub-folders are sequences"):
+    with pytest.raises(DataError, match="to the folder whose subfolders are sequences"):
         list_sequences(sequence.parent.parent)
 
 

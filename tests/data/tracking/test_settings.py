@@ -41,5 +41,5 @@ def test_every_shared_key_has_its_value_in_the_yaml(recipe: str) -> None:
 
 def test_a_missing_folder_says_what_should_be_in_it() -> None:
     for recipe in RECIPES:
-        with pytest.raises(ConfigError, match=r"one sub-folder or one packed file per sequence$"):
+        with pytest.raises(ConfigError, match=r"one subfolder or one packed file per sequence$"):
             load([f"recipe={recipe}", "data.root=null"])

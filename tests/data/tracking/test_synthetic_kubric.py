@@ -91,7 +91,7 @@ def test_other_content_is_not_mixed_with(tmp_path):
 def test_another_set_is_not_mixed_with(tmp_path):
     write_sequences(tmp_path, 1, **SMALL)
     before = content(tmp_path)
-    with pytest.raises(DataError, match="seed 5 there and 6 asked for"):
+    with pytest.raises(DataError, match="seed 5 there, 6 requested"):
         write_sequences(tmp_path, 2, **{**SMALL, "seed": 6})
     assert content(tmp_path) == before
 

@@ -219,7 +219,7 @@ def test_missing_files(tmp_path):
 
 def test_wrong_container(tmp_path):
     write(tmp_path, "davis", [entry()])
-    with pytest.raises(DataError, match="holds a list, expected for davis is a dict"):
+    with pytest.raises(DataError, match="holds a list, expected a dict of videos for davis"):
         TapVid(tmp_path, "davis")
 
 

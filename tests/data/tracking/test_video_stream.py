@@ -64,5 +64,5 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(DataError, match="pip install av"):
         next(stream_frames(tmp_path / "video.mp4"))
     monkeypatch.setattr(sys, "platform", "plan9")
-    with pytest.raises(DataError, match="cameras are known on linux and darwin"):
+    with pytest.raises(DataError, match="cameras are supported on linux and darwin"):
         next(stream_frames(0))

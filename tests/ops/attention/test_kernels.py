@@ -25,7 +25,7 @@ def make_packing(lengths: list[int], bound: int) -> Packing:
 
 def make_input(packing: Packing, width: int, dtype: torch.dtype) -> Tensor:
     generator = torch.Generator().manual_seed(width)
-    shape = (len(packing.places), 3, HEADS, width)
+    shape = (len(packing.padded_index), 3, HEADS, width)
     return torch.randn(shape, generator=generator).to(DEVICE, dtype)
 
 

@@ -83,7 +83,7 @@ def test_rows_of_unused_pairs_are_zero_and_a_lost_neighbourhood_is_nan() -> None
     rows = torch.randn(400, 16, device=DEVICE)
     rest = (8, 2, CENTERS * SLOTS, roomy.weights, roomy.centers, roomy.starts)
     found = norm_swish_fused(rows, scale, shift, *rest)[0]
-    assert not found[int(roomy.wanted) :].any()
+    assert not found[int(roomy.num_pairs) :].any()
     cut = make_pairs(30)
     rest = (8, 2, CENTERS * SLOTS, cut.weights, cut.centers, cut.starts)
     found = norm_swish_max_fused(rows[:30].contiguous(), scale, shift, *rest)[0]

@@ -20,7 +20,7 @@ def test_padding_comes_back_from_the_weights(capacity: int | None) -> None:
     centers, points = clouds()
     pairs = find_pairs(centers, points, 0.9, 6, capacity)
     index, _ = ball_query(centers, points, 0.9, 6)
-    assert len(pairs.points) == (capacity or int(pairs.wanted))
+    assert len(pairs.points) == (capacity or int(pairs.num_pairs))
     for center in range(16):
         span = slice(int(pairs.starts[center]), int(pairs.starts[center + 1]))
         numbers = pairs.points[span] - center // 8 * 50
@@ -28,10 +28,10 @@ def test_padding_comes_back_from_the_weights(capacity: int | None) -> None:
         expected = index.view(16, 6)[center]
         assert sorted(padded.tolist()) == sorted(expected.tolist())
         assert (pairs.centers[span] == center).all()
-    unused = pairs.points[int(pairs.wanted) :]
+    unused = pairs.points[int(pairs.num_pairs) :]
     assert not unused.any()
-    assert not pairs.weights[int(pairs.wanted) :].any()
-    assert (pairs.centers[int(pairs.wanted) :] == 16).all()
+    assert not pairs.weights[int(pairs.num_pairs) :].any()
+    assert (pairs.centers[int(pairs.num_pairs) :] == 16).all()
 
 
 def test_too_small_a_room_is_counted() -> None:
@@ -39,5 +39,5 @@ def test_too_small_a_room_is_counted() -> None:
     whole = find_pairs(centers, points, 0.9, 6)
     cut = find_pairs(centers, points, 0.9, 6, capacity=10)
     assert torch.equal(cut.points, whole.points[:10])
-    assert int(cut.wanted) == len(whole.points) > 10
+    assert int(cut.num_pairs) == len(whole.points) > 10
     assert int(cut.starts.max()) == 10

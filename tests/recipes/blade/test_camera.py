@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from overt.data.people.synthetic import PeopleOptions, draw_rows
+from overt.data.people.scenes import PeopleOptions, draw_rows
 from overt.geometry.body import BodyModel
 from overt.geometry.body_capsule import capsule_body
 from overt.geometry.camera import project

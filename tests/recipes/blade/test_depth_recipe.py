@@ -48,7 +48,7 @@ def test_the_large_recipes_have_the_published_numbers() -> None:
         ("model.depth.encoder=vitx", r"model\.depth\.encoder=vitx.*did you mean vit"),
         ("evaluation.dataset=pdhuman_p6", r"did you mean pdhuman_p5"),
         ("model.depth.channels=30", "not a multiple of"),
-        ("data.limb_keypoints=[1,2]", "twelve are needed"),
+        ("data.limb_keypoints=[1,2]", "give twelve"),
     ],
 )
 def test_impossible_settings_are_refused(override: str, message: str) -> None:

@@ -8,7 +8,8 @@ import real_files
 from small_recipes import SMALL_BLADE
 
 from overt.data.people.human_data import HumanData, write_human_data
-from overt.data.people.synthetic import PeopleOptions, write_people
+from overt.data.people.scenes import PeopleOptions
+from overt.data.people.synthetic import write_people
 from overt.errors import DataError
 from overt.recipes.blade.config import BodySettings, DataSettings, SourceSettings
 from overt.recipes.blade.people import People
@@ -81,17 +82,17 @@ def test_people_behind_the_camera_are_refused(root: Path, settings: DataSettings
 def test_absent_pictures_are_named(root: Path, settings: DataSettings) -> None:
     known = columns(root)
     known["image_path"][0] = "imgs/gone.jpg"
-    with pytest.raises(DataError, match=r"lists .*gone\.jpg, which is absent; check data\.root"):
+    with pytest.raises(DataError, match=r"lists .*gone\.jpg, which does not exist; check data"):
         people(root, settings, known)
     known = columns(root)
     known["image_path"][3] = "imgs/gone.jpg"
-    with pytest.raises(DataError, match=r"gone\.jpg: listed in .*\(row 3\) but absent"):
+    with pytest.raises(DataError, match=r"gone\.jpg: listed in .*\(row 3\) but missing"):
         people(root, settings, known).picture(3)
 
 
 def test_missing_labels_are_named(root: Path, settings: DataSettings) -> None:
     known = {name: value for name, value in columns(root).items() if "smpl" not in name}
-    with pytest.raises(DataError, match=r"lack smplx/body_pose, smplx/transl; found are K, bbox"):
+    with pytest.raises(DataError, match=r"lack smplx/body_pose, smplx/transl; found K, bbox"):
         people(root, settings, known)
     source = SourceSettings("x", "preprocessed_datasets/changed.npz", "datasets/people_train", 1.0)
     with pytest.raises(DataError, match="lack smplx/global_orient"):
@@ -146,7 +147,7 @@ def test_a_folder_is_dropped_from_the_paths_of_one_data_set(
     root: Path, settings: DataSettings
 ) -> None:
     names = np.array([f"images/imgs/{row:06d}.jpg" for row in range(4)])
-    with pytest.raises(DataError, match=r"images/imgs/000000\.jpg, which is absent"):
+    with pytest.raises(DataError, match=r"images/imgs/000000\.jpg, which does not exist"):
         real(root, settings, image_path=names)
     found = real(root, settings, image_path=names, name="h36m")
     assert found.picture(3).shape == (32, 32, 3)

@@ -12,7 +12,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from overt.errors import DataError
 from overt.nn.reuse import together
 from overt.recipes.cotracker3.blocks import Attention
-from overt.recipes.cotracker3.model import CoTracker3Offline, in_halves, relative_motion
+from overt.recipes.cotracker3.model import CoTracker3Offline, relative_motion
+from overt.recipes.cotracker3.pyramid import in_halves
 
 TINY = TRACKER_SIZES | {"model_resolution": (32, 40)}
 

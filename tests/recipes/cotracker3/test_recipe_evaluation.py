@@ -186,7 +186,7 @@ def test_a_video_without_visible_points_is_left_out_and_counted(tmp_path: Path) 
     scores = recipe.evaluate(model, ALONE)
     assert scores["left_out"] == 2
     assert scores["average_jaccard"] == rows[0]["average_jaccard"]
-    assert "2 left out" in recipe.score_table(rows, scores)
+    assert "2 skipped" in recipe.score_table(rows, scores)
     assert recipe.visualize(model)["tracks"].dtype == torch.uint8
 
 

@@ -71,12 +71,12 @@ def test_mae_predicts_normalized_pixels_of_hidden_patches(root: Path) -> None:
     assert isinstance(recipe, MAERecipe)
     model, batch = recipe.build_model(), first_batch(recipe)
     output = model(batch.images, batch.layout)
-    hidden = len(batch.layout.prediction.places)
+    hidden = len(batch.layout.prediction.positions)
     assert 0.65 * 64 < hidden < 0.85 * 64
     assert output.targets[0].shape == output.predictions[0].shape == (hidden, 48)
     assert output.targets[0].mean(1).abs().max() < 1e-5
     assert torch.allclose(output.targets[0].std(1, correction=0), torch.ones(hidden), atol=0.05)
-    place = int(batch.layout.prediction.places[0])
+    place = int(batch.layout.prediction.positions[0])
     row, column = divmod(place, 4)
     pixels = model.pixels(batch.images)[0, :, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4]
     expected = torch.nn.functional.layer_norm(pixels.flatten(), (48,))

@@ -14,7 +14,7 @@ from overt.distributed import init_distributed
 from overt.engine.trainer import Trainer
 from overt.errors import ConfigError, DataError
 from overt.recipes.lbm.recipe import LBMRecipe
-from overt.schedule import build_schedule
+from overt.schedule_section import build_schedule
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,7 @@ def test_a_missing_root_says_where_to_get_the_data(tmp_path: Path) -> None:
 
 def test_data_problems_show_before_training(root: Path, tmp_path: Path) -> None:
     recipe = SMALL_PCDIFF.recipe(root, "data.num_points=1000", "data.num_implant_points=500")
-    with pytest.raises(DataError, match="400 points; asked for are 500"):
+    with pytest.raises(DataError, match="400 points, expected at least 500"):
         recipe.build_dataset()
     (tmp_path / "train.csv").write_text("complete_skull/000.nrrd\n")
     recipe = SMALL_PCDIFF.recipe(root, f"data.root={tmp_path}", "data.synthetic=null")

@@ -27,7 +27,7 @@ def test_a_folder_that_is_not_shared_is_found(
 ) -> None:
     for check in run_processes(on_own_disk, 2, tmp_path):
         assert check.level is Level.FAIL
-        assert "not seen by rank 1" in check.found
+        assert "not seen by rank 1" in check.finding
         assert "output_dir" in check.remedy
 
 
@@ -38,4 +38,4 @@ def test_a_folder_that_cannot_be_written_fails(tmp_path: Path) -> None:
     assert check.level is Level.OK
     check = cluster.shared_folder(Path("/proc/self"), ALONE)
     assert check.level is Level.FAIL
-    assert "cannot be written" in check.found
+    assert "cannot be written" in check.finding

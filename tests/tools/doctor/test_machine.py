@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from overt.distributed import Launch, World
+from overt.distributed import World
+from overt.launch_environment import Launch
 from overt.tools.doctor import machine
 from overt.tools.doctor.report import Level
 
@@ -24,7 +25,7 @@ def test_a_missing_gpu_fails_only_where_one_is_asked_for(monkeypatch: pytest.Mon
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_is_named_and_computes() -> None:
     found = machine.gpus("cuda", World(0, 1, 0, torch.device("cuda", 0)))
-    assert torch.cuda.get_device_name(0) in found.found
+    assert torch.cuda.get_device_name(0) in found.finding
     assert found.level < Level.FAIL
     assert machine.nccl({"NCCL_P2P_DISABLE": "1"}).level is Level.WARN
 
@@ -47,7 +48,7 @@ def test_a_port_in_use_is_said(taken_port: int) -> None:
     launch = Launch(0, 1, 0, 1, "single process", "", taken_port)
     check = machine.rendezvous(launch)
     assert check.level is Level.WARN
-    assert f"port {taken_port}" in check.found
+    assert f"port {taken_port}" in check.finding
 
 
 def test_little_shared_memory_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

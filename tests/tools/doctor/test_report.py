@@ -9,7 +9,7 @@ def test_the_worst_process_is_named() -> None:
     well, ill = ok("GPUs", "8 visible"), warn("GPUs", "7 visible", "look at it")
     (check,) = merged([[well], [ill], [well]], labels)
     assert check.level is Level.WARN
-    assert check.found == "7 visible (rank 1 on b)"
+    assert check.finding == "7 visible (rank 1 on b)"
     assert merged([[well], [well], [well]], labels) == [well]
     other = ok("GPUs", "of another kind")
     assert merged([[well], [other], [well]], labels) == [well]
@@ -20,7 +20,7 @@ def test_a_check_that_breaks_off_is_a_failure() -> None:
         raise DataError("nothing there; look elsewhere")
 
     check = attempt("data", breaks, "mend it")
-    assert (check.level, check.found) == (Level.FAIL, "nothing there; look elsewhere")
+    assert (check.level, check.finding) == (Level.FAIL, "nothing there; look elsewhere")
 
 
 def test_the_table_shows_the_remedy_below() -> None:

@@ -66,5 +66,5 @@ def test_a_bug_in_the_data_set_is_a_finding(tmp_path: Path) -> None:
 
     check, seconds = run.read_samples(Broken(), toy_config(tmp_path), 2)
     assert check.level is Level.FAIL
-    assert "KeyError: 'tracks'" in check.found
+    assert "KeyError: 'tracks'" in check.finding
     assert seconds is None

@@ -22,8 +22,8 @@ def test_one_process_per_gpu() -> None:
         ((0, 8, None), "1 or more nodes"),
         ((1, -1, None), "0 or more GPUs"),
         ((1, 8, 0), "1 or more nodes and processes"),
-        ((1, 8, 16), "share a GPU; leave --processes out"),
-        ((1, 8, 4), "leave GPUs idle; leave --processes out .* --gpus 4"),
+        ((1, 8, 16), "share a GPU; drop --processes"),
+        ((1, 8, 4), "leave GPUs idle; drop --processes .* --gpus 4"),
     ],
 )
 def test_numbers_that_cannot_work_are_refused(

@@ -1,0 +1,254 @@
+"""Random people before a camera: pose, shape, depth and focal length of each.
+
+Row i depends on (seed, i) alone. Depth and focal length are independent given the person's size in
+the picture, so that only perspective tells how far a person is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from overt.data.people.poses import draw_pose
+from overt.data.rng import sample_rng
+from overt.errors import DataError
+from overt.geometry.body import BODY_JOINTS, BodyModel
+from overt.geometry.body_capsule import STANDING_HEIGHT_M
+from overt.geometry.body_files import CAPSULE
+from overt.geometry.camera import intrinsics, project
+from overt.geometry.rotation import axis_angle_to_matrix, matrix_to_axis_angle
+
+Array = NDArray[np.float64]
+
+NEAREST_M = 0.15  # no vertex may be closer to the camera
+TRIES, TOGETHER = 500, 16
+FRAME = 1.1  # side of the picture over that of the person's box, in portraits
+NEWTON_STEPS = 8
+SUBSETS: dict[str, tuple[float, float]] = {  # limits of the distortion
+    "all": (0.0, math.inf),
+    "p3": (1.8, math.inf),
+    "p5": (3.0, math.inf),
+    "far": (0.0, 1.2),
+}
+_SPINE = (3, 6, 9, 12, 15)
+_ONE_SIDED = {4: 0, 5: 0, 18: 1, 19: 1}  # knees bend about x, elbows about y
+
+
+@dataclass(frozen=True)
+class PeopleOptions:
+    """What the people look like and how they are seen."""
+
+    # pixels of a picture's side
+    size: int = 256
+    seed: int = 0
+    # camera (the person anywhere in the picture, perhaps cut off), or portrait (the whole person,
+    # calm, in a square about the box)
+    framing: str = "camera"
+    # parallel rays instead of perspective: nothing in the picture tells the depth
+    orthographic: bool = False
+    # one color for each part in all pictures, instead of new ones in each
+    fixed_colours: bool = False
+    # also write the depth of every pixel
+    depth_maps: bool = False
+    # which pictures to keep, by their distortion: all, p3, p5 or far
+    subset: str = "all"
+    # capsule, in plain colors; or anny, or a file of its body: dressed people in poses of everyday
+    body: str = CAPSULE
+    # folder of photographs to put behind dressed people; None: backgrounds are made up
+    backgrounds: str | None = None
+    # what renders: cpu or cuda
+    device: str = "cpu"
+
+    @property
+    def is_plain(self) -> bool:
+        return self.body == CAPSULE
+
+
+class Person(NamedTuple):
+    """What is drawn for one row before anything is rendered."""
+
+    shape: Array  # (10,)
+    root: Array  # (3,) axis-angle in the camera frame
+    body: Array  # (21, 3)
+    hands: Array  # (2, 15, 3)
+    depth: float  # meters, of the pelvis
+    height: float  # of the person over that of the picture
+    pelvis_xy: Array  # (2,) of the pelvis, in picture sides from the center
+
+
+def draw_person(rng: np.random.Generator, calm: bool) -> Person:
+    """Shape, pose, depth and framing of one person."""
+    shape = np.clip(rng.standard_normal(10), -2, 2)
+    if calm:
+        body = 0.2 * rng.standard_normal((21, 3))
+        lowered = rng.uniform(0, 1.3)
+        body[15, 2] -= lowered  # left shoulder: the arm points along x
+        body[16, 2] += lowered
+        yaw = rng.uniform(-math.pi / 3, math.pi / 3)
+        hands = np.zeros((2, 15, 3))
+    else:
+        body = 0.35 * rng.standard_normal((21, 3))
+        for joint in _SPINE:
+            body[joint - 1] *= 0.15 / 0.35
+        for joint, axis in _ONE_SIDED.items():
+            sign = 1.0 if joint in (4, 5, 18) else -1.0
+            body[joint - 1, axis] = sign * abs(body[joint - 1, axis])
+        hands = np.clip(0.05 * rng.standard_normal((2, 15, 3)), -1.2, 1.2)
+        near = rng.random() < 0.7
+        yaw = rng.uniform(-math.pi / 3, math.pi / 3) if near else rng.uniform(-math.pi, math.pi)
+    body = np.clip(body, -1.2 if not calm else -2.0, 1.2 if not calm else 2.0)
+    pitch, roll = np.radians(10) * rng.standard_normal(2)
+    limits = (0.5, 2.0) if rng.random() < 0.6 else (2.0, 8.0)
+    depth = math.exp(rng.uniform(math.log(limits[0]), math.log(limits[1])))
+    turns = torch.tensor([[math.pi, 0, 0], [pitch, 0, roll], [0, yaw, 0]], dtype=torch.float64)
+    first, second, third = axis_angle_to_matrix(turns)
+    root = matrix_to_axis_angle(first @ second @ third).numpy()
+    return Person(
+        shape, root, body, hands, depth, rng.uniform(0.5, 1.3), rng.uniform(-0.25, 0.25, size=2)
+    )
+
+
+class Scene(NamedTuple):
+    """People before the camera, as tensors, and the camera."""
+
+    vertices: Tensor  # (B, V, 3) meters in the camera frame
+    joints: Tensor  # (B, 55, 3)
+    matrix: Tensor  # (B, 3, 3) pixels
+    translation: Tensor  # (B, 3): pelvis = joint 0 at rest + translation
+
+    @property
+    def distortion(self) -> Tensor:
+        """The largest depth of the pelvis over that of a joint, (B,)."""
+        depth = self.joints[:, :BODY_JOINTS, 2]
+        return (depth[:, :1] / depth).amax(1)
+
+
+def draw_lively_person(rng: np.random.Generator, rest_joints: Array) -> Person:
+    """One person in an everyday pose, from 0.4 m to 8 m away, seen from any side."""
+    shape = np.clip(rng.standard_normal(10), -2, 2)
+    body, hands, _ = draw_pose(rng, rest_joints)
+    near = rng.random() < 0.7
+    yaw = rng.uniform(-math.pi / 3, math.pi / 3) if near else rng.uniform(-math.pi, math.pi)
+    high = rng.random() < 0.25  # seen from above or from below
+    pitch = rng.uniform(-0.7, 0.7) if high else rng.normal(0, 0.2)
+    roll = rng.normal(0, 0.07)
+    limits = (0.4, 2.0) if rng.random() < 0.6 else (2.0, 8.0)
+    depth = math.exp(rng.uniform(math.log(limits[0]), math.log(limits[1])))
+    turns = torch.tensor([[math.pi, 0, 0], [pitch, 0, roll], [0, yaw, 0]], dtype=torch.float64)
+    first, second, third = axis_angle_to_matrix(turns)
+    root = matrix_to_axis_angle(first @ second @ third).numpy()
+    return Person(
+        shape, root, body, hands, depth, rng.uniform(0.5, 1.4), rng.uniform(-0.25, 0.25, size=2)
+    )
+
+
+def standing_height(model: BodyModel, shape: Tensor, options: PeopleOptions) -> Tensor:  # (B,)
+    """Meters from head to foot of people at rest."""
+    if options.is_plain:
+        return STANDING_HEIGHT_M * (1 + 0.05 * shape[:, 0])
+    used = model.directions[: shape.shape[1]]
+    heights = (model.template + (shape @ used).view(len(shape), -1, 3))[..., 1]
+    return heights.amax(1) - heights.amin(1)
+
+
+def place_people(people: list[Person], model: BodyModel, options: PeopleOptions) -> Scene:
+    """Bodies in front of a camera that frames them."""
+    device = model.template.device
+
+    def on_device(rows: list[Any]) -> Tensor:
+        return torch.tensor(np.stack(rows), dtype=torch.float32).to(device)
+
+    shape = on_device([person.shape for person in people])
+    face = np.zeros((3, 3))
+    pose = [
+        np.concatenate([person.root[None], person.body, face, person.hands.reshape(30, 3)])
+        for person in people
+    ]
+    rotations = axis_angle_to_matrix(on_device(pose))
+    body = model(shape, rotations)
+    pelvis = body.joints[:, 0]
+    depth = on_device([person.depth for person in people])
+    vertices, joints = body.vertices - pelvis[:, None], body.joints - pelvis[:, None]
+    if options.framing == "portrait":
+        translation, matrix = _portrait(vertices, depth, options)
+    else:
+        size = options.size
+        height = standing_height(model, shape, options)
+        fraction = on_device([person.height for person in people])
+        focal = fraction * size * depth / height
+        if options.is_plain:
+            focal = focal.clamp(0.3 * size, 4.0 * size)
+        offset = on_device([person.pelvis_xy for person in people])
+        across = offset * size * (depth / focal)[:, None]
+        translation = torch.cat([across, depth[:, None]], dim=1)
+        matrix = intrinsics(focal, torch.full((len(people), 2), size / 2, device=device))
+    return Scene(
+        vertices + translation[:, None], joints + translation[:, None], matrix, translation - pelvis
+    )
+
+
+def _portrait(vertices: Tensor, depth: Tensor, options: PeopleOptions) -> tuple[Tensor, Tensor]:
+    """Places of the pelvis that center the person's box, and the camera that it then fills."""
+    divisor = (
+        depth[:, None].expand(vertices.shape[:2])
+        if options.orthographic
+        else (vertices[..., 2] + depth[:, None]).clamp_min(NEAREST_M)
+    )[..., None].expand(-1, -1, 2)
+    translation = torch.zeros(len(depth), 3, device=depth.device)
+    translation[:, 2] = depth
+    for _ in range(NEWTON_STEPS):  # the middle of the box is piecewise linear in the place
+        pixels = (vertices[..., :2] + translation[:, None, :2]) / divisor
+        low, high = pixels.min(1), pixels.max(1)
+        slope = sum(1.0 / divisor.gather(1, end.indices[:, None])[:, 0] for end in (low, high))
+        translation[:, :2] -= (low.values + high.values) / slope
+    pixels = (vertices[..., :2] + translation[:, None, :2]) / divisor
+    focal = options.size / (FRAME * (pixels.amax(1) - pixels.amin(1)).amax(1))
+    middle = torch.full((len(depth), 2), options.size / 2, device=depth.device)
+    return translation, intrinsics(focal, middle)
+
+
+def see(scene: Scene, points: Tensor, orthographic: bool) -> tuple[Tensor, Tensor]:
+    """Pixels (B, N, 2) and depths (B, N) of points (B, N, 3) of the camera frame."""
+    if not orthographic:
+        return project(points, torch.zeros_like(scene.translation), scene.matrix)
+    depth = scene.joints[:, :1, 2:]  # all at the depth of the pelvis
+    focal = scene.matrix[:, 0, 0][:, None, None]
+    pixels = focal * points[..., :2] / depth + scene.matrix[:, None, :2, 2]
+    return pixels, points[..., 2]
+
+
+def draw_rows(
+    first: int, count: int, model: BodyModel, options: PeopleOptions
+) -> tuple[list[Person], Scene, list[np.random.Generator]]:
+    """Rows `first` and on: drawn again, each from its own generator, until they can be used."""
+    generators = [sample_rng(options.seed, 0, first + number) for number in range(count)]
+    people: list[Person | None] = [None] * count
+    low, high = SUBSETS[options.subset]
+    # Few people are as distorted as a subset asks for: several are tried at a time.
+    together = 1 if options.subset == "all" else TOGETHER
+    calm = options.framing == "portrait"
+    rest_joints = model.rest_places[:BODY_JOINTS].double().cpu().numpy()
+
+    def draw(rng: np.random.Generator) -> Person:
+        return draw_person(rng, calm) if options.is_plain else draw_lively_person(rng, rest_joints)
+
+    for _ in range(TRIES):
+        waiting = [number for number in range(count) if people[number] is None]
+        if not waiting:
+            break
+        drawn = [draw(generators[n]) for n in waiting for _ in range(together)]
+        scene = place_people(drawn, model, options)
+        good = scene.vertices[..., 2].amin(1) > NEAREST_M
+        good &= (scene.distortion >= low) & (scene.distortion <= high)
+        for index in reversed(good.nonzero().flatten().tolist()):  # the first one stays
+            people[waiting[index // together]] = drawn[index]
+    if None in people:
+        raise DataError(f"no person of subset {options.subset} was found in {TRIES} draws")
+    done = [person for person in people if person is not None]
+    return done, place_people(done, model, options), generators

@@ -1,0 +1,31 @@
+"""Drawn people: what perspective shows of their depth, and the distortion of subsets."""
+
+import torch
+
+from overt.data.people.scenes import PeopleOptions, draw_rows, place_people, see
+from overt.geometry.body import BodyModel
+from overt.geometry.body_capsule import capsule_body
+
+SIZE = 48
+
+
+def test_orthographic_people_do_not_show_their_depth() -> None:
+    """Twice as far, the same picture; with perspective it changes."""
+    model = BodyModel(capsule_body())
+    for orthographic in (True, False):
+        options = PeopleOptions(size=SIZE, framing="portrait", orthographic=orthographic)
+        people, scene, _ = draw_rows(0, 2, model, options)
+        further = [person._replace(depth=2 * person.depth) for person in people]
+        far = place_people(further, model, options)
+        near_pixels, _ = see(scene, scene.vertices, orthographic)
+        far_pixels, _ = see(far, far.vertices, orthographic)
+        same = torch.allclose(near_pixels, far_pixels, atol=0.02)
+        assert same == orthographic
+
+
+def test_subsets_keep_their_distortion() -> None:
+    model = BodyModel(capsule_body())
+    for subset, low, high in (("p3", 1.8, 1e9), ("far", 0.0, 1.2)):
+        _, scene, _ = draw_rows(0, 4, model, PeopleOptions(size=SIZE, subset=subset))
+        assert (scene.distortion >= low).all()
+        assert (scene.distortion <= high).all()
