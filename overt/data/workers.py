@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import multiprocessing
+import os
 import signal
 import sys
 import threading
@@ -25,6 +26,7 @@ from overt.errors import DataError
 Value = TypeVar("Value")
 
 NEWS_SECONDS = 5.0  # until the server has reported the end of a process, on a busy machine too
+SERVER_IS_GONE = 255  # what multiprocessing takes for the exit code of its processes then
 EXIT_SECONDS = 2.0  # that processes have to end by themselves when this one exits
 
 
@@ -108,8 +110,10 @@ class LoaderContext(ForkServerContext):
 
     def _kill(self) -> None:
         for process in self._processes:
-            with suppress(ProcessLookupError, AttributeError):  # has ended, or never started
-                process.kill()
+            # Where the server itself was killed, processes that have "ended" may be alive.
+            if process.pid is not None and process.exitcode in (None, SERVER_IS_GONE):
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
