@@ -38,13 +38,15 @@ def read_ahead(
     from torch.utils.data import DataLoader
 
     dataset: Any = _Batches(read, batches)
-    yield from DataLoader(
+    context = loader_context()
+    loader = DataLoader(
         dataset,
         batch_size=None,  # a batch is an item
         num_workers=min(workers, len(batches)),
         worker_init_fn=_one_thread,
-        multiprocessing_context=loader_context(),
+        multiprocessing_context=context,
     )
+    yield from context.read(loader)
 
 
 class _Batches:

@@ -1,20 +1,174 @@
-"""The server that loader processes are forked from."""
+"""Loader processes: the server they are forked from, and what follows when one of them dies.
+
+torch's loader shares a queue and an event with its processes. One that is killed in the middle of a
+message, or while it holds their locks, would leave the training process waiting forever: with a
+`LoaderContext` the others end as well, and with them the wait.
+"""
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
+import os
+import signal
 import sys
-from multiprocessing.context import ForkServerContext
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.queues import Queue
+from typing import Any, TypeVar
+
+from overt.errors import DataError
+
+Value = TypeVar("Value")
+
+NEWS_SECONDS = 5.0  # until the server has reported the end of a process, on a busy machine too
+SERVER_IS_GONE = 255  # what multiprocessing takes for the exit code of its processes then
+EXIT_SECONDS = 2.0  # that processes have to end by themselves when this one exits
 
 
-def loader_context() -> ForkServerContext:
+class Flag:
+    """An event without a lock: set when a pipe can be read, so that no killed process holds it."""
+
+    def __init__(self) -> None:
+        self.reader, self._writer = multiprocessing.Pipe(duplex=False)
+
+    def set(self) -> None:
+        if not self.is_set():
+            self._writer.send_bytes(b"x")
+
+    def is_set(self) -> bool:
+        return self.reader.poll()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"reader": self.reader}  # loader processes only ask
+
+
+class LoaderContext(ForkServerContext):
+    """The context of the processes of one loader; it watches over them."""
+
+    def __init__(self) -> None:
+        self._processes: list[ForkServerProcess] = []
+        self._queues: list[Queue[Any]] = []
+        self._flags: list[Flag] = []
+        self._watcher: threading.Thread | None = None
+        self._death: str | None = None  # what happened, in words
+        self.closing = self.Event()  # set: the processes may be ended
+
+    # What torch's loader asks a context for.
+
+    def Process(self, *arguments: Any, **options: Any) -> ForkServerProcess:  # type: ignore[override]  # noqa: N802
+        process = ForkServerProcess(*arguments, **options)
+        self._processes.append(process)
+        return process
+
+    def Queue(self, maxsize: int = 0) -> Queue[Any]:  # noqa: N802
+        queue: Queue[Any] = Queue(maxsize, ctx=self)
+        self._queues.append(queue)
+        return queue
+
+    def Event(self) -> Flag:  # type: ignore[override]  # noqa: N802
+        flag = Flag()
+        self._flags.append(flag)
+        return flag
+
+    def read(self, loader: Iterable[Value]) -> Iterator[Value]:
+        """Yield what a loader with this context reads; ends its processes, however this ends."""
+        batches: Iterator[Value] | None = None
+        try:
+            with self._explained():
+                batches = iter(loader)  # starts the processes
+                self._watch()
+                yield from batches
+        finally:
+            self.closing.set()
+            # Torch's own way first: it ends the thread that reads from the processes before them.
+            getattr(batches, "_shutdown_workers", lambda: None)()
+            self.end()
+
+    def _watch(self) -> None:
+        atexit.register(self.end)
+        self._watcher = threading.Thread(
+            target=self._end_together, name="overt-loader", daemon=True
+        )
+        self._watcher.start()
+
+    def _end_together(self) -> None:
+        """Wait until one process has died, and end all."""
+        sentinels = {process.sentinel: process for process in self._processes}
+        ready = wait([*sentinels, *(flag.reader for flag in self._flags)])
+        if any(flag.is_set() for flag in self._flags):  # they have been told to end
+            return
+        dead = [sentinels[sentinel] for sentinel in ready if isinstance(sentinel, int)]
+        self._death = _in_words(dead[0].pid, dead[0].exitcode)
+        self._kill()
+        # Nobody can complete a message that was begun: who waits for the rest sees its end.
+        self._queues[0]._writer.close()  # type: ignore[attr-defined]  # the queue of all results
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            # Where the server itself was killed, processes that have "ended" may be alive.
+            if process.pid is not None and process.exitcode in (None, SERVER_IS_GONE):
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Raise a DataError in place of what torch's loader raises after a death."""
+        try:
+            yield
+        except (RuntimeError, OSError, EOFError) as error:
+            if self._watcher is None:
+                if isinstance(error, ConnectionError | EOFError):
+                    raise DataError(_in_words(None, None)) from error
+                raise
+            # What reading a sample raises comes here as well: then all processes are alive.
+            self._watcher.join(NEWS_SECONDS)
+            if self._death is None:
+                raise
+            raise DataError(self._death) from error
+
+    def end(self) -> None:
+        """End the processes: politely, and those that do not answer, as after SIGSTOP, by force."""
+        atexit.unregister(self.end)
+        self.closing.set()
+        if self._watcher is not None:
+            self._watcher.join()
+        give_up = time.monotonic() + EXIT_SECONDS
+        started = [process for process in self._processes if process.pid is not None]
+        for process in started:
+            process.terminate()
+        for process in started:
+            process.join(max(give_up - time.monotonic(), 0.0))
+        self._kill()
+
+
+def _in_words(pid: int | None, code: int | None) -> str:
+    """Return what happened to a loader process, and what helps."""
+    if pid is None:
+        ended = "a loader worker died while it was started"
+    elif code is not None and code < 0:
+        ended = f"loader worker {pid} was killed by {signal.Signals(-code).name}"
+    else:
+        ended = f"loader worker {pid} ended unexpectedly with exit code {code}"
+    return (
+        f"{ended}. The system kills processes when memory runs out (`dmesg` says so), and with "
+        "SIGBUS when /dev/shm is full: set a smaller training.num_workers, or 0 to read samples in "
+        "the training process. The same command resumes."
+    )
+
+
+def loader_context() -> LoaderContext:
     """Return the context of loader processes, whose server imports what this process has of overt.
 
     Otherwise each worker imports it by itself, and in turn: a pickled data set is larger than a
     pipe's buffer, so the start of a worker waits until the one before has read its own. With 14
     workers on 16 cores the first step of `simclr_cifar` took 79 seconds; it takes 4.
     """
-    context = multiprocessing.get_context("forkserver")
+    context = LoaderContext()
     overt_modules = [name for name in sys.modules if name.split(".")[0] == "overt"]
     context.set_forkserver_preload(["torch", *sorted(overt_modules)])
     return context

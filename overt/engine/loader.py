@@ -6,7 +6,6 @@ that neither ranks, workers nor accumulation change it.
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import dataclasses
 import os
@@ -14,12 +13,11 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from multiprocessing import forkserver, resource_tracker
-from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +28,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from overt.config.batch import BatchPlan
 from overt.data.rng import sample_rngs
-from overt.data.workers import loader_context
+from overt.data.workers import Flag, loader_context
 from overt.distributed import World, all_reduce_sum
 from overt.engine.order import (
     START,
@@ -148,13 +146,13 @@ class _Collate:
         return MicroBatch(ids, batch, is_padding=ids[0].is_padding)
 
 
-def _start_worker(closing: Event, owner: int, warnings: Path | None, worker: int) -> None:
+def _start_worker(closing: Flag, owner: int, warnings: Path | None, worker: int) -> None:
     if warnings is not None:
         record_in_loader(warnings)
     threading.Thread(target=_leave_with, args=(owner,), daemon=True).start()
     torch.set_num_threads(1)  # many loader processes share the cores
     keep_freed_memory()
-    ignore_until(closing)  # a signal that asks the run to stop is not meant for its loaders
+    ignore_until(closing.is_set)  # a signal that asks the run to stop is not meant for its loaders
 
 
 def keep_freed_memory() -> None:
@@ -209,8 +207,7 @@ class StepLoader:
             source.check_split(plan.batch_size, plan.world_size, num_workers)
         self._source, self._dataset = source, _Samples(source, seed)
         self._collate = _Collate(collate)
-        self._iterator: Iterator[Any] | None = None
-        self._closing: Event | None = None  # set: loader processes may be ended
+        self._iterator: Generator[MicroBatch | DataError] | None = None
 
     def state_dict(self) -> dict[str, int]:
         """Return what must not change over a resume; the position belongs to the trainer."""
@@ -223,7 +220,7 @@ class StepLoader:
     def seek(self, position: Position) -> None:
         """Continue from this position: nothing is read or replayed to get there."""
         self.position = normalized(position, self.length, self.plan, self.drop_last)
-        self._iterator = None
+        self.close()
 
     def next_step(self) -> StepBatch:
         """Return the next step's micro-batches; `position` moves by what they hold."""
@@ -255,16 +252,16 @@ class StepLoader:
 
     def close(self) -> None:
         """End the loader processes."""
-        if self._closing is not None:
-            self._closing.set()
-        self._iterator = None
+        if self._iterator is not None:
+            self._iterator.close()
+            self._iterator = None
 
     def _sampler(self, start: Position) -> StepSampler:
         return StepSampler(
             self._source, self._seed, self.plan, self._world.rank, self.drop_last, start
         )
 
-    def _batches(self) -> Iterator[MicroBatch | DataError]:
+    def _batches(self) -> Generator[MicroBatch | DataError]:
         sampler = self._sampler(self.position)
         pins = self._world.device.type == "cuda"
         if self._num_workers == 0:
@@ -278,16 +275,15 @@ class StepLoader:
         resource_tracker.ensure_running()  # by itself: it changes what is blocked
         with blocked():
             forkserver.ensure_running()
-        closing = self._closing = context.Event()
-        atexit.register(closing.set)  # before multiprocessing ends its processes and waits
-        yield from DataLoader(
+        loader = DataLoader(
             self._dataset,
             batch_sampler=sampler,
             collate_fn=self._collate,
             num_workers=self._num_workers,
-            worker_init_fn=partial(_start_worker, closing, os.getpid(), self._warnings),
+            worker_init_fn=partial(_start_worker, context.closing, os.getpid(), self._warnings),
             multiprocessing_context=context,
             pin_memory=pins,
             # The loader draws a seed for its workers: from here, never from the global generator.
             generator=torch.Generator().manual_seed(self._seed),
         )
+        yield from context.read(loader)

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from multiprocessing.synchronize import Event
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -134,11 +133,11 @@ def blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def ignore_until(closing: Event) -> None:
-    """In a helper process: SIGUSR1 has no effect, SIGTERM only once `closing` is set."""
+def ignore_until(is_closing: Callable[[], bool]) -> None:
+    """In a helper process: SIGUSR1 has no effect, SIGTERM only once `is_closing()`."""
 
     def end(number: int, frame: FrameType | None) -> None:
-        if closing.is_set():
+        if is_closing():
             os._exit(0)
 
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)

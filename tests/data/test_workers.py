@@ -1,9 +1,23 @@
-"""Loader processes begin with what their training process has imported of overt."""
+"""Loader processes: what they know when they begin, and what follows when one of them dies."""
 
+import os
+import select
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from fcntl import ioctl
+from struct import pack, unpack
+from termios import FIONREAD
 
 import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from overt.data import workers
+from overt.data.workers import LoaderContext, loader_context
+from overt.errors import DataError
 
 # Only the main process imports the recipe: workers know the module from their server, or not.
 PROGRAM = """
@@ -33,3 +47,50 @@ def test_workers_are_forked_with_the_modules_of_their_training_process(tmp_path,
     file.write_text(PROGRAM.replace("CONTEXT", context))
     done = subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout.strip()) == (0, known), done.stderr
+
+
+class Items:
+    """Items say which process has read them, and hold a tensor or a message larger than a pipe."""
+
+    def __init__(self, large: bool) -> None:
+        self.large = large
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> tuple[int, bytes | torch.Tensor]:
+        return os.getpid(), bytes(2**20) if self.large else torch.zeros(3)
+
+
+def read_items(large: bool) -> tuple[LoaderContext, Iterator[tuple[int, object]]]:
+    context = loader_context()
+    loader = DataLoader(Items(large), None, num_workers=1, multiprocessing_context=context)  # type: ignore[arg-type]
+    return context, context.read(loader)
+
+
+def unread_bytes(context: LoaderContext) -> int:
+    reader = context._queues[0]._reader  # type: ignore[attr-defined]
+    return int(unpack("i", ioctl(reader.fileno(), FIONREAD, pack("i", 0)))[0])
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_killed_process_is_explained_even_in_the_middle_of_a_message(large: bool) -> None:
+    context, items = read_items(large)
+    pid, _ = next(items)
+    while not unread_bytes(context):  # the next message, which may not fit into the pipe
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(DataError, match=f"loader worker {pid} was killed by SIGKILL"):
+        list(items)  # waited forever for the rest of the message
+
+
+def test_a_stopped_process_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
+    monkeypatch.setattr(workers, "EXIT_SECONDS", 0.1)
+    _, items = read_items(large=False)
+    pid, _ = next(items)
+    ended = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGSTOP)
+    items.close()
+    select.select([ended], [], [])
+    os.close(ended)

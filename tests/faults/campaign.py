@@ -30,6 +30,13 @@ from injections import KINDS, Kind
 from outcomes import Row, merged, origin, read, table, write
 from trials import Bench, Trial
 
+SERVE = """
+import sys
+from pathlib import Path
+_, folder, *sys.path = sys.argv
+from campaign import serve
+serve(Path(folder))
+"""
 GRACE = 40.0  # seconds that injections under way have after --seconds
 
 
@@ -69,15 +76,19 @@ def inject(bench: Bench, injection: Injection) -> Trial:
 
 
 def serve(folder: Path) -> None:
-    """Make the injections that are asked for on standard input, and answer each with a line."""
+    """Make the injections that are asked for on standard input, and answer each with a line.
+
+    Not as the main module: all processes of a trial would import that again.
+    """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever else is printed is no answer
     bench = Bench(folder)
-    for line in sys.stdin:
-        began = time.monotonic()
-        trial = inject(bench, Injection(*json.loads(line)))
-        answer = {**vars(trial), "folder": str(trial.folder)}
-        print(json.dumps([answer, time.monotonic() - began]), file=answers, flush=True)
+    with suppress(KeyboardInterrupt):
+        for line in sys.stdin:
+            began = time.monotonic()
+            trial = inject(bench, Injection(*json.loads(line)))
+            answer = {**vars(trial), "folder": str(trial.folder)}
+            print(json.dumps([answer, time.monotonic() - began]), file=answers, flush=True)
 
 
 # --- the driver -----------------------------------------------------------------------------------
@@ -94,7 +105,7 @@ class Worker:
         """The trial and its seconds; None where the process has ended without an answer."""
         if self.process is None:
             self.process = subprocess.Popen(
-                [sys.executable, __file__, "--serve", str(self.folder)],
+                [sys.executable, "-c", SERVE, str(self.folder), *sys.path],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -184,12 +195,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="injections at a time")
     parser.add_argument("--seconds", type=float, default=1e6, help="begin none after so long")
     parser.add_argument("--commit", help="of the tree, where there is no git to ask")
-    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)  # see Worker
     options = parser.parse_args()
-    if options.serve is not None:
-        with suppress(KeyboardInterrupt):
-            serve(options.serve)
-        return 0
 
     kinds = all_kinds()
     if unknown := sorted(set(options.only or ()) - set(kinds)):

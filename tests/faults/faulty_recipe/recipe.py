@@ -9,8 +9,10 @@ import types
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import numpy as np
@@ -47,6 +49,7 @@ class FaultyRegression(Regression):
     def __init__(self, settings: DataSettings, fault: Fault) -> None:
         super().__init__(settings)
         self.kind, self.draw, self.drawn = fault.kind, fault.draw, 0
+        self.delay = fault.amount
 
     def sample(self, index: int, rng: np.random.Generator) -> tuple[Tensor, Tensor, Tensor, int]:
         self.drawn += 1
@@ -57,7 +60,8 @@ class FaultyRegression(Regression):
                 raise ValueError(f"toy file {index} has another shape")
             if self.kind == "killed worker":
                 assert get_worker_info() is not None
-                os.kill(os.getpid(), signal.SIGKILL)
+                kill = partial(os.kill, os.getpid(), signal.SIGKILL)
+                Timer(self.delay, kill).start() if self.delay else kill()
         return super().sample(index, rng)
 
 
