@@ -116,6 +116,19 @@ def _against_recording(
     """Return why passes are not recorded, the first reason that holds."""
     if world.device.type != "cuda":
         return "a CPU has none"
+    trained = [value for value in model.parameters() if value.requires_grad]
+    size = sum(value.numel() * value.element_size() for value in trained)
+    return _against_replaying(training, recipe, size if world.world_size > 1 else 0)
+
+
+def records_on_cuda(training: TrainingSection, recipe: Recipe, reduced: int) -> bool:
+    """Return whether passes are recorded on CUDA, with this many bytes of gradients to reduce."""
+    if training.cuda_graph == "auto":
+        return _against_replaying(training, recipe, reduced) is None
+    return bool(training.cuda_graph)
+
+
+def _against_replaying(training: TrainingSection, recipe: Recipe, reduced: int) -> str | None:
     if training.deterministic:
         return "training.deterministic=true runs every pass alike, and a recording starts later"
     if training.strategy == "fsdp":
@@ -126,10 +139,8 @@ def _against_recording(
         return "the recipe does not say that its loss can be replayed"
     if isinstance(recipe.stackable, str):
         return f"batches have different shapes: {recipe.stackable}"
-    if world.world_size > 1:
-        size = sum(value.numel() * 4 for value in model.parameters() if value.requires_grad)
-        if size > LARGEST_REDUCED:
-            return "gradients this large are better reduced during the backward pass"
+    if reduced > LARGEST_REDUCED:
+        return "gradients this large are better reduced during the backward pass"
     return None
 
 
