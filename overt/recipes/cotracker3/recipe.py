@@ -67,7 +67,7 @@ EXAMPLES = 2
 FRAME_GIB: dict[tuple[str, ...], float] = {
     (): 0.39,
     ("hidden", "normed", "correlation"): 0.23,
-    ("correlation", "features", "update"): 0.12,
+    ("correlation", "features", "update"): 0.1,
 }
 STATIC_GIB = 0.6  # weights, gradients and the optimizer's state
 ROOM = 0.9  # of the memory; the rest is the allocator's
