@@ -212,7 +212,7 @@ def main() -> int:
     print("| recipe | storage | resident samples/s | fed samples/s | share | data wait |")
     print("|---|---|---|---|---|---|", flush=True)
     failed = 0
-    for recipe in options.recipes:  # each in a process of its own: a GPU's memory for each
+    for recipe in options.recipes:  # each in a separate process, with the whole memory
         words = [word for word in sys.argv[1:] if word not in options.recipes]
         command = [sys.executable, __file__, recipe, "--here", *words]
         try:

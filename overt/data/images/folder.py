@@ -45,7 +45,7 @@ class Images(Protocol):
     def read(self, index: int, shrink: Shrink | None = None) -> tuple[Tensor, int]:
         """The pixels (3, H, W) uint8 and the label; a DataError names an image that is broken.
 
-        `shrink` says how many times smaller they may come; what is no JPEG comes as it is.
+        `shrink` says how many times smaller they may come; other formats than JPEG come whole.
         """
 
 

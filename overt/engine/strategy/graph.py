@@ -61,7 +61,7 @@ class GraphedPass:
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         # One for all: what a pass needs for itself, the next kind of pass uses again. So a replay
         # may overwrite what another recording has made, but never its own inputs.
-        self.pool = torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+        self.pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, batch: Any, counts: dict[str, Tensor], variant: int = 1) -> StepOutput:
         if self.problem is not None:
