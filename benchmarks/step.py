@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 
 import torch
 from floor import Counting
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from overt.config import build_recipe, load
@@ -112,8 +111,9 @@ def measure(trainer: Trainer, world: World, steps: int) -> tuple[float, float, f
     first = time.perf_counter() - began
     if cuda:
         torch.cuda.reset_peak_memory_stats()
-    # Enough steps for a CUDA graph to be recorded: a replay takes its memory out of sight.
-    for _ in range(WARM_UP + 2):
+    # Enough steps for CUDA graphs to be recorded, also where steps differ: a replay takes its
+    # memory out of sight.
+    for _ in range(4 * (WARM_UP + 1) if trainer.graphed else 2):
         one_step(trainer)
     synchronize()
     times = []
@@ -175,7 +175,7 @@ def most_expensive(trainer: Trainer, cuda: bool, rows: int) -> tuple[int, str]:
     spans = [
         (event.time_range.start, event.time_range.end)
         for event in record.events() or ()
-        if event.device_type == DeviceType.CUDA
+        if str(event.device_type).endswith("CUDA")
     ]
     whole, idle = busy(spans)
     lines = [

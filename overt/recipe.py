@@ -190,8 +190,11 @@ class Recipe(ABC):
 
     # --- the step ---------------------------------------------------------------------------
 
-    def replays_at(self, step: int) -> bool:
-        """Return False for a step that looks at values on the host: it runs without recording."""
+    def replays_at(self, step: int) -> bool | int:
+        """Return False for a step that looks at values on the host: it runs without recording.
+
+        Where steps differ, return a number: steps of one number do the same work.
+        """
         return True
 
     def largest_step(self) -> int:

@@ -179,6 +179,7 @@ def _memory_table(rows: list[dict[str, Any]]) -> list[str]:
 
 def _time_table(rows: list[dict[str, Any]]) -> list[str]:
     head = ["devices", "FLOPs", "step", "samples/s", "steps", "to finish", "scaling ddp / fsdp"]
+    head.append("held up by")
     body = [
         [
             row["devices"],
@@ -188,6 +189,7 @@ def _time_table(rows: list[dict[str, Any]]) -> list[str]:
             "?" if row["steps"] is None else row["steps"],
             "?" if row["hours"] is None else f"{row['hours']:.1f} h",
             " / ".join(f"{link['efficiency']:.0%}" for link in row["traffic"].values()) or "-",
+            " / ".join(link["dominant"] for link in row["traffic"].values()) or "computing",
         ]
         for row in rows
     ]

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from overt.compat.hjepa_settings import translate
 from overt.config import Config, build_recipe, load
 from overt.config.python import configure
+from overt.data.images.decode import Shrink
 from overt.data.images.files import UNLABELLED
 from overt.data.images.folder import ReadableImages
 from overt.distributed import init_distributed
@@ -160,7 +161,7 @@ class DatasetImages:
     def __len__(self) -> int:
         return len(self.names)
 
-    def read(self, index: int) -> tuple[Tensor, int]:
+    def read(self, index: int, shrink: Shrink | None = None) -> tuple[Tensor, int]:
         """The pixels (3, H, W) uint8 and the label of an image."""
         item = self.dataset[index]
         image = item[0] if isinstance(item, tuple | list) else item

@@ -72,7 +72,7 @@ ADVICE: dict[str, str] = {
     "training.memory_gib": "null, unless others need memory of the same GPU.",
     "training.deterministic": "true to reproduce a run bit for bit on CUDA; slower.",
     "training.cuda_graph": "auto records the pass on CUDA where every step is the same work, and "
-    "goes on without where that fails; true insists on it, false saves its memory.",
+    "continues without it where that fails; true insists on it, false saves its memory.",
     "training.ema_momentum": "0.999 for thousands of steps, 0.9999 for hundreds of thousands; "
     "null: no average.",
     "training.evaluate_every_steps": "Often enough to see a trend, seldom enough that evaluation "

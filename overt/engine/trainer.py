@@ -158,7 +158,8 @@ class Trainer:
     ) -> list[StepOutput]:
         """Run forward and backward; gradients, of `only` or all parameters, meet across ranks."""
         outputs, wrapping = [], self.wrapping
-        graphed = self.graphed if only is None and self.recipe.replays_at(self.state.step) else None
+        variant = int(self.recipe.replays_at(self.state.step)) if only is None else 0
+        graphed = self.graphed if variant else None
         with self.trainable.gradients_for(only) as parameters:
             for index, micro in enumerate(micro_batches):
                 batch = self.to_device(micro.batch)
@@ -172,7 +173,7 @@ class Trainer:
                     if graphed is None or micro.is_padding:
                         outputs.append(self.run_pass(batch, counts, micro.is_padding))
                     else:
-                        outputs.append(graphed(batch, counts))
+                        outputs.append(graphed(batch, counts, variant))
         if only is None and not self.gradients_checked:
             self.gradients_checked = True
             check_gradients(self.model, wrapping.reduces(only), self.run.console.say)

@@ -140,7 +140,7 @@ class SpeedChosen:
 
 @dataclass(frozen=True)
 class SpeedGivenUp:
-    """What `auto` chose does not work here; the run goes on without it."""
+    """What `auto` chose does not work here; the run continues without it."""
 
     key: str
     value: str  # from now on
@@ -152,7 +152,7 @@ class SpeedGivenUp:
 
     def __str__(self) -> str:
         return (
-            f"auto: {self.key} does not work here ({self.problem}); training goes on with "
+            f"auto: {self.key} does not work here ({self.problem}); training continues with "
             f"{self.key}={self.value}, and no step is lost. Set {self.key}={self.value} to skip "
             "the attempt"
         )

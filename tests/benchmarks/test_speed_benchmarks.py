@@ -46,6 +46,24 @@ def test_idle_time_is_what_no_kernel_covers() -> None:
     assert busy([(4.0, 6.0), (0.0, 3.0), (1.0, 2.0)]) == (6.0, 1.0)
 
 
+def test_training_from_files_is_compared_with_resident_data() -> None:
+    small = ["training.batch_size=2", "model.depth=1", "model.predictor.depth=1"]
+    words = ["--here", "--small", "--device", "cpu", "--workers", "0", "--steps", "1", "--json"]
+    lines = run("fed.py", "hjepa_tiny", *words, "--set", *small).splitlines()
+    rows = [json.loads(line) for line in lines if line.startswith("{")]
+    assert [row["storage"] for row in rows] == ["packed", "files"]
+    assert all(row["fed"] > 0 and 0 <= row["wait"] < 1 for row in rows)
+
+
+def test_a_row_of_the_table_has_its_share() -> None:
+    rows = runpy.run_path(str(BENCHMARKS / "rows.py"))
+    numbers = {"seconds": 0.1, "samples_per_second": 40.0, "gib": 8.0, "first_seconds": 12.0}
+    numbers |= {"launches": 20, "compile": "blocks", "cuda_graph": True}
+    text = rows["line"]("lbm", numbers | {"matrix_seconds": 0.03, "copy_seconds": 0.01})
+    assert text.endswith("| blocks | true | 0.0300 | 0.0100 | 30% |")
+    assert len(text.split("|")) == len(rows["HEAD"]) + 2
+
+
 def test_jepa_tells_what_masks_and_monitor_cost() -> None:
     small = ["training.batch_size=4", "model.depth=1", "model.predictor.depth=1"]
     printed = run("jepa.py", "hjepa_tiny", *small, "--device", "cpu", "--steps", "1")

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from overt.data.images.decode import Shrink
 from overt.data.images.files import UNLABELLED, Names
 from overt.errors import DataError, nearest
 from overt.files.bounds import open_arrays
@@ -38,7 +39,7 @@ class ImageArrays:
     def __len__(self) -> int:
         return len(self.images)
 
-    def read(self, index: int) -> tuple[Tensor, int]:
+    def read(self, index: int, shrink: Shrink | None = None) -> tuple[Tensor, int]:
         """The pixels (3, H, W) uint8 and the label of an image."""
         return self.images[index].permute(2, 0, 1), int(self.labels[index])
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import struct
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,16 @@ _UPRIGHT = {
 }
 
 
+_SIDEWAYS = (
+    Image.Transpose.TRANSPOSE,
+    Image.Transpose.ROTATE_270,
+    Image.Transpose.TRANSVERSE,
+    Image.Transpose.ROTATE_90,
+)
+
+Shrink = Callable[[int, int], int]  # of the height and width of an image: 1, 2, 4 or 8
+
+
 def read_file(path: Path) -> bytes:
     """The bytes of a file; a DataError where it cannot be read."""
     try:
@@ -59,15 +70,18 @@ def read_file(path: Path) -> bytes:
         raise DataError(f"{path}: cannot be read ({error.strerror}).") from error
 
 
-def decode_image(data: bytes, name: str) -> NDArray[np.uint8]:
+def decode_image(data: bytes, name: str, shrink: Shrink | None = None) -> NDArray[np.uint8]:
     """The pixels (H, W, 3) of an encoded image; a DataError with `name` where it is broken.
 
     Gray becomes three equal channels, 16 bits become the upper 8, transparency is dropped (as
-    Pillow and the usual loaders do), and the EXIF orientation is applied.
+    Pillow and the usual loaders do), and the EXIF orientation is applied. `shrink` is asked, with
+    the upright height and width, how many times smaller a JPEG may come: less is decoded then.
     """
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             turn = _UPRIGHT.get(_orientation(image))
+            if shrink is not None and image.format == "JPEG":
+                _reduce(image, shrink, turn in _SIDEWAYS)
             upright = image if turn is None else image.transpose(turn)
             return to_rgb(upright)
     except _BROKEN as error:
@@ -78,6 +92,14 @@ def decode_image(data: bytes, name: str) -> NDArray[np.uint8]:
             f"{name}: not a readable image ({reason}). Get the file again, or remove it from the "
             "data set."
         ) from error
+
+
+def _reduce(image: Image.Image, shrink: Shrink, is_sideways: bool) -> None:
+    """Let the decoder give fewer pixels: whole parts of the transform are left out."""
+    width, height = image.size
+    factor = shrink(width, height) if is_sideways else shrink(height, width)
+    if factor > 1:
+        image.draft(None, (-(-width // factor), -(-height // factor)))
 
 
 def _orientation(image: Image.Image) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from overt.data.images.decode import as_tensor, decode_image, read_file
+from overt.data.images.decode import Shrink, as_tensor, decode_image, read_file
 from overt.data.images.files import list_images
 from overt.errors import DataError
 
@@ -42,8 +42,11 @@ class Images(Protocol):
 
     def __len__(self) -> int: ...
 
-    def read(self, index: int) -> tuple[Tensor, int]:
-        """The pixels (3, H, W) uint8 and the label; a DataError names an image that is broken."""
+    def read(self, index: int, shrink: Shrink | None = None) -> tuple[Tensor, int]:
+        """The pixels (3, H, W) uint8 and the label; a DataError names an image that is broken.
+
+        `shrink` says how many times smaller they may come; other formats than JPEG come whole.
+        """
 
 
 class ImageFolder:
@@ -60,10 +63,10 @@ class ImageFolder:
     def __len__(self) -> int:
         return len(self.names)
 
-    def read(self, index: int) -> tuple[Tensor, int]:
+    def read(self, index: int, shrink: Shrink | None = None) -> tuple[Tensor, int]:
         """The pixels (3, H, W) uint8 and the label of an image."""
         path = self.root / self.names[index]
-        return as_tensor(decode_image(read_file(path), str(path))), int(self.labels[index])
+        return as_tensor(decode_image(read_file(path), str(path), shrink)), int(self.labels[index])
 
 
 class ReadableImages:
@@ -82,13 +85,13 @@ class ReadableImages:
     def __len__(self) -> int:
         return len(self.images)
 
-    def try_read(self, index: int) -> tuple[Tensor, int] | None:
+    def try_read(self, index: int, shrink: Shrink | None = None) -> tuple[Tensor, int] | None:
         """The pixels and the label of this very image, or nothing where it cannot be read."""
         name = self.names[index]
         if name in self.unreadable:
             return None
         try:
-            return self.images.read(index)
+            return self.images.read(index, *([] if shrink is None else [shrink]))
         except DataError as error:
             self.unreadable[name] = str(error)
             logger.warning(
@@ -96,11 +99,11 @@ class ReadableImages:
             )
             return None
 
-    def read(self, index: int) -> tuple[Tensor, int]:
+    def read(self, index: int, shrink: Shrink | None = None) -> tuple[Tensor, int]:
         """The pixels (3, H, W) uint8 and the label of the first readable image from `index` on."""
         tries = min(TRIES, len(self))
         for candidate in range(index, index + tries):
-            sample = self.try_read(candidate % len(self))
+            sample = self.try_read(candidate % len(self), shrink)
             if sample is not None:
                 return sample
         raise DataError(

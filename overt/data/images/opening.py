@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from overt.data.images.arrays import ImageArrays
+from overt.data.images.decode import Shrink
 from overt.data.images.files import UNLABELLED
 from overt.data.images.folder import ImageFolder, Images
 from overt.data.images.packed import PackedImages
@@ -27,8 +28,8 @@ class Relabelled:
     def __len__(self) -> int:
         return len(self.images)
 
-    def read(self, index: int) -> tuple[Tensor, int]:
-        return self.images.read(index)[0], int(self.labels[index])
+    def read(self, index: int, shrink: Shrink | None = None) -> tuple[Tensor, int]:
+        return self.images.read(index, shrink)[0], int(self.labels[index])
 
 
 def open_images(root: str, labelled: bool) -> Images:

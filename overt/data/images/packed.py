@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from overt.data.images.decode import as_tensor, decode_image, read_file
+from overt.data.images.decode import Shrink, as_tensor, decode_image, read_file
 from overt.data.images.files import Names
 from overt.errors import DataError
 from overt.files.atomic import new_folder, remove_left_overs
@@ -82,13 +82,14 @@ class PackedImages:
             )
         return record
 
-    def read(self, index: int) -> tuple[Tensor, int]:
+    def read(self, index: int, shrink: Shrink | None = None) -> tuple[Tensor, int]:
         """The pixels (3, H, W) uint8 and the label of an image."""
         record = self.read_bytes(index)
         if self.is_raw:
             pixels = record.reshape(*self._sizes[index], 3).copy()  # a copy, not the file's memory
         else:
-            pixels = decode_image(record.tobytes(), f"{self.path}: {self.names[index]}")
+            name = f"{self.path}: {self.names[index]}"
+            pixels = decode_image(record.tobytes(), name, shrink)
         return as_tensor(pixels), int(self.labels[index])
 
 

@@ -165,6 +165,23 @@ def draw_crop(
     return middle_crop(height, width, min(max(width / height, ratio[0]), ratio[1]))
 
 
+def reduction(crop: Crop, size: tuple[int, int]) -> int:
+    """How many times smaller, 1, 2, 4 or 8, an image may come whose crop is resized to `size`."""
+    times = min(crop.height / size[0], crop.width / size[1])
+    return max(factor for factor in (1, 2, 4, 8) if factor <= max(times, 1))
+
+
+def reduced(crop: Crop, before: Sequence[int], after: Sequence[int]) -> Crop:
+    """The same part of an image of `before` pixels, (height, width), in one of `after`."""
+    ratios = [small / large for small, large in zip(after, before, strict=True)]
+    height, width = (
+        min(max(round(side * ratio), 1), limit)
+        for side, ratio, limit in zip(crop[2:], ratios, after, strict=True)
+    )
+    top, left = min(round(crop.top * ratios[0]), after[0] - height), round(crop.left * ratios[1])
+    return Crop(top, min(left, after[1] - width), height, width)
+
+
 def middle_crop(height: int, width: int, ratio: float) -> Crop:
     """The largest crop of this width over height in the middle of an image."""
     crop_height = min(height, max(1, round(width / ratio)))

@@ -48,7 +48,7 @@ class Speed:
 def fit_memory(
     training: TrainingSection, recipe: Recipe, samples: int, device: torch.device
 ) -> str | None:
-    """Let the recipe choose what it computes again; return what it chose, in words."""
+    """Let the recipe choose what it computes again; return its choice as text."""
     if device.type != "cuda":
         return None
     gib = training.memory_gib or torch.cuda.mem_get_info(device)[0] / 2**30
@@ -77,7 +77,7 @@ def choose(
         reasons.append(f"cuda_graph={word} ({against or 'the same work in every step'})")
     if fitted is not None:
         reasons.append(fitted)
-    if world.device.type != "cuda":  # there was no choice
+    if world.device.type != "cuda":  # nothing to choose
         return Speed(training)
     return Speed(
         training,
@@ -96,7 +96,7 @@ def _against_compiling(
     if training.deterministic:
         return "training.deterministic=true keeps to kernels that do not depend on a compiler"
     if training.strategy == "fsdp":
-        return "blocks are sharded; training.compile=blocks compiles them all the same"
+        return "blocks are sharded; training.compile=blocks compiles them nevertheless"
     if isinstance(recipe.compile_pays, str) or not recipe.compile_pays:
         return str(recipe.compile_pays or "the recipe says that it does not pay")
     if not recipe.compile_units(model):
@@ -116,6 +116,19 @@ def _against_recording(
     """Return why passes are not recorded, the first reason that holds."""
     if world.device.type != "cuda":
         return "a CPU has none"
+    trained = [value for value in model.parameters() if value.requires_grad]
+    size = sum(value.numel() * value.element_size() for value in trained)
+    return _against_replaying(training, recipe, size if world.world_size > 1 else 0)
+
+
+def records_on_cuda(training: TrainingSection, recipe: Recipe, reduced: int) -> bool:
+    """Return whether passes are recorded on CUDA, with this many bytes of gradients to reduce."""
+    if training.cuda_graph == "auto":
+        return _against_replaying(training, recipe, reduced) is None
+    return bool(training.cuda_graph)
+
+
+def _against_replaying(training: TrainingSection, recipe: Recipe, reduced: int) -> str | None:
     if training.deterministic:
         return "training.deterministic=true runs every pass alike, and a recording starts later"
     if training.strategy == "fsdp":
@@ -126,15 +139,13 @@ def _against_recording(
         return "the recipe does not say that its loss can be replayed"
     if isinstance(recipe.stackable, str):
         return f"batches have different shapes: {recipe.stackable}"
-    if world.world_size > 1:
-        size = sum(value.numel() * 4 for value in model.parameters() if value.requires_grad)
-        if size > LARGEST_REDUCED:
-            return "gradients this large are better reduced during the backward pass"
+    if reduced > LARGEST_REDUCED:
+        return "gradients this large are better reduced during the backward pass"
     return None
 
 
 class Attempt:
-    """What was chosen at its first use: it works here, or the run goes on without it."""
+    """What was chosen at its first use: it works here, or the run continues without it."""
 
     def __init__(
         self, speed: Speed, recipe: Recipe, model: nn.Module, record: Callable[[Event], None]

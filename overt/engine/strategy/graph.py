@@ -10,7 +10,7 @@ import gc
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,16 +20,30 @@ from overt.errors import ConfigError
 from overt.nested import map_tensors, tensors_in
 from overt.recipe import Recipe, StepOutput
 
+MOST = 4  # recordings: short last batches, and steps that see smaller images
 WARM_UP = 3  # passes before the recording: lazy set-up and the choice of algorithms happen there
 
 Pass = Callable[[Any, dict[str, Tensor]], StepOutput]
 
 
+@dataclass
+class Recording:
+    """A recorded pass, and the memory that it reads from and writes to."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: list[Tensor]
+    gradients: list[Tensor | None]
+    output: StepOutput
+    carry: dict[str, Tensor]
+    numbers: Tensor  # those of the output, all in one
+
+
 class GraphedPass:
     """Does what `run(batch, counts)` does, its backward pass included, by replaying a recording.
 
-    The first shapes that come `WARM_UP` times are recorded; batches of other shapes, and those
-    before, run as ever. Gradients land in the parameters' `grad`, added to what is there.
+    Work, of a `variant` and of the batch's shapes, that comes `WARM_UP` times is recorded, up to
+    `MOST` kinds of it; the passes before, and other work, run as ever. Gradients land in the
+    parameters' `grad`, added to what is there.
     """
 
     def __init__(
@@ -42,39 +56,37 @@ class GraphedPass:
         self.give_up = give_up  # told why, where passes that cannot be recorded run as ever
         self.problem: str | None = None
         self.seen: dict[tuple[object, ...], int] = {}
-        self.recorded: tuple[object, ...] | None = None
-        self.graph = torch.cuda.CUDAGraph()
-        # Of the recording, and of the passes before it.
+        self.recordings: dict[tuple[object, ...], Recording] = {}
+        # Of the recordings, and of the passes before them.
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self.inputs: list[Tensor] = []
-        self.gradients: list[Tensor | None] = []
-        self.output: StepOutput | None = None
-        self.carry: dict[str, Tensor] = {}
-        self.numbers = torch.empty(0)  # those of the output, all in one
+        # One for all: what a pass needs for itself, the next kind of pass uses again. So a replay
+        # may overwrite what another recording has made, but never its own inputs.
+        self.pool = torch.cuda.graph_pool_handle()
 
-    def __call__(self, batch: Any, counts: dict[str, Tensor]) -> StepOutput:
+    def __call__(self, batch: Any, counts: dict[str, Tensor], variant: int = 1) -> StepOutput:
         if self.problem is not None:
             return self.run(batch, counts)
         inputs = list(tensors_in((batch, counts)))
-        shapes = tuple((tensor.shape, tensor.dtype) for tensor in inputs)
-        if self.recorded is None:
-            if self.seen.get(shapes, 0) < WARM_UP:
-                self.seen[shapes] = self.seen.get(shapes, 0) + 1
-                return self._warm_up(batch, counts, is_last=self.seen[shapes] == WARM_UP)
-            if not self._records(batch, counts):
+        work = (variant, *((tensor.shape, tensor.dtype) for tensor in inputs))
+        recording = self.recordings.get(work)
+        if recording is None:
+            if len(self.recordings) == MOST:
                 return self.run(batch, counts)
-            self.recorded = shapes
-        if shapes != self.recorded:
-            return self.run(batch, counts)
+            if self.seen.get(work, 0) < WARM_UP:
+                self.seen[work] = self.seen.get(work, 0) + 1
+                return self._warm_up(batch, counts, is_last=self.seen[work] == WARM_UP)
+            recording = self._try_to_record(batch, counts)
+            if recording is None:
+                return self.run(batch, counts)
+            self.recordings[work] = recording
         self._keep_earlier()
-        torch._foreach_copy_(self.inputs, inputs)
-        self.graph.replay()
-        self._hand_over()
-        assert self.output is not None
+        torch._foreach_copy_(recording.inputs, inputs)
+        recording.graph.replay()
+        self._hand_over(recording)
         # The next replay overwrites what this one has made; one copy is cheaper than dozens.
-        copies = iter(self.numbers.clone().unbind())
-        numbers: StepOutput = map_tensors(self.output, lambda _: next(copies))
-        return replace(numbers, carry=map_tensors(self.carry, Tensor.clone))
+        copies = iter(recording.numbers.clone().unbind())
+        numbers: StepOutput = map_tensors(recording.output, lambda _: next(copies))
+        return replace(numbers, carry=map_tensors(recording.carry, Tensor.clone))
 
     def _warm_up(self, batch: Any, counts: dict[str, Tensor], is_last: bool) -> StepOutput:
         waits: list[str] = []
@@ -90,61 +102,68 @@ class GraphedPass:
             self._refuse(f"the host waits for the device in {waits[0]}")
         return output
 
-    def _records(self, batch: Any, counts: dict[str, Tensor]) -> bool:
-        """Record the pass; where nobody insists on it, return whether that was possible."""
+    def _try_to_record(self, batch: Any, counts: dict[str, Tensor]) -> Recording | None:
+        """Record the pass; None where that fails and nobody insists on it."""
         if self.give_up is None:
-            self._record(batch, counts)
-            return True
+            return self._record(batch, counts)
         before = [parameter.grad for parameter in self.parameters]
         generator = torch.cuda.default_generators[self.stream.device_index]
         random = generator.clone_state()
         try:
-            self._record(batch, counts)
+            return self._record(batch, counts)
         except Exception as error:
             # A broken recording has run nothing on the device, but torch still takes it for one
             # under way: of the generator, and of the memory pool.
             generator.graphsafe_set_state(random)
             with suppress(Exception):
-                torch._C._cuda_endAllocateToPool(self.stream.device_index, self.graph.pool())
+                torch._C._cuda_endAllocateToPool(self.stream.device_index, self.pool)
             for parameter, gradient in zip(self.parameters, before, strict=True):
                 parameter.grad = gradient
-            self.graph, self.inputs, self.gradients = torch.cuda.CUDAGraph(), [], []
             self._refuse(in_one_line(error))
-            return False
-        return True
+            return None
 
     def _refuse(self, problem: str) -> None:
         assert self.give_up is not None
         self.problem = problem
         self.give_up(problem)
 
-    def _record(self, batch: Any, counts: dict[str, Tensor]) -> None:
+    def _record(self, batch: Any, counts: dict[str, Tensor]) -> Recording:
         held, held_counts = map_tensors((batch, counts), Tensor.clone)
-        self.inputs = list(tensors_in((held, held_counts)))
         before = [parameter.grad for parameter in self.parameters]
         # Without gradients to add to, the recording makes its own, and each replay overwrites them.
         for parameter in self.parameters:
             parameter.grad = None
         gc.collect()
-        torch.cuda.empty_cache()  # the recording has a separate memory pool
+        torch.cuda.empty_cache()  # recordings have a separate memory pool
+        graph = torch.cuda.CUDAGraph()
         # Only this thread is watched: the one that pins the loader's batches may go on.
-        with torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(
+            graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"
+        ):
             output = map_tensors(self.run(held, held_counts), Tensor.detach)
             # Numbers are copied out in one launch; tensors for `after_step` one by one.
-            self.carry, self.output = output.carry, replace(output, carry={})
-            self.numbers = torch.stack(list(tensors_in(self.output)))
-        self.gradients = [parameter.grad for parameter in self.parameters]
+            carry, output = output.carry, replace(output, carry={})
+            numbers = torch.stack(list(tensors_in(output)))
+        gradients = [parameter.grad for parameter in self.parameters]
         for parameter, gradient in zip(self.parameters, before, strict=True):
             parameter.grad = gradient
+        inputs = list(tensors_in((held, held_counts)))
+        return Recording(graph, inputs, gradients, output, carry, numbers)
 
     def _keep_earlier(self) -> None:
-        """Copy what an earlier micro-batch of this step has left where the replay will write."""
-        for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
-            if gradient is not None and parameter.grad is gradient:
-                parameter.grad = gradient.clone()
+        """Copy what an earlier micro-batch of this step has left where the replay may write."""
+        written = {
+            id(gradient)
+            for recording in self.recordings.values()
+            for gradient in recording.gradients
+            if gradient is not None
+        }
+        for parameter in self.parameters:
+            if parameter.grad is not None and id(parameter.grad) in written:
+                parameter.grad = parameter.grad.clone()
 
-    def _hand_over(self) -> None:
-        for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
+    def _hand_over(self, recording: Recording) -> None:
+        for parameter, gradient in zip(self.parameters, recording.gradients, strict=True):
             if gradient is None:
                 continue
             if parameter.grad is None:

@@ -43,7 +43,7 @@ from overt.tasks import PersonEstimate
 class PoseNetRecipe(Recipe):
     """Pose and shape of a person, from a picture and the predicted depth."""
 
-    replayable = True  # steps of the largest pictures; others run without recording
+    replayable = True
 
     def __init__(self, settings: PoseNetSettings) -> None:
         self.settings = settings
@@ -72,9 +72,8 @@ class PoseNetRecipe(Recipe):
     def counts(self, batch: PoseBatch) -> dict[str, Tensor]:
         return {"keypoints": batch.keypoints[..., 2].sum()}
 
-    def replays_at(self, step: int) -> bool:
-        sizes = self.settings.data.pose_step_sizes
-        return side_of_step(sizes, step) == max(sizes)
+    def replays_at(self, step: int) -> int:
+        return side_of_step(self.settings.data.pose_step_sizes, step)  # a recording for each side
 
     def blocks(self, model: PoseNet) -> list[nn.Module]:
         return [*_frozen_blocks(model), *model.branch.layers]

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import (
 
 from overt.geometry.sample import resize_bilinear
 from overt.ops.attention.api import attend_within, attention
+from overt.ops.convolve import convolve
 from overt.ops.linear_gelu.api import linear_gelu
 from overt.ops.map_norm.api import normalize_maps
 
@@ -72,8 +73,7 @@ class FeatureNetwork(nn.Module):
             x = layer(x)
             scales.append(resize_bilinear(x, size))
         x = normalize_maps(convolve_unshifted(self.conv2, torch.cat(scales, dim=1)))
-        maps: Tensor = self.conv3(x)
-        return maps
+        return convolve(x, self.conv3.weight, (1, 1), (0, 0), self.conv3.bias)
 
 
 def keep_convolved(_: Any, operation: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
@@ -85,7 +85,8 @@ def keep_convolved(_: Any, operation: Any, *arguments: Any, **options: Any) -> C
 def convolve_unshifted(convolution: nn.Conv2d, x: Tensor) -> Tensor:
     """The convolution without its bias: normalization takes away what is added to a whole map."""
     weight = _WithIdle.apply(convolution.weight, convolution.bias)  # type: ignore[no-untyped-call]
-    return F.conv2d(x, weight, None, convolution.stride, convolution.padding)
+    padding = cast(tuple[int, int], convolution.padding)
+    return convolve(x, weight, cast(tuple[int, int], convolution.stride), padding)
 
 
 class _WithIdle(torch.autograd.Function):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,11 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from overt.data.images.decode import Shrink
 from overt.data.images.files import UNLABELLED
 from overt.data.images.folder import Images, ReadableImages
 from overt.data.images.opening import Relabelled, open_images
 from overt.data.images.synthetic import write_images
-from overt.data.images.transforms import ColourJitter, EvaluationTransform, TrainingTransform
+from overt.data.images.transforms import (
+    ColourJitter,
+    EvaluationTransform,
+    TrainingTransform,
+    reduced,
+    reduction,
+)
 from overt.data.images.views import view_row
 from overt.data.rng import sample_rng
 from overt.distributed import main_first
@@ -90,11 +98,14 @@ class MaskedImages:
         self.masks = Masks(settings)
         self.on_device = settings.data.augmentation.device
         self.has_two_views = settings.loss.extra == "contrastive"
+        self.reduces = settings.data.reduced_decode and not (self.on_device or self.has_two_views)
 
     def __len__(self) -> int:
         return len(self.images)
 
     def sample(self, index: int, rng: np.random.Generator) -> Sample:
+        if self.reduces:
+            return self.masked(read_view(self.images, index, self.transform, rng), None, rng)
         pixels, _ = self.images.read(index)
         if self.on_device:
             views = draw_views(self.transform, pixels, 1 + self.has_two_views, rng)
@@ -143,8 +154,8 @@ class Part:
     def __len__(self) -> int:
         return len(self.chosen)
 
-    def read(self, index: int) -> tuple[Tensor, int]:
-        return self.images.read(int(self.chosen[index]))
+    def read(self, index: int, shrink: Shrink | None = None) -> tuple[Tensor, int]:
+        return self.images.read(int(self.chosen[index]), shrink)
 
 
 def numbered_alike(held_out: Images, training: Images) -> Images:
@@ -229,6 +240,27 @@ def training_transform(settings: DataSettings) -> TrainingTransform:
         blur=chosen.blur,
         **crop,
     )
+
+
+def read_view(
+    images: Images, index: int, transform: TrainingTransform, rng: np.random.Generator
+) -> Tensor:
+    """Return a view of an image, (3, *size), of which no more is decoded than the view needs.
+
+    The view is drawn before, for the full size, so that it is the one of the whole image.
+    """
+    full: list[tuple[int, int]] = []
+
+    def shrink(height: int, width: int) -> int:
+        full[:] = [(height, width)]
+        return reduction(transform.draw(height, width, deepcopy(rng)).crop, transform.size)
+
+    pixels, _ = images.read(index, shrink)
+    height, width = full[0] if full else (pixels.shape[1], pixels.shape[2])
+    view = transform.draw(height, width, rng)
+    if height > pixels.shape[1] or width > pixels.shape[2]:
+        view = view._replace(crop=reduced(view.crop, (height, width), pixels.shape[1:]))
+    return transform.apply(pixels, view)
 
 
 def draw_views(

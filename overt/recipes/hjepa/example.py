@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from overt.data.images.decode import Shrink
 from overt.data.images.files import UNLABELLED
 from overt.data.rng import sample_rng
 from overt.recipes.hjepa.config import Settings
@@ -32,7 +33,7 @@ class NoiseImages:
     def __len__(self) -> int:
         return len(self.names)
 
-    def read(self, index: int) -> tuple[Tensor, int]:
+    def read(self, index: int, shrink: Shrink | None = None) -> tuple[Tensor, int]:
         pixels = np.random.default_rng(index).integers(0, 256, (3, *self.size), dtype=np.uint8)
         return torch.from_numpy(pixels), UNLABELLED
 

@@ -57,7 +57,7 @@ def _later(
 
 # GiB of a frame of 384 x 512 with 256 points for each value of `model.recompute`, fastest first, as
 # `overt plan` predicts them; that of maps as the compiled step was measured.
-FRAME_GIB = {"none": 0.4, "maps": 0.12, "frames": 0.045}
+FRAME_GIB = {"none": 0.28, "maps": 0.12, "frames": 0.045}
 STATIC_GIB = 0.6  # weights, gradients, the optimizer's state and what frames share
 LEAST = "frames"
 ROOM = 0.9  # of the memory; the rest is the allocator's

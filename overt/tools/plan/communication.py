@@ -9,6 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+PARTS = ("within nodes", "between nodes", "latency")
+COMPUTING = "computing"
+HIDDEN = 0.95  # from this efficiency on more network would gain next to nothing
 BUCKET_BYTES = 25 * 2**20  # DistributedDataParallel's default
 
 
@@ -32,6 +35,8 @@ class Traffic:
     seconds: float  # all collectives one after another
     exposed: float  # what the device waits for them
     efficiency: float  # seconds of the step alone, over those with communication
+    parts: dict[str, float]  # seconds by where they are spent: see `PARTS`
+    dominant: str  # what holds the step up: computing, or the largest part where it is exposed
 
 
 def nodes_of(devices: int, network: Network) -> tuple[int, int]:
@@ -40,13 +45,13 @@ def nodes_of(devices: int, network: Network) -> tuple[int, int]:
     return local, math.ceil(devices / local)
 
 
-def one_way_seconds(size: float, devices: int, network: Network) -> float:
+def one_way_seconds(size: float, devices: int, network: Network) -> tuple[float, float]:
     """A reduce-scatter or an all-gather of `size` bytes: within nodes, and shares between them."""
     local, nodes = nodes_of(devices, network)
     within = (local - 1) / local * size / (network.nvlink_gb * 1e9 * network.reached)
     port = network.network_gbit / 8 * 1e9 * network.reached
     between = (nodes - 1) / nodes * size / local / port
-    return within + between
+    return within, between
 
 
 def latency_seconds(devices: int, network: Network) -> float:
@@ -58,19 +63,26 @@ def latency_seconds(devices: int, network: Network) -> float:
 
 
 def ddp_traffic(
-    gradient_bytes: int, step_seconds: float, devices: int, network: Network
+    gradient_bytes: int,
+    step_seconds: float,
+    devices: int,
+    network: Network,
+    is_recorded: bool = False,
 ) -> Traffic:
     """Gradients are added up bucket by bucket while the backward pass runs.
 
-    Two thirds of a step are backward. The last bucket is full only when that has ended.
+    Two thirds of a step are backward. The last bucket is full only when that has ended. A pass that
+    is recorded as a CUDA graph has all its gradients in one message after it.
     """
-    buckets = max(1, math.ceil(gradient_bytes / BUCKET_BYTES))
+    buckets = 1 if is_recorded else max(1, math.ceil(gradient_bytes / BUCKET_BYTES))
     latency = latency_seconds(devices, network)
-    total = 2 * one_way_seconds(gradient_bytes, devices, network) + buckets * latency
+    within, between = one_way_seconds(gradient_bytes, devices, network)
+    parts = (2 * within, 2 * between, buckets * latency)
+    total = sum(parts)
     last = total / buckets
     exposed = last + max(0.0, total - last - step_seconds * 2 / 3)
     sent = int(2 * (devices - 1) / devices * gradient_bytes)
-    return _traffic(sent, total, exposed, step_seconds)
+    return _traffic(sent, parts, exposed, step_seconds)
 
 
 def fsdp_traffic(
@@ -88,15 +100,24 @@ def fsdp_traffic(
     """
     units = max(units, 1)
     latency = latency_seconds(devices, network)
-    gather = one_way_seconds(parameter_bytes, devices, network) + units * latency
-    scatter = one_way_seconds(gradient_bytes, devices, network) + units * latency
+    gathered = one_way_seconds(parameter_bytes, devices, network)
+    scattered = one_way_seconds(gradient_bytes, devices, network)
+    gather, scatter = sum(gathered) + units * latency, sum(scattered) + units * latency
     forward, backward = step_seconds / 3, step_seconds * 2 / 3
     edges = (gather + scatter) / units
     exposed = edges + max(0.0, gather - forward) + max(0.0, gather + scatter - backward)
-    total = 2 * gather + scatter
+    within, between = (2 * out + back for out, back in zip(gathered, scattered, strict=True))
+    parts = (within, between, 3 * units * latency)
     sent = int((devices - 1) / devices * (2 * parameter_bytes + gradient_bytes))
-    return _traffic(sent, total, min(exposed, total), step_seconds)
+    return _traffic(sent, parts, min(exposed, sum(parts)), step_seconds)
 
 
-def _traffic(sent: int, total: float, exposed: float, step_seconds: float) -> Traffic:
-    return Traffic(sent, total, exposed, step_seconds / (step_seconds + exposed))
+def _traffic(
+    sent: int, parts: tuple[float, float, float], exposed: float, step_seconds: float
+) -> Traffic:
+    total = sum(parts)
+    by_name = dict(zip(PARTS, parts, strict=True))
+    efficiency = step_seconds / (step_seconds + exposed)
+    # What is hidden behind the backward pass costs nothing, however much it is.
+    dominant = COMPUTING if efficiency >= HIDDEN else max(by_name, key=by_name.__getitem__)
+    return Traffic(sent, total, exposed, efficiency, by_name, dominant)

@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import (
 
 from overt.config import Config
 from overt.config.batch import BatchPlan, learning_rates, plan_batches
+from overt.engine.strategy.automatic import records_on_cuda
 from overt.errors import ConfigError, DataError
 from overt.health.flops import peak_tflops
 from overt.recipe import Recipe
@@ -165,6 +166,7 @@ def make_plan(config: Config, recipe: Recipe, request: Request) -> dict[str, Any
     sharded = _fit_sharded(config, recipe, sizes, model, possible)
     samples = request.samples or count_samples(config, recipe)
     at_first = plain.at(first)
+    is_recorded = records_on_cuda(training, recipe, 4 * model.parameters)
     return {
         "recipe": config.recipe.name,
         "precision": training.precision,
@@ -178,7 +180,7 @@ def make_plan(config: Config, recipe: Recipe, request: Request) -> dict[str, Any
         "devices": [
             {"devices": devices, "problem": plan}
             if isinstance(plan, str)
-            else _row(config, request, model, variants, sharded, plan, samples)
+            else _row(config, request, model, variants, sharded, plan, samples, is_recorded)
             for devices, plan in plans.items()
         ],
     }
@@ -215,6 +217,7 @@ def _row(
     sharded: Sharded | None,
     plan: BatchPlan,
     samples: int | None,
+    is_recorded: bool,
 ) -> dict[str, Any]:
     devices, total = plan.world_size, plan.global_batch_size
     strategies = ["single"] if devices == 1 else ["ddp", *(["fsdp"] if model.unit_sizes else [])]
@@ -237,7 +240,7 @@ def _row(
     step = variants["plain"].at(plan.batch_size)
     flops = step.flops * plan.accumulation_steps
     alone = _seconds(request, config, plan, flops)
-    traffic = _traffic(strategies, request.network, model, step, alone, devices)
+    traffic = _traffic(strategies, request.network, model, alone, devices, is_recorded)
     seconds = alone + (traffic["ddp"].exposed if "ddp" in traffic else 0.0)
     steps = _total_steps(config, plan, samples)
     return {
@@ -261,13 +264,14 @@ def _traffic(
     strategies: list[str],
     network: Network,
     model: Model,
-    step: StepMemory,
     seconds: float,
     devices: int,
+    is_recorded: bool,
 ) -> dict[str, Traffic]:
     traffic = {}
     if "ddp" in strategies:
-        traffic["ddp"] = ddp_traffic(4 * model.parameters, seconds, devices, network)
+        gradients = 4 * model.parameters
+        traffic["ddp"] = ddp_traffic(gradients, seconds, devices, network, is_recorded)
     if "fsdp" in strategies:
         weights = 4 * (model.parameters + model.frozen)
         units = len(model.unit_sizes)

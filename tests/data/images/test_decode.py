@@ -127,3 +127,25 @@ def test_a_tensor_of_its_own_that_may_be_written():
     tensor = as_tensor(decode_image(encoded(Image.fromarray(PIXELS)), "x"))
     assert tensor.shape == (3, 5, 7)
     tensor.zero_()
+
+
+@pytest.mark.parametrize("turned", [1, 6])
+def test_a_jpeg_comes_smaller_where_less_is_enough(turned):
+    exif = Image.Exif()
+    exif[0x0112] = turned
+    smooth = Image.fromarray(PIXELS).resize((640, 320), Image.Resampling.BICUBIC)
+    data = encoded(smooth, "JPEG", quality=95, exif=exif)
+    asked = []
+
+    def shrink(height: int, width: int) -> int:
+        asked.append((height, width))
+        return 4
+
+    whole, small = decode_image(data, "x"), decode_image(data, "x", shrink)
+    assert asked == [whole.shape[:2]] == [(640, 320) if turned == 6 else (320, 640)]
+    assert small.shape[:2] == (whole.shape[0] // 4, whole.shape[1] // 4)
+    height, width = small.shape[:2]
+    means = whole.reshape(height, 4, width, 4, 3).mean(axis=(1, 3))
+    assert np.abs(small - means).mean() < 1.5
+    other = encoded(smooth)  # a PNG has no smaller self
+    assert decode_image(other, "x", shrink).shape == (320, 640, 3)

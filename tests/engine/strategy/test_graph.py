@@ -49,7 +49,7 @@ def test_a_recipe_has_to_say_that_it_can_be_replayed(tmp_path: Path) -> None:
 @needs_gpu
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_a_replayed_run_is_the_run_without_a_graph(accumulation: int, tmp_path: Path) -> None:
-    """Over ends of epochs, whose short batches are not replayed."""
+    """Over ends of epochs, with their short batches."""
     shape = (
         "training.device=cuda",
         "training.num_epochs=12",
@@ -63,7 +63,7 @@ def test_a_replayed_run_is_the_run_without_a_graph(accumulation: int, tmp_path: 
     trainer = make(tmp_path / "graph", *shape, "training.cuda_graph=true")
     trainer.train()
     assert isinstance(trainer.graphed, GraphedPass)
-    assert trainer.graphed.recorded is not None
+    assert trainer.graphed.recordings
     expected = losses_by_step(tmp_path / "plain/toy")
     assert losses_by_step(tmp_path / "graph/toy") == pytest.approx(expected, rel=1e-5)
 
@@ -90,9 +90,45 @@ def test_auto_goes_on_where_a_pass_cannot_be_recorded(obstacle: str, tmp_path: P
     trainer.recipe.loss = waiting  # type: ignore[method-assign]
     trainer.train()
     assert trainer.graphed is not None
-    assert trainer.graphed.recorded is None
+    assert not trainer.graphed.recordings
     assert trainer.graphed.problem is not None
     assert trainer.speed.speed.training.cuda_graph is False
     assert "speed_given_up" in (tmp_path / "auto/toy/events.jsonl").read_text()
     expected = losses_by_step(tmp_path / "plain/toy")
     assert losses_by_step(tmp_path / "auto/toy") == pytest.approx(expected, rel=1e-5)
+
+
+@gpu
+@needs_gpu
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_steps_that_differ_have_a_recording_each(accumulation: int, tmp_path: Path) -> None:
+    """One memory pool serves both: no gradient is lost between micro-batches and steps."""
+    shape = (
+        "training.device=cuda",
+        "training.num_epochs=null",
+        "training.num_steps=24",
+        "training.drop_last=true",
+        "training.batch_size=2",
+        f"training.accumulation_steps={accumulation}",
+        "training.global_batch_size=null",
+        "logging.every_steps=1",
+    )
+
+    def train(folder: Path, graph: str) -> Trainer:
+        trainer = make(folder, *shape, f"training.cuda_graph={graph}")
+        loss = trainer.recipe.loss
+
+        def varying(model: Any, batch: Any, counts: Any, step: int) -> Any:
+            return loss(model, batch, counts, step).scaled(1.0 + step % 2)
+
+        trainer.recipe.loss = varying  # type: ignore[method-assign]
+        trainer.recipe.replays_at = lambda step: 1 + step % 2  # type: ignore[method-assign]
+        trainer.train()
+        return trainer
+
+    train(tmp_path / "plain", "false")
+    trainer = train(tmp_path / "graph", "true")
+    assert trainer.graphed is not None
+    assert len(trainer.graphed.recordings) == 2
+    expected = losses_by_step(tmp_path / "plain/toy")
+    assert losses_by_step(tmp_path / "graph/toy") == pytest.approx(expected, rel=1e-5)

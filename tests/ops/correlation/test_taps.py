@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from overt.geometry.sample import bilinear_sample
-from overt.ops.correlation.taps import SquareTaps, mix_taps
+from overt.ops.correlation.taps import SquareTaps, _between, mix_taps
 
 
 @pytest.mark.parametrize("radius", [0, 1, 3])
@@ -40,3 +40,15 @@ def test_a_position_that_is_not_finite_reads_inside_the_image_and_shows_in_the_w
     assert ((numbers >= 0) & (numbers < 12)).all()
     assert weights[:, 0].isnan().all(dim=(1, 2)).all()
     assert weights[:, 1].isfinite().all()
+
+
+@pytest.mark.parametrize("dim", [-3, -2])
+def test_the_quick_mixture_is_the_sum_of_products(dim: int) -> None:
+    draw = torch.Generator().manual_seed(0)
+    values = torch.randn(2, 4, 4, 3, generator=draw, requires_grad=True)
+    fraction = torch.rand(2, 1, 1, 1, generator=draw)
+    results = []
+    for one in (fraction, fraction.clone().requires_grad_()):  # with a gradient: written out
+        mixed = _between(values, one, dim)
+        results.append([mixed, *torch.autograd.grad(mixed.square().sum(), values)])
+    torch.testing.assert_close(*results)

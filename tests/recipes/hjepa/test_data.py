@@ -6,11 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from small_recipes import SMALL_HJEPA
 
-from overt.data.images.folder import ImageFolder
+from overt.data.images.folder import ImageFolder, ReadableImages
 from overt.data.images.packed import pack_images
 from overt.data.images.synthetic import write_images
+from overt.data.images.transforms import TrainingTransform, View
+from overt.data.rng import sample_rng
 from overt.distributed import init_distributed
 from overt.errors import ConfigError, DataError
 from overt.recipes.hjepa import data
@@ -134,3 +137,26 @@ def test_an_image_is_warned_of_once_in_all_evaluations(
         recipe.visualize(recipe.build_model().eval())
         assert scores["unreadable_images"] == scores["unreadable_training_images"] == 2
     assert [caplog.text.count(f"{name}: not a readable") for name in broken] == [1, 1]
+
+
+def test_a_view_of_a_large_photograph_is_decoded_smaller(tmp_path: Path) -> None:
+    """The same view, up to what the decoder rounds, of a quarter of the pixels."""
+    coarse = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+    photograph = Image.fromarray(coarse).resize((640, 480), Image.Resampling.BICUBIC)
+    (tmp_path / "a").mkdir()
+    photograph.save(tmp_path / "a" / "large.jpg", quality=95)
+    images = ReadableImages(ImageFolder(tmp_path))
+    transform = TrainingTransform((96, 96), scale=(0.5, 1.0), flip=0.5)
+    sizes = []
+
+    class Watched(TrainingTransform):
+        def apply(self, image: torch.Tensor, view: View) -> torch.Tensor:
+            sizes.append(tuple(image.shape[1:]))
+            return super().apply(image, view)
+
+    for seed in range(4):
+        expected = transform(images.read(0)[0], sample_rng(seed, 0, 0))
+        watched = Watched((96, 96), scale=(0.5, 1.0), flip=0.5)
+        view = data.read_view(images, 0, watched, sample_rng(seed, 0, 0))
+        assert (view.float() - expected.float()).abs().mean() < 3.0
+    assert set(sizes) <= {(240, 320), (120, 160)}

@@ -125,7 +125,7 @@ def test_a_replayed_run_is_the_run_without_a_graph(precision: str, tmp_path: Pat
         trainer.train()
         run[name] = curve(trainer.config.run_dir)
     assert trainer.graphed is not None
-    assert trainer.graphed.recorded is not None
+    assert trainer.graphed.recordings
     assert run["graph"] == pytest.approx(run["plain"], rel=1e-5 if precision == "fp32" else 1e-2)
 
 

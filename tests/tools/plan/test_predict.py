@@ -83,6 +83,25 @@ def test_a_long_step_hides_all_but_the_last_bucket() -> None:
     assert traffic.exposed == pytest.approx(traffic.seconds / buckets)
 
 
+def test_what_holds_up_a_step_is_named() -> None:
+    size = 4 * 10**9
+    assert ddp_traffic(size, 10.0, 64, NETWORK).dominant == "computing"  # all of it is hidden
+    assert ddp_traffic(size, 0.01, 8, NETWORK).dominant == "within nodes"
+    slow = Network(network_gbit=50.0)
+    assert ddp_traffic(size, 0.01, 64, slow).dominant == "between nodes"
+    many = fsdp_traffic(10**6, 10**6, 100, 1e-3, 64, NETWORK)
+    assert many.dominant == "latency"
+    assert sum(many.parts.values()) == pytest.approx(many.seconds)
+
+
+def test_a_recorded_pass_hides_nothing() -> None:
+    plain, recorded = (
+        ddp_traffic(4 * 10**8, 1.0, 64, NETWORK, is_recorded) for is_recorded in (False, True)
+    )
+    assert recorded.exposed == recorded.seconds < plain.seconds  # one message, one latency
+    assert plain.exposed < recorded.exposed
+
+
 def test_the_fsdp_column_is_the_fsdp_step_at_any_world_size(tmp_path: Path) -> None:
     config = toy_config(tmp_path, "model.width=4096", "training.strategy=fsdp")
     recipe = build_recipe(config)

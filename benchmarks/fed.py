@@ -1,0 +1,230 @@
+"""Training fed by the real loader, from packed data and from ordinary files, against resident data.
+
+    python benchmarks/fed.py                                   all recipes, 14 loader processes
+    python benchmarks/fed.py cotracker3_offline hjepa --workers 8
+    python benchmarks/fed.py hjepa_tiny --device cpu --workers 0 --small      anywhere, to try
+
+One row for each recipe and storage: samples per second of the engine's steps on a batch that stays
+on the device, of the same steps fed by the loader, the share, and the time that steps wait for data
+in percent. Data are made first, at the official size of a sample, and are in the system's cache:
+sequences of PNGs or packed raw frames, JPEGs of 500 x 375 or a pack with a shorter side of 256,
+clouds of 400,000 points, pictures of people.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+PACKED, FILES = "packed", "files"
+RECIPES = (
+    "cotracker3_offline", "lbm", "hjepa", "ijepa_vitb16", "pcdiff", "blade_depthnet",
+)  # fmt: skip
+GOALS = {PACKED: 0.95, FILES: 0.9}
+
+
+def make_sequences(root: Path, recipe: str, small: bool, workers: int) -> dict[str, list[str]]:
+    """Write Kubric's layout as PNGs and packed raw; return the settings of each."""
+    from overt.data.tracking.packed import pack_sequences
+    from overt.data.tracking.synthetic_kubric import write_sequences
+
+    frames = 24 if recipe.startswith("lbm") else 120
+    sizes = {"frames": frames, "height": 512, "width": 512, "points": 2048}
+    if small:
+        sizes = {"frames": 24, "height": 72, "width": 72, "points": 128}
+    write_sequences(root / FILES, 2 if small else 4, **sizes)
+    pack_sequences(root / FILES, root / PACKED, "raw")
+    words = ["data.synthetic=null", "data.held_out=0"]
+    if not recipe.startswith("lbm"):
+        words += ["data.random_sequence_len=null"]
+    return {name: [f"data.root={root / name}", *words] for name in (PACKED, FILES)}
+
+
+def make_images(root: Path, recipe: str, small: bool, workers: int) -> dict[str, list[str]]:
+    """Write JPEGs of two classes, and a pack of them with a shorter side of 256."""
+    from PIL import Image
+
+    from overt.data.images.folder import ImageFolder
+    from overt.data.images.packed import pack_images
+
+    rng = np.random.default_rng(0)
+    width, height = (64, 48) if small else (500, 375)
+    for index in range(16 if small else 512):
+        coarse = rng.integers(0, 256, (height // 8, width // 8, 3), dtype=np.uint8)
+        picture = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+        path = root / FILES / f"class_{index % 2}" / f"{index:05d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        picture.save(path, quality=90)
+    pack_images(ImageFolder(root / FILES), root / PACKED, side=None if small else 256)
+    return {
+        name: [f"data.root={root / name}", "data.synthetic=null", "data.held_out=0.05"]
+        for name in (PACKED, FILES)
+    }
+
+
+def make_clouds(root: Path, recipe: str, small: bool, workers: int) -> dict[str, list[str]]:
+    """Write clouds as `overt data prepare` leaves them; files are what there is."""
+    from overt.data.skulls.lists import DEFECTS, SUFFIX
+    from overt.data.skulls.prepare import write_lists
+
+    rng = np.random.default_rng(0)
+    names, points = [f"{number:03d}" for number in range(10)], 4_000 if small else 400_000
+    cloud = rng.normal(size=(points, 3)).astype(np.float32) * 50 + 256
+    folders = ["complete_skull"]
+    folders += [
+        f"{part}/{d}" for part in ("defective_skull", "implant") for d in DEFECTS["skullbreak"]
+    ]
+    for folder in folders:
+        (root / FILES / folder).mkdir(parents=True)
+        for name in names:
+            np.save(root / FILES / folder / f"{name}{SUFFIX}.npy", cloud)
+    write_lists(root / FILES, names, seed=0)
+    return {FILES: [f"data.root={root / FILES}", "data.synthetic=null"]}
+
+
+def make_people(root: Path, recipe: str, small: bool, workers: int) -> dict[str, list[str]]:
+    """Write pictures of people in HumanData's layout; files are what there is."""
+    from overt.data.people.synthetic import PeopleOptions, write_people
+
+    options = PeopleOptions(size=64 if small else 512)
+    write_people(root / FILES, "people", 8 if small else 192, options, workers)
+    source = (
+        "{name: people, annotations: preprocessed_datasets/people.npz, images: datasets/people, "
+        "weight: 1.0}"
+    )
+    return {FILES: [f"data.root={root / FILES}", f"data.sources=[{source}]", "data.synthetic=null"]}
+
+
+MAKERS = {
+    "cotracker3": make_sequences,
+    "lbm": make_sequences,
+    "hjepa": make_images,
+    "ijepa": make_images,
+    "pcdiff": make_clouds,
+    "blade": make_people,
+}
+
+
+def measure(recipe: str, words: list[str], folder: str, options: argparse.Namespace) -> Any:
+    """Samples per second on resident data and fed by the loader, and the share of waiting."""
+    import torch
+
+    from overt.config import build_recipe, load
+    from overt.distributed import init_distributed
+    from overt.engine.loader import MicroBatch, StepBatch
+    from overt.engine.strategy.graph import WARM_UP
+    from overt.engine.trainer import Trainer
+
+    settings = [
+        f"recipe={recipe}",
+        f"output_dir={folder}/runs",
+        f"training.device={options.device}",
+    ]
+    settings += [f"training.num_workers={options.workers}", "logging.use_tensorboard=false"]
+    config = load([*settings, *words, *options.set])
+    world = init_distributed(config.training.device)
+    built = build_recipe(config)
+    built.check_evaluation_data = lambda: None  # type: ignore[method-assign]  # nothing is scored
+    trainer = Trainer(config, built, world)
+    size = trainer.plan.global_batch_size
+
+    def run(steps: int) -> tuple[float, float]:
+        began, waited = time.perf_counter(), 0.0
+        for _ in range(steps):
+            trainer.train_step()
+            waited += waits.pop()
+        if world.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - began, waited
+
+    waits: list[float] = []
+    fed = trainer.loader.next_step
+
+    def watched() -> StepBatch:
+        batch = fed()
+        waits.append(batch.wait_seconds)
+        return batch
+
+    trainer.loader.next_step = watched  # type: ignore[method-assign]
+    # Until what was read beforehand is used up, and a CUDA graph is recorded.
+    run(WARM_UP + 2 + 2 * options.workers)
+    steps = options.steps
+    seconds, waited = run(steps)
+    resident = trainer.loader.next_step()
+    micros = [
+        MicroBatch((), trainer.to_device(micro.batch), is_padding=False)
+        for micro in resident.micro_batches
+    ]
+    built.on_device = lambda batch: batch  # type: ignore[method-assign]  # it has been there
+    kept = StepBatch(micros, resident.samples, 0.0)
+    fed = lambda: kept  # noqa: E731
+    run(WARM_UP + 2)
+    alone, _ = run(steps)
+    trainer.close()
+    return {
+        "resident": steps * size / alone,
+        "fed": steps * size / seconds,
+        "wait": waited / seconds,
+    }
+
+
+def rows_of(recipe: str, options: argparse.Namespace) -> None:
+    """Print the rows of one recipe."""
+    maker = MAKERS[recipe.split("_")[0]]
+    with tempfile.TemporaryDirectory() as folder:
+        storages = maker(Path(folder), recipe, options.small, options.workers)
+        for storage, words in storages.items():
+            numbers = measure(recipe, words, folder, options)
+            if options.json:
+                print(json.dumps({"recipe": recipe, "storage": storage, **numbers}), flush=True)
+                continue
+            fraction = numbers["fed"] / numbers["resident"]
+            print(
+                f"| {recipe} | {storage} | {numbers['resident']:.1f} | {numbers['fed']:.1f} | "
+                f"{fraction:.0%} (goal {GOALS[storage]:.0%}) | {numbers['wait']:.1%} |",
+                flush=True,
+            )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("recipes", nargs="*", default=list(RECIPES))
+    parser.add_argument("--workers", type=int, default=14, help="loader processes")
+    parser.add_argument("--steps", type=int, default=40, help="measured of each")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="for all recipes")
+    parser.add_argument("--small", action="store_true", help="small samples, to try the script")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds of a recipe at most")
+    parser.add_argument("--json", action="store_true", help="numbers alone")
+    parser.add_argument("--here", action="store_true", help="in this process; one recipe")
+    options = parser.parse_args()
+    if options.here:
+        rows_of(options.recipes[0], options)
+        return 0
+    print("| recipe | storage | resident samples/s | fed samples/s | share | data wait |")
+    print("|---|---|---|---|---|---|", flush=True)
+    failed = 0
+    for recipe in options.recipes:  # each in a separate process, with the whole memory
+        words = [word for word in sys.argv[1:] if word not in options.recipes]
+        command = [sys.executable, __file__, recipe, "--here", *words]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=options.limit)
+            lines = [line for line in done.stdout.splitlines() if line[:1] in "|{"]
+            failed += done.returncode != 0
+            print("\n".join(lines) if not done.returncode else done.stderr[-800:], flush=True)
+        except subprocess.TimeoutExpired:
+            failed += 1
+            print(f"| {recipe} | stopped after {options.limit:g} s |", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
