@@ -166,6 +166,8 @@ class EvaluationSettings:
     num_workers: int = 0
     # further numbers of neighbors, each scored as knn_top1_kN
     further_k: list[int] = field(default_factory=list)
+    # of a classifier: score its frozen features too, by k-NN and probes; false: its accuracy alone
+    frozen_features: bool = True
 
     def __post_init__(self) -> None:
         each_within("evaluation", self, ("max_samples", "batch_size", "k", "layers"), 1)

@@ -148,9 +148,12 @@ class DataSettings:
     masking: MaskingSettings = MISSING
     # images of an evaluation are resized to this multiple of image_size, then cut to their middle
     margin: float = 1.14
+    # of a classifier: fraction of the training images that it learns from, of every class alike
+    label_fraction: float = 1.0
 
     def __post_init__(self) -> None:
         within("data.margin", self.margin, 1)
+        within("data.label_fraction", self.label_fraction, 0, 1, above=True)
         height_width("data.image_size", self.image_size)
         within("data.held_out", self.held_out, 0, 1, below=True)
         for key in ("mean", "std"):

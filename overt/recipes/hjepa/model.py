@@ -7,7 +7,7 @@ K visible patches and T hidden ones of the batch, packed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +15,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from overt.nn.vit import Grid, PackedPatches, VisionTransformer, initialize
-from overt.recipes.hjepa.encoder import FeatureModel
+from overt.nn.vit import PackedPatches, VisionTransformer, initialize
+from overt.recipes.hjepa.encoder import (
+    CONTEXT,
+    TARGET,
+    FeatureModel,
+    grid_of_run,
+    keys_of_encoder,
+)
 from overt.recipes.hjepa.levels import Pooling, SequencePooling, dense_cells, to_device
 from overt.recipes.hjepa.predictor import Prediction, Predictor, ReferencePredictor
 
-# What stands before the keys of an encoder: here, in I-JEPA, in timm.
-CONTEXT = ("context_encoder.vit.", "encoder.", "")
-TARGET = ("target_encoder.vit.", "target_encoder.")
 PREDICTOR_TABLE = "predictor.predictor_pos_embed"
 
 log = logging.getLogger(__name__)
@@ -262,7 +265,7 @@ class HJEPA(FeatureModel):
         kept = [key for key in own if key.startswith("monitor.") or key == PREDICTOR_TABLE]
         adapted = dict(tensors) | {key: own[key] for key in kept if key in tensors}
         vit = self.context_encoder.vit
-        context, target = (_keys_of_encoder(tensors, vit, these) for these in (CONTEXT, TARGET))
+        context, target = (keys_of_encoder(tensors, vit, these) for these in (CONTEXT, TARGET))
         if not context and not target:
             return adapted
         sources = {"context_encoder": context or target}
@@ -275,32 +278,11 @@ class HJEPA(FeatureModel):
             first = next(iter(keys.values()))
             if first not in fitted:
                 part = {name: tensors[key] for name, key in keys.items()}
-                fitted[first] = vit.fit(part, _grid_of_run(part, settings))
+                fitted[first] = vit.fit(part, grid_of_run(part, settings))
             adapted |= {f"{encoder}.vit.{name}": value for name, value in fitted[first].items()}
         if any(key.startswith(CONTEXT[0]) for key in tensors):
             return adapted  # a whole model of this kind: it is as a whole that it has to fit
         return _without_other_predictor(adapted, own)
-
-
-def _keys_of_encoder(
-    tensors: Mapping[str, Tensor], vit: VisionTransformer, prefixes: Sequence[str]
-) -> dict[str, str]:
-    """The keys of an encoder in a file, by their names in the encoder, behind the first prefix."""
-    names = vit.state_dict().keys()
-    for prefix in prefixes:
-        keys = {name: prefix + name for name in names if prefix + name in tensors}
-        if keys:
-            return keys
-    return {}
-
-
-def _grid_of_run(part: Mapping[str, Tensor], settings: Mapping[str, Any] | None) -> Grid | None:
-    """The patches (down, across) of the run that an encoder comes from, if that is known."""
-    size = ((settings or {}).get("data") or {}).get("image_size")
-    kernel = part.get("patch_embed.proj.weight")
-    if not isinstance(size, list) or len(size) != 2 or kernel is None:  # may be another recipe's
-        return None
-    return size[0] // kernel.shape[-1], size[1] // kernel.shape[-1]
 
 
 def _without_other_predictor(
