@@ -168,9 +168,24 @@ class EvaluationSettings:
     further_k: list[int] = field(default_factory=list)
     # of a classifier: score its frozen features too, by k-NN and probes; false: its accuracy alone
     frozen_features: bool = True
+    # further labeled sets by name: {flowers: ROOT}, with ROOT/train and ROOT/test, or one set of
+    # which a fifth is scored. Scores are called NAME/knn_top1 and so on
+    transfer: dict[str, str] = field(default_factory=dict)
+    # folders of images with masks by name: ROOT/images and ROOT/masks, or both in ROOT/train and
+    # ROOT/test. Scores are called NAME/knn_miou, NAME/linear_miou and so on
+    dense: dict[str, str] = field(default_factory=dict)
+    # patches that these learn from at most
+    dense_patches: int = 100_000
 
     def __post_init__(self) -> None:
-        each_within("evaluation", self, ("max_samples", "batch_size", "k", "layers"), 1)
+        counts = ("max_samples", "batch_size", "k", "layers", "dense_patches")
+        each_within("evaluation", self, counts, 1)
+        twice = sorted(set(self.transfer) & set(self.dense))
+        if twice:
+            raise ConfigError(
+                f"evaluation.transfer and evaluation.dense both have a set {twice[0]}; give each "
+                "set a name of its own"
+            )
         within("evaluation.num_workers", self.num_workers, 0)
         for neighbors in self.further_k:
             within("evaluation.further_k", neighbors, 1)

@@ -225,10 +225,6 @@ class HJEPARecipe(EncoderRecipe):
 
     # --- evaluation ------------------------------------------------------------------------------
 
-    def check_evaluation_data(self) -> None:
-        make_missing_data(self.settings.data)
-        assert self.sets  # opens both
-
     def evaluate(self, model: HJEPA, world: World) -> dict[str, float]:
         """k-NN (and probes) on frozen features, loss on held-out images, and their spread."""
         _, held_out = self.scored_sets()
