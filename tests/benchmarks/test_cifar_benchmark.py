@@ -38,3 +38,9 @@ def test_methods_and_controls_have_their_rows(tmp_path: Path) -> None:
     assert "rankme and k-NN" in printed
     assert "| mae |" in run("cifar.py", "--show", str(tmp_path / "rows.jsonl"))
     assert {path.stem for path in (tmp_path / "pictures").iterdir()} == set(methods)
+
+
+def test_rates_of_an_evaluation_are_projected() -> None:
+    printed = run("features.py", "--device", "cpu", "--images", "40", "--small")
+    for stage in ("read and encode", "k-NN, 10 queries", "20 linear probes"):
+        assert f"| {stage}" in printed

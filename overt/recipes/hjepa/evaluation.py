@@ -171,7 +171,7 @@ def score_features(
             world=world,
             settings=chosen,
         )
-        scores["attentive_top1"] = accuracy["top1"]
+        scores |= {f"attentive_{name}": value for name, value in accuracy.items()}
     elif attentive.enabled:
         chosen = ProbeSettings("adamw", attentive.lr, 0.01, attentive.epochs, attentive.batch_size)
         tokens = partial(token_features, model)
@@ -193,13 +193,12 @@ def stream_tokens(
     images: HeldOutImages,
     settings: EvaluationSettings,
     world: World,
-    parts: Sequence[NDArray[np.int64]],
+    batches: Sequence[NDArray[np.int64]],
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Tokens (n, N, D) and labels of batches of images, computed as they are asked for."""
     used = images_used(images, settings.max_samples)
-    for _, pixels, labels in read_ahead(
-        partial(read_images, images, used), parts, settings.num_workers
-    ):
+    read = partial(read_images, images, used)
+    for _, pixels, labels in read_ahead(read, batches, settings.num_workers):
         if len(labels):
             # Not around the yield: the mode would hold for whoever asks for the tokens.
             with torch.no_grad():
@@ -245,10 +244,11 @@ def held_out_loss(
     sums = torch.zeros(batches, 2, levels, dtype=torch.float64, device=device)
     skipped = torch.zeros((), dtype=torch.float64, device=device)
     ones = torch.ones(levels, device=device)
-    for indices in own_batches(world, len(used), size):
-        chosen = used[indices.start : indices.stop].tolist()
-        samples = [sample for sample in map(images.try_sample, chosen) if sample is not None]
-        skipped += len(chosen) - len(samples)
+    own = own_batches(world, len(used), size)
+    read = partial(read_masked, images, used)
+    ahead = read_ahead(read, own, settings.evaluation.num_workers)
+    for indices, samples in zip(own, ahead, strict=True):
+        skipped += len(indices) - len(samples)
         if not samples:
             continue
         batch = collate(samples)
@@ -264,6 +264,14 @@ def held_out_loss(
     by_level = {f"val_loss_h{level}": mean for level, mean in enumerate(means)}
     unreadable = float(all_reduce_sum(skipped))
     return {"val_loss": weighted} | by_level | {"unreadable_images": unreadable}
+
+
+def read_masked(
+    images: HeldOutImages, used: NDArray[np.int64], positions: Iterable[int]
+) -> list[Sample]:
+    """Return the images that can be read, with their masks."""
+    samples = (images.try_sample(int(used[position])) for position in positions)
+    return [sample for sample in samples if sample is not None]
 
 
 def spread_of_features(
