@@ -111,8 +111,12 @@ class EncoderRecipe(Recipe):
     def evaluation_sets(self) -> dict[str, Evaluation]:
         """Return the sets of `evaluation.transfer` and `evaluation.dense` by name."""
         own = self.settings.evaluation
-        labeled = {name: partial(transfer_scores, name, self.settings) for name in own.transfer}
-        return labeled | {name: partial(dense_scores, name, self.settings) for name in own.dense}
+        sets: dict[str, Evaluation] = {}
+        for name in own.transfer:
+            sets[name] = partial(transfer_scores, name, self.settings)
+        for name in own.dense:
+            sets[name] = partial(dense_scores, name, self.settings)
+        return sets
 
     def parameter_groups(self, model: nn.Module) -> list[dict[str, Any]]:
         return parameter_groups(model, self.settings.model.no_decay)

@@ -110,7 +110,7 @@ def dense_scores(
     height, width = settings.data.image_size
     middle = EvaluationTransform((height, width), settings.data.margin)
     learned, scored = (MaskedPixels(images, middle) for images in open_segmented(own.dense[name]))
-    scores = {}
+    scores: dict[str, float] = {}
     for prefix, encode in (
         ("", model.extract_features),
         ("pixels_", partial(patch_pixels, size=patch)),

@@ -148,34 +148,22 @@ class HJEPA(FeatureModel):
         self, images: Tensor, layout: Layout, second: Tensor | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         """`see` for images that are numbers already; `second` are bytes."""
-        tokens, context = self.encode_visible(images, layout)
+        context = self.encode_visible(images, layout)
         if second is None:
             return context, None
-        first = self.summarize_visible(tokens, layout, len(images))
-        return context, (first, self.summarize(self.context_encoder.vit(self.pixels(second))))
+        # Both views whole: what is compared does not depend on the masks.
+        views = torch.cat([images, self.pixels(second)])
+        first, other = self.summarize(self.context_encoder.vit(views)).chunk(2)
+        return context, (first, other)
 
-    def encode_visible(self, images: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-        """All tokens of the context encoder, and those of the visible patches, (K, D)."""
+    def encode_visible(self, images: Tensor, layout: Layout) -> Tensor:
+        """The context encoder's features of the visible patches, (K, D)."""
         vit = self.context_encoder.vit
         if layout.hidden is not None:
-            tokens = vit(images, hidden=layout.hidden)
-            return tokens, tokens[:, vit.prefix :].flatten(0, 1)
+            return vit(images, hidden=layout.hidden)[:, vit.prefix :].flatten(0, 1)
         tokens = vit.forward_packed(images, layout.visible)
         chosen = layout.visible.tokens
-        return tokens, tokens if chosen is None else tokens.index_select(0, chosen)
-
-    def summarize_visible(self, tokens: Tensor, layout: Layout, batch: int) -> Tensor:
-        """One vector for the first context of each image, (B, D)."""
-        if layout.hidden is not None:
-            return self.summarize(tokens)
-        packing = layout.visible.packing
-        begins = packing.offsets[: batch + 1].long()
-        if self.context_encoder.vit.prefix:
-            return tokens.index_select(0, begins[:-1])
-        sequences = packing.visible.shape[0]
-        sums = tokens.new_zeros(sequences, tokens.shape[-1], dtype=torch.float32)
-        sums = sums.index_add(0, packing.padded_index // packing.longest, tokens.float())
-        return sums[:batch] / (begins[1:] - begins[:-1])[:, None]
+        return tokens if chosen is None else tokens.index_select(0, chosen)
 
     def encode_targets(self, images: Tensor) -> Tensor:
         """The target encoder's features of all patches, (B N, D)."""

@@ -162,6 +162,17 @@ def test_features_of_whole_images_on_every_level(overrides: list[str], root: Pat
     assert shapes == [(4, count, 32) for count in expected]
 
 
+def test_two_views_are_compared_whole(root: Path) -> None:
+    """As the C-JEPA loss asks for it: masks do not enter into the contrastive term."""
+    _, model, batch = build(root, "model.class_token=true", "loss.type=cjepa")
+    model.eval()
+    assert batch.second is not None
+    _, summaries = model.see(batch.images, batch.layout, batch.second)
+    for found, view in zip(summaries, (batch.images, batch.second), strict=True):
+        class_token = model.context_encoder.vit(model.pixels(view))[:, 0]
+        torch.testing.assert_close(found, class_token)
+
+
 def test_the_layout_of_rectangular_images(root: Path) -> None:
     recipe, model, batch = build(root, "data.image_size=[16,32]")
     assert recipe.grid == (4, 8)
