@@ -126,7 +126,9 @@ def measure(options: argparse.Namespace, folder: Path, world: World) -> None:
     seconds = {"encode, images on the device": timed(world, encode_only)[1] / 5 / len(pixels)}
     bank, elapsed = timed(world, lambda: collect(training))
     seconds["read and encode"] = elapsed / options.images
-    pairs = [x.to(world.device) for x in (bank.values, bank.labels, test.values, test.labels)]
+    device = world.device
+    learned = bank.values.to(device), bank.labels.to(device)
+    pairs = (*learned, test.values.to(device), test.labels.to(device))
     k = min(20, len(bank.values))
     _, knn = timed(world, lambda: knn_accuracies(*pairs, [k]))
     probe = ProbeSettings(epochs=50, batch_size=1024)

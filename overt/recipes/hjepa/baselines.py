@@ -22,7 +22,7 @@ from overt.data.rng import sample_rng
 from overt.distributed import World, all_reduce_sum, get_world_size
 from overt.evaluation import own_batches, read_ahead
 from overt.nn.vit import VisionTransformer, initialize
-from overt.recipe import StepOutput
+from overt.recipe import SampleSource, StepOutput
 from overt.recipes.hjepa import evaluation, mixing
 from overt.recipes.hjepa.config import Settings
 from overt.recipes.hjepa.data import draw_views, make_missing_data, stack_images
@@ -31,6 +31,7 @@ from overt.recipes.hjepa.encoder_recipe import EncoderRecipe
 from overt.recipes.hjepa.example import NoiseImages
 from overt.recipes.hjepa.fine_tuning import adapt_encoder, labeled_images, layer_groups
 from overt.recipes.hjepa.mixing import Pull
+from overt.recipes.hjepa.mixture import with_mixture
 from overt.recipes.hjepa.model import HJEPA, Layout
 from overt.recipes.hjepa.recipe import HJEPARecipe
 
@@ -80,9 +81,10 @@ class BaselineRecipe(EncoderRecipe):
     replayable: bool | str = True
     unscored = ("head.",)
 
-    def build_dataset(self) -> ViewedImages:
+    def build_dataset(self) -> SampleSource:
         make_missing_data(self.settings.data)
-        return ViewedImages(self.sets[0], self)
+        data = self.settings.data
+        return with_mixture(data, self.sets[0], lambda images: ViewedImages(images, self))
 
     def collate(self, samples: list[ViewSample]) -> ViewBatch:
         labels = torch.tensor([sample.label for sample in samples])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
@@ -127,9 +127,23 @@ class AugmentationSettings:
 
 
 @dataclass
+class MixedSettings:
+    # a folder, pack or archive of images
+    root: str = MISSING
+    # samples of this set over those of data.root
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        within("data.mixture.weight", self.weight, 0, above=True)
+
+
+@dataclass
 class DataSettings:
     # images to train on: a folder, a pack of `overt data pack`, or a .npz archive
     root: str = MISSING
+    # further images to train on, read without labels: [{root: ROOT, weight: 0.5}]; those of root
+    # have the weight 1, and an epoch has as many samples as all sets together
+    mixture: list[MixedSettings] = field(default_factory=list)
     # images to evaluate on, likewise; null: the held-out share of root
     val_root: str | None = MISSING
     # with val_root null: share of the images of root that is not trained on

@@ -24,10 +24,12 @@ from overt.recipes.hjepa.data import (
     patch_grid,
     training_transform,
 )
+from overt.recipes.hjepa.export import make_step
 from overt.recipes.hjepa.further_sets import dense_scores, open_labeled, transfer_scores
 
 if TYPE_CHECKING:
     from overt.recipe import Evaluation
+    from overt.tasks import ExportedStep
 
 
 class EncoderRecipe(Recipe):
@@ -89,6 +91,11 @@ class EncoderRecipe(Recipe):
     def encode_images(self, model: Any, images: Tensor) -> Tensor:
         """Return features (B, D) of images (B, 3, H, W) uint8, of `evaluation.layers` blocks."""
         return evaluation.pooled_features(model, self.settings.evaluation.layers, images)
+
+    def export_step(self, model: Any) -> ExportedStep:
+        """Return the encoder alone, for ONNX and TorchScript."""
+        height, width = self.settings.data.image_size
+        return make_step(model, (height, width))
 
     def evaluate(self, model: Any, world: World) -> dict[str, float]:
         """k-NN (and probes) on frozen features, and their spread."""

@@ -98,6 +98,11 @@ def labeled_images(images: ReadableImages, settings: Settings) -> Images:
             f"model.head.width={width}, but data.root={settings.data.root} has {classes} classes; "
             f"set model.head.width={classes}"
         )
+    if settings.data.mixture:
+        raise ConfigError(
+            "data.mixture has images without labels, from which a classifier learns nothing; set "
+            "data.mixture=[]"
+        )
     fraction = settings.data.label_fraction
     if fraction == 1:
         return images

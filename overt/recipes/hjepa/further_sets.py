@@ -73,9 +73,14 @@ def transfer_scores(
         evaluation.collect_features(small_pixels, images, own, world)
         for images in (training, held_out)
     )
-    pairs = [x.to(world.device) for x in (bank.values, bank.labels, test.values, test.labels)]
-    k = min(own.k, len(bank.values))
-    scores["pixels_knn_top1"] = knn_accuracy(*pairs, k, own.temperature, world)
+    device, k = world.device, min(own.k, len(bank.values))
+    scores["pixels_knn_top1"] = knn_accuracy(
+        *(bank.values.to(device), bank.labels.to(device)),
+        *(test.values.to(device), test.labels.to(device)),
+        k=k,
+        temperature=own.temperature,
+        world=world,
+    )
     return scores
 
 

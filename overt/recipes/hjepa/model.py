@@ -160,7 +160,8 @@ class HJEPA(FeatureModel):
         """The context encoder's features of the visible patches, (K, D)."""
         vit = self.context_encoder.vit
         if layout.hidden is not None:
-            return vit(images, hidden=layout.hidden)[:, vit.prefix :].flatten(0, 1)
+            tokens: Tensor = vit(images, hidden=layout.hidden)
+            return tokens[:, vit.prefix :].flatten(0, 1)
         tokens = vit.forward_packed(images, layout.visible)
         chosen = layout.visible.tokens
         return tokens if chosen is None else tokens.index_select(0, chosen)

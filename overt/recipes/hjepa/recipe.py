@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from overt.distributed import World
 from overt.nn.ema import update_ema
-from overt.recipe import StepOutput
+from overt.recipe import SampleSource, StepOutput
 from overt.recipes.hjepa import evaluation, mixing
 from overt.recipes.hjepa import loss as jepa_loss
 from overt.recipes.hjepa.collapse import CollapseMonitor
@@ -26,10 +26,11 @@ from overt.recipes.hjepa.data import (
 from overt.recipes.hjepa.encoder_recipe import EncoderRecipe
 from overt.recipes.hjepa.example import example_samples
 from overt.recipes.hjepa.levels import valid_counts
+from overt.recipes.hjepa.mixture import with_mixture
 from overt.recipes.hjepa.model import HJEPA, Output
 from overt.recipes.hjepa.predictor import Predictor, ReferencePredictor
 from overt.schedule import EMAScheduler
-from overt.viz.features import pca_picture
+from overt.viz.features import attention_picture, pca_picture
 
 IMAGES_DRAWN = 4
 
@@ -107,9 +108,10 @@ class HJEPARecipe(EncoderRecipe):
             monitor=self.monitor,
         )
 
-    def build_dataset(self) -> MaskedImages:
+    def build_dataset(self) -> SampleSource:
         make_missing_data(self.settings.data)
-        return MaskedImages(self.sets[0], self.settings)
+        data = self.settings.data
+        return with_mixture(data, self.sets[0], lambda images: MaskedImages(images, self.settings))
 
     def collate(self, samples: Any) -> Batch:
         return self._collate(samples)
@@ -236,7 +238,10 @@ class HJEPARecipe(EncoderRecipe):
         return scores | super().evaluate(model, world)
 
     def visualize(self, model: HJEPA) -> dict[str, Tensor]:
-        """Held-out images, what the encoder sees, what is predicted, and features as colors."""
+        """Held-out images, what the encoder sees, what is predicted, and features as colors.
+
+        Beside them what each head of the last block attends to.
+        """
         images = HeldOutImages(self.sets[1], self.settings)
         device = next(model.parameters()).device
         drawn = map(images.try_sample, evaluation.images_used(images, IMAGES_DRAWN).tolist())
@@ -255,7 +260,13 @@ class HJEPARecipe(EncoderRecipe):
             pca_picture(features, self.grid, patch),
         ]
         rows = torch.cat(columns, dim=3)  # (B, 3, H, 4 W)
-        return {"masks_and_features": torch.cat(list(rows), dim=1)}
+        vit = model.scored_encoder().vit
+        maps = vit.attention_maps(model.pixels(pixels.to(device)))
+        attention = torch.cat([pixels, attention_picture(maps, self.grid, patch)], dim=3)
+        return {
+            "masks_and_features": torch.cat(list(rows), dim=1),
+            "attention": torch.cat(list(attention), dim=1),
+        }
 
     def only(self, image: Tensor, patches: np.ndarray, patch: int) -> Tensor:
         """The image with all patches but these in gray, (3, H, W) uint8."""

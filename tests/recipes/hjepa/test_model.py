@@ -173,6 +173,25 @@ def test_two_views_are_compared_whole(root: Path) -> None:
         torch.testing.assert_close(found, class_token)
 
 
+@pytest.mark.parametrize("token", ["true", "false"])
+def test_attention_maps_are_those_of_the_last_block(token: str, root: Path) -> None:
+    _, model, batch = build(root, f"model.class_token={token}")
+    vit, pixels = model.context_encoder.vit.eval(), model.pixels(batch.images)
+    seen: list[torch.Tensor] = []
+    block = vit.blocks[-1]
+    block.attn.register_forward_hook(lambda _, inputs, result: seen.extend((inputs[0], result)))
+    vit(pixels)
+    weights = block.attn.weights(seen[0])  # (B, H, T, T)
+    value = block.attn.qkv(seen[0]).unflatten(-1, (3, 2, -1))[:, :, 2].transpose(1, 2)
+    mixed = (weights @ value).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(block.attn.proj(mixed), seen[1], atol=1e-5, rtol=1e-4)
+    maps = vit.attention_maps(pixels)
+    assert maps.shape == (4, 2, 16)
+    torch.testing.assert_close(maps.sum(-1), torch.ones(4, 2))
+    expected = weights[:, :, 0, 1:] if token == "true" else weights.mean(2)
+    torch.testing.assert_close(maps, expected / expected.sum(-1, keepdim=True))
+
+
 def test_the_layout_of_rectangular_images(root: Path) -> None:
     recipe, model, batch = build(root, "data.image_size=[16,32]")
     assert recipe.grid == (4, 8)
