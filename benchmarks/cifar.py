@@ -39,6 +39,7 @@ RECIPES = {
     "simclr": "simclr_cifar",
     "ijepa": "ijepa_cifar",
     "hjepa": "hjepa_cifar",
+    "cjepa": "cjepa_cifar",
     "mae": "mae_cifar",
     "supervised": "supervised_cifar",
 }

@@ -154,10 +154,7 @@ class SimCLRRecipe(BaselineRecipe):
         super().__init__(settings)
         self.replayable: bool | str = True
         if get_world_size() > 1:
-            self.replayable = (
-                "with several processes SimCLR asks on the host how many samples each of them has; "
-                "start one process"
-            )
+            self.replayable = mixing.NOT_REPLAYED
 
     def build_model(self) -> SimCLR:
         head = self.settings.model.head

@@ -275,7 +275,8 @@ def refuse_filling(model: ModelSettings, loss: LossSettings) -> None:
     differing = {
         f"model.pooling={model.pooling}": model.pooling != "grid",
         f"model.projection_norm={model.projection_norm}": model.projection_norm == "batchnorm",
-        f"loss.type={loss.type}": loss.extra is not None,
+        # A contrastive term compares whole views, which have no tokens that fill them up.
+        f"loss.type={loss.type}": loss.extra in ("vicreg", "sigreg"),
     }
     reasons = [name for name, counts in differing.items() if counts]
     if reasons:

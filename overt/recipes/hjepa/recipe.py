@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from overt.distributed import World
+from overt.distributed import World, get_world_size
 from overt.nn.ema import update_ema
 from overt.recipe import SampleSource, StepOutput
 from overt.recipes.hjepa import evaluation, mixing
@@ -54,6 +54,8 @@ class HJEPARecipe(EncoderRecipe):
                 "with data.masking.fixed_shapes=false every batch has its own number of tokens; "
                 "leave the key out, so that it follows training.cuda_graph"
             )
+        elif settings.loss.extra == "contrastive" and get_world_size() > 1:
+            self.replayable = mixing.NOT_REPLAYED
         self.monitor: CollapseMonitor | None = None  # made with the model, which holds it
         self.momentum: EMAScheduler | None = None
 
