@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from cifar_pictures import draw_neighbors, draw_photographs
 from torch import Tensor
 
 from overt.config import build_recipe, load
@@ -111,7 +112,9 @@ def train(options: argparse.Namespace, method: str, seed: int, world: World) -> 
         scores = trainer.train()
         tuned = fine_tune(options, seed, folder, config.run_dir / "checkpoints" / "latest", world)
         if options.pictures is not None:
-            draw(options.pictures, method, trainer, world)
+            options.pictures.mkdir(parents=True, exist_ok=True)
+            draw_neighbors(options.pictures / f"{method}.png", trainer, world)
+            draw_photographs(options.pictures / f"{method}_photographs.png", trainer)
         per_epoch = trainer.loader.steps_per_epoch
         samples = steps * trainer.plan.global_batch_size
     return (
@@ -196,44 +199,6 @@ def score_untrained(options: argparse.Namespace, method: str, seed: int, world: 
         with tempfile.TemporaryDirectory() as folder:
             scores |= fine_tune(options, seed, folder, None, world)
     return scores | {"method": method, "seed": seed, "minutes": 0.0, "epochs": 0.0}
-
-
-def draw(folder: Path, method: str, trainer: Trainer, world: World) -> None:
-    """Write test images with their nearest training images, and the encoder's features."""
-    from PIL import Image
-
-    from overt.viz.features import pca_picture
-
-    recipe, model = trainer.recipe, trainer.model
-    assert isinstance(recipe, EncoderRecipe)
-    assert isinstance(model, FeatureModel)
-    training, held_out = recipe.scored_sets()
-    queries = [held_out.try_read(index) for index in range(16)]
-    pixels = torch.stack([sample[0] for sample in queries if sample is not None])
-    settings = recipe.settings.evaluation
-    with torch.inference_mode(), trainer.autocast():
-        bank = evaluation.collect_features(
-            lambda images: evaluation.pooled_features(model, 1, images), training, settings, world
-        )
-        features = evaluation.pooled_features(model, 1, pixels.to(world.device)).cpu()
-        maps = pca_picture(model.extract_features(pixels.to(world.device)).float(), recipe.grid, 4)
-    bank_rows, query_rows = (
-        torch.nn.functional.normalize(x, dim=1) for x in (bank.values, features)
-    )
-    nearest = (query_rows @ bank_rows.T).topk(7, dim=1).indices  # (16, 7)
-    rows = []
-    for number in range(len(pixels)):
-        neighbors = [training.try_read(int(bank.ids[index])) for index in nearest[number]]
-        tiles = [pixels[number], maps[number].cpu()] + [
-            neighbor[0] for neighbor in neighbors if neighbor
-        ]
-        rows.append(torch.cat(tiles, dim=2))
-    sheet = torch.cat(rows, dim=1).permute(1, 2, 0).numpy()
-    folder.mkdir(parents=True, exist_ok=True)
-    picture = Image.fromarray(sheet)
-    picture.resize((2 * picture.width, 2 * picture.height), Image.Resampling.NEAREST).save(
-        folder / f"{method}.png"
-    )
 
 
 def table(rows: Iterable[Row]) -> str:
