@@ -32,15 +32,17 @@ def linear_sweep_accuracy(
     settings: ProbeSettings = LINEAR,
     rates: Sequence[float] = RATES,
     decays: Sequence[float] = DECAYS,
+    views: int = 1,
 ) -> dict[str, float]:
     """Return `top1` (0 to 1) of the chosen head on the test samples, its `lr` and `weight_decay`.
 
-    Features with NaN or Inf score NaN. Every process that calls it does the same work.
+    `views`: see `fit_linear`. Features with NaN or Inf score NaN. Every process that calls it does
+    the same work.
     """
     refuse_unlabeled(train_labels)
     if not (train_features.isfinite().all() and test_features.isfinite().all()):
         return {"top1": math.nan, "lr": math.nan, "weight_decay": math.nan}
-    head = fit_linear(train_features, train_labels, settings, rates, decays)
+    head = fit_linear(train_features, train_labels, settings, rates, decays, views)
     truth = test_labels.to(head.weight.device)
     top1 = int((head.predict(test_features) == truth).sum()) / len(truth)
     return {"top1": top1, "lr": head.lr, "weight_decay": head.weight_decay}
@@ -74,10 +76,13 @@ def fit_linear(
     settings: ProbeSettings = LINEAR,
     rates: Sequence[float] = RATES,
     decays: Sequence[float] = DECAYS,
+    views: int = 1,
 ) -> LinearHead:
     """Return the best of the heads by the samples that no head has seen, on the features' device.
 
-    Features with NaN or Inf are refused by the caller.
+    With several `views` the rows are those of one view of all samples, then of the next. The first
+    view of a sample judges the heads, which then see no other of it. Features with NaN or Inf are
+    refused by the caller.
     """
     refuse_unlabeled(labels)
     device = features.device
@@ -87,10 +92,12 @@ def fit_linear(
         mean = features.float().mean(0)
         scale = features.float().std(0).clamp(min=1e-6).reciprocal()
         standard, truth = (features.float() - mean) * scale, labels.to(device)
-        order = torch.randperm(len(features), generator=generator).to(device)
+        samples = len(features) // views
+        order = torch.randperm(samples, generator=generator).to(device)
         judges = order[:: min(HELD_OUT, len(order))]
-        learns = torch.ones(len(order), dtype=torch.bool, device=device)
+        learns = torch.ones(samples, dtype=torch.bool, device=device)
         learns[judges] = False
+        learns = learns.repeat(views)
         weight, bias = _train(standard[learns], truth[learns], pairs, settings, generator)
         best = int(_correct(standard[judges], truth[judges], weight, bias).argmax())
     rate, decay = pairs[best]

@@ -123,14 +123,18 @@ class LinearProbeSettings:
     sweep: bool = False
     # with sweep: also learn from these fractions of the labels, of every class alike
     label_fractions: list[float] = field(default_factory=list)
+    # with sweep: also learn from this many random crops, perhaps mirrored, of every training image
+    views: int = 0
 
     def __post_init__(self) -> None:
+        within("evaluation.linear_probe.views", self.views, 0)
         for fraction in self.label_fractions:
             within("evaluation.linear_probe.label_fractions", fraction, 0, 1, above=True)
-        if self.label_fractions and not self.sweep:
-            raise ConfigError(
-                "evaluation.linear_probe.label_fractions needs evaluation.linear_probe.sweep=true"
-            )
+        for key in ("label_fractions", "views"):
+            if getattr(self, key) and not self.sweep:
+                raise ConfigError(
+                    f"evaluation.linear_probe.{key} needs evaluation.linear_probe.sweep=true"
+                )
 
 
 @dataclass
