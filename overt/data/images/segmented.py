@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 IGNORED = 255
-HELD_OUT = 5  # one of this many images is held out where there are no splits
+HELD_OUT = 5  # one of this many images is held out of a folder without splits
 MODES = ("1", "L", "P", "I", "I;16")
 TESTS = ("test", "val", "valid", "validation")
 

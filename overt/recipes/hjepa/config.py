@@ -187,8 +187,8 @@ class EvaluationSettings:
         twice = sorted(set(self.transfer) & set(self.dense))
         if twice:
             raise ConfigError(
-                f"evaluation.transfer and evaluation.dense both have a set {twice[0]}; give each "
-                "set a name of its own"
+                f"evaluation.transfer and evaluation.dense both have a set {twice[0]}; give "
+                "them different names"
             )
         within("evaluation.num_workers", self.num_workers, 0)
         for neighbors in self.further_k:
