@@ -2,12 +2,15 @@
 
     overt data cifar10 SOURCE data/cifar10
     python benchmarks/cifar.py --minutes 60                         the table of docs/ssl.md
+    python benchmarks/cifar.py --minutes 60 --fine-tune 20          and a column of fine-tuning
     python benchmarks/cifar.py --device cpu --small --steps 2       anywhere, to try the script
 
 Every method trains the same encoder through the engine for the same wall-clock time; the number of
 steps follows from its measured rate. Raw pixels and the encoder with its random weights are scored
 in the same way: k-NN with all training images as bank, and linear probes with all labels, a tenth
-and a hundredth of them, each the best of 20 by a tenth of the training images.
+and a hundredth of them, each the best of 20 by a tenth of the training images. Fine-tuning trains
+the whole encoder with labels for some epochs (recipe=finetune_cifar); from random weights that is
+the baseline without pretraining.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from cifar_pictures import draw_neighbors, draw_photographs
 from torch import Tensor
 
 from overt.config import build_recipe, load
@@ -36,6 +40,7 @@ RECIPES = {
     "simclr": "simclr_cifar",
     "ijepa": "ijepa_cifar",
     "hjepa": "hjepa_cifar",
+    "cjepa": "cjepa_cifar",
     "mae": "mae_cifar",
     "supervised": "supervised_cifar",
 }
@@ -45,6 +50,8 @@ COLUMNS = {
     "linear_top1_0.1": "10 % labels",
     "linear_top1_0.01": "1 % labels",
 }
+TUNED = "fine_tuned"  # and fine_tuned_0.1 with a tenth of the labels
+TRAINING_IMAGES = 50_000
 # Steps before the clock runs: kernels are chosen, graphs recorded, loader queues drained.
 WARM_UP, TIMED = 40, 60
 SMALL = (
@@ -103,18 +110,50 @@ def train(options: argparse.Namespace, method: str, seed: int, world: World) -> 
         trainer = Trainer(config, build_recipe(config), world)
         clock = Clock(trainer, world)
         scores = trainer.train()
+        tuned = fine_tune(options, seed, folder, config.run_dir / "checkpoints" / "latest", world)
         if options.pictures is not None:
-            draw(options.pictures, method, trainer, world)
+            options.pictures.mkdir(parents=True, exist_ok=True)
+            draw_neighbors(options.pictures / f"{method}.png", trainer, world)
+            draw_photographs(options.pictures / f"{method}_photographs.png", trainer)
         per_epoch = trainer.loader.steps_per_epoch
         samples = steps * trainer.plan.global_batch_size
-    return scores | {
-        "method": method,
-        "seed": seed,
-        "minutes": clock.seconds / 60,
-        "epochs": steps / per_epoch,
-        "images_per_second": samples / clock.seconds,
-        "curve": clock.curve,
-    }
+    return (
+        scores
+        | tuned
+        | {
+            "method": method,
+            "seed": seed,
+            "minutes": clock.seconds / 60,
+            "epochs": steps / per_epoch,
+            "images_per_second": samples / clock.seconds,
+            "curve": clock.curve,
+        }
+    )
+
+
+def fine_tune(
+    options: argparse.Namespace, seed: int, folder: str, checkpoint: Path | None, world: World
+) -> dict[str, float]:
+    """Return the accuracy after fine-tuning a checkpoint, or random weights, by fraction of labels.
+
+    With fewer labels the batches are smaller, and there are as many of them.
+    """
+    accuracies = {}
+    for fraction in options.fine_tune_labels if options.fine_tune else ():
+        chosen = words(options, "finetune_cifar", seed, folder)
+        chosen += [f"exp_name=finetune_{fraction}", f"data.label_fraction={fraction}"]
+        if checkpoint is not None:
+            chosen += [f"checkpoint.init_from={checkpoint}"]
+        if options.small:
+            chosen += [f"training.num_steps={options.fine_tune}"]
+        else:
+            chosen += [f"training.num_steps={round(options.fine_tune * TRAINING_IMAGES / 1024)}"]
+            chosen += [f"training.batch_size={1024 if fraction == 1 else 256}"]
+        config = load(chosen)
+        scores = Trainer(config, build_recipe(config), world).train()
+        name = TUNED if fraction == 1 else f"{TUNED}_{fraction:g}"
+        accuracies[name] = scores["classifier_top1"]
+    return accuracies
 
 
 class Clock:
@@ -156,45 +195,10 @@ def score_untrained(options: argparse.Namespace, method: str, seed: int, world: 
         model = RawPixels(model.context_encoder.vit, model.pixels, use_target_encoder=False)
     with torch.inference_mode():
         scores = evaluation.score_features(model, *recipe.scored_sets(), config.settings, world)
+    if method != "pixels":
+        with tempfile.TemporaryDirectory() as folder:
+            scores |= fine_tune(options, seed, folder, None, world)
     return scores | {"method": method, "seed": seed, "minutes": 0.0, "epochs": 0.0}
-
-
-def draw(folder: Path, method: str, trainer: Trainer, world: World) -> None:
-    """Write test images with their nearest training images, and the encoder's features."""
-    from PIL import Image
-
-    from overt.viz.features import pca_picture
-
-    recipe, model = trainer.recipe, trainer.model
-    assert isinstance(recipe, EncoderRecipe)
-    assert isinstance(model, FeatureModel)
-    training, held_out = recipe.scored_sets()
-    queries = [held_out.try_read(index) for index in range(16)]
-    pixels = torch.stack([sample[0] for sample in queries if sample is not None])
-    settings = recipe.settings.evaluation
-    with torch.inference_mode(), trainer.autocast():
-        bank = evaluation.collect_features(
-            lambda images: evaluation.pooled_features(model, 1, images), training, settings, world
-        )
-        features = evaluation.pooled_features(model, 1, pixels.to(world.device)).cpu()
-        maps = pca_picture(model.extract_features(pixels.to(world.device)).float(), recipe.grid, 4)
-    bank_rows, query_rows = (
-        torch.nn.functional.normalize(x, dim=1) for x in (bank.values, features)
-    )
-    nearest = (query_rows @ bank_rows.T).topk(7, dim=1).indices  # (16, 7)
-    rows = []
-    for number in range(len(pixels)):
-        neighbors = [training.try_read(int(bank.ids[index])) for index in nearest[number]]
-        tiles = [pixels[number], maps[number].cpu()] + [
-            neighbor[0] for neighbor in neighbors if neighbor
-        ]
-        rows.append(torch.cat(tiles, dim=2))
-    sheet = torch.cat(rows, dim=1).permute(1, 2, 0).numpy()
-    folder.mkdir(parents=True, exist_ok=True)
-    picture = Image.fromarray(sheet)
-    picture.resize((2 * picture.width, 2 * picture.height), Image.Resampling.NEAREST).save(
-        folder / f"{method}.png"
-    )
 
 
 def table(rows: Iterable[Row]) -> str:
@@ -202,14 +206,19 @@ def table(rows: Iterable[Row]) -> str:
     by_method: dict[str, list[Row]] = {}
     for row in rows:
         by_method.setdefault(row["method"], []).append(row)
+    tuned = sorted({key for runs in by_method.values() for key in runs[0] if TUNED in key})
+    columns = COLUMNS | {key: tuned_title(key) for key in tuned}
     lines = [
-        f"| method | {' | '.join(COLUMNS.values())} | epochs | minutes | images/s |",
-        f"| --- |{' --- |' * (len(COLUMNS) + 3)}",
+        f"| method | {' | '.join(columns.values())} | epochs | minutes | images/s |",
+        f"| --- |{' --- |' * (len(columns) + 3)}",
     ]
     for method, runs in by_method.items():
         cells = []
-        for key in COLUMNS:
-            values = [100 * run[key] for run in runs]
+        for key in columns:
+            values = [100 * run[key] for run in runs if key in run]
+            if not values:
+                cells.append("")
+                continue
             spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
             cells.append(f"{statistics.mean(values):.1f}{spread}")
         for key, digits in (("epochs", 0), ("minutes", 1), ("images_per_second", 0)):
@@ -217,6 +226,12 @@ def table(rows: Iterable[Row]) -> str:
             cells.append(f"{statistics.mean(values):,.{digits}f}" if values else "")
         lines.append(f"| {method} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def tuned_title(key: str) -> str:
+    """Return the heading of a column of fine-tuning."""
+    fraction = key.removeprefix(TUNED).removeprefix("_")
+    return f"fine-tuned, {100 * float(fraction):g} % labels" if fraction else "fine-tuned"
 
 
 def correlations(rows: Iterable[Row]) -> str:
@@ -254,6 +269,10 @@ def main() -> int:
     parser.add_argument("--small", action="store_true", help="a tiny encoder and few images")
     parser.add_argument("--no-untrained", action="store_true", help="leave these two rows out")
     parser.add_argument("--evaluations", type=int, default=1, help="of each run, for its curve")
+    parser.add_argument("--fine-tune", type=int, metavar="EPOCHS", help="also fine-tune each row")
+    parser.add_argument(
+        "--fine-tune-labels", type=float, nargs="+", default=[1.0], metavar="FRACTION"
+    )
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="for all methods")
     parser.add_argument("--rows", type=Path, help="append every row to this JSON-lines file")
     parser.add_argument("--pictures", type=Path, help="folder for neighbors and feature maps")

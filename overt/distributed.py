@@ -127,6 +127,12 @@ def _has(store: Store, key: str) -> bool:
 
 
 def _choose_device(device: str, launch: Launch) -> torch.device:
+    kind, _, number = device.partition(":")
+    if number and launch.world_size > 1:
+        raise LaunchError(
+            f"training.device={device} with {launch.world_size} processes: each needs a device of "
+            f"its own. Set training.device={kind}, and CUDA_VISIBLE_DEVICES to choose among them."
+        )
     if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -137,6 +143,12 @@ def _choose_device(device: str, launch: Launch) -> torch.device:
     visible = torch.cuda.device_count()
     # Slurm may show each task its own single device: it is then number 0 whatever the local rank.
     index = 0 if visible == 1 and launch.source == "Slurm" else launch.local_rank
+    if number and int(number) >= visible:
+        raise LaunchError(
+            f"training.device={device}, but torch sees {visible} CUDA device(s); use cuda:0 to "
+            f"cuda:{visible - 1}"
+        )
+    index = int(number) if number else index
     if index >= visible:
         raise LaunchError(
             f"{launch.source} started {launch.local_world_size} processes on this host but torch "

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from overt.errors import ConfigError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from overt.distributed import World
 
@@ -141,11 +141,23 @@ class PersonEstimator(Protocol):
         """Return the person in a picture (H, W, 3) uint8; mask, keypoints and box may be None."""
 
 
+class ExportedStep(NamedTuple):
+    """What an exporter needs to write a step of a model."""
+
+    module: nn.Module
+    example: tuple[Tensor, ...]
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    points_axis: dict[str, int]  # inputs and outputs with an axis of any length, the same for all
+    note: str
+    axis_name: str = "points"
+
+
 @runtime_checkable
 class Exportable(Protocol):
-    """`overt ckpt export --to onnx`."""
+    """`overt ckpt export --to onnx` and `--to torchscript`."""
 
-    def export_step(self, model: Any) -> Any:
+    def export_step(self, model: Any) -> ExportedStep:
         """Return one frame or sample as a module with example inputs."""
 
 

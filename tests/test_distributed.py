@@ -62,6 +62,16 @@ def test_more_processes_than_devices_are_refused(devices: Callable[..., None]) -
     assert init_distributed("cpu").device == CPU
 
 
+def test_one_of_several_devices_may_be_named(devices: Callable[..., None]) -> None:
+    devices(2, {})
+    assert init_distributed("cuda:1").device == torch.device("cuda", 1)
+    with pytest.raises(LaunchError, match=r"cuda:2, but torch sees 2 .*cuda:0 to cuda:1"):
+        init_distributed("cuda:2")
+    devices(4, TORCHRUN)
+    with pytest.raises(LaunchError, match=r"cuda:1 with \d+ processes"):
+        init_distributed("cuda:1")
+
+
 def test_a_slurm_task_that_sees_one_device_takes_it(devices: Callable[..., None]) -> None:
     second = SLURM | {"SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NODEID": "0"}
     devices(1, second)

@@ -56,6 +56,7 @@ COVERED = {
     "checkpoint/shard_index": "checkpoint/test_shards.py",
     "data/source": "data/test_mixture.py",  # protocols
     "data/tracking/procedural_settings": "data/tracking/test_procedural.py",
+    "files/torchscript_file": "recipes/hjepa/test_export.py",
     "ops/norm_sums/kernels": "ops/map_norm/test_kernels.py",  # a part of two operations
     "recipes/cotracker3/pyramid": "recipes/cotracker3/test_model.py",
     "recipes/blade/build": "recipes/blade/test_depthnet.py",

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from overt.checkpoint import optimizer_state, plain_values, storage, writing
 from overt.checkpoint.background import BackgroundWriter
 from overt.checkpoint.finite import nonfinite_tensors
+from overt.checkpoint.legacy_names import write_legacy_names
 from overt.checkpoint.manifest import SHARDS, Stored, verify
 from overt.checkpoint.named_tensors import is_sharded, named_tensors, split_tied
 from overt.checkpoint.plain_values import HasState
@@ -67,6 +68,7 @@ class CheckpointManager:
         keep_last_n: int = 2,
         also_best: Sequence[str] = (),
         background: bool = False,
+        legacy_names: bool = False,  # also write checkpoint_latest.pth and checkpoint_best.pth
         timeout_minutes: float = 30.0,  # how long the main process waits for other ranks' shards
     ) -> None:
         if mode not in ("min", "max"):
@@ -81,6 +83,7 @@ class CheckpointManager:
         self.checkpoint_dir = Path(checkpoint_dir)
         self.save_frequency = save_frequency
         self.metric_name = metric_name
+        self.legacy_names = legacy_names
         self.timeout_minutes = timeout_minutes
         self.best_metric: float | None = None
         # Called on the main process with every checkpoint that is on disk and complete.
@@ -134,6 +137,7 @@ class CheckpointManager:
             mode=config.checkpoint.mode,
             also_best=config.checkpoint.also_best,
             background=config.checkpoint.background,
+            legacy_names=config.checkpoint.legacy_names,
             timeout_minutes=config.training.timeout_minutes,
         )
 
@@ -142,7 +146,7 @@ class CheckpointManager:
         epoch: int,
         model: nn.Module,
         optimizer: Optimizer | None = None,
-        scheduler: HasState | None = None,
+        scheduler: HasState | Mapping[str, Any] | None = None,
         scaler: HasState | None = None,
         metrics: Mapping[str, Any] | None = None,
         is_best: bool | None = None,
@@ -194,7 +198,7 @@ class CheckpointManager:
             "step": step,
             "metrics": dict(metrics or {}),
             "best_metric": best_metric,
-            "scheduler": None if scheduler is None else scheduler.state_dict(),
+            "scheduler": _state_of(scheduler),
             "scaler": None if scaler is None else scaler.state_dict(),
             "optimizer": None,
             "state": dict(state or {}),
@@ -308,6 +312,8 @@ class CheckpointManager:
                 f"{stored.path} failed verification after writing ({verification}); older "
                 "checkpoints are kept. Check the disk, and that no other run saves to this folder."
             )
+        if self.legacy_names:
+            write_legacy_names(stored.path, bool(facts["is_best"]))
         self.on_saved(stored)
         superfluous = self._retention.prune()
         if self._snapshots is not None:
@@ -380,6 +386,13 @@ class CheckpointManager:
                 "name a checkpoint elsewhere"
             )
         return path
+
+
+def _state_of(scheduler: HasState | Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the state of a scheduler, which may be given as such."""
+    if scheduler is None:
+        return None
+    return dict(scheduler) if isinstance(scheduler, Mapping) else scheduler.state_dict()
 
 
 def _refuse_nonfinite(name: str, poisoned: list[str]) -> None:

@@ -33,6 +33,10 @@ class Entry(NamedTuple):
     size: int  # bytes
 
 
+MODULES = ("onnx", "torchscript")  # what can be written of a whole module
+TARGETS = ("safetensors", "torch", *MODULES, "hub")
+
+
 def main(arguments: list[str]) -> int:
     """Run one of the verbs; returns 1 where `inspect` finds the checkpoint broken."""
     parser = argparse.ArgumentParser(prog="overt ckpt", description=DESCRIPTION)
@@ -46,7 +50,7 @@ def main(arguments: list[str]) -> int:
         parents=[export_options()],
     )
     exporting.add_argument("file", type=Path, help="checkpoint folder, safetensors or torch file")
-    exporting.add_argument("--to", required=True, choices=("safetensors", "torch", "onnx", "hub"))
+    exporting.add_argument("--to", required=True, choices=TARGETS)
     exporting.add_argument(
         "--output", required=True, type=Path, help="the file to write; hub: the folder"
     )
@@ -57,7 +61,11 @@ def main(arguments: list[str]) -> int:
         "--key", metavar="NAME", help="torch: store the weights under this key, such as model_state"
     )
     exporting.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="onnx: a setting"
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting, for onnx or torchscript",
     )
     exporting.add_argument(
         "--license", default="unknown", metavar="NAME", help="hub: such as apache-2.0"
@@ -67,12 +75,14 @@ def main(arguments: list[str]) -> int:
         options.part = options.part or "model"
         if options.license != "unknown":
             raise ConfigError(f"--license is for --to hub; drop it for {options.to}")
-    if options.verb == "export" and options.to == "onnx":
-        return export_onnx(options)
+    if options.verb == "export" and options.to in MODULES:
+        return export_module(options)
     if options.verb == "export":
         for name in ("recipe", "package", "set"):
             if getattr(options, name):
-                raise ConfigError(f"--{name} is for --to onnx; drop it for {options.to}")
+                raise ConfigError(
+                    f"--{name} is for --to onnx and torchscript; drop it for {options.to}"
+                )
         if options.key and options.to != "torch":
             raise ConfigError(f"--key is for --to torch; drop it for {options.to}")
         if options.to == "hub":
@@ -185,7 +195,7 @@ def export_hub(options: argparse.Namespace) -> int:
     return 0
 
 
-def export_onnx(options: argparse.Namespace) -> int:
+def export_module(options: argparse.Namespace) -> int:
     """Write the recipe's step for one frame or sample, with its weights, for other runtimes."""
     from overt.checkpoint.trained import load_model
     from overt.config import build_recipe
@@ -196,24 +206,22 @@ def export_onnx(options: argparse.Namespace) -> int:
     exportable = need_task(recipe, Exportable, config.recipe.name)
     from overt.checkpoint.writing import megabytes, write_whole_file
     from overt.files.onnx_file import write_onnx
+    from overt.files.torchscript_file import write_torchscript
 
     model, report = load_model(recipe, options.file, options.part, options.rename)
     print(report)
     step = exportable.export_step(model)
     size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
-    write_whole_file(
-        options.output,
-        lambda hidden: write_onnx(
-            hidden,
-            step.module,
-            step.example,
-            step.input_names,
-            step.output_names,
-            step.points_axis,
-            "points",
-        ),
-        size,
-    )
+
+    def write(hidden: Path) -> None:
+        if options.to == "torchscript":
+            write_torchscript(hidden, step.module, step.example)
+            return
+        names = step.input_names, step.output_names
+        axis = step.points_axis, step.axis_name
+        write_onnx(hidden, step.module, step.example, *names, *axis)
+
+    write_whole_file(options.output, write, size)
     print(
         f"{options.output} ({megabytes(options.output.stat().st_size)}): {step.note}\n"
         f"  inputs   {', '.join(step.input_names)}\n  outputs  {', '.join(step.output_names)}"

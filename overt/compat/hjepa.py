@@ -25,7 +25,6 @@ from overt.data.images.folder import ReadableImages
 from overt.distributed import init_distributed
 from overt.engine.trainer import Trainer
 from overt.errors import ConfigError, DataError
-from overt.files.atomic import new_file
 from overt.recipe import StepOutput
 from overt.recipes.hjepa.config import Settings
 from overt.recipes.hjepa.data import Batch
@@ -83,7 +82,10 @@ class HJEPATrainer:
         resume_checkpoint: Path | str | None = None,
         legacy_names: bool = False,
     ) -> None:
-        """`legacy_names` also writes checkpoint_latest.pth and checkpoint_best.pth."""
+        """`legacy_names` also writes checkpoint_latest.pth and checkpoint_best.pth.
+
+        It is the key `checkpoint.legacy_names` of a configuration.
+        """
         if config is None:
             raise ConfigError("HJEPATrainer needs config=, what load_config returned")
         if masking_fn is not None:
@@ -95,34 +97,30 @@ class HJEPATrainer:
             config = config_of(config)
         training: dict[str, Any] = {}
         if device is not None:
-            training["device"] = torch.device(device).type
+            training["device"] = str(device)
         if train_loader is not None:
             training["num_workers"] = train_loader.num_workers
             if train_loader.batch_size is not None:
                 training["batch_size"] = train_loader.batch_size
-        checkpoint = None if resume_checkpoint is None else {"resume": str(resume_checkpoint)}
+        checkpoint: dict[str, Any] = {}
+        if resume_checkpoint is not None:
+            checkpoint["resume"] = str(resume_checkpoint)
+        if legacy_names:
+            checkpoint["legacy_names"] = True
         section = None if optimizer is None else _section(optimizer)
         self.config = configure(config, training=training, optimizer=section, checkpoint=checkpoint)
-        self.legacy_names = legacy_names
         loaders = (train_loader, val_loader)
         sets = tuple(
             None if loader is None else DatasetImages(loader.dataset) for loader in loaders
         )
         self.recipe = SeedRecipe(self.config.settings, model, sets, loss_fn)
-        self._device = device
 
     def train(self) -> dict[str, float]:
         """Train to the end, or go on where the run folder has a checkpoint; return the scores."""
-        device = None if self._device is None else torch.device(self._device)
-        if device is not None and device.type == "cuda" and device.index is not None:
-            torch.cuda.set_device(device)
         world = init_distributed(self.config.training.device)
         trainer = Trainer(self.config, self.recipe, world)
         self.model = trainer.model
-        scores = trainer.train()
-        if self.legacy_names and world.is_main:
-            write_legacy_names(self.config.run_dir / "checkpoints")
-        return scores
+        return trainer.train()
 
 
 def _section(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -225,18 +223,3 @@ class SeedRecipe(HJEPARecipe):
             if name != "loss"
         }
         return StepOutput({"custom": loss * fraction}, metrics)
-
-
-def write_legacy_names(folder: Path) -> list[Path]:
-    """Write checkpoint_latest.pth and checkpoint_best.pth beside the checkpoints they name."""
-    from safetensors.torch import load_file
-
-    written = []
-    for name in ("latest", "best"):
-        source = folder / name / "model.safetensors"
-        if source.is_file():
-            path = folder / f"checkpoint_{name}.pth"
-            with new_file(path) as hidden:
-                torch.save({"model_state_dict": load_file(source)}, hidden)
-            written.append(path)
-    return written

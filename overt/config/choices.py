@@ -8,6 +8,7 @@ CHOICES: dict[str, dict[str, str]] = {
         "auto": "CUDA where there is one, else the CPU; right nearly always",
         "cpu": "to debug, or where the GPU belongs to someone else",
         "cuda": "to fail at once without a GPU, instead of training on the CPU",
+        "cuda:1": "a single process on the second GPU; so for every other number",
     },
     "training.strategy": {
         "auto": "single for one process, ddp for several; right unless memory is short",

@@ -112,7 +112,8 @@ class TrainingSection:
     hang: str = MISSING
 
     def __post_init__(self) -> None:
-        one_of("training.device", self.device, ("auto", "cpu", "cuda"))
+        if not re.fullmatch(r"cuda:\d+", self.device):  # one of several, for a single process
+            one_of("training.device", self.device, ("auto", "cpu", "cuda"))
         one_of("training.strategy", self.strategy, ("auto", "single", "ddp", "fsdp"))
         one_of("training.precision", self.precision, ("fp32", "tf32", "bf16", "fp16"))
         one_of("training.compile", self.compile, ("auto", "none", "blocks", "model"))
@@ -312,6 +313,8 @@ class CheckpointSection:
     also_best: list[str] = field(default_factory=list)
     # copy the state, then write it while training continues
     background: bool = MISSING
+    # also write checkpoint_latest.pth and checkpoint_best.pth, for scripts of older projects
+    legacy_names: bool = False
     # auto (resume from the run folder), never, the path of a checkpoint, or a training file of
     # an original project (model, optimizer and scheduler in one torch file), whose run is continued
     resume: str = MISSING

@@ -120,7 +120,7 @@ def knn_accuracies(
     labels = train_labels.to(bank.device)
     correct = torch.zeros(len(ks), dtype=torch.int64, device=bank.device)
     ranks = world or World(0, 1, 0, bank.device)
-    with _exact_products(bank.device):
+    with exact_products(bank.device):
         for indices in own_batches(ranks, len(test_features), _QUERIES):
             chunk = slice(indices.start, indices.stop)
             queries = F.normalize(test_features[chunk].to(bank.device).float(), dim=1)
@@ -128,14 +128,14 @@ def knn_accuracies(
             votes = ((cosine - 1) / temperature).exp()
             truth = test_labels[chunk].to(bank.device)
             for position, k in enumerate(ks):
-                predicted = _vote(labels[nearest[:, :k]], votes[:, :k])
+                predicted = vote(labels[nearest[:, :k]], votes[:, :k])
                 correct[position] += (predicted == truth).sum()
     totals: list[int] = (all_reduce_sum(correct) if world else correct).tolist()
     return {k: total / len(test_features) for k, total in zip(ks, totals, strict=True)}
 
 
 @contextmanager
-def _exact_products(device: torch.device) -> Iterator[None]:
+def exact_products(device: torch.device) -> Iterator[None]:
     """Full float32, whatever the model computes in: features alike differ in the last digits."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
@@ -146,7 +146,7 @@ def _exact_products(device: torch.device) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def _vote(labels: Tensor, votes: Tensor) -> Tensor:
+def vote(labels: Tensor, votes: Tensor) -> Tensor:
     """The label with the most votes (m,), of labels and votes (m, k); of equals the nearest's."""
     # Each neighbor adds up those that agree with it: no atomic sums, so always the same bits.
     agree = (labels[:, :, None] == labels[:, None, :]).to(votes.dtype)  # (m, k, k)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from overt.distributed import World, all_reduce_sum
-from overt.metrics.probes import ATTENTIVE, AttentiveProbe, ProbeSettings
+from overt.metrics.probes import ATTENTIVE, AttentiveProbe, ProbeSettings, rank_of_truth
 
 # Tokens (n, N, D) and labels (n,) of every one of these batches of sample numbers, in order.
 Tokens = Callable[[Sequence[NDArray[np.int64]]], Iterator[tuple[Tensor, Tensor]]]
@@ -34,9 +34,10 @@ def stream_attentive_accuracy(
     world: World,
     settings: ProbeSettings = ATTENTIVE,
 ) -> dict[str, float]:
-    """Return `top1` (0 to 1) of an attentive probe; all ranks call it and get the same.
+    """Return `top1` and `top5` (0 to 1) of an attentive probe; all ranks call it and get the same.
 
-    Batches, order and weights at the start are those of `attentive_probe_accuracy`.
+    Batches, order and weights at the start are those of `attentive_probe_accuracy`. Samples that
+    `train` and `test` leave out, since they cannot be read, count nowhere.
     """
     with (
         torch.inference_mode(False),
@@ -62,15 +63,18 @@ def stream_attentive_accuracy(
                 _add_up(parameters, world)
                 optimizer.step()
                 schedule.step()
-        right = torch.zeros((), dtype=torch.int64, device=world.device)
+        right = torch.zeros(3, dtype=torch.int64, device=world.device)  # top 1, top 5, counted
         batches = torch.split(torch.arange(test_count), settings.batch_size)
         parts = [batch.numpy() for batch in batches[world.rank :: world.world_size]]
         with torch.no_grad():
             for tokens, labels in test(parts):
                 if len(labels):
                     logits = probe(tokens.to(world.device).float())
-                    right += (logits.argmax(1) == labels.to(world.device)).sum()
-    return {"top1": int(all_reduce_sum(right)) / test_count}
+                    ranks = rank_of_truth(logits, labels.to(world.device))
+                    counts = [(ranks < 1).sum(), (ranks < 5).sum(), (ranks >= 0).sum()]
+                    right += torch.stack(counts)
+    top1, top5, counted = all_reduce_sum(right).tolist()
+    return {"top1": top1 / max(counted, 1), "top5": top5 / max(counted, 1)}
 
 
 def _add_up(parameters: Sequence[Tensor], world: World) -> None:

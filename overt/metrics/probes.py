@@ -168,7 +168,7 @@ def _train_and_score(
         with torch.no_grad():
             for start in range(0, len(test[0]), settings.batch_size):
                 chunk, labels = (x[start : start + settings.batch_size].to(device) for x in test)
-                batches.append(_rank_of_truth(probe((chunk.float() - mean) * scale), labels))
+                batches.append(rank_of_truth(probe((chunk.float() - mean) * scale), labels))
     ranks = torch.cat(batches)
     return {f"top{k}": int((ranks < k).sum()) / len(ranks) for k in (1, 5)}
 
@@ -209,7 +209,7 @@ def _train(
             schedule.step()
 
 
-def _rank_of_truth(logits: Tensor, labels: Tensor) -> Tensor:
+def rank_of_truth(logits: Tensor, labels: Tensor) -> Tensor:
     """How many classes score above the true one (m,); all, and more, if it was never trained."""
     is_known_class = labels < logits.shape[1]
     truth = logits.gather(1, labels.where(is_known_class, 0)[:, None])

@@ -39,6 +39,17 @@ class Attention(nn.Module):
             query, key = rotate(query, rotation), rotate(key, rotation)
         return self.proj(attend(query, key, value, packing).flatten(-2))  # type: ignore[no-any-return]
 
+    def weights(self, tokens: Tensor, rotation: Tensor | None = None) -> Tensor:
+        """How much each token (row) attends to each, (S, H, L, L), of tokens (S, L, D)."""
+        projected = self.qkv(tokens).view(*tokens.shape[:-1], 3, self.heads, -1)
+        query, key, _ = projected.unbind(-3)  # (S, L, H, d)
+        if rotation is not None:
+            query, key = rotate(query, rotation), rotate(key, rotation)
+        query, key = query.transpose(1, 2), key.transpose(1, 2)  # (S, H, L, d)
+        products = (query * query.shape[-1] ** -0.5) @ key.transpose(2, 3)
+        weights: Tensor = products.float().softmax(-1)
+        return weights
+
 
 def rotate(vectors: Tensor, rotation: Tensor) -> Tensor:
     """Rotate neighboring pairs of features: (..., H, d) by the angles of (..., 2, d / 2)."""

@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -170,6 +171,36 @@ class VisionTransformer(nn.Module):
         keep: Tensor | None = None,
     ) -> list[Tensor]:
         """As `forward`, after each of the last blocks, all of them through the final norm."""
+        tokens, rotation = self._first_tokens(images, hidden, keep)
+        if layers == 1:
+            for chain in self.chains:
+                tokens = chain(tokens, rotation=rotation)
+            return [self.norm(tokens)]
+        last = []
+        for number, block in enumerate(self.blocks):
+            tokens = block(tokens, rotation=rotation)
+            if number >= len(self.blocks) - layers:
+                last.append(self.norm(tokens))
+        return last
+
+    def attention_maps(self, images: Tensor) -> Tensor:
+        """How much each head of the last block attends to each patch, (B, H, N), summing to 1.
+
+        From the class token where there is one, else on average over all patches.
+        """
+        tokens, rotation = self._first_tokens(images, None, None)
+        first, last = self.blocks[:-1], cast(Any, self.blocks[-1])
+        for block in first:
+            tokens = block(tokens, rotation=rotation)
+        weights = last.attn.weights(last.norm1(tokens), rotation)  # (B, H, T, T)
+        maps = weights[:, :, 0] if self.prefix else weights.mean(2)
+        patches: Tensor = maps[..., self.prefix :]
+        return patches / patches.sum(-1, keepdim=True)
+
+    def _first_tokens(
+        self, images: Tensor, hidden: Tensor | None, keep: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """What the first block takes: tokens, and by which angles they are turned."""
         tokens = self.embed(images)
         rotation = self._rotation(self.grid_of(images), tokens.device)
         if hidden is not None:
@@ -181,16 +212,7 @@ class VisionTransformer(nn.Module):
             first = (self.cls_token + self.pos_embed[:, :1]).expand(len(tokens), -1, -1)
             tokens = torch.cat([first.to(tokens.dtype), tokens], dim=1)
             rotation = None if rotation is None else _unrotated_first(rotation)
-        if layers == 1:
-            for chain in self.chains:
-                tokens = chain(tokens, rotation=rotation)
-            return [self.norm(tokens)]
-        last = []
-        for number, block in enumerate(self.blocks):
-            tokens = block(tokens, rotation=rotation)
-            if number >= len(self.blocks) - layers:
-                last.append(self.norm(tokens))
-        return last
+        return tokens, rotation
 
     def forward_packed(self, images: Tensor, visible: PackedPatches) -> Tensor:
         """Only the visible patches of each sequence, without padding, (T, D)."""

@@ -45,6 +45,24 @@ def pca_picture(
     return picture.repeat_interleave(scale, dim=2).repeat_interleave(scale, dim=3)
 
 
+def attention_picture(
+    maps: Tensor,  # (B, H, h * w)
+    grid: tuple[int, int],
+    scale: int = 1,
+) -> Tensor:
+    """Return attention in gray (B, 3, h * scale, H * w * scale) uint8: head beside head.
+
+    White is what a head attends to most in an image.
+    """
+    batch, heads, _ = maps.shape
+    values = maps.detach().float().cpu()
+    values = values / values.amax(2, keepdim=True).clamp(min=1e-12)
+    gray = (values.nan_to_num(0) * 255).round().to(torch.uint8).view(batch, heads, *grid)
+    large = gray.repeat_interleave(scale, dim=2).repeat_interleave(scale, dim=3)
+    beside = large.permute(0, 2, 1, 3).flatten(2)  # (B, h * scale, H * w * scale)
+    return beside[:, None].expand(-1, 3, -1, -1)
+
+
 def _quantile(values: Tensor, part: float) -> Tensor:
     """Of every column; by sorting, since torch.quantile refuses more than 16 million values."""
     index = round(part * (len(values) - 1))

@@ -15,24 +15,33 @@ def test_methods_and_controls_have_their_rows(tmp_path: Path) -> None:
         images = np.random.default_rng(count).integers(0, 256, (count, 32, 32, 3), np.uint8)
         names = [f"{part}/{index}" for index in range(count)]
         pack_arrays(images, labels, names, CIFAR10_CLASSES, tmp_path / part)
-    methods = ["simclr", "ijepa"]
+    methods = ["mae"]
     words = [
         "--device",
         "cpu",
         "--small",
         "--steps",
-        "2",
+        "3",
         "--evaluations",
-        "2",
+        "3",
         "--data",
         str(tmp_path),
     ]
     files = ["--rows", str(tmp_path / "rows.jsonl"), "--pictures", str(tmp_path / "pictures")]
     overrides = ["--set", "training.num_workers=0", "model.depth=1", "evaluation.batch_size=20"]
-    printed = run("cifar.py", *words, *files, "--methods", *methods, *overrides)
+    tuning = ["--fine-tune", "2", "--fine-tune-labels", "0.5"]
+    printed = run("cifar.py", *words, *files, *tuning, "--methods", *methods, *overrides)
+    assert "| fine-tuned, 50 % labels |" in printed
     for row in ("pixels", "random weights", *methods):
         assert f"| {row} |" in printed
-    assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 4
+    assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 3
     assert "rankme and k-NN" in printed
-    assert "| simclr |" in run("cifar.py", "--show", str(tmp_path / "rows.jsonl"))
-    assert {path.stem for path in (tmp_path / "pictures").iterdir()} == set(methods)
+    assert "| mae |" in run("cifar.py", "--show", str(tmp_path / "rows.jsonl"))
+    pictures = {path.stem for path in (tmp_path / "pictures").iterdir()}
+    assert pictures == {"mae", "mae_photographs"}
+
+
+def test_rates_of_an_evaluation_are_projected() -> None:
+    printed = run("features.py", "--device", "cpu", "--images", "40", "--small")
+    for stage in ("read and encode", "k-NN, 10 queries", "20 linear probes"):
+        assert f"| {stage}" in printed

@@ -22,21 +22,25 @@ def tokens_and_labels(count: int, seed: int) -> tuple[Tensor, Tensor]:
     return tokens, labels
 
 
-def source(tokens: Tensor, labels: Tensor) -> Callable[..., Iterator[tuple[Tensor, Tensor]]]:
+def source(
+    tokens: Tensor, labels: Tensor, unreadable: int | None = None
+) -> Callable[..., Iterator[tuple[Tensor, Tensor]]]:
     def batches(parts: Sequence[np.ndarray]) -> Iterator[tuple[Tensor, Tensor]]:
         for part in parts:
-            yield tokens[part], labels[part]
+            readable = part[part != unreadable]
+            yield tokens[readable], labels[readable]
 
     return batches
 
 
-def streamed() -> float:
+def streamed(unreadable: int | None = None) -> float:
     train, test = tokens_and_labels(50, 0), tokens_and_labels(40, 1)
     world = init_distributed("cpu")
     result = stream_attentive_accuracy(
-        source(*train), 50, source(*test), 40,
+        source(*train), 50, source(*test, unreadable), 40,
         width=8, classes=2, heads=2, world=world, settings=SETTINGS,
     )  # fmt: skip
+    assert result["top5"] == 1  # of two classes
     return result["top1"]
 
 
@@ -45,6 +49,12 @@ def test_it_is_the_probe_on_tokens_in_memory() -> None:
     kept = attentive_probe_accuracy(*train, *test, heads=2, settings=SETTINGS)
     assert streamed() == pytest.approx(kept["top1"], abs=0.03)
     assert kept["top1"] > 0.8
+
+
+def test_an_unreadable_sample_is_not_a_wrong_one() -> None:
+    everything, less = streamed(), streamed(unreadable=3)
+    assert less * 39 == pytest.approx(round(less * 39))
+    assert abs(less * 39 - everything * 40) < 1.01
 
 
 def test_ranks_share_the_work(run_processes: Callable[..., list[float]]) -> None:

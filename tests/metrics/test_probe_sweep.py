@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from overt.errors import DataError
-from overt.metrics.probe_sweep import linear_sweep_accuracy
+from overt.metrics.probe_sweep import fit_linear, linear_sweep_accuracy
 from overt.metrics.probes import ProbeSettings
 
 SETTINGS = ProbeSettings(epochs=20, batch_size=32)
@@ -52,6 +52,17 @@ def test_the_gradient_is_that_of_the_cross_entropy():
     loss.backward()
     error = (probe(features).softmax(1) - torch.nn.functional.one_hot(labels, 2)) / 64
     assert torch.allclose(probe.weight.grad, (features.T @ error).T, atol=1e-6)
+
+
+def test_views_of_a_judge_are_not_learned_from():
+    """Labels of chance that all views share: a head that saw them would judge itself right."""
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(60, 64, generator=generator)
+    labels = torch.randint(0, 2, (60,), generator=generator)
+    many, truths = features.repeat(3, 1), labels.repeat(3)
+    head = fit_linear(many, truths, ProbeSettings(epochs=60, batch_size=32), views=3)
+    right = (head.predict(features) == labels).float()
+    assert 0.85 < right.mean() < 1  # what it learned, but not the tenth that judges
 
 
 def test_what_cannot_be_scored():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from overt.viz.features import pca_picture
+from overt.viz.features import attention_picture, pca_picture
 
 
 def two_halves():
@@ -42,3 +42,10 @@ def test_features_without_a_difference_are_grey(features):
 @pytest.mark.parametrize("dimension", [1, 2])
 def test_fewer_dimensions_than_colours(dimension):
     assert pca_picture(torch.randn(1, 6, dimension), (2, 3)).shape == (1, 3, 2, 3)
+
+
+def test_attention_is_white_where_a_head_looks():
+    maps = torch.tensor([[[0.1, 0.2, 0.3, 0.4], [0.5, 0.5, 0.0, 0.0]]])  # one image, two heads
+    picture = attention_picture(maps, (2, 2), scale=2)
+    assert picture.shape == (1, 3, 4, 8)
+    assert picture[0, 0, ::2, ::2].tolist() == [[64, 128, 255, 255], [191, 255, 0, 0]]

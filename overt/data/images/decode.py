@@ -27,7 +27,7 @@ FORMATS = ("JPEG", "PNG", "WEBP")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 
 # What Pillow raises for broken files, depending on format and on where the damage lies.
-_BROKEN = (
+BROKEN = (
     OSError,
     SyntaxError,
     ValueError,
@@ -84,7 +84,7 @@ def decode_image(data: bytes, name: str, shrink: Shrink | None = None) -> NDArra
                 _reduce(image, shrink, turn in _SIDEWAYS)
             upright = image if turn is None else image.transpose(turn)
             return to_rgb(upright)
-    except _BROKEN as error:
+    except BROKEN as error:
         reason = str(error) or type(error).__name__
         if isinstance(error, UnidentifiedImageError):
             reason = f"its {len(data)} bytes are not a JPEG, PNG or WebP"
@@ -106,7 +106,7 @@ def _orientation(image: Image.Image) -> int:
     """The orientation 1 to 8; a damaged EXIF block says nothing and leaves the pixels alone."""
     try:
         value = image.getexif().get(_ORIENTATION, 1)
-    except _BROKEN:
+    except BROKEN:
         return 1
     return value if isinstance(value, int) else 1
 

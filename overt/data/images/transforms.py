@@ -141,6 +141,18 @@ class EvaluationTransform:
         top, left = (enlarged[0] - height) // 2, (enlarged[1] - width) // 2
         return image[:, top : top + height, left : left + width].contiguous()
 
+    def of_mask(self, mask: Tensor) -> Tensor:
+        """Return the classes (*size) at these pixels of a mask (H, W), each the nearest one."""
+        middle = middle_crop(mask.shape[0], mask.shape[1], self.size[1] / self.size[0])
+        indices = []
+        for final, length, start in zip(
+            self.size, (middle.height, middle.width), (middle.top, middle.left), strict=True
+        ):
+            enlarged = int(self.margin * final)
+            positions = torch.arange(final) + (enlarged - final) // 2
+            indices.append(start + ((positions + 0.5) * (length / enlarged)).long())
+        return mask[indices[0][:, None], indices[1]]
+
 
 def draw_crop(
     height: int,

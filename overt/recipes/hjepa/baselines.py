@@ -1,12 +1,15 @@
 """Baselines under the roof of H-JEPA: the same encoder, images, views and evaluation.
 
-SimCLR (arXiv:2002.05709) makes two views of an image alike, a supervised encoder learns its label,
-and MAE (arXiv:2111.06377) predicts the pixels of hidden patches. Shapes: B images, V views.
+SimCLR (arXiv:2002.05709) makes two views of an image alike, a supervised encoder learns its label
+(from random weights, or fine-tuned from trained ones), and MAE (arXiv:2111.06377) predicts the
+pixels of hidden patches. Shapes: B images, V views.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,16 +20,18 @@ from torch import Tensor, nn
 from overt.data.images.folder import Images
 from overt.data.rng import sample_rng
 from overt.distributed import World, all_reduce_sum, get_world_size
-from overt.evaluation import own_batches
+from overt.evaluation import own_batches, read_ahead
 from overt.nn.vit import VisionTransformer, initialize
-from overt.recipe import StepOutput
-from overt.recipes.hjepa import mixing
+from overt.recipe import SampleSource, StepOutput
+from overt.recipes.hjepa import evaluation, mixing
 from overt.recipes.hjepa.config import Settings
 from overt.recipes.hjepa.data import draw_views, make_missing_data, stack_images
 from overt.recipes.hjepa.encoder import FeatureModel
 from overt.recipes.hjepa.encoder_recipe import EncoderRecipe
 from overt.recipes.hjepa.example import NoiseImages
+from overt.recipes.hjepa.fine_tuning import adapt_encoder, labeled_images, layer_groups
 from overt.recipes.hjepa.mixing import Pull
+from overt.recipes.hjepa.mixture import with_mixture
 from overt.recipes.hjepa.model import HJEPA, Layout
 from overt.recipes.hjepa.recipe import HJEPARecipe
 
@@ -76,9 +81,10 @@ class BaselineRecipe(EncoderRecipe):
     replayable: bool | str = True
     unscored = ("head.",)
 
-    def build_dataset(self) -> ViewedImages:
+    def build_dataset(self) -> SampleSource:
         make_missing_data(self.settings.data)
-        return ViewedImages(self.sets[0], self)
+        data = self.settings.data
+        return with_mixture(data, self.sets[0], lambda images: ViewedImages(images, self))
 
     def collate(self, samples: list[ViewSample]) -> ViewBatch:
         labels = torch.tensor([sample.label for sample in samples])
@@ -148,10 +154,7 @@ class SimCLRRecipe(BaselineRecipe):
         super().__init__(settings)
         self.replayable: bool | str = True
         if get_world_size() > 1:
-            self.replayable = (
-                "with several processes SimCLR asks on the host how many samples each of them has; "
-                "start one process"
-            )
+            self.replayable = mixing.NOT_REPLAYED
 
     def build_model(self) -> SimCLR:
         head = self.settings.model.head
@@ -197,12 +200,26 @@ class Classifier(FeatureModel):
         tokens = self.context_encoder.vit(self.pixels(images))
         return self.head(self.summarize(tokens))  # type: ignore[no-any-return]
 
+    def adapt_tensors(
+        self, tensors: Mapping[str, Tensor], settings: Mapping[str, Any] | None = None
+    ) -> dict[str, Tensor]:
+        """Return the encoder of any method, of timm or of I-JEPA, under this model's keys."""
+        return adapt_encoder(tensors, self.context_encoder.vit, self.head.state_dict(), settings)
+
 
 class SupervisedRecipe(BaselineRecipe):
-    """What the same encoder learns from labels: the upper end of a table."""
+    """What the same encoder learns from labels, from random or from trained weights."""
 
     def build_model(self) -> Classifier:
         return Classifier(self.build_encoder(), self.settings.model.head.width, self.build_pixels())
+
+    def build_dataset(self) -> ViewedImages:
+        make_missing_data(self.settings.data)
+        return ViewedImages(labeled_images(self.sets[0], self.settings), self)
+
+    def parameter_groups(self, model: nn.Module) -> list[dict[str, Any]]:
+        chosen = self.settings.model
+        return layer_groups(model, chosen.sizes().depth, chosen.head.layer_decay, chosen.no_decay)
 
     def loss(
         self, model: nn.Module, batch: ViewBatch, counts: dict[str, Tensor], step: int
@@ -221,17 +238,21 @@ class SupervisedRecipe(BaselineRecipe):
         )
 
     def evaluate(self, model: Classifier, world: World) -> dict[str, float]:
-        """Return the scores of frozen features, and the accuracy of the classifier itself."""
-        scores = super().evaluate(model, world)
+        """Return the accuracy of the classifier itself, and the scores of its frozen features."""
+        settings = self.settings.evaluation
+        scores = super().evaluate(model, world) if settings.frozen_features else {}
         _, held_out = self.scored_sets()
+        used = evaluation.images_used(held_out, settings.max_samples)
         right = torch.zeros(2, dtype=torch.float64, device=world.device)  # correct, counted
-        for indices in own_batches(world, len(held_out), self.settings.evaluation.batch_size):
-            samples = [sample for sample in map(held_out.try_read, indices) if sample is not None]
-            if samples:
-                images = torch.stack([image for image, _ in samples]).to(world.device)
-                labels = torch.tensor([label for _, label in samples], device=world.device)
-                right[0] += (model(images).argmax(1) == labels).sum()
-                right[1] += len(samples)
+        for _, pixels, labels in read_ahead(
+            partial(evaluation.read_images, held_out, used),
+            own_batches(world, len(used), settings.batch_size),
+            settings.num_workers,
+        ):
+            if len(labels):
+                predicted = model(pixels.to(world.device)).argmax(1)
+                right[0] += (predicted == labels.to(world.device)).sum()
+                right[1] += len(labels)
         correct, counted = all_reduce_sum(right).tolist()
         return scores | {"classifier_top1": correct / max(counted, 1)}
 

@@ -123,14 +123,18 @@ class LinearProbeSettings:
     sweep: bool = False
     # with sweep: also learn from these fractions of the labels, of every class alike
     label_fractions: list[float] = field(default_factory=list)
+    # with sweep: also learn from this many random crops, perhaps mirrored, of every training image
+    views: int = 0
 
     def __post_init__(self) -> None:
+        within("evaluation.linear_probe.views", self.views, 0)
         for fraction in self.label_fractions:
             within("evaluation.linear_probe.label_fractions", fraction, 0, 1, above=True)
-        if self.label_fractions and not self.sweep:
-            raise ConfigError(
-                "evaluation.linear_probe.label_fractions needs evaluation.linear_probe.sweep=true"
-            )
+        for key in ("label_fractions", "views"):
+            if getattr(self, key) and not self.sweep:
+                raise ConfigError(
+                    f"evaluation.linear_probe.{key} needs evaluation.linear_probe.sweep=true"
+                )
 
 
 @dataclass
@@ -166,9 +170,26 @@ class EvaluationSettings:
     num_workers: int = 0
     # further numbers of neighbors, each scored as knn_top1_kN
     further_k: list[int] = field(default_factory=list)
+    # of a classifier: score its frozen features too, by k-NN and probes; false: its accuracy alone
+    frozen_features: bool = True
+    # further labeled sets by name: {flowers: ROOT}, with ROOT/train and ROOT/test, or one set of
+    # which a fifth is scored. Scores are called NAME/knn_top1 and so on
+    transfer: dict[str, str] = field(default_factory=dict)
+    # folders of images with masks by name: ROOT/images and ROOT/masks, or both in ROOT/train and
+    # ROOT/test. Scores are called NAME/knn_miou, NAME/linear_miou and so on
+    dense: dict[str, str] = field(default_factory=dict)
+    # patches that these learn from at most
+    dense_patches: int = 100_000
 
     def __post_init__(self) -> None:
-        each_within("evaluation", self, ("max_samples", "batch_size", "k", "layers"), 1)
+        counts = ("max_samples", "batch_size", "k", "layers", "dense_patches")
+        each_within("evaluation", self, counts, 1)
+        twice = sorted(set(self.transfer) & set(self.dense))
+        if twice:
+            raise ConfigError(
+                f"evaluation.transfer and evaluation.dense both have a set {twice[0]}; give "
+                "them different names"
+            )
         within("evaluation.num_workers", self.num_workers, 0)
         for neighbors in self.further_k:
             within("evaluation.further_k", neighbors, 1)
@@ -258,7 +279,8 @@ def against_filling(model: ModelSettings, loss: LossSettings) -> list[str]:
     differing = {
         f"model.pooling={model.pooling}": model.pooling != "grid",
         f"model.projection_norm={model.projection_norm}": model.projection_norm == "batchnorm",
-        f"loss.type={loss.type}": loss.extra is not None,
+        # A contrastive term compares whole views, which have no tokens that fill them up.
+        f"loss.type={loss.type}": loss.extra in ("vicreg", "sigreg"),
     }
     return [name for name, counts in differing.items() if counts]
 

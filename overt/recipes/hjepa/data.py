@@ -128,16 +128,26 @@ class HeldOutImages(MaskedImages):
         super().__init__(images, settings)
         height, width = settings.data.image_size
         self.middle = EvaluationTransform((height, width), settings.data.margin)
+        low, high = settings.data.augmentation.crop_scale
+        self.crop = TrainingTransform((height, width), scale=(low, high), flip=0.5)
 
     def try_sample(self, index: int) -> Sample | None:
         """The image with its masks, or nothing where it cannot be read."""
         sample = self.try_read(index)
         return None if sample is None else self.masked(sample[0], None, sample_rng(0, 0, index))
 
-    def try_read(self, index: int) -> tuple[Tensor, int] | None:
-        """The pixels (3, H, W) uint8, resized, and the label; or nothing."""
+    def try_read(self, index: int, view: int | None = None) -> tuple[Tensor, int] | None:
+        """The pixels (3, H, W) uint8, resized, and the label; or nothing.
+
+        The middle of the image, or a random crop, the same every time for the number of a view.
+        """
         sample = self.images.try_read(index)
-        return None if sample is None else (self.middle(sample[0]), sample[1])
+        if sample is None:
+            return None
+        pixels, label = sample
+        if view is None:
+            return self.middle(pixels), label
+        return self.crop(pixels, sample_rng(0, 1 + view, index)), label
 
 
 class Part:

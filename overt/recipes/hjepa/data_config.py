@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
@@ -129,9 +129,23 @@ class AugmentationSettings:
 
 
 @dataclass
+class MixedSettings:
+    # a folder, pack or archive of images
+    root: str = MISSING
+    # samples of this set over those of data.root
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        within("data.mixture.weight", self.weight, 0, above=True)
+
+
+@dataclass
 class DataSettings:
     # images to train on: a folder, a pack of `overt data pack`, or a .npz archive
     root: str = MISSING
+    # further images to train on, read without labels: [{root: ROOT, weight: 0.5}]; those of root
+    # have the weight 1, and an epoch has as many samples as all sets together
+    mixture: list[MixedSettings] = field(default_factory=list)
     # images to evaluate on, likewise; null: the held-out fraction of root
     val_root: str | None = MISSING
     # with val_root null: fraction of the images of root that is held out
@@ -153,9 +167,12 @@ class DataSettings:
     # draw the crop first and decode a JPEG at a half, a quarter or an eighth of its size where that
     # still has as many pixels as the view: quicker for large photographs, pixels differ slightly
     reduced_decode: bool = False
+    # of a classifier: fraction of the training images that it learns from, of every class alike
+    label_fraction: float = 1.0
 
     def __post_init__(self) -> None:
         within("data.margin", self.margin, 1)
+        within("data.label_fraction", self.label_fraction, 0, 1, above=True)
         height_width("data.image_size", self.image_size)
         within("data.held_out", self.held_out, 0, 1, below=True)
         for key in ("mean", "std"):

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from typing import Self
+from typing import Any, Self
 
 from torch import Tensor, nn
 
-from overt.nn.vit import VisionTransformer
+from overt.nn.vit import Grid, VisionTransformer
+
+# What stands before the keys of an encoder: here, in I-JEPA, in timm.
+CONTEXT = ("context_encoder.vit.", "encoder.", "")
+TARGET = ("target_encoder.vit.", "target_encoder.")
 
 
 class Encoder(nn.Module):
@@ -65,3 +70,24 @@ class FeatureModel(nn.Module):
         vit = self.scored_encoder().vit
         tokens = vit.last_tokens(self.pixels(images), layers)
         return [layer[:, vit.prefix :] for layer in tokens]
+
+
+def keys_of_encoder(
+    tensors: Mapping[str, Tensor], vit: VisionTransformer, prefixes: Sequence[str]
+) -> dict[str, str]:
+    """Return the keys of an encoder in a file by their names in `vit`, after the first prefix."""
+    names = vit.state_dict().keys()
+    for prefix in prefixes:
+        keys = {name: prefix + name for name in names if prefix + name in tensors}
+        if keys:
+            return keys
+    return {}
+
+
+def grid_of_run(part: Mapping[str, Tensor], settings: Mapping[str, Any] | None) -> Grid | None:
+    """Return the patches (down, across) of the run that an encoder comes from, if known."""
+    size = ((settings or {}).get("data") or {}).get("image_size")
+    kernel = part.get("patch_embed.proj.weight")
+    if not isinstance(size, list) or len(size) != 2 or kernel is None:  # may be another recipe's
+        return None
+    return size[0] // kernel.shape[-1], size[1] // kernel.shape[-1]

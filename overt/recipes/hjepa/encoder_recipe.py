@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from overt.data.images.folder import ReadableImages
+from overt.data.images.segmented import open_segmented
 from overt.data.images.transforms import EvaluationTransform, Normalize
 from overt.data.images.views import make_views
 from overt.distributed import World
@@ -23,6 +24,12 @@ from overt.recipes.hjepa.data import (
     patch_grid,
     training_transform,
 )
+from overt.recipes.hjepa.export import make_step
+from overt.recipes.hjepa.further_sets import dense_scores, open_labeled, transfer_scores
+
+if TYPE_CHECKING:
+    from overt.recipe import Evaluation
+    from overt.tasks import ExportedStep
 
 
 class EncoderRecipe(Recipe):
@@ -85,6 +92,11 @@ class EncoderRecipe(Recipe):
         """Return features (B, D) of images (B, 3, H, W) uint8, of `evaluation.layers` blocks."""
         return evaluation.pooled_features(model, self.settings.evaluation.layers, images)
 
+    def export_step(self, model: Any) -> ExportedStep:
+        """Return the encoder alone, for ONNX and TorchScript."""
+        height, width = self.settings.data.image_size
+        return make_step(model, (height, width))
+
     def evaluate(self, model: Any, world: World) -> dict[str, float]:
         """k-NN (and probes) on frozen features, and their spread."""
         training, held_out = self.scored_sets()
@@ -94,6 +106,24 @@ class EncoderRecipe(Recipe):
             model, held_out, self.settings.evaluation, world.device
         )
         return scores | evaluation.score_features(model, training, held_out, self.settings, world)
+
+    def check_evaluation_data(self) -> None:
+        make_missing_data(self.settings.data)
+        assert self.sets  # opens both
+        for name in self.settings.evaluation.transfer:
+            open_labeled(name, self.settings)
+        for root in self.settings.evaluation.dense.values():
+            open_segmented(root)
+
+    def evaluation_sets(self) -> dict[str, Evaluation]:
+        """Return the sets of `evaluation.transfer` and `evaluation.dense` by name."""
+        own = self.settings.evaluation
+        sets: dict[str, Evaluation] = {}
+        for name in own.transfer:
+            sets[name] = partial(transfer_scores, name, self.settings)
+        for name in own.dense:
+            sets[name] = partial(dense_scores, name, self.settings)
+        return sets
 
     def parameter_groups(self, model: nn.Module) -> list[dict[str, Any]]:
         return parameter_groups(model, self.settings.model.no_decay)

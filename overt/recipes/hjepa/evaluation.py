@@ -63,11 +63,16 @@ def collect_features(
     images: HeldOutImages,
     settings: EvaluationSettings,
     world: World,
+    view: int | None = None,
 ) -> Features:
-    """`compute` of uint8 images (B, 3, H, W), of all processes' images together."""
+    """`compute` of uint8 images (B, 3, H, W), of all processes' images together.
+
+    With `view` of a random crop of every image, another for every number.
+    """
     used = images_used(images, settings.max_samples)
     batches = own_batches(world, len(used), settings.batch_size)
-    ahead = read_ahead(partial(read_images, images, used), batches, settings.num_workers)
+    read = partial(read_images, images, used, view=view)
+    ahead = read_ahead(read, batches, settings.num_workers)
 
     def batch(positions: range) -> Features:
         ids, pixels, labels = next(ahead)
@@ -80,10 +85,13 @@ def collect_features(
 
 
 def read_images(
-    images: HeldOutImages, used: NDArray[np.int64], positions: Iterable[int]
+    images: HeldOutImages,
+    used: NDArray[np.int64],
+    positions: Iterable[int],
+    view: int | None = None,
 ) -> Features:
     """Positions, pixels (n, 3, H, W) uint8 and labels of the images that can be read."""
-    read = [(position, images.try_read(int(used[position]))) for position in positions]
+    read = [(position, images.try_read(int(used[position]), view)) for position in positions]
     readable = [(position, *image) for position, image in read if image is not None]
     if not readable:
         return Features(torch.empty(0), torch.empty(0), torch.empty(0))
@@ -148,7 +156,11 @@ def score_features(
     linear, attentive = evaluation.linear_probe, evaluation.attentive_probe
     if linear.enabled and linear.sweep:
         chosen = ProbeSettings(epochs=linear.epochs, batch_size=linear.batch_size)
-        scores |= sweep_scores(pairs, chosen, linear.label_fractions)
+        views = [
+            collect_features(pooled, training, evaluation, world, view).values.to(device)
+            for view in range(linear.views)
+        ]
+        scores |= sweep_scores(pairs, chosen, linear.label_fractions, views)
     elif linear.enabled:
         chosen = ProbeSettings(lr=linear.lr, epochs=linear.epochs, batch_size=linear.batch_size)
         accuracy = linear_probe_accuracy(*pairs, settings=chosen)
@@ -171,7 +183,7 @@ def score_features(
             world=world,
             settings=chosen,
         )
-        scores["attentive_top1"] = accuracy["top1"]
+        scores |= {f"attentive_{name}": value for name, value in accuracy.items()}
     elif attentive.enabled:
         chosen = ProbeSettings("adamw", attentive.lr, 0.01, attentive.epochs, attentive.batch_size)
         tokens = partial(token_features, model)
@@ -193,13 +205,12 @@ def stream_tokens(
     images: HeldOutImages,
     settings: EvaluationSettings,
     world: World,
-    parts: Sequence[NDArray[np.int64]],
+    batches: Sequence[NDArray[np.int64]],
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Tokens (n, N, D) and labels of batches of images, computed as they are asked for."""
     used = images_used(images, settings.max_samples)
-    for _, pixels, labels in read_ahead(
-        partial(read_images, images, used), parts, settings.num_workers
-    ):
+    read = partial(read_images, images, used)
+    for _, pixels, labels in read_ahead(read, batches, settings.num_workers):
         if len(labels):
             # Not around the yield: the mode would hold for whoever asks for the tokens.
             with torch.no_grad():
@@ -211,17 +222,29 @@ def sweep_scores(
     pairs: tuple[Tensor, Tensor, Tensor, Tensor],  # features and labels to learn, and to recognize
     settings: ProbeSettings,
     label_fractions: Sequence[float],
+    views: Sequence[Tensor] = (),  # further features of the samples to learn
 ) -> dict[str, float]:
     """`linear_top1` with all labels, and `linear_top1_0.01` and so on with fewer."""
     bank, labels, queries, truth = pairs
-    scores = {"linear_top1": linear_sweep_accuracy(*pairs, settings=settings)["top1"]}
+    learned = torch.stack([bank, *views])  # (views, n, D)
+
+    def score(chosen: Tensor | slice) -> float:
+        return linear_sweep_accuracy(
+            learned[:, chosen].flatten(0, 1),
+            labels[chosen].repeat(len(learned)),
+            queries,
+            truth,
+            settings,
+            views=len(learned),
+        )["top1"]
+
+    scores = {"linear_top1": score(slice(None))}
     for fraction in label_fractions:
         # One of each class at least, and two to learn from and to choose by.
         known_labels = labels.cpu().numpy()
         count = max(2, len(np.unique(known_labels)), round(fraction * len(known_labels)))
         chosen = torch.from_numpy(spread_over_classes(known_labels, count)).to(bank.device)
-        accuracies = linear_sweep_accuracy(bank[chosen], labels[chosen], queries, truth, settings)
-        scores[f"linear_top1_{fraction:.3g}"] = accuracies["top1"]
+        scores[f"linear_top1_{fraction:.3g}"] = score(chosen)
     return scores
 
 
@@ -245,10 +268,11 @@ def held_out_loss(
     sums = torch.zeros(batches, 2, levels, dtype=torch.float64, device=device)
     skipped = torch.zeros((), dtype=torch.float64, device=device)
     ones = torch.ones(levels, device=device)
-    for indices in own_batches(world, len(used), size):
-        chosen = used[indices.start : indices.stop].tolist()
-        samples = [sample for sample in map(images.try_sample, chosen) if sample is not None]
-        skipped += len(chosen) - len(samples)
+    own = own_batches(world, len(used), size)
+    read = partial(read_masked, images, used)
+    ahead = read_ahead(read, own, settings.evaluation.num_workers)
+    for indices, samples in zip(own, ahead, strict=True):
+        skipped += len(indices) - len(samples)
         if not samples:
             continue
         batch = collate(samples)
@@ -264,6 +288,14 @@ def held_out_loss(
     by_level = {f"val_loss_h{level}": mean for level, mean in enumerate(means)}
     unreadable = float(all_reduce_sum(skipped))
     return {"val_loss": weighted} | by_level | {"unreadable_images": unreadable}
+
+
+def read_masked(
+    images: HeldOutImages, used: NDArray[np.int64], positions: Iterable[int]
+) -> list[Sample]:
+    """Return the images that can be read, with their masks."""
+    samples = (images.try_sample(int(used[position])) for position in positions)
+    return [sample for sample in samples if sample is not None]
 
 
 def spread_of_features(

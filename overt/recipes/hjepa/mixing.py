@@ -20,6 +20,11 @@ from overt.recipes.hjepa.config import LossSettings
 if TYPE_CHECKING:
     from overt.recipes.hjepa.model import HJEPA
 
+NOT_REPLAYED = (
+    "with several processes a contrastive loss asks on the host how many samples each of them has; "
+    "start one process"
+)
+
 Features = tuple[Tensor, ...]  # (n, D) each: rows, or two views of each sample
 
 

@@ -7,7 +7,7 @@ K visible patches and T hidden ones of the batch, packed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +15,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from overt.nn.vit import Grid, PackedPatches, VisionTransformer, initialize
-from overt.recipes.hjepa.encoder import FeatureModel
+from overt.nn.vit import PackedPatches, VisionTransformer, initialize
+from overt.recipes.hjepa.encoder import (
+    CONTEXT,
+    TARGET,
+    FeatureModel,
+    grid_of_run,
+    keys_of_encoder,
+)
 from overt.recipes.hjepa.levels import Pooling, SequencePooling, dense_cells, to_device
 from overt.recipes.hjepa.predictor import Prediction, Predictor, ReferencePredictor
 
-# What stands before the keys of an encoder: here, in I-JEPA, in timm.
-CONTEXT = ("context_encoder.vit.", "encoder.", "")
-TARGET = ("target_encoder.vit.", "target_encoder.")
 PREDICTOR_TABLE = "predictor.predictor_pos_embed"
 
 log = logging.getLogger(__name__)
@@ -145,34 +148,23 @@ class HJEPA(FeatureModel):
         self, images: Tensor, layout: Layout, second: Tensor | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         """`see` for images that are numbers already; `second` are bytes."""
-        tokens, context = self.encode_visible(images, layout)
+        context = self.encode_visible(images, layout)
         if second is None:
             return context, None
-        first = self.summarize_visible(tokens, layout, len(images))
-        return context, (first, self.summarize(self.context_encoder.vit(self.pixels(second))))
+        # Both views whole: what is compared does not depend on the masks.
+        views = torch.cat([images, self.pixels(second)])
+        first, other = self.summarize(self.context_encoder.vit(views)).chunk(2)
+        return context, (first, other)
 
-    def encode_visible(self, images: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-        """All tokens of the context encoder, and those of the visible patches, (K, D)."""
+    def encode_visible(self, images: Tensor, layout: Layout) -> Tensor:
+        """The context encoder's features of the visible patches, (K, D)."""
         vit = self.context_encoder.vit
         if layout.hidden is not None:
-            tokens = vit(images, hidden=layout.hidden)
-            return tokens, tokens[:, vit.prefix :].flatten(0, 1)
+            tokens: Tensor = vit(images, hidden=layout.hidden)
+            return tokens[:, vit.prefix :].flatten(0, 1)
         tokens = vit.forward_packed(images, layout.visible)
         chosen = layout.visible.tokens
-        return tokens, tokens if chosen is None else tokens.index_select(0, chosen)
-
-    def summarize_visible(self, tokens: Tensor, layout: Layout, batch: int) -> Tensor:
-        """One vector for the first context of each image, (B, D)."""
-        if layout.hidden is not None:
-            return self.summarize(tokens)
-        packing = layout.visible.packing
-        begins = packing.offsets[: batch + 1].long()
-        if self.context_encoder.vit.prefix:
-            return tokens.index_select(0, begins[:-1])
-        sequences = packing.visible.shape[0]
-        sums = tokens.new_zeros(sequences, tokens.shape[-1], dtype=torch.float32)
-        sums = sums.index_add(0, packing.padded_index // packing.longest, tokens.float())
-        return sums[:batch] / (begins[1:] - begins[:-1])[:, None]
+        return tokens if chosen is None else tokens.index_select(0, chosen)
 
     def encode_targets(self, images: Tensor) -> Tensor:
         """The target encoder's features of all patches, (B N, D)."""
@@ -262,7 +254,7 @@ class HJEPA(FeatureModel):
         own_keys = [key for key in current if key.startswith("monitor.") or key == PREDICTOR_TABLE]
         adapted = dict(tensors) | {key: current[key] for key in own_keys if key in tensors}
         vit = self.context_encoder.vit
-        context, target = (_keys_of_encoder(tensors, vit, prefix) for prefix in (CONTEXT, TARGET))
+        context, target = (keys_of_encoder(tensors, vit, prefix) for prefix in (CONTEXT, TARGET))
         if not context and not target:
             return adapted
         sources = {"context_encoder": context or target}
@@ -275,32 +267,11 @@ class HJEPA(FeatureModel):
             first = next(iter(keys.values()))
             if first not in fitted:
                 part = {name: tensors[key] for name, key in keys.items()}
-                fitted[first] = vit.fit(part, _grid_of_run(part, settings))
+                fitted[first] = vit.fit(part, grid_of_run(part, settings))
             adapted |= {f"{encoder}.vit.{name}": value for name, value in fitted[first].items()}
         if any(key.startswith(CONTEXT[0]) for key in tensors):
             return adapted  # a whole model of this kind: it is as a whole that it has to fit
         return _without_other_predictor(adapted, current)
-
-
-def _keys_of_encoder(
-    tensors: Mapping[str, Tensor], vit: VisionTransformer, prefixes: Sequence[str]
-) -> dict[str, str]:
-    """The keys of an encoder in a file, by their names in the encoder, behind the first prefix."""
-    names = vit.state_dict().keys()
-    for prefix in prefixes:
-        keys = {name: prefix + name for name in names if prefix + name in tensors}
-        if keys:
-            return keys
-    return {}
-
-
-def _grid_of_run(part: Mapping[str, Tensor], settings: Mapping[str, Any] | None) -> Grid | None:
-    """The patches (down, across) of the run that an encoder comes from, if that is known."""
-    size = ((settings or {}).get("data") or {}).get("image_size")
-    kernel = part.get("patch_embed.proj.weight")
-    if not isinstance(size, list) or len(size) != 2 or kernel is None:  # may be another recipe's
-        return None
-    return size[0] // kernel.shape[-1], size[1] // kernel.shape[-1]
 
 
 def _without_other_predictor(

@@ -97,9 +97,13 @@ class HeadSettings:
     # number of classes. Other recipes have no head
     hidden: int = 2048
     width: int = 128
+    # of a classifier: learning rate of a block relative to that of the block above it; the head has
+    # optimizer.lr. Below 1 to fine-tune trained weights
+    layer_decay: float = 1.0
 
     def __post_init__(self) -> None:
         each_within("model.head", self, ("hidden", "width"), 1)
+        within("model.head.layer_decay", self.layer_decay, 0, 1, above=True)
 
 
 @dataclass

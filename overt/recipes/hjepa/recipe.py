@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from overt.distributed import World
+from overt.distributed import World, get_world_size
 from overt.nn.ema import update_ema
-from overt.recipe import StepOutput
+from overt.recipe import SampleSource, StepOutput
 from overt.recipes.hjepa import evaluation, mixing
 from overt.recipes.hjepa import loss as jepa_loss
 from overt.recipes.hjepa.collapse import CollapseMonitor
@@ -27,10 +27,11 @@ from overt.recipes.hjepa.encoder_recipe import EncoderRecipe
 from overt.recipes.hjepa.example import example_samples
 from overt.recipes.hjepa.fixed_shapes import with_shapes_settled
 from overt.recipes.hjepa.levels import valid_counts
+from overt.recipes.hjepa.mixture import with_mixture
 from overt.recipes.hjepa.model import HJEPA, Output
 from overt.recipes.hjepa.predictor import Predictor, ReferencePredictor
 from overt.schedule import EMAScheduler
-from overt.viz.features import pca_picture
+from overt.viz.features import attention_picture, pca_picture
 
 IMAGES_DRAWN = 4
 
@@ -55,6 +56,8 @@ class HJEPARecipe(EncoderRecipe):
                 "with data.masking.fixed_shapes=false every batch has its own number of tokens; "
                 "remove the key, so that it follows training.cuda_graph"
             )
+        elif settings.loss.extra == "contrastive" and get_world_size() > 1:
+            self.replayable = mixing.NOT_REPLAYED
         self.monitor: CollapseMonitor | None = None  # made with the model, which holds it
         self.momentum: EMAScheduler | None = None
 
@@ -109,9 +112,10 @@ class HJEPARecipe(EncoderRecipe):
             monitor=self.monitor,
         )
 
-    def build_dataset(self) -> MaskedImages:
+    def build_dataset(self) -> SampleSource:
         make_missing_data(self.settings.data)
-        return MaskedImages(self.sets[0], self.settings)
+        data = self.settings.data
+        return with_mixture(data, self.sets[0], lambda images: MaskedImages(images, self.settings))
 
     def collate(self, samples: Any) -> Batch:
         return self._collate(samples)
@@ -227,10 +231,6 @@ class HJEPARecipe(EncoderRecipe):
 
     # --- evaluation ------------------------------------------------------------------------------
 
-    def check_evaluation_data(self) -> None:
-        make_missing_data(self.settings.data)
-        assert self.sets  # opens both
-
     def evaluate(self, model: HJEPA, world: World) -> dict[str, float]:
         """k-NN (and probes) on frozen features, loss on held-out images, and their spread."""
         _, held_out = self.scored_sets()
@@ -242,7 +242,10 @@ class HJEPARecipe(EncoderRecipe):
         return scores | super().evaluate(model, world)
 
     def visualize(self, model: HJEPA) -> dict[str, Tensor]:
-        """Held-out images, what the encoder sees, what is predicted, and features as colors."""
+        """Held-out images, what the encoder sees, what is predicted, and features as colors.
+
+        Beside them what each head of the last block attends to.
+        """
         images = HeldOutImages(self.sets[1], self.settings)
         device = next(model.parameters()).device
         drawn = map(images.try_sample, evaluation.images_used(images, IMAGES_DRAWN).tolist())
@@ -264,7 +267,13 @@ class HJEPARecipe(EncoderRecipe):
             pca_picture(features, self.grid, patch),
         ]
         rows = torch.cat(columns, dim=3)  # (B, 3, H, 4 W)
-        return {"masks_and_features": torch.cat(list(rows), dim=1)}
+        vit = model.scored_encoder().vit
+        maps = vit.attention_maps(model.pixels(pixels.to(device)))
+        attention = torch.cat([pixels, attention_picture(maps, self.grid, patch)], dim=3)
+        return {
+            "masks_and_features": torch.cat(list(rows), dim=1),
+            "attention": torch.cat(list(attention), dim=1),
+        }
 
     def only(self, image: Tensor, patches: np.ndarray, patch: int) -> Tensor:
         """The image with all patches but these in gray, (3, H, W) uint8."""

@@ -5,13 +5,12 @@ Letters: N points (any number), M entries of a memory, C channels, H x W pixels 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor, nn
 
 from overt.recipes.lbm.model import LBM
 from overt.recipes.lbm.online import State, advance, empty_state
+from overt.tasks import ExportedStep
 
 INPUTS = ("frame", "new_points", "is_new", "query", "collision", "stream", "ignore")
 OUTPUTS = (
@@ -49,17 +48,6 @@ class FrameStep(nn.Module):
         estimate, after = advance(self.model, state, maps, self.threshold)
         visibility, rho = torch.sigmoid(estimate.visibility[0]), torch.sigmoid(estimate.rho[0])
         return estimate.points_xy, visibility, rho, *after
-
-
-class ExportedStep(NamedTuple):
-    """What torch.onnx needs to write the step."""
-
-    module: nn.Module
-    example: tuple[Tensor, ...]
-    input_names: tuple[str, ...]
-    output_names: tuple[str, ...]
-    points_axis: dict[str, int]  # of the inputs and outputs that have one
-    note: str
 
 
 def make_step(model: LBM, memory_size: int, threshold: float, points: int = 3) -> ExportedStep:

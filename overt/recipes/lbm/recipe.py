@@ -29,12 +29,12 @@ from overt.recipes.lbm import loss as tracking_loss
 from overt.recipes.lbm.clip import track_clip
 from overt.recipes.lbm.config import Settings
 from overt.recipes.lbm.data import KubricClips, evaluation_clips, example_sample
-from overt.recipes.lbm.export import ExportedStep, make_step
+from overt.recipes.lbm.export import make_step
 from overt.recipes.lbm.loss import Targets, true_cells
 from overt.recipes.lbm.model import LBM
 from overt.recipes.lbm.online import OnlineTracker
 from overt.recipes.lbm.resnet_weights import load_resnet
-from overt.tasks import PointTracks
+from overt.tasks import ExportedStep, PointTracks
 from overt.viz.tracks import draw_beside_truth, film_beside_truth
 
 # Different samples of an example batch; beyond these they repeat.

@@ -155,3 +155,17 @@ def test_normalize():
     assert normalize.state_dict() == {}
     one = Normalize([0.5], [0.25])(torch.tensor([[[[0, 255]]]], dtype=torch.uint8))
     assert one.flatten().tolist() == [-2.0, 2.0]
+
+
+def test_a_mask_is_cut_as_its_image_is() -> None:
+    """An image of four flat quarters and its mask agree away from the borders."""
+    mask = torch.zeros(37, 53, dtype=torch.int64)
+    mask[18:], mask[:, 26:] = mask[18:] + 1, mask[:, 26:] + 2
+    image = (mask * 80).to(torch.uint8).expand(3, -1, -1).contiguous()
+    transform = EvaluationTransform((16, 24), margin=1.25)
+    pixels, classes = transform(image)[0].int(), transform.of_mask(mask)
+    assert classes.shape == (16, 24)
+    agree = (pixels - 80 * classes).abs() <= 20
+    assert agree.float().mean() > 0.85
+    whole = EvaluationTransform((37, 53), margin=1.0).of_mask(mask)
+    assert torch.equal(whole, mask)

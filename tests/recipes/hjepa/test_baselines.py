@@ -26,6 +26,7 @@ ALONE = (
     "training.global_batch_size=8", "training.num_steps=3",
     "evaluation.linear_probe.enabled=true", "evaluation.linear_probe.sweep=true",
     "evaluation.linear_probe.epochs=2", "evaluation.linear_probe.label_fractions=[0.5]",
+    "evaluation.linear_probe.views=1",
     "evaluation.further_k=[1]",
 )  # fmt: skip
 

@@ -30,6 +30,7 @@ MODES = {
     ],
     "zeros": ["model.hidden_tokens=zero"],
     "no target encoder": ["model.use_target_encoder=false"],
+    "two views": ["loss.type=cjepa"],
 }
 
 

@@ -162,6 +162,36 @@ def test_features_of_whole_images_on_every_level(overrides: list[str], root: Pat
     assert shapes == [(4, count, 32) for count in expected]
 
 
+def test_two_views_are_compared_whole(root: Path) -> None:
+    """As the C-JEPA loss asks for it: masks do not enter into the contrastive term."""
+    _, model, batch = build(root, "model.class_token=true", "loss.type=cjepa")
+    model.eval()
+    assert batch.second is not None
+    _, summaries = model.see(batch.images, batch.layout, batch.second)
+    for found, view in zip(summaries, (batch.images, batch.second), strict=True):
+        class_token = model.context_encoder.vit(model.pixels(view))[:, 0]
+        torch.testing.assert_close(found, class_token)
+
+
+@pytest.mark.parametrize("token", ["true", "false"])
+def test_attention_maps_are_those_of_the_last_block(token: str, root: Path) -> None:
+    _, model, batch = build(root, f"model.class_token={token}")
+    vit, pixels = model.context_encoder.vit.eval(), model.pixels(batch.images)
+    seen: list[torch.Tensor] = []
+    block = vit.blocks[-1]
+    block.attn.register_forward_hook(lambda _, inputs, result: seen.extend((inputs[0], result)))
+    vit(pixels)
+    weights = block.attn.weights(seen[0])  # (B, H, T, T)
+    value = block.attn.qkv(seen[0]).unflatten(-1, (3, 2, -1))[:, :, 2].transpose(1, 2)
+    mixed = (weights @ value).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(block.attn.proj(mixed), seen[1], atol=1e-5, rtol=1e-4)
+    maps = vit.attention_maps(pixels)
+    assert maps.shape == (4, 2, 16)
+    torch.testing.assert_close(maps.sum(-1), torch.ones(4, 2))
+    expected = weights[:, :, 0, 1:] if token == "true" else weights.mean(2)
+    torch.testing.assert_close(maps, expected / expected.sum(-1, keepdim=True))
+
+
 def test_the_layout_of_rectangular_images(root: Path) -> None:
     recipe, model, batch = build(root, "data.image_size=[16,32]")
     assert recipe.grid == (4, 8)

@@ -117,6 +117,9 @@ GRAPHED = {
     "views on the device": (
         "data.augmentation.device=true", "data.augmentation.color_distortion=1",
     ),
+    "two views": (
+        "loss.type=cjepa", "data.augmentation.device=true", "model.use_target_encoder=true",
+    ),
     "simclr": (
         "recipe._target_=overt.recipes.hjepa.baselines.SimCLRRecipe", "loss.type=cjepa",
         "data.masking.fixed_shapes=false", "data.augmentation.device=true",
