@@ -92,7 +92,8 @@ def make_clouds(root: Path, recipe: str, small: bool, workers: int) -> dict[str,
 
 def make_people(root: Path, recipe: str, small: bool, workers: int) -> dict[str, list[str]]:
     """Write pictures of people in HumanData's layout; files are what there is."""
-    from overt.data.people.synthetic import PeopleOptions, write_people
+    from overt.data.people.scenes import PeopleOptions
+    from overt.data.people.synthetic import write_people
 
     options = PeopleOptions(size=64 if small else 512)
     write_people(root / FILES, "people", 8 if small else 192, options, workers)
