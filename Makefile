@@ -3,13 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test lint bench cluster clean faults docs docs-tools
+.PHONY: demo test test-long lint bench cluster clean faults docs docs-tools
 
 demo: $(STAMP)            ## train a tiny point tracker on synthetic videos, score it, draw it
 	$(BIN)/overt demo
 
 test: lint                ## ruff, mypy, pytest
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal  # many of them wait
+
+test-long: $(STAMP)       ## what takes minutes each: learning curves, benchmarks, long guides
+	OVERT_LONG_TESTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m long -n 3 --dist worksteal
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

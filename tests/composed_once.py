@@ -1,18 +1,23 @@
 """Composes each configuration once for all tests of a process: most load the same few recipes.
 
-Importing this is enough. Folders of a test's own are left out: their files may change.
+Importing this is enough. Packages in a test's own folder are left out: their files may change.
+A test's own folder within a value has a stand-in while values are composed.
 """
 
+import re
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, ListConfig
 
 import overt.config.compose
 
 PROJECT = Path(__file__).parents[1]
 COMPOSE = overt.config.compose._compose
+OWN_FOLDER = re.compile(r"/[^\s=,:\[\]{}()'\"]*/pytest-\d+(?:/popen-gw\d+)?/[^/\s=,:\[\]{}()'\"]+")
+STAND_IN = "/of_a_test"
 
 
 @cache
@@ -24,9 +29,29 @@ def compose(overrides: list[str], search: list[Path], with_hydra: bool = False) 
     """What `overt.config.compose._compose` returns."""
     if with_hydra:
         return COMPOSE(overrides, search, with_hydra)
-    if all(path.is_relative_to(PROJECT) for path in search):
+    if not all(path.is_relative_to(PROJECT) for path in search):
+        return COMPOSE(overrides, search)
+    folders = {match for word in overrides for match in OWN_FOLDER.findall(word)}
+    if len(folders) != 1 or any(STAND_IN in word for word in overrides):
         return deepcopy(_composed(tuple(overrides), tuple(search)))
-    return COMPOSE(overrides, search)
+    (folder,) = folders
+    words = tuple(word.replace(folder, STAND_IN) for word in overrides)
+    try:
+        values = deepcopy(_composed(words, tuple(search)))
+    except Exception:  # its words name the folder
+        return COMPOSE(overrides, search)
+    _put_back(values, folder)
+    return values
+
+
+def _put_back(values: DictConfig | ListConfig, folder: str) -> None:
+    for key in range(len(values)) if isinstance(values, ListConfig) else list(values):
+        node: Any = values._get_node(key)
+        if isinstance(node, DictConfig | ListConfig):
+            if not node._is_none() and not node._is_missing() and not node._is_interpolation():
+                _put_back(node, folder)
+        elif isinstance(node._value(), str) and STAND_IN in node._value():
+            node._set_value(node._value().replace(STAND_IN, folder))
 
 
 overt.config.compose._compose = compose

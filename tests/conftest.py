@@ -26,6 +26,14 @@ import composed_once  # noqa: E402, F401  (found by the path above)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.environ.get("OVERT_LONG_TESTS") == "1":
+        return
+    for item in items:
+        if item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.skip(reason="a long test: make test-long"))
+
+
 def _enter(
     function: Callable[..., Any],
     rank: int,

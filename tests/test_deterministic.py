@@ -185,7 +185,13 @@ def test_every_recipe_is_here() -> None:
     assert {path.stem for path in files} == {case.recipe for case in CASES.values()}
 
 
-@pytest.mark.parametrize("name", CASES)
+# These have the operations of others.
+LONG = {"cotracker3_online", "cotracker3_pseudo"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] if name in LONG else []) for name in CASES]
+)
 def test_a_cpu_gives_the_same_bits_and_replacements_the_same_losses(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -204,6 +204,7 @@ def make_davis() -> None:
     assert main(["data", "tapvid", "data/tapvid", "--dataset", "davis", *size]) == 0
 
 
+@pytest.mark.long
 def test_coming_from_cotracker(folder: Path) -> None:
     make_files(
         folder,
@@ -217,6 +218,7 @@ def test_coming_from_cotracker(folder: Path) -> None:
     assert (folder / "video_tracks" / "tracks.npz").is_file()
 
 
+@pytest.mark.long
 def test_coming_from_lbm(folder: Path) -> None:
     make_files(folder, {"lbm.pt": "lbm_tiny"})
     make_davis()

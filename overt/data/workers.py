@@ -55,7 +55,7 @@ class LoaderContext(ForkServerContext):
         self._queues: list[Queue[Any]] = []
         self._flags: list[Flag] = []
         self._watcher: threading.Thread | None = None
-        self._death: str | None = None  # what happened, in words
+        self._death: str | None = None  # what happened, as a message
         self.closing = self.Event()  # set: the processes may be ended
 
     # What torch's loader asks a context for.
@@ -105,7 +105,7 @@ class LoaderContext(ForkServerContext):
         dead = [sentinels[sentinel] for sentinel in ready if isinstance(sentinel, int)]
         self._death = _in_words(dead[0].pid, dead[0].exitcode)
         self._kill()
-        # Nobody can complete a message that was begun: who waits for the rest sees its end.
+        # No one can complete a message that was cut off: a reader that waits for the rest sees its end.
         self._queues[0]._writer.close()  # type: ignore[attr-defined]  # the queue of all results
 
     def _kill(self) -> None:
@@ -155,7 +155,7 @@ def _in_words(pid: int | None, code: int | None) -> str:
     else:
         ended = f"loader worker {pid} ended unexpectedly with exit code {code}"
     return (
-        f"{ended}. The system kills processes when memory runs out (`dmesg` says so), and with "
+        f"{ended}. The system kills processes when memory runs out (see `dmesg`), and with "
         "SIGBUS when /dev/shm is full: set a smaller training.num_workers, or 0 to read samples in "
         "the training process. The same command resumes."
     )

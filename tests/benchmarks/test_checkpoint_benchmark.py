@@ -27,6 +27,7 @@ def test_a_tiny_run_prints_its_table_and_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_tiny_sharded_run_compares_with_torch(tmp_path: Path) -> None:
     script = [sys.executable, BENCHMARKS / "checkpoint.py", *WORDS, tmp_path, "--processes", "2"]
     path = os.pathsep.join([str(BENCHMARKS.parent), *filter(None, [os.environ.get("PYTHONPATH")])])

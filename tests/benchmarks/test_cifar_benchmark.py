@@ -3,12 +3,14 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 from benchmark_scripts import run
 
 from overt.data.images.packed import pack_arrays
 from overt.data.images.published import CIFAR10_CLASSES
 
 
+@pytest.mark.long
 def test_methods_and_controls_have_their_rows(tmp_path: Path) -> None:
     for part, count in (("train", 60), ("test", 20)):
         labels = np.arange(count) % 10

@@ -9,7 +9,7 @@ import pytest
 from benchmark_scripts import BENCHMARKS, run
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
+@pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=pytest.mark.long)])
 def test_overhead_compares_the_loops(processes: str, capfd: pytest.CaptureFixture[str]) -> None:
     sizes = ["--inputs", "16", "--hidden", "8", "--batch", "4", "--rounds", "1", "--steps", "2"]
     printed = run("overhead.py", "--processes", processes, *sizes)
@@ -71,6 +71,7 @@ def test_jepa_tells_what_masks_and_monitor_cost() -> None:
         assert word in printed
 
 
+@pytest.mark.long
 def test_tracking_compares_one_encoding_with_many() -> None:
     words = ["cotracker3_tiny", "--device", "cpu", "--frames", "2", "--queries", "2"]
     printed = run("tracking.py", *words, "--rounds", "1", "--backend", "eager")
@@ -85,6 +86,7 @@ def test_loader_compares_the_frames_that_are_used_with_all() -> None:
     assert "clips/s" in printed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("recipe", ["cotracker3_tiny", "lbm_tiny"])
 def test_augmentation_compares_the_loader_with_the_device(recipe: str) -> None:
     sizes = ["--frames", "12", "--size", "64", "64", "--points", "80", "--count", "4"]

@@ -6,12 +6,15 @@ from pathlib import Path
 import pytest
 
 from overt.cli import main
-from overt.commands.demo import closing_words
+from overt.commands.demo import PHOTOGRAPHS, closing_words
 
 
 def test_the_demo_runs_to_its_last_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     smaller = ["training.num_steps=1", "data.synthetic.count=3", "data.held_out=1"]
     smaller += ["training.num_workers=0"]
+    clip = ["--videos", "1", "--frames", "3", "--side", "64", "--points", "4"]
+    photographs = ["photographs", str(tmp_path / "photographs"), str(PHOTOGRAPHS)]
+    assert main(["data", *photographs, *clip]) == 0  # shorter than the one that it would make
     assert main(["demo", "--folder", str(tmp_path), *smaller]) == 0
     printed = capfd.readouterr().out
     run = tmp_path / "cotracker3_tiny"

@@ -9,7 +9,7 @@ from toy_recipe.recipe import Toy
 from toy_runs import TOY, train_toy
 
 from overt.commands.plan import configure, main, read_devices, seconds_per_sample
-from overt.config import CONF, build_recipe
+from overt.config import build_recipe
 from overt.config.batch import scaled_learning_rate
 from overt.errors import ConfigError
 from overt.tools.plan.predict import count_samples
@@ -111,6 +111,6 @@ def test_the_recipe_of_the_examples_can_be_planned(capsys: pytest.CaptureFixture
     assert capsys.readouterr().out.startswith("own_recipe: ")
 
 
-@pytest.mark.parametrize("name", sorted(file.stem for file in (CONF / "recipe").glob("*.yaml")))
+@pytest.mark.parametrize("name", ["cotracker3_offline", "lbm", "hjepa", "pcdiff", "blade_posenet"])
 def test_no_recipe_needs_its_data_to_be_planned(name: str) -> None:
     assert configure([f"recipe={name}"], None, []).recipe.name == name

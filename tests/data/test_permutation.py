@@ -1,6 +1,7 @@
 """Orders of an epoch: bijections without visible structure, stored or computed."""
 
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
@@ -121,13 +122,17 @@ def test_a_computed_order_has_no_visible_structure(length: int, seed: int) -> No
             assert abs(chi_square(np.bincount(digit * 32 + shown, minlength=1024))) < 5
 
 
+@pytest.fixture(scope="module")
+def whole() -> Any:
+    return keyed(LONG).at(np.arange(LONG, dtype=np.uint64))
+
+
 @given(
     cuts=st.lists(st.integers(0, LONG), min_size=1, max_size=6).map(sorted),
     step=st.integers(1, 5),
 )
 @settings(max_examples=20, deadline=None)
-def test_slices_of_a_computed_order_agree(cuts: list[int], step: int) -> None:
-    whole = keyed(LONG).at(np.arange(LONG, dtype=np.uint64))
+def test_slices_of_a_computed_order_agree(whole: Any, cuts: list[int], step: int) -> None:
     order = keyed(LONG)
     for first, last in zip([0, *cuts], [*cuts, LONG], strict=True):
         assert np.array_equal(order[first:last], whole[first:last])

@@ -197,7 +197,7 @@ class DepthNet(nn.Module):
         """Refuse to go on with a frozen backbone that no file has filled."""
         if not self.has_backbone_weights:
             raise CheckpointError(
-                "the frozen depth backbone has no weights: there is no file of them, and the "
+                "the frozen depth backbone has no weights: no file was given, and the "
                 f"checkpoint was saved without frozen parameters. {remedy}"
             )
 

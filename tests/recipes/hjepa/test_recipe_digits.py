@@ -1,11 +1,9 @@
 """Real digits: settings that learn, a control that does not, and a setting that collapses.
 
-The whole proof takes minutes on two free cores and runs when OVERT_LONG_TESTS=1; what can be seen
-in seconds is always tested: the collapsing setting raises the alarm, the other does not.
+Minutes on two free cores; tests/recipes/hjepa/test_collapse.py shows the alarm in seconds.
 """
 
 import importlib
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 from toy_runs import HERE, read_rows
 
 EXAMPLES = HERE.parent / "examples"
+pytestmark = pytest.mark.long
 QUIET = ["training.device=cpu", "training.num_workers=0", "logging.use_tensorboard=false"]
 SHORT = [
     "training.batch_size=32", "training.num_steps=70", "evaluation.collapse.every_steps=10",
@@ -53,10 +52,6 @@ def test_the_learning_setting_raises_none(digits: Any, tmp_path: Path) -> None:
     assert found.std[1] > 0.5 * found.std[0]
 
 
-@pytest.mark.skipif(
-    os.environ.get("OVERT_LONG_TESTS") != "1",
-    reason="trains for minutes; set OVERT_LONG_TESTS=1",
-)
 @pytest.mark.timeout(3600)
 def test_features_of_digits_get_better_and_those_of_the_control_do_not(
     digits: Any, tmp_path: Path

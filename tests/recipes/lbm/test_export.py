@@ -93,6 +93,7 @@ def test_the_example_has_the_shapes_that_are_promised() -> None:
 
 
 @needs_onnx
+@pytest.mark.long
 @pytest.mark.timeout(900)  # the exporter takes most of a minute
 def test_onnx_runtime_repeats_the_tracks_of_a_clip(tmp_path: Path) -> None:
     import onnxruntime

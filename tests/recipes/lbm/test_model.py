@@ -147,6 +147,7 @@ def test_the_first_guess_is_a_uniform_one() -> None:
     assert entropy.mean().item() == pytest.approx(math.log(64), rel=1e-3)
 
 
+@pytest.mark.long
 def test_all_frames_share_one_compiled_graph() -> None:
     """The first frame, whose memory is empty, must not look different to the compiler."""
     from torch._dynamo.testing import CompileCounter

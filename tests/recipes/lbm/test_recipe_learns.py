@@ -9,6 +9,7 @@ from overt.distributed import init_distributed
 from overt.engine.trainer import Trainer
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_minute_of_training_beats_points_that_never_move(tmp_path: Path) -> None:
     config = load(

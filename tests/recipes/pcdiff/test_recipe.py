@@ -125,6 +125,7 @@ def test_a_step_without_room_for_all_neighbours_has_no_loss(
     assert output.total.isnan()
 
 
+@pytest.mark.long  # bf16 is emulated on most CPUs
 def test_steps_in_bf16_follow_those_in_float32(root: Path) -> None:
     for precision in ("fp32", "bf16"):
         words = [*PCDIFF_SPLIT, "training.num_steps=15", "training.batch_size=4"]

@@ -10,6 +10,11 @@ RESIZED = {
     "ijepa_vitl16", "ijepa_vith16_448", "ijepa_vitg16", "hjepa_cifar", "supervised_cifar",
     "pcdiff_medium", "pcdiff_published",
 }  # fmt: skip
+# Recipes whose step another one of these has too, with other data or another loss.
+SAME_STEP = {
+    "cotracker3_pseudo", "cotracker3_pseudo_online", "cotracker3_pseudo_small", "cotracker3_small",
+    "cotracker3_online", "hjepa_small", "hjepa_digits", "ijepa_cifar", "blade_pretext",
+}  # fmt: skip
 RECIPES = sorted({file.stem for file in (CONF / "recipe").glob("*.yaml")} - RESIZED)
 # Short clips and a single iteration: the same work over and over needs no second look.
 SHORT = {
@@ -22,7 +27,14 @@ SHORT = {
 TOO_LARGE = {"ijepa_vith14": "630 M weights and their average take 5 GB of this machine"}
 
 
-@pytest.mark.parametrize("name", [name for name in RECIPES if not name.endswith("_tiny")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.long if name in SAME_STEP else ())
+        for name in RECIPES
+        if not name.endswith("_tiny")
+    ],
+)
 def test_the_step_takes_the_example_batch(name: str) -> None:
     if name in TOO_LARGE:
         pytest.skip(TOO_LARGE[name])
