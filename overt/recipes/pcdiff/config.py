@@ -228,7 +228,7 @@ class EvaluationSettings:
     sampler: str = MISSING
     # steps of ddim and dpm_solver
     steps: int = MISSING
-    # randomness of ddim: 0 none, 1 as much as ddpm
+    # randomness of ddim and dpm_solver: 0 none, 1 as much as ddpm
     eta: float = MISSING
     # a predicted implant never leaves the box of the known points, enlarged by this fraction of its
     # sides: errors of the noisiest steps are not carried on. null: no limit, as published

@@ -197,23 +197,25 @@ def ddim_step(
 
 
 class SolverTable(NamedTuple):
-    """Coefficients (T,) of DPM-Solver++ (2M), indexed by t; arXiv:2211.01095."""
+    """Coefficients (T,) of DPM-Solver++ (2M, with eta as an SDE), by t; arXiv:2211.01095."""
 
     kept: Tensor  # factor of x_t
     added: Tensor  # factor of the extrapolated x_0
     extrapolated: Tensor  # weight of the change of x_0 since the step before; 0: first order
+    noise: Tensor  # factor of new noise
 
     def to(self, device: torch.device) -> SolverTable:
         return SolverTable(*(values.to(device) for values in self))
 
 
-def make_solver(arrays: Arrays, timesteps: list[int]) -> SolverTable:
+def make_solver(arrays: Arrays, timesteps: list[int], eta: float = 0.0) -> SolverTable:
     """Return the coefficients for respaced arrays and their steps, from the noisiest down.
 
     The first step has no step before and the last one ends without noise: both are of first order.
+    With eta 0 it solves the probability-flow ODE, with eta 1 the reverse SDE.
     """
     total = len(arrays.betas)
-    sample_factor, added, extrapolated = (np.zeros(total) for _ in range(3))
+    sample_factor, added, extrapolated, noise = (np.zeros(total) for _ in range(4))
     alphas_cumprod = arrays.alphas_cumprod.double().numpy()
     after = arrays.alphas_cumprod_prev.double().numpy()
     before: float | None = None  # change of the log signal-to-noise ratio in the step before
@@ -225,21 +227,23 @@ def make_solver(arrays: Arrays, timesteps: list[int]) -> SolverTable:
             np.log(after[time] / (1 - after[time]))
             - np.log(alphas_cumprod[time] / (1 - alphas_cumprod[time]))
         )
-        sample_factor[time] = np.sqrt((1 - after[time]) / (1 - alphas_cumprod[time]))
-        added[time] = np.sqrt(after[time]) * -np.expm1(-change)
+        forgotten = np.exp(-eta * change)
+        sample_factor[time] = forgotten * np.sqrt((1 - after[time]) / (1 - alphas_cumprod[time]))
+        added[time] = np.sqrt(after[time]) * -np.expm1(-(1 + eta) * change)
+        noise[time] = np.sqrt((1 - after[time]) * (1 - forgotten**2))
         extrapolated[time] = 0.0 if before is None else change / (2 * before)
         before = change
-    return SolverTable(
-        *(torch.from_numpy(v.astype(np.float32)) for v in (sample_factor, added, extrapolated))
-    )
+    columns = (sample_factor, added, extrapolated, noise)
+    return SolverTable(*(torch.from_numpy(values.astype(np.float32)) for values in columns))
 
 
 def solver_step(
-    table: SolverTable, x: Tensor, times: Tensor, start: Tensor, start_before: Tensor
+    table: SolverTable, x: Tensor, times: Tensor, start: Tensor, start_before: Tensor, noise: Tensor
 ) -> Tensor:
     """One step of DPM-Solver++, given x_0 (B, 3, K) predicted at this step and the one before."""
     ahead = start + at(table.extrapolated, times) * (start - start_before)
-    return at(table.kept, times) * x + at(table.added, times) * ahead
+    moved = at(table.kept, times) * x + at(table.added, times) * ahead
+    return moved + at(table.noise, times) * noise
 
 
 def squared_error(noise: Tensor, predicted: Tensor) -> Tensor:

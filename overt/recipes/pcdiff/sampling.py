@@ -67,8 +67,9 @@ def make_plan(diffusion: DiffusionSettings, evaluation: EvaluationSettings) -> P
         # The last steps change the ratio of signal to noise most: a solver of second order needs
         # them closer together.
         spaced = respace(arrays, evaluation.steps, power=2.0)
-        solver = make_solver(spaced.arrays, spaced.timesteps)
-        return Plan(spaced.arrays, spaced.timesteps, None, 0.0, solver, shared, margin)
+        eta = evaluation.eta
+        solver = make_solver(spaced.arrays, spaced.timesteps, eta)
+        return Plan(spaced.arrays, spaced.timesteps, None, eta, solver, shared, margin)
     spaced = respace(arrays, evaluation.steps)
     return Plan(spaced.arrays, spaced.timesteps, None, evaluation.eta, None, shared, margin)
 
@@ -103,7 +104,7 @@ class ReverseStep:
             predicted = keep_inside(self.arrays, self.x, self.times, predicted, self.box)
         if self.solver is not None:
             start = predict_start(self.arrays, self.x, self.times, predicted)
-            after = solver_step(self.solver, self.x, self.times, start, self.start)
+            after = solver_step(self.solver, self.x, self.times, start, self.start, self.noise)
             self.start.copy_(start)
         elif self.log_variances is None:
             after = ddim_step(self.arrays, self.x, self.times, predicted, self.noise, self.plan.eta)

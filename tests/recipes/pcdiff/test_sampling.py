@@ -73,6 +73,7 @@ def generators(count: int, first: int = 0) -> list[torch.Generator]:
         ["evaluation.sampler=ddim", "evaluation.steps=10"],
         ["evaluation.sampler=ddim", "evaluation.steps=10", "evaluation.eta=0.5"],
         ["evaluation.sampler=dpm_solver", "evaluation.steps=10"],
+        ["evaluation.sampler=dpm_solver", "evaluation.steps=10", "evaluation.eta=1.0"],
     ],
 )
 def test_an_oracle_is_led_to_what_it_knows(overrides: list[str], tmp_path: Path) -> None:
@@ -188,3 +189,25 @@ def test_marked_points_are_told_from_the_skull_s(tmp_path: Path) -> None:
     with torch.inference_mode():
         scores = recipe.evaluate(model.eval(), init_distributed("cpu"))
     assert scores["val_loss"] > 0
+
+
+def test_a_random_solver_comes_near_the_distribution(tmp_path: Path) -> None:
+    """A normal distribution: samples keep its mean, and twice the steps halve the error in width."""
+
+    def error(steps: int) -> float:
+        words = [
+            "evaluation.sampler=dpm_solver",
+            "evaluation.eta=1.0",
+            "model.diffusion.steps=1000",
+        ]
+        words += ["model.diffusion.beta_start=1e-4", "model.diffusion.beta_end=0.02"]
+        settings = SMALL_PCDIFF.recipe(tmp_path, *words, f"evaluation.steps={steps}").settings
+        plan = make_plan(settings.model.diffusion, settings.evaluation)
+        assert plan.is_random
+        model = Gaussian(torch.zeros((1, 4000, 3)), base_arrays(settings.model.diffusion))
+        known = torch.zeros((1, 5, 3))
+        end = sample_implants(model, known, 4000, plan, generators(1))  # type: ignore[arg-type]
+        assert end.mean().abs() < 0.02
+        return abs(float(end.std()) / model.spread - 1)
+
+    assert error(40) < 0.5 * error(20) < 0.08
