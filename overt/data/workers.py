@@ -105,7 +105,7 @@ class LoaderContext(ForkServerContext):
         dead = [sentinels[sentinel] for sentinel in ready if isinstance(sentinel, int)]
         self._death = _in_words(dead[0].pid, dead[0].exitcode)
         self._kill()
-        # No one can complete a message that was cut off: a reader waiting for the rest sees its end.
+        # No one can complete a message that was cut off: readers waiting for the rest see its end.
         self._queues[0]._writer.close()  # type: ignore[attr-defined]  # the queue of all results
 
     def _kill(self) -> None:

@@ -192,7 +192,7 @@ def test_marked_points_are_told_from_the_skull_s(tmp_path: Path) -> None:
 
 
 def test_a_random_solver_comes_near_the_distribution(tmp_path: Path) -> None:
-    """A normal distribution: samples keep its mean, and twice the steps halve the error in width."""
+    """Samples of a normal distribution keep its mean; twice the steps halve the error of width."""
 
     def error(steps: int) -> float:
         words = [
