@@ -202,7 +202,7 @@ def all_reduce_sum(tensor: Tensor) -> Tensor:
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Whether a collective ended because another process, or the link to it, was gone."""
+    """Return whether a collective ended because another process, or the link to it, was gone."""
     return isinstance(error, dist.DistError) or any(word in str(error) for word in LOST_WORDS)
 
 
@@ -228,7 +228,7 @@ def explained_loss(
 
 
 def open_store(name: str) -> Store | None:
-    """Keys and values that all processes see, outside of collectives; None for one process.
+    """Return a key-value store that all ranks share, outside of collectives; None for one process.
 
     A separate connection, so that a thread may wait in it. Every process opens the same ones in
     the same order: each is empty at first.
@@ -249,7 +249,7 @@ def gather_objects(item: Any) -> list[Any]:
 
 
 def broadcast_object(item: Any) -> Any:
-    """The main process's object, on every process."""
+    """Return the main process's object, on every process."""
     if not dist.is_initialized():
         return item
     items = [item]

@@ -113,19 +113,19 @@ class Bar:
 
 
 def line(label: str, done: int, total: int, seconds: float) -> str:
-    """The work on one line: how much of it is done, and how long the rest takes."""
+    """Return the work on one line: how much of it is done, and how long the rest takes."""
     left = f"  {duration(seconds / done * (total - done))} left" if done else ""
     return f"{label} {meter(done / total if total else 1.0)} {done:,} of {total:,}{left}"
 
 
 def meter(fraction: float, width: int = 20) -> str:
-    """A fraction as a bar of text."""
+    """Return a fraction as a bar of text."""
     filled = round(min(max(fraction, 0.0), 1.0) * width)
     return f"[{'=' * filled}{' ' * (width - filled)}]"
 
 
 def duration(seconds: float) -> str:
-    """Seconds as 0:42 or 1:02:03."""
+    """Return seconds as 0:42 or 1:02:03."""
     total_seconds = round(seconds)
     minutes = f"{total_seconds % 3600 // 60:02d}:{total_seconds % 60:02d}"
     return (

@@ -67,10 +67,10 @@ class _WarmedUp:
 
     @abstractmethod
     def _after_warmup(self, count: int, span: int) -> float:
-        """The value `count` steps after the warm-up, which leaves `span` steps."""
+        """Return the value `count` steps after the warm-up, which leaves `span` steps."""
 
     def _turning_steps(self) -> Iterable[int]:
-        """Where, besides the two ends, the largest value may lie."""
+        """Yield the steps, besides both ends, at which the value may be largest."""
         return (self.warmup_steps - self._count(0),)
 
 
@@ -149,7 +149,7 @@ class _Annealed(_WarmedUp):
 
     @abstractmethod
     def _anneal(self, progress: float) -> float:
-        """The value after this share, from 0 to 1, of the steps that the warm-up leaves."""
+        """Return the value after this fraction, from 0 to 1, of the steps after the warm-up."""
 
 
 @dataclass(frozen=True)
@@ -345,7 +345,7 @@ def describe(scheduler: Scheduler | HierarchicalScheduler, total_steps: int) -> 
 
 
 def refuse_overflow(schedule: Callable[[int], float | list[float]], total_steps: int) -> None:
-    """Refuse a schedule whose values are not finite somewhere; a hundred steps are looked at."""
+    """Refuse a schedule whose values are not finite somewhere; a hundred steps are checked."""
     last = max(total_steps - 1, 0)
     for step in sorted({last * part // 100 for part in range(101)}):
         try:

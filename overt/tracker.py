@@ -182,7 +182,7 @@ def open_tracker(
 
 
 def recipe_of(file: Path) -> str:
-    """The recipe of a released file, by its name."""
+    """Return the recipe of a released file, by its name."""
     for word, recipe in OFFICIAL.items():
         if word in file.name:
             return recipe
@@ -224,7 +224,7 @@ def read_frames(
 def choose_queries(
     frames: Frames, queries: Any, grid: int | None, mask: Any, dense: bool, query_frame: int
 ) -> Queries:
-    """The points that the arguments of a tracker's call mean."""
+    """Return the points that the arguments of a tracker's call mean."""
     from overt.geometry.grid import point_grid
 
     count, _, height, width = frames.shape

@@ -98,7 +98,7 @@ def train(arguments: argparse.Namespace, stop: StopSignal) -> int:
 
 
 def sweep(arguments: argparse.Namespace, stop: StopSignal) -> int:
-    """One process after another, each with its own run folder named after what differs."""
+    """Return one process after another, each with its own run folder named after what differs."""
     runs = expand_sweep(arguments.overrides)
     # All are checked before the first one starts.
     names = [load(run, arguments.config, arguments.package).exp_name for run in runs]

@@ -39,7 +39,7 @@ Points = NDArray[np.floating[Any]]
 
 
 class Clock:
-    """Times the stages of a case and says which one begins."""
+    """Times the stages of a case and prints each."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -53,7 +53,7 @@ class Clock:
 
 
 class Skull(NamedTuple):
-    """A defective skull as the network takes it, and how to bring its points back."""
+    """A defective skull as the network's input, and the transform back to the patient."""
 
     volume: Volume | None  # of booleans; None for a cloud
     how: str

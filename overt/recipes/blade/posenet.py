@@ -2,7 +2,7 @@
 
 A base estimator, and a copy of it that is told the depth through layers that start at zero, so that
 training begins at the base. Section 3.3 of arXiv:2412.08640, on a small estimator.
-Letters: B pictures, N places of all levels, D features, 21 queries.
+Letters: B pictures, N positions of all levels, D features, 21 queries.
 """
 
 from __future__ import annotations

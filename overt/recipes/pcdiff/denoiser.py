@@ -175,13 +175,13 @@ class Denoiser(nn.Module):
         self.plans = make_plans(down, up, resolution_multiplier)
 
     def geometry(self, coords: Tensor) -> Geometry:
-        """What the forward pass needs to know about the places of points (B, N, 3)."""
+        """What the forward pass needs to know about the positions of points (B, N, 3)."""
         return find_geometry(coords, self.plans)
 
     def forward(self, x: Tensor, times: Tensor, geometry: Geometry | None = None) -> Tensor:
-        """Noise (B, 3, N) in clouds (B, 3, N) at times (B,): the first three channels are places.
+        """Noise (B, 3, N) in clouds (B, 3, N) at times (B,); the first three channels are xyz.
 
-        `geometry` is that of the same places, where it is known already.
+        `geometry` is that of the same positions, if it is already known.
         """
         inputs = x.transpose(1, 2).contiguous()  # (B, N, 3)
         if geometry is None:

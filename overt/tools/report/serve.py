@@ -43,7 +43,7 @@ class Source:
         self._has_running = False
 
     def runs(self) -> list[Path]:
-        """The run folders, the newest `MOST_RUNS` of them, in the order of their names."""
+        """Return the run folders, the newest `MOST_RUNS` of them, in the order of their names."""
         runs = [
             run
             for folder in self.folders
@@ -53,7 +53,7 @@ class Source:
         return [run for run in runs if run in set(newest)]
 
     def version(self, runs: Sequence[Path] | None = None) -> str:
-        """A short text that changes whenever the page would."""
+        """Return a short text that changes whenever the page would."""
         digest = hashlib.sha256()
         for run in self.runs() if runs is None else runs:
             digest.update(repr([str(run), *(_mark(run / name) for name in WATCHED)]).encode())
