@@ -156,9 +156,9 @@ def _plan(options: argparse.Namespace, settings: SlurmSettings) -> Planned:
     # All are checked before the first one is submitted.
     configs = [load(overrides, options.config, options.package) for overrides in choices]
     runs = []
-    for number, (overrides, config) in enumerate(zip(choices, configs, strict=True)):
+    for index, (overrides, config) in enumerate(zip(choices, configs, strict=True)):
         check_size(config, size)
-        name = f"{config.exp_name}/{_label(overrides, options.overrides, number)}"
+        name = f"{config.exp_name}/{_label(overrides, options.overrides, index)}"
         words = _words([*overrides, f"exp_name='{name}'"], options)
         runs.append(slurm.Run(Path.cwd() / config.output_dir / name, words))
     base = configs[0]

@@ -186,9 +186,9 @@ class VisionTransformer(nn.Module):
                 tokens = chain(tokens, rotation=rotation)
             return [self.norm(tokens)]
         last = []
-        for number, block in enumerate(self.blocks):
+        for index, block in enumerate(self.blocks):
             tokens = block(tokens, rotation=rotation)
-            if number >= len(self.blocks) - layers:
+            if index >= len(self.blocks) - layers:
                 last.append(self.norm(tokens))
         return last
 

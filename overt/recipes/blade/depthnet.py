@@ -92,14 +92,14 @@ class ConvBackbone(nn.Module):
         super().__init__()
         layers: list[nn.Module] = []
         before = 3
-        for number, count in enumerate(channels):
-            kernel = 5 if number == 0 else 3
+        for index, count in enumerate(channels):
+            kernel = 5 if index == 0 else 3
             layers += [
                 nn.Conv2d(before, count, kernel, 2, kernel // 2, bias=False),
                 SharedBatchNorm2d(count),
                 nn.ReLU(inplace=True),
             ]
-            if number > 0:
+            if index > 0:
                 layers.append(ResidualBlock(count))
             before = count
         self.layers = nn.Sequential(*layers)

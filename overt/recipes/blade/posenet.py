@@ -106,15 +106,15 @@ class PoseBranch(nn.Module):
 
     def forward(self, images: Tensor, depth: Tensor | None) -> Tensor:  # (B, 21, D)
         memory, positions = [], []
-        for number, (maps, project) in enumerate(
+        for index, (maps, project) in enumerate(
             zip(self.backbone(images), self.projections, strict=True)
         ):
-            position = sine_positions(maps.shape[2:], self.width, maps.device) + self.levels[number]
+            position = sine_positions(maps.shape[2:], self.width, maps.device) + self.levels[index]
             if self.tz is not None:
                 assert depth is not None
                 depth_input = depth[:, None].to(maps.dtype)
-                maps = maps + self.tz.features[number](depth_input)[..., None, None]
-                position = position + self.tz.positions[number](depth_input)[:, None]
+                maps = maps + self.tz.features[index](depth_input)[..., None, None]
+                position = position + self.tz.positions[index](depth_input)[:, None]
             memory.append(project(maps).flatten(2).transpose(1, 2))
             positions.append(position.expand(len(images), -1, -1))
         tokens = self.queries.expand(len(images), -1, -1)

@@ -189,10 +189,10 @@ class Denoiser(nn.Module):
         time: Tensor = self.embedf(time_embedding(times, self.embed_dim))  # (B, D)
 
         features, skips = inputs, []
-        for number, (layer, level) in enumerate(zip(self.sa_layers, geometry.levels, strict=True)):
+        for index, (layer, level) in enumerate(zip(self.sa_layers, geometry.levels, strict=True)):
             skips.append(features)
             *blocks, abstraction = layer if isinstance(layer, nn.Sequential) else [layer]
-            appended = time if number > 0 else None
+            appended = time if index > 0 else None
             for block in blocks:
                 features = block(features, level.grids[cast(PVConv, block).resolution], appended)
                 appended = None

@@ -137,7 +137,7 @@ def _runs(job: Job) -> str:
     ]
     if len(chosen) == 1:
         return chosen[0]
-    cases = [f"{number})\n{text}\n;;" for number, text in enumerate(chosen)]
+    cases = [f"{index})\n{text}\n;;" for index, text in enumerate(chosen)]
     return "\n".join(['case "$SLURM_ARRAY_TASK_ID" in', *cases, "esac"])
 
 
