@@ -14,8 +14,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-# Early: its functions hold the group of their import as a default, and one that is held does not
-# end. Its threads would go on while Python ends, where one that needs it aborts the process.
+# Early: its functions hold the group of their import as a default, which keeps it alive. Its
+# threads would run while Python exits, which aborts the process.
 import torch.distributed.nn.functional
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
@@ -39,7 +39,7 @@ LOST_WORDS = (
 )
 
 
-START_MINUTES = 10.0  # from the first rank that comes to the last one, at the start
+START_MINUTES = 10.0  # from the first rank to join to the last one
 
 
 class World(NamedTuple):
@@ -91,7 +91,7 @@ def init_distributed(device: str = "auto", timeout_minutes: float = 30.0) -> Wor
 
 
 def _meet(launch: Launch, minutes: float) -> Store:
-    """Return a store of the group once every rank has come to it, or name those that have not.
+    """Return a store of the group once every rank has joined, or name those that have not.
 
     The group itself would wait for a rank that died at its start as long as for any collective.
     """
@@ -260,7 +260,7 @@ def broadcast_object(item: Any) -> Any:
 def main_first(make: Callable[[], object]) -> None:
     """Call `make` on the main rank while the others wait; what it raises is raised on every rank.
 
-    Every rank has to call this. Nobody waits forever for a main rank that failed.
+    Every rank has to call this. No rank waits forever for a main rank that failed.
     """
     if not dist.is_initialized():
         make()

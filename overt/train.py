@@ -132,7 +132,7 @@ def run_one(command: list[str], stop: StopSignal) -> int:
 
 
 class _Callable(ModuleType):
-    """Two things have the name `overt.train`: this module, and the function for notebooks."""
+    """Make `overt.train` both this module and the function for notebooks."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         from overt.api import train
