@@ -88,7 +88,7 @@ def train(recipe: type[Recipe] | str | Config, **options: Unpack[Options]) -> Re
 
 
 def _train(config: Config, stop: StopSignal, world: World) -> Result:
-    """Train; nothing of the trainer is left when the process group goes."""
+    """Train; the trainer is freed before the process group is destroyed."""
     from overt.distributed import explained_loss
     from overt.engine.trainer import Trainer
     from overt.health.heartbeat import keep_flight_records

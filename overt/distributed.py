@@ -14,8 +14,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-# Early: its functions hold the group of their import as a default, and one that is held does not
-# end. Its threads would go on while Python ends, where one that needs it aborts the process.
+# Early: its functions hold the group of their import as a default, which keeps it alive. Its
+# threads would run while Python exits, which aborts the process.
 import torch.distributed.nn.functional
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
@@ -39,7 +39,7 @@ LOST_WORDS = (
 )
 
 
-START_MINUTES = 10.0  # from the first rank that comes to the last one, at the start
+START_MINUTES = 10.0  # from the first rank to join to the last one
 
 
 class World(NamedTuple):
@@ -91,7 +91,7 @@ def init_distributed(device: str = "auto", timeout_minutes: float = 30.0) -> Wor
 
 
 def _meet(launch: Launch, minutes: float) -> Store:
-    """Return a store of the group once every rank has come to it, or name those that have not.
+    """Return a store of the group once every rank has joined, or name those that have not.
 
     The group itself would wait for a rank that died at its start as long as for any collective.
     """
@@ -214,7 +214,7 @@ def all_reduce_sum(tensor: Tensor) -> Tensor:
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Whether a collective ended because another process, or the link to it, was gone."""
+    """Return whether a collective ended because another process, or the link to it, was gone."""
     return isinstance(error, dist.DistError) or any(word in str(error) for word in LOST_WORDS)
 
 
@@ -240,7 +240,7 @@ def explained_loss(
 
 
 def open_store(name: str) -> Store | None:
-    """Keys and values that all processes see, outside of collectives; None for one process.
+    """Return a key-value store that all ranks share, outside of collectives; None for one process.
 
     A separate connection, so that a thread may wait in it. Every process opens the same ones in
     the same order: each is empty at first.
@@ -261,7 +261,7 @@ def gather_objects(item: Any) -> list[Any]:
 
 
 def broadcast_object(item: Any) -> Any:
-    """The main process's object, on every process."""
+    """Return the main process's object, on every process."""
     if not dist.is_initialized():
         return item
     items = [item]
@@ -272,7 +272,7 @@ def broadcast_object(item: Any) -> Any:
 def main_first(make: Callable[[], object]) -> None:
     """Call `make` on the main rank while the others wait; what it raises is raised on every rank.
 
-    Every rank has to call this. Nobody waits forever for a main rank that failed.
+    Every rank has to call this. No rank waits forever for a main rank that failed.
     """
     if not dist.is_initialized():
         make()

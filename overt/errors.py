@@ -10,10 +10,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-# What a run exits with when it was asked to stop and saved: a batch script requeues it.
+# Exit code of a run that was asked to stop and has saved: a batch script requeues it.
 PREEMPTED_EXIT_CODE = 85
 FAILED_EXIT_CODE = 1
-# A verb, option, key or value that does not exist: starting again does not help.
+# An unknown verb, option, key or value: a restart does not help.
 USAGE_EXIT_CODE = 2
 INTERRUPTED_EXIT_CODE = 130  # Ctrl-C
 # A run that ends with one of these was asked to: not an error.
@@ -44,7 +44,7 @@ class CheckpointError(OvertError):
 
 
 class StopError(OvertError):
-    """Training on makes no sense. Raised on all ranks at the same step, so that they can save."""
+    """Training cannot continue. Raised on all ranks at the same step, so that they can save."""
 
 
 class NonFiniteError(StopError):
@@ -52,7 +52,7 @@ class NonFiniteError(StopError):
 
 
 class NonFiniteWeightsError(NonFiniteError):
-    """The weights themselves hold NaN or Inf: they are not saved, and nothing can be trained on."""
+    """The weights themselves hold NaN or Inf: they are not saved, and training cannot continue."""
 
 
 class OutOfMemory(OvertError):  # noqa: N818  (its name says it)

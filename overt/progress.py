@@ -1,7 +1,7 @@
-"""Progress of long work: told by who works, shown by who was asked to. Imports no torch.
+"""Progress of long work: reported by loops, shown by commands. Imports no torch.
 
 A loop says how far it is by `report` or `each`. Commands show it by `shown`, training in its own
-lines; where nobody listens it costs nothing.
+lines; without a listener it costs nothing.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ DRAW_SECONDS = 0.1  # between two drawings on a terminal
 CLEAR = "\r\x1b[K"
 
 _listeners: list[Listener] = []
-_is_inside = False  # a loop of `each`: of nested ones the outermost is told
+_is_inside = False  # a loop of `each`: of nested ones only the outermost reports
 
 
 def report(label: str, done: int, total: int) -> None:
-    """Tell that `done` of `total` are finished."""
+    """Report that `done` of `total` are finished."""
     if _listeners:
         _listeners[-1](label, done, total)
 
@@ -99,7 +99,7 @@ class Bar:
             self._write(text)
 
     def close(self) -> None:
-        """Take the line away."""
+        """Erase the line."""
         if self._is_drawn:
             self._is_drawn = False
             self._write(CLEAR)
@@ -108,24 +108,24 @@ class Bar:
         try:
             self._stream.write(text)
             self._stream.flush()
-        except (OSError, ValueError):  # whoever watched has gone; the work continues
+        except (OSError, ValueError):  # the terminal was closed; the work continues
             self._is_gone = True
 
 
 def line(label: str, done: int, total: int, seconds: float) -> str:
-    """The work on one line: how much of it is done, and how long the rest takes."""
+    """Return the work on one line: how much of it is done, and how long the rest takes."""
     left = f"  {duration(seconds / done * (total - done))} left" if done else ""
     return f"{label} {meter(done / total if total else 1.0)} {done:,} of {total:,}{left}"
 
 
 def meter(fraction: float, width: int = 20) -> str:
-    """A fraction as a bar of text."""
+    """Return a fraction as a bar of text."""
     filled = round(min(max(fraction, 0.0), 1.0) * width)
     return f"[{'=' * filled}{' ' * (width - filled)}]"
 
 
 def duration(seconds: float) -> str:
-    """Seconds as 0:42 or 1:02:03."""
+    """Return seconds as 0:42 or 1:02:03."""
     total_seconds = round(seconds)
     minutes = f"{total_seconds % 3600 // 60:02d}:{total_seconds % 60:02d}"
     return (

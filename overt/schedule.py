@@ -67,10 +67,10 @@ class _WarmedUp:
 
     @abstractmethod
     def _after_warmup(self, count: int, span: int) -> float:
-        """The value `count` steps after the warm-up, which leaves `span` steps."""
+        """Return the value `count` steps after the warm-up, which leaves `span` steps."""
 
     def _turning_steps(self) -> Iterable[int]:
-        """Where, besides the two ends, the largest value may lie."""
+        """Yield the steps, besides both ends, at which the value may be largest."""
         return (self.warmup_steps - self._count(0),)
 
 
@@ -88,9 +88,9 @@ class ConstantScheduler(_WarmedUp):
     epochs: float  # length of training, from the engine; need not be whole
     steps_per_epoch: int  # optimizer steps, from the engine
     warmup_epochs: float = 0  # length of the warm-up
-    start_warmup_value: float = 0.0  # at step 0, where there is a warm-up
+    start_warmup_value: float = 0.0  # at step 0 of a warm-up
     _: KW_ONLY
-    warmup_fraction: float = 0.0  # instead of warmup_epochs: as a share of all steps
+    warmup_fraction: float = 0.0  # instead of warmup_epochs: as a fraction of all steps
     start_warmup_factor: float | None = None  # instead of start_warmup_value: times base_value
 
     def _after_warmup(self, count: int, span: int) -> float:
@@ -124,9 +124,9 @@ class _Annealed(_WarmedUp):
     epochs: float  # length of training, from the engine; need not be whole
     steps_per_epoch: int  # optimizer steps, from the engine
     warmup_epochs: float = 0  # length of the warm-up
-    start_warmup_value: float = 0.0  # at step 0, where there is a warm-up
+    start_warmup_value: float = 0.0  # at step 0 of a warm-up
     _: KW_ONLY
-    warmup_fraction: float = 0.0  # instead of warmup_epochs: as a share of all steps
+    warmup_fraction: float = 0.0  # instead of warmup_epochs: as a fraction of all steps
     start_warmup_factor: float | None = None  # instead of start_warmup_value: times base_value
     stretch: float = 1.0  # above 1, the schedule is longer than training (I-JEPA: ipe_scale)
     first_step: int = 0  # its own count at step 0; I-JEPA counts rate and weight decay from 1
@@ -149,7 +149,7 @@ class _Annealed(_WarmedUp):
 
     @abstractmethod
     def _anneal(self, progress: float) -> float:
-        """The value after this share, from 0 to 1, of the steps that the warm-up leaves."""
+        """Return the value after this fraction, from 0 to 1, of the steps after the warm-up."""
 
 
 @dataclass(frozen=True)
@@ -220,10 +220,10 @@ class OneCycleScheduler:
     epochs: float  # length of training, from the engine; need not be whole
     steps_per_epoch: int  # optimizer steps, from the engine
     _: KW_ONLY
-    warmup_fraction: float = 0.3  # share of all steps in which the value rises (pct_start)
+    warmup_fraction: float = 0.3  # fraction of all steps in which the value rises (pct_start)
     initial_divisor: float = 25.0  # base_value over the value at step 0 (div_factor)
     final_divisor: float = 1e4  # value at step 0 over the last value (final_div_factor)
-    extra_steps: int = 0  # by which the cycle is longer than training
+    extra_steps: int = 0  # steps by which the cycle is longer than training
 
     def __post_init__(self) -> None:
         each_within("", self, ("epochs", "extra_steps"), 0)
@@ -345,7 +345,7 @@ def describe(scheduler: Scheduler | HierarchicalScheduler, total_steps: int) -> 
 
 
 def refuse_overflow(schedule: Callable[[int], float | list[float]], total_steps: int) -> None:
-    """Refuse a schedule whose values are not finite somewhere; a hundred steps are looked at."""
+    """Refuse a schedule with non-finite values; a hundred steps are checked."""
     last = max(total_steps - 1, 0)
     for step in sorted({last * part // 100 for part in range(101)}):
         try:

@@ -48,7 +48,7 @@ Queries = NDArray[np.float32]  # (N, 3): frame, x, y
 
 @dataclass(frozen=True)
 class VideoTracks:
-    """Where points are in each frame of a video."""
+    """Positions and visibility of points in each frame of a video."""
 
     tracks_xy: NDArray[np.float32]  # (T, N, 2)
     visible: NDArray[np.bool_]  # (T, N)
@@ -105,11 +105,11 @@ class Tracker:
         """Follow points through a video.
 
         `video` is a path, an array (T, 3, H, W) or (T, H, W, 3) of bytes, or the number of a
-        camera; no more than `frames` of it are read, which a camera needs. The points are
-        `queries` (N, 3) of frame, x and y; or `grid` x `grid` points of frame `query_frame` (20 x
-        20 where nothing is said), of those only the ones in `mask` (H, W) where it is given; or
-        with `dense` every pixel of that frame. `as_hub` tracks back and calls visible as
-        CoTracker's published predictor does. `progress` says how long it still takes.
+        camera; no more than `frames` of it are read, which a camera needs. The points are `queries`
+        (N, 3) of frame, x and y; or `grid` x `grid` points of frame `query_frame` (default: 20 x
+        20), of those only the ones in `mask` (H, W) where it is given; or with `dense` every pixel
+        of that frame. `as_hub` tracks back and calls visible as CoTracker's published predictor
+        does. `progress` says how long it still takes.
         """
         import torch
 
@@ -182,7 +182,7 @@ def open_tracker(
 
 
 def recipe_of(file: Path) -> str:
-    """The recipe of a released file, by its name."""
+    """Return the recipe of a released file, by its name."""
     for word, recipe in OFFICIAL.items():
         if word in file.name:
             return recipe
@@ -224,7 +224,7 @@ def read_frames(
 def choose_queries(
     frames: Frames, queries: Any, grid: int | None, mask: Any, dense: bool, query_frame: int
 ) -> Queries:
-    """The points that the arguments of a tracker's call mean."""
+    """Return the points that the arguments of a tracker's call mean."""
     from overt.geometry.grid import point_grid
 
     count, _, height, width = frames.shape

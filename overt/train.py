@@ -99,20 +99,20 @@ def train(arguments: argparse.Namespace, stop: StopSignal) -> int:
 
 
 def sweep(arguments: argparse.Namespace, stop: StopSignal) -> int:
-    """One process after another, each with its own run folder named after what differs."""
+    """Return one process after another, each with its own run folder named after what differs."""
     runs = expand_sweep(arguments.overrides)
     # All are checked before the first one starts.
     names = [load(run, arguments.config, arguments.package).exp_name for run in runs]
     failed = 0
-    for number, (overrides, name) in enumerate(zip(runs, names, strict=True)):
+    for index, (overrides, name) in enumerate(zip(runs, names, strict=True)):
         differing = [text for text in overrides if text not in arguments.overrides]
-        label = re.sub(r"[^\w.,=+-]+", "_", ",".join(differing)) or str(number)
+        label = re.sub(r"[^\w.,=+-]+", "_", ",".join(differing)) or str(index)
         command = [sys.executable, "-m", "overt.train", *overrides, f"exp_name='{name}/{label}'"]
         for package in arguments.package:
             command += ["--package", package]
         if arguments.config:
             command += ["--config", arguments.config]
-        print(f"[{number + 1}/{len(runs)}] {' '.join(differing)}", flush=True)
+        print(f"[{index + 1}/{len(runs)}] {' '.join(differing)}", flush=True)
         code = run_one(command, stop)
         if code == PREEMPTED_EXIT_CODE or stop.name is not None:
             print("the same command resumes this run and the rest", file=sys.stderr)
@@ -133,7 +133,7 @@ def run_one(command: list[str], stop: StopSignal) -> int:
 
 
 class _Callable(ModuleType):
-    """Two things have the name `overt.train`: this module, and the function for notebooks."""
+    """Make `overt.train` both this module and the function for notebooks."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         from overt.api import train

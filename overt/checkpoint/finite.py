@@ -13,10 +13,11 @@ LARGEST_WEIGHT = 1e18
 def nonfinite_tensors(*modules: nn.Module | None) -> list[str]:
     """Name the parameters with NaN, Inf or absurd numbers, and the buffers with NaN, of this rank.
 
-    A parameter beyond LARGEST_WEIGHT is as lost as one of Inf: a 32-bit float does not hold its
-    square, so every pass from there is NaN, every step is skipped, and nothing heals it. A buffer
-    may hold Inf, as masks of attention do, and NaN where its module names it in `nan_buffers`. One
-    fused maximum per type and device, and one host wait: for every save, not for every step.
+    A parameter beyond LARGEST_WEIGHT is as useless as one of Inf: a 32-bit float does not hold its
+    square, so every pass from there is NaN, every step is skipped, and training cannot recover. A
+    buffer may hold Inf, as masks of attention do, and NaN where its module names it in
+    `nan_buffers`. One fused maximum per type and device, and one host wait: for every save, not for
+    every step.
     """
     named: list[tuple[str, Tensor, bool]] = []
     for module in modules:

@@ -102,7 +102,7 @@ def _restore_weights(path: Path, part: str, module: nn.Module) -> None:
 def _refuse_other_types(
     path: Path, part: str, tensors: dict[str, Tensor], module: nn.Module
 ) -> None:
-    """Refuse tensors of another type: copying would convert them in silence."""
+    """Refuse tensors of another type: copying would silently convert them."""
     current = named_tensors(module)
     wrong = [
         f"{name}: {tensor.dtype} in the checkpoint, {current[name].dtype} in the model"
@@ -128,7 +128,7 @@ def _require(path: Path, part: str) -> None:
 
 
 def _refuse_other_numbers(path: Path, saved: Any, current: dict[str, Any]) -> None:
-    """Refuse the state of a loss scaler with other keys than its own, or numbers that are none."""
+    """Refuse the state of a loss scaler with unexpected keys, or values that are not numbers."""
     if not current:
         return  # a scaler that is off takes no state
     good = (

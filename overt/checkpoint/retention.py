@@ -34,7 +34,7 @@ class Retention:
         self.stored: list[Stored] = []  # oldest first; replaced, never changed: threads read it
 
     def read_disk(self) -> None:
-        """Look again which checkpoints there are."""
+        """Read the checkpoints on disk again."""
         self.stored, _ = storage.scan(self.directory)
 
     def add(self, checkpoint: Stored) -> None:
@@ -58,7 +58,7 @@ class Retention:
         return next((path for path in paths if is_complete(path)), None)
 
     def best(self) -> Stored | None:
-        """Return the last one saved as best: it beat, or was said to beat, all before it."""
+        """Return the last one saved as best: it beat, or was declared to beat, all before it."""
         flagged = (
             checkpoint
             for checkpoint in reversed(self.stored)
@@ -98,7 +98,7 @@ class Retention:
         return self._metrics[stored.path]
 
     def move_pointers(self) -> None:
-        """Let `latest`, `best` and `best_METRIC` name the checkpoints that are."""
+        """Point `latest`, `best` and `best_METRIC` to their checkpoints."""
         newest = self.stored[-1].path if self.stored else None
         best = self.best()
         storage.point(self.directory / "latest", newest)

@@ -1,4 +1,4 @@
-"""The checkpoint folders of one run: which are there, which is good, and which may go.
+"""The checkpoint folders of one run: which exist, which are valid, and which may be deleted.
 
 checkpoints/
   step_00001000/         model.safetensors  optimizer.safetensors  ema.safetensors
@@ -49,7 +49,7 @@ def make_folder(directory: Path) -> None:
 
 
 def hidden_name(purpose: str, name: str) -> str:
-    """Name a folder that is being written or deleted, so that its process can be told."""
+    """Name a folder that is being written or deleted, so that its process can be identified."""
     return f".overt-{purpose}-{socket.gethostname()}-{os.getpid()}-{_TOKEN}-{name}"
 
 

@@ -86,7 +86,7 @@ class Content(Protocol):
 
 
 class Bytes:
-    """A small file, all of it at once."""
+    """A small file, written at once."""
 
     def __init__(self, data: bytes) -> None:
         self.size = len(data)

@@ -1,4 +1,4 @@
-"""What several commands share of their command lines: options of a trained model, types of numbers.
+"""Options that several commands share: those of a trained model, and types of numbers.
 
 Parents for `argparse.ArgumentParser(parents=[...])`; positional arguments stay with each command.
 """
@@ -120,7 +120,7 @@ def model_options(default: str | None = None) -> argparse.ArgumentParser:
 def configure_model(
     checkpoint: Path, recipe: str | None, overrides: Sequence[str], packages: Sequence[str]
 ) -> Config:
-    """The configuration of a trained model, whose recipe `--recipe` or the checkpoint names.
+    """Return the configuration of a trained model, whose recipe `--recipe` or the checkpoint names.
 
     No data set has to be named: none is read.
     """
@@ -133,7 +133,7 @@ def configure_model(
 
 
 def whole_number(least: int, unit: str = "", most: int = LARGEST_NUMBER) -> Callable[[str], int]:
-    """The type of an option that takes a whole number from `least` to `most`."""
+    """Return the type of an option that takes a whole number from `least` to `most`."""
 
     def parse(text: str) -> int:
         # A ValueError would be shown with the name of this function instead of what is allowed.
@@ -153,7 +153,7 @@ def whole_number(least: int, unit: str = "", most: int = LARGEST_NUMBER) -> Call
 
 
 def finite_number(least: float, above: bool = False) -> Callable[[str], float]:
-    """The type of an option that takes a finite number of at least, or above, `least`."""
+    """Return the type of an option that takes a finite number of at least, or above, `least`."""
 
     def parse(text: str) -> float:
         try:

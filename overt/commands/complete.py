@@ -39,7 +39,7 @@ Points = NDArray[np.floating[Any]]
 
 
 class Clock:
-    """Times the stages of a case and says which one begins."""
+    """Times the stages of a case and prints each."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -53,7 +53,7 @@ class Clock:
 
 
 class Skull(NamedTuple):
-    """A defective skull as the network takes it, and how to bring its points back."""
+    """A defective skull as the network's input, and the transform back to the patient."""
 
     volume: Volume | None  # of booleans; None for a cloud
     how: str
@@ -239,10 +239,10 @@ def write_clouds(folder: Path, completion: Any, implants: Points) -> list[str]:
     arrays |= {"shift": known.shift[None], "scale": known.scale[None]}
     for name, values in arrays.items():
         np.save(folder / f"{name}.npy", values)
-    for number, points in enumerate(implants):
-        write_ply_points(folder / f"sample_{number}.ply", points)
+    for index, points in enumerate(implants):
+        write_ply_points(folder / f"sample_{index}.ply", points)
     defective = torch.from_numpy(known.points)
-    rows = [Shown(f"implant {number}", defective, part) for number, part in enumerate(parts)]
+    rows = [Shown(f"implant {index}", defective, part) for index, part in enumerate(parts)]
     save_image(folder / "picture.png", draw_clouds(rows))
     return [*(f"{name}.npy" for name in arrays), f"{len(parts)} sample_N.ply", "picture.png"]
 

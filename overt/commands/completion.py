@@ -87,7 +87,7 @@ def candidates(line: str) -> list[str]:
         options = [f"{key}={value}" for value in values_of(key, before)]
     else:
         options = keys(before)
-        # One level at a time: hundreds of keys help nobody.
+        # One level at a time: hundreds of keys are unreadable.
         depth = current.count(".") + 1
         options = sorted({_cut(option, depth) for option in options})
     return [option for option in options if option.startswith(current)]

@@ -69,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def show_photographs(folder: Path) -> None:
-    """Score the tracker that ships on a clip of two photographs that training has not seen."""
+    """Score the tracker that ships on a clip of two photographs that it was not trained on."""
     if not folder.exists():
         # The first clip of seed 0 is one of the few in which nothing moves.
         clip = ["--videos", "1", "--seed", "3"]
@@ -100,7 +100,7 @@ def first_scores(run: Path) -> dict[str, float]:
 def closing_words(
     run: Path, before: dict[str, float], scores: dict[str, float], minutes: float
 ) -> str:
-    """Scores beside those before training and of points that never move; where things are; more."""
+    """Return scores next to two baselines, the paths of all files, and next commands."""
     lines = [
         "",
         f"{'on unseen videos':<18}{'trained':>9}{'before':>9}{'static':>9}",

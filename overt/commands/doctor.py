@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     checks, world = examine(options)
     label = f"rank {0 if world is None else world.rank} on {socket.gethostname()}"
     together = merged(gather_objects(checks), gather_objects(label))
-    barrier()  # nobody closes a connection from which another still reads
+    barrier()  # no rank closes a connection that another still reads
     shutdown()
     worst = max(check.level for check in together)
     if world is None or world.is_main:

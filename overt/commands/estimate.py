@@ -214,8 +214,8 @@ def _write_people(
 ) -> None:
     """Write and print results: one person into the folder, several into folders below it."""
     several = len(people) > 1
-    for number, person in enumerate(people):
-        person_folder = folder / f"person_{number}" if several else folder
+    for index, person in enumerate(people):
+        person_folder = folder / f"person_{index}" if several else folder
         write(person_folder, person, kind)
         x, y, z = person.pelvis
         print(f"pelvis at {x:.3f}, {y:.3f}, {z:.3f} m, focal length {person.focal:.1f} pixels")

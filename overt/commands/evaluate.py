@@ -108,7 +108,7 @@ def _own_words(words: Sequence[str]) -> tuple[Path, Path | None, list[str]]:
 
 
 def free_folder(config: Config) -> Path:
-    """The first folder of the run that holds no scores of other data or settings."""
+    """Return the first folder of the run that holds no scores of other data or settings."""
 
     def is_free(folder: Path) -> bool:
         saved = folder / "config.yaml"
@@ -119,7 +119,7 @@ def free_folder(config: Config) -> Path:
 
 
 def _scored(text: str) -> dict[str, Any]:
-    """What of a configuration says what is scored."""
+    """Return the part of a configuration that decides what is scored."""
     values = OmegaConf.to_container(parse_yaml(text, "config.yaml"))
     if not isinstance(values, dict):
         return {}
@@ -136,7 +136,7 @@ class Result(NamedTuple):
 
 
 def score(config: Config, recipe: Recipe, model: nn.Module, world: World) -> Result:
-    """The recipe's scores on every process, and its pictures on the main one."""
+    """Return the recipe's scores on every process, and its pictures on the main one."""
     import torch
 
     from overt.engine.precision import AUTOCAST, set_precision
@@ -166,7 +166,7 @@ def score(config: Config, recipe: Recipe, model: nn.Module, world: World) -> Res
 
 
 def with_baselines(result: Result, baselines: dict[str, list[dict[str, Any]]]) -> Result:
-    """The result with the means of baselines below its table and among its scores."""
+    """Return the result with the means of baselines below its table and among its scores."""
     from overt.evaluation import summarize
 
     scores, lines = dict(result.scores), [result.table, ""]
@@ -178,7 +178,7 @@ def with_baselines(result: Result, baselines: dict[str, list[dict[str, Any]]]) -
 
 
 def baseline_line(means: dict[str, float]) -> str:
-    """The three numbers of a tracker, or whatever there is."""
+    """Return the three scores of a tracker, or all scores of another task."""
     from overt.metrics.tracking import COLUMNS
 
     named = {name: means[key] for name, key in COLUMNS.items() if key in means} or means
@@ -211,7 +211,7 @@ def write(folder: Path, checkpoint: Path, config: Config, result: Result) -> Non
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON as every reader takes it: NaN, a number that could not be had, becomes null."""
+    """Write strict JSON: NaN becomes null."""
 
     def without_nan(part: Any) -> Any:
         if isinstance(part, dict):

@@ -89,7 +89,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _read(images: ReadableImages, encoder: Any, positions: range) -> Features:
-    """Places, prepared pixels (n, 3, H, W) and labels of the images that can be read."""
+    """Return indices, prepared pixels (n, 3, H, W) and labels of the images that can be read."""
     import torch
 
     from overt.metrics.features import Features

@@ -61,7 +61,7 @@ def _parser(backend: str, description: str) -> argparse.ArgumentParser:
 
 
 def _words(overrides: Sequence[str], options: argparse.Namespace) -> list[str]:
-    """The words of `overt train`."""
+    """Return the words of `overt train`."""
     packages = (word for package in options.package for word in ("--package", package))
     words = [*overrides, *packages]
     return [*words, "--config", options.config] if options.config else words
@@ -126,7 +126,7 @@ def launch_slurm(arguments: Sequence[str]) -> int:
 
 
 def _settings_from(options: argparse.Namespace) -> dict[str, Any]:
-    """The settings that the command line names."""
+    """Return the settings that the command line names."""
     names = (
         "tasks_per", "time", "partition", "account", "qos", "cpus_per_process", "signal_seconds",
         "container",
@@ -147,7 +147,7 @@ def _need_gpus(gpus: int | None) -> int:
 
 
 def _plan(options: argparse.Namespace, settings: SlurmSettings) -> Planned:
-    """One run, or a sweep."""
+    """Return the job of one run, or the job array of a sweep."""
     size = make_size(options.nodes, _need_gpus(options.gpus), options.processes)
     if not options.multirun:
         config = load(options.overrides, options.config, options.package)
@@ -156,9 +156,9 @@ def _plan(options: argparse.Namespace, settings: SlurmSettings) -> Planned:
     # All are checked before the first one is submitted.
     configs = [load(overrides, options.config, options.package) for overrides in choices]
     runs = []
-    for number, (overrides, config) in enumerate(zip(choices, configs, strict=True)):
+    for index, (overrides, config) in enumerate(zip(choices, configs, strict=True)):
         check_size(config, size)
-        name = f"{config.exp_name}/{_label(overrides, options.overrides, number)}"
+        name = f"{config.exp_name}/{_label(overrides, options.overrides, index)}"
         words = _words([*overrides, f"exp_name='{name}'"], options)
         runs.append(slurm.Run(Path.cwd() / config.output_dir / name, words))
     base = configs[0]
@@ -167,7 +167,7 @@ def _plan(options: argparse.Namespace, settings: SlurmSettings) -> Planned:
 
 
 def _label(overrides: Sequence[str], common: Sequence[str], number: int) -> str:
-    """A run of a sweep is named after what differs, as `overt train -m` names it."""
+    """Name a run of a sweep after its differing settings, like `overt train -m`."""
     differing = [text for text in overrides if text not in common]
     return re.sub(r"[^\w.,=+-]+", "_", ",".join(differing)) or str(number)
 
@@ -183,7 +183,7 @@ def _absolute(config: Config) -> Path:
 
 
 def _plan_stages(options: argparse.Namespace, settings: SlurmSettings) -> list[Planned]:
-    """The stages of a file, each after those whose checkpoints it takes."""
+    """Return the stages of a file, each after those whose checkpoints it takes."""
     if options.multirun or options.config or options.package:
         raise ConfigError(
             "--stages takes KEY=VALUE for all stages, but not -m, --config, --package"

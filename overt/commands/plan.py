@@ -83,12 +83,12 @@ def read_devices(text: str) -> tuple[int, ...]:
 
 
 def configure(overrides: Sequence[str], file: str | None, packages: Sequence[str]) -> Config:
-    """The configuration; where its data set lies need not be known yet."""
+    """Return the configuration; the data set need not exist."""
     return load(overrides, file, packages, needs_data=False)
 
 
 def seconds_per_sample(run: Path, devices: int) -> float:
-    """Median seconds of a step over the samples of one device in it, from a run's log."""
+    """Return median seconds of a step over the samples of one device in it, from a run's log."""
     log, settings = run / "metrics.jsonl", run / "config.yaml"
     for path in (log, settings):
         if not path.is_file():
@@ -113,7 +113,7 @@ def samples_per_device(config: Config, devices: Sequence[int]) -> int:
 
 
 def render(plan: dict[str, Any]) -> str:
-    """The plan as tables."""
+    """Return the plan as tables."""
     rows = [row for row in plan["devices"] if "problem" not in row]
     lines = [
         f"{plan['recipe']}: {plan['parameters'] / 1e6:.1f} M parameters trained, "

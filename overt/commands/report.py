@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Look for no garbage: nothing of a page is any before the page is written."""
+    """Disable garbage collection: nothing becomes garbage before the page is written."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

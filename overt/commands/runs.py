@@ -62,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def as_words(run: Run) -> tuple[str, ...]:
-    """A line of the table."""
+    """Return a line of the table."""
     status = run.status()
     left = text.left(run) if status == "running" else ""
     name = run.path.resolve().name if run.name == "." else run.name
@@ -74,7 +74,7 @@ def as_table(rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def as_row(run: Run) -> dict[str, Any]:
-    """The same as values, for scripts."""
+    """Return the same as values, for scripts."""
     left = run.time_left.seconds
     best = run.best
     return {

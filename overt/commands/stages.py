@@ -1,4 +1,4 @@
-"""`overt stages FILE`: run a chain of trainings, each using the best checkpoint of an earlier one.
+"""`overt stages FILE`: run training stages, each from the best checkpoint of an earlier one.
 
 FILE is YAML. Finished stages are skipped; an interrupted one resumes where it stopped.
 
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def local_command(stage: Stage, processes: int | None = None) -> list[str]:
-    """The command that trains a stage on this host."""
+    """Return the command that trains a stage on this host."""
     count = stage.gpus if processes is None else processes
     if processes is None and stage.nodes > 1:
         raise LaunchError(

@@ -221,7 +221,7 @@ def show_page(
 
 
 def tracking_options(recipe: Any, options: argparse.Namespace, queries: Queries) -> dict[str, Any]:
-    """What of the options a recipe's `track_points` can take."""
+    """Return the options that a recipe's `track_points` accepts."""
     offered = inspect.signature(recipe.track_points).parameters
     if options.as_hub and "as_hub" not in offered:
         raise ConfigError("--as-hub is for CoTracker3's trackers; drop it")

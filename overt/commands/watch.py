@@ -75,7 +75,7 @@ def follow(
 
 
 def picture(run: Run, status: str, width: int) -> list[str]:
-    """The run on a few lines: progress, curve of the loss, numbers, scores, restarts, error."""
+    """Return the run on a few lines: progress, loss curve, metrics, scores, restarts, error."""
     lines = [brief(run, status)]
     total = run.total_steps
     if total:
@@ -108,7 +108,7 @@ def picture(run: Run, status: str, width: int) -> list[str]:
 
 
 def brief(run: Run, status: str) -> str:
-    """The run on one line."""
+    """Return the run on one line."""
     parts = [run.name, status, f"step {text.progress(run)}"]
     best = text.best(run)
     if best:

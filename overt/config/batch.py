@@ -36,7 +36,7 @@ class BatchPlan:
 
 
 def plan_batches(training: TrainingSection, world_size: int) -> BatchPlan:
-    """Fill in what the configuration leaves open; refuse what does not divide."""
+    """Derive the values that the configuration leaves null; refuse a batch that does not divide."""
     size, total = training.batch_size, training.global_batch_size
     accumulation = training.accumulation_steps
     if total is None:
@@ -92,13 +92,13 @@ def learning_rates(optimizer: OptimizerSection, global_batch_size: int) -> dict[
 
 
 def scaled_learning_rate(optimizer: OptimizerSection, global_batch_size: int) -> float:
-    """The learning rate for this global batch by the rule of `optimizer.lr_scaling`."""
+    """Return the learning rate for this global batch by the rule of `optimizer.lr_scaling`."""
     # The schema asks for a base batch where the rule needs one.
     return learning_rates(optimizer, global_batch_size)[optimizer.lr_scaling]
 
 
 def advice(training: TrainingSection, optimizer: OptimizerSection, plan: BatchPlan) -> str | None:
-    """What a guide would say about a global batch that leaves little for each process."""
+    """Return advice on a global batch that leaves few samples for each rank."""
     if training.global_batch_size is None or plan.world_size == 1 or plan.batch_size >= 8:
         return None
     larger = 8 * plan.world_size * plan.accumulation_steps

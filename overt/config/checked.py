@@ -84,7 +84,7 @@ def check(
             f"recipe.settings={checked.recipe.settings} is not a dataclass; name the one that "
             "holds the recipe's settings"
         )
-    # A recipe may do without a section; what nobody gave a value needs no name either.
+    # A recipe may do without a section; a section without values may be missing.
     sections = {name: checked[name] for name in RECIPE_SECTIONS if values.get(name)}
     settings = _merge(OmegaConf.structured(settings_class), sections)
     if not needs_data:
@@ -217,7 +217,7 @@ def _refuse_name(name: str) -> None:
 def _refuse_missing(values: DictConfig, sections: Sequence[str] = ()) -> None:
     try:
         keys = sorted(OmegaConf.missing_keys(values))
-    except OmegaConfBaseException as error:  # an interpolation that leads nowhere
+    except OmegaConfBaseException as error:  # an unresolved interpolation
         reason = str(error).splitlines()[0]
         raise ConfigError(f"{error.full_key or 'the configuration'}: {reason}") from error
     missing = [key for key in keys if not sections or key.partition(".")[0] in sections]
@@ -258,7 +258,7 @@ def _refuse_nonfinite(values: Any, prefix: str = "") -> None:
     for name, key in children:
         try:
             value = values[key]
-        except OmegaConfBaseException as error:  # an interpolation that leads nowhere
+        except OmegaConfBaseException as error:  # an unresolved interpolation
             raise ConfigError(f"{name}: {str(error).splitlines()[0]}") from error
         if OmegaConf.is_config(value):
             _refuse_nonfinite(value, name)
@@ -301,7 +301,7 @@ def import_target(key: str, target: str) -> Any:
 
 
 def dotted_keys(values: Any, prefix: str = "") -> Iterator[str]:
-    """Every key below a node, sections included."""
+    """Yield every key below a node, sections included."""
     for key in values:
         name = f"{prefix}{key}"
         yield name
@@ -311,7 +311,7 @@ def dotted_keys(values: Any, prefix: str = "") -> Iterator[str]:
 
 
 def build_recipe(config: Config) -> Recipe:
-    """The recipe's class, made from its settings. This is where torch is first imported."""
+    """Return the recipe's class, made from its settings. This is where torch is first imported."""
     kind: Any = config.recipe_class
     if kind is None:
         kind = import_target("recipe._target_", config.recipe._target_)

@@ -59,7 +59,7 @@ def allowed_packages(folders: Sequence[str]) -> list[str]:
 def compose_values(
     overrides: Sequence[str], config_file: str | None = None, packages: Sequence[str] = ()
 ) -> DictConfig:
-    """The merged YAML values with the overrides applied, not yet checked by the schema."""
+    """Return the merged YAML values with the overrides applied, not yet checked by the schema."""
     allow_in(list(overrides))
     parsed = _parse(overrides)
     if config_file is not None:
@@ -78,7 +78,7 @@ def compose_values(
     for item in single:
         if not (item.is_add() or item.is_force_add()):
             _check_known(item.key_or_group, values)
-    # Composing is slow. A second time is only needed for what adds or takes away keys.
+    # Composing is slow. A second pass is only needed for overrides that add or remove keys.
     if any(item.type is not OverrideType.CHANGE or item.package for item in single):
         return _compose(list(overrides), search)
     for item in single:
@@ -100,7 +100,7 @@ def group_options(packages: Sequence[str] = ()) -> dict[str, list[Path]]:
 
 def chosen_options(overrides: Sequence[str], packages: Sequence[str] = ()) -> dict[str, str]:
     """Return which option of each group a composition takes, by Hydra's own record."""
-    load(overrides, packages=packages)  # what is wrong is said as for a run
+    load(overrides, packages=packages)  # errors are worded as for a run
     search = [root / "conf" for root in _package_roots(packages)]
     composed = _compose(list(overrides), search, with_hydra=True)
     choices = composed.hydra.runtime.choices
@@ -201,7 +201,7 @@ def _options(group: str, search: list[Path]) -> list[str]:
 
 
 def _refuse_removal(overrides: Sequence[str]) -> None:
-    """Refuse `~optimizer` and its like: every run needs these sections."""
+    """Refuse `~optimizer` and similar: every run needs these sections."""
     for text in overrides:
         group = text.removeprefix("~").partition("=")[0]
         if text.startswith("~") and group in GROUPS:
@@ -262,7 +262,7 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
 def differences(
     before: str, after: str, ignore: Sequence[str], defaults: Mapping[str, Any] | None = None
 ) -> list[tuple[str, Any, Any]]:
-    """Keys that differ between two resolved configurations, but for those below `ignore`.
+    """Return keys that differ between two resolved configurations, but for those below `ignore`.
 
     A list that is empty in one and unknown to the other, which is of an older overt, is the same.
     So is a key that the older one does not know, at its value in `defaults`: what came later does

@@ -1,6 +1,6 @@
 """Environment variables in configurations: `${oc.env:NAME}` reads those that are allowed, only.
 
-A file of someone else's must not read secrets into the stored configuration, or send them to a
+A file from someone else must not read secrets into the stored configuration, or send them to a
 tracker that it names itself. Allowed: OVERT_* and what the user writes on the command line or
 in Python. Never imports torch.
 """
@@ -50,7 +50,7 @@ def read(name: str, default: Any = "???") -> Any:
 
 
 def install() -> None:
-    """Put `read` in the place of OmegaConf's own resolver."""
+    """Replace OmegaConf's own resolver by `read`."""
     OmegaConf.register_new_resolver("oc.env", read, replace=True)
 
 

@@ -260,9 +260,9 @@ def _load_here(recipe: type[Recipe], changes: dict[str, Any]) -> None:
 def _merge(draft: _Draft, key: str, change: Any) -> None:
     """Put values over those of one section."""
     plain = _plain(draft, change)
-    if isinstance(plain, dict) and key != "schedule":  # which knows its options itself
+    if isinstance(plain, dict) and key != "schedule":  # it validates its own options
         _refuse_unknown(draft, key, plain)
-    # Arguments of a class are none of another's.
+    # Arguments of one class do not apply to another.
     target = plain.get("_target_") if isinstance(plain, dict) else None
     if key == "schedule" and target not in (None, draft.values[key]._target_):
         draft.values[key] = {}

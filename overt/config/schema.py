@@ -182,7 +182,7 @@ class OptimizerRule:
     arguments: dict[str, Any] = field(default_factory=dict)
 
     def check(self, key: str) -> None:
-        """Refuse what cannot be right in the rule with this key."""
+        """Refuse invalid values of the rule with this key."""
         for name in ("match", "skip"):
             try:
                 re.compile(getattr(self, name) or "")
@@ -287,7 +287,7 @@ class KeyRule:
     to: str | None = MISSING
 
     def check(self, key: str) -> None:
-        """Refuse what cannot be right in the rule with this key."""
+        """Refuse invalid values of the rule with this key."""
         try:
             re.compile(self.match)
         except re.error as error:

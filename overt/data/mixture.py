@@ -89,12 +89,12 @@ class InterleavedMixture:
     def check_split(self, batch_size: int, world_size: int, num_workers: int) -> None:
         """Warn where every loader process has to read all of a source."""
         readers = world_size * max(num_workers, 1)
-        for number, source in enumerate(self.sources):
+        for index, source in enumerate(self.sources):
             if isinstance(source, InterleavedMixture):
                 source.check_split(batch_size, world_size, num_workers)
             elif isinstance(source, SplitStream) and readers > 1:
                 warnings.warn(
-                    f"source {number} of the mixture can only be read in sequence: each of the "
+                    f"source {index} of the mixture can only be read in sequence: each of the "
                     f"{readers} loader processes reads all of its shards. Sources that are read by "
                     "index (overt.data.streams.TarSamples) avoid that",
                     stacklevel=2,
@@ -108,8 +108,8 @@ class InterleavedMixture:
         sources = np.repeat(np.arange(len(block_counts)), block_counts)
         np.random.default_rng(random_stream(seed, epoch, PATTERN, block)).shuffle(sources)
         preceding = np.empty(len(sources), np.int64)
-        for number, (start, end) in enumerate(zip(before, after, strict=True)):
-            preceding[sources == number] = np.arange(start, end)
+        for index, (start, end) in enumerate(zip(before, after, strict=True)):
+            preceding[sources == index] = np.arange(start, end)
         return _Pattern(sources, preceding)
 
 
@@ -189,12 +189,12 @@ def _check(sources: Sequence[SampleSource], weights: Sequence[float]) -> None:
             f"{len(sources)} sources with {len(weights)} weights; a mixture needs at least one "
             "source, and a weight for each"
         )
-    for number, (source, weight) in enumerate(zip(sources, weights, strict=True)):
+    for index, (source, weight) in enumerate(zip(sources, weights, strict=True)):
         if len(source) == 0:
-            raise DataError(f"source {number} of the mixture has no samples; remove it")
+            raise DataError(f"source {index} of the mixture has no samples; remove it")
         if not 0 < weight < math.inf:
             raise DataError(
-                f"source {number} of the mixture has weight {weight}; expected a number above 0"
+                f"source {index} of the mixture has weight {weight}; expected a number above 0"
             )
 
 

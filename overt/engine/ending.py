@@ -1,4 +1,4 @@
-"""How a run ends: after its last step, or early: saved where that is possible, and explained."""
+"""The end of a run: after its last step, or early: saved if possible, and explained."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class FiniteGuard:
     ) -> Tensor:
         """Make the coming `optimizer.step()` do nothing unless `grad_norm` is finite.
 
-        Nor where `allowed`, a scalar on the device, is false: the loss is a spike. Returns 1 or 0,
+        Nor if `allowed`, a scalar on the device, is false: the loss is a spike. Returns 1 or 0,
         a scalar on the device. Fused optimizers take the flag into their kernel; for others on CUDA
         the host has to read it, which costs a wait. Several optimizers step together or not at all.
         """

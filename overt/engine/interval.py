@@ -57,7 +57,7 @@ class Interval:
         if names != self.names:
             if self.names and not self.restored:
                 raise ValueError(f"the step's numbers are {names}, before they were {self.names}")
-            # Of a checkpoint whose version measured something else no sum can be carried on.
+            # Sums of a version with other metrics cannot be continued.
             self.names = names
             self.reset()
         self.restored = False

@@ -107,7 +107,7 @@ class _Samples(Dataset[Any]):
 
     def __init__(self, source: SampleSource, seed: int) -> None:
         self.source, self.seed = source, seed
-        # Once, since asking a protocol takes longer than reading many a sample.
+        # Checked once: isinstance with a protocol takes longer than reading a small sample.
         self.stream = source if isinstance(source, SampleStream) else None
 
     def __getitems__(self, ids: list[SampleId]) -> list[tuple[SampleId, Any]]:
@@ -159,7 +159,7 @@ def keep_freed_memory() -> None:
     """Let this process reuse the memory of a large array that is freed.
 
     The C library would return it, and the system clear every page of it again: a third of the time
-    in which a clip is augmented. The process stays as large as it ever was.
+    of augmenting a clip. The process keeps its peak size.
     """
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt"):  # glibc's; others have nothing to set
@@ -169,12 +169,12 @@ def keep_freed_memory() -> None:
 
 
 def _leave_with(owner: int) -> None:
-    """End this process when the one it loads for has ended, however that came about.
+    """End this process when the one it loads for has ended, for whatever reason.
 
     Its parent is the fork server, which lives as long as any of its children: both would stay
     forever after a training process was killed.
     """
-    if sys.platform == "linux":  # elsewhere nothing tells of the end of another's process
+    if sys.platform == "linux":  # other systems do not report the end of another process
         with suppress(ProcessLookupError):  # it has ended already
             select.select([os.pidfd_open(owner)], [], [])
         os._exit(1)
@@ -269,8 +269,8 @@ class StepLoader:
                 batch = self._collate(self._dataset.__getitems__(ids))
                 yield batch.pin_memory() if pins and isinstance(batch, MicroBatch) else batch
             return
-        # Not forked from this process: its communication and logging threads would be lost
-        # halfway through whatever they hold.
+        # Not forked from this process: its communication and logging threads would vanish while
+        # they hold locks.
         context = loader_context()
         resource_tracker.ensure_running()  # by itself: it changes what is blocked
         with blocked():

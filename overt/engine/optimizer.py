@@ -85,7 +85,7 @@ def build_optimizer(
 
 
 def _build_one(part: Assignment, lr: float) -> torch.optim.Optimizer:
-    """Return the optimizer of one class over its groups, or say what it does not take."""
+    """Return the optimizer of one class over its groups, or explain what it refuses."""
     kind = import_target(f"{part.key}._target_", part.target)
     if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)):
         raise ConfigError(f"{part.key}._target_={part.target} is not a torch.optim.Optimizer")
@@ -135,7 +135,7 @@ def _can_fuse(kind: type, part: Assignment) -> bool:
 
 
 def _refuse_weight_decay(part: Assignment) -> None:
-    """Refuse weight decay for a class that has none, wherever it was asked for."""
+    """Refuse weight decay for a class that has none, wherever it is set."""
     if part.weight_decay != 0:
         raise ConfigError(
             f"{part.key}.weight_decay={part.weight_decay}: {part.target} has no weight decay; set "
@@ -157,7 +157,7 @@ def _split_by_dimensions(group: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def clip_gradients(parameters: list[nn.Parameter], limit: float | None) -> Tensor:
-    """The norm of all gradients, which are then scaled down so that it is at most `limit`.
+    """Clip the norm of all gradients to `limit`; return the norm before clipping.
 
     What torch.nn.utils.clip_grad_norm_ computes, without sorting tensors by device and type.
     """

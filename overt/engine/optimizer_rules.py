@@ -17,7 +17,7 @@ MATRICES = "matrices"
 
 @dataclass(frozen=True)
 class Assignment:
-    """Parameter groups of one optimizer class, and where its settings stand."""
+    """Parameter groups of one optimizer class, and the key of its settings."""
 
     key: str  # of its settings: optimizer, or optimizer.rules.0
     target: str

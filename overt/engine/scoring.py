@@ -1,4 +1,4 @@
-"""One evaluation of a model between two steps, without a trace in training."""
+"""One evaluation of a model between two steps, without side effects on training."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from overt.run.events import LossSpike
 # Of normally distributed numbers the standard deviation is this multiple of the median deviation.
 NORMAL = 1.4826
 LEAST_FRACTION = 0.25  # of the window has to be known before anything is called a spike
-LEAST_SPREAD = 1e-3  # of the median: a loss that stands still has no spread
+LEAST_SPREAD = 1e-3  # of the median: a constant loss has no spread
 
 
 class SpikeWatch:

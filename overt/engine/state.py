@@ -1,4 +1,4 @@
-"""Where a run stands: the few numbers that a trainer moves on, and a checkpoint brings back."""
+"""Progress of a run: the few numbers that a trainer advances and a checkpoint restores."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RECIPE = "recipe/"  # prefix of the recipe's own tensors in a checkpoint
 
 @dataclass
 class State:
-    """Where the run stands. `step` is the one clock: global batches consumed."""
+    """Progress of a run. `step` is the one clock: global batches consumed."""
 
     step: int = 0
     position: Position = START  # in the order of the data
@@ -32,7 +32,7 @@ class State:
     scores: dict[str, float] = field(default_factory=dict)  # of the evaluation at this step
     evaluated_step: int = 0
     wandb_run_id: str | None = None
-    saved_step: int | None = None  # of a checkpoint that lacks nothing
+    saved_step: int | None = None  # of a complete checkpoint
     finished: str | None = None  # why training ended before its last step
 
     @property
@@ -86,7 +86,7 @@ class State:
 
 
 def _refuse_forged(state: dict[str, Any]) -> None:
-    """Refuse counts that are none, such as a negative offset, which would never end."""
+    """Refuse invalid counts, such as a negative offset, with which a run never ends."""
     position = state.get("position")
     counts = {name: state.get(name) for name in ("step", "skipped", "skipped_in_a_row")}
     if isinstance(position, dict):

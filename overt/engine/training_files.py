@@ -1,4 +1,4 @@
-"""Training files of the original projects: a run that they began is continued here.
+"""Training files of the original projects: continue a run that was started there.
 
 A file is what `torch.save` made of a dictionary: `model`, `optimizer`, `scheduler`, and
 `total_steps`, or `scaler` and `epoch`. Nothing in it is run.

@@ -23,17 +23,17 @@ def rename_keys(
     names the rules in a message.
     """
     names = {name: name for name in tensors}  # name in the file to name so far
-    for number, (pattern, replacement) in enumerate(rules):
+    for index, (pattern, replacement) in enumerate(rules):
         try:
             expression = re.compile(pattern)
         except re.error as error:
             raise ConfigError(
-                f"{key}.{number}.match={pattern} is not a regular expression: {error}"
+                f"{key}.{index}.match={pattern} is not a regular expression: {error}"
             ) from None
         fitting = {name for name, new_name in names.items() if expression.search(new_name)}
         if not fitting:
             raise CheckpointError(
-                f"{key}.{number}.match={pattern} fits no tensor of {source}; at this point it has "
+                f"{key}.{index}.match={pattern} fits no tensor of {source}; at this point it has "
                 f"{some(names.values(), 6)}. Correct the expression, or remove the rule"
             )
         for name in fitting:
@@ -44,7 +44,7 @@ def rename_keys(
                 names[name] = expression.sub(replacement, names[name])
             except (re.error, IndexError) as error:
                 raise ConfigError(
-                    f"{key}.{number}.to={replacement} does not fit {pattern}: {error}; groups are "
+                    f"{key}.{index}.to={replacement} does not fit {pattern}: {error}; groups are "
                     r"\1, \2, ..."
                 ) from None
     owners: dict[str, str] = {}

@@ -71,7 +71,7 @@ def chain(
     offset_of = {0: 0}  # where a joint is within its generation
     for before, joints in pairwise(levels):
         above = [offset_of[parents[joint]] for joint in joints]
-        offset_of = {joint: number for number, joint in enumerate(joints)}
+        offset_of = {joint: index for index, joint in enumerate(joints)}
         is_unchanged = above == list(range(len(before)))
         turned = turns[-1] if is_unchanged else _columns(turns[-1], above)  # (B, j, 3, 3)
         start = positions[-1] if is_unchanged else _columns(positions[-1], above)

@@ -95,12 +95,12 @@ def capsules() -> list[Capsule]:
         knuckles = [joints[wrist], *joints[first : first + 3]]
         tip = knuckles[-1] + (knuckles[-1] - knuckles[-2])
         owners = [wrist, first, first + 1, first + 2]
-        for number, owner in enumerate(owners):
-            end = knuckles[number + 1] if number < 3 else tip
-            child = owners[number + 1] if number < 3 else None
+        for index, owner in enumerate(owners):
+            end = knuckles[index + 1] if index < 3 else tip
+            child = owners[index + 1] if index < 3 else None
             starts.append(
                 Capsule(
-                    knuckles[number], end, _FINGER_RADIUS, owner, child, FINGER_SIDES, FINGER_RINGS
+                    knuckles[index], end, _FINGER_RADIUS, owner, child, FINGER_SIDES, FINGER_RINGS
                 )
             )
     return starts
@@ -175,11 +175,11 @@ def _skin(capsule: Capsule, along: Array) -> Array:
 def regressor_of(vertices: Array, positions: Array) -> NDArray[np.float32]:
     """Least-norm weights (J, V) over the nearest vertices that give each place exactly."""
     regressor = np.zeros((len(positions), len(vertices)))
-    for number, position in enumerate(positions):
+    for index, position in enumerate(positions):
         distance = np.linalg.norm(vertices - position, axis=1)
         near = np.argsort(distance, kind="stable")[:NEAREST]
         system = np.concatenate([vertices[near].T, np.ones((1, len(near)))])
-        regressor[number, near] = np.linalg.lstsq(system, np.append(position, 1.0), rcond=None)[0]
+        regressor[index, near] = np.linalg.lstsq(system, np.append(position, 1.0), rcond=None)[0]
     return regressor.astype(np.float32)
 
 

@@ -32,8 +32,8 @@ def loops_of(inside: int) -> list[list[int]]:
         for side in (0, 1):
             face = [c for c in range(8) if (c >> axis & 1) == side]
             cut = [
-                number
-                for number, (a, b) in enumerate(EDGES)
+                index
+                for index, (a, b) in enumerate(EDGES)
                 if a in face and b in face and (inside >> a & 1) != (inside >> b & 1)
             ]
             lines = [cut]

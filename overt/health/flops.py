@@ -1,4 +1,4 @@
-"""Floating-point operations of a step, counted once, and the share of the device they use."""
+"""Floating-point operations of a step, counted once, and the utilization of the device."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PEAKS = {
 
 
 def peak_tflops(device_name: str, precision: str) -> float | None:
-    """What a device can do at most with `training.precision`; None where that is not known."""
+    """Return the peak of a device with `training.precision`; None if unknown."""
     for name, (half, tf32, full) in PEAKS.items():
         if name in device_name:
             return {"bf16": half, "fp16": half, "tf32": tf32}.get(precision, full)
@@ -49,7 +49,7 @@ def count_flops(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> int:
 
 @contextmanager
 def buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Whatever happens to the buffers inside is undone."""
+    """Restore the buffers afterward."""
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         yield

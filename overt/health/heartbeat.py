@@ -1,4 +1,4 @@
-"""A run that hangs: a thread of each process notices, dumps stacks, names who is behind.
+"""Hang detection: a thread of each rank notices, dumps stacks and names the rank that is behind.
 
 Training only counts where it is; everything else happens in the thread, which never waits in a
 collective: processes tell each other through the group's store.
@@ -30,10 +30,10 @@ LONGEST_PAUSE = 15.0  # seconds between two heartbeats
 
 
 class Beat(NamedTuple):
-    """What a process says of itself, again and again."""
+    """The heartbeat message of a rank."""
 
-    number: int  # of this message: one that does not change comes from a process that is gone
-    progress: int  # places passed; the same place has the same number on every process
+    number: int  # sequence number: one that stays the same means that the process is gone
+    progress: int  # phases passed; a phase has the same number on every rank
     step: int
     doing: str
     host: str
@@ -41,7 +41,7 @@ class Beat(NamedTuple):
 
 
 class Heartbeat:
-    """Notes where training is (`at`), and speaks up when it does not move for `minutes`."""
+    """Records the phase of training (`at`), and reports when it does not change for `minutes`."""
 
     def __init__(
         self,
@@ -67,19 +67,19 @@ class Heartbeat:
         return cls(world, store, folder, training.hang_minutes, ends_process)
 
     def at(self, step: int, doing: str) -> None:
-        """Training has come to this place."""
+        """Record that training has reached this phase."""
         self._progress += 1
         self._step, self.doing = step, doing
 
     def start(self) -> None:
-        """From now on somebody watches."""
+        """Start watching."""
         if self._limit is not None:
             target = partial(self._watch, self._limit)
             self._thread = threading.Thread(target=target, name="overt-heartbeat", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
-        """Nobody watches any more."""
+        """Stop watching."""
         self._closed.set()
         if self._thread is not None:
             self._thread.join()
@@ -114,7 +114,7 @@ class Heartbeat:
         return beats
 
     def _report(self, seconds: float, number: int, pause: float) -> int:
-        """Dump stacks and collectives of this process, and say who is behind."""
+        """Dump stacks and collectives of this rank, and name the ranks that are behind."""
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"rank_{self._world.rank}.txt"
         before = self._read_all()
@@ -150,7 +150,7 @@ class Heartbeat:
         return number
 
     def _wait_for_reports(self, living: list[int], pause: float) -> None:
-        """Let every process write its own: the first to end would take the others with it."""
+        """Wait for every rank's report: the first rank to exit would end the others."""
         if self._store is None:
             return
         self._store.set(f"reported/{self._world.rank}", "")
@@ -161,7 +161,7 @@ class Heartbeat:
         time.sleep(pause / 2)  # the one that holds the store must not be the first to go
 
     def _write_collectives(self) -> None:
-        """What the flight recorder knows of this process's last collectives, where there is one."""
+        """Write the last collectives of this rank from the flight recorder, if there is one."""
         if self._store is None:
             return
         from torch._C import _distributed_c10d as c10d
@@ -174,7 +174,7 @@ class Heartbeat:
 
 
 def describe(before: dict[int, Beat], after: dict[int, Beat], world_size: int) -> str:
-    """Who keeps the others waiting, from two readings of all heartbeats."""
+    """Describe which ranks keep the others waiting, from two readings of all heartbeats."""
     if world_size == 1:
         return "There is only one rank."
     silent = [rank for rank in range(world_size) if after.get(rank) == before.get(rank)]
@@ -196,7 +196,7 @@ def _name(rank: int, beat: Beat | None) -> str:
 
 
 def keep_flight_records(folder: Path, environment: Any = os.environ) -> None:
-    """Before the process group is made: NCCL notes collectives, and writes them on a timeout."""
+    """Let NCCL record collectives and write them on a timeout; before the group is created."""
     for name, value in {
         "TORCH_FR_BUFFER_SIZE": "2000",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
@@ -204,4 +204,4 @@ def keep_flight_records(folder: Path, environment: Any = os.environ) -> None:
     }.items():
         environment.setdefault(name, value)
     if "flight_rank_" in environment["TORCH_FR_DUMP_TEMP_FILE"]:
-        folder.mkdir(parents=True, exist_ok=True)  # NCCL makes no folders
+        folder.mkdir(parents=True, exist_ok=True)  # NCCL does not create folders

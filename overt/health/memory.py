@@ -1,4 +1,4 @@
-"""Out of memory, explained: how much there was, and which settings need less."""
+"""Out-of-memory errors explained: how much memory there was, and which settings need less."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def explain(error: BaseException, at: Situation) -> OutOfMemory:
-    """Return the same error with what to change, in the order to try it."""
+    """Return the error with the settings to change, in the order to try them."""
     first = str(error).partition("\n")[0] or "the host has no memory left"
     device = at.world.device
     lines = [

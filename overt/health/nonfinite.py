@@ -114,7 +114,7 @@ class _Watch:
 
 
 def _graph(nodes: set[Node], border: set[Node]) -> set[Node]:
-    """All nodes of the autograd graph below `nodes`, these included, up to the border."""
+    """Return all nodes of the autograd graph below `nodes`, these included, up to the border."""
     reached: set[Node] = set()
     todo = list(nodes - border)
     while todo:

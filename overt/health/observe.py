@@ -39,7 +39,7 @@ class Observer:
             self.log_histograms(model, step)
 
     def has_histograms(self, step: int) -> bool:
-        """Return whether histograms of `step` are logged, which takes its time."""
+        """Return whether histograms of `step` are logged, which is slow."""
         every_steps = self.settings.histograms_every_steps
         return every_steps is not None and self._is_due(step, every_steps)
 
@@ -92,7 +92,7 @@ def module_norms(model: nn.Module, depth: int) -> tuple[list[str], Tensor]:
     weights = torch._foreach_norm([_local(parameter) for _, parameter in named])
     squares = torch.stack([torch.stack(gradients), torch.stack(weights)]).double().square()
     if any(isinstance(parameter, DTensor) for _, parameter in named):
-        # What several ranks hold alike would be counted as often.
+        # Replicated values would be counted once per rank.
         squares = all_reduce_sum(squares / squares.new_tensor(replicas))
     sums = squares.new_zeros(2, len(modules))
     sums.index_add_(1, torch.tensor(owners, device=sums.device), squares)

@@ -17,7 +17,7 @@ import torch
 
 PARTS = ("waiting for data", "in the forward pass")
 SLOWER = 1.5  # times the median of all processes, and
-NOTABLE = 0.1  # of a step above it: then a process is worth a word
+NOTABLE = 0.1  # of a step above it: then a rank is reported
 
 
 class Rates(NamedTuple):
@@ -61,7 +61,7 @@ class Meter:
             self._start += self._clock() - before
 
     def read(self) -> Rates:
-        """The rates since the last reading."""
+        """Return the rates since the last reading."""
         if self._steps == 0:
             return Rates(math.nan, math.nan, math.nan)
         seconds = max(self._clock() - self._start, 1e-9)
@@ -100,7 +100,7 @@ class Pace:
         self._turn = 0
 
     def begin_forward(self) -> None:
-        """Just before a forward pass."""
+        """Start timing a forward pass."""
         if not self._on_cuda:
             self._began = time.perf_counter()
             return
@@ -111,7 +111,7 @@ class Pace:
             self._events.append(pair)
 
     def end_forward(self) -> None:
-        """Just after it."""
+        """Stop timing the forward pass."""
         if not self._on_cuda:
             self._forward += time.perf_counter() - self._began
             self._passes += 1
@@ -123,13 +123,13 @@ class Pace:
             self._events[-1][1].record()
 
     def add_step(self, wait_seconds: float) -> None:
-        """A step is done that waited so long for its data."""
+        """Record a step and how long it waited for its data."""
         self._waited += wait_seconds
         self._steps += 1
 
     def read(self) -> list[float]:
-        """Seconds of each part since the last reading: per step, and per forward pass."""
-        for begin, end in self._events:  # the metrics were read: these are long through
+        """Return seconds of each part since the last reading: per step, and per forward pass."""
+        for begin, end in self._events:  # the metrics were read, so these events have completed
             end.synchronize()
             self._forward += begin.elapsed_time(end) / 1000
             self._passes += 1
@@ -140,7 +140,7 @@ class Pace:
 
 
 def find_straggler(paces: Sequence[Sequence[float]], seconds_per_step: float) -> Straggler | None:
-    """The process that is furthest behind the median in one part, if that is worth a word."""
+    """The process that is furthest behind the median in one part, if the difference is notable."""
     slowest: Straggler | None = None
     for part, name in enumerate(PARTS):
         seconds = [pace[part] for pace in paces]
@@ -162,7 +162,7 @@ class StragglerWatch:
         self._named: tuple[int, str] | None = None
 
     def notice(self, paces: Sequence[Sequence[float]], seconds_per_step: float) -> Straggler | None:
-        """The straggler of this reading, where it is to be named."""
+        """Return the straggler of this reading, if it is to be reported."""
         slow = find_straggler(paces, seconds_per_step)
         key = None if slow is None else (slow.rank, slow.part)
         is_certain = key is not None and key == self._suspected and key != self._named

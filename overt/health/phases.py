@@ -1,4 +1,4 @@
-"""What the time between the start of a process and its first step went into."""
+"""Time spent in each phase between the start of a process and its first step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Phases:
         self._last = time.monotonic() if began is None else began
 
     def end(self, name: str) -> None:
-        """What was done since the last phase was this one."""
+        """Close the current phase under this name."""
         now = time.monotonic()
         self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
         self._last = now

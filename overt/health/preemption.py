@@ -1,6 +1,6 @@
-"""A run that is asked to stop: the signal is noted, all processes agree on a point, then they save.
+"""Requested stops: the signal is recorded, all ranks agree on a step, then they save.
 
-A step costs no more than a look at a flag: processes agree beside it, through the group's store.
+A step only reads a flag; the ranks agree in a thread, through the group's store.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ EXIT_SECONDS = 10.0  # how long the exit of a process waits for an answer of the
 
 
 class StopSignal:
-    """Notes that SIGTERM or SIGUSR1 came. A context: within it they do nothing else.
+    """Records SIGTERM and SIGUSR1. Within this context they have no other effect.
 
     It may be entered again inside itself. Python hears signals in its main thread only: in another
     one the context changes nothing.
@@ -57,7 +57,7 @@ class StopSignal:
             self._set_alarm()
 
     def start_is_over(self) -> None:
-        """The first step is done, or the place to stop at is known: no hurry any more."""
+        """End the time limit: the first step is done, or the point to stop at is known."""
         self._is_starting = False
         if self._alarm_before is not None:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
@@ -107,7 +107,7 @@ class StopSignal:
             self._before = {}
 
     def stay(self) -> None:
-        """Never give the signals back: this process is about to exit, and more of them may come."""
+        """Keep the handlers: this process is about to exit, and more signals may arrive."""
         self._before = {}
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -224,7 +224,7 @@ class Preemption:
             self._stop_at = int(store.get("stop"))
 
     def _appears(self, store: Store, *keys: str) -> bool:
-        """Wait for keys; False where this process does not want to know any more."""
+        """Wait for keys; False if this process has stopped listening."""
         while not self._closing:
             if store.check(list(keys)):
                 return True

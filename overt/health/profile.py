@@ -32,7 +32,7 @@ NOTHING: AbstractContextManager[Any] = nullcontext()
 
 
 class StepProfile:
-    """Records the steps that the configuration names; the others pass untouched."""
+    """Records the steps that the configuration names; other steps run unchanged."""
 
     def __init__(self, training: TrainingSection, folder: Path, world: World) -> None:
         self.steps = range(0)
@@ -46,7 +46,7 @@ class StepProfile:
             self._remember_allocations()
 
     def around(self, step: int) -> AbstractContextManager[Any]:
-        """The context to run this step in."""
+        """Return the context to run this step in."""
         return self._recorded(step) if step in self.steps else NOTHING
 
     @contextmanager
@@ -91,7 +91,7 @@ class StepProfile:
 
 
 def summary(record: profile, device: str, steps: int) -> str:
-    """Waits of the host per step, and the most expensive operations of a recording."""
+    """Return waits of the host per step, and the most expensive operations of a recording."""
     averages = record.key_averages()
     waits = {row.key: row.count for row in averages if row.key in WAITS[device]}
     words = [f"{count / steps:g} x {name}" for name, count in waits.items()]

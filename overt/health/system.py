@@ -1,4 +1,4 @@
-"""The machine a run works on: what it is, and how busy processor, memory, disk and network are.
+"""The machine of a run: its description, and utilization of CPU, memory, disk and network.
 
 Read from /proc and from torch.cuda (which asks NVML where nvidia-ml-py is installed). psutil would
 save about 35 lines and add a compiled dependency: it gives the same numbers, takes 0.46 ms for a

@@ -1,6 +1,6 @@
 """Multi-scale deformable attention as a module, with the keys that detection models have for it.
 
-Letters: B batch, Q queries, C channels, H heads, L levels, P places per level, S cells of all of
+Letters: B batch, Q queries, C channels, H heads, L levels, P points per level, S cells of all of
 them.
 """
 
@@ -17,7 +17,7 @@ from overt.ops.deformable.plain import Sizes
 
 
 class DeformableAttention(nn.Module):
-    """Each query reads `points` places on every level around its reference point (2010.04159).
+    """Each query reads `points` points on every level around its reference point (2010.04159).
 
     The result includes the query: it is `dropout(attention) + query`.
     """
@@ -36,9 +36,9 @@ class DeformableAttention(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Heads look in different directions, a head's places lie 1, 2, ... cells out.
+        """Heads look in different directions, a head's points lie 1, 2, ... cells out.
 
-        From a start at zero all places of a head would coincide and get equal gradients forever.
+        From a start at zero all points of a head would coincide and get equal gradients forever.
         """
         angles = torch.arange(self.heads) * (2 * math.pi / self.heads)
         directions = torch.stack([angles.cos(), angles.sin()], dim=-1)  # (H, 2)

@@ -25,6 +25,6 @@ class SeededDropout(nn.Module):
 def number_sites(root: nn.Module) -> int:
     """Give every seeded dropout below `root` a separate site; how many there are."""
     sites = [module for module in root.modules() if isinstance(module, SeededDropout)]
-    for number, module in enumerate(sites):
-        module.site = number
+    for index, module in enumerate(sites):
+        module.site = index
     return len(sites)

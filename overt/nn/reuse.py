@@ -110,8 +110,8 @@ class _HandOver(torch.autograd.Function):
     def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:
         sums = ctx.sums.take()
         return None, *(
-            sums[number].to(dtype) if number in sums else None
-            for number, dtype in enumerate(ctx.types)
+            sums[index].to(dtype) if index in sums else None
+            for index, dtype in enumerate(ctx.types)
         )
 
 

@@ -1,4 +1,4 @@
-"""What a person sees while a run trains: live lines on a terminal, plain lines elsewhere."""
+"""Console output of a run: live lines on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Console:
         samples_per_second: float = math.nan,
         memory_bytes: float = math.nan,
     ) -> None:
-        """Show where training stands; a rate that is NaN is not known yet and left out."""
+        """Show the progress of training; a rate that is still NaN is omitted."""
         self._step = step
         losses = [f"{name} {value:.4g}" for name, value in fields.items()]
         epochs, speed, eta, rest = f"epoch {epoch:.4g}", [], [], []
@@ -79,7 +79,7 @@ class Console:
         self._draw()
 
     def tick(self, step: int) -> None:
-        """Move the step of the live lines on; nothing is read from the device for it."""
+        """Advance the step of the live lines, without reading from the device."""
         self._step = step
         if self._live and self._clock() - self._drawn_at >= TICK_SECONDS:
             self._work = ""
@@ -121,7 +121,7 @@ class Console:
         self.say("\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows)]))
 
     def close(self) -> None:
-        """Leave the last progress standing."""
+        """Leave the last progress lines on screen."""
         if self._drawn:
             self._work = ""
             self._draw()
@@ -130,7 +130,7 @@ class Console:
             self._live = False
 
     def handler(self) -> logging.Handler:
-        """A handler that says log records, so that a warning does not tear the progress lines."""
+        """Return a handler that prints log records above the progress lines."""
         return _SayHandler(self)
 
     def _done(self) -> float:
@@ -143,7 +143,7 @@ class Console:
         return f"ETA {as_duration(left.seconds)}{varies}"
 
     def _draw(self) -> None:
-        """Draw the live lines over those of before."""
+        """Redraw the live lines in place."""
         if not self._live or not (self._head or self._numbers or self._work or self._score):
             return
         columns = shutil.get_terminal_size().columns - 1
@@ -164,21 +164,21 @@ class Console:
         return [paint(lines[0], "cyan", self._stream), *lines[1:]] if self._head else lines
 
     def _erasure(self) -> str:
-        """What takes the live lines away."""
+        """Return the control sequence that erases the live lines."""
         up = len(self._drawn) - 1
         return "" if up < 0 else f"\r\x1b[{up}A\x1b[J" if up else "\r\x1b[J"
 
     def _write(self, text: str) -> None:
         if not self._enabled:
             return
-        # A terminal without some letter gets a question mark for it.
+        # A character that the terminal cannot encode becomes a question mark.
         encoding = self._stream.encoding or "utf-8"
         text = text.encode(encoding, "replace").decode(encoding)
         try:
             self._stream.write(text)
             self._stream.flush()
         except (OSError, ValueError):
-            # Whoever was watching has gone (closed pipe or terminal); training continues.
+            # The pipe or terminal was closed; training continues.
             self._enabled = False
 
 
@@ -209,7 +209,7 @@ def fit(parts: Sequence[str], done: float | None, columns: int) -> str:
 
 
 def as_duration(seconds: float) -> str:
-    """Seconds as 1:02:03, with days where there are any."""
+    """Return seconds as 1:02:03, with days where there are any."""
     total_seconds = math.ceil(seconds)
     days, remainder = divmod(total_seconds, 86_400)
     clock = f"{remainder // 3600}:{remainder % 3600 // 60:02d}:{remainder % 60:02d}"

@@ -1,8 +1,8 @@
 """One training process group per run folder: a lock that a killed process does not keep.
 
-The file names its owner: host, pid, since when. On the same host the owner is asked for by its pid;
-elsewhere a heartbeat, the file's time, tells whether it lives. Made with O_EXCL, which NFS honors,
-and compared by the file server's own clock. Imports no torch.
+The file names its owner: host, pid, since when. On the same host the owner is checked by its pid;
+elsewhere by a heartbeat, the file's modification time. Made with O_EXCL, which NFS honors, and
+compared by the file server's own clock. Imports no torch.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class RunLock:
         return self._heartbeat_is_stale()
 
     def _heartbeat_is_stale(self) -> bool:
-        """Look at the heartbeat until it moves, which is life, or is old enough to be death."""
+        """Watch the heartbeat until it moves (alive) or is too old (dead)."""
         first = self._beat_time()
         while first is not None and self._server_time() - first < self._stale_seconds:
             self._wait(LOOK_SECONDS)
@@ -201,7 +201,7 @@ class RunLock:
 
 
 def read_owner(path: Path) -> Owner | None:
-    """Return whose lock a file is; None where it does not exist, or is not complete."""
+    """Return the owner of a lock file; None if it does not exist or is incomplete."""
     try:
         with path.open("rb") as file:
             fields: Any = json.loads(file.read(4096))

@@ -43,10 +43,9 @@ class MetricsLogger:
     """Writes to `log_dir`; on all processes but the main one every method does nothing.
 
     `resume_step` is the step of the checkpoint that training resumes from: what was logged beyond
-    it is taken back, because these steps come again. Without it a run starts from scratch,
-    and rows of an earlier start are set aside. No failure of a disk, package or network raises: it
-    is warned of once, and a tracker that failed is not used again;
-    the run folder is tried every time.
+    it is taken back, because these steps come again. Without it a run starts from scratch, and rows
+    of an earlier start are set aside. No failure of a disk, package or network raises: there is one
+    warning, and a tracker that failed is disabled; the run folder is tried every time.
 
     Examples:
         >>> with overt.MetricsLogger("trial", "runs/trial", use_tensorboard=False) as log:
@@ -125,7 +124,7 @@ class MetricsLogger:
     ) -> None:
         """Log numbers; without a step, for the step after the last one logged.
 
-        Steps never go backwards and a name has one value per step: anything else is left out.
+        Steps never go backwards and a name has one value per step: anything else is dropped.
         """
         if not self._active:
             return
@@ -176,7 +175,7 @@ class MetricsLogger:
             log(name, pixels, step)
 
     def log_text(self, name: str, text: str, step: int) -> None:
-        """Log a text; trackers without a method `text` are passed over."""
+        """Log a text; trackers without a method `text` are skipped."""
         if not self._active:
             return
         with self._never_stop(f"the text {name}"):
@@ -191,7 +190,7 @@ class MetricsLogger:
         (self.log_text if isinstance(sample, str) else self.log_picture)(name, sample, step)
 
     def log_histogram(self, name: str, values: Any, step: int) -> None:
-        """Log how values are spread; NaN and Inf are left out of it."""
+        """Log how values are spread; NaN and Inf are excluded."""
         if not self._active:
             return
         with self._never_stop(f"the histogram {name}"):
@@ -219,7 +218,7 @@ class MetricsLogger:
         self.log_metrics(self.system_metrics(), step)
 
     def system_metrics(self) -> dict[str, float]:
-        """What `log_system_metrics` logs; nothing on other processes than the main one."""
+        """Return what `log_system_metrics` logs; nothing on other processes than the main one."""
         numbers: dict[str, float] = {}
         if not self._active:
             return numbers
@@ -317,12 +316,12 @@ def _number(value: Any) -> float:
 
 
 def _full_tensor(tensor: Tensor) -> Tensor:
-    """A sharded tensor gathered from all processes; any other as it is."""
+    """Return a sharded tensor gathered from all processes; any other as it is."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def as_array(values: Any) -> NDArray[Any]:
-    """A tensor, array or list as a NumPy array; bfloat16, which NumPy lacks, as float32."""
+    """Return a tensor, array or list as a NumPy array; bfloat16, which NumPy lacks, as float32."""
     if isinstance(values, Tensor):
         values = values.detach().cpu()
         values = values.float() if values.dtype == torch.bfloat16 else values
@@ -330,7 +329,7 @@ def as_array(values: Any) -> NDArray[Any]:
 
 
 def as_pixels(image: Any) -> Pixels:
-    """A picture in any of the usual layouts as (H, W, 3) uint8."""
+    """Return a picture in any of the usual layouts as (H, W, 3) uint8."""
     array = as_array(image)
     array = array[None] if array.ndim == 2 else array
     if array.ndim == 3 and array.shape[0] in (1, 3, 4):  # channels first, where both could be
@@ -346,10 +345,10 @@ def as_pixels(image: Any) -> Pixels:
 
 
 def as_gif(frames: Any, fps: float) -> bytes:
-    """A video, (T, 3, H, W), as the bytes of an animated GIF that loops."""
+    """Return a video, (T, 3, H, W), as the bytes of an animated GIF that loops."""
     pictures = [Image.fromarray(as_pixels(frame)) for frame in frames]
     buffer = io.BytesIO()
-    milliseconds = max(round(1000 / fps), 20)  # viewers take anything faster for a mistake
+    milliseconds = max(round(1000 / fps), 20)  # viewers slow down shorter delays
     pictures[0].save(
         buffer, "GIF", save_all=True, append_images=pictures[1:], duration=milliseconds, loop=0
     )

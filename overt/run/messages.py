@@ -1,4 +1,4 @@
-"""Texts of a run that are longer than a line: how it starts, and what to do where it ends early."""
+"""Longer messages of a run: its summary at the start, and what to do when it ends early."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from overt.config.batch import BatchPlan, advice, learning_rates
 from overt.run.events import LostPeer, NonFiniteWeights, SkippedStep, StopRequested
 from overt.terminal import columns
 
-# Beginnings of the names of scores that something without training reached.
+# Prefixes of the scores of baselines that need no training.
 BASELINES = (
     "static", "random", "untrained", "initial", "pixels", "pixel", "mean", "constant", "copy",
     "nearest", "chance", "majority", "zero", "identity", "baseline",
@@ -23,7 +23,7 @@ SMALLEST_FAMILY = 3
 
 @dataclass(frozen=True)
 class Introduction:
-    """The introduction of a run: the sums that users ask about."""
+    """The summary that is printed at the start of a run."""
 
     config: Config
     plan: BatchPlan

@@ -23,8 +23,7 @@ ID_FILE = "mlflow_run_id"
 class MLflow:
     """One run per run folder: its id is kept there, and every later session continues it.
 
-    MLflow takes nothing back: a step that comes again after a resume has two values, the later of
-    which counts.
+    MLflow cannot remove values: a step repeated after a resume has two, and the later one counts.
     """
 
     name = "MLflow"

@@ -24,7 +24,7 @@ LATEST_TIME = 253_402_300_799.0  # the last second of the year 9999
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """The rows of a file; none where the file does not exist."""
+    """Yield the rows of a file; none where the file does not exist."""
     with Follower(path) as follower:
         yield from follower.rows()
 
@@ -61,7 +61,7 @@ class Follower:
     def was_replaced(self) -> bool:
         """Whether the path now leads to another file, or a shorter one, than at the last read.
 
-        What was read then holds no longer, and the next read begins at the start.
+        Earlier rows are then invalid, and the next read starts from the beginning.
         """
         if self._file is None:
             return False
@@ -80,7 +80,7 @@ class Follower:
         return True
 
     def rows(self) -> Iterator[Row]:
-        """The rows that have been added since the last call.
+        """Yield the rows that have been added since the last call.
 
         A last line that is not complete yet is left for the next call.
         """
@@ -117,7 +117,7 @@ def _line_at(file: BinaryIO, tail_bytes: int) -> int:
 
 
 def parse_row(line: bytes) -> Row | None:
-    """The object of one line; None where it is not one."""
+    """Return the object of one line; None where it is not one."""
     try:
         text = line.decode().strip()
         row, end = SCAN(text, 0)  # what json.loads does, less its guess of the encoding
@@ -143,19 +143,19 @@ def number_of(value: object) -> float | None:
 
 
 def count_of(value: object) -> int | None:
-    """A whole number such as a step; None where it is negative or absurdly large."""
+    """Return a whole number such as a step; None where it is negative or absurdly large."""
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     return value if 0 <= value <= LARGEST_STEP else None
 
 
 def step_of(row: Mapping[str, Any]) -> int | None:
-    """The step of a row or event, where it has one."""
+    """Return the step of a row or event, where it has one."""
     return count_of(row.get("step"))
 
 
 def time_of(row: Mapping[str, Any]) -> float | None:
-    """When a row was written, in seconds since 1970; None where no clock shows that."""
+    """Return when a row was written, in seconds since 1970; None if it is not a valid time."""
     seconds = number_of(row.get("time"))
     if seconds is None or math.isnan(seconds) or not 0 <= seconds <= LATEST_TIME:
         return None

@@ -1,4 +1,4 @@
-"""When a run resumes, and when resuming would silently be another run."""
+"""Decide whether a run resumes, and refuse to resume with different settings."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True)
 class LogLine:
-    """What is logged at once: numbers since the last line, and what stood out in them."""
+    """One log line: metrics since the last line, and their spikes."""
 
     step: int
     epoch: float
@@ -65,7 +65,7 @@ class Run:
         self.console = Console(enabled=world.is_main and not silent)
         self.logger = MetricsLogger(config.exp_name, config.run_dir, inactive=True)
         self._best: tuple[float, int] | None = None  # of the ranking metric, and its step
-        # Warnings do not tear the progress line, and every rank keeps its own.
+        # Warnings do not break the progress lines, and every rank writes its own file.
         warnings = WarningFile(self.paths.warnings_of(world.rank))
         self._handlers = [] if silent else [self.console.handler(), warnings]
         for handler in self._handlers:
@@ -109,7 +109,7 @@ class Run:
             return
         with explained(self.paths.root):
             self.paths.root.mkdir(parents=True, exist_ok=True)
-            # Replaced, never truncated: a full disk leaves the configuration of before.
+            # Replaced, never truncated: a full disk leaves the previous configuration.
             replace_file(self.paths.config, self.config.text.encode())
             line = f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {shlex.join(sys.argv)}\n"
             with self.paths.command.open("a", encoding="utf-8", errors="replace") as file:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 RECENT = 5  # readings of the speed
 VARIES = 1.5  # slowest by fastest reading, from which on one number would be a false promise
 
-NOTABLE_SECONDS = 60.0  # a difference below is not worth a word
+NOTABLE_SECONDS = 60.0  # a difference below is not reported
 
 
 @dataclass(frozen=True)

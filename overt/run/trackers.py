@@ -1,8 +1,8 @@
-"""Where logged things go: files in the run folder, TensorBoard, Weights & Biases, or elsewhere.
+"""Destinations of logged values: files in the run folder, TensorBoard, Weights & Biases, others.
 
 A tracker raises what it meets; MetricsLogger catches it, so that no tracker stops a training run.
-For a place of your own write a class with the methods of `Tracker` that is made from a `Start`, and
-name it in `logging.trackers` (docs/logging.md); overt/run/mlflow_tracker.py is one.
+For your own destination write a class with the methods of `Tracker` that is made from a `Start`,
+and name it in `logging.trackers` (docs/logging.md); overt/run/mlflow_tracker.py is one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Values = NDArray[np.floating[Any]]  # (N,) finite
 
 
 class Tracker(Protocol):
-    """What a place for logged things can take."""
+    """The interface of a destination for logged values."""
 
     name: str
 
@@ -132,7 +132,7 @@ class RunFolder:
         self.event(kind, {"name": name, "step": step, "path": relative, "caption": caption})
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """The rows of metrics.jsonl; a torn one, left by a crash, is passed over."""
+        """Yield the rows of metrics.jsonl; a torn one, left by a crash, is skipped."""
         if not self.metrics_file.exists():
             return
         for line in self.metrics_file.read_bytes().splitlines():
@@ -197,7 +197,7 @@ class TensorBoard:
         self._writer.file_writer.add_summary(Summary(value=[value]), step)
 
     def text(self, name: str, text: str, step: int) -> None:
-        # Indented, it is shown as it is: its viewer takes texts for Markdown.
+        # Indented, so that TensorBoard, which renders Markdown, shows it verbatim.
         self._writer.add_text(usual_name(name), textwrap.indent(text, "    ", lambda _: True), step)
 
     def histogram(self, name: str, values: Values, step: int) -> None:
@@ -275,7 +275,7 @@ class WeightsAndBiases:
 
 
 def append_line(path: Path, row: Mapping[str, Any]) -> None:
-    """Add one JSON line, whole or not at all, and visible to readers at once."""
+    """Append one JSON line atomically, visible to readers at once."""
     line = json.dumps(_plain(row), allow_nan=False, default=str).encode() + b"\n"
     with open(path, "a+b", buffering=0) as file:
         before = file.seek(0, os.SEEK_END)

@@ -92,12 +92,12 @@ def read_points(body: bytes, shape: tuple[int, ...]) -> NDArray[np.float32]:
         raise DataError('expected {"points": [[frame, x, y], ...]}') from None
     if not 1 <= len(rows) <= MOST_POINTS:
         raise DataError(f"{len(rows)} points; expected 1 to {MOST_POINTS}")
-    for number, row in enumerate(rows):
+    for index, row in enumerate(rows):
         inside = len(row) == 3 and all(map(math.isfinite, row)) and row[0] % 1 == 0
         limits = (frames, width, height)
         if not inside or not all(0 <= v < limit for v, limit in zip(row, limits, strict=True)):
             raise DataError(
-                f"point {number} is {row}; expected [frame, x, y] with frame 0 to {frames - 1}, "
+                f"point {index} is {row}; expected [frame, x, y] with frame 0 to {frames - 1}, "
                 f"x below {width} and y below {height}"
             )
     return np.array(rows, np.float32)

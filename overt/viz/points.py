@@ -46,12 +46,12 @@ def draw_clouds(rows: Sequence[Shown], size: int = 220) -> Tensor:
     font = ImageFont.load_default(size=12)
     for column, view in enumerate(_VIEWS):
         draw.text((column * size + 6, 2), view, fill=_INK, font=font)
-        for number, row in enumerate(rows):
-            colour = _COLOURS[number % len(_COLOURS)]
+        for index, row in enumerate(rows):
+            colour = _COLOURS[index % len(_COLOURS)]
             panel = _panel(row, view, size, colour)
-            paper.paste(panel, (column * size, 18 + number * size))
-    for number, row in enumerate(rows):
-        draw.text((6, 18 + number * size + size - 16), row.title, fill=_INK, font=font)
+            paper.paste(panel, (column * size, 18 + index * size))
+    for index, row in enumerate(rows):
+        draw.text((6, 18 + index * size + size - 16), row.title, fill=_INK, font=font)
     return torch.from_numpy(np.array(paper)).permute(2, 0, 1).contiguous()
 
 

@@ -93,7 +93,7 @@ def test_a_lost_peer_says_where_to_look() -> None:
     text = messages.lost_peer(LostPeer(5, "Broken pipe"), rank=3, timeout_minutes=10.0)
     assert text.startswith("rank 3 at step 5: ")
     assert "(Broken pipe)" in text
-    assert "training.timeout_minutes=10 " in text
+    assert "training.timeout_minutes=10. " in text
     assert "the same command resumes from the last checkpoint" in text
 
 

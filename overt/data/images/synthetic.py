@@ -190,10 +190,10 @@ def write_images(
     with new_folder(root) as folder:
         for done, name in enumerate(names):
             (folder / name).mkdir()
-            for number in range(per_class):
-                rng = sample_rng(seed, order.index(name), number)
+            for index in range(per_class):
+                rng = sample_rng(seed, order.index(name), index)
                 pixels = draw_image(name, size, rng)
-                Image.fromarray(pixels).save(folder / name / f"{number:05d}.png", compress_level=1)
-                written = done * per_class + number + 1
+                Image.fromarray(pixels).save(folder / name / f"{index:05d}.png", compress_level=1)
+                written = done * per_class + index + 1
                 report("writing images", written, len(names) * per_class)
     return names

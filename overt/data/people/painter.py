@@ -56,14 +56,14 @@ class Painter:
         subsampling = slice(None, None, SUPERSAMPLING)
         parts = part_masks(raster, faces, self.model.part)[:, subsampling, subsampling].clone()
         meters = raster.depth[:, subsampling, subsampling].clone()
-        for number, rng in enumerate(generators):
+        for index, rng in enumerate(generators):
             cover = occluder(size, rng)
             if cover is not None:
                 cover = cover.to(self.device)
                 hides = cover[3] > 0
-                picture[number] = torch.where(hides, cover[:3], picture[number])
-                parts[number][hides] = 0
-                meters[number][hides] = torch.inf
+                picture[index] = torch.where(hides, cover[:3], picture[index])
+                parts[index][hides] = 0
+                meters[index][hides] = torch.inf
         picture = camera_effects(picture, generators)
         levels = (255 * picture).round().to(torch.uint8).permute(0, 2, 3, 1)
         return Painted(levels.cpu().numpy(), parts.cpu().numpy(), meters.cpu().numpy())

@@ -124,9 +124,9 @@ def _best_shape(
     none = torch.zeros(people, SHAPE_NUMBERS, device=targets.device)
     mean_body = vertices(none)
     columns = []
-    for number in range(SHAPE_NUMBERS):
+    for index in range(SHAPE_NUMBERS):
         unit = none.clone()
-        unit[:, number] = 1.0
+        unit[:, index] = 1.0
         columns.append((vertices(unit) - mean_body).flatten(1))
     for axis in range(3):
         column = torch.zeros_like(mean_body)

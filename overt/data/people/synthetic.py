@@ -96,12 +96,12 @@ def _write_rows(
     people, scene, generators = draw_rows(first, count, model, options)
     pixels, _ = see(scene, scene.vertices, options.orthographic)
     painted = render(scene, model, painter, options, generators)
-    for number in range(count):
-        stem = f"{first + number:06d}"
-        _save(images / "imgs" / f"{stem}.jpg", painted.pictures[number], "JPEG", quality=95)
-        _save(images / "masks" / f"{stem}.png", painted.parts[number], "PNG")
+    for index in range(count):
+        stem = f"{first + index:06d}"
+        _save(images / "imgs" / f"{stem}.jpg", painted.pictures[index], "JPEG", quality=95)
+        _save(images / "masks" / f"{stem}.png", painted.parts[index], "PNG")
         if options.depth_maps:
-            millimetres = np.nan_to_num(painted.depth_m[number] * 1000, posinf=0)
+            millimetres = np.nan_to_num(painted.depth_m[index] * 1000, posinf=0)
             stored = millimetres.clip(0, 65535).astype(np.uint16)
             _save(images / "depth" / f"{stem}.png", stored, "PNG")
     return _labels(first, people, scene, pixels, options)
@@ -159,7 +159,7 @@ def _labels(
     hands = np.stack([person.hands for person in people])
     shape = np.stack([person.shape for person in people])
     translation = scene.translation.cpu().numpy()
-    names = np.array([f"imgs/{first + number:06d}.jpg" for number in range(count)])
+    names = np.array([f"imgs/{first + index:06d}.jpg" for index in range(count)])
     numbers: dict[str, NDArray[np.generic]] = {
         "bbox_xywh": box.numpy(),
         "keypoints2d": torch.cat([keypoints, inside], dim=-1).numpy(),

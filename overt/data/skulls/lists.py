@@ -164,12 +164,12 @@ def read_list(path: Path) -> list[tuple[Path, str]]:
     if not rows:
         raise DataError(f"the list of skulls {path} is empty; expected a path in each row")
     skulls = []
-    for number, row in enumerate(rows):
+    for index, row in enumerate(rows):
         skull = path.parent / row  # an absolute row stays as it is
         name = skull.name.removesuffix(".nrrd").removesuffix(f"{SUFFIX}.npy")
         if name == skull.name or skull.parent.name != "complete_skull":
             raise DataError(
-                f"{path}, row {number + 1}: {row!r}; expected complete_skull/NNN.nrrd or "
+                f"{path}, row {index + 1}: {row!r}; expected complete_skull/NNN.nrrd or "
                 f"complete_skull/NNN{SUFFIX}.npy, with or without the folder before it"
             )
         skulls.append((skull.parent.parent, name))

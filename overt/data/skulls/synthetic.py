@@ -49,14 +49,14 @@ def write_skulls(
     claim_folder(root, settings, "skulls")
     # The complete skull is written last: where it is, the rest is too.
     missing = [
-        number
-        for number in range(count)
-        if not (root / "complete_skull" / f"{number:03d}{SUFFIX}.npy").is_file()
+        index
+        for index in range(count)
+        if not (root / "complete_skull" / f"{index:03d}{SUFFIX}.npy").is_file()
     ]
     work = partial(write_skull, root, side=side, points=points, seed=seed, kind=kind)
     for done, _ in enumerate(_map(work, missing, workers), start=1):
         report("writing skulls", count - len(missing) + done, count)
-    write_lists(root, [f"{number:03d}" for number in range(count)], seed, replace=bool(missing))
+    write_lists(root, [f"{index:03d}" for index in range(count)], seed, replace=bool(missing))
     return len(missing)
 
 

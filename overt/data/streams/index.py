@@ -86,7 +86,7 @@ def build_index(shard: str, opener: Opener) -> ShardIndex:
         file.seek(0)
         samples = list(read_samples(ShardReader(file, shard, size), lambda suffix: False))
     suffixes = sorted({suffix for sample in samples for suffix in sample.members})
-    numbers = {suffix: number for number, suffix in enumerate(suffixes)}
+    numbers = {suffix: index for index, suffix in enumerate(suffixes)}
     rows = [
         (numbers[suffix], member.offset, member.size)
         for sample in samples

@@ -39,9 +39,9 @@ class ShardOrder:
         requested = np.arange(*positions.indices(self.length), dtype=np.int64)
         sequence = self._in_lanes(requested)
         windows, owners = np.unique((sequence + self.phase) // self.window, return_inverse=True)
-        for number, window in enumerate(windows):
+        for index, window in enumerate(windows):
             first, shuffled = self._window(int(window))
-            in_window = owners == number
+            in_window = owners == index
             sequence[in_window] = first + shuffled[sequence[in_window] - first]
         indices: NDArray[np.int64] = (
             sequence + self.shifts[np.searchsorted(self.ends, sequence, side="right")]

@@ -82,7 +82,7 @@ def _options(text: str, pattern: str) -> list[str]:
             f"the pattern {pattern!r} counts from {first} to {last}; expected up to {MOST_SHARDS} "
             "shards, the smaller number first"
         )
-    return [str(number).zfill(len(numbers[1])) for number in range(first, last + 1)]
+    return [str(index).zfill(len(numbers[1])) for index in range(first, last + 1)]
 
 
 def is_url(shard: str) -> bool:

@@ -98,9 +98,9 @@ def _write(
     with suppress(MadeMeanwhileError), new_folder(target) as folder:
         for name, paths in images.items():
             (folder / name).mkdir()
-            for number, frame in enumerate(span):
+            for index, frame in enumerate(span):
                 if frame < len(paths):
-                    _link(paths[frame], folder / name / f"{number:03d}{paths[frame].suffix}")
+                    _link(paths[frame], folder / name / f"{index:03d}{paths[frame].suffix}")
         array = np.array(content, dtype=object)
         np.save(folder / f"{target.name}.npy", array, allow_pickle=True)
 

@@ -268,14 +268,14 @@ def _track(layers: list[_Layer], settings: SceneSettings, rng: np.random.Generat
     start_xy = rng.uniform(0, 1, (count, 2)) * extent
     coords = np.empty((count, frames, 2))
     owner = np.full(count, -1)
-    for number in reversed(range(len(layers))):
-        surface = layers[number].motion.to_surface(start_xy, start_frame)
-        mine = (owner < 0) & (layers[number].inside(surface) > 0)
-        owner[mine] = number
-        coords[mine] = layers[number].motion.to_image(surface[mine])
+    for index in reversed(range(len(layers))):
+        surface = layers[index].motion.to_surface(start_xy, start_frame)
+        mine = (owner < 0) & (layers[index].inside(surface) > 0)
+        owner[mine] = index
+        coords[mine] = layers[index].motion.to_image(surface[mine])
     visible = np.asarray(((coords >= 0) & (coords <= extent)).all(axis=-1))  # (N, T)
-    for number, layer in enumerate(layers):
-        behind = owner < number
+    for index, layer in enumerate(layers):
+        behind = owner < index
         surface = layer.motion.to_surface(coords[behind], np.arange(frames))
         visible[behind] &= layer.inside(surface) <= 0
     return Tracks(coords.astype(np.float32), visible)

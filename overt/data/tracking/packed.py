@@ -112,7 +112,7 @@ def pack_sequences(
     written: list[Path] = []
     left_out: dict[str, str] = {}
     skipped = 0
-    for number, sequence in enumerate(sequences):
+    for index, sequence in enumerate(sequences):
         target = out / f"{sequence.name}{SUFFIX}"
         if target.exists():
             skipped += 1
@@ -122,7 +122,7 @@ def pack_sequences(
                 written.append(target)
             except DataError as error:
                 left_out[sequence.name] = str(error)
-        report("packing sequences", number + 1, len(sequences))
+        report("packing sequences", index + 1, len(sequences))
     if not written and not skipped:
         raise DataError(
             f"none of the {len(sequences)} sequences of {root} can be read, the first because: "
@@ -143,7 +143,7 @@ def _contents(sequence: Path, storage: str, quality: int) -> dict[str, NDArray[A
         stored = [np.frombuffer(path.read_bytes(), np.uint8) for path in paths]
     elif storage == "jpeg":
         stored = [_jpeg(frame, quality) for frame in stored]
-    named = {f"frame_{number:03d}": frame for number, frame in enumerate(stored)}
+    named = {f"frame_{index:03d}": frame for index, frame in enumerate(stored)}
     return {"coords": tracks.coords_xy, "occluded": ~tracks.visible, **named}
 
 

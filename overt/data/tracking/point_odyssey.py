@@ -26,7 +26,7 @@ _ADVICE = "Get the sequence again from its publisher."
 
 
 class PointOdyssey:
-    """The start of every sequence of a split; only the frames asked for are decoded."""
+    """The start of every sequence of a split; only requested frames are decoded."""
 
     def __init__(
         self, root: Path | str, split: str = "test", frames: int = 300, points: int = 256
@@ -105,7 +105,7 @@ def _read_annotations(file: Path, frames: int) -> tuple[NDArray[np.float32], NDA
         with open_arrays(file) as archive:
             coords, states = archive["trajs_2d"][:frames], archive["visibs"][:frames]
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        reason = f"it has no readable trajs_2d and visibs ({error})"
+        reason = f"its trajs_2d and visibs cannot be read ({error})"
         raise DataError(f"{file}: {reason}. {_ADVICE}") from None
     if coords.ndim != 3 or coords.shape[2] != 2 or states.shape != coords.shape[:2]:
         raise DataError(

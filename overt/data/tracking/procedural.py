@@ -165,11 +165,11 @@ def _top(scene: Scene, frame: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Ten
     """The foremost layer at positions (B, M) of frames, and the places of its surface."""
     owner = torch.zeros_like(frame)
     top_u, top_v = torch.zeros_like(x), torch.zeros_like(y)
-    for number in range(scene.layers.shape[2]):
-        layer = Layer(*pick_frame(scene.layers[:, :, number], frame).unbind(0))
+    for index in range(scene.layers.shape[2]):
+        layer = Layer(*pick_frame(scene.layers[:, :, index], frame).unbind(0))
         u, v = to_surface(layer, x, y)
         is_covered = cover(layer, u, v) > SOLID
-        owner = torch.where(is_covered, number, owner)
+        owner = torch.where(is_covered, index, owner)
         top_u, top_v = torch.where(is_covered, u, top_u), torch.where(is_covered, v, top_v)
     return owner, top_u, top_v
 

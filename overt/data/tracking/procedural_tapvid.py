@@ -51,10 +51,10 @@ def write_photograph_videos(
     source = ProceduralClips(settings)
     entries: dict[str, dict[str, Any]] = {}
     corner = torch.tensor([size[1] - 1.0, size[0] - 1.0])
-    for number in each(range(videos), "making videos"):
-        numbers = source.sample(number, sample_rng(seed, EPOCH, number))
+    for index in each(range(videos), "making videos"):
+        numbers = source.sample(index, sample_rng(seed, EPOCH, index))
         clip = make_clips(numbers[None], bank, settings, size, frames, points)
-        entries[f"photographs-{number:03d}"] = {
+        entries[f"photographs-{index:03d}"] = {
             "video": clip.video[0].permute(0, 2, 3, 1).contiguous().numpy(),
             "points": (clip.tracks[0].transpose(0, 1) / corner).contiguous().numpy(),
             "occluded": (~clip.visible[0].T).contiguous().numpy(),

@@ -120,8 +120,8 @@ class UnlabeledSettings:
                 "data.unlabeled.teachers=[] leaves no teacher to label clips; give a list such as "
                 "[{source: small}]"
             )
-        for number, teacher in enumerate(self.teachers):
-            key = f"data.unlabeled.teachers[{number}]"
+        for index, teacher in enumerate(self.teachers):
+            key = f"data.unlabeled.teachers[{index}]"
             within(f"{key}.visible_threshold", teacher.visible_threshold, 0, 1)
             if teacher.support is not None:
                 one_of(f"{key}.support", teacher.support, SUPPORT)

@@ -52,8 +52,8 @@ def write_sequences(
 
 def _write_sequence(folder: Path, name: str, video: NDArray[np.uint8], tracks: Tracks) -> None:
     (folder / "frames").mkdir(parents=True)
-    for number, image in enumerate(video):
+    for index, image in enumerate(video):
         # Noise hardly compresses: the lightest level is nearly as small and much faster.
-        Image.fromarray(image).save(folder / "frames" / f"{number:03d}.png", compress_level=1)
+        Image.fromarray(image).save(folder / "frames" / f"{index:03d}.png", compress_level=1)
     content = {"coords": tracks.coords_xy, "visibility": ~tracks.visible}
     np.save(folder / f"{name}.npy", np.array(content, dtype=object), allow_pickle=True)

@@ -248,7 +248,7 @@ def _decode_frames(value: Any, source: str) -> NDArray[np.uint8]:
     if isinstance(value, np.ndarray) and value.ndim == 4:
         return value
     frames = []
-    for number, data in enumerate(value):
+    for index, data in enumerate(value):
         try:
             with Image.open(io.BytesIO(data)) as image:
                 frames.append(to_rgb(image))
@@ -262,7 +262,7 @@ def _decode_frames(value: Any, source: str) -> NDArray[np.uint8]:
             Image.DecompressionBombError,
         ) as error:
             raise DataError(
-                f"{source}: frame {number} is not a readable image ({error}). {_REMEDY}"
+                f"{source}: frame {index} is not a readable image ({error}). {_REMEDY}"
             ) from error
     sizes = sorted({frame.shape[1::-1] for frame in frames})
     if len(sizes) > 1:

@@ -26,7 +26,7 @@ SEED = 2410  # of the computed patterns
 def load_textures(folder: str | None, side: int, num_procedural: int) -> Tensor:
     """Photographs below a folder and `num_procedural` computed patterns, (K, side, side) int32."""
     pictures = [] if folder is None else read_photographs(Path(folder), side)
-    pictures += [make_texture(number, side) for number in range(num_procedural)]
+    pictures += [make_texture(index, side) for index in range(num_procedural)]
     if not pictures:
         raise DataError(
             "no textures: data.textures=null and data.procedural.made_textures=0; give "

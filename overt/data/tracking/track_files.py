@@ -42,14 +42,14 @@ def read_queries(path: Path) -> Queries:
     if not rows:
         raise DataError(f"--queries {path}: it has no queries; give lines of t,x,y")
     queries = np.zeros((len(rows), 3), dtype=np.float32)
-    for number, row in enumerate(rows):
+    for index, row in enumerate(rows):
         try:
             values = [float(value) for value in row]
         except (TypeError, ValueError, OverflowError):
             values = []
         if len(values) != 3 or not all(map(math.isfinite, values)) or values[0] % 1:
-            raise _bad_query(path, number, row)
-        queries[number] = values
+            raise _bad_query(path, index, row)
+        queries[index] = values
     return queries
 
 
@@ -72,10 +72,10 @@ def _json_rows(path: Path, text: str) -> list[Any]:
     rows = [
         [row.get(key) for key in ("t", "x", "y")] if isinstance(row, dict) else row for row in rows
     ]
-    for number, row in enumerate(rows):
+    for index, row in enumerate(rows):
         # A text is a list of letters to Python, and true is 1.
         if not isinstance(row, list) or not {type(value) for value in row} <= {int, float}:
-            raise _bad_query(path, number, row)
+            raise _bad_query(path, index, row)
     return rows
 
 

@@ -105,10 +105,10 @@ def _decode_some(video: Path, indices: set[int]) -> list[NDArray[np.uint8]]:
         with av.open(str(video)) as container:
             stream = container.streams.video[0]
             stream.thread_type = "AUTO"
-            for number, frame in enumerate(container.decode(stream)):
-                if number in indices:
+            for index, frame in enumerate(container.decode(stream)):
+                if index in indices:
                     frames.append(np.asarray(frame.to_ndarray(format="rgb24"), np.uint8))
-                if number >= last:
+                if index >= last:
                     break
     except (av.error.FFmpegError, OSError) as error:
         raise DataError(f"{video}: it cannot be decoded ({error})") from error

@@ -47,8 +47,8 @@ def compile_in_place(
     the block finishes, so that communication overlaps with computation.
 
     With `recompute` norms and activation functions are computed again in the backward pass rather
-    than kept. With a `memory_budget` below 1 only about that share of the activations is kept; what
-    is cheapest to compute again is.
+    than kept. With a `memory_budget` below 1 only about that fraction of the activations is kept;
+    the cheapest are recomputed.
     """
     torch._functorch.config.activation_memory_budget = memory_budget
     torch._functorch.config.ban_recompute_materialized_backward = not recompute

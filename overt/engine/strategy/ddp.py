@@ -1,4 +1,4 @@
-"""What DistributedDataParallel needs around it, and its mean over ranks where it has no part.
+"""Helpers around DistributedDataParallel, and its mean over ranks for passes without it.
 
 The line that wraps the model is in build.py.
 """

@@ -1,4 +1,4 @@
-"""FSDP2: parameters, gradients and optimizer state in equal shares on all processes.
+"""FSDP2: parameters, gradients and optimizer state sharded over all ranks.
 
 `fully_shard` works in place: the model stays the recipe's own module, with its own keys. Each block
 is gathered just before it runs and dropped just after (docs/sharding.md).
@@ -29,7 +29,7 @@ FLOAT32 = MixedPrecisionPolicy(
 
 
 def refuse_contradictions(training: TrainingSection, units: list[nn.Module]) -> None:
-    """Stop where another setting cannot be had together with `training.strategy=fsdp`."""
+    """Refuse settings that contradict `training.strategy=fsdp`."""
     if not units:
         raise ConfigError(
             "training.strategy=fsdp gathers block by block, but this recipe names no blocks; set "
@@ -49,7 +49,7 @@ def refuse_contradictions(training: TrainingSection, units: list[nn.Module]) -> 
 
 
 def shard_in_place(model: nn.Module, units: list[nn.Module], world: World) -> FSDPModule:
-    """Leave each process its share of every parameter: unit by unit, then of the rest."""
+    """Leave each rank its shard of every parameter: unit by unit, then the rest."""
     chosen = set(units)
     _refuse_ties_between_units(model, chosen)
     mesh = make_mesh(world)

@@ -100,7 +100,7 @@ def _colored(channel, color, TAPS: tl.constexpr):
 def _texels(
     textures, texture_index, maps, colors, row, u, v, blur_u, blur_v, side, BLURRED: tl.constexpr
 ):
-    """Colors of places of surfaces, averaged along the blur; `row`: the layer of each pixel."""
+    """Colors of positions on surfaces, averaged along the blur; `row`: the layer of each pixel."""
     to_texel = maps + row * 6
     texture = textures + tl.load(texture_index + row).to(tl.int64) * side * side
     xx = tl.load(to_texel)

@@ -67,7 +67,7 @@ class Layer(NamedTuple):
 
 
 def bent(layer: Layer, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """How far a bend moves places of a surface."""
+    """How far a bend moves positions on a surface."""
     a = torch.sin(layer.awx * x + layer.awy * y + layer.aphase)
     b = torch.sin(layer.bwx * x + layer.bwy * y + layer.bphase)
     return layer.ax * a + layer.bx * b, layer.ay * a + layer.by * b
@@ -184,7 +184,7 @@ def _texels(
     blur_v: Tensor,
     taps: tuple[float, ...] = BLUR_TAPS,
 ) -> Tensor:
-    """Colors (B, T, 3, H, W) of places of surfaces, averaged along the blur."""
+    """Colors (B, T, 3, H, W) of positions on surfaces, averaged along the blur."""
     batch, count, _ = texture_map.shape
     row = torch.arange(batch, device=u.device, dtype=torch.int32).view(-1, 1, 1, 1) * count + chosen
     xx, xy, x0, yx, yy, y0 = (part.reshape(-1)[row] for part in texture_map.unbind(-1))

@@ -25,7 +25,7 @@ DEAD = ("depth_head.dec_z.conv.weight", "depth_head.dec_z.conv.bias")
 
 
 class DepthDecoder(nn.Module):
-    """One learned query attends to all places of a map; what it found becomes a depth."""
+    """One learned query attends to all positions of a map; its result becomes a depth."""
 
     places: Tensor | None
 
@@ -46,7 +46,7 @@ class DepthDecoder(nn.Module):
         layer = nn.TransformerDecoderLayer(width, heads, hidden, dropout, batch_first=True)
         self.decoder = nn.TransformerDecoder(layer, layers)
         self.z_out = nn.Linear(width, 1)
-        # The published head knows no places; a small map profits from them.
+        # The published head has no position embedding; a small map profits from one.
         table = None if places is None else nn.Parameter(0.02 * torch.randn(places, width))
         self.register_parameter("places", table)
         if start_bias is not None:
@@ -92,14 +92,14 @@ class ConvBackbone(nn.Module):
         super().__init__()
         layers: list[nn.Module] = []
         before = 3
-        for number, count in enumerate(channels):
-            kernel = 5 if number == 0 else 3
+        for index, count in enumerate(channels):
+            kernel = 5 if index == 0 else 3
             layers += [
                 nn.Conv2d(before, count, kernel, 2, kernel // 2, bias=False),
                 SharedBatchNorm2d(count),
                 nn.ReLU(inplace=True),
             ]
-            if number > 0:
+            if index > 0:
                 layers.append(ResidualBlock(count))
             before = count
         self.layers = nn.Sequential(*layers)
@@ -194,7 +194,7 @@ class DepthNet(nn.Module):
         return self.from_features(self.features(images))
 
     def require_weights(self, remedy: str) -> None:
-        """Refuse to go on with a frozen backbone that no file has filled."""
+        """Refuse a frozen backbone without weights."""
         if not self.has_backbone_weights:
             raise CheckpointError(
                 "the frozen depth backbone has no weights: no file was given, and the "

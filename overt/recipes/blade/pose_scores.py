@@ -91,13 +91,13 @@ class Scorer:
         rows = [self.pose_row(vertices[n], truth) for n, truth in enumerate(truths)]
         if output.depth is None:
             return rows
-        for number, truth in enumerate(truths):
-            rows[number] |= depth_row(float(output.depth[number]), float(truth.pelvis[2]))
+        for index, truth in enumerate(truths):
+            rows[index] |= depth_row(float(output.depth[index]), float(truth.pelvis[2]))
             if truth.focal is None:
                 continue  # without a true camera there is nothing to compare one with
-            person = chosen[number]
-            observed, scale = self.observe(person, pictures[number], truth)
-            single = slice(number, number + 1)
+            person = chosen[index]
+            observed, scale = self.observe(person, pictures[index], truth)
+            single = slice(index, index + 1)
             arguments = (
                 self.body, output.shape[single], output.rotations[single], output.depth[single],
             )  # fmt: skip
@@ -110,7 +110,7 @@ class Scorer:
             row |= camera_row(solved, truth, scale)
             if not self.has_mask(person):
                 row = {name + TRUE_MASK: value for name, value in row.items()}
-            rows[number] |= row
+            rows[index] |= row
         return rows
 
     def predict(self, chosen: Sequence[int], pictures: Sequence[Picture]) -> PoseOutput:

@@ -2,7 +2,7 @@
 
 A base estimator, and a copy of it that is told the depth through layers that start at zero, so that
 training begins at the base. Section 3.3 of arXiv:2412.08640, on a small estimator.
-Letters: B pictures, N places of all levels, D features, 21 queries.
+Letters: B pictures, N positions of all levels, D features, 21 queries.
 """
 
 from __future__ import annotations
@@ -106,15 +106,15 @@ class PoseBranch(nn.Module):
 
     def forward(self, images: Tensor, depth: Tensor | None) -> Tensor:  # (B, 21, D)
         memory, positions = [], []
-        for number, (maps, project) in enumerate(
+        for index, (maps, project) in enumerate(
             zip(self.backbone(images), self.projections, strict=True)
         ):
-            position = sine_positions(maps.shape[2:], self.width, maps.device) + self.levels[number]
+            position = sine_positions(maps.shape[2:], self.width, maps.device) + self.levels[index]
             if self.tz is not None:
                 assert depth is not None
                 depth_input = depth[:, None].to(maps.dtype)
-                maps = maps + self.tz.features[number](depth_input)[..., None, None]
-                position = position + self.tz.positions[number](depth_input)[:, None]
+                maps = maps + self.tz.features[index](depth_input)[..., None, None]
+                position = position + self.tz.positions[index](depth_input)[:, None]
             memory.append(project(maps).flatten(2).transpose(1, 2))
             positions.append(position.expand(len(images), -1, -1))
         tokens = self.queries.expand(len(images), -1, -1)

@@ -56,14 +56,14 @@ class ResNet(nn.Module):
         self.bn1 = make_norm(norm, width)
         inputs = width
         self.channels: list[int] = []
-        for number, count in enumerate(blocks):
-            inner = width * 2**number
+        for index, count in enumerate(blocks):
+            inner = width * 2**index
             layers = []
             for block in range(count):
-                stride = 2 if number > 0 and block == 0 else 1
+                stride = 2 if index > 0 and block == 0 else 1
                 layers.append(Bottleneck(inputs, inner, stride, norm))
                 inputs = EXPANSION * inner
-            self.add_module(f"layer{number + 1}", nn.Sequential(*layers))
+            self.add_module(f"layer{index + 1}", nn.Sequential(*layers))
             self.channels.append(inputs)
         self.channels = self.channels[1:]
         for module in self.modules():
@@ -75,7 +75,7 @@ class ResNet(nn.Module):
         if self.pool:
             maps = max_pool(maps, 3, 2, 1)
         features = []
-        for number in range(1, 5):
-            maps = self.get_submodule(f"layer{number}")(maps)
+        for index in range(1, 5):
+            maps = self.get_submodule(f"layer{index}")(maps)
             features.append(maps)
         return features[1:]

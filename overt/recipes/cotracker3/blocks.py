@@ -83,7 +83,7 @@ def keep_convolved(_: Any, operation: Any, *arguments: Any, **options: Any) -> C
 
 
 def convolve_unshifted(convolution: nn.Conv2d, x: Tensor) -> Tensor:
-    """The convolution without its bias: normalization takes away what is added to a whole map."""
+    """The convolution without its bias: normalization removes a constant added to a whole map."""
     weight = _WithIdle.apply(convolution.weight, convolution.bias)  # type: ignore[no-untyped-call]
     padding = cast(tuple[int, int], convolution.padding)
     return convolve(x, weight, cast(tuple[int, int], convolution.stride), padding)

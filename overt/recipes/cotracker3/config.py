@@ -143,8 +143,8 @@ class DataSettings(KubricSettings):
                 "data.sources=[] leaves nothing to train on; null trains on data.root, or give a "
                 "list of {root: FOLDER, weight: NUMBER}"
             )
-        for number, source in enumerate(self.sources or ()):
-            within(f"data.sources[{number}].weight", source.weight, 0, above=True)
+        for index, source in enumerate(self.sources or ()):
+            within(f"data.sources[{index}].weight", source.weight, 0, above=True)
         shortest = self.random_sequence_len
         if shortest is not None and not 1 <= shortest < self.sequence_len:
             raise ConfigError(

@@ -160,7 +160,7 @@ def training_clips(settings: DataSettings) -> KubricClips | Mixture:
     if settings.sources is None:
         return KubricClips(settings)
     clips = []
-    for number, source in enumerate(settings.sources):
+    for index, source in enumerate(settings.sources):
         # The sequences that are evaluated on are kept out wherever they are listed.
         root = None if settings.root is None else Path(settings.root).resolve()
         shared = Path(source.root).resolve() == root
@@ -169,7 +169,7 @@ def training_clips(settings: DataSettings) -> KubricClips | Mixture:
         try:
             clips.append(KubricClips(part))
         except DataError as error:
-            raise DataError(f"data.sources[{number}]: {error}") from error
+            raise DataError(f"data.sources[{index}]: {error}") from error
     return Mixture(clips, [source.weight for source in settings.sources])
 
 

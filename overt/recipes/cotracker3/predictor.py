@@ -59,7 +59,7 @@ class Predictor:
     iters: int = 6
     # side of the grid of support points over the first frame; 0: none
     grid_size: int = 5
-    # support points at random frames and places, the same for every video
+    # support points at random frames and positions, the same for every video
     random_points: int = 0
     # each query with separate support points, as in the paper's tables; false: all together
     single_point: bool = False

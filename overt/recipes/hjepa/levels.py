@@ -93,7 +93,7 @@ def grid_cells(
     levels: int,
     by_sequence: bool = False,
 ) -> GridPooling:
-    """The cells of every level, for tokens at these places of the grid, sequence by sequence.
+    """The cells of every level, for tokens at these positions of the grid, sequence by sequence.
 
     `by_sequence`: the valid cells of a sequence share a weight of 1.
     """

@@ -138,7 +138,7 @@ class LBM(nn.Module):
         return torch.sigmoid(logits.float()) >= self.visible_threshold
 
     def read_queries(self, features: Tensor, frames: Tensor, positions_xy: Tensor) -> Tensor:
-        """Features (..., C) at places (..., 2) in pixels of the model, of the maps `frames`."""
+        """Features (..., C) at positions (..., 2) in pixels of the model, of the maps `frames`."""
         return read_points(features, frames, positions_xy / STRIDE - 0.5)
 
     def to_model_pixels(self, points_xy: Tensor, size: tuple[int, int]) -> Tensor:

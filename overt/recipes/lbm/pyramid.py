@@ -59,7 +59,7 @@ def interpolation(length: int, new_length: int) -> Tensor:
 
 
 def read_points(features: Tensor, frames: Tensor, cells_xy: Tensor) -> Tensor:
-    """Features (..., C) of the maps (F, h, w, C) at places (..., 2) in cells of maps (...).
+    """Features (..., C) of the maps (F, h, w, C) at positions (..., 2) in cells of maps (...).
 
     A cell's center has whole coordinates; beyond the outermost centers the border is repeated.
     Four cells are gathered for each place, and nothing of the size of a map is made.

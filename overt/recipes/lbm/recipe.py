@@ -218,8 +218,8 @@ class LBMRecipe(Recipe):
         chunks = torch.split(queries, POINTS_PER_CHUNK)
         results = []
         with torch.autocast(next(model.parameters()).device.type, enabled=False):
-            for number, chunk in enumerate(chunks):
-                reporting = _later(report, number, len(chunks))
+            for index, chunk in enumerate(chunks):
+                reporting = _later(report, index, len(chunks))
                 limits = (settings.memory_size, settings.visible_threshold)
                 results.append(track_clip(model, video, chunk, *limits, reporting))
         points_xy, visible, visibility, rho = (

@@ -22,7 +22,7 @@ from overt.recipes.lbm.pyramid import Resize, level_sizes, make_tokens, normaliz
 
 # Candidates of a middle layer; the first layer's are a setting, the last has one.
 MIDDLE_CANDIDATES = 4
-COLLISION_POINTS = 4  # places per level that the collision memory's head looks at
+COLLISION_POINTS = 4  # points per level that the collision memory's head reads
 
 
 class FrameMaps(NamedTuple):

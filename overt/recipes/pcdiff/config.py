@@ -113,13 +113,13 @@ class ModelSettings:
         each_within("model", self, multipliers, 0, above=True)
         self._check_width("the last layer's 128", 128)
         within("model.dropout", self.dropout, 0, 1, below=True)
-        for number, level in enumerate(self.down):
-            self._check_widths(f"model.down[{number}]", level)
-        for number, step in enumerate(self.up):
-            self._check_widths(f"model.up[{number}]", step)
+        for index, level in enumerate(self.down):
+            self._check_widths(f"model.down[{index}]", level)
+        for index, step in enumerate(self.up):
+            self._check_widths(f"model.up[{index}]", step)
         positive = ("centers", "radius", "neighbours", "pairs_per_center")
-        for number, level in enumerate(self.down):
-            each_within(f"model.down[{number}]", level, positive, 0, above=True)
+        for index, level in enumerate(self.down):
+            each_within(f"model.down[{index}]", level, positive, 0, above=True)
 
     def _check_widths(self, where: str, level: DownSettings | UpSettings) -> None:
         block = level.convolutions

@@ -175,13 +175,13 @@ class Denoiser(nn.Module):
         self.plans = make_plans(down, up, resolution_multiplier)
 
     def geometry(self, coords: Tensor) -> Geometry:
-        """What the forward pass needs to know about the places of points (B, N, 3)."""
+        """What the forward pass needs to know about the positions of points (B, N, 3)."""
         return find_geometry(coords, self.plans)
 
     def forward(self, x: Tensor, times: Tensor, geometry: Geometry | None = None) -> Tensor:
-        """Noise (B, 3, N) in clouds (B, 3, N) at times (B,): the first three channels are places.
+        """Noise (B, 3, N) in clouds (B, 3, N) at times (B,); the first three channels are xyz.
 
-        `geometry` is that of the same places, where it is known already.
+        `geometry` is that of the same positions, if it is already known.
         """
         inputs = x.transpose(1, 2).contiguous()  # (B, N, 3)
         if geometry is None:
@@ -189,10 +189,10 @@ class Denoiser(nn.Module):
         time: Tensor = self.embedf(time_embedding(times, self.embed_dim))  # (B, D)
 
         features, skips = inputs, []
-        for number, (layer, level) in enumerate(zip(self.sa_layers, geometry.levels, strict=True)):
+        for index, (layer, level) in enumerate(zip(self.sa_layers, geometry.levels, strict=True)):
             skips.append(features)
             *blocks, abstraction = layer if isinstance(layer, nn.Sequential) else [layer]
-            appended = time if number > 0 else None
+            appended = time if index > 0 else None
             for block in blocks:
                 features = block(features, level.grids[cast(PVConv, block).resolution], appended)
                 appended = None

@@ -120,8 +120,8 @@ def held_out_losses(
     """The error of the predicted noise at `count` steps, evenly spread, of each cloud: (B,)."""
     steps = len(arrays.betas)
     total = torch.zeros(len(known), device=known.device)
-    for number in range(count):
-        time = (2 * number + 1) * steps // (2 * count)
+    for index in range(count):
+        time = (2 * index + 1) * steps // (2 * count)
         times = torch.full((len(known),), time, device=known.device)
         noisy = add_noise(arrays, implants, times, noise)
         cloud = join_points(known.transpose(1, 2), noisy.transpose(1, 2), model.extra_channels > 0)

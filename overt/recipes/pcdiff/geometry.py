@@ -62,8 +62,8 @@ def find_geometry(coords: Tensor, plans: Sequence[LevelPlan]) -> Geometry:
         coords = coords.detach().float().contiguous()
         centers = furthest_centers(coords, plans[0].centers)
         levels = []
-        for number, plan in enumerate(plans):
-            if number > 0:
+        for index, plan in enumerate(plans):
+            if index > 0:
                 # The furthest points of a list in picking order are its first ones.
                 centers = first_centers(coords, plan.centers)
             levels.append(find_level(coords, centers, plan))

@@ -68,7 +68,7 @@ def bone_at_nodes(
     result = np.zeros((side,) * 3, dtype=bool)
     y, z = np.meshgrid(nodes, nodes, indexing="ij")
     last = np.array(bone.shape) - 1
-    for number, x in enumerate(nodes):  # slab by slab: a field may have 512 nodes along a side
+    for index, x in enumerate(nodes):  # slab by slab: a field may have 512 nodes along a side
         normalized = np.stack([np.full_like(y, x), y, z], axis=-1)
         points: Points = normalized * cloud.scale + cloud.shift
         if turned_back is not None:
@@ -76,7 +76,7 @@ def bone_at_nodes(
         indices = np.round(to_indices(points)).astype(np.int64)
         inside = ((indices >= 0) & (indices <= last)).all(axis=-1)
         i, j, k = np.moveaxis(np.clip(indices, 0, last), -1, 0)
-        result[number] = bone[i, j, k] & inside
+        result[index] = bone[i, j, k] & inside
     return result
 
 

@@ -80,8 +80,8 @@ class UNet3D(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         skips: list[Tensor] = []
-        for number, encoder in enumerate(self.encoders):
-            x = encoder(x if number == 0 else functional.max_pool3d(x, 2))
+        for index, encoder in enumerate(self.encoders):
+            x = encoder(x if index == 0 else functional.max_pool3d(x, 2))
             skips.append(x)
         skips.pop()
         for decoder in self.decoders:
@@ -106,8 +106,8 @@ class PointEncoder(nn.Module):
         cells = cell_index(points, self.grid)  # (B, P) flat over the batch
         count = len(points) * self.grid**3
         features: Tensor = self.fc_pos(local_coordinate(points, self.grid))
-        for number, block in enumerate(self.blocks):
-            if number > 0:
+        for index, block in enumerate(self.blocks):
+            if index > 0:
                 features = torch.cat([features, pool_max(features, cells, count)], dim=2)
             features = block(features)
         features = self.fc_c(features)

@@ -1,4 +1,4 @@
-"""All processes together: do they meet, tell the same time, and see the same files?
+"""All ranks together: do they connect, agree on the time, and see the same files?
 
 Every process must call these functions, in the same order.
 """
@@ -33,7 +33,7 @@ INVISIBLE_SECONDS = 30.0
 
 
 def meeting(world: World, launch: Launch, seconds: float) -> Check:
-    """How long the processes took to meet, and how fast they add up a bucket of gradients."""
+    """Measure the time to connect, and the all-reduce rate of a bucket of gradients."""
     bucket = torch.ones(PROBE_BYTES // 4, device=world.device)
     all_reduce_sum(bucket)  # connections are made by the first one
     began = time.perf_counter()
@@ -53,7 +53,7 @@ def meeting(world: World, launch: Launch, seconds: float) -> Check:
 
 
 def clocks(world: World) -> Check:
-    """How far the hosts' clocks are apart; the best of a few looks, since each takes a while."""
+    """Measure the skew of the hosts' clocks: the best of a few slow readings."""
     if world.world_size == 1:
         return ok("clock", time.strftime("%Y-%m-%d %H:%M:%S %z"))
     spreads = []
@@ -80,7 +80,7 @@ def same_versions(text: str) -> Check | None:
 
 
 def shared_folder(folder: Path, world: World, patience: float = INVISIBLE_SECONDS) -> Check:
-    """What checkpoints need of a file system: write, fsync, rename, and all hosts see it."""
+    """Check what checkpoints need of a file system: write, fsync, rename, visible on all hosts."""
     name = "files"
     existing = nearest_existing(folder)
     probe = existing / f".overt-doctor-{broadcast_object(secrets.token_hex(4))}"
@@ -95,7 +95,7 @@ def shared_folder(folder: Path, world: World, patience: float = INVISIBLE_SECOND
         if problem:
             return fail(name, problem, "set output_dir to a folder that you may write to")
         waits = gather_objects(_wait_until_visible(probe / "renamed", patience))
-        barrier()  # nobody removes what another still looks for
+        barrier()  # no rank removes a file that another still looks for
     finally:
         if world.is_main:
             shutil.rmtree(probe, ignore_errors=True)
@@ -115,7 +115,7 @@ def shared_folder(folder: Path, world: World, patience: float = INVISIBLE_SECOND
 
 
 def nearest_existing(folder: Path) -> Path:
-    """The folder itself or the nearest one above that is there: doctors leave nothing behind."""
+    """Return the folder or the nearest existing one above: the doctor creates none."""
     folder = folder.absolute()
     return next(path for path in (folder, *folder.parents) if path.is_dir())
 

@@ -21,7 +21,7 @@ from overt.tools.doctor.report import Check, fail, ok, warn
 
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "safetensors", "pillow")
 TORCH_FROM, TORCH_BEFORE = (2, 11), (2, 14)
-ENOUGH_FREE = 0.9  # share of a GPU's memory that should be free before training
+ENOUGH_FREE = 0.9  # fraction of a GPU's memory that should be free before training
 SHARED_MEMORY_BYTES = 1 << 30  # below this, loader processes of images soon die with SIGBUS
 OPEN_FILES = 4096
 DEFAULT_PORT = 29500  # torchrun's
@@ -48,7 +48,7 @@ def versions() -> Check:
 
 
 def gpus(device: str, world: World | None, precision: str = "fp32") -> Check:
-    """The CUDA devices, that they compute, and that they are free."""
+    """Check that the CUDA devices compute correctly and are free."""
     name = "GPUs"
     if device == "cpu":
         return ok(name, "not used: training.device=cpu")
@@ -85,7 +85,7 @@ def gpus(device: str, world: World | None, precision: str = "fp32") -> Check:
 
 
 def driver_version() -> str | None:
-    """The NVIDIA driver's version, if it is there to be asked."""
+    """Return the NVIDIA driver's version, if it is installed."""
     if shutil.which("nvidia-smi") is None:
         return None
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
@@ -113,7 +113,7 @@ def nccl(environment: Mapping[str, str]) -> Check:
 
 
 def loader_memory(num_workers: int | None = None, shared: Path = Path("/dev/shm")) -> Check:
-    """Room for what loader processes hand over, and enough open files for them."""
+    """Check shared memory and the limit of open files for loader processes."""
     name = "loader memory"
     if not shared.is_dir():
         return ok(name, f"no {shared} on this system")
@@ -134,7 +134,7 @@ def loader_memory(num_workers: int | None = None, shared: Path = Path("/dev/shm"
 
 
 def processors(processes: int, num_workers: int) -> Check:
-    """Whether the loader processes of this host have cores to run on."""
+    """Check that the loader processes of this host have cores to run on."""
     cores = len(os.sched_getaffinity(0))
     needed = processes * (1 + num_workers)
     text = f"{cores} cores for {processes} process(es) with {num_workers} loader(s) each"
@@ -146,7 +146,7 @@ def processors(processes: int, num_workers: int) -> Check:
 
 
 def rendezvous(launch: Launch) -> Check:
-    """One process: could others meet here? The host's name must lead here, the port be free."""
+    """Check that other processes could connect: the host name resolves, the port is free."""
     name, host = "rendezvous", socket.gethostname()
     port = launch.master_port or DEFAULT_PORT
     try:

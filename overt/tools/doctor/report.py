@@ -14,7 +14,7 @@ WIDTH = 100
 
 
 class Level(enum.IntEnum):
-    """How bad it is: nothing, worth a look, or training will fail or be harmed."""
+    """Severity: fine, worth a look, or training will fail or suffer."""
 
     OK = 0
     WARN = 1
@@ -44,7 +44,7 @@ def fail(name: str, finding: str, remedy: str) -> Check:
 
 
 def attempt(name: str, check: Callable[[], Check], remedy: str) -> Check:
-    """The check, or its failure as a finding: an examination that breaks off helps nobody."""
+    """The check, or its failure as a finding: one failing check must not end the others."""
     try:
         return check()
     except OvertError as error:  # says by itself what to do
@@ -54,7 +54,7 @@ def attempt(name: str, check: Callable[[], Check], remedy: str) -> Check:
 
 
 def merged(by_process: Sequence[Sequence[Check]], labels: Sequence[str]) -> list[Check]:
-    """One check per name: the worst of all processes, with the processes that have it."""
+    """Return one check per name: the worst of all processes, with the processes that have it."""
     names = list(dict.fromkeys(check.name for checks in by_process for check in checks))
     result = []
     for name in names:
@@ -78,7 +78,7 @@ def merged(by_process: Sequence[Sequence[Check]], labels: Sequence[str]) -> list
 
 
 def table(checks: Iterable[Check]) -> str:
-    """For people: a line per check, the remedy below where there is one."""
+    """Format for people: a line per check, its remedy below."""
     checks = list(checks)
     width = max((len(check.name) for check in checks), default=0)
     lines = []
@@ -97,7 +97,7 @@ def _wrapped(text: str, start: str) -> list[str]:
 
 
 def as_json(checks: Iterable[Check]) -> dict[str, Any]:
-    """For scripts."""
+    """Format for scripts."""
     checks = list(checks)
     worst = max((check.level for check in checks), default=Level.OK)
     rows = [{**asdict(check), "level": check.level.name} for check in checks]

@@ -33,7 +33,7 @@ MARGIN = 1.2  # loaders should be this much faster than training: their speed va
 
 
 def batches(config: Config, world_size: int) -> Check:
-    """How the global batch is split; refused where it does not divide."""
+    """Check how the global batch is split; one that does not divide is refused."""
     plan = plan_batches(config.training, world_size)
     return ok(
         "batch",
@@ -43,7 +43,7 @@ def batches(config: Config, world_size: int) -> Check:
 
 
 def evaluation_data(recipe: Recipe) -> Check:
-    """Whether what evaluations will read is there, as a run finds out before its first step."""
+    """Check that the evaluation data exists, as a run does before its first step."""
     recipe.check_evaluation_data()
     return ok("evaluation data", "the evaluation data exists and can be opened")
 
@@ -83,7 +83,7 @@ def checkpoint_bytes(config: Config, recipe: Recipe) -> int:
 
 
 def _build(recipe: Recipe) -> nn.Module:
-    """The model without its memory, where its code allows that."""
+    """Return the model without its memory, where its code allows that."""
     try:
         with torch.device("meta"):
             return recipe.build_model()
@@ -150,7 +150,7 @@ def read_samples(
 def loader_speed(
     config: Config, sample_seconds: float, world_size: int, step_seconds: float | None
 ) -> Check:
-    """Samples that the loaders of one process deliver against what its steps take."""
+    """Compare the samples per second of a rank's loaders with those that its steps consume."""
     plan = plan_batches(config.training, world_size)
     workers = config.training.num_workers
     cores = len(os.sched_getaffinity(0))
@@ -178,7 +178,7 @@ def loader_speed(
 
 
 def measured_step_seconds(run: Path) -> float | None:
-    """Seconds per step of an earlier session of this run, from its metrics."""
+    """Return seconds per step of an earlier session of this run, from its metrics."""
     rows = read_rows(run / "metrics.jsonl")
     numbers = (number_of(row.get("train/seconds_per_step")) for row in rows)
     recent = deque((seconds for seconds in numbers if seconds is not None), maxlen=20)

@@ -73,7 +73,7 @@ def start(run_dir: Path, command: list[str]) -> Started:
 
 
 def read(run_dir: Path) -> Started | None:
-    """What was last started in a run's folder."""
+    """Return what was last started in a run's folder."""
     path = run_dir / RECORD
     if not path.is_file():
         return None
@@ -84,7 +84,7 @@ def read(run_dir: Path) -> Started | None:
 
 
 def is_running(started: Started) -> bool:
-    """Whether it still is that very process, and not another that was given its number."""
+    """Return whether that process still runs, and not another one with its PID."""
     if started.host != platform.node():
         raise LaunchError(
             f"process {started.pid} was started on {started.host}; this is {platform.node()}. Ask "
@@ -106,7 +106,7 @@ def stop(started: Started, seconds: float) -> bool:
 
 
 def identify(pid: int) -> str | None:
-    """A process's start, exact enough to be its alone; None where it has ended."""
+    """Return the start time of a process, which identifies it; None if it has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

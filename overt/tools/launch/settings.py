@@ -65,7 +65,7 @@ class SlurmSettings:
 
 
 def seconds(time: str) -> int:
-    """A time limit as sbatch reads it: 90 (minutes), 1:30:00, 2-12, 2-12:30:00."""
+    """Return a time limit as sbatch reads it: 90 (minutes), 1:30:00, 2-12, 2-12:30:00."""
     match = _TIME.fullmatch(time)
     if match is None:
         raise ConfigError(f"time={time!r}; write minutes, HH:MM:SS or DAYS-HH:MM:SS")
@@ -78,7 +78,7 @@ def seconds(time: str) -> int:
 
 
 def read_settings(site: Path | None, options: Mapping[str, Any]) -> SlurmSettings:
-    """The defaults, with the site's file and then the options laid over them."""
+    """Return the defaults, with the site's file and then the options laid over them."""
     values = OmegaConf.merge(OmegaConf.structured(SlurmSettings), OmegaConf.load(DEFAULTS))
     layers: list[tuple[str, Any]] = [("the command line", dict(options))]
     if site is not None:

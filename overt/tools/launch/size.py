@@ -30,7 +30,7 @@ class Size:
 
 
 def make_size(nodes: int, gpus: int, processes: int | None = None) -> Size:
-    """One process per GPU; on the CPU as many as asked for."""
+    """Return one process per GPU; on the CPU as many as asked for."""
     if nodes < 1 or gpus < 0 or (processes is not None and processes < 1):
         raise ConfigError(
             f"--nodes {nodes} --gpus {gpus}"

@@ -1,4 +1,4 @@
-"""Slurm: a run in, a readable batch script out; submitting it is one call.
+"""Slurm: write a readable batch script for a run, and submit it.
 
 The script trains, reads how the training ended, and decides whether the job is requeued under its
 own number. docs/slurm.md explains every part.
@@ -49,7 +49,7 @@ class Job:
 
 
 def render(job: Job) -> str:
-    """The batch script."""
+    """Return the batch script."""
     parts = [
         _header(job),
         _environment(job.settings),
@@ -116,7 +116,7 @@ def _header(job: Job) -> str:
 
 
 def _pattern(path: Path) -> str:
-    """A path for --output, in which only the file's name has patterns."""
+    """Return a path for --output, in which only the file's name has patterns."""
     return f"{str(path.parent).replace('%', '%%')}/{path.name}"
 
 
@@ -131,13 +131,13 @@ def _environment(settings: SlurmSettings) -> str:
 
 
 def _runs(job: Job) -> str:
-    """The run's folder and words; in an array, those of this task."""
+    """Return the run's folder and words; in an array, those of this task."""
     chosen = [
         f"run={shlex.quote(str(run.run_dir))}\nwords=({_lines(run.words)})" for run in job.runs
     ]
     if len(chosen) == 1:
         return chosen[0]
-    cases = [f"{number})\n{text}\n;;" for number, text in enumerate(chosen)]
+    cases = [f"{index})\n{text}\n;;" for index, text in enumerate(chosen)]
     return "\n".join(['case "$SLURM_ARRAY_TASK_ID" in', *cases, "esac"])
 
 
@@ -214,7 +214,7 @@ def _training(job: Job) -> str:
 
 
 def _container(job: Job) -> tuple[str, list[str]]:
-    """What stands before the command, and what srun is told, to train in a container."""
+    """Return the command prefix and the options of srun for training in a container."""
     settings = job.settings
     if settings.container is None:
         return "", []

@@ -61,7 +61,7 @@ class StageCommand:
 def read_stages(
     path: Path, extra: Sequence[str] = (), output_dir: Path | None = None
 ) -> list[Stage]:
-    """The stages of a file in order, each with its whole list of overrides."""
+    """Return the stages of a file in order, each with its whole list of overrides."""
     content = _read(path)
     _refuse_unknown(path, "", content, TOP_KEYS)
     entries = content.get("stages")
@@ -173,7 +173,7 @@ def _word(value: Any) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A value as Hydra's command line takes it."""
+    """Return a value as Hydra's command line takes it."""
     if re.fullmatch(r"[\w./:-]+", text):
         return text
     escaped = text.replace("'", "\\'")
@@ -190,7 +190,7 @@ def _refuse_unknown(path: Path, where: str, entry: Mapping[Any, Any], keys: Sequ
 
 
 def plan(stages: Sequence[Stage]) -> list[StageCommand]:
-    """The stages as commands with dependencies: what a launcher of jobs submits, in order.
+    """Return the stages as commands with dependencies: what a launcher of jobs submits, in order.
 
     A command names the checkpoints of earlier stages by links that these stages make, so that all
     can be submitted at once. A command of a stage that is done, or was interrupted, resumes.

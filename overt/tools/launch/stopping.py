@@ -16,25 +16,25 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 def write_note(notes: Path) -> None:
-    """Say that this process has saved, and leaves."""
+    """Leave a note that this process has saved and exits."""
     notes.mkdir(parents=True, exist_ok=True)
     local_rank = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID", "0")
     (notes / f"{_node()}.{local_rank}").touch()
 
 
 def clear_notes(notes: Path) -> None:
-    """Forget what processes of this node said in an earlier session."""
+    """Remove the notes of an earlier session on this node."""
     for path in notes.glob(f"{_node()}.*"):
         path.unlink()
 
 
 def have_all_left(notes: Path, processes: int) -> bool:
-    """Whether every one of this node's processes has left its note."""
+    """Return whether every one of this node's processes has left its note."""
     return all((notes / f"{_node()}.{rank}").exists() for rank in range(processes))
 
 
 def leave_at_signals(notes: Path, exit_code: int) -> None:
-    """Until the training listens itself there is nothing to save: a signal ends the process."""
+    """End the process at a signal, as long as training has nothing to save yet."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         print(f"{signal.Signals(number).name} before the first step: nothing to save", flush=True)

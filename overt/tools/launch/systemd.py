@@ -35,7 +35,7 @@ class Unit:
 
 
 def render(unit: Unit) -> str:
-    """The text of the unit."""
+    """Return the text of the unit."""
     online = ["Wants=network-online.target", "After=network-online.target"]
     environment = [
         f"Environment={_quoted(f'{name}={value}')}" for name, value in unit.environment.items()
@@ -81,7 +81,7 @@ def render(unit: Unit) -> str:
 
 
 def write(unit: Unit) -> None:
-    """Put the unit where systemd looks for it."""
+    """Write the unit to systemd's folder."""
     unit.run_dir.mkdir(parents=True, exist_ok=True)  # its log's folder must exist
     try:
         unit.path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ def write(unit: Unit) -> None:
 
 
 def next_commands(unit: Unit) -> list[str]:
-    """What starts the unit, now and after every boot."""
+    """Return what starts the unit, now and after every boot."""
     manager = "systemctl" if unit.is_system else "systemctl --user"
     lines = [f"{manager} daemon-reload", f"{manager} enable --now {unit.file_name}"]
     if not unit.is_system:
@@ -112,6 +112,6 @@ def _quoted(text: str) -> str:
 
 
 def _argument(word: str) -> str:
-    """A word of ExecStart that stays one word and is not looked up in the environment."""
+    """Return a word of ExecStart that stays one word and is not looked up in the environment."""
     plain = re.fullmatch(r"[\w./:=@,+-]+", word)
     return word if plain else _quoted(word).replace("$", "$$")

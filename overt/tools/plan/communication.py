@@ -1,6 +1,6 @@
-"""What gradients and shards cost on the wire: bytes, seconds, and what of them a step waits for.
+"""Communication cost of gradients and shards: bytes, seconds, and the part a step waits for.
 
-A model on paper, of well-made rings within a node and between nodes; docs/scaling.md has the
+An analytical model of ring collectives within a node and between nodes; docs/scaling.md has the
 formulas. Nothing here imports torch.
 """
 
@@ -40,7 +40,7 @@ class Traffic:
 
 
 def nodes_of(devices: int, network: Network) -> tuple[int, int]:
-    """Devices of a node, and nodes."""
+    """Return devices of a node, and nodes."""
     local = min(devices, network.gpus_per_node)
     return local, math.ceil(devices / local)
 
@@ -55,7 +55,7 @@ def one_way_seconds(size: float, devices: int, network: Network) -> tuple[float,
 
 
 def latency_seconds(devices: int, network: Network) -> float:
-    """What one collective takes however small it is."""
+    """Return the latency of one collective."""
     if devices == 1:
         return 0.0
     _, nodes = nodes_of(devices, network)
@@ -95,8 +95,8 @@ def fsdp_traffic(
 ) -> Traffic:
     """Units are gathered for the forward and again for the backward pass; gradients go back.
 
-    While one unit computes, the next one is gathered: the first gathering and the last share of
-    gradients are not hidden.
+    While one unit computes, the next one is gathered: the first all-gather and the last
+    reduce-scatter are not hidden.
     """
     units = max(units, 1)
     latency = latency_seconds(devices, network)

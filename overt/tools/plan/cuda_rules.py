@@ -174,7 +174,7 @@ def _autocast() -> Iterator[None]:
 
 
 def _overload(name: str) -> Any:
-    """The operator of this torch, if it has it."""
+    """Return the operator of this torch, if it has it."""
     base, _, overload = name.partition(".")
     packet = getattr(torch.ops.aten, base, None)
     return getattr(packet, overload or "default", None)

@@ -327,7 +327,7 @@ def switches_kept() -> Iterator[None]:
 
 @contextmanager
 def without_first_weights() -> Iterator[None]:
-    """Skip initialization: drawing billions of numbers that nobody looks at takes its time."""
+    """Skip initialization: drawing billions of unused random numbers is slow."""
 
     def leave(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return tensor

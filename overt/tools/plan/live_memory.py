@@ -32,7 +32,7 @@ ACTIVATIONS = "activations"
 
 
 def rounded(count: int) -> int:
-    """Bytes that the allocator hands out for this many."""
+    """Return bytes that the allocator hands out for this many."""
     return -(-count // BLOCK) * BLOCK
 
 
@@ -117,5 +117,5 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @staticmethod
     def gradient_bytes(parameters: Iterable[Tensor]) -> int:
-        """What the gradients of these take, all together."""
+        """Return what the gradients of these take, all together."""
         return sum(rounded(value.numel() * value.element_size()) for value in parameters)

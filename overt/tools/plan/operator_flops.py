@@ -14,7 +14,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 
 def count_flops(operator: Any, args: Any, kwargs: dict[str, Any], result: Any) -> int:
-    """FLOPs of one call, 0 where nothing is known of it."""
+    """Return the FLOPs of one call, 0 if unknown."""
     packet = operator._overloadpacket
     if packet in flop_registry:
         return int(flop_registry[packet](*args, **kwargs, out_val=result))

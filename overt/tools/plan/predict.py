@@ -32,7 +32,8 @@ GIB = 2**30
 # Work space of cuBLAS (32 MiB on Hopper) in the threads of the forward and of the backward pass,
 # and of cuBLASLt: part of what the allocator counts.
 LIBRARIES = 96 * 2**20
-# Not counted by it: CUDA's own context and kernels; and gaps between blocks, a share of all.
+# Not counted by it: CUDA's own context and kernels; and gaps between blocks, a fraction of the
+# total.
 CONTEXT, GAPS = GIB // 2, 0.05
 CARDS = {24: 23.5, 40: 39.4, 80: 79.1, 141: 139.8}  # GB in the name: GiB that CUDA reports
 
@@ -43,7 +44,7 @@ class Request:
 
     devices: tuple[int, ...]
     gpu: str
-    efficiency: float  # share of the GPU's peak that the step reaches
+    efficiency: float  # fraction of the GPU's peak that the step reaches
     seconds_per_sample: float | None  # of one device, measured; None: from the efficiency
     samples: int | None  # in the data set, where it is not to be opened
     network: Network
@@ -57,7 +58,7 @@ class Fitted:
         self.first, self.second = first, second
 
     def at(self, batch_size: int) -> StepMemory:
-        """The step with this batch."""
+        """Return the step with this batch."""
         if batch_size in (self.first.batch_size, self.second.batch_size):
             return self.first if batch_size == self.first.batch_size else self.second
         fraction = (batch_size - self.first.batch_size) / (
@@ -71,7 +72,7 @@ class Fitted:
 
 
 def device_memory(step: StepMemory, model: Model, strategy: str, devices: int) -> int:
-    """Peak bytes on one device, as torch.cuda.max_memory_allocated counts them."""
+    """Return peak bytes on one device, as torch.cuda.max_memory_allocated counts them."""
     static = step.parameters + step.frozen + step.optimizer
     match strategy:
         case "ddp" if devices > 1:
@@ -90,7 +91,7 @@ def device_memory(step: StepMemory, model: Model, strategy: str, devices: int) -
 
 
 def sharded_memory(step: StepMemory, measured_on: int, devices: int) -> int:
-    """Peak bytes on one of `devices` ranks, from an FSDP step on one of `measured_on` ranks.
+    """Return peak bytes on one of `devices` ranks, from an FSDP step on one of `measured_on` ranks.
 
     Only shards shrink with the world size; what is gathered, and activations, stay.
     """
@@ -133,7 +134,7 @@ def fit(
 
 
 def _reads_values(config: Config, recipe: Recipe, error: Exception) -> str:
-    """Which line of the recipe's step needs a value where a plan knows only sizes."""
+    """Return which line of the recipe's step needs a value where a plan knows only sizes."""
     outside = tuple(str(Path(file).parent) for file in (torch.__file__, __file__))
     frames = traceback.extract_tb(error.__traceback__)
     reader = [frame for frame in frames if not frame.filename.startswith(outside)][-1]
@@ -146,7 +147,7 @@ def _reads_values(config: Config, recipe: Recipe, error: Exception) -> str:
 
 
 def make_plan(config: Config, recipe: Recipe, request: Request) -> dict[str, Any]:
-    """Everything that `overt plan` shows, in bytes, seconds and plain numbers."""
+    """Return everything that `overt plan` shows, in bytes, seconds and plain numbers."""
     training = config.training
     plans: dict[int, BatchPlan | str] = {}
     for devices in request.devices:
@@ -308,7 +309,7 @@ def _total_steps(config: Config, plan: BatchPlan, samples: int | None) -> int | 
 
 
 def count_samples(config: Config, recipe: Recipe) -> int | None:
-    """How many samples the data set has, where it is there; none is made for the purpose."""
+    """Return the size of the data set if it exists; none is generated for this."""
     root = getattr(getattr(config.settings, "data", None), "root", None)
     if isinstance(root, str) and not Path(root).exists():
         return None

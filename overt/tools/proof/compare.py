@@ -25,7 +25,7 @@ class Comparison(NamedTuple):
 
 
 def compare_checkpoints(first: Path, second: Path) -> Comparison:
-    """Every tensor of two checkpoint folders, then step, position and counters."""
+    """Compare every tensor of two checkpoint folders, then step, position and counters."""
     from overt.checkpoint import plain_values
     from overt.files.weight_files import read_safetensors
 
@@ -86,7 +86,7 @@ def _kind(tensor: Tensor) -> str:
 
 
 def read_losses(run: Path) -> dict[int, float]:
-    """Loss by step of a run's metrics.jsonl."""
+    """Return loss by step of a run's metrics.jsonl."""
     log = run / "metrics.jsonl"
     if not log.is_file():
         raise OvertError(f"{run} has no metrics.jsonl: that run ended before its first log line")
@@ -99,7 +99,7 @@ def read_losses(run: Path) -> dict[int, float]:
 
 
 def loss_difference(before: dict[int, float], after: dict[int, float]) -> str | None:
-    """The first step whose loss is not the very same number."""
+    """Return the first step whose losses differ."""
     for step in sorted({*before, *after}):
         left, right = before.get(step), after.get(step)
         both_nan = left != left and right != right

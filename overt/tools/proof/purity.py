@@ -1,4 +1,4 @@
-"""Whether `Recipe.loss` is pure: what it changes in recipe, model or batch is named.
+"""Whether `Recipe.loss` is pure: changes of recipe, model or batch are named.
 
 The engine calls `loss` again to rebuild DDP's buckets, to count FLOPs and to find NaN. A `loss`
 that changes anything then trains another run than the one without these calls.

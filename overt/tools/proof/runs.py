@@ -24,7 +24,7 @@ GRACE = 15.0  # seconds that the other processes have once one was killed, as un
 
 @dataclass(frozen=True)
 class Plan:
-    """What to train for a proof, and where."""
+    """The training runs of a proof."""
 
     overrides: Sequence[str]
     packages: Sequence[str]
@@ -36,7 +36,7 @@ class Plan:
     deadline: float  # seconds for each of the runs
 
     def words(self, name: str, *overrides: str) -> list[str]:
-        """What comes after `overt train`: short, logged at every step, to its own folder."""
+        """Return what comes after `overt train`: short, logged at every step, to its own folder."""
         packages = [word for package in self.packages for word in ("--package", package)]
         config = [] if self.config_file is None else ["--config", self.config_file]
         return [
@@ -173,7 +173,7 @@ def train(words: list[str], kill_at: int | None) -> int:
             left -= 1
             return fetch(loader)
 
-        # This process alone, and it will not live to see another step.
+        # Only this process, before its next step.
         StepLoader.next_step = fetch_or_die  # type: ignore[method-assign,assignment]
     return main(words)
 

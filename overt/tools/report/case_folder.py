@@ -63,9 +63,9 @@ def write_case(folder: Path, case: Case) -> list[str]:
         write_obj(folder / "implant.obj", patient, faces)
         written += ["implant.stl", "implant.obj"]
         shown.append(Shown("implant", patient, faces, _METAL, thickness))
-    for number, sample in enumerate(case.samples if len(case.samples) > 1 else ()):
+    for index, sample in enumerate(case.samples if len(case.samples) > 1 else ()):
         corners, sides = mask_surface(sample)
-        title = f"sample {number}"
+        title = f"sample {index}"
         shown.append(Shown(title, skull.to_patient(corners), sides, _SAMPLE, None, visible=False))
     shape: dict[str, Any] = measures(implant, skull.values, skull.spacing)
     if len(thickness):
@@ -94,11 +94,11 @@ def sample_rows(samples: Sequence[Mask], implant: Mask, skull: Volume) -> list[d
     """Return volume and agreement of every sample: how much the network is sure of."""
     voxel = float(np.prod(skull.spacing)) / 1000
     rows = []
-    for number, sample in enumerate(samples):
-        others = [dice(sample, other) for k, other in enumerate(samples) if k != number]
+    for index, sample in enumerate(samples):
+        others = [dice(sample, other) for k, other in enumerate(samples) if k != index]
         rows.append(
             {
-                "sample": number,
+                "sample": index,
                 "volume_cm3": float(sample.sum()) * voxel,
                 "dice_with_implant": dice(sample, implant),
                 "dice_with_other_samples": float(np.mean(others)) if others else None,

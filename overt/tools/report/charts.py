@@ -57,7 +57,7 @@ class Chart:
 
 
 def choose_charts(runs: Sequence[Run], pins: Sequence[str] = ()) -> list[Chart]:
-    """Every metric of any run in its section, in a reader's order.
+    """Return every metric of any run in its section, in a reader's order.
 
     The loss, the metric that ranks checkpoints and those that match `pins` come first.
     """
@@ -108,7 +108,7 @@ def choose_charts(runs: Sequence[Run], pins: Sequence[str] = ()) -> list[Chart]:
 
 
 def matches(name: str, pins: Sequence[str]) -> bool:
-    """Whether one of the patterns is a metric's name, with or without its group."""
+    """Return whether one of the patterns is a metric's name, with or without its group."""
     return any(fnmatchcase(name, pin) or fnmatchcase(name, f"*/{pin}") for pin in pins)
 
 
@@ -142,9 +142,9 @@ def section_of(name: str, metric_names: set[str]) -> str:
 
 
 def thin(curve: Curve, points: int = POINTS) -> Curve:
-    """At most about `points` of a curve's points: of each stretch the least and the greatest.
+    """Downsample a curve to about `points` points: minimum and maximum of each interval.
 
-    So a spike is never lost, which a mean over the stretch would do.
+    So no spike is lost, as it would be in a mean.
     """
     count = len(curve.values)
     if count <= points:
@@ -157,7 +157,7 @@ def thin(curve: Curve, points: int = POINTS) -> Curve:
         if finite:
             indices.add(min(finite, key=curve.values.__getitem__))
             indices.add(max(finite, key=curve.values.__getitem__))
-        if len(finite) < len(positions):  # a hole stays a hole
+        if len(finite) < len(positions):  # a gap stays a gap
             indices.add(
                 next(index for index in positions if not math.isfinite(curve.values[index]))
             )
@@ -170,7 +170,7 @@ def thin(curve: Curve, points: int = POINTS) -> Curve:
 
 
 def chart_data(chart: Chart, runs: Sequence[Run]) -> dict[str, Any]:
-    """What the page's script draws a chart from."""
+    """Return what the page's script draws a chart from."""
     series = []
     single = len(chart.parts) == 1
     for index, run in enumerate(runs):
@@ -196,13 +196,13 @@ def axis_label(name: str) -> str:
 
 
 def every_nth(curve: Curve, points: int = POINTS) -> Curve:
-    """At most about `points` points at equal distances."""
+    """Return at most about `points` points at equal distances."""
     stride = max(len(curve.values) // points, 1)
     return Curve(curve.steps[::stride], curve.times[::stride], curve.values[::stride])
 
 
 def describe(chart: Chart, runs: Sequence[Run]) -> str:
-    """A description of a chart, for those who cannot see it; of many runs the first ones."""
+    """Return a description of a chart, for those who cannot see it; of many runs the first ones."""
     parts = []
     metric = chart.parts[len(chart.parts) // 2]
     shown = [run for run in runs if metric in run.curves]

@@ -36,7 +36,7 @@ class Score:
 
 
 def direction(name: str, runs: Sequence[Run]) -> str | None:
-    """`min` or `max`: which values of a score are good; None where nobody says."""
+    """`min` or `max`: which values of a score are good; None if unknown."""
     for run in runs:
         mode = run.config.get("checkpoint.mode")
         if run.config.get("checkpoint.metric_name") == name and mode in ("min", "max"):
@@ -66,7 +66,7 @@ def best_score(run: Run, name: str, mode: str | None) -> Score | None:
 
 
 def score_names(runs: Sequence[Run]) -> list[str]:
-    """Evaluation scores of all runs, those that rank checkpoints first."""
+    """Return evaluation scores of all runs, those that rank checkpoints first."""
     ranking = [str(run.config.get("checkpoint.metric_name")) for run in runs]
     names = [
         name.removeprefix("evaluation/")
@@ -78,7 +78,7 @@ def score_names(runs: Sequence[Run]) -> list[str]:
 
 
 def differing_settings(runs: Sequence[Run]) -> list[str]:
-    """Keys whose values differ between runs, without those that only name a run."""
+    """Return keys whose values differ between runs, without those that only name a run."""
     keys = dict.fromkeys(key for run in runs for key in run.config)
     return [
         key
@@ -95,7 +95,7 @@ class _Cell:
 
 
 def runs_table(runs: Sequence[Run]) -> Html:
-    """One row for each run: settings that differ, the best of each score, speed and time."""
+    """Return one row for each run: settings that differ, the best of each score, speed and time."""
     settings = differing_settings(runs)[:MOST_SETTINGS]
     columns: list[tuple[str, list[_Cell]]] = [
         ("status", [_Cell(status, status) for status in (run.status() for run in runs)]),

@@ -18,7 +18,7 @@ class Html(str):
 
 
 def element(name: str, /, *children: str, **attributes: str | float | bool | None) -> Html:
-    """A tag. `class_` is the attribute class, `data_x` is data-x; None and False leave one out."""
+    """A tag. `class_` is the attribute class, `data_x` is data-x; None and False omit it."""
     begin = f"<{name}>"
     if attributes:
         words = [name]
@@ -45,19 +45,19 @@ _escape = lru_cache(maxsize=2**14)(html.escape)
 
 
 def join(*children: str) -> Html:
-    """Pieces one after the other; those that are plain text are escaped."""
+    """Return pieces one after the other; those that are plain text are escaped."""
     texts = [child if type(child) is Html else escape(child) for child in children]
     return Html("".join(texts))
 
 
 def breakable(name: str) -> Html:
-    """A name that may break after its underscores, dots and slashes, and nowhere else."""
+    """Return a name that may break after its underscores, dots and slashes, and nowhere else."""
     parts = re.split(r"(?<=[_./])(?=[^_./])", name)
     return Html(element("wbr").join(html.escape(part) for part in parts))
 
 
 def cells(values: Sequence[str], merges: bool = True) -> list[Html]:
-    """Cells of a row; with `merges` a single one where all hold the same."""
+    """Return cells of a row; with `merges` a single one where all hold the same."""
     if merges and len(values) > 1 and len(set(values)) == 1:
         return [element("td", values[0], colspan=len(values))]
     return [element("td", value) for value in values]
@@ -66,7 +66,7 @@ def cells(values: Sequence[str], merges: bool = True) -> list[Html]:
 def table(
     head: list[str], rows: list[list[str]], class_: str | None = None, *, merges: bool = False
 ) -> Html:
-    """A table whose first column names the rows; it scrolls by itself where it is too wide.
+    """Return a table whose first column names the rows; it scrolls by itself where it is too wide.
 
     `merges`: a value that all columns share is shown once, across them.
     """

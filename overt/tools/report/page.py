@@ -42,7 +42,7 @@ SCRIPTS = ("curves.js", "toolbar.js", "tables.js")
 def build_page(
     runs: Sequence[Run], most_pictures: int = 12, pins: Sequence[str] = (), is_live: bool = False
 ) -> str:
-    """The whole page for one or several runs; a live one asks its server for news."""
+    """Return the whole page for one or several runs; a live one asks its server for news."""
     charts = choose_charts(runs, pins)
     gallery, gallery_data = pictures.galleries(runs, most_pictures)
     overview = sections.overview(runs) if len(runs) == 1 else comparison.runs_table(runs)
@@ -58,7 +58,7 @@ def build_page(
         part = (section, title, _charts(section, figures))
         parts.insert(1 if section == "pinned" else len(parts), part)
     parts.insert(2, ("compare", "Settings and scores", parallel(runs)))
-    # What a run looks like comes before how it was doing inside.
+    # Results come before diagnostics.
     position = 1 + max(
         (number for number, part in enumerate(parts) if part[0] in SEEN_BEFORE_PICTURES), default=0
     )
@@ -116,7 +116,7 @@ def _figure(index: int, chart: Chart, runs: Sequence[Run]) -> Html:
 
 
 def _last_values(chart: Chart, runs: Sequence[Run]) -> Html:
-    """The newest value of each run, in its color; the chart's description says it too."""
+    """Return the newest value of each run, in its color; the chart's description says it too."""
     metric = chart.parts[len(chart.parts) // 2]
     if len(runs) > VALUES_SHOWN:
         return element("span", class_="last")
@@ -226,7 +226,7 @@ def _footer(is_live: bool) -> str:
 
 
 def _part(name: str, title: str, content: Html) -> Html:
-    """A section that folds: what matters is open, and on a phone only what matters most."""
+    """Return a section that folds: what matters is open, and on a phone only what matters most."""
     kind = "part" if name in ON_A_PHONE else "part folded" if name in CLOSED else "part later"
     folded = element(
         "details",

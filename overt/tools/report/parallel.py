@@ -33,7 +33,7 @@ class Axis:
 
 
 def parallel(runs: Sequence[Run]) -> Html | None:
-    """The drawing for several runs; None where too few differ in a setting."""
+    """Return the drawing for several runs; None where too few differ in a setting."""
     if len(runs) < FEWEST_RUNS:
         return None
     axes = [
@@ -73,7 +73,7 @@ def parallel(runs: Sequence[Run]) -> Html | None:
 
 
 def _goal(runs: Sequence[Run]) -> Axis | None:
-    """The axis of the first score, or of the last loss where nothing was evaluated."""
+    """Return the axis of the first score, or of the last loss where nothing was evaluated."""
     for name in score_names(runs)[:1]:
         mode = direction(name, runs)
         scores = [best_score(run, name, mode) for run in runs]
@@ -83,7 +83,7 @@ def _goal(runs: Sequence[Run]) -> Axis | None:
 
 
 def _quality(runs: Sequence[Run], goal: Axis) -> list[int]:
-    """How good each run is, from 0 to `LEVELS` - 1."""
+    """Return how good each run is, from 0 to `LEVELS` - 1."""
     names = score_names(runs)
     is_low = direction(names[0] if names else "loss", runs) == "min"
     heights = [0.0 if height is None else (1 - height if is_low else height)
@@ -92,7 +92,7 @@ def _quality(runs: Sequence[Run], goal: Axis) -> list[int]:
 
 
 def make_axis(name: str, values: Sequence[Any]) -> Axis | None:
-    """An axis of numbers, or of words; None where there are too many words or no value."""
+    """Return an axis of numbers, or of words; None where there are too many words or no value."""
     numbers = [value for value in values if _is_number(value)]
     if numbers and all(value is None or _is_number(value) for value in values):
         return _numbers(name, values, numbers)
@@ -142,7 +142,7 @@ def _y(height: float) -> float:
 
 
 def _line(index: int, run: Run, axes: Sequence[Axis], quality: int) -> Html:
-    """The line of a run, broken where it has no value."""
+    """Return the line of a run, broken where it has no value."""
     commands, is_down = [], False
     for number, axis in enumerate(axes):
         height = axis.heights[index]

@@ -134,7 +134,7 @@ def opens(picture: Picture) -> bool:
 
 
 def evenly_spaced(pictures: list[Picture], most: int) -> list[Picture]:
-    """Up to `most` of them at equal distances, the last always among them."""
+    """Return up to `most` of them at equal distances, the last always among them."""
     if len(pictures) <= most:
         return pictures
     if most == 1:
@@ -144,7 +144,7 @@ def evenly_spaced(pictures: list[Picture], most: int) -> list[Picture]:
 
 
 def as_uri(path: Path) -> str:
-    """A file as a data URI."""
+    """Return a file as a data URI."""
     text = base64.b64encode(path.read_bytes()).decode()
     return f"data:{TYPES[path.suffix.lower()]};base64,{text}"
 
@@ -157,7 +157,7 @@ def is_moving(path: Path) -> bool:
 
 
 def still(path: Path) -> str | None:
-    """The first frame of an animation, as a data URI; None where nothing moves."""
+    """Return the first frame of an animation, as a data URI; None where nothing moves."""
     if not is_moving(path):
         return None
     with Image.open(path) as image:

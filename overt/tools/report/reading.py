@@ -1,6 +1,6 @@
 """From run folders to `Run`s: which folders are runs, and what their files say, also as they grow.
 
-A file that cannot be read costs what it would have said, not the run. Imports no torch.
+An unreadable file loses its own content, not the run. Imports no torch.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Budget:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is a run's: what a run writes first is there."""
+    """Return whether a folder is a run's: what a run writes first is there."""
     return (folder / "events.jsonl").is_file() or (folder / "metrics.jsonl").is_file()
 
 
@@ -60,7 +60,7 @@ def find_runs(folder: Path, depth: int = 3) -> list[Path]:
 
 
 def _find(folder: Path, depth: int) -> list[Path]:
-    with suppress(PermissionError):  # what may not be looked into holds no run of the reader's
+    with suppress(PermissionError):  # a folder without permission holds no run of this user
         if is_run(folder):
             return [folder]
         if depth > 0:
@@ -89,7 +89,7 @@ def open_run(folder: Path, name: str | None = None, budget: Budget | None = None
 
 
 def _text(path: Path | None) -> str:
-    """The beginning of a text file; empty where it cannot be read."""
+    """Return the beginning of a text file; empty where it cannot be read."""
     if path is None:
         return ""
     try:
@@ -202,11 +202,11 @@ class RunFollower:
         self._events = Follower(path, tail)
 
     def _own_file(self, name: str) -> Path:
-        """The path of a log; one that leads out of the run folder is taken for missing."""
+        """Return the path of a log; one that leads out of the run folder is taken for missing."""
         return own_file(self.home, name) or self.home / "leads" / "nowhere"
 
     def _settings(self) -> dict[str, Any]:
-        """The configuration, read again only where its file is another one."""
+        """Return the configuration, read again only where its file is another one."""
         path = own_file(self.home, "config.yaml")
         try:
             stat = path.stat() if path is not None else None
@@ -222,7 +222,7 @@ class RunFollower:
 
 
 def own_file(home: Path, name: str) -> Path | None:
-    """The path of a run's file; None where a link leads out of the run folder."""
+    """Return the path of a run's file; None where a link leads out of the run folder."""
     path = home / name
     if not os.path.islink(path) and (path.parent == home or not os.path.islink(path.parent)):
         return path
@@ -314,7 +314,7 @@ class _History:
 
 
 def _step_or_before(event: Mapping[str, Any]) -> int:
-    """The step of an event; one without a step was before them all."""
+    """Return the step of an event; one without a step was before them all."""
     step = step_of(event)
     return -1 if step is None else step
 
@@ -378,7 +378,7 @@ def _is_picture(path: Path) -> bool:
 
 
 def read_scores(text: str) -> dict[str, float]:
-    """The scores that `overt evaluate` wrote, where it did."""
+    """Return the scores that `overt evaluate` wrote, where it did."""
     try:
         scores = json.loads(text)["scores"]
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -39,7 +39,7 @@ class Curve:
 
 
 def plain(value: float) -> float | None:
-    """Seven digits are more than a screen shows; NaN and Inf are holes in the curve."""
+    """Seven digits are more than a screen shows; NaN and Inf are gaps in the curve."""
     return float(f"{value:.7g}") if math.isfinite(value) else None
 
 
@@ -205,7 +205,7 @@ class Run:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process of this host exists."""
+    """Return whether a process of this host exists."""
     if pid <= 0:  # a group of processes to os.kill
         return False
     try:

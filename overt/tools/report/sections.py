@@ -196,7 +196,7 @@ def _details(event: Mapping[str, Any]) -> str:
 
 
 def scores(runs: Sequence[Run]) -> Html | None:
-    """The last evaluation of each run, and what `overt evaluate` said of its checkpoint."""
+    """Return the last evaluation of each run, and what `overt evaluate` said of its checkpoint."""
     by_run = [_scores(run) for run in runs]
     names = list(dict.fromkeys(name for values in by_run for name in values))
     if not names:
@@ -226,7 +226,7 @@ def _scores(run: Run) -> dict[str, float]:
 
 
 def settings(runs: Sequence[Run]) -> Html:
-    """Every setting of every run; those that differ are marked, and can be shown alone."""
+    """Return every setting of every run; those that differ are marked, and can be shown alone."""
     configs = [run.config for run in runs]
     rows = []
     differing = 0
@@ -274,7 +274,7 @@ def settings(runs: Sequence[Run]) -> Html:
 
 
 def environment(runs: Sequence[Run]) -> Html | None:
-    """Where each run's last session ran, and with which versions."""
+    """Return where each run's last session ran, and with which versions."""
     environments = [run.sessions[-1].environment if run.sessions else {} for run in runs]
     names = list(dict.fromkeys(name for values in environments for name in values if name != "pid"))
     if not names:
@@ -296,7 +296,7 @@ def reproduce(runs: Sequence[Run]) -> Html:
 
 
 def _commands_of(index: int, run: Run, count: int) -> Html:
-    """The commands of one run; folded where there are several runs."""
+    """Return the commands of one run; folded where there are several runs."""
     lines = [spoken(line) for line in run.commands]
     again = f"overt train --config {shlex.quote(str(run.path / 'config.yaml'))}"
     name = run.path.name if run.path.name not in ("", "..") else run.path.resolve().name
@@ -320,10 +320,10 @@ def _command(words: str, started: str = "") -> Html:
 
 
 def spoken(line: str) -> tuple[str, str]:
-    """A line of command.txt: when, and the command as one would type it."""
+    """Return a line of command.txt: when, and the command as one would type it."""
     stamp, _, command = line.partition("  ")
     try:
-        # Without quotes both say the same, and the plain one is a hundred times as fast.
+        # Without quotes both give the same result, and split() is a hundred times faster.
         words = shlex.split(command) if QUOTES.search(command) else command.split()
     except ValueError:
         return stamp, command
@@ -339,7 +339,7 @@ def spoken(line: str) -> tuple[str, str]:
 
 
 def marks(run: Run) -> list[dict[str, Any]]:
-    """What the curves show as upright lines: restarts and skipped steps."""
+    """Return what the curves show as upright lines: restarts and skipped steps."""
     if not run.sessions:  # without a start they have no time
         return []
     begin = run.sessions[0].begin

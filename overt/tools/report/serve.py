@@ -25,7 +25,7 @@ from overt.tools.report.page import build_page
 from overt.tools.report.reading import find_runs, is_run, open_runs
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-MOST_RUNS = 50  # the newest; a page with more helps nobody
+MOST_RUNS = 50  # the newest; a page with more is unreadable
 WATCHED = (
     "metrics.jsonl", "events.jsonl", "config.yaml", "evaluation/scores.json", "checkpoints",
 )  # fmt: skip
@@ -43,7 +43,7 @@ class Source:
         self._has_running = False
 
     def runs(self) -> list[Path]:
-        """The run folders, the newest `MOST_RUNS` of them, in the order of their names."""
+        """Return the run folders, the newest `MOST_RUNS` of them, in the order of their names."""
         runs = [
             run
             for folder in self.folders
@@ -53,7 +53,7 @@ class Source:
         return [run for run in runs if run in set(newest)]
 
     def version(self, runs: Sequence[Path] | None = None) -> str:
-        """A short text that changes whenever the page would."""
+        """Return a short text that changes whenever the page would."""
         digest = hashlib.sha256()
         for run in self.runs() if runs is None else runs:
             digest.update(repr([str(run), *(_mark(run / name) for name in WATCHED)]).encode())
@@ -75,7 +75,7 @@ class Source:
         runs = open_runs(list(paths))
         self._has_running = any(run.status() == "running" for run in runs)
         metric_names = {name for run in runs for name in run.curves}
-        # A metric that is yet to be logged is no reason to show nothing.
+        # A pinned metric may not be logged yet: show the rest.
         pins = [pin for pin in self.pins if any(matches(name, [pin]) for name in metric_names)]
         return build_page(runs, self.most_pictures, pins, is_live=True)
 

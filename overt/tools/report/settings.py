@@ -61,7 +61,7 @@ def _parts(text: str) -> list[str]:
 
 @lru_cache(maxsize=KEPT_SECTIONS)
 def _read_part(text: str) -> tuple[tuple[str, Any], ...]:
-    """Return the leaves of a mapping, dotted key and value; shared, so nobody may change them."""
+    """Return the leaves of a mapping, dotted key and value; shared, so they must not be changed."""
     name = NAME.fullmatch(text)
     if name is not None:  # the line that differs between all runs
         return (("exp_name", name[1]),)

@@ -21,7 +21,7 @@ def number(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the two largest units: 42 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
+    """Return seconds in the two largest units: 42 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
     if not math.isfinite(seconds):
         return "unknown"
     total_seconds = max(math.ceil(seconds), 0)
@@ -37,7 +37,7 @@ def duration(seconds: float) -> str:
 
 
 def left(run: Run) -> str:
-    """The time to the end by the recent speed; a range where that varies."""
+    """Return the time to the end by the recent speed; a range where that varies."""
     seconds_left = run.time_left
     if not seconds_left.varies:
         return duration(seconds_left.seconds)
@@ -45,7 +45,7 @@ def left(run: Run) -> str:
 
 
 def moment(seconds: float) -> str:
-    """A time of day in the reader's own zone."""
+    """Return a time of day in the reader's own zone."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
@@ -55,7 +55,7 @@ def progress(run: Run) -> str:
 
 
 def best(run: Run) -> str:
-    """The score of the best checkpoint; else the last score, or the last loss."""
+    """Return the score of the best checkpoint; else the last score, or the last loss."""
     if run.best is not None:
         return f"{run.best.name} {number(run.best.value)} at {run.best.step:,}"
     if run.score is not None:
@@ -66,7 +66,7 @@ def best(run: Run) -> str:
 
 
 def value(item: Any) -> str:
-    """A setting as YAML writes it, on one line."""
+    """Return a setting as YAML writes it, on one line."""
     if item is None:
         return "null"
     if isinstance(item, bool):
@@ -77,7 +77,7 @@ def value(item: Any) -> str:
 
 
 def sparkline(values: list[float], width: int) -> str:
-    """A curve in one line of text: the mean of each stretch as one of eight heights."""
+    """Return a curve in one line of text: the mean of each stretch as one of eight heights."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite or width < 1:
         return ""

@@ -54,5 +54,5 @@ def test_what_is_refused(tmp_path):
     with pytest.raises(DataError, match="expected"):
         PointOdyssey(tmp_path).clip(0)
     (folder / "annot.npz").write_bytes(b"no archive")
-    with pytest.raises(DataError, match="no readable"):
+    with pytest.raises(DataError, match="cannot be read"):
         PointOdyssey(tmp_path).clip(0)
