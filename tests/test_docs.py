@@ -186,14 +186,17 @@ def test_every_claim_of_the_readme_names_tests_that_exist() -> None:
     claims = re.findall(r"^- \*\*(.+?)\*\*(.*?)(?=^- \*\*|\Z)", section, re.MULTILINE | re.DOTALL)
     assert len(claims) >= 9
     for title, words in claims:
-        targets = re.findall(r"\]\(([^)\s]+)\)", words)
-        named = [target for target in targets if target.startswith("tests/")]
+        links = re.findall(r"\[([^]]+)\]\(([^)\s]+)\)", words)
+        named = [(shown, target) for shown, target in links if target.startswith("tests/")]
         assert named, f"no test is named for: {title}"
-        for target in named:
+        for shown, target in named:
             path = ROOT / target
             files = list(path.glob("test_*.py")) if path.is_dir() else [path]
             assert files, f"{title}: {target} holds no tests"
-            assert all("\ndef test_" in file.read_text() for file in files), target
+            texts = [file.read_text() for file in files]
+            assert all("\ndef test_" in text for text in texts), target
+            for test in re.findall(r"\btest_\w+", shown):
+                assert any(f"\ndef {test}(" in text for text in texts), f"{title}: no {test}"
 
 
 def test_the_readme_counts_the_faults_of_the_table() -> None:

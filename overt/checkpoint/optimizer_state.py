@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -107,6 +108,7 @@ def restore(
         state[name].update(entries)
     origin = {name: group for group in saved["groups"] for name in group["parameters"]}
     _refuse_moved_parameters(optimizer, names, origin, saved["class"])
+    _refuse_incomplete(optimizer, names, state)
     for group in optimizer.param_groups:
         present = [names[p] for p in group["params"] if names[p] in origin]
         _restore_hyper_parameters(group, [origin[name] for name in present])
@@ -132,9 +134,12 @@ def refuse_misfit(
     """
     entry, expected = key.rpartition("/")[2], tuple(parameter.shape)
     members = getattr(optimizer, "members", [optimizer])
+    of_torch = all(type(member).__module__.startswith("torch.") for member in members)
     if entry in COUNTERS:
         fits, requirement = math.prod(shape) == 1 and not dtype.is_complex, "one number"
-    elif not all(type(member).__module__.startswith("torch.") for member in members):
+        if of_torch:
+            fits, requirement = fits and dtype in (torch.float32, torch.float64), "one torch.float32"
+    elif not of_torch:
         return
     else:
         if entry == "row_var":  # of Adafactor
@@ -151,6 +156,47 @@ def refuse_misfit(
             f"{requirement}; the checkpoint is damaged or of another model. "
             "Use an older checkpoint."
         )
+
+
+def _refuse_incomplete(
+    optimizer: Optimizer, names: dict[Tensor, str], state: dict[str, dict[str, Any]]
+) -> None:
+    """Refuse a parameter that lacks an entry its optimizer counts on; without any it starts new."""
+    for member in getattr(optimizer, "members", [optimizer]):
+        for group in member.param_groups:
+            expected: dict[int, set[str]] = {}
+            for parameter in group["params"]:
+                entries = state.get(names[parameter])
+                if not entries:
+                    continue
+                if parameter.ndim not in expected:
+                    expected[parameter.ndim] = _entries_of(member, group, parameter.ndim)
+                if missing := expected[parameter.ndim] - entries.keys():
+                    raise CheckpointError(
+                        f"the optimizer state of {names[parameter]} lacks {sorted(missing)[0]}; "
+                        "the checkpoint is damaged or of another optimizer. Use an older "
+                        "checkpoint."
+                    )
+
+
+def _entries_of(optimizer: Optimizer, group: dict[str, Any], dimensions: int) -> set[str]:
+    """Return the entries that a torch optimizer makes, by a step of one number."""
+    kind = type(optimizer)
+    if not kind.__module__.startswith("torch."):
+        return set()
+    number = nn.Parameter(torch.zeros((1,) * dimensions))
+    number.grad = torch.zeros_like(number)
+    hyper_parameters = {
+        key: float(value) if isinstance(value, Tensor) else value
+        for key, value in group.items()
+        if key in optimizer.defaults and key not in _NOT_HYPER_PARAMETERS
+    }
+    try:
+        fresh = kind([{"params": [number], **hyper_parameters}])  # type: ignore[call-arg]
+        fresh.step()
+    except (TypeError, ValueError, RuntimeError):  # one of its own kind, as LBFGS
+        return set()
+    return set(fresh.state[number])
 
 
 def _refuse_forged(saved: Any) -> None:
@@ -190,7 +236,7 @@ def _is_like(value: Any, current: Any) -> bool:
     if isinstance(current, bool) or isinstance(value, bool):
         return isinstance(value, bool) and isinstance(current, bool)
     if isinstance(current, int | float | Tensor):
-        return isinstance(value, int | float) and math.isfinite(value)
+        return isinstance(value, int | float) and abs(value) <= sys.float_info.max
     return current is None or value is None or type(value) is type(current)
 
 

@@ -5,7 +5,9 @@ import torch
 from torch import nn
 
 from overt.checkpoint.manager import CheckpointManager
+from overt.checkpoint.optimizer_state import describe, restore
 from overt.errors import CheckpointError
+from tests.checkpoint.forged import forge_tensors
 from tests.checkpoint.small_net import Net, adamw, same_entries, train
 
 
@@ -90,3 +92,39 @@ def test_optimizers_that_do_not_belong_are_refused(tmp_path):
         manager.load_checkpoint(None, model, torch.optim.SGD(model.parameters()))
     with pytest.raises(CheckpointError, match="pass the model together"):
         manager.load_checkpoint(None, None, adamw(model))
+
+
+def without(tensors, name):
+    return {other: tensor for other, tensor in tensors.items() if other != name}
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda t: without(t, "first.weight/exp_avg"), "of first.weight lacks exp_avg;"),
+        (lambda t: without(t, "first.weight/step"), "of first.weight lacks step;"),
+        (
+            lambda t: t | {"first.weight/step": torch.tensor(3)},
+            "first.weight/step has shape .* expected one torch.float32",
+        ),
+    ],
+)
+def test_state_that_torch_cannot_use_is_refused(change, problem, tmp_path):
+    """Torch would raise a KeyError or RuntimeError in the first step."""
+    model = Net()
+    optimizer = adamw(model)
+    train(model, optimizer)
+    CheckpointManager(tmp_path).save_checkpoint(0, model, optimizer)
+    forge_tensors(tmp_path / "epoch_0000", "optimizer.safetensors", change)
+    with pytest.raises(CheckpointError, match=problem):
+        CheckpointManager(tmp_path).load_checkpoint(None, model, adamw(model))
+
+
+def test_a_number_of_400_digits_is_no_learning_rate():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    model = nn.Module()
+    model.weight = optimizer.param_groups[0]["params"][0]
+    _, saved = describe(model, optimizer)
+    saved["groups"][0]["lr"] = 10**400
+    with pytest.raises(CheckpointError, match=r"lr=1000.* is not of the kind of 0.1"):
+        restore(model, optimizer, {}, saved)

@@ -5,11 +5,15 @@ import json
 import random
 import shutil
 import tempfile
+import traceback
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from overt.config import load
 from overt.errors import OvertError
@@ -156,7 +160,7 @@ def show(folder: Path) -> None:
 
 def forged_checkpoint(source: Path, target: Path, rng: random.Random) -> Path:
     """A checkpoint in which one value of its state is another one, with right checksums."""
-    from tests.checkpoint.forged import forge_state
+    from tests.checkpoint.forged import forge_state, forge_tensors
 
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source, target)
@@ -173,20 +177,51 @@ def forged_checkpoint(source: Path, target: Path, rng: random.Random) -> Path:
             return
 
     forge_state(target, change)
+    if rng.random() < 0.3:
+        file = rng.choice(sorted(path.name for path in target.glob("*.safetensors")))
+        forge_tensors(target, file, lambda tensors: other_tensors(tensors, rng))
     return target
+
+
+def other_tensors(tensors: dict[str, Tensor], rng: random.Random) -> dict[str, Tensor]:
+    """One tensor with another shape, type, name or value, or without it."""
+    name = rng.choice(sorted(tensors))
+    tensor = tensors.pop(name)
+    match rng.randrange(6):
+        case 0:
+            tensors[name] = tensor.flatten()[: tensor.numel() // 2].clone()
+        case 1:
+            tensors[name] = tensor[None].repeat(3, *[1] * tensor.dim())
+        case 2:
+            tensors[name] = tensor.to(rng.choice((torch.int64, torch.float16, torch.bool)))
+        case 3:
+            tensors[f"{name}.more"] = tensor
+        case 4:
+            tensors[name] = torch.full_like(tensor.float(), float("nan"))
+    return tensors
 
 
 def resume_forged(folder: Path) -> None:
     """Resume from a forged checkpoint, and train on where it is accepted."""
-    import torch
-    from toy_runs import make_trainer
+    from overt.config import build_recipe
+    from overt.distributed import init_distributed
+    from overt.engine.trainer import Trainer
 
     torch.manual_seed(0)
+    config = config_below(folder.parents[2])
     try:
         with redirect_stdout(io.StringIO()):
-            make_trainer(folder.parents[2], "training.num_steps=4").train()
+            Trainer(config, build_recipe(config), init_distributed("cpu")).train()
     except OvertError:
         return
+
+
+@cache
+def config_below(folder: Path) -> Any:
+    """The configuration of all runs in one folder: to compose it takes longer than to train."""
+    from toy_runs import toy_config
+
+    return toy_config(folder, "training.num_steps=4")
 
 
 def fuzz_folders(seed: int, count: int) -> None:
@@ -199,12 +234,16 @@ def fuzz_folders(seed: int, count: int) -> None:
         with redirect_stdout(io.StringIO()):
             train_toy(good, "training.num_steps=4", "checkpoint.every_steps=2")
         step = good / "toy/checkpoints/step_00000002"
+        problems = []
         for index in range(count):
-            state = rng.getstate()
             try:
                 show(random_run(Path(home) / "shown/run", rng))
                 run = Path(home) / "forged/toy"
                 shutil.rmtree(run, ignore_errors=True)
-                resume_forged(forged_checkpoint(step, run / "checkpoints" / step.name, rng))
-            except Exception as error:
-                raise AssertionError(f"folder {index}, {hash(state)}: {error!r}") from error
+                forged = forged_checkpoint(step, run / "checkpoints" / step.name, rng)
+                if rng.random() < 0.3:
+                    (run / "config.yaml").write_bytes(rng.choice(CONFIGS))
+                resume_forged(forged)
+            except Exception:
+                problems.append(f"folder {index}: {traceback.format_exc()}")
+    assert not problems, "\n".join(problems)

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from overt.tools.report import text
@@ -79,12 +80,16 @@ def score_names(runs: Sequence[Run]) -> list[str]:
 
 def differing_settings(runs: Sequence[Run]) -> list[str]:
     """Return keys whose values differ between runs, without those that only name a run."""
-    keys = dict.fromkeys(key for run in runs for key in run.config)
-    return [
-        key
-        for key in keys
-        if key not in IDENTITY and len({text.value(run.config.get(key)) for run in runs}) > 1
-    ]
+    configs = [run.config for run in runs]
+    keys = dict.fromkeys(chain.from_iterable(configs))
+    return [key for key in keys if key not in IDENTITY and _differs(key, configs)]
+
+
+def _differs(key: str, configs: Sequence[dict[str, Any]]) -> bool:
+    values = [config.get(key) for config in configs]
+    # Settings of one section are read once for all runs that share it: mostly the same objects.
+    distinct = list({id(value): value for value in values}.values())
+    return len(distinct) > 1 and len({text.value(value) for value in distinct}) > 1
 
 
 @dataclass(frozen=True)
@@ -94,9 +99,9 @@ class _Cell:
     is_best: bool = False
 
 
-def runs_table(runs: Sequence[Run]) -> Html:
+def runs_table(runs: Sequence[Run], differing: Sequence[str]) -> Html:
     """Return one row for each run: settings that differ, the best of each score, speed and time."""
-    settings = differing_settings(runs)[:MOST_SETTINGS]
+    settings = differing[:MOST_SETTINGS]
     columns: list[tuple[str, list[_Cell]]] = [
         ("status", [_Cell(status, status) for status in (run.status() for run in runs)]),
         ("step", [_Cell(text.progress(run), run.step) for run in runs]),

@@ -28,7 +28,10 @@ def element(name: str, /, *children: str, **attributes: str | float | bool | Non
             attribute = _attribute(key)
             words.append(attribute if value is True else f'{attribute}="{escape(str(value))}"')
         begin = f"<{' '.join(words)}>"
-    return Html(begin) if name in VOID else Html(f"{begin}{join(*children)}</{name}>")
+    if name in VOID:
+        return Html(begin)
+    texts = [child if type(child) is Html else escape(child) for child in children]
+    return Html(f"{begin}{''.join(texts)}</{name}>")
 
 
 @lru_cache
@@ -50,6 +53,7 @@ def join(*children: str) -> Html:
     return Html("".join(texts))
 
 
+@lru_cache(maxsize=2**12)
 def breakable(name: str) -> Html:
     """Return a name that may break after its underscores, dots and slashes, and nowhere else."""
     parts = re.split(r"(?<=[_./])(?=[^_./])", name)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
-from overt.tools.report import comparison, pictures, sections, text, texts
+from overt.tools.report import comparison, sections, text, texts
 from overt.tools.report.charts import (
     FOLDED,
     MEANING,
@@ -44,10 +44,11 @@ def build_page(
 ) -> str:
     """Return the whole page for one or several runs; a live one asks its server for news."""
     charts = choose_charts(runs, pins)
-    gallery, gallery_data = pictures.galleries(runs, most_pictures)
-    overview = sections.overview(runs) if len(runs) == 1 else comparison.runs_table(runs)
+    gallery, gallery_data = _galleries(runs, most_pictures)
+    several, differing = len(runs) > 1, comparison.differing_settings(runs)
+    overview = comparison.runs_table(runs, differing) if several else sections.overview(runs)
     parts: list[tuple[str, str, Html | None]] = [
-        ("overview", "Overview" if len(runs) == 1 else "Runs", overview),
+        ("overview", "Runs" if several else "Overview", overview),
         ("happened", "What happened", _happened(runs)),
     ]
     for section, title in SECTIONS.items():
@@ -57,7 +58,7 @@ def build_page(
         figures = [_figure(index, charts[index], runs) for index in chosen]
         part = (section, title, _charts(section, figures))
         parts.insert(1 if section == "pinned" else len(parts), part)
-    parts.insert(2, ("compare", "Settings and scores", parallel(runs)))
+    parts.insert(2, ("compare", "Settings and scores", parallel(runs, differing)))
     # Results come before diagnostics.
     position = 1 + max(
         (number for number, part in enumerate(parts) if part[0] in SEEN_BEFORE_PICTURES), default=0

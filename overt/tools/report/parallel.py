@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from overt.tools.report import text
-from overt.tools.report.comparison import best_score, differing_settings, direction, score_names
+from overt.tools.report.comparison import best_score, direction, score_names
 from overt.tools.report.markup import Html, breakable, element, join
 from overt.tools.report.run import Run
 
@@ -32,13 +32,13 @@ class Axis:
     ticks: list[tuple[float, str]]
 
 
-def parallel(runs: Sequence[Run]) -> Html | None:
+def parallel(runs: Sequence[Run], differing: Sequence[str]) -> Html | None:
     """Return the drawing for several runs; None where too few differ in a setting."""
     if len(runs) < FEWEST_RUNS:
         return None
     axes = [
         axis
-        for key in differing_settings(runs)
+        for key in differing
         if (axis := make_axis(key, [run.config.get(key) for run in runs])) is not None
     ][: MOST_AXES - 1]
     goal = _goal(runs)

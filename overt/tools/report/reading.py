@@ -75,9 +75,11 @@ def open_brief(folder: Path, name: str | None = None) -> Run:
         return follower.read()
 
 
-def open_run(folder: Path, name: str | None = None, budget: Budget | None = None) -> Run:
-    """Read a run's folder; refused where it is not one."""
-    with RunFollower(folder, name, budget=budget) as follower:
+def open_run(
+    folder: Path, name: str | None = None, budget: Budget | None = None, home: Path | None = None
+) -> Run:
+    """Read a run's folder; refused where it is not one. `home`: the folder without links."""
+    with RunFollower(folder, name, budget=budget, home=home) as follower:
         run, home = follower.read(), follower.home
     return replace(
         run,
@@ -101,7 +103,8 @@ def _text(path: Path | None) -> str:
 
 def open_runs(folders: list[Path]) -> list[Run]:
     """Read several runs, each named by as much of its path as tells it apart."""
-    folder_parts = [folder.resolve().parts for folder in folders]
+    homes = [folder.resolve() for folder in folders]
+    folder_parts = [home.parts for home in homes]
     if len(set(folder_parts)) < len(folder_parts):
         raise ConfigError("a run is named twice; name each run once")
     for depth in range(1, max(map(len, folder_parts), default=1) + 1):
@@ -110,9 +113,9 @@ def open_runs(folders: list[Path]) -> list[Run]:
             break
     budget = Budget.shared_by(len(folders))
     runs = []
-    for folder, name in zip(folders, names, strict=True):
+    for folder, home, name in zip(folders, homes, names, strict=True):
         try:
-            runs.append(open_run(folder, name, budget))
+            runs.append(open_run(folder, name, budget, home))
         except OSError as error:  # of one run's files: the others are shown
             logger.warning("%s is left out: %s", folder, error.strerror or error)
     if not runs:
@@ -134,11 +137,12 @@ class RunFollower:
         *,
         brief: bool = False,
         budget: Budget | None = None,
+        home: Path | None = None,
     ) -> None:
         if not is_run(folder):
             raise _not_a_run(folder)
         self.folder = folder
-        self.home = folder.resolve()  # no link leads out of it
+        self.home = home or folder.resolve()  # no link leads out of it
         self.name = name or self.home.name
         self.brief, self.budget = brief, budget or Budget()
         self._config: dict[str, Any] = {}
@@ -224,7 +228,8 @@ class RunFollower:
 def own_file(home: Path, name: str) -> Path | None:
     """Return the path of a run's file; None where a link leads out of the run folder."""
     path = home / name
-    if not os.path.islink(path) and (path.parent == home or not os.path.islink(path.parent)):
+    folder, _, _ = name.rpartition("/")
+    if not os.path.islink(path) and not (folder and os.path.islink(home / folder)):
         return path
     with suppress(OSError, RuntimeError):  # a circle of links
         if path.resolve().is_relative_to(home):
@@ -258,16 +263,15 @@ class _Curves:
         at = math.nan if moment is None else moment
         by_name, known = self.by_name, False
         for name, value in row.items():
-            if type(value) is float:
-                number: float | None = value
-            else:
-                number = number_of(value)
-            if number is None or name == "step" or name == "time":
+            if name == "step" or name == "time":
+                continue
+            number = value if type(value) is float else number_of(value)
+            if number is None:
                 continue
             known = True
-            if name not in by_name:
-                by_name[name] = Curve()
-            curve = by_name[name]
+            curve = by_name.get(name)
+            if curve is None:
+                curve = by_name[name] = Curve()
             curve.steps.append(step)
             curve.times.append(at)
             curve.values.append(number)

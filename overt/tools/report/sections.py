@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import chain
 from pathlib import PurePath
 from typing import Any
@@ -27,7 +28,12 @@ HAPPENED = {
 
 
 def swatch(index: int) -> Html:
-    return element("span", class_=f"swatch run{index % COLOURS}", aria_hidden="true")
+    return _swatch(index % COLOURS)
+
+
+@lru_cache
+def _swatch(color: int) -> Html:
+    return element("span", class_=f"swatch run{color}", aria_hidden="true")
 
 
 def label(index: int, run: Run) -> Html:

@@ -40,9 +40,9 @@ def test_only_what_differs_is_a_column_and_only_the_best_is_marked() -> None:
         run("second_run", {"optimizer.lr": 0.2, "seed": 0}, top1=[0.7], static_error=[2.0]),
     ]
     assert differing_settings(runs) == ["optimizer.lr"]
-    reader = Reader(runs_table(runs))
+    reader = Reader(runs_table(runs, ["optimizer.lr"]))
     best = [attributes for tag, attributes in reader.tags if attributes.get("class") == "best"]
     assert [cell["data-order"] for cell in best] == ["0.7"]  # a baseline has no winner
     assert "optimizer.lr" in reader.words
     assert "top1 \u2191" in reader.words
-    assert "first_<wbr>run" in runs_table(runs)
+    assert "first_<wbr>run" in runs_table(runs, [])

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from sample_runs import Reader
 
+from overt.tools.report.comparison import differing_settings
 from overt.tools.report.parallel import make_axis, parallel
 from overt.tools.report.run import Curve, Run
 
@@ -32,7 +33,7 @@ def test_axes() -> None:
 
 def test_each_run_is_a_line_broken_where_it_has_no_score() -> None:
     runs = [run(index, lr=10.0**-index, exp_name=f"run{index}") for index in range(4)]
-    drawing = parallel(runs)
+    drawing = parallel(runs, differing_settings(runs))
     assert drawing is not None
     lines = [a["d"] for tag, a in Reader(drawing).tags if tag == "path"]
     classes = [a["class"] for tag, a in Reader(drawing).tags if tag == "path"]
@@ -40,5 +41,5 @@ def test_each_run_is_a_line_broken_where_it_has_no_score() -> None:
     assert len(lines) == 4
     assert "L" not in str(lines[0])
     assert all("L" in str(line) for line in lines[1:])
-    assert parallel(runs[:2]) is None
-    assert parallel([run(index, exp_name="x") for index in (1, 2, 3)]) is None
+    assert parallel(runs[:2], differing_settings(runs)) is None
+    assert parallel([run(index, exp_name="x") for index in (1, 2, 3)], []) is None
