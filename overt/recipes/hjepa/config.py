@@ -184,6 +184,13 @@ class EvaluationSettings:
     def __post_init__(self) -> None:
         counts = ("max_samples", "batch_size", "k", "layers", "dense_patches")
         each_within("evaluation", self, counts, 1)
+        for key in ("transfer", "dense"):
+            for name in getattr(self, key):
+                if not name or "/" in name:
+                    raise ConfigError(
+                        f"evaluation.{key} has a set {name!r}; its scores are called NAME/SCORE: "
+                        "use a name that is not empty and has no slash"
+                    )
         twice = sorted(set(self.transfer) & set(self.dense))
         if twice:
             raise ConfigError(
