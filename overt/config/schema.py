@@ -113,7 +113,7 @@ class TrainingSection:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"cuda:\d+", self.device):  # one of several, for a single process
-            one_of("training.device", self.device, ("auto", "cpu", "cuda"))
+            one_of("training.device", self.device, ("auto", "cpu", "cuda", "cuda:0"))
         one_of("training.strategy", self.strategy, ("auto", "single", "ddp", "fsdp"))
         one_of("training.precision", self.precision, ("fp32", "tf32", "bf16", "fp16"))
         one_of("training.compile", self.compile, ("auto", "none", "blocks", "model"))

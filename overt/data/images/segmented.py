@@ -34,6 +34,12 @@ class SegmentedImages:
 
     def __init__(self, root: Path | str, chosen: NDArray[np.int64] | None = None) -> None:
         self.root = Path(root)
+        for folder in ("images", "masks"):
+            if not (self.root / folder).is_dir():
+                raise DataError(
+                    f"{self.root / folder} is not a directory; expected images in "
+                    f"{self.root}/images and a PNG of the same name for each in {self.root}/masks"
+                )
         listed = list_images(self.root / "images", labelled=False).names
         masks = list_images(self.root / "masks", labelled=False).names
         by_stem = {_stem(name): name for name in masks}
@@ -71,7 +77,7 @@ def open_segmented(root: Path | str) -> tuple[SegmentedImages, SegmentedImages]:
     root = Path(root)
     if (root / "train").is_dir():
         return SegmentedImages(root / "train"), SegmentedImages(scored_folder(root))
-    count = len(list_images(root / "images", labelled=False).names)
+    count = len(SegmentedImages(root))
     order = np.random.default_rng(0).permutation(count)
     if count < 2:
         raise DataError(f"{root}: {count} image; at least 2 are needed, one of them to score")

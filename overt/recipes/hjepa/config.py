@@ -170,6 +170,9 @@ class EvaluationSettings:
     num_workers: int = 0
     # further numbers of neighbors, each scored as knn_top1_kN
     further_k: list[int] = field(default_factory=list)
+    # score the features of this level of H-JEPA, 0 the finest, through its projection where
+    # model.projection=shared; null: those of the encoder's blocks
+    level: int | None = None
     # of a classifier: score its frozen features too, by k-NN and probes; false: its accuracy alone
     frozen_features: bool = True
     # further labeled sets by name: {flowers: ROOT}, with ROOT/train and ROOT/test, or one set of
@@ -184,6 +187,13 @@ class EvaluationSettings:
     def __post_init__(self) -> None:
         counts = ("max_samples", "batch_size", "k", "layers", "dense_patches")
         each_within("evaluation", self, counts, 1)
+        for key in ("transfer", "dense"):
+            for name in getattr(self, key):
+                if not name or "/" in name:
+                    raise ConfigError(
+                        f"evaluation.{key} has a set {name!r}; its scores are called NAME/SCORE: "
+                        "use a name that is not empty and has no slash"
+                    )
         twice = sorted(set(self.transfer) & set(self.dense))
         if twice:
             raise ConfigError(
@@ -222,6 +232,13 @@ class Settings:
             raise ConfigError(
                 f"evaluation.layers={self.evaluation.layers}, but the encoder has "
                 f"{model.sizes().depth} blocks"
+            )
+        level, levels = self.evaluation.level, model.num_hierarchies
+        if level is not None and (not 0 <= level < levels or self.evaluation.layers > 1):
+            raise ConfigError(
+                f"evaluation.level={level} with model.num_hierarchies={levels} and "
+                f"evaluation.layers={self.evaluation.layers}; use a level from 0 to {levels - 1} "
+                "and evaluation.layers=1, or evaluation.level=null"
             )
         for probe in ("linear_probe", "attentive_probe"):
             if getattr(self.evaluation, probe).enabled and not data.labelled:

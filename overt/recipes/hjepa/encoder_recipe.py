@@ -89,8 +89,8 @@ class EncoderRecipe(Recipe):
         return EvaluationTransform((height, width), self.settings.data.margin)(pixels)
 
     def encode_images(self, model: Any, images: Tensor) -> Tensor:
-        """Return features (B, D) of images (B, 3, H, W) uint8, of `evaluation.layers` blocks."""
-        return evaluation.pooled_features(model, self.settings.evaluation.layers, images)
+        """Return features (B, D) of images (B, 3, H, W) uint8, those that are scored."""
+        return evaluation.scored_features(model, self.settings.evaluation, images)
 
     def export_step(self, model: Any) -> ExportedStep:
         """Return the encoder alone, for ONNX and TorchScript."""

@@ -99,6 +99,13 @@ def read_images(
     return Features(torch.tensor(ids), torch.stack(pixels), torch.tensor(labels))
 
 
+def scored_features(model: FeatureModel, settings: EvaluationSettings, images: Tensor) -> Tensor:
+    """Features of each image as the settings ask for them, (B, D): of blocks, or of a level."""
+    if settings.level is None:
+        return pooled_features(model, settings.layers, images)
+    return model.extract_features(images, settings.level).float().mean(1)
+
+
 def pooled_features(model: FeatureModel, layers: int, images: Tensor) -> Tensor:
     """Mean features of each image, (B, layers D): of the last blocks, one behind the other."""
     return torch.cat(
@@ -123,7 +130,7 @@ def score_features(
     `feature_score` ranks checkpoints: k-NN where there are labels, else RankMe over the width.
     """
     evaluation = settings.evaluation
-    pooled = partial(pooled_features, model, evaluation.layers)
+    pooled = partial(scored_features, model, evaluation)
     labelled = bool(training.images.classes and held_out.images.classes)
     test = collect_features(pooled, held_out, evaluation, world)
     scores = spectrum_scores(test.values.to(world.device))

@@ -9,6 +9,7 @@ import torch
 from small_recipes import SMALL_HJEPA, first_batch
 
 from overt.distributed import init_distributed
+from overt.errors import ConfigError
 from overt.metrics.features import load_features
 from overt.recipes.hjepa.data import HeldOutImages, open_sets
 from overt.recipes.hjepa.evaluation import (
@@ -69,6 +70,17 @@ def test_the_last_layer_is_the_last_of_several(root: Path) -> None:
     assert torch.equal(both[:, 32:], one)
     assert not torch.allclose(both[:, :32], one)
     torch.testing.assert_close(one, model.extract_features(images).mean(1))
+
+
+def test_a_level_may_be_scored(root: Path) -> None:
+    words = ("model.projection=shared", "evaluation.level=1")
+    recipe = SMALL_HJEPA.recipe(root, *words)
+    model, images = recipe.build_model().eval(), first_batch(recipe).images
+    level = recipe.encode_images(model, images)
+    torch.testing.assert_close(level, model.extract_features(images, 1).mean(1))
+    assert not torch.allclose(level, pooled_features(model, 1, images))
+    with pytest.raises(ConfigError, match="use a level from 0 to 2"):
+        SMALL_HJEPA.recipe(root, "evaluation.level=3")
 
 
 def test_few_images_are_of_all_classes_alike_and_always_the_same() -> None:

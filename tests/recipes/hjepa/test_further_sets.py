@@ -67,5 +67,7 @@ def test_a_missing_set_is_named_before_training(root: Path) -> None:
         recipe = recipe_with(root, f"evaluation.{key}={{lost: {root / 'lost'}}}")
         with pytest.raises(DataError, match="lost"):
             recipe.check_evaluation_data()
+    with pytest.raises(ConfigError, match="has a set 'a/b'"):
+        recipe_with(root, "evaluation.dense={a/b: c}")
     with pytest.raises(ConfigError, match="both have a set same"):
         recipe_with(root, "evaluation.dense={same: a}", "evaluation.transfer={same: b}")
