@@ -85,6 +85,12 @@ def test_loader_compares_the_frames_that_are_used_with_all() -> None:
     assert "clips/s" in printed
 
 
+def test_loader_compares_whole_jpegs_with_reduced_ones() -> None:
+    printed = run("loader.py", "images", "--count", "1", "--size", "480", "480", "--rounds", "1")
+    assert "decoded whole" in printed
+    assert "reduced_decode" in printed
+
+
 @pytest.mark.parametrize("recipe", ["cotracker3_tiny", "lbm_tiny"])
 def test_augmentation_compares_the_loader_with_the_device(recipe: str) -> None:
     sizes = ["--frames", "12", "--size", "64", "64", "--points", "80", "--count", "4"]
