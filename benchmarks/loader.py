@@ -2,6 +2,7 @@
 
     python benchmarks/loader.py sequences                  24 frames of 512 x 512, PNGs or one file
     python benchmarks/loader.py clips --frames 120         training clips of CoTracker3
+    python benchmarks/loader.py images --size 750 1000     views of JPEGs, in CPU time
     python benchmarks/loader.py sequences --count 2 --frames 4 --size 64 64   to try the script
 
 One process reads; files are in the system's cache after the first round, as they are in training
@@ -18,8 +19,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from overt.config import load
+from overt.data.images.folder import ImageFolder
+from overt.data.images.transforms import TrainingTransform
 from overt.data.rng import sample_rng
 from overt.data.tracking.clips import Clip, read_clip
 from overt.data.tracking.kubric import list_sequences
@@ -33,19 +37,25 @@ from overt.data.tracking.packed import (
 )
 from overt.data.tracking.synthetic_kubric import write_sequences
 from overt.recipes.cotracker3.data import draw_clip, frame_indices, random_crop
+from overt.recipes.hjepa.data import read_view
 
 CLIPS = 12
 
 
-def median_seconds(work: Callable[[int], object], count: int, rounds: int) -> float:
+def median_seconds(
+    work: Callable[[int], object],
+    count: int,
+    rounds: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
     """The median over `rounds` passes of the seconds per item, after one pass to warm up."""
     times = []
     for number in range(rounds + 1):
-        began = time.perf_counter()
+        began = clock()
         for index in range(count):
             work(index)
         if number:
-            times.append((time.perf_counter() - began) / count)
+            times.append((clock() - began) / count)
     return statistics.median(times)
 
 
@@ -140,9 +150,35 @@ def clips(options: argparse.Namespace) -> None:
         print(f"  the frames that are used  {1 / ours:7.2f} clips/s  {plain / ours:.2f} x")
 
 
+def images(options: argparse.Namespace) -> None:
+    """Views of JPEGs, 224 x 224: decoded whole, and no larger than the view needs."""
+    height, width = options.size
+    transform = TrainingTransform((224, 224), scale=(0.3, 1.0))
+    with tempfile.TemporaryDirectory() as scratch:
+        (Path(scratch) / "class").mkdir()
+        for index in range(options.count):
+            coarse = sample_rng(0, 0, index).integers(
+                0, 256, (height // 8, width // 8, 3), np.uint8
+            )
+            picture = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+            picture.save(Path(scratch) / "class" / f"{index}.jpg", quality=90)
+        source = ImageFolder(scratch)
+        ways: dict[str, Callable[[int], object]] = {
+            "decoded whole": lambda n: transform(source.read(n)[0], sample_rng(1, 0, n)),
+            "reduced_decode": lambda n: read_view(source, n, transform, sample_rng(1, 0, n)),
+        }
+        print(f"{options.count} JPEGs of {height}x{width}; one process")
+        baseline = None
+        for name, view in ways.items():
+            seconds = median_seconds(view, options.count, options.rounds, time.process_time)
+            baseline = baseline or seconds
+            print(f"  {name:16} {1 / seconds:8.1f} images/s  {baseline / seconds:6.2f} x")
+
+
 SECTIONS: dict[str, Callable[[argparse.Namespace], None]] = {
     "sequences": sequences,
     "clips": clips,
+    "images": images,
 }
 
 

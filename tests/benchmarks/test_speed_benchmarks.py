@@ -55,6 +55,12 @@ def test_training_from_files_is_compared_with_resident_data() -> None:
     assert all(row["fed"] > 0 and 0 <= row["wait"] < 1 for row in rows)
 
 
+def test_loader_compares_whole_jpegs_with_reduced_ones() -> None:
+    printed = run("loader.py", "images", "--count", "1", "--size", "480", "480", "--rounds", "1")
+    assert "decoded whole" in printed
+    assert "reduced_decode" in printed
+
+
 def test_a_row_of_the_table_has_its_share() -> None:
     rows = runpy.run_path(str(BENCHMARKS / "rows.py"))
     numbers = {"seconds": 0.1, "samples_per_second": 40.0, "gib": 8.0, "first_seconds": 12.0}

@@ -44,6 +44,7 @@ class PoseNetRecipe(Recipe):
     """Pose and shape of a person, from a picture and the predicted depth."""
 
     replayable = True
+    compile_pays = "compiling its parts takes minutes, and a recording alone halves the step"
 
     def __init__(self, settings: PoseNetSettings) -> None:
         self.settings = settings

@@ -1,17 +1,20 @@
 """overt/engine/strategy/graph.py: a replayed run equals the run without a graph; refusals."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 from toy_runs import losses_by_step, toy_config
 
 from overt.config import build_recipe
 from overt.distributed import init_distributed
-from overt.engine.strategy.graph import GraphedPass, check_replayable
+from overt.engine.strategy.graph import MOST, WARM_UP, GraphedPass, Recording, check_replayable
 from overt.engine.trainer import Trainer
 from overt.errors import ConfigError
+from overt.recipe import StepOutput
 
 gpu = pytest.mark.gpu
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -35,6 +38,101 @@ def test_a_recipe_can_say_which_setting_stands_in_the_way() -> None:
 
     with pytest.raises(ConfigError, match=r"data\.size=null .* a number, or set training\.cuda_gr"):
         check_replayable(Changing(), torch.device("cuda"))
+
+
+class Rerun:
+    """Stands for a CUDA graph: runs the pass again, into the memory of the recording."""
+
+    def __init__(self, passes: GraphedPass, batch: Tensor, counts: dict[str, Tensor]) -> None:
+        self.passes, self.batch, self.counts = passes, batch, counts
+        self.gradients = [torch.zeros_like(each) for each in passes.parameters]
+        self.numbers = torch.zeros(1)
+
+    def replay(self) -> None:
+        for other in self.passes.recordings.values():  # they share a memory pool
+            for gradient in other.gradients:
+                assert gradient is not None
+                gradient.fill_(torch.nan)
+        parameters = self.passes.parameters
+        before = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        self.numbers.copy_(self.passes.run(self.batch, self.counts).total.detach())
+        for parameter, held, earlier in zip(parameters, self.gradients, before, strict=True):
+            assert parameter.grad is not None
+            held.copy_(parameter.grad)
+            parameter.grad = earlier
+
+
+@pytest.fixture
+def without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    def record(passes: GraphedPass, batch: Tensor, counts: dict[str, Tensor]) -> Recording:
+        graph: Any = Rerun(passes, batch.clone(), counts)
+        output = StepOutput({"l": torch.zeros(())})
+        inputs = [graph.batch]
+        return Recording(graph, inputs, graph.gradients, output, {}, graph.numbers)
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(GraphedPass, "_record", record)
+    monkeypatch.setattr(GraphedPass, "_warm_up", lambda self, *inputs, is_last: self.run(*inputs))
+
+
+def test_micro_batches_of_several_recordings_add_up(without_cuda: None) -> None:
+    """Two kinds of passes of two shapes, in any order within a step, against autograd alone."""
+    weight = nn.Parameter(torch.ones(3))
+    factor = {"now": 1.0}
+
+    def run(batch: Tensor, counts: dict[str, Tensor]) -> StepOutput:
+        output = StepOutput({"l": factor["now"] * (batch * weight).square().sum()})
+        output.total.backward()
+        return output
+
+    graphed = GraphedPass(run, [weight])
+    draw = torch.Generator().manual_seed(0)
+    for step in range(3 * (WARM_UP + 2)):
+        given = [torch.randn(1 + step % 2, 3, generator=draw) for _ in range(2)]
+        kinds = [1 + (step // 2) % 2, 1 + step % 2]
+        expected = torch.zeros(3)
+        for batch, kind in zip(given, kinds, strict=True):
+            factor["now"] = float(kind)
+            total = graphed(batch, {}, kind).total.detach()
+            right = kind * (batch * weight.detach()).square().sum()
+            torch.testing.assert_close(total, right)
+            expected += 2 * kind * (batch.square() * weight.detach()).sum(0)
+        assert weight.grad is not None
+        torch.testing.assert_close(weight.grad, expected)
+        weight.grad = None  # as the optimizer leaves it
+    assert 1 < len(graphed.recordings) <= MOST
+
+
+def test_where_recording_fails_the_pass_runs_as_ever(
+    without_cuda: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def break_off(*inputs: Any) -> Recording:
+        weight.grad = None
+        raise RuntimeError("operation not permitted\nwhen a stream is capturing")
+
+    reset: list[int] = []
+    state = SimpleNamespace(clone_state=lambda: 7, graphsafe_set_state=reset.append)
+    stream = SimpleNamespace(device_index=0)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "default_generators", [state])
+    monkeypatch.setattr(GraphedPass, "_record", break_off)
+    weight = nn.Parameter(torch.ones(3))
+
+    def run(batch: Tensor, counts: dict[str, Tensor]) -> StepOutput:
+        output = StepOutput({"l": (batch * weight).sum()})
+        output.total.backward()
+        return output
+
+    told: list[str] = []
+    graphed = GraphedPass(run, [weight], told.append)
+    for _ in range(WARM_UP + 3):
+        graphed(torch.ones(3), {})
+    assert told == ["RuntimeError: operation not permitted"]
+    assert reset == [7]  # the generator is as it was
+    torch.testing.assert_close(weight.grad, torch.full((3,), WARM_UP + 3.0))
 
 
 @gpu
