@@ -138,7 +138,8 @@ def refuse_misfit(
     if entry in COUNTERS:
         fits, requirement = math.prod(shape) == 1 and not dtype.is_complex, "one number"
         if of_torch:
-            fits, requirement = fits and dtype in (torch.float32, torch.float64), "one torch.float32"
+            fits = fits and dtype in (torch.float32, torch.float64)
+            requirement = "one torch.float32"
     elif not of_torch:
         return
     else:
