@@ -139,7 +139,6 @@ def train(options: argparse.Namespace, method: str, seed: int, world: World) -> 
             draw_neighbors(options.pictures / f"{method}.png", trainer, world)
             draw_photographs(options.pictures / f"{method}_photographs.png", trainer)
         per_epoch = trainer.loader.steps_per_epoch
-        samples = steps * trainer.plan.global_batch_size
     return (
         scores
         | tuned
@@ -148,7 +147,7 @@ def train(options: argparse.Namespace, method: str, seed: int, world: World) -> 
             "seed": seed,
             "minutes": clock.seconds / 60,
             "epochs": steps / per_epoch,
-            "images_per_second": samples / clock.seconds,
+            "images_per_second": clock.steps_per_second() * trainer.plan.global_batch_size,
             "curve": clock.curve,
         }
     )
@@ -180,12 +179,23 @@ def fine_tune(
 
 
 class Clock:
-    """Measures training without its evaluations, and keeps the scores of each."""
+    """Measures training without its evaluations, and keeps the scores of each.
+
+    The rate leaves out the first steps, in which loaders start and a graph is recorded.
+    """
 
     def __init__(self, trainer: Trainer, world: World) -> None:
         self.began, self.seconds = time.perf_counter(), 0.0
         self.curve: list[dict[str, float]] = []
-        evaluate = trainer.evaluate
+        self.steps, self.started = 0, 0.0  # seconds until the rate is measured
+        evaluate, train_step = trainer.evaluate, trainer.train_step
+
+        def counted() -> None:
+            train_step()
+            self.steps += 1
+            if self.steps == WARM_UP:
+                synchronize(world)
+                self.started = self.seconds + time.perf_counter() - self.began
 
         def timed(sets: list[str] | None = None) -> dict[str, float]:
             synchronize(world)
@@ -199,6 +209,12 @@ class Clock:
             return scores
 
         trainer.evaluate = timed  # type: ignore[method-assign]
+        trainer.train_step = counted  # type: ignore[method-assign]
+
+    def steps_per_second(self) -> float:
+        """Return the rate after the first steps, or of all where there are few."""
+        skipped = WARM_UP if self.steps > 2 * WARM_UP else 0
+        return (self.steps - skipped) / (self.seconds - (self.started if skipped else 0.0))
 
 
 def synchronize(world: World) -> None:
