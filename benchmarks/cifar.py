@@ -10,7 +10,8 @@ steps follows from its measured rate. Raw pixels and the encoder with its random
 in the same way: k-NN with all training images as bank, and linear probes with all labels, a tenth
 and a hundredth of them, each the best of 20 by a tenth of the training images. Fine-tuning trains
 the whole encoder with labels for some epochs (recipe=finetune_cifar); from random weights that is
-the baseline without pretraining.
+the baseline without pretraining. The row `control` is I-JEPA with targets from another image: what
+is learned without anything to predict.
 """
 
 from __future__ import annotations
@@ -29,12 +30,15 @@ import torch
 from cifar_pictures import draw_neighbors, draw_photographs
 from torch import Tensor
 
-from overt.config import build_recipe, load
+from overt.config import Config, build_recipe, load
 from overt.distributed import World, init_distributed
 from overt.engine.trainer import Trainer
+from overt.recipe import Recipe
 from overt.recipes.hjepa import evaluation
 from overt.recipes.hjepa.encoder import FeatureModel
 from overt.recipes.hjepa.encoder_recipe import EncoderRecipe
+from overt.recipes.hjepa.model import HJEPA
+from overt.recipes.hjepa.recipe import HJEPARecipe
 
 RECIPES = {
     "simclr": "simclr_cifar",
@@ -43,6 +47,7 @@ RECIPES = {
     "cjepa": "cjepa_cifar",
     "mae": "mae_cifar",
     "supervised": "supervised_cifar",
+    "control": "ijepa_cifar",
 }
 COLUMNS = {
     "knn_top1": "k-NN",
@@ -72,6 +77,24 @@ class RawPixels(FeatureModel):
         return [self.pixels(images).flatten(1)[:, None]]
 
 
+class WrongTargets(HJEPA):
+    """I-JEPA whose targets are those of the next image of the batch."""
+
+    def encode_targets(self, images: Tensor) -> Tensor:
+        return super().encode_targets(images.roll(1, 0))
+
+
+class ControlRecipe(HJEPARecipe):
+    """I-JEPA that cannot learn to predict."""
+
+    model_class = WrongTargets
+
+
+def build(method: str, config: Config) -> Recipe:
+    """Return the recipe of a method."""
+    return ControlRecipe(config.settings) if method == "control" else build_recipe(config)
+
+
 def words(options: argparse.Namespace, recipe: str, seed: int, folder: str) -> list[str]:
     """Return the command line of a run."""
     chosen = [f"recipe={recipe}", f"output_dir={folder}", f"seed={seed}", f"exp_name={recipe}"]
@@ -83,11 +106,11 @@ def words(options: argparse.Namespace, recipe: str, seed: int, folder: str) -> l
     return [*chosen, *(SMALL if options.small else ()), *options.set]
 
 
-def rate(options: argparse.Namespace, recipe: str, world: World) -> float:
+def rate(options: argparse.Namespace, method: str, world: World) -> float:
     """Return training steps per second, the loader included."""
     with tempfile.TemporaryDirectory() as folder:
-        config = load([*words(options, recipe, 0, folder), "training.num_steps=1000000"])
-        trainer = Trainer(config, build_recipe(config), world)
+        config = load([*words(options, RECIPES[method], 0, folder), "training.num_steps=1000000"])
+        trainer = Trainer(config, build(method, config), world)
         for _ in range(WARM_UP):
             trainer.train_step()
         synchronize(world)
@@ -103,11 +126,11 @@ def rate(options: argparse.Namespace, recipe: str, world: World) -> float:
 def train(options: argparse.Namespace, method: str, seed: int, world: World) -> Row:
     """Train a method for the given time; return its scores and what they took."""
     recipe = RECIPES[method]
-    steps = options.steps or max(1, round(rate(options, recipe, world) * 60 * options.minutes))
+    steps = options.steps or max(1, round(rate(options, method, world) * 60 * options.minutes))
     with tempfile.TemporaryDirectory() as folder:
         often = f"training.evaluate_every_steps={max(1, -(-steps // options.evaluations))}"
         config = load([*words(options, recipe, seed, folder), f"training.num_steps={steps}", often])
-        trainer = Trainer(config, build_recipe(config), world)
+        trainer = Trainer(config, build(method, config), world)
         clock = Clock(trainer, world)
         scores = trainer.train()
         tuned = fine_tune(options, seed, folder, config.run_dir / "checkpoints" / "latest", world)
@@ -116,7 +139,6 @@ def train(options: argparse.Namespace, method: str, seed: int, world: World) -> 
             draw_neighbors(options.pictures / f"{method}.png", trainer, world)
             draw_photographs(options.pictures / f"{method}_photographs.png", trainer)
         per_epoch = trainer.loader.steps_per_epoch
-        samples = steps * trainer.plan.global_batch_size
     return (
         scores
         | tuned
@@ -125,7 +147,7 @@ def train(options: argparse.Namespace, method: str, seed: int, world: World) -> 
             "seed": seed,
             "minutes": clock.seconds / 60,
             "epochs": steps / per_epoch,
-            "images_per_second": samples / clock.seconds,
+            "images_per_second": clock.steps_per_second() * trainer.plan.global_batch_size,
             "curve": clock.curve,
         }
     )
@@ -157,12 +179,23 @@ def fine_tune(
 
 
 class Clock:
-    """Measures training without its evaluations, and keeps the scores of each."""
+    """Measures training without its evaluations, and keeps the scores of each.
+
+    The rate leaves out the first steps, in which loaders start and a graph is recorded.
+    """
 
     def __init__(self, trainer: Trainer, world: World) -> None:
         self.began, self.seconds = time.perf_counter(), 0.0
         self.curve: list[dict[str, float]] = []
-        evaluate = trainer.evaluate
+        self.steps, self.started = 0, 0.0  # seconds until the rate is measured
+        evaluate, train_step = trainer.evaluate, trainer.train_step
+
+        def counted() -> None:
+            train_step()
+            self.steps += 1
+            if self.steps == WARM_UP:
+                synchronize(world)
+                self.started = self.seconds + time.perf_counter() - self.began
 
         def timed(sets: list[str] | None = None) -> dict[str, float]:
             synchronize(world)
@@ -176,6 +209,12 @@ class Clock:
             return scores
 
         trainer.evaluate = timed  # type: ignore[method-assign]
+        trainer.train_step = counted  # type: ignore[method-assign]
+
+    def steps_per_second(self) -> float:
+        """Return the rate after the first steps, or of all where there are few."""
+        skipped = WARM_UP if self.steps > 2 * WARM_UP else 0
+        return (self.steps - skipped) / (self.seconds - (self.started if skipped else 0.0))
 
 
 def synchronize(world: World) -> None:
@@ -242,7 +281,7 @@ def correlations(rows: Iterable[Row]) -> str:
     points = [
         point
         for row in rows
-        if row["method"] in RECIPES and row["method"] != "supervised"
+        if row["method"] in RECIPES and row["method"] not in ("supervised", "control")
         for point in row["curve"]
     ]
     lines = []

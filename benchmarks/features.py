@@ -34,7 +34,10 @@ from overt.recipes.hjepa import evaluation
 IMAGENET = 1_281_167
 FILE_SIDE = 256  # pixels of a JPEG file
 CLASSES = tuple(map(str, range(10)))
-SMALL = ("model.embed_dim=32", "model.depth=1", "model.num_heads=2", "evaluation.batch_size=50")
+SMALL = (
+    "model.embed_dim=32", "model.depth=1", "model.num_heads=2", "evaluation.batch_size=50",
+    "training.precision=fp32",
+)  # fmt: skip
 
 Value = TypeVar("Value")
 
