@@ -55,7 +55,7 @@ class LoaderContext(ForkServerContext):
         self._queues: list[Queue[Any]] = []
         self._flags: list[Flag] = []
         self._watcher: threading.Thread | None = None
-        self._death: str | None = None  # what happened, in words
+        self._death: str | None = None  # what happened, as a message
         self.closing = self.Event()  # set: the processes may be ended
 
     # What torch's loader asks a context for.
@@ -103,9 +103,9 @@ class LoaderContext(ForkServerContext):
         if any(flag.is_set() for flag in self._flags):  # they have been told to end
             return
         dead = [sentinels[sentinel] for sentinel in ready if isinstance(sentinel, int)]
-        self._death = _in_words(dead[0].pid, dead[0].exitcode)
+        self._death = _message(dead[0].pid, dead[0].exitcode)
         self._kill()
-        # Nobody can complete a message that was begun: who waits for the rest sees its end.
+        # No process can complete a partial message: who waits for the rest reads the end of file.
         self._queues[0]._writer.close()  # type: ignore[attr-defined]  # the queue of all results
 
     def _kill(self) -> None:
@@ -123,7 +123,7 @@ class LoaderContext(ForkServerContext):
         except (RuntimeError, OSError, EOFError) as error:
             if self._watcher is None:
                 if isinstance(error, ConnectionError | EOFError):
-                    raise LoaderError(_in_words(None, None)) from error
+                    raise LoaderError(_message(None, None)) from error
                 raise
             # What reading a sample raises comes here as well: then all processes are alive.
             self._watcher.join(NEWS_SECONDS)
@@ -146,7 +146,7 @@ class LoaderContext(ForkServerContext):
         self._kill()
 
 
-def _in_words(pid: int | None, code: int | None) -> str:
+def _message(pid: int | None, code: int | None) -> str:
     """Return what happened to a loader process, and what helps."""
     if pid is None:
         ended = "a loader worker died while it was started"
@@ -155,7 +155,7 @@ def _in_words(pid: int | None, code: int | None) -> str:
     else:
         ended = f"loader worker {pid} ended unexpectedly with exit code {code}"
     return (
-        f"{ended}. The system kills processes when memory runs out (`dmesg` says so), and with "
+        f"{ended}. The system kills processes when memory runs out (see `dmesg`), and with "
         "SIGBUS when /dev/shm is full: set a smaller training.num_workers, or 0 to read samples in "
         "the training process. The same command resumes."
     )
