@@ -103,9 +103,9 @@ class LoaderContext(ForkServerContext):
         if any(flag.is_set() for flag in self._flags):  # they have been told to end
             return
         dead = [sentinels[sentinel] for sentinel in ready if isinstance(sentinel, int)]
-        self._death = _message(dead[0].pid, dead[0].exitcode)
+        self._death = _in_words(dead[0].pid, dead[0].exitcode)
         self._kill()
-        # No process can complete a partial message: who waits for the rest reads the end of file.
+        # No one can complete a message that was cut off: readers waiting for the rest see its end.
         self._queues[0]._writer.close()  # type: ignore[attr-defined]  # the queue of all results
 
     def _kill(self) -> None:
@@ -123,7 +123,7 @@ class LoaderContext(ForkServerContext):
         except (RuntimeError, OSError, EOFError) as error:
             if self._watcher is None:
                 if isinstance(error, ConnectionError | EOFError):
-                    raise LoaderError(_message(None, None)) from error
+                    raise LoaderError(_in_words(None, None)) from error
                 raise
             # What reading a sample raises comes here as well: then all processes are alive.
             self._watcher.join(NEWS_SECONDS)
@@ -146,7 +146,7 @@ class LoaderContext(ForkServerContext):
         self._kill()
 
 
-def _message(pid: int | None, code: int | None) -> str:
+def _in_words(pid: int | None, code: int | None) -> str:
     """Return what happened to a loader process, and what helps."""
     if pid is None:
         ended = "a loader worker died while it was started"
@@ -169,6 +169,6 @@ def loader_context() -> LoaderContext:
     workers on 16 cores the first step of `simclr_cifar` took 79 seconds; it takes 4.
     """
     context = LoaderContext()
-    own = [name for name in sys.modules if name.split(".")[0] == "overt"]
-    context.set_forkserver_preload(["torch", *sorted(own)])
+    overt_modules = [name for name in sys.modules if name.split(".")[0] == "overt"]
+    context.set_forkserver_preload(["torch", *sorted(overt_modules)])
     return context
