@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from overt.checkpoint.trained import load_model
 from overt.config import Config, build_recipe
 from overt.config.python import Options, configure, is_importable, read, script
-from overt.errors import CheckpointError, ConfigError, Preempted
+from overt.errors import CheckpointError, ConfigError, LoaderError, Preempted
 from overt.health.preemption import StopSignal
 from overt.recipe import Recipe
 from overt.run.folder import RunPaths
@@ -111,9 +111,9 @@ def _train(config: Config, stop: StopSignal, world: World) -> Result:
         if stop.name == "SIGINT":
             raise KeyboardInterrupt(str(asked)) from None
         raise
-    except RuntimeError as error:
+    except LoaderError as error:
         began = trainer is not None and trainer.state.step > first_step
-        if "exited unexpectedly" in str(error) and script() is not None and not began:
+        if script() is not None and not began:
             raise ConfigError(
                 "a loader process ended before its first batch. Loader processes import this "
                 f"script: {GUARD.format('overt.train')}, or set training.num_workers=0 ({error})"

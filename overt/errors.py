@@ -39,6 +39,10 @@ class DataError(OvertError):
     """A data set, or one file of it, that cannot be used."""
 
 
+class LoaderError(DataError):
+    """A process that loads data has died; the message says how, and what helps."""
+
+
 class CheckpointError(OvertError):
     """A checkpoint that is missing, broken, unsafe, or of another model."""
 

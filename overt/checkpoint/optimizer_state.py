@@ -195,7 +195,7 @@ def _entries_of(optimizer: Optimizer, group: dict[str, Any], dimensions: int) ->
     try:
         fresh = kind([{"params": [number], **hyper_parameters}])  # type: ignore[call-arg]
         fresh.step()
-    except (TypeError, ValueError, RuntimeError):  # one of its own kind, as LBFGS
+    except (TypeError, ValueError, RuntimeError):  # it steps in another way, as LBFGS does
         return set()
     return set(fresh.state[number])
 

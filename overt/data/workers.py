@@ -21,7 +21,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.queues import Queue
 from typing import Any, TypeVar
 
-from overt.errors import DataError
+from overt.errors import LoaderError
 
 Value = TypeVar("Value")
 
@@ -117,19 +117,19 @@ class LoaderContext(ForkServerContext):
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Raise a DataError in place of what torch's loader raises after a death."""
+        """Raise a LoaderError in place of what torch's loader raises after a death."""
         try:
             yield
         except (RuntimeError, OSError, EOFError) as error:
             if self._watcher is None:
                 if isinstance(error, ConnectionError | EOFError):
-                    raise DataError(_in_words(None, None)) from error
+                    raise LoaderError(_in_words(None, None)) from error
                 raise
             # What reading a sample raises comes here as well: then all processes are alive.
             self._watcher.join(NEWS_SECONDS)
             if self._death is None:
                 raise
-            raise DataError(self._death) from error
+            raise LoaderError(self._death) from error
 
     def end(self) -> None:
         """End the processes: politely, and those that do not answer, as after SIGSTOP, by force."""

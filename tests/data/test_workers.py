@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from overt.data import workers
 from overt.data.workers import LoaderContext, loader_context
-from overt.errors import DataError
+from overt.errors import LoaderError
 
 # Only the main process imports the recipe: workers know the module from their server, or not.
 PROGRAM = """
@@ -62,9 +62,17 @@ class Items:
         return os.getpid(), bytes(2**20) if self.large else torch.zeros(3)
 
 
-def read_items(large: bool) -> tuple[LoaderContext, Iterator[tuple[int, object]]]:
+def read_items(
+    large: bool, pins: bool = False
+) -> tuple[LoaderContext, Iterator[tuple[int, object]]]:
     context = loader_context()
-    loader = DataLoader(Items(large), None, num_workers=1, multiprocessing_context=context)  # type: ignore[arg-type]
+    loader = DataLoader(
+        Items(large),  # type: ignore[arg-type]
+        batch_size=None,
+        num_workers=1,
+        multiprocessing_context=context,
+        pin_memory=pins,
+    )
     return context, context.read(loader)
 
 
@@ -73,14 +81,22 @@ def unread_bytes(context: LoaderContext) -> int:
     return int(unpack("i", ioctl(reader.fileno(), FIONREAD, pack("i", 0)))[0])
 
 
+ON_GPU = pytest.param(
+    True, marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+)
+
+
+@pytest.mark.parametrize("pins", [False, ON_GPU])
 @pytest.mark.parametrize("large", [False, True])
-def test_a_killed_process_is_explained_even_in_the_middle_of_a_message(large: bool) -> None:
-    context, items = read_items(large)
+def test_a_killed_process_is_explained_even_in_the_middle_of_a_message(
+    large: bool, pins: bool
+) -> None:
+    context, items = read_items(large, pins)
     pid, _ = next(items)
-    while not unread_bytes(context):  # the next message, which may not fit into the pipe
+    while not pins and not unread_bytes(context):  # the next one, which may not fit into the pipe
         time.sleep(0.01)
     os.kill(pid, signal.SIGKILL)
-    with pytest.raises(DataError, match=f"loader worker {pid} was killed by SIGKILL"):
+    with pytest.raises(LoaderError, match=f"loader worker {pid} was killed by SIGKILL"):
         list(items)  # waited forever for the rest of the message
 
 

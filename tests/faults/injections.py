@@ -345,7 +345,7 @@ KINDS: dict[str, Kind] = {
         damaged("folder deleted"), f"the one before it is used; {SAME}", 8
     ),
     "loader worker killed": Kind(
-        failing_data("killed worker", (1, 2), "DataError: loader worker"),
+        failing_data("killed worker", (1, 2), "LoaderError: loader worker"),
         f"an error that names the worker and its signal; {SAME}",
         20,
     ),
