@@ -76,9 +76,10 @@ class Trainer:
         self.total_steps = self.run.console.total_steps = parts.total_steps
         training, paths = config.training, self.run.paths
         self.dtype = AUTOCAST.get(training.precision)
-        self.speed = Attempt(parts.speed, recipe, self.model, self.run.record)
-        self.graphed = self.speed.recorded(self.run_pass, self.parameters)
         self.state, self.gradients_checked, self.guard = State(), False, FiniteGuard(self.device)
+        step = lambda: self.state.step  # noqa: E731
+        self.speed = Attempt(parts.speed, recipe, self.model, self.run.record, step)
+        self.graphed = self.speed.recorded(self.run_pass, self.parameters)
         self.patience = Patience(training.patience, config.checkpoint)
         self.cadence = Cadence(recipe, training)
         self.progress = Progress(config, world, parts.total_steps, self.run)

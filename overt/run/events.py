@@ -126,6 +126,7 @@ class Started:
 class SpeedChosen:
     """What `training.compile=auto` and `training.cuda_graph=auto` have become, and why."""
 
+    step: int
     compile: str
     cuda_graph: bool
     reason: str
@@ -142,6 +143,7 @@ class SpeedChosen:
 class SpeedGivenUp:
     """What `auto` chose does not work here; the run continues without it."""
 
+    step: int
     key: str
     value: str  # from now on
     problem: str

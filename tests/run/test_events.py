@@ -16,6 +16,8 @@ from overt.run.events import (
     Saved,
     SkippedStep,
     SlowRank,
+    SpeedChosen,
+    SpeedGivenUp,
     Started,
     StopRequested,
 )
@@ -31,6 +33,8 @@ EVENTS = [
     LostPeer(5, "Connection closed by peer"),
     Saved(5, "step_00000005"),
     NonFiniteWeights(5, ["head.weight"]),
+    SpeedChosen(0, "blocks", True, "compile=blocks (a long run)"),
+    SpeedGivenUp(0, "training.compile", "none", "OSError: no compiler"),
 ]
 
 
@@ -87,6 +91,13 @@ def test_a_start_closes_its_phases_with_the_first_step() -> None:
     assert list(event.seconds) == ["imports", "first step"]
     assert event.fields() == {"step": 4, **event.seconds}
     assert str(event) == str(phases)
+
+
+def test_what_auto_gave_up_says_what_to_set() -> None:
+    assert str(EVENTS[-2]) == "auto: compile=blocks (a long run)"
+    assert "(OSError: no compiler); training continues with training.compile=none" in str(
+        EVENTS[-1]
+    )
 
 
 def test_a_finished_run_says_where_and_why() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
+import torch._dynamo.config
 from torch import Tensor, nn
 
 from overt.checkpoint import random_state
@@ -148,9 +149,15 @@ class Attempt:
     """What was chosen at its first use: it works here, or the run continues without it."""
 
     def __init__(
-        self, speed: Speed, recipe: Recipe, model: nn.Module, record: Callable[[Event], None]
+        self,
+        speed: Speed,
+        recipe: Recipe,
+        model: nn.Module,
+        record: Callable[[Event], None],
+        step: Callable[[], int],
     ) -> None:
-        self.speed, self.recipe, self.model, self.record = speed, recipe, model, record
+        self.speed, self.recipe, self.model = speed, recipe, model
+        self.record, self.step = record, step
         self.has_begun = False
 
     def recorded(self, run: Pass, parameters: list[nn.Parameter]) -> GraphedPass | None:
@@ -169,7 +176,8 @@ class Attempt:
         speed, self.has_begun = self.speed, True
         if speed.reason:
             training = speed.training
-            self.record(SpeedChosen(training.compile, bool(training.cuda_graph), speed.reason))
+            graph = bool(training.cuda_graph)
+            self.record(SpeedChosen(self.step(), training.compile, graph, speed.reason))
         if speed.tries_blocks:
             self._try_blocks(loss)
 
@@ -186,12 +194,14 @@ class Attempt:
             problem = in_one_line(error)
         problem = next(filter(None, gather_objects(problem)), None)
         if problem is None:
+            # Other shapes may come later: what does not compile then runs as it is.
+            torch._dynamo.config.suppress_errors = True
             return
         for unit in self.recipe.compile_units(self.model):
             unit._compiled_call_impl = None
         self.speed.training = replace(self.speed.training, compile="none")
-        self.record(SpeedGivenUp("training.compile", "none", problem))
+        self.record(SpeedGivenUp(self.step(), "training.compile", "none", problem))
 
     def _give_up_graph(self, problem: str) -> None:
         self.speed.training = replace(self.speed.training, cuda_graph=False)
-        self.record(SpeedGivenUp("training.cuda_graph", "false", problem))
+        self.record(SpeedGivenUp(self.step(), "training.cuda_graph", "false", problem))

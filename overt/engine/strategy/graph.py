@@ -176,18 +176,19 @@ class GraphedPass:
 def host_waits(places: list[str]) -> Iterator[None]:
     """Add to `places` every line in which the host waits for the device: no recording has any."""
     mode = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("warn")
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
             yield
-    finally:
-        torch.cuda.set_sync_debug_mode(mode)
-    places += [
-        f"{warning.filename}, line {warning.lineno}"
-        for warning in caught
-        if "called a synchronizing" in str(warning.message)
-    ]
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+    for warning in caught:
+        text = str(warning.message)
+        if "called a synchronizing" in text:
+            places.append(f"{warning.filename}, line {warning.lineno}")
+        elif "Synchronization debug mode" not in text:  # nobody asked for it
+            warnings.warn_explicit(text, warning.category, warning.filename, warning.lineno)
 
 
 def in_one_line(error: BaseException) -> str:

@@ -333,6 +333,12 @@ def _notes(config: Config, model: Model, sharded: Sharded | None) -> list[str]:
             "memory with FSDP is a formula, within 10 % above the step; training.strategy=fsdp "
             "runs the FSDP step itself on fake tensors"
         )
+    again = getattr(getattr(config.settings, "model", None), "recompute", None)
+    if again in ("auto", ["auto"]):
+        notes.append(
+            "model.recompute=auto: predicted for the value of a CPU; on CUDA a run takes the "
+            "fastest one that fits"
+        )
     if training.compile in ("blocks", "model"):
         notes.append(
             f"training.compile={training.compile}: predicted as if not compiled; compiled code "

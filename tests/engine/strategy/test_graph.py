@@ -1,5 +1,6 @@
 """overt/engine/strategy/graph.py: a replayed run equals the run without a graph; refusals."""
 
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,14 @@ from toy_runs import losses_by_step, toy_config
 
 from overt.config import build_recipe
 from overt.distributed import init_distributed
-from overt.engine.strategy.graph import MOST, WARM_UP, GraphedPass, Recording, check_replayable
+from overt.engine.strategy.graph import (
+    MOST,
+    WARM_UP,
+    GraphedPass,
+    Recording,
+    check_replayable,
+    host_waits,
+)
 from overt.engine.trainer import Trainer
 from overt.errors import ConfigError
 from overt.recipe import StepOutput
@@ -38,6 +46,24 @@ def test_a_recipe_can_say_which_setting_stands_in_the_way() -> None:
 
     with pytest.raises(ConfigError, match=r"data\.size=null .* a number, or set training\.cuda_gr"):
         check_replayable(Changing(), torch.device("cuda"))
+
+
+def test_waits_of_the_host_are_told_from_other_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    places: list[str] = []
+
+    def watch() -> None:
+        with host_waits(places):
+            for text in ("called a synchronizing CUDA operation", "something else"):
+                warnings.warn(text, UserWarning, stacklevel=1)
+
+    with pytest.warns(UserWarning, match="something else"):
+        watch()
+    assert modes == ["warn", 0]
+    assert len(places) == 1
+    assert "test_graph.py, line " in places[0]
 
 
 class Rerun:
