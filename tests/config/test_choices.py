@@ -20,6 +20,7 @@ ALLOWED = {
 def test_every_choice_of_the_schema_has_advice_for_each_value() -> None:
     assert len(ALLOWED) == 10
     advised = {key: [name for name in values if name != "null"] for key, values in CHOICES.items()}
+    advised["training.device"].remove("cuda:1")  # stands for any number
     assert advised == ALLOWED
 
 
