@@ -69,4 +69,4 @@ def test_what_cannot_be_opened_is_not_shown(
 )
 def test_some_of_many_pictures_include_the_last(most: int, expected: list[int]) -> None:
     many = [Picture("x", step, Path()) for step in range(10)]
-    assert [picture.step for picture in pictures.some(many, most)] == list(expected)
+    assert [picture.step for picture in pictures.evenly_spaced(many, most)] == list(expected)
