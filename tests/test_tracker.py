@@ -88,7 +88,7 @@ def test_which_points_are_meant(video):
         ({"query_frame": 9}, "frames 0 to 4"),
         ({"queries": [[0, 1]]}, r"\(N, 3\)"),
         ({"queries": [[0, 1, 1]], "grid": 3}, "not both"),
-        ({"dense": True, "grid": 3}, "leave grid"),
+        ({"dense": True, "grid": 3}, "drop grid"),
         ({"mask": np.zeros((2, 2))}, "rows"),
         ({"mask": np.zeros((HEIGHT, WIDTH))}, "raise grid"),
     ],
@@ -137,7 +137,7 @@ def test_a_camera_is_recorded(tracker, video, monkeypatch):
     monkeypatch.setattr(video_stream, "stream_frames", lambda source: frames)
     tracks = tracker(0, grid=1, frames=3)
     assert tracks.tracks_xy.shape == (3, 1, 2)
-    with pytest.raises(ConfigError, match="how many frames=N"):
+    with pytest.raises(ConfigError, match="set frames=N"):
         tracker(0)
     with pytest.raises(ConfigError, match="at least 1"):
         tracker(video, frames=0)

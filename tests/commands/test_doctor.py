@@ -42,7 +42,7 @@ def test_a_run_that_is_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert found["batch"]["found"] == "2 per process x 1 process(es) x 1 accumulated = 2"
     assert found["data"]["found"].startswith("10 samples; 8 of them read")
     assert found["disk space"]["level"] == "OK"
-    assert "was opened" in found["evaluation data"]["found"]
+    assert "can be opened" in found["evaluation data"]["found"]
     assert list(tmp_path.iterdir()) == []
 
 

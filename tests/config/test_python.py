@@ -79,7 +79,9 @@ def test_a_configuration_is_changed_by_another_call() -> None:
     assert (second.exp_name, second.training.batch_size, second.seed) == ("second", 5, 1)
     assert second.training.num_steps == 5
     assert second.recipe_class is Toy
-    with pytest.raises(ConfigError, match="optimizer=sgd: YAML files are chosen together with a recipe"):
+    with pytest.raises(
+        ConfigError, match="optimizer=sgd: YAML files are chosen together with a recipe"
+    ):
         overt.configure(first, optimizer="sgd")
 
 

@@ -172,7 +172,7 @@ def test_without_a_second_class_the_optimizer_is_torchs_own() -> None:
 @pytest.mark.parametrize(
     ("rule", "expected"),
     [
-        ({"match": "encoder", "_target_": SGD}, r"optimizer.rules.0.match=encoder matches no trainable param"),
+        ({"match": "encoder", "_target_": SGD}, r"rules.0.match=encoder matches no trainable"),
         ({"match": "frozen", "_target_": SGD}, "matches no trainable parameter"),
         ({"match": "hidden", "_target_": MUON}, "2D parameters .* optimizer=muon gives"),
         ({"match": "hidden", "_target_": "torch.optim.Moun"}, "did you mean Muon"),

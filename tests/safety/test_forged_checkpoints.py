@@ -79,7 +79,7 @@ def test_a_tensor_of_another_name(folder: Path, file: str) -> None:
     if file == "rng":  # a rank that is not here
         resume(folder).close()
     else:
-        refuse(folder, "belongs to no parameter|unexpected")
+        refuse(folder, "does not belong to any parameter|unexpected")
 
 
 @pytest.mark.parametrize(

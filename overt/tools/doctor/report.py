@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from overt.errors import OvertError
@@ -97,8 +97,16 @@ def _wrapped(text: str, start: str) -> list[str]:
 
 
 def as_json(checks: Iterable[Check]) -> dict[str, Any]:
-    """Format for scripts."""
+    """Format for scripts; the keys are an interface, so `finding` is called `found` there."""
     checks = list(checks)
     worst = max((check.level for check in checks), default=Level.OK)
-    rows = [{**asdict(check), "level": check.level.name} for check in checks]
+    rows = [
+        {
+            "name": check.name,
+            "level": check.level.name,
+            "found": check.finding,
+            "remedy": check.remedy,
+        }
+        for check in checks
+    ]
     return {"level": worst.name, "checks": rows}

@@ -84,7 +84,9 @@ def test_a_set_that_is_gone_is_no_accident(root):
     for path in root.rglob("*.png"):
         path.unlink()
     for _ in range(2):
-        with pytest.raises(DataError, match=r"6 images in a row cannot be read.*Check that the disk"):
+        with pytest.raises(
+            DataError, match=r"6 images in a row cannot be read.*Check that the disk"
+        ):
             images.read(2)
 
 
