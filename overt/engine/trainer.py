@@ -77,8 +77,7 @@ class Trainer:
         training, paths = config.training, self.run.paths
         self.dtype = AUTOCAST.get(training.precision)
         self.state, self.gradients_checked, self.guard = State(), False, FiniteGuard(self.device)
-        step = lambda: self.state.step  # noqa: E731
-        self.speed = Attempt(parts.speed, recipe, self.model, self.run.record, step)
+        self.speed = Attempt(parts.speed, recipe, self.model, self.run.record, self.state)
         self.graphed = self.speed.recorded(self.run_pass, self.parameters)
         self.patience = Patience(training.patience, config.checkpoint)
         self.cadence = Cadence(recipe, training)
@@ -133,12 +132,10 @@ class Trainer:
         batch = self.loader.next_step()
         self.heartbeat.at(self.state.step, "computing")
         counts = global_counts(self.recipe, batch, self.device)  # what the losses are divided by
-        if not self.speed.has_begun:
-            self.speed.begin(partial(self.replay.loss_of, batch, counts, self.state.step))
+        self.speed.begin(partial(self.replay.loss_of, batch, counts, self.state.step))
         step = self.recipe.custom_step(self, batch.micro_batches, counts)
         if step is None:  # the usual update
-            outputs = self.add_gradients(batch.micro_batches, counts)
-            step = (outputs, *self.update())
+            step = (self.add_gradients(batch.micro_batches, counts), *self.update())
         outputs, grad_norm, applied = step
         applied = self.guard.all_applied(applied)  # a step of several updates is made if all were
         if self.average is not None:
@@ -148,8 +145,7 @@ class Trainer:
         # Nothing below waits for the device.
         self.progress.add_step(self.state.step + 1, batch, outputs, applied, grad_norm)
         self.guard.remember(self.state.step, batch, counts, applied, outputs)
-        self.state.position = self.loader.position
-        self.state.scores = {}
+        self.state.position, self.state.scores = self.loader.position, {}
         self.state.step += 1
         # Last: the step counts as made where a recipe stops the run in here, which saves it.
         self.recipe.after_step(self.model, updates, applied, carry)
@@ -160,7 +156,6 @@ class Trainer:
         """Run forward and backward; gradients, of `only` or all parameters, meet across ranks."""
         outputs, wrapping = [], self.wrapping
         variant = int(self.recipe.replays_at(self.state.step)) if only is None else 0
-        graphed = self.graphed if variant else None
         with self.trainable.gradients_for(only) as parameters:
             for index, micro in enumerate(micro_batches):
                 batch = self.to_device(micro.batch)
@@ -171,10 +166,10 @@ class Trainer:
                     wrapping.sharded.set_requires_gradient_sync(is_last or early)
                 syncs = is_last and only is None  # DDP reduces all parameters, or none
                 with nullcontext() if syncs or wrapping.ddp is None else wrapping.ddp.no_sync():
-                    if graphed is None or micro.is_padding:
+                    if self.graphed is None or variant == 0 or micro.is_padding:
                         outputs.append(self.run_pass(batch, counts, micro.is_padding))
                     else:
-                        outputs.append(graphed(batch, counts, variant))
+                        outputs.append(self.graphed(batch, counts, variant))
         if only is None and not self.gradients_checked:
             self.gradients_checked = True
             check_gradients(self.model, wrapping.reduces(only), self.run.console.say)

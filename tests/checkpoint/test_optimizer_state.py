@@ -126,5 +126,7 @@ def test_a_number_of_400_digits_is_no_learning_rate():
     model.weight = optimizer.param_groups[0]["params"][0]
     _, saved = describe(model, optimizer)
     saved["groups"][0]["lr"] = 10**400
-    with pytest.raises(CheckpointError, match=r"lr=1000.* of the saved optimizer has another type than 0.1"):
+    with pytest.raises(
+        CheckpointError, match=r"lr=1000.* of the saved optimizer has another type than 0.1"
+    ):
         restore(model, optimizer, {}, saved)

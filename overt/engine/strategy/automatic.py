@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 import torch._dynamo.config
@@ -145,6 +146,12 @@ def _against_replaying(training: TrainingSection, recipe: Recipe, reduced: int) 
     return None
 
 
+class HasStep(Protocol):
+    """The state of a run."""
+
+    step: int
+
+
 class Attempt:
     """What was chosen at its first use: it works here, or the run continues without it."""
 
@@ -154,10 +161,10 @@ class Attempt:
         recipe: Recipe,
         model: nn.Module,
         record: Callable[[Event], None],
-        step: Callable[[], int],
+        clock: HasStep,
     ) -> None:
         self.speed, self.recipe, self.model = speed, recipe, model
-        self.record, self.step = record, step
+        self.record, self.clock = record, clock
         self.has_begun = False
 
     def recorded(self, run: Pass, parameters: list[nn.Parameter]) -> GraphedPass | None:
@@ -173,11 +180,13 @@ class Attempt:
         none compiles. The loss is pure, and generators and buffers stay as they are: no step is
         lost.
         """
+        if self.has_begun:
+            return
         speed, self.has_begun = self.speed, True
         if speed.reason:
             training = speed.training
             graph = bool(training.cuda_graph)
-            self.record(SpeedChosen(self.step(), training.compile, graph, speed.reason))
+            self.record(SpeedChosen(self.clock.step, training.compile, graph, speed.reason))
         if speed.tries_blocks:
             self._try_blocks(loss)
 
@@ -200,8 +209,8 @@ class Attempt:
         for unit in self.recipe.compile_units(self.model):
             unit._compiled_call_impl = None
         self.speed.training = replace(self.speed.training, compile="none")
-        self.record(SpeedGivenUp(self.step(), "training.compile", "none", problem))
+        self.record(SpeedGivenUp(self.clock.step, "training.compile", "none", problem))
 
     def _give_up_graph(self, problem: str) -> None:
         self.speed.training = replace(self.speed.training, cuda_graph=False)
-        self.record(SpeedGivenUp(self.step(), "training.cuda_graph", "false", problem))
+        self.record(SpeedGivenUp(self.clock.step, "training.cuda_graph", "false", problem))
