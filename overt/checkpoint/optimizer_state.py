@@ -136,10 +136,7 @@ def refuse_misfit(
     if entry in COUNTERS:
         fits, wanted = math.prod(shape) == 1 and not dtype.is_complex, "one number"
         if of_torch:
-            fits, wanted = (
-                fits and dtype in (torch.float32, torch.float64),
-                "one number, a torch.float32",
-            )
+            fits, wanted = fits and dtype in (torch.float32, torch.float64), "one torch.float32"
     elif not of_torch:
         return
     else:

@@ -105,7 +105,7 @@ def without(tensors, name):
         (lambda t: without(t, "first.weight/step"), "of first.weight lacks step;"),
         (
             lambda t: t | {"first.weight/step": torch.tensor(3)},
-            "first.weight/step has shape .* expected one number, a torch.float32",
+            "first.weight/step has shape .* expected one torch.float32",
         ),
     ],
 )
