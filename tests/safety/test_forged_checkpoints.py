@@ -54,7 +54,7 @@ def test_the_checkpoint_itself_is_good(folder: Path) -> None:
         ("optimizer", "/exp_avg", torch.zeros(1), "expected shape"),
         ("optimizer", "/exp_avg_sq", torch.zeros(3, 3, 3), "expected shape"),
         ("optimizer", "/exp_avg", None, "expected shape .* and torch.float32"),  # as float64
-        ("optimizer", "/step", torch.zeros(7), "expected one number"),
+        ("optimizer", "/step", torch.zeros(7), "expected one torch.float32"),
         ("model", "first.weight", torch.zeros(2, 2), "in the file"),
         ("model", "first.weight", None, "of another type"),
         ("rng", "/torch", torch.zeros(8, dtype=torch.uint8), "random state 'torch'"),
