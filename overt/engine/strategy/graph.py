@@ -173,8 +173,8 @@ class GraphedPass:
 
 
 @contextmanager
-def host_waits(places: list[str]) -> Iterator[None]:
-    """Add to `places` every line in which the host waits for the device: no recording has any."""
+def host_waits(waits: list[str]) -> Iterator[None]:
+    """Add to `waits` every line in which the host waits for the device: no recording has any."""
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -186,7 +186,7 @@ def host_waits(places: list[str]) -> Iterator[None]:
     for warning in caught:
         text = str(warning.message)
         if "called a synchronizing" in text:
-            places.append(f"{warning.filename}, line {warning.lineno}")
+            waits.append(f"{warning.filename}, line {warning.lineno}")
         elif "Synchronization debug mode" not in text:  # nobody asked for it
             warnings.warn_explicit(text, warning.category, warning.filename, warning.lineno)
 
