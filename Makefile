@@ -9,7 +9,7 @@ demo: $(STAMP)            ## train a tiny point tracker on synthetic videos, sco
 	$(BIN)/overt demo
 
 test: lint                ## ruff, mypy, pytest
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal  # many of them wait
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal  # many of them wait
 
 test-long: $(STAMP)       ## what takes minutes each: learning curves, benchmarks, long guides
 	OVERT_LONG_TESTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m long -n 3 --dist worksteal
