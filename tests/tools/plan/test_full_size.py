@@ -15,6 +15,7 @@ RESIZED = {
 SAME_STEP = {
     "cotracker3_pseudo", "cotracker3_pseudo_online", "cotracker3_pseudo_small", "cotracker3_small",
     "cotracker3_online", "hjepa_small", "hjepa_digits", "ijepa_cifar", "blade_pretext",
+    "cjepa_cifar", "pcdiff_voxels_medium",
 }  # fmt: skip
 RECIPES = sorted({file.stem for file in (CONF / "recipe").glob("*.yaml")} - RESIZED)
 # Short clips and a single iteration: the same work over and over needs no second look.
