@@ -29,7 +29,7 @@ RECIPES = {
     "overt.recipes.lbm.recipe.LBMRecipe": {PointTracker, OnlinePointTracker, Exportable},
     "overt.recipes.pcdiff.recipe.PCDiffRecipe": {SkullCompleter},
     "overt.recipes.pcdiff.voxel_recipe.VoxelRecipe": {ImplantVoxelizer},
-    "overt.recipes.hjepa.recipe.HJEPARecipe": {ImageEncoder},
+    "overt.recipes.hjepa.recipe.HJEPARecipe": {ImageEncoder, Exportable},
     "overt.recipes.blade.depth_recipe.DepthNetRecipe": set(),
     "overt.recipes.blade.pose_recipe.PoseNetRecipe": {PersonEstimator},
 }

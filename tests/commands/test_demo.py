@@ -1,6 +1,7 @@
 """overt/commands/demo.py: trains, scores and draws for real, and says where everything is."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,14 @@ from overt.cli import main
 from overt.commands.demo import PHOTOGRAPHS, closing_words
 
 
-def test_the_demo_runs_to_its_last_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_demo_runs_to_its_last_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(command: list[str], check: bool) -> subprocess.CompletedProcess[bytes]:
+        """In this process, which has imported torch already."""
+        return subprocess.CompletedProcess(command, main(command[3:]))
+
+    monkeypatch.setattr("overt.commands.demo.subprocess.run", run)
     smaller = ["training.num_steps=1", "data.synthetic.count=3", "data.held_out=1"]
     smaller += ["training.num_workers=0"]
     clip = ["--videos", "1", "--frames", "3", "--side", "64", "--points", "4"]
