@@ -245,3 +245,21 @@ def test_random_masks_hide_their_fraction() -> None:
     (context,), (hidden,) = rule.draw_sets(np.random.default_rng(0))
     assert (len(context), len(hidden)) == (16, 48)
     assert sorted([*context, *hidden]) == list(range(64))
+
+
+@pytest.mark.parametrize(
+    ("progression", "scales"),
+    [
+        ("geometric", [(0.05, 0.15), (0.1, 0.3), (0.2, 0.6), (0.4, 0.95)]),
+        ("linear", [(0.05, 0.15), (0.1, 0.3), (0.15, 0.45), (0.2, 0.6)]),
+    ],
+)
+def test_blocks_grow_with_the_level(progression: str, scales: list[tuple[float, float]]) -> None:
+    grid, rng = (24, 24), np.random.default_rng(0)
+    for level, (low, high) in enumerate(scales):
+        rule = hierarchical_rule(grid, level, len(scales), progression=progression)
+        assert rule.target_scale == pytest.approx((low, high))
+        # The first target has nothing to avoid, so its area is the one drawn, but for rounding.
+        blocks = [rule.draw(rng)[1][0] for _ in range(400)]
+        areas = np.array([height * width for _, _, height, width in blocks]) / (24 * 24)
+        assert areas.mean() == pytest.approx((low + high) / 2, rel=0.05)
