@@ -69,13 +69,13 @@ def best_score(run: Run, name: str, mode: str | None) -> Score | None:
 def score_names(runs: Sequence[Run]) -> list[str]:
     """Return evaluation scores of all runs, those that rank checkpoints first."""
     ranking = [str(run.config.get("checkpoint.metric_name")) for run in runs]
-    names = [
+    names = dict.fromkeys(
         name.removeprefix("evaluation/")
         for run in runs
         for name in run.curves
         if name.startswith("evaluation/")
-    ]
-    return list(dict.fromkeys([name for name in ranking if name in set(names)] + names))
+    )
+    return list(dict.fromkeys([*(name for name in ranking if name in names), *names]))
 
 
 def differing_settings(runs: Sequence[Run]) -> list[str]:
