@@ -37,6 +37,7 @@ TINY = (
     "training.precision=fp32", "data.synthetic.device=cpu", "data.synthetic.workers=0",
     "model.depth.channels=32", "model.depth.head.hidden=64",
 )  # fmt: skip
+TINY_POSE = ("model.branch.width=8", "model.branch.blocks=[1,1,1,1]")
 WARM_UP, TIMED = 40, 60
 SHOWN = ("relative_Tz", "mpjpe_mm", "pa_mpjpe_mm", "pve_mm")
 START = time.time()
@@ -77,7 +78,9 @@ def words(options: argparse.Namespace, stage: str, name: str) -> list[str]:
     told += [f"{key}={str(value).replace(' ', '')}" for key, value in settings.items()]
     told += ["logging.use_tensorboard=false", "checkpoint.every_steps=1000000"]
     told += ["training.evaluate_every_steps=null", "evaluation.max_samples=null"]
-    return [*told, *(TINY if options.tiny else ()), *options.overrides]
+    if options.tiny:
+        told += [*TINY, *(TINY_POSE if stage == "pose" else ())]
+    return [*told, *options.overrides]
 
 
 def run(

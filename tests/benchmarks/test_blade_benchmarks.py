@@ -1,5 +1,8 @@
 """BLADE's benchmarks run at tiny sizes and print what the documentation quotes."""
 
+import json
+from pathlib import Path
+
 import pytest
 from benchmark_scripts import run
 from small_recipes import SMALL_BLADE
@@ -19,3 +22,19 @@ def test_the_camera_solve_is_measured_and_finds_something() -> None:
     printed = run("camera.py", "--device", "cpu", *words)
     for word in ("ms an iteration", "off at the start: focal length", "off at the end:"):
         assert word in printed
+
+
+@pytest.mark.long
+def test_both_stages_and_the_control_are_trained_and_scored(tmp_path: Path) -> None:
+    words = ["--tiny", "--seconds", "0.5", "0.5", "--control", "0.5", "--body", "capsule"]
+    printed = run("people.py", *words, "--output", str(tmp_path), "training.device=cpu")
+    for part in (
+        "depth: before training",
+        "best constant",
+        "pose: before training",
+        "orthographic",
+    ):
+        assert part in printed
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    assert set(scores) == {"depth", "pose", "control"}
+    assert scores["pose"]["mpjpe_mm"] > 0
