@@ -38,7 +38,7 @@ def read_ahead(
     from torch.utils.data import DataLoader
 
     dataset: Any = _Batches(read, batches)
-    context = loader_context()
+    context = loader_context(__name__)
     loader = DataLoader(
         dataset,
         batch_size=None,  # a batch is an item

@@ -39,6 +39,7 @@ def _enter(
     rank: int,
     size: int,
     port: int,
+    server: str,
     answer: Path,
     arguments: tuple[Any, ...],
     named: dict[str, Any],
@@ -53,6 +54,7 @@ def _enter(
         TORCHELASTIC_USE_AGENT_STORE="True",
         OMP_NUM_THREADS="1",
     )
+    _share_server(server)
     import torch
 
     torch.set_num_threads(1)
@@ -61,6 +63,16 @@ def _enter(
     result = function(*arguments, **named)
     answer.write_bytes(pickle.dumps(result))
     shutdown()
+
+
+def _share_server(address: str) -> None:
+    """Let loader workers of this process be forked from the server that has forked itself.
+
+    A server of its own would import torch anew: seconds for each process of each test.
+    """
+    own: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    own._forkserver_address = address
+    own.ensure_running = forkserver.ensure_running = lambda: None
 
 
 @pytest.fixture(autouse=True)
@@ -114,11 +126,12 @@ def run_processes(_context: Any, tmp_path: Path) -> Callable[..., list[Any]]:
     ) -> list[Any]:
         # As torchrun does: the parent holds the store, so that its port is free for certain.
         store = TCPStore("127.0.0.1", 0, size + 1, is_master=True, wait_for_workers=False)
+        server = forkserver._forkserver._forkserver_address  # type: ignore[attr-defined]
         answers = [tmp_path / f"answer_{os.urandom(4).hex()}_{rank}" for rank in range(size)]
         children = [
             _context.Process(
                 target=_enter,
-                args=(function, rank, size, store.port, answers[rank], arguments, named),
+                args=(function, rank, size, store.port, server, answers[rank], arguments, named),
             )
             for rank in range(size)
         ]

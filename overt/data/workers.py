@@ -161,14 +161,15 @@ def _in_words(pid: int | None, code: int | None) -> str:
     )
 
 
-def loader_context() -> LoaderContext:
-    """Return the context of loader processes, whose server imports what this process has of overt.
+def loader_context(module: str) -> LoaderContext:
+    """Return the context of loader processes of a module, whose server imports what they need.
 
     Otherwise each worker imports it by itself, and in turn: a pickled data set is larger than a
     pipe's buffer, so the start of a worker waits until the one before has read its own. With 14
-    workers on 16 cores the first step of `simclr_cifar` took 79 seconds; it takes 4.
+    workers on 16 cores the first step of `simclr_cifar` took 79 seconds; it takes 4. The rest of
+    this process, the engine and torch's compiler, would take the server as long again to import.
     """
     context = LoaderContext()
-    overt_modules = [name for name in sys.modules if name.split(".")[0] == "overt"]
-    context.set_forkserver_preload(["torch", *sorted(overt_modules)])
+    needed = [name for name in sys.modules if name.startswith(("overt.data.", "overt.recipes."))]
+    context.set_forkserver_preload(["torch", module, *sorted(needed)])
     return context

@@ -271,7 +271,7 @@ class StepLoader:
             return
         # Not forked from this process: its communication and logging threads would vanish while
         # they hold locks.
-        context = loader_context()
+        context = loader_context(__name__)
         resource_tracker.ensure_running()  # by itself: it changes what is blocked
         with blocked():
             forkserver.ensure_running()

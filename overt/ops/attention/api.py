@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.varlen import varlen_attn
 
 from overt.ops.attention.packing import Packing
 from overt.ops.attention.plain import attention_plain
@@ -50,6 +49,9 @@ def attend(
         return mixed.transpose(1, 2)
     is_half = query.is_cuda and query.dtype in HALVES
     if is_half and not replaces("attention", query, key, value):
+        # Imported here: it brings torch's compiler along, seconds for every loader worker.
+        from torch.nn.attention.varlen import varlen_attn
+
         offsets, bound = packing.offsets, packing.bound
         packed = varlen_attn(query, key, value, offsets, offsets, bound, bound)
         assert isinstance(packed, Tensor)
