@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 import time
 import traceback
@@ -33,6 +34,7 @@ from torch import Tensor
 from overt.config import Config, build_recipe, load
 from overt.distributed import World, init_distributed
 from overt.engine.trainer import Trainer
+from overt.errors import Preempted, exit_code_of
 from overt.recipe import Recipe
 from overt.recipes.hjepa import evaluation
 from overt.recipes.hjepa.encoder import FeatureModel
@@ -332,6 +334,9 @@ def main() -> int:
         run = train if method in RECIPES else score_untrained
         try:
             rows.append(run(options, method, seed, world))
+        except Preempted as asked:  # a signal is for the whole process
+            print(f"stopped by a signal during {method}, seed {seed}", file=sys.stderr)
+            return exit_code_of(asked)
         except Exception:  # one broken method leaves the others their turn
             traceback.print_exc()
             failed.append(method)

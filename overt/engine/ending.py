@@ -23,7 +23,7 @@ from overt.errors import (
 )
 from overt.health import memory
 from overt.health.heartbeat import Heartbeat
-from overt.health.preemption import Preemption
+from overt.health.preemption import Preemption, stop_within
 from overt.health.profile import StepProfile
 from overt.run import messages
 from overt.run.events import LostPeer, NonFiniteWeights
@@ -88,6 +88,8 @@ class Ending:
                 raise reason from error
             raise
         except (MemoryError, RuntimeError, OSError) as error:
+            if stopped := stop_within(error):
+                raise stopped from None
             if memory.is_out_of_memory(error):
                 raise memory.explain(error, self._situation()) from error
             if self.run.world.world_size > 1 and is_lost_peer(error):

@@ -119,6 +119,13 @@ class StopSignal:
             self.forward(number)
 
 
+def stop_within(error: BaseException | None) -> StoppedAtStart | None:
+    """Return the stop that caused this error: torch reports it as a failure of the compiler."""
+    while error is not None and not isinstance(error, StoppedAtStart):
+        error = error.__cause__ or error.__context__
+    return error
+
+
 @contextmanager
 def blocked() -> Iterator[None]:
     """Processes started in here do not get SIGTERM and SIGUSR1; for this one they come later.

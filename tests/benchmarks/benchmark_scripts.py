@@ -12,7 +12,7 @@ import pytest
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
-def run(script: str, *words: str) -> str:
+def run(script: str, *words: str, exit_code: int = 0) -> str:
     """What `python benchmarks/SCRIPT WORDS` prints."""
     path = [str(BENCHMARKS), *sys.path]
     with (
@@ -22,5 +22,5 @@ def run(script: str, *words: str) -> str:
         pytest.raises(SystemExit) as ended,
     ):
         runpy.run_path(str(BENCHMARKS / script), run_name="__main__")
-    assert not ended.value.code
+    assert (ended.value.code or 0) == exit_code
     return printed.getvalue()

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from benchmark_scripts import run
 
+from overt.config import Config
 from overt.data.images.packed import pack_arrays
 from overt.data.images.published import CIFAR10_CLASSES
+from overt.errors import PREEMPTED_EXIT_CODE, Preempted
 
 
 @pytest.mark.long
@@ -41,6 +43,19 @@ def test_methods_and_controls_have_their_rows(tmp_path: Path) -> None:
     assert "| mae |" in run("cifar.py", "--show", str(tmp_path / "rows.jsonl"))
     pictures = {path.stem for path in (tmp_path / "pictures").iterdir()}
     assert pictures == {"mae", "mae_photographs"}
+
+
+def test_a_signal_ends_the_benchmark_not_only_the_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+
+    def signaled(config: Config, *_: object) -> None:
+        started.append(config.exp_name)
+        raise Preempted("SIGTERM")
+
+    monkeypatch.setattr("overt.engine.trainer.Trainer", signaled)
+    words = ["--device", "cpu", "--small", "--steps", "1", "--no-untrained"]
+    run("cifar.py", *words, "--methods", "mae", "simclr", exit_code=PREEMPTED_EXIT_CODE)
+    assert started == ["mae_cifar"]
 
 
 def test_rates_of_an_evaluation_are_projected() -> None:

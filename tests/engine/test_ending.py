@@ -232,3 +232,10 @@ def test_a_peer_that_left_the_start_for_a_signal_is_no_error(tmp_path: Path) -> 
         raise RuntimeError("Connection closed by peer")
     run.close(85)
     assert [type(end) for end in ends] == [StoppedAtStart]
+
+
+def test_a_stop_during_compilation_is_no_error() -> None:
+    """Torch raises an error of its own in place of the stop."""
+    asked, failed = StoppedAtStart("SIGTERM"), RuntimeError("the backend failed")
+    failed.__context__ = asked
+    assert end(failed) == (["close"], asked)

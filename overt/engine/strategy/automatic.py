@@ -22,6 +22,7 @@ from overt.engine.strategy.blocks import compile_model
 from overt.engine.strategy.graph import GraphedPass, Pass, in_one_line
 from overt.health.flops import buffers_kept
 from overt.health.memory import is_out_of_memory
+from overt.health.preemption import stop_within
 from overt.ops import dispatch
 from overt.recipe import Recipe
 from overt.run.events import Event, SpeedChosen, SpeedGivenUp
@@ -198,7 +199,7 @@ class Attempt:
             with random_state.undisturbed(), buffers_kept(self.model), torch.enable_grad():
                 torch.autograd.grad(loss(self.model), parameters, allow_unused=True)
         except Exception as error:
-            if is_out_of_memory(error):
+            if is_out_of_memory(error) or stop_within(error):
                 raise
             problem = in_one_line(error)
         problem = next(filter(None, gather_objects(problem)), None)

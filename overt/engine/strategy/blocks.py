@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from overt.config.schema import TrainingSection
 from overt.errors import ConfigError
+from overt.health.compiling import spare_compilers
 
 
 def recompute_in_backward(blocks: list[nn.Module]) -> None:
@@ -54,6 +55,7 @@ def compile_in_place(
     torch._functorch.config.ban_recompute_materialized_backward = not recompute
     # Training, evaluation and short last batches are separate variants.
     torch._dynamo.config.recompile_limit = 64
+    spare_compilers()
     for module in modules:
         module.compile(backend=backend)
 

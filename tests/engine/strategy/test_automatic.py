@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from toy_runs import losses_by_step, toy_config
 
 from overt.config import build_recipe
 from overt.config.schema import TrainingSection
 from overt.distributed import World, init_distributed
+from overt.engine.state import State
 from overt.engine.strategy import automatic
-from overt.engine.strategy.automatic import LARGEST_REDUCED, Speed, choose
+from overt.engine.strategy.automatic import LARGEST_REDUCED, Attempt, Speed, choose
 from overt.engine.trainer import Trainer
+from overt.errors import StoppedAtStart
 from overt.recipe import Recipe
 
 CUDA = World(0, 1, 0, torch.device("cuda", 0))
@@ -171,3 +173,20 @@ def test_a_failed_compilation_costs_no_step(
     else:
         assert "no C compiler here" in events["speed_given_up"]["problem"]
         assert trainer.speed.speed.training.compile == "none"
+
+
+def test_a_stop_during_compilation_is_no_reason_to_give_it_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def loss(_: nn.Module) -> Tensor:
+        try:
+            raise StoppedAtStart("SIGTERM")
+        except StoppedAtStart:
+            raise RuntimeError("the backend failed") from None  # as torch reports it
+
+    monkeypatch.setattr(automatic, "compile_model", lambda *_: None)
+    recipe: Any = Blocks()
+    speed, events = Speed(training_with(), tries_blocks=True), []
+    with pytest.raises(RuntimeError, match="the backend failed"):
+        Attempt(speed, recipe, nn.Linear(2, 2), events.append, State()).begin(loss)
+    assert not events
