@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_recipes import SMALL_COTRACKER3, SMALL_HJEPA
+from small_recipes import SMALL_COTRACKER3, SMALL_HJEPA, first_batch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from overt.engine.loader import MicroBatch, StepBatch, global_counts
 from overt.engine.optimizer import _can_fuse
 from overt.errors import ConfigError
+from overt.nested import tensors_in
 from overt.ops import float64
 
 # Statistics of features and norms, through `exact`; pictures; states of generators.
@@ -50,7 +51,10 @@ def test_a_step_and_an_evaluation_need_no_float64(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(float64, "LACKING", {"cpu"})
-    trainer = SMALL_HJEPA.trainer(tmp_path, "training.num_steps=2", "logging.norms_depth=1")
+    views = ("data.augmentation.device=true", "data.augmentation.color_distortion=0.5")
+    words = ("training.num_steps=2", "logging.norms_depth=1", *views)
+    trainer = SMALL_HJEPA.trainer(tmp_path, *words)
+    assert not is_float64(list(tensors_in(first_batch(trainer.recipe))))
     with Float64Ops() as ops:
         trainer.train()
     assert not ops.lines
