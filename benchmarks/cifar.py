@@ -1,22 +1,24 @@
 """What self-supervised encoders learn of CIFAR-10 in a few minutes, in one table.
 
     overt data cifar10 SOURCE data/cifar10
-    python benchmarks/cifar.py --minutes 60                         the table of docs/ssl.md
+    python benchmarks/cifar.py --steps 3000 --seeds 0 1 2           as in the table of docs/ssl.md
     python benchmarks/cifar.py --minutes 60 --fine-tune 20          and a column of fine-tuning
+    python benchmarks/cifar.py --show benchmarks/cifar_rows.jsonl   the rows that were measured
     python benchmarks/cifar.py --device cpu --small --steps 2       anywhere, to try the script
 
-Every method trains the same encoder through the engine for the same wall-clock time; the number of
-steps follows from its measured rate. Raw pixels and the encoder with its random weights are scored
-in the same way: k-NN with all training images as bank, and linear probes with all labels, a tenth
-and a hundredth of them, each the best of 20 by a tenth of the training images. Fine-tuning trains
-the whole encoder with labels for some epochs (recipe=finetune_cifar); from random weights that is
-the baseline without pretraining. The row `control` is I-JEPA with targets from another image: what
-is learned without anything to predict.
+Every method trains the same encoder through the engine, for `--steps` or, with `--minutes`, for the
+same wall-clock time: the number of steps then follows from its measured rate. Raw pixels and the
+encoder with its random weights are scored in the same way: k-NN with all training images as bank,
+and linear probes with all labels, a tenth and a hundredth of them, each the best of 20 by a tenth
+of the training images. Fine-tuning trains the whole encoder with labels for some epochs
+(recipe=finetune_cifar); from random weights that is the baseline without pretraining. The row
+`control` is I-JEPA with targets from another image: what is learned without anything to predict.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -138,14 +140,14 @@ def train(options: argparse.Namespace, method: str, seed: int, world: World) -> 
         tuned = fine_tune(options, seed, folder, config.run_dir / "checkpoints" / "latest", world)
         if options.pictures is not None:
             options.pictures.mkdir(parents=True, exist_ok=True)
-            draw_neighbors(options.pictures / f"{method}.png", trainer, world)
-            draw_photographs(options.pictures / f"{method}_photographs.png", trainer)
+            draw_neighbors(options.pictures / f"{method}.webp", trainer, world)
+            draw_photographs(options.pictures / f"{method}_photographs.webp", trainer)
         per_epoch = trainer.loader.steps_per_epoch
     return (
         scores
         | tuned
         | {
-            "method": method,
+            "method": f"{method}, {options.label}" if options.label else method,
             "seed": seed,
             "minutes": clock.seconds / 60,
             "epochs": steps / per_epoch,
@@ -278,24 +280,34 @@ def tuned_title(key: str) -> str:
 def correlations(rows: Iterable[Row]) -> str:
     """Return how scores without labels order the checkpoints of self-supervised runs.
 
-    Spearman's rank correlation with k-NN, over the evaluations of all runs.
+    Spearman's rank correlation with k-NN over the evaluations of all runs; and in how many pairs of
+    evaluations of one run, among which `checkpoints/best` is chosen, the order is that of k-NN.
     """
-    points = [
-        point
+    curves = [
+        row["curve"]
         for row in rows
-        if row["method"] in RECIPES and row["method"] not in ("supervised", "control")
-        for point in row["curve"]
+        if row["method"].partition(",")[0] in RECIPES.keys() - {"supervised", "control"}
     ]
     lines = []
     for key in ("rankme", "alpha_req", "val_loss"):
-        both = [point for point in points if key in point]
-        if len(both) > 2:
+        points = [point for curve in curves for point in curve if key in point]
+        pairs = [
+            (later[key] - earlier[key]) * (later["knn_top1"] - earlier["knn_top1"])
+            for curve in curves
+            for earlier, later in itertools.combinations(curve, 2)
+            if key in later
+        ]
+        if len(points) > 2:
             ranks = [
-                torch.tensor([point[name] for point in both]).argsort().argsort().double()
+                torch.tensor([point[name] for point in points]).argsort().argsort().double()
                 for name in (key, "knn_top1")
             ]
             value = float(torch.corrcoef(torch.stack(ranks))[0, 1])
-            lines.append(f"{key} and k-NN: {value:+.2f} over {len(both)} checkpoints")
+            alike = sum(product > 0 for product in pairs)
+            lines.append(
+                f"{key} and k-NN: {value:+.2f} over {len(points)} checkpoints; "
+                f"within runs {alike} of {len(pairs)} pairs in the same order"
+            )
     return "\n".join(lines)
 
 
@@ -315,12 +327,16 @@ def main() -> int:
         "--fine-tune-labels", type=float, nargs="+", default=[1.0], metavar="FRACTION"
     )
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="for all methods")
+    parser.add_argument("--label", help="added to the method's name, for rows with --set")
     parser.add_argument("--rows", type=Path, help="append every row to this JSON-lines file")
     parser.add_argument("--pictures", type=Path, help="folder for neighbors and feature maps")
-    parser.add_argument("--show", type=Path, metavar="FILE", help="print the table of such a file")
+    parser.add_argument(
+        "--show", type=Path, nargs="+", metavar="FILE", help="print the table of such files"
+    )
     options = parser.parse_args()
     if options.show is not None:
-        rows = [json.loads(line) for line in options.show.read_text().splitlines()]
+        lines = [line for file in options.show for line in file.read_text().splitlines()]
+        rows = [json.loads(line) for line in lines]
         print(f"{table(rows)}\n{correlations(rows)}")
         return 0
     world = init_distributed(options.device)

@@ -20,7 +20,7 @@ from overt.recipes.hjepa.encoder_recipe import EncoderRecipe
 from overt.recipes.hjepa.further_sets import patch_pixels
 from overt.viz.features import attention_picture, pca_picture
 
-NEIGHBORS = 7
+QUERIES, NEIGHBORS = 8, 7  # the first test images: none is chosen by its result
 PHOTOGRAPHS = Path(overt.__file__).parent / "photographs"
 SIDE = 96  # pixels of a photograph; three times those of training
 
@@ -33,17 +33,17 @@ def parts(trainer: Trainer) -> tuple[EncoderRecipe, FeatureModel]:
 
 
 def save(path: Path, rows: list[Tensor], scale: int) -> None:
-    """Write rows (3, H, W) uint8 below each other, enlarged."""
+    """Write rows (3, H, W) uint8 below each other, enlarged, as WebP without loss."""
     sheet = Image.fromarray(torch.cat(rows, dim=1).permute(1, 2, 0).numpy())
     size = scale * sheet.width, scale * sheet.height
-    sheet.resize(size, Image.Resampling.NEAREST).save(path)
+    sheet.resize(size, Image.Resampling.NEAREST).save(path, lossless=True, method=6)
 
 
 def draw_neighbors(path: Path, trainer: Trainer, world: World) -> None:
     """Write test images, their features as colors, and the nearest training images."""
     recipe, model = parts(trainer)
     training, held_out = recipe.scored_sets()
-    queries = [held_out.try_read(index) for index in range(16)]
+    queries = [held_out.try_read(index) for index in range(QUERIES)]
     pixels = torch.stack([sample[0] for sample in queries if sample is not None])
     settings = recipe.settings.evaluation
     with torch.inference_mode(), trainer.autocast():
@@ -53,7 +53,7 @@ def draw_neighbors(path: Path, trainer: Trainer, world: World) -> None:
         features = evaluation.pooled_features(model, 1, pixels.to(world.device)).cpu()
         maps = pca_picture(model.extract_features(pixels.to(world.device)).float(), recipe.grid, 4)
     bank_rows, query_rows = (F.normalize(x, dim=1) for x in (bank.values, features))
-    nearest = (query_rows @ bank_rows.T).topk(NEIGHBORS, dim=1).indices  # (16, 7)
+    nearest = (query_rows @ bank_rows.T).topk(NEIGHBORS, dim=1).indices  # (QUERIES, NEIGHBORS)
     rows = []
     for number in range(len(pixels)):
         neighbors = [training.try_read(int(bank.ids[index])) for index in nearest[number]]

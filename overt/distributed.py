@@ -135,6 +135,8 @@ def _choose_device(device: str, launch: Launch) -> torch.device:
         )
     if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
+    if device == "mps":
+        return _choose_mps(launch)
     if not torch.cuda.is_available():
         raise LaunchError(
             f"training.device={device} but torch sees no CUDA device. Check `nvidia-smi` and that "
@@ -158,6 +160,21 @@ def _choose_device(device: str, launch: Launch) -> torch.device:
         )
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
+
+
+def _choose_mps(launch: Launch) -> torch.device:
+    """Return the GPU of a Mac; never chosen by `auto`, since no test here runs on one."""
+    if launch.world_size > 1:
+        raise LaunchError(
+            f"training.device=mps with {launch.world_size} processes: a Mac has one such device. "
+            "Start one process, or set training.device=cpu."
+        )
+    if not torch.backends.mps.is_available():
+        raise LaunchError(
+            "training.device=mps but torch sees no Apple GPU. It needs macOS on Apple silicon and "
+            "a torch built for it; set training.device=cpu."
+        )
+    return torch.device("mps")
 
 
 def shutdown() -> None:

@@ -84,6 +84,9 @@ class Recipe(ABC):
     # have different shapes, so that a micro-batch holds one.
     stackable: bool | str = True
 
+    # True: nothing on the device is float64, which Apple's GPUs lack (`training.device=mps`).
+    runs_on_mps: bool = False
+
     # Prefixes of training-only parameters; an evaluation checkpoint may omit them.
     unscored: tuple[str, ...] = ()
 

@@ -102,6 +102,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "data cifar100": {"overt data cifar100 cifar-100-python.tar.gz data/cifar100": "two packs"},
     "data stl10": {"overt data stl10 stl10_binary data/stl10": "two packs"},
     "data tiny_imagenet": {"overt data tiny_imagenet tiny-imagenet-200 data/tiny": "two packs"},
+    "data imagenet": {"overt data imagenet imagenet data/imagenet": "1k or 100 classes"},
     "data skulls": {"overt data skulls data/skulls --skulls 20 --workers 4": "synthetic skulls"},
     "data prepare": {"overt data prepare data/skullbreak --workers 8": "clouds and lists"},
     "data people": {"overt data people data --name people_train --count 1000": "1,000 people"},

@@ -72,6 +72,20 @@ def test_one_of_several_devices_may_be_named(devices: Callable[..., None]) -> No
         init_distributed("cuda:1")
 
 
+def test_a_mac_s_gpu_is_for_one_process_that_asks_for_it(
+    devices: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices(0, {})
+    with pytest.raises(LaunchError, match=r"mps but torch sees no Apple GPU"):
+        init_distributed("mps")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert init_distributed("mps").device == torch.device("mps")
+    assert init_distributed().device == CPU  # auto does not choose it
+    devices(0, TORCHRUN)
+    with pytest.raises(LaunchError, match=r"mps with \d+ processes.*Start one process"):
+        init_distributed("mps")
+
+
 def test_a_slurm_task_that_sees_one_device_takes_it(devices: Callable[..., None]) -> None:
     second = SLURM | {"SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NODEID": "0"}
     devices(1, second)

@@ -18,7 +18,7 @@ from overt.errors import CheckpointError
 
 
 def capture() -> dict[str, Tensor]:
-    """Return the states of Python, NumPy, torch, and the current CUDA device if there is one."""
+    """Return the states of Python, NumPy, torch, and the current CUDA device or Apple GPU."""
     version, words, gauss = random.getstate()
     assert version == 3
     name, keys, index, has_gauss, cached = np.random.get_state(legacy=True)
@@ -32,11 +32,13 @@ def capture() -> dict[str, Tensor]:
     }
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
+    if torch.backends.mps.is_available():
+        states["mps"] = torch.mps.get_rng_state()
     return states
 
 
 def restore(states: dict[str, Tensor]) -> None:
-    """Set the generators to these states; a CUDA state is ignored without a CUDA device."""
+    """Set the generators to these states; that of a GPU is ignored without such a GPU."""
     gauss = float(states["python_gauss"])
     words = tuple(int(word) for word in states["python"])
     random.setstate((3, words, None if gauss != gauss else gauss))
@@ -46,6 +48,8 @@ def restore(states: dict[str, Tensor]) -> None:
     torch.set_rng_state(states["torch"].cpu())
     if "cuda" in states and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"].cpu())
+    if "mps" in states and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(states["mps"].cpu())
 
 
 def capture_all() -> dict[str, Tensor]:
@@ -77,7 +81,7 @@ def restore_own(states: dict[str, Tensor], rank: int) -> bool:
 def _refuse_misfit(states: dict[str, Tensor]) -> None:
     """Refuse states of other names, shapes or types than those of this process."""
     current = capture()
-    for name in {*states, *current} - {"cuda"}:
+    for name in {*states, *current} - {"cuda", "mps"}:
         kinds = [
             None if name not in held else (tuple(held[name].shape), held[name].dtype)
             for held in (states, current)

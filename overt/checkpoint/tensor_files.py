@@ -170,7 +170,7 @@ class Snapshot:
                 self._unpin = self._pin()
         start, devices = 0, set()
         for source in file.sources():
-            self._buffer[start : start + len(source)].copy_(source, non_blocking=True)
+            self._buffer[start : start + len(source)].copy_(source, non_blocking=source.is_cuda)
             start += len(source)
             if source.is_cuda:
                 devices.add(source.device)

@@ -341,6 +341,12 @@ def build_recipe(config: Config) -> Recipe:
     arguments = _constructor_arguments(kind, config.settings)
     recipe: Recipe = kind(*arguments)
     check_instance(recipe)
+    if config.training.device == "mps" and not recipe.runs_on_mps:
+        raise ConfigError(
+            f"training.device=mps: {kind.__qualname__} does not say that it works without float64, "
+            "which Apple's GPUs lack; use training.device=cpu, or set runs_on_mps = True in a "
+            "recipe of your own"
+        )
     return recipe
 
 

@@ -9,6 +9,7 @@ CHOICES: dict[str, dict[str, str]] = {
         "cpu": "to debug, or where the GPU belongs to someone else",
         "cuda": "to fail at once without a GPU, instead of training on the CPU",
         "cuda:1": "a single process on the second GPU; so for every other number",
+        "mps": "one process on a Mac's GPU, image encoders only; not covered by a test on a Mac",
     },
     "training.strategy": {
         "auto": "single for one process, ddp for several; right unless memory is short",

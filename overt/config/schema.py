@@ -42,7 +42,7 @@ class TrainingSection:
     drop_last: bool = MISSING
     # loader processes per training process; 0: load in the training process
     num_workers: int = MISSING
-    # auto, cpu or cuda; auto uses CUDA if available
+    # auto, cpu, cuda, cuda:N or mps (a Mac, image encoders only); auto uses CUDA if available
     device: str = MISSING
     # auto, single, ddp or fsdp (shards parameters, gradients and optimizer state); auto is
     # ddp with several processes
@@ -113,7 +113,7 @@ class TrainingSection:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"cuda:\d+", self.device):  # one of several, for a single process
-            one_of("training.device", self.device, ("auto", "cpu", "cuda", "cuda:0"))
+            one_of("training.device", self.device, ("auto", "cpu", "cuda", "cuda:0", "mps"))
         one_of("training.strategy", self.strategy, ("auto", "single", "ddp", "fsdp"))
         one_of("training.precision", self.precision, ("fp32", "tf32", "bf16", "fp16"))
         one_of("training.compile", self.compile, ("auto", "none", "blocks", "model"))
@@ -123,6 +123,11 @@ class TrainingSection:
         one_of("training.nonfinite", self.nonfinite, ("skip", "stop"))
         one_of("training.loss_spike", self.loss_spike, ("ignore", "report", "skip"))
         one_of("training.hang", self.hang, ("report", "stop"))
+        if self.device == "mps" and self.precision == "fp16":
+            raise ConfigError(
+                "training.precision=fp16 with training.device=mps: the loss scaler needs CUDA; use "
+                "bf16 or fp32"
+            )
         if self.loss_spike == "skip" and self.precision == "fp16":
             raise ConfigError(
                 "training.loss_spike=skip with training.precision=fp16: the loss scaler decides "

@@ -255,7 +255,7 @@ def introduction(
     return Introduction(
         config,
         parts.plan,
-        torch.cuda.get_device_name(world.device) if cuda else "CPU",
+        torch.cuda.get_device_name(world.device) if cuda else world.device.type.upper(),
         parameters=sum(parameter.numel() for parameter in parts.model.parameters()),
         trained_parameters=sum(parameter.numel() for parameter in parts.trainable.parameters),
         samples=parts.loader.length,

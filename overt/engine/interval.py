@@ -18,6 +18,7 @@ from overt.distributed import (
     is_main_process,
 )
 from overt.errors import CheckpointError
+from overt.ops.float64 import sum_dtype
 from overt.recipe import StepOutput
 
 
@@ -77,7 +78,7 @@ class Interval:
         # Each rank fills separate slots with its timings: the sum then holds them all.
         slots = [0.0] * (rank * width) + [*timings] + [0.0] * ((world_size - rank - 1) * width)
         local = torch.tensor(
-            [*self.sums, *self.losses, *slots], dtype=torch.float64, device=self.device
+            [*self.sums, *self.losses, *slots], dtype=sum_dtype(self.device), device=self.device
         )
         packed = all_reduce_sum(local).tolist()
         sums, packed = packed[: len(self.sums)], packed[len(self.sums) :]

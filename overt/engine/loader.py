@@ -41,6 +41,7 @@ from overt.engine.order import (
 from overt.errors import DataError
 from overt.health.preemption import blocked, ignore_until
 from overt.nested import map_tensors
+from overt.ops.float64 import sum_dtype
 from overt.recipe import Recipe, SampleSource, SampleStream, SplitStream
 from overt.run.warning_file import record_in_loader
 
@@ -83,13 +84,14 @@ def global_counts(recipe: Recipe, batch: StepBatch, device: torch.device) -> dic
     totals: dict[str, Tensor] = {}
     for micro in batch.micro_batches:
         for name, count in recipe.counts(micro.batch).items():
-            local = count.to(torch.float64) * (0.0 if micro.is_padding else 1.0)
+            local = count.to(sum_dtype(device)) * (0.0 if micro.is_padding else 1.0)
             totals[name] = totals[name] + local if name in totals else local
     if not totals:
         return {"samples": samples}
     packed = torch.cat([count.flatten() for count in totals.values()])
     if packed.device != device:  # a pinned copy does not wait for the device
-        packed = packed.pin_memory().to(device, non_blocking=True)
+        pins = device.type == "cuda"
+        packed = (packed.pin_memory() if pins else packed).to(device, non_blocking=pins)
     sums = all_reduce_sum(packed).to(torch.float32)
     parts = torch.split(sums, [count.numel() for count in totals.values()])
     counts = {name: part.view(totals[name].shape) for name, part in zip(totals, parts, strict=True)}

@@ -128,10 +128,15 @@ def _build_one(part: Assignment, lr: float) -> torch.optim.Optimizer:
 
 
 def _can_fuse(kind: type, part: Assignment) -> bool:
-    """Return whether torch has a fused kernel for these parameters: of shards, for Adam alone."""
+    """Return whether torch has a fused kernel for these parameters: of shards, for Adam alone.
+
+    None on MPS: nothing says that it takes the flag of a skipped step (`FiniteGuard`) there.
+    """
     adam = issubclass(kind, torch.optim.Adam | torch.optim.AdamW)
-    pairs = (pair for group in part.groups for pair in group["params"])
-    return adam or not any(isinstance(parameter, DTensor) for _, parameter in pairs)
+    parameters = [parameter for group in part.groups for _, parameter in group["params"]]
+    if any(parameter.device.type == "mps" for parameter in parameters):
+        return False
+    return adam or not any(isinstance(parameter, DTensor) for parameter in parameters)
 
 
 def _refuse_weight_decay(part: Assignment) -> None:

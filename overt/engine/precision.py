@@ -21,11 +21,16 @@ def set_precision(precision: str, deterministic: bool) -> None:
 
 
 def memory_in_use(device: torch.device) -> int:
-    """Bytes: the peak on the CUDA device, or what this process holds of the host's memory."""
+    """Bytes: the peak on the CUDA device, or what a Mac's GPU or this process on the host holds."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    with open("/proc/self/statm") as file:
-        pages = int(file.read().split()[1])
+    if device.type == "mps":
+        return torch.mps.driver_allocated_memory()
     import resource
 
+    try:
+        with open("/proc/self/statm") as file:
+            pages = int(file.read().split()[1])
+    except FileNotFoundError:  # not Linux: the peak, which macOS gives in bytes
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return pages * resource.getpagesize()

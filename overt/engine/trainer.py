@@ -342,7 +342,8 @@ class Trainer:
     def to_device(self, batch: Any) -> Any:
         """Return the batch on the device as the loss takes it; nobody waits for the copy."""
         if self.device.type != "cpu":
-            batch = map_tensors(batch, lambda tensor: tensor.to(self.device, non_blocking=True))
+            early = self.device.type == "cuda"  # elsewhere memory is not pinned
+            batch = map_tensors(batch, lambda tensor: tensor.to(self.device, non_blocking=early))
         return self.recipe.on_device(batch)
 
     def close(self, error: BaseException | None = None) -> None:

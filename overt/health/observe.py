@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from overt.config.schema import LoggingSection
 from overt.distributed import all_reduce_sum, get_world_size
 from overt.health.flops import peak_tflops
+from overt.ops.float64 import exact
 
 
 class Observer:
@@ -90,7 +91,7 @@ def module_norms(model: nn.Module, depth: int) -> tuple[list[str], Tensor]:
         replicas.append(_replicas(parameter))
     gradients = torch._foreach_norm([_local(parameter.grad) for _, parameter in named])
     weights = torch._foreach_norm([_local(parameter) for _, parameter in named])
-    squares = torch.stack([torch.stack(gradients), torch.stack(weights)]).double().square()
+    squares = exact(torch.stack([torch.stack(gradients), torch.stack(weights)])).square()
     if any(isinstance(parameter, DTensor) for _, parameter in named):
         # Replicated values would be counted once per rank.
         squares = all_reduce_sum(squares / squares.new_tensor(replicas))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from overt.distributed import all_reduce_sum
+from overt.ops.float64 import exact
 
 TOKEN_NAMES = ("std", "std_min", "norm", "rank")
 
@@ -22,7 +23,7 @@ def token_statistics(tokens: Tensor) -> Tensor:
     rank of the centered tokens. In float64: the square root magnifies rounding of zero eigenvalues,
     and that is where it matters.
     """
-    rows = tokens.double()
+    rows = exact(tokens)
     first = torch.cat([rows.sum(0), rows.norm(dim=1).sum()[None], rows.new_tensor([len(rows)])])
     first = all_reduce_sum(first)
     count = first[-1]
@@ -57,7 +58,7 @@ def image_statistics(features: Tensor) -> Tensor:
 
     A row is a whole image; nothing is centered; the rank is that of the first 100 rows.
     """
-    rows = features.double().flatten(1)
+    rows = exact(features).flatten(1)
     subset = rows[:100]
     eigenvalues = eigenvalues_of(subset @ subset.T)
     singular = eigenvalues.where(~(eigenvalues <= 1e-13 * eigenvalues.max()), 0.0).sqrt()
@@ -74,7 +75,7 @@ def spectrum_scores(features: Tensor) -> dict[str, float]:
     `alpha_req` (arXiv:2210.13583) is the exponent with which the eigenvalues of the covariance
     fall: near 1 is best, above it few directions hold everything.
     """
-    rows = features.double()
+    rows = exact(features)
     if len(rows) < 2 or not rows.isfinite().all():
         return {"rankme": torch.nan, "alpha_req": torch.nan}
     squares = eigenvalues_of(rows.T @ rows).clamp(min=0)

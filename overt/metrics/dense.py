@@ -77,6 +77,7 @@ def confusion(predicted: Tensor, truth: Tensor) -> Tensor:
 
 def mean_iou(counts: Tensor) -> float:
     """Return the mean intersection over union of the classes that occur or were predicted."""
+    counts = counts.cpu()
     right = counts.diagonal().double()
     union = counts.sum(0) + counts.sum(1) - counts.diagonal()
     occurs = union > 0

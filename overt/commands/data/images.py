@@ -99,19 +99,26 @@ _PUBLISHED = {  # verb: title, and what SOURCE holds
     "cifar100": ("CIFAR-100", "the python or binary version"),
     "stl10": ("STL-10", "the binary files"),
     "tiny_imagenet": ("Tiny-ImageNet", "the extracted tiny-imagenet-200.zip"),
+    "imagenet": (
+        "ImageNet-1k or ImageNet-100",
+        "the extracted archives: train with a folder per class; val likewise, or flat with "
+        "LOC_val_solution.csv or the XML files",
+    ),
 }
 
 
 def _add_published(verbs: Verbs) -> None:
     for verb, (title, layout) in _PUBLISHED.items():
-        archive = "" if verb == "tiny_imagenet" else " or tar archive"
+        is_folder = "imagenet" in verb
+        archive = "" if is_folder else " or tar archive"
+        checks = "" if is_folder else " Counts, classes and mean colors are checked."
         add_verb(
             verbs,
             verb,
             _published,
             help=f"{title} as packs, from the files of its publisher",
             description=f"Write {title} as the packs OUT/train and OUT/test. SOURCE holds {layout}."
-            " Counts, classes and mean colors are checked. Nothing is downloaded.",
+            f"{checks} Nothing is downloaded.",
             source=f"folder{archive} of the download",
             out="folder of the packs",
             show_defaults=False,
@@ -189,11 +196,13 @@ def _digits(options: argparse.Namespace) -> int:
 
 
 def _published(options: argparse.Namespace) -> int:
-    from overt.data.images import published
+    from overt.data.images import imagenet, published
 
     verb, source = options.verb, options.source
     if verb == "tiny_imagenet":
         packs = published.write_file_packs(published.list_tiny_imagenet(source), options.out)
+    elif verb == "imagenet":
+        packs = published.write_file_packs(imagenet.list_imagenet(source), options.out)
     else:
         splits, classes = getattr(published, f"read_{verb}")(source)
         published.check_facts(splits, getattr(published, verb.upper()), source)

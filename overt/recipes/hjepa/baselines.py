@@ -22,6 +22,7 @@ from overt.data.rng import sample_rng
 from overt.distributed import World, all_reduce_sum, get_world_size
 from overt.evaluation import own_batches, read_ahead
 from overt.nn.vit import VisionTransformer, initialize
+from overt.ops.float64 import sum_dtype
 from overt.recipe import SampleSource, StepOutput
 from overt.recipes.hjepa import evaluation, mixing
 from overt.recipes.hjepa.config import Settings
@@ -243,7 +244,8 @@ class SupervisedRecipe(BaselineRecipe):
         scores = super().evaluate(model, world) if settings.frozen_features else {}
         _, held_out = self.scored_sets()
         used = evaluation.images_used(held_out, settings.max_samples)
-        right = torch.zeros(2, dtype=torch.float64, device=world.device)  # correct, counted
+        # correct, counted
+        right = torch.zeros(2, dtype=sum_dtype(world.device), device=world.device)
         for _, pixels, labels in read_ahead(
             partial(evaluation.read_images, held_out, used),
             own_batches(world, len(used), settings.batch_size),

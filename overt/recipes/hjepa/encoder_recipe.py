@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 class EncoderRecipe(Recipe):
     """A method that trains an encoder of images."""
 
+    runs_on_mps = True
+
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.grid = patch_grid(settings)

@@ -23,6 +23,7 @@ from overt.metrics.features import Features, export_features, gather_features, k
 from overt.metrics.probe_stream import stream_attentive_accuracy
 from overt.metrics.probe_sweep import linear_sweep_accuracy
 from overt.metrics.probes import ProbeSettings, attentive_probe_accuracy, linear_probe_accuracy
+from overt.ops.float64 import sum_dtype
 from overt.recipes.hjepa.config import EvaluationSettings, Settings
 from overt.recipes.hjepa.data import Batch, HeldOutImages, Sample
 from overt.recipes.hjepa.encoder import FeatureModel
@@ -272,8 +273,8 @@ def held_out_loss(
     batches = math.ceil(len(used) / size)
     # A row for each batch, filled by one rank: the sum over ranks then rounds nothing, and the sum
     # over batches is the same for any world size.
-    sums = torch.zeros(batches, 2, levels, dtype=torch.float64, device=device)
-    skipped = torch.zeros((), dtype=torch.float64, device=device)
+    sums = torch.zeros(batches, 2, levels, dtype=sum_dtype(device), device=device)
+    skipped = torch.zeros((), dtype=sum_dtype(device), device=device)
     ones = torch.ones(levels, device=device)
     own = own_batches(world, len(used), size)
     read = partial(read_masked, images, used)

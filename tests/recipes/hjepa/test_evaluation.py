@@ -47,7 +47,8 @@ def test_scores_do_not_depend_on_the_number_of_processes(
 
 
 def test_features_are_written_with_labels_and_names(root: Path, tmp_path: Path) -> None:
-    scores_here(root, f"evaluation.export={tmp_path / 'features'}", "evaluation.layers=2")
+    scores = scores_here(root, f"evaluation.export={tmp_path / 'features'}", "evaluation.layers=2")
+    assert scores["feature_score"] == scores["knn_top1"]  # what ranks checkpoints
     sets = open_sets(SMALL_HJEPA.recipe(root).settings.data)
     for name, images in zip(("training", "held_out"), sets, strict=True):
         values, labels, names = load_features(tmp_path / "features" / f"{name}.safetensors")
@@ -59,6 +60,7 @@ def test_features_are_written_with_labels_and_names(root: Path, tmp_path: Path) 
 def test_without_classes_features_are_written_all_the_same(root: Path, tmp_path: Path) -> None:
     scores = scores_here(root, f"evaluation.export={tmp_path / 'features'}", "data.labelled=false")
     assert "knn_top1" not in scores
+    assert scores["feature_score"] == pytest.approx(scores["rankme"] / 32)
     _, labels, _ = load_features(tmp_path / "features" / "held_out.safetensors")
     assert set(labels.tolist()) == {-1}
 

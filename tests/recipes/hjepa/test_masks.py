@@ -234,6 +234,12 @@ def test_contexts_have_the_distribution_of_the_official_collator(
     assert np.abs(official.mean(0) - own.mean(0)).max() > 0.12
 
 
+@pytest.mark.parametrize(("rule", "patches"), [(BatchRule, 12), (ijepa_rule, 30)])
+def test_on_the_grid_of_cifar_official_contexts_are_smaller(rule: type[Rule], patches: int) -> None:
+    contexts = [rule((8, 8)).draw(np.random.default_rng(seed))[0][0] for seed in range(200)]
+    assert np.mean([len(context) for context in contexts]) == pytest.approx(patches, abs=1.5)
+
+
 def test_a_batch_of_one_cuts_nothing() -> None:
     rule = BatchRule((14, 14), batch=1)
     contexts = [rule.draw(np.random.default_rng(number))[0][0] for number in range(300)]

@@ -45,6 +45,18 @@ def test_the_large_recipes_compose(name: str, width: int, depth: int) -> None:
     assert (masking.style, masking.weigh) == (
         ("official", "blocks") if is_ijepa else ("own", "tokens")
     )
+    assert (config.checkpoint.metric_name, config.checkpoint.mode) == ("feature_score", "max")
+
+
+@pytest.mark.parametrize("name", ["ijepa", "hjepa", "mae", "supervised", "simclr"])
+def test_on_cifar_the_defaults_are_what_docs_ssl_measured(name: str) -> None:
+    config = load([f"recipe={name}_cifar"])
+    contrasts = name == "simclr"
+    assert config.training.batch_size == (1024 if contrasts else 256)
+    assert config.optimizer.weight_decay == (0.05 if contrasts else 0.2)
+    assert config.optimizer.lr == 1e-3
+    assert config.settings.model.ema.momentum == 0.996
+    assert (config.checkpoint.metric_name, config.checkpoint.mode) == ("knn_top1", "max")
 
 
 REFUSED = {
