@@ -3,13 +3,18 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test test-long lint bench cluster clean faults docs docs-tools
+.PHONY: demo test suite test-long lint bench cluster clean faults docs docs-tools
 
 demo: $(STAMP)            ## train a tiny point tracker on synthetic videos, score it, draw it
 	$(BIN)/overt demo
 
-test: lint                ## ruff, mypy, pytest
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal  # many of them wait
+test: $(STAMP)            ## ruff, mypy, pytest, side by side
+	$(MAKE) --jobs=2 lint suite
+
+# Hundreds of its processes import the same modules: compiled once, kept wherever the user keeps
+# them. Four workers for two cores: many tests wait.
+suite: $(STAMP)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal
 
 test-long: $(STAMP)       ## what takes minutes each: learning curves, benchmarks, long guides
 	OVERT_LONG_TESTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m long -n 3 --dist worksteal
@@ -21,7 +26,7 @@ lint: $(STAMP)
 
 cluster: $(STAMP)         ## the tests on a real Slurm and on two network hosts; installs Slurm (root)
 	python3 tests/cluster/slurm_cluster.py install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/cluster
+	OVERT_LONG_TESTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/cluster
 
 faults: $(STAMP)          ## hundreds of injected faults; writes their outcomes into docs/reliability.md
 	PYTHONPATH=tests:tests/cluster OMP_NUM_THREADS=1 \

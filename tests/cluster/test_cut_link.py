@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from gate import Gate
 from slurm_cluster import PATIENCE_SECONDS, wait_for
 from toy_runs import HERE, TOY, same_bits, train_toy, weights
@@ -28,6 +29,7 @@ def command(folder: Path) -> list[str]:
     ]
 
 
+@pytest.mark.long
 def test_a_cut_link_ends_the_training_in_time_and_a_healed_one_lets_it_go_on(
     hosts: Hosts, gate: Gate, run_processes: Callable[..., list[object]], tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from slurm_cluster import PATIENCE_SECONDS, Cluster
 from toy_runs import TOY
 
@@ -40,6 +41,7 @@ def test_two_nodes_meet_and_share_clock_and_files(cluster: Cluster, tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_run_that_cannot_be_split_fails_on_both_nodes(cluster: Cluster, tmp_path: Path) -> None:
     words = ["--package", str(TOY), "recipe=toy", f"output_dir={tmp_path}"]
     batch = ["training.batch_size=1", "training.global_batch_size=3"]

@@ -100,6 +100,7 @@ def test_a_killed_node_is_survived(
     assert same_bits(weights(tmp_path / "gated", LAST_STEP), weights(undisturbed, LAST_STEP))
 
 
+@pytest.mark.long
 def test_a_preempting_job_gets_the_nodes_at_once_and_the_run_goes_on_after_it(
     cluster: Cluster, launch: Callable[..., list[str]], gate: Gate, undisturbed: Path,
     tmp_path: Path,

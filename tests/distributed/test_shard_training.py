@@ -103,12 +103,18 @@ def step_losses(folder: Path, steps: int, *overrides: str) -> dict[str, float]:
     [
         # The target encoder is an average inside the model. Features of all micro-batches are
         # mixed, and so computed outside of the forward pass first.
-        ("hjepa_tiny", 4, ["loss.type=hjepa_sigreg", *SMALL_GROUPS, *IMAGES]),
+        pytest.param(
+            "hjepa_tiny",
+            4,
+            ["loss.type=hjepa_sigreg", *SMALL_GROUPS, *IMAGES],
+            marks=pytest.mark.long,
+        ),
         # Blocks run once in every iteration.
-        (
+        pytest.param(
             "cotracker3_tiny",
             2,
             ["training.activation_checkpointing=true", *CLIPS, "data.traj_per_sample=8"],
+            marks=pytest.mark.long,
         ),
         # Parts of the transformer are used outside of its forward.
         ("lbm_tiny", 2, [*CLIPS, *QUERIES]),

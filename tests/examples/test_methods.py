@@ -76,6 +76,7 @@ def train_moco(folder: Path, steps: int) -> None:
     del trainer  # before the process group goes
 
 
+@pytest.mark.long
 def test_the_queue_of_moco_resumes_bit_for_bit_on_three_processes(
     run_processes: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ A tiny YAML file that is new is found by itself; until it has a size below, it r
 baselines of CIFAR-10 have classes of their own and no tiny version; the rest differ in sizes.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,11 @@ from overt.testing import check_recipe
 
 TINY = sorted(file.stem for file in (CONF / "recipe").glob("*_tiny.yaml"))
 BASELINES = ("mae_cifar", "simclr_cifar", "supervised_cifar")
+# Each shares its step with another one of these.
+LONG = {
+    "cotracker3_online_tiny", "cotracker3_pseudo_tiny", "blade_pretext_tiny", "mae_cifar",
+    "supervised_cifar",
+}  # fmt: skip
 
 CLIPS = [
     "data.synthetic.count=5",
@@ -165,7 +171,11 @@ def steady_teacher(folder: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize("name", TINY)
+def tried(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in names]
+
+
+@pytest.mark.parametrize("name", tried(TINY))
 def test_it_keeps_the_contract(name: str, folder: Path) -> None:
     words = [f"data.root={folder / name}", *SMALLEST.get(name, [])]
     if name == "cotracker3_pseudo_tiny":  # the tracker that ships would take most of the time
@@ -190,7 +200,7 @@ def cifar(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize("name", tried(BASELINES))
 def test_a_baseline_keeps_the_contract(name: str, cifar: Path) -> None:
     words = [f"data.root={cifar / 'train'}", f"data.val_root={cifar / 'test'}"]
     config = load([f"recipe={name}", *words, *SMALL_BASELINE])

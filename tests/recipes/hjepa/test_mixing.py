@@ -15,7 +15,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("jepa")
 
 
-@pytest.mark.parametrize("kind", ["combined", "hjepa_sigreg", "cjepa"])
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param("combined", marks=pytest.mark.long), "hjepa_sigreg", "cjepa"],
+)
 def test_terms_that_mix_samples_mix_those_of_the_global_batch(
     kind: str, run_processes: Callable[..., list[None]], root: Path
 ) -> None:
