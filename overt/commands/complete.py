@@ -157,7 +157,9 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="MM",
         help="of a .npy volume",
     )
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings to change")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="KEY=VALUE", help="settings to change"
+    )
     return parser
 
 

@@ -41,7 +41,9 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--batch-size", type=whole_number(1), default=256)
     parser.add_argument("--workers", type=whole_number(0), default=4, help="loader processes")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings to change")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="KEY=VALUE", help="settings to change"
+    )
     options = parser.parse_intermixed_args(arguments)
     if options.output.is_dir():
         raise DataError(f"--output {options.output} is a folder; name a file in it")

@@ -189,7 +189,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--fps", type=finite_number(0, above=True), help="default: that of the video, or 12"
     )
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings to change")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="KEY=VALUE", help="settings to change"
+    )
     return parser
 
 
