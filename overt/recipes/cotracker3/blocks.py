@@ -90,7 +90,7 @@ def convolve_unshifted(convolution: nn.Conv2d, x: Tensor) -> Tensor:
 
 
 class _WithIdle(torch.autograd.Function):
-    """Return a parameter, and add one that has no effect and a zero gradient.
+    """Pass a parameter through, and attach one without effect whose gradient is zero.
 
     Zero instead of None: the optimizer and DDP expect a gradient for every parameter.
     """
