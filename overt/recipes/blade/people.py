@@ -361,7 +361,7 @@ class SmplHips:
         used = np.nonzero(row)[0]
         self.row = torch.from_numpy(row[used])
         self.model = BodyModel(file)
-        # Only the vertices that are needed are computed.
+        # Only the required vertices are computed.
         count = len(file.v_template)
         keep = torch.from_numpy(used)
         self.model.template = self.model.template[keep]

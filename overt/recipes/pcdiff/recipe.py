@@ -57,7 +57,7 @@ class PCDiffRecipe(Recipe):
         self.plans = make_plans(self.down, self.up, settings.model.resolution_multiplier)
         self.replayable: bool | str = True
         if any(plan.pairs_per_center is None for plan in self.plans):
-            # With preallocated room for neighbors there is no host synchronization.
+            # With preallocated room for neighbors, the host never synchronizes.
             self.replayable = (
                 "a level of the model has pairs_per_center=null, so that the host waits for the "
                 "number of its neighbors; give every level a number"
