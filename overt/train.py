@@ -1,4 +1,4 @@
-"""Train one run: `overt train recipe=NAME ...` or `torchrun --nproc_per_node=8 -m overt.train ...`
+"""Train a run: `overt train recipe=NAME ...`, or `torchrun --nproc_per_node=8 -m overt.train ...`.
 
 The configuration is checked before torch is imported. The same command resumes an interrupted run.
 From Python: `overt.train(config)`.
@@ -33,7 +33,11 @@ from overt.terminal import paint
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="overt train", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="overt train",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument(
         "overrides", nargs="*", default=[], metavar="KEY=VALUE", help="recipe=NAME, ..."
     )

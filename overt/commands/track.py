@@ -141,7 +141,7 @@ def make_parser() -> argparse.ArgumentParser:
         prog="overt track",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        parents=[model_options(default=f"the small {SHIPPED}")],
+        parents=[model_options(default=f"{SHIPPED}, which ships with overt")],
     )
     parser.add_argument("video", type=Path, metavar="VIDEO", help="file, folder, or camera number")
     parser.add_argument(
