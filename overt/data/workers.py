@@ -163,11 +163,11 @@ def _in_words(pid: int | None, code: int | None) -> str:
 
 
 def loader_context() -> LoaderContext:
-    """Return the context of loader processes; its server preloads this process's modules.
+    """Return the context of loader processes, whose server imports what this process has of overt.
 
-    Otherwise each worker imports them by itself, one after another: a pickled data set is larger
-    than a pipe's buffer, so the start of a worker waits until the previous one has read its own.
-    With 14 workers on 16 cores the first step of `simclr_cifar` took 79 seconds; it takes 4.
+    Otherwise each worker imports it by itself, and in turn: a pickled data set is larger than a
+    pipe's buffer, so the start of a worker waits until the one before has read its own. With 14
+    workers on 16 cores the first step of `simclr_cifar` took 79 seconds; it takes 4.
     """
     context = LoaderContext()
     overt_modules = [name for name in sys.modules if name.split(".")[0] == "overt"]
