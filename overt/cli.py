@@ -58,8 +58,8 @@ def examples_after_help(words: list[str]) -> Iterator[None]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words[:1] == ["help"]:  # `overt help train` is `overt train --help`
-        words = [*words[1:2], "--help"]
+    if words[:1] == ["help"]:  # `overt help data pack` is `overt data pack --help`
+        words = [*words[1:], "--help"]
     if not words or words[0] in ("-h", "--help"):
         print(usage())
         return 0

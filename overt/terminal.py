@@ -1,6 +1,7 @@
 """What a terminal shows beyond plain text: color and aligned columns. Imports no torch.
 
-Color only where a person reads it: on a terminal, and not where NO_COLOR is set (no-color.org).
+Color is for terminals: NO_COLOR disables it (no-color.org), FORCE_COLOR enables it in pipes too;
+if both are set, NO_COLOR wins, as in Python's own tracebacks.
 """
 
 from __future__ import annotations
@@ -15,9 +16,13 @@ STATUS = {"finished": "green", "running": "cyan", "failed": "red", "stopped": "y
 
 
 def has_color(stream: TextIO | None = None) -> bool:
-    """Whether text for this stream (default: stdout) may carry color."""
+    """Return whether to color text for this stream (default: stdout)."""
     stream = sys.stdout if stream is None else stream
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    if os.environ.get("TERM") == "dumb":
         return False
     try:
         return stream.isatty()
@@ -26,14 +31,14 @@ def has_color(stream: TextIO | None = None) -> bool:
 
 
 def paint(text: str, color: str, stream: TextIO | None = None) -> str:
-    """The text in a color of `CODES`, where the stream shows colors."""
+    """Return the text in a color of `CODES`, unchanged if the stream has no color."""
     return f"\x1b[{CODES[color]}m{text}\x1b[0m" if text and has_color(stream) else text
 
 
 def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = (), gap: int = 2) -> list[str]:
-    """Rows with their cells one below the other; columns named in `right` end at the same place.
+    """Return aligned lines; columns listed in `right` are right-aligned.
 
-    A row with fewer cells leaves the rest empty.
+    Missing cells at the end of a row are empty.
     """
     count = max(map(len, rows), default=0)
     full = [[*row, *[""] * (count - len(row))] for row in rows]

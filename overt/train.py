@@ -1,4 +1,4 @@
-"""Train one run: `overt train recipe=NAME ...` or `torchrun --nproc_per_node=8 -m overt.train ...`
+"""Train a run: `overt train recipe=NAME ...`, or `torchrun --nproc_per_node=8 -m overt.train ...`.
 
 The configuration is checked before torch is imported. The same command resumes an interrupted run.
 From Python: `overt.train(config)`.
@@ -16,8 +16,10 @@ from types import ModuleType
 from typing import Any
 
 from overt.config import build_recipe, expand_sweep, load
+from overt.config.show import add_hydra_options, show, with_default_values
 from overt.errors import (
     PREEMPTED_EXIT_CODE,
+    ConfigError,
     OvertError,
     Preempted,
     StoppedAtStart,
@@ -31,8 +33,14 @@ from overt.terminal import paint
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="overt train", description=__doc__)
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="recipe=NAME, ...")
+    parser = argparse.ArgumentParser(
+        prog="overt train",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="KEY=VALUE", help="recipe=NAME, ..."
+    )
     parser.add_argument("--config", help="start from a resolved config.yaml instead of composing")
     parser.add_argument(
         "--package", action="append", default=[], help="folder of your own recipe; repeatable"
@@ -43,12 +51,20 @@ def make_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="a sweep: a=1,2 runs one training for each value",
     )
+    add_hydra_options(parser)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     try:
-        return run(make_parser().parse_intermixed_args(arguments))
+        words = with_default_values(sys.argv[1:] if arguments is None else arguments)
+        options = make_parser().parse_intermixed_args(words)
+        if options.cfg or options.info:
+            if options.multirun:
+                raise ConfigError("--cfg and --info show one run; omit -m and choose one value")
+            show(options)
+            return 0
+        return run(options)
     except StoppedAtStart as asked:
         print(asked, file=sys.stderr)
         return exit_code_of(asked)

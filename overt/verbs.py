@@ -38,14 +38,16 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "overt train recipe=hjepa_tiny": "train, or resume where it stopped",
         "overt train recipe=hjepa_tiny training.num_steps=50 exp_name=short": "change settings",
         "overt train -m recipe=hjepa_tiny optimizer.lr=1e-4,1e-3": "a sweep, a run for each value",
+        "overt train --cfg job recipe=hjepa_tiny": "show the configuration, train nothing",
         "torchrun --nproc_per_node=8 -m overt.train recipe=hjepa data.root=PATH": "on 8 GPUs",
     },
     "evaluate": {
         "overt evaluate checkpoint=runs/hjepa_tiny/checkpoints/best": "score the best checkpoint",
-        "overt evaluate checkpoint=runs/cotracker3_tiny/checkpoints/best --baselines": "and flow",
+        "overt evaluate checkpoint=runs/cotracker3_tiny/checkpoints/best "
+        "--baselines": "and optical flow",
     },
     "track": {
-        "overt track film.mp4": "with the small tracker that comes with overt",
+        "overt track film.mp4": "with the small tracker that ships with overt",
         "overt track film.mp4 --grid 30 --query-frame 12": "30 x 30 points of frame 12",
         "overt track film.mp4 --checkpoint runs/cotracker3_tiny/checkpoints/best": "with your own",
     },
@@ -84,6 +86,15 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "overt ckpt export runs/hjepa_tiny/checkpoints/best --to safetensors "
         "--output w.safetensors": "weights alone, in one file",
     },
+    "ckpt inspect": {
+        "overt ckpt inspect runs/hjepa_tiny/checkpoints/best --keys": "every tensor",
+    },
+    "ckpt export": {
+        "overt ckpt export runs/hjepa_tiny/checkpoints/best --to safetensors "
+        "--output w.safetensors": "weights alone, in one file",
+        "overt ckpt export runs/hjepa_tiny/checkpoints/best --to hub --output my_model": "a folder "
+        "for the Hugging Face Hub, with a model card",
+    },
     "data": {
         "overt data kubric data/kubric --sequences 64": "synthetic videos with tracks",
         "overt data images data/shapes": "synthetic images in classes",
@@ -117,7 +128,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "runs": {"overt runs": "below runs/", "overt runs sweeps --json": "for scripts"},
     "watch": {
         "overt watch runs/hjepa_tiny": "until the run ends",
-        "overt watch runs/hjepa_tiny --once": "as it stands now",
+        "overt watch runs/hjepa_tiny --once": "one snapshot",
     },
     "report": {
         "overt report runs/hjepa_tiny": "writes runs/hjepa_tiny/report.html",

@@ -35,6 +35,18 @@ def test_help_is_a_verb_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert "\nexamples:\n  overt runs\n      below runs/\n" in shown
 
 
+def test_help_of_a_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["help", "data", "pack"])
+    assert "usage: overt data pack" in capsys.readouterr().out
+
+
+def test_a_missing_argument_is_named_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["track"])
+    assert capsys.readouterr().err.endswith("the following arguments are required: VIDEO\n")
+
+
 def test_an_unknown_verb_is_told_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trian", "recipe=toy"]) == 2
     shown = capsys.readouterr()

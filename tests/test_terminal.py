@@ -20,6 +20,8 @@ class Terminal(io.StringIO):
         (Terminal(), {"NO_COLOR": "1"}, False),
         (Terminal(), {"NO_COLOR": ""}, True),  # as no-color.org has it
         (Terminal(), {"TERM": "dumb"}, False),
+        (io.StringIO(), {"FORCE_COLOR": "1"}, True),
+        (Terminal(), {"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
     ],
 )
 def test_color(
@@ -29,6 +31,7 @@ def test_color(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

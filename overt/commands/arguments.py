@@ -52,7 +52,7 @@ def _add_rename(parent: argparse.ArgumentParser) -> None:
         action=_AddKeyRule,
         default=[],
         metavar=("MATCH", "TO"),
-        help="foreign weights: replace a regular expression in their keys; null drops these "
+        help="third-party weights: replace a regular expression in their keys; null drops these "
         "keys; repeatable",
     )
 

@@ -3,8 +3,8 @@
 SCAN is a CT or a mask (DICOM folder, .nrrd, .nii.gz, .inv3, .npz), a closed mesh (.stl, .ply, .obj)
 or a cloud of points (.npy, (points, 3)). A checkpoint folder of overt stores its recipe; for any
 other file, give --recipe. --mirror needs neither: it mirrors the healthy side. --voxels names a
-trained second stage (pcdiff_voxels), which makes volumes of the sampled points instead of a ball
-rolled around them.
+trained second stage (pcdiff_voxels), which turns the sampled points into volumes, instead of
+rolling a ball around them.
 
 Everything is written in patient space (LPS, mm): implant.stl, implant.obj, implant.nrrd and
 implant.nii.gz, report.html (an interactive 3D view), case.json, the sampled points (sample_N.ply),
@@ -126,7 +126,7 @@ def make_parser() -> argparse.ArgumentParser:
         default=True,
         help="majority vote of the samples; --no-vote: use the first sample",
     )
-    parser.add_argument("--steps", type=whole_number(2), metavar="N", help="of the sampler")
+    parser.add_argument("--steps", type=whole_number(2), metavar="N", help="steps of the sampler")
     parser.add_argument(
         "--out",
         "--output",
@@ -157,7 +157,9 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="MM",
         help="of a .npy volume",
     )
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings to change")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="KEY=VALUE", help="settings to change"
+    )
     return parser
 
 

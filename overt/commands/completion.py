@@ -1,4 +1,4 @@
-"""`overt completion SHELL`: print a script that completes verbs, recipes, keys and values.
+"""`overt completion SHELL`: print a script that completes verbs, options, keys and values.
 
 bash: `eval "$(overt completion bash)"` in ~/.bashrc; zsh: the same in ~/.zshrc, after compinit;
 fish: `overt completion fish > ~/.config/fish/completions/overt.fish`.
@@ -7,14 +7,18 @@ fish: `overt completion fish > ~/.config/fish/completions/overt.fish`.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import re
 from collections.abc import Sequence
 from dataclasses import is_dataclass
+from importlib import import_module
 from typing import get_type_hints
 
 from overt.config import CONF
 from overt.config.choices import CHOICES
 from overt.config.explain import explanations
+from overt.files.shipped import shipped
 from overt.verbs import EXAMPLES, VERBS
 
 SCRIPTS = {
@@ -76,11 +80,13 @@ def candidates(line: str) -> list[str]:
     before, current = [word for word in words[1:-1] if word], words[-1]
     if not before:
         return sorted(verb for verb in VERBS if verb.startswith(current))
-    if len(before) == 1 and before[0] in SUBCOMMANDS and "=" not in current:
-        inside = sorted(name for name in SUBCOMMANDS[before[0]] if name.startswith(current))
+    if current.startswith("-"):
+        return [option for option in options_of(before) if option.startswith(current)]
+    if len(before) == 1 and "=" not in current:
+        inside = sorted(name for name in names_after(before[0]) if name.startswith(current))
         if inside or before[0] not in TAKE_SETTINGS:
             return inside
-    if current.startswith("-") or before[0] not in TAKE_SETTINGS:
+    if before[0] not in TAKE_SETTINGS:
         return []
     key, separator, _ = current.partition("=")
     if separator:
@@ -91,6 +97,27 @@ def candidates(line: str) -> list[str]:
         depth = current.count(".") + 1
         options = sorted({_cut(option, depth) for option in options})
     return [option for option in options if option.startswith(current)]
+
+
+def names_after(verb: str) -> list[str]:
+    """Return what can follow a verb: its sub-commands, the pages of `docs`, the `examples`."""
+    if verb == "docs":
+        return [page.stem for page in shipped("docs").rglob("*.md")]
+    if verb == "examples":
+        return [page.parent.name for page in shipped("examples").glob("*/README.md")]
+    return SUBCOMMANDS.get(verb, [])
+
+
+def options_of(before: Sequence[str]) -> list[str]:
+    """Return the options in the help of a verb or of its sub-command."""
+    verb, *rest = before
+    if verb not in VERBS:
+        return []
+    inside = [word for word in rest[:1] if word in SUBCOMMANDS.get(verb, [])]
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
+        import_module(VERBS[verb][0]).main([*inside, "--help"])
+    return sorted(set(re.findall(r"(?<=[\s,\[])--\w[\w-]*", shown.getvalue())))
 
 
 def _cut(key: str, depth: int) -> str:

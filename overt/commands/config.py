@@ -14,10 +14,11 @@ from typing import get_type_hints
 from omegaconf import OmegaConf
 
 from overt.commands.arguments import config_options
-from overt.config import CONF, chosen_options, group_options, load, schema_of
+from overt.config import group_options, load, schema_of
 from overt.config.choices import ADVICE, CHOICES
 from overt.config.explain import explanations, first_sentence
 from overt.config.schema import Schema
+from overt.config.show import add_hydra_options, show, with_default_values
 from overt.errors import ConfigError, nearest
 from overt.terminal import columns, paint
 
@@ -31,19 +32,13 @@ def main(arguments: Sequence[str]) -> int:
         parents=[config_options()],
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE")
     parser.add_argument(
         "--explain", nargs="?", const="", metavar="KEY",
         help="explain every key, or KEY, and when to choose which value",
     )  # fmt: skip
-    parser.add_argument(
-        "--cfg", choices=("job",), metavar="job", help="print the configuration, as without it"
-    )
-    parser.add_argument(
-        "--info", nargs="?", const="all", choices=("all", "defaults", "searchpath"),
-        help="print the chosen option of each group and the search path",
-    )  # fmt: skip
-    options = parser.parse_intermixed_args(arguments)
+    add_hydra_options(parser)
+    options = parser.parse_intermixed_args(with_default_values(arguments))
     has_recipe = options.config or any(
         word.partition("=")[0] in ("recipe", "+recipe") for word in options.overrides
     )
@@ -51,10 +46,8 @@ def main(arguments: Sequence[str]) -> int:
         _explain(options, bool(has_recipe))
     elif not has_recipe and not options.overrides:
         _list_groups(options)
-    elif options.info:
-        _inform(options)
     else:
-        print(load(options.overrides, options.config, options.package).text, end="")
+        show(options)
     return 0
 
 
@@ -68,18 +61,6 @@ def _list_groups(options: argparse.Namespace) -> None:
         "\nchoose by GROUP=NAME, such as: overt config recipe=hjepa_tiny optimizer=muon\n"
         "change single keys by KEY=VALUE; `overt config --explain KEY` says what they mean"
     )
-
-
-def _inform(options: argparse.Namespace) -> None:
-    if options.config:
-        raise ConfigError("--info is for composed configurations; --config FILE is one already")
-    chosen = chosen_options(options.overrides, options.package)
-    if options.info in ("all", "defaults"):
-        print(paint("chosen options", "bold"))
-        print("\n".join(columns([[f"  {group}", name] for group, name in chosen.items()])))
-    if options.info in ("all", "searchpath"):
-        print(paint("search path", "bold"))
-        print("\n".join(f"  {path}" for path in [CONF, *options.package]))
 
 
 def _explain(options: argparse.Namespace, has_recipe: bool) -> None:

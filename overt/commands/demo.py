@@ -51,7 +51,9 @@ def main(arguments: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--folder", default="runs/demo", help="output folder")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for the training run")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="KEY=VALUE", help="for the training run"
+    )
     options = parser.parse_intermixed_args(arguments)
     folder = Path(options.folder)
     run = folder / RECIPE

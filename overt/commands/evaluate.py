@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         parents=[evaluation_options()],
     )
-    parser.add_argument("words", nargs="*", metavar="KEY=VALUE")
+    parser.add_argument("words", nargs="*", default=[], metavar="KEY=VALUE")
     parser.add_argument(
         "--compile",
         action="store_true",

@@ -9,6 +9,7 @@ FILE is a safetensors file with `features` (n, D), `labels` (n,) and the names; 
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -40,8 +41,13 @@ def main(arguments: Sequence[str]) -> int:
         "--unlabeled", "--unlabelled", action="store_true", help="images without classes"
     )
     parser.add_argument("--batch-size", type=whole_number(1), default=256)
-    parser.add_argument("--workers", type=whole_number(0), default=4, help="loader processes")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings to change")
+    parser.add_argument(
+        "--workers", type=whole_number(0), default=min(4, len(os.sched_getaffinity(0))),
+        help="loader processes (up to 4, one per core)",
+    )  # fmt: skip
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="KEY=VALUE", help="settings to change"
+    )
     options = parser.parse_intermixed_args(arguments)
     if options.output.is_dir():
         raise DataError(f"--output {options.output} is a folder; name a file in it")

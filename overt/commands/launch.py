@@ -49,7 +49,9 @@ def _parser(backend: str, description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"overt launch {backend}", description=description, parents=[config_options()]
     )
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="recipe=NAME, ...")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="KEY=VALUE", help="recipe=NAME, ..."
+    )
     parser.add_argument("--gpus", type=int, metavar="N", help="GPUs per node, one process on each")
     parser.add_argument(
         "--processes", type=int, metavar="N", help="processes per node, on the CPU (--gpus 0)"

@@ -52,7 +52,9 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         parents=[config_options()],
     )
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="recipe=NAME, ...")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="KEY=VALUE", help="recipe=NAME, ..."
+    )
     parser.add_argument("--devices", default="1,2,4,8", metavar="N,N,...")
     parser.add_argument("--gpu", default="H200", help="GPU model for --efficiency")
     parser.add_argument(

@@ -29,7 +29,9 @@ def make_parser() -> argparse.ArgumentParser:
         parents=[config_options()],
     )
     parser.add_argument("claim", choices=("resume", "world", "loss"))
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="recipe=NAME, ...")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="KEY=VALUE", help="recipe=NAME, ..."
+    )
     parser.add_argument("--steps", type=int, default=12, help="length of each run (12)")
     parser.add_argument("--save-every", type=int, default=3, help="steps between checkpoints (3)")
     parser.add_argument("--kill-at", default="random", help="step to kill at (random)")

@@ -66,7 +66,9 @@ def main(arguments: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("file", type=Path, metavar="FILE")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for every stage")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="KEY=VALUE", help="for every stage"
+    )
     parser.add_argument("--output-dir", type=Path, help="overrides the file's output_dir")
     parser.add_argument("--dry-run", action="store_true", help="show what would run, run nothing")
     parser.add_argument(

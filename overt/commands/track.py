@@ -141,7 +141,7 @@ def make_parser() -> argparse.ArgumentParser:
         prog="overt track",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        parents=[model_options(default=f"the small {SHIPPED}")],
+        parents=[model_options(default=f"{SHIPPED}, which ships with overt")],
     )
     parser.add_argument("video", type=Path, metavar="VIDEO", help="file, folder, or camera number")
     parser.add_argument(
@@ -189,7 +189,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--fps", type=finite_number(0, above=True), help="default: that of the video, or 12"
     )
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings to change")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="KEY=VALUE", help="settings to change"
+    )
     return parser
 
 

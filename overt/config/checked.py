@@ -158,7 +158,10 @@ def _merge(schema: Any, values: Any) -> Any:
         return OmegaConf.merge(schema, values)
     except ConfigKeyError as error:
         key = str(error.full_key)
-        raise ConfigError(f"unknown key {key}{nearest(key, list(dotted_keys(schema)))}") from error
+        hint = nearest(key, list(dotted_keys(schema)))
+        raise ConfigError(
+            f"unknown key {key}{hint}; `overt config recipe=NAME` lists all keys"
+        ) from error
     except OmegaConfBaseException as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"{error.full_key or 'the configuration'}: {reason}") from error

@@ -226,7 +226,9 @@ def _check_known(key: str, values: DictConfig) -> None:
     if re.search(r"\.\d+\.", key):  # of an entry of a list: optimizer.rules.0.lr_scale
         allowed += [key] if OmegaConf.select(values, key, default=ABSENT) is not ABSENT else []
     if not any(name == key or name.startswith(key + ".") for name in allowed):
-        raise ConfigError(f"unknown key {key}{nearest(key, allowed)}; `overt config` lists all")
+        raise ConfigError(
+            f"unknown key {key}{nearest(key, allowed)}; `overt config recipe=NAME` lists all keys"
+        )
 
 
 def add_package(folder: str) -> str:

@@ -1,4 +1,4 @@
-"""A folder of synthetic data belongs to one set of settings, which its manifest names.
+"""A folder of synthetic data belongs to one set of settings, stored in its manifest.
 
 Several processes may claim the same folder at once, and fill it together. Imports no torch.
 """
@@ -18,12 +18,12 @@ MANIFEST = "synthetic.json"
 
 
 def claim_folder(root: Path, settings: Mapping[str, Any], content: str) -> None:
-    """Make `root` the folder of data with these settings; refused where it holds anything else.
+    """Claim `root` for data with these settings; reject it if it contains anything else.
 
-    `content` says in a refusal what is made: "sequences", for example.
+    `content` names the data in the error: "sequences", for example.
     """
     manifest = root / MANIFEST
-    # The manifest comes before all content: where others fill the folder just now, it is there.
+    # The manifest is written before any content, so it exists if others are filling the folder.
     if not manifest.is_file() and _has_content(root) and not manifest.is_file():
         raise DataError(
             f"{root} exists and was not made by this command (it has no {MANIFEST}); synthetic "
@@ -43,7 +43,7 @@ def _has_content(root: Path) -> bool:
 
 
 def _write_once(path: Path, text: str) -> None:
-    """Write a file that appears complete; where another process was faster, its file stays."""
+    """Write a file atomically; if another process was faster, its file is kept."""
     hidden = hidden_name(path)
     hidden.write_text(text)
     try:

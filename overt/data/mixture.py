@@ -1,7 +1,7 @@
 """A data set composed of others, in proportion to weights.
 
-`InterleavedMixture` is the one to use for anything new. `Mixture` keeps the samples of runs that
-were started with it.
+Use `InterleavedMixture` for anything new. `Mixture` reproduces the samples of runs that were
+started with it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from overt.data.recent import Recent
 from overt.data.source import EpochOrder, SampleSource, SampleStream, SplitStream
 from overt.errors import DataError
 
-# Positions whose sources are shuffled together: the pattern of a mixture is held for these alone.
+# Positions whose sources are shuffled together: only their pattern is held in memory.
 PATTERN_LENGTH = 1024
 
 
@@ -31,9 +31,9 @@ class InterleavedMixture:
     """Several sources interleaved in proportion to their weights, each in its own order.
 
     An epoch has `samples` samples, by default as many as the sources together. Each source gets its
-    fraction of every epoch exactly, rounded by largest remainder, spread evenly over the epoch.
-    A source is passed through without repetition, and then again in another order: a pass
-    continues in the next epoch where the last one stopped. Streams and mixtures can be sources.
+    exact fraction of every epoch, rounded by largest remainder and spread evenly. A source is
+    traversed without repetition, then again in another order: a traversal continues in the next
+    epoch where the last one stopped. Streams and mixtures can be sources.
 
     Everything follows from (position, epoch, seed), so ranks, workers and resumes change nothing.
     """
@@ -46,12 +46,12 @@ class InterleavedMixture:
     ) -> None:
         _check(sources, weights)
         self.sources, self.lengths = list(sources), [len(source) for source in sources]
-        # Once: asking a protocol takes longer than reading many a sample.
+        # Only once: an isinstance check of a protocol takes longer than reading many samples.
         self.streams = [source if isinstance(source, SampleStream) else None for source in sources]
         total = sum(self.lengths) if samples is None else samples
         if total < 1:
             raise DataError(f"samples={samples} of a mixture; expected 1 or more")
-        # As written: 0.7 is 7/10 here, so that ties are those that the user sees.
+        # Decimal as written: 0.7 is 7/10 here, so that ties are those that the user expects.
         self.counts = _apportion(total, [Fraction(repr(float(weight))) for weight in weights])
         _refuse_empty(self.counts, weights)
         self._orders: Recent[tuple[int, int, int], EpochOrder] = Recent(2 * len(self.sources))
@@ -67,7 +67,7 @@ class InterleavedMixture:
     def sample_at(self, position: int, epoch: int, seed: int, rng: np.random.Generator) -> Any:
         """Return the sample at a position of an epoch, in constant time."""
         number, preceding = self.source_at(position, epoch, seed)
-        # Samples that this source gave in all epochs before count as well.
+        # Samples that this source provided in all previous epochs count as well.
         passes, offset = divmod(epoch * self.counts[number] + preceding, self.lengths[number])
         source, own_seed = self.sources[number], _seed_of_source(seed, number)
         stream = self.streams[number]
@@ -78,7 +78,7 @@ class InterleavedMixture:
         return source.sample(int(order[offset : offset + 1][0]), rng)
 
     def source_at(self, position: int, epoch: int, seed: int) -> tuple[int, int]:
-        """Return the source of a position, and how many samples it gave before in this epoch."""
+        """Return the source of a position, and its earlier samples in this epoch."""
         if not 0 <= position < len(self):
             raise IndexError(f"position {position} of {len(self)}")
         block, within = divmod(position, PATTERN_LENGTH)
@@ -87,7 +87,7 @@ class InterleavedMixture:
         return int(pattern.sources[within]), int(pattern.preceding[within])
 
     def check_split(self, batch_size: int, world_size: int, num_workers: int) -> None:
-        """Warn where every loader process has to read all of a source."""
+        """Warn if every loader process has to read a whole source."""
         readers = world_size * max(num_workers, 1)
         for index, source in enumerate(self.sources):
             if isinstance(source, InterleavedMixture):
@@ -122,19 +122,20 @@ class _Pattern(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _seed_of_source(seed: int, number: int) -> int:
-    """Return a seed for one source: sources of the same length must not share their order."""
+    """Return a seed for one source: sources of the same length must not have the same order."""
     state = np.random.SeedSequence(seed, spawn_key=(PATTERN, number)).generate_state(1, np.uint64)
     return int(state[0])
 
 
 def _counts_before(position: int, counts: Sequence[int]) -> list[int]:
-    """Return how many samples each source gives before a position, spread evenly.
+    """Return how many samples each source provides before a position, spread evenly.
 
-    Sample j of a source with n samples is due at (j + 1/2) / n of the epoch; these are the first
-    `position` of all in that order. So no count ever falls, and at the end they are `counts`.
+    Sample j of a source with n samples is due at (j + 1/2) / n of the epoch; the counts are those
+    of the first `position` samples in that order. So no count ever decreases, and at the end they
+    are `counts`.
     """
     total = sum(counts)
-    # Those due before `position` / total of the epoch: right up to one for each source.
+    # Those due before `position` / total of the epoch: correct up to one per source.
     before = [max(0, -(-(2 * count * position - total) // (2 * total))) for count in counts]
 
     def due(number: int, sample: int) -> tuple[Fraction, int]:
@@ -153,16 +154,16 @@ def _counts_before(position: int, counts: Sequence[int]) -> list[int]:
 class Mixture:
     """Several sources in proportion to their weights, by index.
 
-    An epoch has as many samples as the sources together. Every source gets its fraction of them to
-    the nearest sample, in every epoch alike, and is covered evenly: a source asked for as many
-    samples as it has gives each once, one asked for half of them gives a random one of every two
-    neighbors.
+    An epoch has as many samples as the sources together. Every source gets its fraction, rounded to
+    the nearest sample, the same in every epoch, and is covered evenly: a source that provides as
+    many samples as it has gives each once, one that provides half of them gives a random one of
+    every two neighbors.
     """
 
     def __init__(self, sources: Sequence[SampleSource], weights: Sequence[float]) -> None:
         _check(sources, weights)
         self.sources = list(sources)
-        # In floats, whose ties decide rounding: other ones would change the samples of old runs.
+        # In floats, whose ties decide rounding: anything else would change the samples of old runs.
         self.counts = _apportion(sum(len(source) for source in sources), weights)
         _refuse_empty(self.counts, weights)
         # Indices up to ends[k] belong to the sources 0 to k.
@@ -172,13 +173,13 @@ class Mixture:
         return self.ends[-1]
 
     def sample(self, index: int, rng: np.random.Generator) -> Any:
-        """Return sample `index` of an epoch; a function of the arguments alone."""
+        """Return sample `index` of an epoch; depends only on the arguments."""
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
         number = bisect_right(self.ends, index)
         source, count = self.sources[number], self.counts[number]
         offset = index - (self.ends[number] - count)
-        # A random sample of the `offset`-th of `count` equal stretches of the source.
+        # A random sample of the `offset`-th of `count` equal segments of the source.
         stretch = offset * len(source) + int(rng.random() * len(source))
         return source.sample(stretch // count, rng)
 

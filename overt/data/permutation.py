@@ -1,6 +1,6 @@
-"""Which sample comes when: permutations that follow from a key, stored or computed.
+"""The sample order: permutations that follow from a key, stored or computed.
 
-Nothing here grows with the number of samples beyond 2^20 of them.
+Beyond 2^20 samples, nothing here grows with their number.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from overt.errors import DataError
 
 STORED_UP_TO = 2**20  # samples; 8 MB and a few milliseconds
 
-# What a random stream of (seed, epoch) is for: the first words of its spawn key.
+# Purposes of a random stream of (seed, epoch): the first words of its spawn key.
 EPOCH, SHARDS, WINDOW, LANE, PATTERN = 1, 2, 3, 4, 5
 
 ROUNDS = 6  # four are enough for a permutation that looks random; six leave a margin
@@ -21,7 +21,7 @@ COMPUTED_AT_ONCE = 2**13  # positions; NumPy's cost per call is spread over them
 
 
 def random_stream(seed: int, epoch: int, *purpose: int) -> np.random.SeedSequence:
-    """Return the stream of an epoch for one purpose, apart from those of the samples."""
+    """Return the stream of an epoch for one purpose, independent of those of the samples."""
     return np.random.SeedSequence([seed, epoch], spawn_key=purpose)
 
 
@@ -29,14 +29,14 @@ def epoch_order(seed: int, epoch: int, length: int) -> EpochOrder:
     """Return the order of an epoch: a permutation that follows from seed and epoch.
 
     Up to 2^20 samples it is NumPy's permutation, and must stay so: existing runs and checkpoints
-    continue with the very same samples. Longer ones are computed where they are looked at, so that
-    a source of 10^12 samples starts at once.
+    continue with the same samples. Longer ones are computed on access, so a source of 10^12 samples
+    starts at once.
     """
     return permutation(length, random_stream(seed, epoch, EPOCH))
 
 
 def permutation(length: int, stream: np.random.SeedSequence) -> EpochOrder:
-    """Return a permutation of range(length), stored where it is short."""
+    """Return a permutation of range(length), stored if it is short."""
     if length <= STORED_UP_TO:
         return np.random.default_rng(stream).permutation(length)
     return KeyedPermutation(length, stream)
@@ -45,8 +45,8 @@ def permutation(length: int, stream: np.random.SeedSequence) -> EpochOrder:
 class KeyedPermutation:
     """A permutation of range(length), computed slice by slice.
 
-    A Feistel network permutes the numbers of as many bits as `length` needs; a number that falls
-    outside of the range is permuted again until it falls inside, less than twice on average.
+    A Feistel network permutes the integers of the required bit width; a value outside the range is
+    permuted again until it falls inside, less than twice on average.
     """
 
     def __init__(self, length: int, stream: np.random.SeedSequence) -> None:
@@ -66,13 +66,13 @@ class KeyedPermutation:
         if step < 1:
             raise IndexError(f"step {step} of a slice of an order; expected 1 or more")
         if not self._first <= first <= last <= self._first + len(self._computed):
-            # Training asks for the next slice soon.
+            # Training will request the next slice soon.
             end = min(max(last, first + COMPUTED_AT_ONCE), self.length)
             self._first, self._computed = first, self.at(np.arange(first, end, dtype=np.uint64))
         return self._computed[first - self._first : last - self._first : step]
 
     def at(self, positions: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Return the numbers at these positions, each below the length."""
+        """Return the values at these positions, each below the length."""
         numbers = self._permuted(positions)
         outside = np.flatnonzero(numbers >= self.length)
         while outside.size:
@@ -83,7 +83,7 @@ class KeyedPermutation:
     def _permuted(self, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
         high, low = numbers >> self.low_bits, numbers & self.low_mask
         for key in self.keys.reshape(-1, 2):
-            # Each half is changed by a function of the other: both steps can be undone.
+            # Each half is changed by a function of the other, so both steps are invertible.
             high = high ^ (_hashed(low + key[0]) & self.high_mask)
             low = low ^ (_hashed(high + key[1]) & self.low_mask)
         return high << self.low_bits | low
@@ -97,7 +97,7 @@ def _hashed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def order_of(source: SampleSource, seed: int, epoch: int) -> EpochOrder:
-    """Return what an epoch takes: the source's own order, a stream's positions, or ours."""
+    """Return the order of an epoch: the source's own, a stream's positions, or a permutation."""
     if isinstance(source, SampleStream):
         return range(len(source))
     if not (isinstance(source, OrderedSource) and callable(source.order)):

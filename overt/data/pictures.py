@@ -1,4 +1,4 @@
-"""Decoded pictures as three channels of 8 bits."""
+"""Convert decoded pictures to three channels of 8 bits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from PIL import Image
 
 
 def to_rgb(image: Image.Image) -> NDArray[np.uint8]:
-    """The pixels (H, W, 3) of an opened picture; of 16 bits the upper 8.
+    """Return the pixels (H, W, 3) of an opened picture; of 16 bits the upper 8.
 
     Gray becomes three equal channels, and transparency is dropped.
     """

@@ -1,4 +1,4 @@
-"""A small memory of what was made last: orders, indexes, open files."""
+"""A small least-recently-used cache: orders, indexes, open files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Recent(Generic[Key, Value]):
         self._values: dict[Key, Value] = {}  # least recently used first
 
     def get(self, key: Key, make: Callable[[], Value]) -> Value:
-        """Return the value of a key, made where it is not kept."""
+        """Return the value of a key; create it if it is not cached."""
         value = self._values.pop(key) if key in self._values else make()
         self._values[key] = value
         while len(self._values) > self.capacity:

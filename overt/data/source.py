@@ -1,6 +1,7 @@
-"""What training samples come from: sources by index, sources with an order, streams.
+"""Sources of training samples: by index, with their own order, or as streams.
 
-Only the first is required. The others are found by their methods; a source derives from nothing.
+Only the first is required. The others are recognized by their methods; a source needs no base
+class.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class SampleSource(Protocol):
-    """Training samples by index; all randomness of a sample comes from the generator given."""
+    """Training samples by index; all randomness of a sample comes from the given generator."""
 
     def __len__(self) -> int: ...
 
@@ -22,7 +23,7 @@ class SampleSource(Protocol):
 class EpochOrder(Protocol):
     """The sample indices of one epoch, by position.
 
-    An array, a list or a range will do; an object that computes slices needs no memory for them.
+    An array, a list or a range works; an object that computes slices needs no memory for them.
     """
 
     def __len__(self) -> int: ...
@@ -32,10 +33,10 @@ class EpochOrder(Protocol):
 
 @runtime_checkable
 class OrderedSource(SampleSource, Protocol):
-    """A source that says in which order an epoch takes its samples.
+    """A source that defines the order of its samples in an epoch.
 
-    `order` must follow from its arguments alone: it is called again on every rank and after a
-    resume. It has as many positions as the source has samples.
+    `order` must depend only on its arguments: it is called again on every rank and after a resume.
+    It has as many positions as the source has samples.
     """
 
     def order(self, epoch: int, seed: int) -> EpochOrder: ...
@@ -45,7 +46,7 @@ class OrderedSource(SampleSource, Protocol):
 class SampleStream(SampleSource, Protocol):
     """A source whose samples are read by their position in an epoch.
 
-    A sample must follow from position, epoch and seed alone. A loader process asks for growing
+    A sample must depend only on position, epoch and seed. A loader process requests increasing
     positions, until a new epoch or a resume. `sample(index, rng)` is that of epoch 0 and seed 0.
     """
 
@@ -54,7 +55,7 @@ class SampleStream(SampleSource, Protocol):
 
 @runtime_checkable
 class SplitStream(SampleStream, Protocol):
-    """A stream that serves some splits over ranks and loader processes only."""
+    """A stream that supports only some splits over ranks and loader processes."""
 
     def check_split(self, batch_size: int, world_size: int, num_workers: int) -> None:
-        """Refuse a split: samples per micro-batch, ranks, loader processes of each."""
+        """Reject a split: samples per micro-batch, ranks, loader processes of each."""

@@ -1,8 +1,8 @@
-"""Loader processes: the server they are forked from, and what follows when one of them dies.
+"""Loader processes: the server they are forked from, and what happens when one of them dies.
 
-torch's loader shares a queue and an event with its processes. One that is killed in the middle of a
-message, or while it holds their locks, would leave the training process waiting forever: with a
-`LoaderContext` the others end as well, and with them the wait.
+torch's loader shares a queue and an event with its processes. If one is killed in the middle of a
+message, or while it holds their locks, the training process would wait forever: with a
+`LoaderContext` the other processes end as well, and with them the wait.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EXIT_SECONDS = 2.0  # that processes have to end by themselves when this one exi
 
 
 class Flag:
-    """An event without a lock: set when a pipe can be read, so that no killed process holds it."""
+    """An event without a lock, set when a pipe is readable: no killed process can hold it."""
 
     def __init__(self) -> None:
         self.reader, self._writer = multiprocessing.Pipe(duplex=False)
@@ -48,7 +48,7 @@ class Flag:
 
 
 class LoaderContext(ForkServerContext):
-    """The context of the processes of one loader; it watches over them."""
+    """The context of the processes of one loader; it monitors them."""
 
     def __init__(self) -> None:
         self._processes: list[ForkServerProcess] = []
@@ -58,7 +58,7 @@ class LoaderContext(ForkServerContext):
         self._death: str | None = None  # what happened, as a message
         self.closing = self.Event()  # set: the processes may be ended
 
-    # What torch's loader asks a context for.
+    # The interface that torch's loader expects of a context.
 
     def Process(self, *arguments: Any, **options: Any) -> ForkServerProcess:  # type: ignore[override]  # noqa: N802
         process = ForkServerProcess(*arguments, **options)
@@ -76,7 +76,7 @@ class LoaderContext(ForkServerContext):
         return flag
 
     def read(self, loader: Iterable[Value]) -> Iterator[Value]:
-        """Yield what a loader with this context reads; ends its processes, however this ends."""
+        """Yield what a loader with this context reads; end its processes in any case."""
         batches: Iterator[Value] | None = None
         try:
             with self._explained():
@@ -85,7 +85,8 @@ class LoaderContext(ForkServerContext):
                 yield from batches
         finally:
             self.closing.set()
-            # Torch's own way first: it ends the thread that reads from the processes before them.
+            # Torch's own shutdown first: it ends the thread that reads from the processes before
+            # them.
             getattr(batches, "_shutdown_workers", lambda: None)()
             self.end()
 
@@ -97,7 +98,7 @@ class LoaderContext(ForkServerContext):
         self._watcher.start()
 
     def _end_together(self) -> None:
-        """Wait until one process has died, and end all."""
+        """Wait until one process has died, then end all."""
         sentinels = {process.sentinel: process for process in self._processes}
         ready = wait([*sentinels, *(flag.reader for flag in self._flags)])
         if any(flag.is_set() for flag in self._flags):  # they have been told to end
@@ -105,19 +106,19 @@ class LoaderContext(ForkServerContext):
         dead = [sentinels[sentinel] for sentinel in ready if isinstance(sentinel, int)]
         self._death = _in_words(dead[0].pid, dead[0].exitcode)
         self._kill()
-        # No one can complete a message that was cut off: readers waiting for the rest see its end.
+        # Nobody can complete a truncated message: readers waiting for the rest see its end.
         self._queues[0]._writer.close()  # type: ignore[attr-defined]  # the queue of all results
 
     def _kill(self) -> None:
         for process in self._processes:
-            # Where the server itself was killed, processes that have "ended" may be alive.
+            # If the server itself was killed, processes that have "ended" may be alive.
             if process.pid is not None and process.exitcode in (None, SERVER_IS_GONE):
                 with suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Raise a LoaderError in place of what torch's loader raises after a death."""
+        """Raise a LoaderError instead of what torch's loader raises after a death."""
         try:
             yield
         except (RuntimeError, OSError, EOFError) as error:
@@ -125,14 +126,14 @@ class LoaderContext(ForkServerContext):
                 if isinstance(error, ConnectionError | EOFError):
                     raise LoaderError(_in_words(None, None)) from error
                 raise
-            # What reading a sample raises comes here as well: then all processes are alive.
+            # Errors from reading a sample come here as well: then all processes are alive.
             self._watcher.join(NEWS_SECONDS)
             if self._death is None:
                 raise
             raise LoaderError(self._death) from error
 
     def end(self) -> None:
-        """End the processes: politely, and those that do not answer, as after SIGSTOP, by force."""
+        """End the processes: gracefully, or by force if they do not respond."""
         atexit.unregister(self.end)
         self.closing.set()
         if self._watcher is not None:
@@ -147,7 +148,7 @@ class LoaderContext(ForkServerContext):
 
 
 def _in_words(pid: int | None, code: int | None) -> str:
-    """Return what happened to a loader process, and what helps."""
+    """Return what happened to a loader process, and a remedy."""
     if pid is None:
         ended = "a loader worker died while it was started"
     elif code is not None and code < 0:

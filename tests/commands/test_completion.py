@@ -33,7 +33,10 @@ from overt.commands.completion import SCRIPTS, candidates
         ("overt prove resume recipe=lbm_t", ["recipe=lbm_tiny"]),
         ("overt help rep", ["report"]),
         ("overt track vid", []),
-        ("overt train --conf", []),
+        ("overt train --conf", ["--config"]),
+        ("overt data pack --si", ["--side"]),
+        ("overt docs check", ["checkpoints"]),
+        ("overt examples own", ["own_recipe"]),
     ],
 )
 def test_candidates(line: str, expected: list[str]) -> None:

@@ -85,6 +85,8 @@ def test_who_knows_hydra_finds_its_flags(capsys: pytest.CaptureFixture[str]) -> 
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["optimizer", "muon"] in lines
     assert ["recipe", "hjepa_tiny"] in lines
+    assert main(["config", "--explain", "recipe=hjepa_tiny"]) == 0  # the key is optional
+    assert "optimizer.lr = 0.002" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("group", ["optimizer", "recipe", "model"])

@@ -220,5 +220,7 @@ def test_every_key_of_the_schema_has_one_home_in_yaml() -> None:
 @pytest.mark.parametrize("key", ["data.allow_pickle", "optimizer.learning_rate"])
 def test_a_key_like_no_other_gets_no_advice(key: str) -> None:
     """The same section, or a few letters in common, are no reason to send people elsewhere."""
-    with pytest.raises(ConfigError, match=f"unknown key {key}; `overt config` lists all"):
+    with pytest.raises(
+        ConfigError, match=f"unknown key {key}; `overt config recipe=NAME` lists all"
+    ):
         load(["recipe=cotracker3_tiny", f"{key}=1"])

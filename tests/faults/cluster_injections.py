@@ -182,7 +182,7 @@ CLUSTER_KINDS: dict[str, tuple[Kind, str | None]] = {
         why_not(),
     ),
     "SIGUSR1 on Slurm": (
-        Kind(requeued, "saved, requeued under its number; the bits of the undisturbed run", 4),
+        Kind(requeued, "saved, requeued under its job ID; the bits of the undisturbed run", 4),
         why_no_slurm(),
     ),
 }

@@ -192,7 +192,7 @@ def full_disk(bench: Bench, seed: int) -> Trial:
 
 
 def damaged(how: str) -> Injection:
-    """The newest checkpoint is spoilt between two sessions: the one before it is used."""
+    """Damage the newest checkpoint between two sessions: overt falls back to the previous one."""
 
     def inject(bench: Bench, seed: int) -> Trial:
         name = f"newest checkpoint: {how}"
@@ -324,7 +324,7 @@ class Kind(NamedTuple):
 
 
 SAME = "the same command ends with the bits of the undisturbed run"
-SPOILT = f"set aside with a warning, the one before it is used; {SAME}"
+SPOILT = f"set aside with a warning, and overt falls back to the previous one; {SAME}"
 KINDS: dict[str, Kind] = {
     "SIGKILL of a rank": Kind(killed_rank, f"the other ranks end by themselves; {SAME}", 40),
     "SIGKILL while resuming": Kind(killed_at_start, SAME, 14),
@@ -342,7 +342,7 @@ KINDS: dict[str, Kind] = {
     "newest checkpoint with a flipped bit": Kind(damaged("bit flipped"), SPOILT, 12),
     "newest checkpoint without a file": Kind(damaged("file deleted"), SPOILT, 8),
     "newest checkpoint deleted": Kind(
-        damaged("folder deleted"), f"the one before it is used; {SAME}", 8
+        damaged("folder deleted"), f"overt falls back to the previous one; {SAME}", 8
     ),
     "loader worker killed": Kind(
         failing_data("killed worker", (1, 2), "LoaderError: loader worker"),

@@ -18,7 +18,7 @@ COLUMNS = (
     "promised",
     "injected",
     "as promised",
-    "longest until all had ended",
+    "longest time until exit",
     "run",
 )
 

@@ -17,6 +17,14 @@ side_length = whole_number(16, "pixels")
 speed = finite_number(0)
 
 
+class _Defaults(argparse.ArgumentDefaultsHelpFormatter):
+    """Adds defaults to the help; None and False would tell a reader nothing."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        has_default = action.default not in (None, False) and "default" not in (action.help or "")
+        return super()._get_help_string(action) if has_default else action.help
+
+
 def add_verb(
     verbs: Verbs,
     name: str,
@@ -27,7 +35,7 @@ def add_verb(
     show_defaults: bool = True,
     **folders: str,  # positional arguments, and what each is
 ) -> argparse.ArgumentParser:
-    shown = argparse.ArgumentDefaultsHelpFormatter if show_defaults else argparse.HelpFormatter
+    shown = _Defaults if show_defaults else argparse.HelpFormatter
     parser = verbs.add_parser(name, help=help, description=description, formatter_class=shown)
     for folder, meaning in folders.items():
         parser.add_argument(folder, type=Path, metavar=folder.upper(), help=meaning)

@@ -47,8 +47,8 @@ def _add_pack(verbs: Verbs) -> None:
         _pack,
         help="an image folder into one file, or each sequence into one, for speed",
         description="Write the images of ROOT/CLASS/... into the pack OUT: one large file and an "
-        "index, with check sums. Files go in as they are unless --side or --raw says otherwise; "
-        "unreadable ones are skipped and listed. Where ROOT holds sequences with tracks in "
+        "index, with checksums. Files are stored unchanged without --side and --raw; unreadable "
+        "ones are skipped and listed. If ROOT has sequences with tracks in "
         "Kubric's layout, each becomes one file OUT/SEQ.npz.",
         root="folder of images or sequences",
         out="the pack to write, a new folder",

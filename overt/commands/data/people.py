@@ -28,9 +28,9 @@ def _add_people(verbs: Verbs) -> None:
         "people",
         _people,
         help="synthetic people at close range, in HumanData's layout",
-        description="Render people with every label known: pictures and masks below "
+        description="Render people with exact labels: pictures and masks below "
         "ROOT/datasets/NAME, annotations in ROOT/preprocessed_datasets/NAME.npz. Another seed "
-        "makes other people. Framing camera: anywhere in the picture, any pose; portrait: the "
+        "gives other people. Framing camera: anywhere in the picture, any pose; portrait: the "
         "whole person, calm, in the middle.",
         root="folder of the data sets",
     )
@@ -123,8 +123,10 @@ def _add_smplx_labels(verbs: Verbs) -> None:
     parser.add_argument(
         "--vertices", metavar="FILE", help="vertices to fit, smplx_mask_ids.npy; default: all"
     )
-    parser.add_argument("--batch", type=positive, default=64, help="people fitted together")
-    parser.add_argument("--iterations", type=positive, default=60, help="most of each round")
+    parser.add_argument("--batch", type=positive, default=64, help="people per batch")
+    parser.add_argument(
+        "--iterations", type=positive, default=60, help="maximum iterations per round"
+    )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
 
 

@@ -33,7 +33,7 @@ def _add_skulls(verbs: Verbs) -> None:
     parser.add_argument("--skulls", type=positive, default=20, help="how many skulls")
     parser.add_argument("--side", type=side_length, default=64, help="voxels along a side")
     parser.add_argument("--points", type=positive, default=8000, help="points of a cloud")
-    parser.add_argument("--workers", type=not_negative, default=0, help="processes that help")
+    parser.add_argument("--workers", type=not_negative, default=0, help="worker processes")
     parser.add_argument(
         "--kind", choices=("skulls", "shells"), default="skulls", help="shells: coarse and quick"
     )
@@ -46,9 +46,9 @@ def _add_prepare(verbs: Verbs) -> None:
         "prepare",
         _prepare,
         help="SkullBreak or SkullFix volumes into point clouds and lists",
-        description="Make a point cloud of the surface beside every volume of ROOT/complete_skull, "
-        "ROOT/defective_skull and ROOT/implant, and write train.csv and test.csv where they are "
-        "missing. Existing complete clouds are kept.",
+        description="Write a point cloud of the surface next to every volume of "
+        "ROOT/complete_skull, ROOT/defective_skull and ROOT/implant, and train.csv and test.csv "
+        "if they are missing. Existing complete clouds are kept.",
         root="folder of the data set",
     )
     parser.add_argument(
@@ -56,10 +56,8 @@ def _add_prepare(verbs: Verbs) -> None:
     )
     parser.add_argument("--points", type=positive, default=400_000, help="points of a cloud")
     parser.add_argument("--seed", type=not_negative, default=42, help="seed of points and lists")
-    parser.add_argument(
-        "--workers", type=not_negative, default=0, help="worker processes; default: 0"
-    )
-    parser.add_argument("--force", action="store_true", help="make all clouds again")
+    parser.add_argument("--workers", type=not_negative, default=0, help="worker processes")
+    parser.add_argument("--force", action="store_true", help="write all clouds again")
 
 
 def _skulls(options: argparse.Namespace) -> int:

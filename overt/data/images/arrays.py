@@ -19,10 +19,10 @@ from overt.files.bounds import open_arrays
 
 
 class ImageArrays:
-    """The images (n, H, W), (n, H, W, C) or (n, C, H, W) uint8, C 1, 3 or 4, of an archive.
+    """The images (n, H, W), (n, H, W, C) or (n, C, H, W) uint8 of an archive, C 1, 3 or 4.
 
-    Labels are whole numbers (n,) or (n, 1) from 0 on; `labels=None` reads a set that has none. The
-    keys can be chosen: `images="train_images"`. Object arrays (pickles) are refused.
+    Labels are integers (n,) or (n, 1) from 0 on; `labels=None` reads an unlabeled set. The keys can
+    be chosen: `images="train_images"`. Object arrays (pickles) are rejected.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class ImageArrays:
     ) -> None:
         self.path = Path(path)
         arrays = _load(self.path, images, labels)
-        # As a tensor, since torch shares its memory with loader processes instead of copying it.
+        # As a tensor, because torch shares its memory with loader processes instead of copying it.
         self.images = torch.from_numpy(_interleaved(self.path, images, arrays[0]))  # (n, H, W, 3)
         self.labels = _check_labels(self.path, labels, arrays[1], len(self.images))
         self.classes = tuple(str(label) for label in range(int(self.labels.max()) + 1))
@@ -40,7 +40,7 @@ class ImageArrays:
         return len(self.images)
 
     def read(self, index: int, shrink: Shrink | None = None) -> tuple[Tensor, int]:
-        """The pixels (3, H, W) uint8 and the label of an image."""
+        """Return the pixels (3, H, W) uint8 and the label of an image."""
         return self.images[index].permute(2, 0, 1), int(self.labels[index])
 
 
@@ -72,7 +72,7 @@ def _load(path: Path, images: str, labels: str | None) -> tuple[NDArray[Any], ND
 
 
 def _interleaved(path: Path, key: str, images: NDArray[Any]) -> NDArray[np.uint8]:
-    """Any allowed layout as (n, H, W, 3)."""
+    """Return any allowed layout as (n, H, W, 3)."""
     shape = images.shape
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or 0 in shape:
         raise DataError(

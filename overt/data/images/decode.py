@@ -1,6 +1,6 @@
-"""Image files to pixels: JPEG, PNG and WebP in any color mode, always uint8 RGB, upright.
+"""Decode image files: JPEG, PNG and WebP in any color mode, always to upright uint8 RGB.
 
-torch is imported when a tensor is first asked for: listing and packing do without.
+torch is imported when a tensor is first requested: listing and packing do not need it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 FORMATS = ("JPEG", "PNG", "WEBP")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 
-# What Pillow raises for broken files, depending on format and on where the damage lies.
+# What Pillow raises for broken files, depending on format and location of the damage.
 BROKEN = (
     OSError,
     SyntaxError,
@@ -63,7 +63,7 @@ Shrink = Callable[[int, int], int]  # of the height and width of an image: 1, 2,
 
 
 def read_file(path: Path) -> bytes:
-    """The bytes of a file; a DataError where it cannot be read."""
+    """Return the bytes of a file; raise a DataError if it cannot be read."""
     try:
         return bounds.read_file(path)
     except OSError as error:
@@ -71,11 +71,11 @@ def read_file(path: Path) -> bytes:
 
 
 def decode_image(data: bytes, name: str, shrink: Shrink | None = None) -> NDArray[np.uint8]:
-    """The pixels (H, W, 3) of an encoded image; a DataError with `name` where it is broken.
+    """Decode an image to pixels (H, W, 3); raise a DataError with `name` if it is broken.
 
-    Gray becomes three equal channels, 16 bits become the upper 8, transparency is dropped (as
-    Pillow and the usual loaders do), and the EXIF orientation is applied. `shrink` is asked, with
-    the upright height and width, how many times smaller a JPEG may come: less is decoded then.
+    Gray becomes three equal channels, 16 bits become the upper 8, transparency is dropped (like
+    Pillow and common loaders), and the EXIF orientation is applied. `shrink` gets the upright
+    height and width and returns by which factor a JPEG may be reduced while decoding.
     """
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
@@ -95,7 +95,7 @@ def decode_image(data: bytes, name: str, shrink: Shrink | None = None) -> NDArra
 
 
 def _reduce(image: Image.Image, shrink: Shrink, is_sideways: bool) -> None:
-    """Let the decoder give fewer pixels: whole parts of the transform are left out."""
+    """Let the decoder return fewer pixels, which skips parts of the transform."""
     width, height = image.size
     factor = shrink(width, height) if is_sideways else shrink(height, width)
     if factor > 1:
@@ -103,7 +103,7 @@ def _reduce(image: Image.Image, shrink: Shrink, is_sideways: bool) -> None:
 
 
 def _orientation(image: Image.Image) -> int:
-    """The orientation 1 to 8; a damaged EXIF block says nothing and leaves the pixels alone."""
+    """Return the orientation 1 to 8; a damaged EXIF block is ignored."""
     try:
         value = image.getexif().get(_ORIENTATION, 1)
     except BROKEN:
@@ -112,7 +112,7 @@ def _orientation(image: Image.Image) -> int:
 
 
 def as_tensor(pixels: NDArray[np.uint8]) -> Tensor:
-    """Pixels (H, W, 3) as (3, H, W), still interleaved in memory: what resizing is fastest on."""
+    """Return pixels (H, W, 3) as (3, H, W), still interleaved in memory, which resizes fastest."""
     import torch
 
     return torch.from_numpy(pixels).permute(2, 0, 1)

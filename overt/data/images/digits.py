@@ -1,6 +1,6 @@
 """scikit-learn's 1,797 real digits as a small image set: 8 x 8 gray, scaled up, a third held out.
 
-scikit-learn carries them inside, so that nothing is downloaded. This file does not import torch.
+scikit-learn includes them, so nothing is downloaded. This file does not import torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from overt.files.atomic import new_file
 
 
 def load_digits(size: int = 32) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Images (1797, size, size) and labels (1797,)."""
+    """Return images (1797, size, size) and labels (1797,)."""
     try:
         from sklearn.datasets import load_digits as load
     except ImportError as error:
@@ -30,13 +30,13 @@ def load_digits(size: int = 32) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 
 def split_thirds(count: int, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Indices of two thirds to train on and of one third held out, shuffled once."""
+    """Return indices of two thirds for training and one third held out, shuffled once."""
     order = np.random.default_rng(seed).permutation(count)
     return np.sort(order[count // 3 :]), np.sort(order[: count // 3])
 
 
 def write_digits(root: Path | str, size: int = 32) -> tuple[Path, Path]:
-    """Write ROOT/train.npz and ROOT/test.npz for `ImageArrays`; returns the two paths."""
+    """Write ROOT/train.npz and ROOT/test.npz for `ImageArrays`; return the two paths."""
     images, labels = load_digits(size)
     root = Path(root)
     paths = root / "train.npz", root / "test.npz"

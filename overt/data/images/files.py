@@ -1,6 +1,6 @@
-"""Which images a folder holds, at any depth, and of which class: the first folder below the root.
+"""List the images of a folder, at any depth; the first folder below the root is the class.
 
-Made for millions of files: one pass of os.scandir, and names in two arrays instead of a list.
+Designed for millions of files: one pass of os.scandir, and names in two arrays instead of a list.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _SPLITS = {"train", "val", "valid", "validation", "test"}
 
 
 class Names(Sequence[str]):
-    """Strings behind one another in one array: small, and quick to send to a loader process."""
+    """Strings concatenated in one array: small, and quick to send to a loader process."""
 
     def __init__(self, text: NDArray[np.uint8], ends: NDArray[np.int64]) -> None:
-        self.text, self.ends = text, ends  # bytes of all names, and where each of them ends
+        self.text, self.ends = text, ends  # bytes of all names, and the end offset of each
 
     @classmethod
     def pack(cls, names: Iterable[str]) -> Names:
-        # File names are bytes and need not be text: what is not comes back as it was.
+        # File names are bytes and need not be valid text; others are restored as they were.
         parts = [name.encode("utf-8", "surrogateescape") for name in names]
         ends = np.cumsum(np.fromiter(map(len, parts), np.int64, len(parts)))
         return cls(np.frombuffer(b"".join(parts), np.uint8), ends)
@@ -51,25 +51,25 @@ class Names(Sequence[str]):
 
 
 class Listing(NamedTuple):
-    """The images of a folder, in an order that depends on their names only."""
+    """The images of a folder, in an order that depends only on their names."""
 
     names: Names  # below the root, with forward slashes
-    labels: NDArray[np.int64]  # (n,) place in `classes`, or UNLabeled
+    labels: NDArray[np.int64]  # (n,) index into `classes`, -1 without a class
     classes: tuple[str, ...]
 
 
 class _Folder(NamedTuple):
-    """A folder to look into, below the root."""
+    """A folder to scan, below the root."""
 
     name: str
     linked_at: tuple[str, ...]  # the real folders of the links on the way to it
 
 
 def list_images(root: Path | str, labelled: bool = True) -> Listing:
-    """List the images below `root`; hidden files and folders are left out.
+    """List the images below `root`; hidden files and folders are ignored.
 
-    With labels the sorted folders in `root` are the classes, and images lie in them at any depth;
-    without, images may lie anywhere, without classes.
+    With labels, the sorted folders in `root` are the classes and contain images at any depth;
+    without, images may be anywhere and have no class.
     """
     top = os.fspath(root)
     if not os.path.isdir(top):
@@ -109,7 +109,7 @@ def list_images(root: Path | str, labelled: bool = True) -> Listing:
 
 
 def _walk(top: str, folder: _Folder) -> tuple[list[str], list[str]]:
-    """All images in a folder at any depth, and all files that are none."""
+    """Return all images in a folder at any depth, and all files that are not images."""
     names: list[str] = []
     others: list[str] = []
     waiting = [folder]
@@ -122,7 +122,7 @@ def _walk(top: str, folder: _Folder) -> tuple[list[str], list[str]]:
 
 
 def _scan(top: str, folder: _Folder) -> tuple[list[_Folder], list[str], list[str]]:
-    """Folders, images and other files directly in a folder, as names below `top`."""
+    """Return folders, images and other files directly in a folder, as names below `top`."""
     folders: list[_Folder] = []
     images: list[str] = []
     others: list[str] = []
@@ -147,7 +147,7 @@ def _scan(top: str, folder: _Folder) -> tuple[list[_Folder], list[str], list[str
 
 
 def _follow(link: str, path: str, folder: _Folder) -> tuple[str, ...]:
-    """Where links were met up to and with this one; refuses one that leads back."""
+    """Return the links followed so far, including this one; reject a cycle."""
     linked = (*folder.linked_at, os.path.realpath(path))
     target = os.path.realpath(link)
     if any(os.path.commonpath([target, visited]) == target for visited in linked):

@@ -1,7 +1,7 @@
-"""Images in a folder, by index, and what to do about those that cannot be read.
+"""Images in a folder, by index, and how to handle unreadable ones.
 
-`ImageFolder`, `ImageArrays` and `PackedImages` are alike to those who read them. This file does not
-import torch before the first image is read.
+`ImageFolder`, `ImageArrays` and `PackedImages` have the same interface. This file does not import
+torch before the first image is read.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from overt.errors import DataError
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Neighbors tried in place of an unreadable image; this many in a row are not an accident.
+# Neighbors tried instead of an unreadable image; this many failures in a row are not an accident.
 TRIES = 100
 
 logger = logging.getLogger(__name__)
 
 
 class Images(Protocol):
-    """Images by index, with their classes where these are known."""
+    """Images by index, with their classes if known."""
 
     @property
     def names(self) -> Sequence[str]: ...
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """(n,) place of each image's class in `classes`, -1 without classes."""
+        """Return (n,) the index of each image's class in `classes`, -1 without classes."""
 
     @property
     def classes(self) -> tuple[str, ...]: ...
@@ -43,17 +43,17 @@ class Images(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, index: int, shrink: Shrink | None = None) -> tuple[Tensor, int]:
-        """The pixels (3, H, W) uint8 and the label; a DataError names an image that is broken.
+        """Return the pixels (3, H, W) uint8 and the label; a DataError names a broken image.
 
-        `shrink` says how many times smaller they may come; other formats than JPEG come whole.
+        `shrink` returns by which factor they may be reduced; only JPEGs are.
         """
 
 
 class ImageFolder:
     """The images below a folder at any depth: JPEG, PNG, WebP; sorted by name.
 
-    The folders in `root` are the classes, sorted; `labelled=False` takes images from anywhere and
-    gives all the label -1.
+    The folders in `root` are the classes, sorted; `labelled=False` accepts images anywhere, all
+    with label -1.
     """
 
     def __init__(self, root: Path | str, labelled: bool = True) -> None:
@@ -64,17 +64,17 @@ class ImageFolder:
         return len(self.names)
 
     def read(self, index: int, shrink: Shrink | None = None) -> tuple[Tensor, int]:
-        """The pixels (3, H, W) uint8 and the label of an image."""
+        """Return the pixels (3, H, W) uint8 and the label of an image."""
         path = self.root / self.names[index]
         return as_tensor(decode_image(read_file(path), str(path), shrink)), int(self.labels[index])
 
 
 class ReadableImages:
-    """Images of which the unreadable ones are skipped, counted and named.
+    """Images with unreadable ones skipped, counted and named.
 
-    In place of an unreadable image stands the next readable one. This is decided by the files
-    alone, so processes, workers and epochs agree. Each process, a loader's as well, warns once of
-    each such image that it meets, and training writes that to warnings/ in the run folder.
+    An unreadable image is replaced by the next readable one. This depends only on the files, so
+    ranks, workers and epochs agree. Each process, including loader workers, warns once for each
+    such image, and training writes that to warnings/ in the run folder.
     """
 
     def __init__(self, images: Images) -> None:
@@ -86,7 +86,7 @@ class ReadableImages:
         return len(self.images)
 
     def try_read(self, index: int, shrink: Shrink | None = None) -> tuple[Tensor, int] | None:
-        """The pixels and the label of this very image, or nothing where it cannot be read."""
+        """Return the pixels and the label of exactly this image, or None if it cannot be read."""
         name = self.names[index]
         if name in self.unreadable:
             return None
@@ -100,7 +100,7 @@ class ReadableImages:
             return None
 
     def read(self, index: int, shrink: Shrink | None = None) -> tuple[Tensor, int]:
-        """The pixels (3, H, W) uint8 and the label of the first readable image from `index` on."""
+        """Return pixels (3, H, W) uint8 and label of the first readable image from `index` on."""
         tries = min(TRIES, len(self))
         for candidate in range(index, index + tries):
             sample = self.try_read(candidate % len(self), shrink)

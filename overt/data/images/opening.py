@@ -1,4 +1,4 @@
-"""Open a set of images by its path: a folder, a pack, or a NumPy archive, whichever lies there."""
+"""Open a set of images by its path: a folder, a pack, or a NumPy archive."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class Relabelled:
-    """Images with other labels than their own."""
+    """Images with replaced labels."""
 
     def __init__(self, images: Images, labels: NDArray[np.int64], classes: tuple[str, ...]) -> None:
         self.images, self.labels, self.classes = images, labels, classes  # labels (n,)
@@ -33,7 +33,7 @@ class Relabelled:
 
 
 def open_images(root: str, labelled: bool) -> Images:
-    """A folder of images, a pack, or a NumPy archive, whichever lies there."""
+    """Open a folder of images, a pack, or a NumPy archive, whichever the path is."""
     path = Path(root)
     if path.suffix == ".npz":
         return ImageArrays(path, labels="labels" if labelled else None)

@@ -1,9 +1,10 @@
 """Packed images: a whole image folder in one data file, read by index from a memory map.
 
 PACK/
-  data.bin     the images behind one another, encoded as they were or as raw RGB bytes
-  index.npz    where each begins, its size, check sum, label and name
-  pack.json    what this is, the classes, and the check sum of the index
+  data.bin     the images, concatenated: encoded as they were, or raw RGB bytes
+  index.npz    offset, size, checksum, label and name of each
+  pack.json    format, classes, and the checksum of the index
+
 This file does not import torch before the first image is read.
 """
 
@@ -42,7 +43,7 @@ _JPEG_QUALITY = 95
 
 
 class PackedImages:
-    """The images of a pack; every read is checked against its check sum."""
+    """The images of a pack; every read is verified by its checksum."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -68,7 +69,7 @@ class PackedImages:
         return self.__dict__ | {"_bytes": None}  # each process maps the file itself
 
     def read_bytes(self, index: int) -> NDArray[np.uint8]:
-        """The bytes of an image, straight from the file's memory."""
+        """Return the bytes of an image, directly from the memory map."""
         position = range(len(self))[index]
         if self._bytes is None:
             with (self.path / _DATA).open("rb") as file:
@@ -83,7 +84,7 @@ class PackedImages:
         return record
 
     def read(self, index: int, shrink: Shrink | None = None) -> tuple[Tensor, int]:
-        """The pixels (3, H, W) uint8 and the label of an image."""
+        """Return the pixels (3, H, W) uint8 and the label of an image."""
         record = self.read_bytes(index)
         if self.is_raw:
             pixels = record.reshape(*self._sizes[index], 3).copy()  # a copy, not the file's memory
@@ -147,7 +148,7 @@ class Packed(NamedTuple):
 
 
 class _Record(NamedTuple):
-    """One image on its way into the pack."""
+    """One image to be packed."""
 
     content: bytes
     size: tuple[int, int]  # (height, width)
@@ -184,10 +185,10 @@ def pack_images(
     raw: bool = False,
     workers: int = 0,
 ) -> Packed:
-    """Write the images of a folder as a pack, whole or not at all; unreadable ones are left out.
+    """Write the images of a folder as a pack, atomically; unreadable ones are skipped.
 
-    Files go in as they are. `side` shrinks images whose shorter side is larger (JPEG of quality
-    95); `raw` stores pixels instead of files: larger, but nothing is left to decode.
+    Files are stored as they are. `side` shrinks images whose shorter side is larger (JPEG of
+    quality 95); `raw` stores pixels instead of files: larger, but without decoding.
     """
     prepare = partial(_prepare, side=side, raw=raw)
     paths = (images.root / name for name in images.names)
@@ -209,7 +210,7 @@ def pack_arrays(
     classes: tuple[str, ...],
     out: Path | str,
 ) -> Packed:
-    """Write images that are in memory as a pack of raw pixels, whole or not at all."""
+    """Write images in memory as a pack of raw pixels, atomically."""
     size = (images.shape[1], images.shape[2])
     records = (_Record(image.tobytes(), size, "") for image in images)
     with _new_pack(out) as folder:
@@ -218,7 +219,7 @@ def pack_arrays(
 
 @contextmanager
 def _new_pack(out: Path | str) -> Iterator[Path]:
-    """Hand out a hidden folder that becomes `out` when all went well."""
+    """Yield a hidden folder that is renamed to `out` on success."""
     out = Path(out)
     if out.exists():
         raise DataError(f"{out} exists and is not overwritten. Choose another name, or remove it.")

@@ -1,7 +1,7 @@
-"""CIFAR-10, CIFAR-100, STL-10 and Tiny-ImageNet from the files of their publishers, as packs.
+"""CIFAR-10, CIFAR-100, STL-10 and Tiny-ImageNet from their published files, as packs.
 
-A source is the folder, or the tar archive, that was downloaded; archives are read in memory and
-never extracted. This file does not import torch.
+A source is the downloaded folder or tar archive; archives are read in memory and never extracted.
+This file does not import torch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ STL_SIDE = 96
 
 
 class Split(NamedTuple):
-    """Images of one part of a set, in memory."""
+    """Images of one split, in memory."""
 
     images: NDArray[np.uint8]  # (n, H, W, 3)
     labels: NDArray[np.int64]  # (n,)
@@ -44,7 +44,7 @@ Splits = dict[str, Split]  # by name: train, test, unlabeled
 
 @dataclass(frozen=True)
 class Facts:
-    """What a complete set is known to hold."""
+    """Known properties of a complete set."""
 
     counts: dict[str, int]  # images of each part
     classes: int
@@ -82,7 +82,7 @@ class SourceFiles:
         return set(names) <= set(self.names)
 
     def read(self, name: str) -> bytes:
-        """Return the content of a file, whichever folder of the source it is in."""
+        """Return the content of a file, in whichever folder of the source it is."""
         if self._members is not None and name in self._members:
             return self._members[name]
         if name not in self._paths:
@@ -180,7 +180,7 @@ def _python_batches(files: SourceFiles, names: Sequence[str], key: str = "labels
 
 
 def _binary_batches(files: SourceFiles, names: Sequence[str], label_bytes: int = 1) -> Split:
-    """Read rows of one or two label bytes (the last one counts), then red, green and blue."""
+    """Read rows of one or two label bytes (the last one is used), then red, green and blue."""
     images, labels = [], []
     row = label_bytes + 3 * SIDE * SIDE
     for name in names:
@@ -197,7 +197,7 @@ def _binary_batches(files: SourceFiles, names: Sequence[str], label_bytes: int =
 
 
 def _png_batches(files: SourceFiles, names: Sequence[str]) -> Split:
-    """Read PNG files whose rows are one image each: 1,024 pixels, row by row of the image."""
+    """Read PNG files in which each row is one image of 1,024 pixels."""
     label_file = "test_lables.json" if names[0].startswith("test") else "train_lables.json"
     images = []
     for name in names:
@@ -248,7 +248,7 @@ def _joined(
 
 
 def read_stl10(source: Path | str) -> tuple[Splits, tuple[str, ...]]:
-    """Read STL-10's binary files; `unlabeled` is there where its file is."""
+    """Read STL-10's binary files; `unlabeled` is included if its file exists."""
     files = SourceFiles(source)
     if not files.has("train_X.bin", "train_y.bin", "test_X.bin", "test_y.bin", "class_names.txt"):
         raise DataError(
@@ -324,7 +324,7 @@ def list_tiny_imagenet(source: Path | str) -> dict[str, ListedFiles]:
 
 
 def check_facts(splits: Splits, facts: Facts, source: Path | str) -> None:
-    """Refuse a set whose counts, classes or colors are not those of the published one."""
+    """Reject a set whose counts, classes or colors differ from those of the published one."""
     for part, count in facts.counts.items():
         if part == "unlabeled" and part not in splits:
             continue
@@ -362,7 +362,7 @@ def channel_means(images: NDArray[np.uint8]) -> tuple[float, float, float]:
 
 
 def write_packs(splits: Splits, classes: tuple[str, ...], out: Path | str) -> dict[str, Packed]:
-    """Write every part as the pack OUT/PART."""
+    """Write every split as the pack OUT/SPLIT."""
     packs = {}
     for part, (images, labels) in splits.items():
         names = [f"{part}/{index:06d}" for index in range(len(images))]
@@ -371,7 +371,7 @@ def write_packs(splits: Splits, classes: tuple[str, ...], out: Path | str) -> di
 
 
 def write_file_packs(listed: dict[str, ListedFiles], out: Path | str) -> dict[str, Packed]:
-    """Write every part as the pack OUT/PART, its files as they are."""
+    """Write every split as the pack OUT/SPLIT, with its files unchanged."""
     return {part: pack_images(files, Path(out) / part) for part, files in listed.items()}
 
 

@@ -73,7 +73,7 @@ class SegmentedImages:
 
 
 def open_segmented(root: Path | str) -> tuple[SegmentedImages, SegmentedImages]:
-    """Return the images to learn from and those to score: by folder, else every fifth is scored."""
+    """Return training and test images: by folder, otherwise every fifth is a test image."""
     root = Path(root)
     if (root / "train").is_dir():
         return SegmentedImages(root / "train"), SegmentedImages(scored_folder(root))
@@ -87,7 +87,7 @@ def open_segmented(root: Path | str) -> tuple[SegmentedImages, SegmentedImages]:
 
 
 def scored_folder(root: Path) -> Path:
-    """Return the folder beside `train` that holds the images to score."""
+    """Return the folder of test images next to `train`."""
     for name in TESTS:
         if (root / name).is_dir():
             return root / name

@@ -1,8 +1,8 @@
-"""Draws textured shapes with labels, in folders of classes: to test and show without a download.
+"""Render labeled images of textured shapes, in class folders, for tests and demos.
 
-A class is a shape with a texture; position, size, rotation, colors, light and
-background are random, so neither color nor position tells the class. (x, y) from -1 to 1 over the
-image. No torch.
+A class is a shape with a texture; position, size, rotation, colors, light and background are
+random, so neither color nor position reveals the class. (x, y) from -1 to 1 over the image. No
+torch.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _star(x: Array, y: Array) -> Array:
     return distance
 
 
-# How far a point lies outside a shape of about radius 1; negative inside.
+# Signed distance of a point to a shape of about radius 1; negative inside.
 SHAPES: dict[str, Callable[[Array, Array], Array]] = {
     "disc": _disc,
     "triangle": _triangle,
@@ -109,7 +109,7 @@ MOST_CLASSES = len(SHAPES) * len(TEXTURES)
 
 
 def class_names(classes: int) -> list[str]:
-    """Shapes times textures, as square as the number allows: neither alone tells the class."""
+    """Return shapes times textures, as square as possible: neither alone is the class."""
     if not 1 <= classes <= MOST_CLASSES:
         raise DataError(f"{classes} classes of synthetic images; allowed: 1 to {MOST_CLASSES}")
     shapes = list(SHAPES)[: math.ceil(math.sqrt(classes))]
@@ -118,7 +118,7 @@ def class_names(classes: int) -> list[str]:
 
 
 def draw_image(name: str, size: int, rng: np.random.Generator) -> NDArray[np.uint8]:
-    """An image (size, size, 3) of the class `name`, such as disc_stripes."""
+    """Render an image (size, size, 3) of the class `name`, such as disc_stripes."""
     shape, _, texture = name.partition("_")
     axis = (np.arange(size) + 0.5) / size * 2 - 1
     x, y = np.meshgrid(axis, axis)
@@ -127,7 +127,7 @@ def draw_image(name: str, size: int, rng: np.random.Generator) -> NDArray[np.uin
     turn = rng.uniform(0, 2 * np.pi)
     u, v = _turned(x - centre[0], y - centre[1], turn)
     distance = SHAPES[shape](u / radius, v / radius) * radius * size / 2  # pixels
-    # The texture's own scale and turn, and a soft change over about a pixel.
+    # Scale and rotation of the texture, and a soft transition over about a pixel.
     period = rng.uniform(0.25, 0.4)
     along, across = _turned(u + rng.uniform(), v + rng.uniform(), rng.uniform(0, 2 * np.pi))
     pattern = TEXTURES[texture](2 * along / period, 2 * across / period)
@@ -149,9 +149,9 @@ def _turned(x: Array, y: Array, angle: float) -> tuple[Array, Array]:
 
 
 def _colours(rng: np.random.Generator) -> Array:
-    """Two colors of a texture, one light and one dark, and one of the background (3, 3)."""
+    """Sample two texture colors, one light and one dark, and a background color (3, 3)."""
     colours = rng.uniform(0, 1, (3, 3))
-    # Brightness by role, hue at random: a texture that cannot be seen teaches nothing.
+    # Brightness by role, random hue: an invisible texture would teach nothing.
     target = np.array([rng.uniform(0.65, 0.9), rng.uniform(0.1, 0.25), rng.uniform(0.3, 0.6)])
     grey = colours.mean(axis=1, keepdims=True)
     tinted: Array = target[:, None] + 0.6 * (colours - grey)
@@ -159,7 +159,7 @@ def _colours(rng: np.random.Generator) -> Array:
 
 
 def _clouds(x: Array, y: Array, rng: np.random.Generator) -> Array:
-    """A smooth pattern from about -1 to 1."""
+    """Return a smooth pattern from about -1 to 1."""
     total = np.zeros_like(x)
     for _ in range(6):
         frequency, phase = rng.normal(0, 3, 2), rng.uniform(0, 2 * np.pi)
@@ -174,9 +174,9 @@ def write_images(
     size: int = 64,
     seed: int = 0,
 ) -> list[str]:
-    """Write `per_class` images of each class as ROOT/CLASS/NUMBER.png; returns the classes.
+    """Write `per_class` images of each class as ROOT/CLASS/NUMBER.png; return the classes.
 
-    An image depends on seed, size, class and number only.
+    An image depends only on seed, size, class and number.
     """
     root = Path(root)
     names = class_names(classes)

@@ -1,7 +1,8 @@
-"""Crops, flips and colors of single images: uint8 in, uint8 out, all draws from one generator.
+"""Crops, flips and colors of single images: uint8 in, uint8 out, all randomness from one generator.
 
-Sizes are (height, width). Pixels stay bytes up to the device; `Normalize` is for there. Resizing is
-torch's, which on interleaved bytes is 3 to 6 times as fast as Pillow and differs by rounding only.
+Sizes are (height, width). Pixels stay bytes until they are on the device, where `Normalize` runs.
+Resizing is torch's, which on interleaved bytes is 3 to 6 times as fast as Pillow's and differs only
+by rounding.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from overt.ops.jitter.plain import jitter_frame
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
-# Draws of a crop before the middle of the image is taken.
+# Attempts to sample a crop before falling back to the center of the image.
 TRIES = 10
 
 BLUR_DEVIATIONS = (0.1, 2.0)  # pixels, as in SimCLR and I-JEPA
@@ -41,7 +42,7 @@ class Crop(NamedTuple):
 
 @dataclass(frozen=True)
 class ColourJitter:
-    """How far colors may change: factors 1 - x to 1 + x, and a turn of the hue of -x to x."""
+    """Ranges of color changes: factors 1 - x to 1 + x, and a hue rotation of -x to x."""
 
     brightness: float
     contrast: float
@@ -50,51 +51,51 @@ class ColourJitter:
 
     @classmethod
     def of_strength(cls, strength: float) -> ColourJitter | None:
-        """The usual proportions 0.4, 0.4, 0.2, 0.1, times `strength`; none for strength 0."""
+        """Return the proportions 0.4, 0.4, 0.2, 0.1, times `strength`; none for strength 0."""
         if strength == 0:
             return None
         return cls(0.4 * strength, 0.4 * strength, 0.2 * strength, 0.1 * strength)
 
     @classmethod
     def distortion(cls, strength: float) -> ColourJitter:
-        """SimCLR's proportions 0.8, 0.8, 0.8, 0.2, which I-JEPA's color distortion takes too."""
+        """Return SimCLR's proportions 0.8, 0.8, 0.8, 0.2, which I-JEPA uses too."""
         return cls(0.8 * strength, 0.8 * strength, 0.8 * strength, 0.2 * strength)
 
 
 class View(NamedTuple):
-    """What was drawn for one view of an image."""
+    """Sampled parameters of one view of an image."""
 
     crop: Crop
     flip: bool
     jitter: Jitter | None
     gray: bool
-    blur: float  # deviation of the Gaussian in pixels; 0: none
+    blur: float  # standard deviation of the Gaussian in pixels; 0: none
 
 
 @dataclass(frozen=True)
 class TrainingTransform:
-    """A random part of the image, resized; perhaps mirrored, with other colors, gray or blurred.
+    """A random crop, resized; optionally flipped, color-jittered, gray or blurred.
 
     I-JEPA: `scale=(0.3, 1.0)`, bilinear, no flip, no jitter. H-JEPA: `scale=(0.8, 1.0)`, bicubic,
     flip 0.5 and `ColourJitter.of_strength(0.4)`.
     """
 
     size: tuple[int, int]
-    scale: tuple[float, float] = (0.3, 1.0)  # share of the image's area
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)  # width over height, drawn on a log scale
+    scale: tuple[float, float] = (0.3, 1.0)  # fraction of the image's area
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)  # width over height, sampled on a log scale
     interpolation: Interpolation = "bilinear"
     flip: float = 0.0  # probability
     jitter: ColourJitter | None = None
     jitter_probability: float = 1.0
     gray: float = 0.0  # probability
-    blur: float = 0.0  # probability; the deviation is drawn from BLUR_DEVIATIONS
+    blur: float = 0.0  # probability; the standard deviation is sampled from BLUR_DEVIATIONS
 
     def __call__(self, image: Tensor, rng: np.random.Generator) -> Tensor:
-        """(3, H, W) uint8 to (3, *size) uint8; what is drawn depends on `rng` and the size only."""
+        """Return a view (3, *size) of (3, H, W), both uint8, sampled by `rng`."""
         return self.apply(image, self.draw(image.shape[1], image.shape[2], rng))
 
     def draw(self, height: int, width: int, rng: np.random.Generator) -> View:
-        """Draw a view of an image of this size."""
+        """Sample a view of an image of this size."""
         crop = draw_crop(height, width, self.scale, self.ratio, rng)
         flip = self.flip > 0 and rng.random() < self.flip
         jitter = None
@@ -107,7 +108,7 @@ class TrainingTransform:
         return View(crop, flip, jitter, gray, rng.uniform(*BLUR_DEVIATIONS) if blurred else 0.0)
 
     def apply(self, image: Tensor, view: View) -> Tensor:
-        """Make the view of (3, H, W) uint8."""
+        """Compute the view of (3, H, W) uint8."""
         image = crop_resize(image, view.crop, self.size, self.interpolation)
         if view.flip:
             image = image.flip(2)
@@ -125,7 +126,7 @@ class TrainingTransform:
 
 @dataclass(frozen=True)
 class EvaluationTransform:
-    """The middle of the image: its shorter side to `margin` times the size, then cut to it."""
+    """The center of the image: resize its shorter side to `margin` times the size, then crop."""
 
     size: tuple[int, int]
     margin: float = 1.14
@@ -135,7 +136,7 @@ class EvaluationTransform:
         """(3, H, W) uint8 to (3, *size) uint8."""
         height, width = self.size
         enlarged = int(self.margin * height), int(self.margin * width)
-        # First cut to the final shape: a strip of one pixel would grow to gigabytes.
+        # Crop to the final aspect ratio first: a one-pixel strip would grow to gigabytes.
         middle = middle_crop(image.shape[1], image.shape[2], width / height)
         image = crop_resize(image, middle, enlarged, self.interpolation)
         top, left = (enlarged[0] - height) // 2, (enlarged[1] - width) // 2
@@ -161,9 +162,9 @@ def draw_crop(
     ratio: tuple[float, float],
     rng: np.random.Generator,
 ) -> Crop:
-    """A random crop by share of the area and by width over height.
+    """Sample a crop by fraction of the area and by aspect ratio.
 
-    After ten draws that do not fit: the middle of the image, its shape cut to the nearest allowed.
+    After ten crops that do not fit: the center of the image, with the nearest allowed aspect ratio.
     """
     low, high = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(TRIES):
@@ -178,13 +179,13 @@ def draw_crop(
 
 
 def reduction(crop: Crop, size: tuple[int, int]) -> int:
-    """How many times smaller, 1, 2, 4 or 8, an image may come whose crop is resized to `size`."""
+    """Return the factor, 1, 2, 4 or 8, by which an image may shrink before the resize."""
     times = min(crop.height / size[0], crop.width / size[1])
     return max(factor for factor in (1, 2, 4, 8) if factor <= max(times, 1))
 
 
 def reduced(crop: Crop, before: Sequence[int], after: Sequence[int]) -> Crop:
-    """The same part of an image of `before` pixels, (height, width), in one of `after`."""
+    """Return the same crop of an image of `before` pixels, (height, width), in one of `after`."""
     ratios = [small / large for small, large in zip(after, before, strict=True)]
     height, width = (
         min(max(round(side * ratio), 1), limit)
@@ -195,7 +196,7 @@ def reduced(crop: Crop, before: Sequence[int], after: Sequence[int]) -> Crop:
 
 
 def middle_crop(height: int, width: int, ratio: float) -> Crop:
-    """The largest crop of this width over height in the middle of an image."""
+    """Return the largest centered crop with this aspect ratio."""
     crop_height = min(height, max(1, round(width / ratio)))
     crop_width = min(width, max(1, round(height * ratio)))
     return Crop((height - crop_height) // 2, (width - crop_width) // 2, crop_height, crop_width)
@@ -204,7 +205,7 @@ def middle_crop(height: int, width: int, ratio: float) -> Crop:
 def crop_resize(
     image: Tensor, crop: Crop, size: tuple[int, int], interpolation: Interpolation
 ) -> Tensor:
-    """Resize a part of (3, H, W) uint8 to (3, *size), antialiased."""
+    """Resize a crop of (3, H, W) uint8 to (3, *size), antialiased."""
     top, left, height, width = crop
     part = image[:, top : top + height, left : left + width]
     if (height, width) != size:
@@ -213,7 +214,7 @@ def crop_resize(
 
 
 def draw_jitter(reach: ColourJitter, rng: np.random.Generator) -> Jitter:
-    """Factors and order of one change of colors."""
+    """Factors and order of one color jitter."""
     order = tuple(OPERATORS[number] for number in rng.permutation(len(OPERATORS)))
     reaches = (reach.brightness, reach.contrast, reach.saturation)
     brightness, contrast, saturation = (rng.uniform(max(0.0, 1 - x), 1 + x) for x in reaches)
@@ -221,26 +222,26 @@ def draw_jitter(reach: ColourJitter, rng: np.random.Generator) -> Jitter:
 
 
 def to_gray(images: Tensor) -> Tensor:
-    """(..., 3, H, W) uint8 with its luminance in all three channels."""
+    """Return (..., 3, H, W) uint8 with the luminance in all three channels."""
     red, green, blue = images.float().unbind(-3)
     gray = (0.299 * red + 0.587 * green + 0.114 * blue).round().to(torch.uint8)
     return gray.unsqueeze(-3).expand_as(images)
 
 
 def blur_weights(deviations: Tensor, side: int) -> Tensor:
-    """(B,) to (B, side, side): a Gaussian around each pixel, normalized within the image."""
+    """Return (B, side, side): a Gaussian around each pixel, normalized within the image."""
     offsets = torch.arange(side, device=deviations.device, dtype=torch.float32)
     squares = (offsets[:, None] - offsets).square()  # (side, side)
-    # A deviation of 0 leaves every pixel as it is.
+    # A standard deviation of 0 leaves every pixel unchanged.
     weights = torch.exp(-squares / (2 * deviations.clamp(min=1e-3).square()[:, None, None]))
     return weights / weights.sum(2, keepdim=True)
 
 
 class Normalize(nn.Module):
-    """Bytes (B, C, H, W) to float32 with the mean and deviation taken off, on the bytes' device.
+    """Normalize bytes (B, C, H, W) to float32 by mean and standard deviation, on their device.
 
-    The constants are buffers that move with a model: making them in each step would hold up the
-    device. They are not saved.
+    The constants are buffers that move with the model: creating them in each step would
+    synchronize. They are not saved.
     """
 
     scale: Tensor

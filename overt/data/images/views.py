@@ -1,8 +1,8 @@
 """Views of many images at once, on their device: crop, resize, flip, colors and blur.
 
-What is drawn for a view is drawn on the host from the sample's own generator, as numbers of one row
-(`view_row`). A crop and its resizing are two matrix products, whose weights are those of torch's
-antialiased interpolation, so that host and device make the same view up to rounding.
+The parameters of a view are sampled on the host from the sample's own generator, as one row of
+numbers (`view_row`). Crop and resize are two matrix products with the weights of torch's
+antialiased interpolation, so host and device compute the same view up to rounding.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def make_views(images: Tensor, rows: Tensor, transform: TrainingTransform) -> Te
 def resize_weights(
     begin: Tensor, length: Tensor, before: int, after: int, bicubic: bool
 ) -> Tensor:  # (B,), (B,) to (B, after, before)
-    """Return what each pixel of a row of the crop adds to each pixel of the resized row."""
+    """Return the weight of each pixel of a row of the crop in each pixel of the resized row."""
     scale = length / after  # pixels of the crop for each new one
     support = scale.clamp(min=1.0)  # a smaller image is an average: no aliasing
     centers = (torch.arange(after, device=begin.device) + 0.5) * scale[:, None]  # (B, after)
@@ -75,7 +75,7 @@ def resize_weights(
 
 
 def _cubic(distance: Tensor, a: float = -0.5) -> Tensor:
-    """Return Keys' cubic kernel, as torch and Pillow take it for antialiased resizing."""
+    """Return Keys' cubic kernel, as used by torch and Pillow for antialiased resizing."""
     near = ((a + 2) * distance - (a + 3)) * distance.square() + 1
     far = ((distance - 5) * distance + 8) * distance * a - 4 * a
     return torch.where(distance < 1, near, torch.where(distance < 2, far, 0.0))

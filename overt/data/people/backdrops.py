@@ -1,6 +1,6 @@
-"""What is behind and before people: rooms and gradients, photographs, things that hide a part.
+"""Backgrounds and occluders of people: rooms and gradients, photographs, objects in front.
 
-Everything of a picture comes from its own generator. Letters: B pictures, S pixels of a side.
+All randomness of a picture comes from its own generator. Letters: B pictures, S pixels of a side.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HIDDEN = 0.35  # pictures in which something stands before the person
 
 
 class Photographs:
-    """Serves pictures of a folder as backgrounds; None: there are none."""
+    """Provides background pictures from a folder, or None without one."""
 
     def __init__(self, folder: str | Path | None) -> None:
         self.paths: list[Path] = []
@@ -44,7 +44,7 @@ class Photographs:
 
 
 def backdrop(side: int, rng: np.random.Generator, photographs: Photographs) -> Tensor:
-    """Make one background (3, S, S), 0 to 1."""
+    """Generate one background (3, S, S), 0 to 1."""
     if photographs.paths and rng.random() < 0.8:
         return photographs.crop(side, rng)
     corners = torch.from_numpy(_muted(rng, 4)).view(1, 2, 2, 3).permute(0, 3, 1, 2)
@@ -83,7 +83,7 @@ def occluder(side: int, rng: np.random.Generator) -> Tensor | None:
     """Draw an occluder (4, S, S), the last channel its mask; None in most pictures."""
     if rng.random() >= HIDDEN:
         return None
-    # From the sides or from below more often than from above.
+    # More often from the sides or from below than from above.
     middle = np.array([rng.uniform(-0.1, 1.1), rng.uniform(0.3, 1.15)])
     return _shape(side, rng, middle, rng.uniform(0.06, 0.3, 2))
 

@@ -15,7 +15,7 @@ from overt.errors import DataError
 
 
 def read_bedlam(path: str | Path) -> HumanData:
-    """Its rows as columns of HumanData: those with `pelvis_camcoord`, and those with `smplx`."""
+    """Return its rows as HumanData columns, with `pelvis_camcoord` or with `smplx`."""
     import torch
 
     file = Path(path)
@@ -63,7 +63,7 @@ def read_bedlam(path: str | Path) -> HumanData:
 
 
 def _rows(value: Any, width: int) -> NDArray[np.float32]:
-    """Rows (N, width) of a tensor, an array or a list of either."""
+    """Return rows (N, width) of a tensor, an array or a list of either."""
     if isinstance(value, list | tuple):
         array = np.stack([np.asarray(row, dtype=np.float32) for row in value])
     else:

@@ -1,7 +1,7 @@
-"""Names of key points: which column of a file is which joint, by convention.
+"""Names of keypoints: which column of a file is which joint, by convention.
 
-A convention is an ordered list of names; two are matched by equal name. `human_data` is MMHuman3D's
-list of 190, of which the first 144 are those of SMPL-X.
+A convention is an ordered list of names; two are matched by equal names. `human_data` is
+MMHuman3D's list of 190, whose first 144 are those of SMPL-X.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _SMPLX = [
 ]  # fmt: skip
 _HUMAN_DATA = [*_SMPLX, *_EXTRA, *_OPENPOSE, *_3DHP, *_LAST]
 _SMPL = [*_BODY, "left_hand", "right_hand"]
-# COCO's hips are the extra ones, which lie farther out than the joints of the skeleton.
+# COCO's hips are the extra ones, which are farther apart than the joints of the skeleton.
 _COCO = [
     "nose", "left_eye", "right_eye", "left_ear", "right_ear", "left_shoulder", "right_shoulder",
     "left_elbow", "right_elbow", "left_wrist", "right_wrist", "left_hip_extra", "right_hip_extra",
@@ -91,7 +91,7 @@ CONVENTIONS: dict[str, tuple[str, ...]] = {
             (148, 145, 4, 7, 144, 5, 8, 150, 146, 152, 147, 16, 18, 20, 17, 19, 21)
         )
     ),
-    # Those that overt renders: COCO's, then the joints of the body.
+    # Those rendered by overt: COCO's, then the joints of the body.
     "people": (*(f"coco_{name}" for name in _COCO), *_BODY),
 }  # fmt: skip
 # Only one convention has this many points; 17 may be COCO's or those of Human3.6M.
@@ -100,7 +100,7 @@ _BY_WIDTH = {
     for width in {len(names) for names in CONVENTIONS.values()}
 }
 
-# The twelve limb joints, left first, each with the names it may have: the first that a file has.
+# The twelve limb joints, left first, each with its possible names; the first one in a file is used.
 LIMBS = tuple(
     (f"{side}_{joint}", f"{side}_{joint}_extra", f"{side}_{joint}_openpose")
     for joint in (*_LIMBS, "hip", "knee", "ankle")
@@ -111,7 +111,8 @@ LIMBS = tuple(
 def names_of(convention: str | None, stored: str | None, width: int, title: str) -> tuple[str, ...]:
     """Return the names of a file's `width` columns.
 
-    `convention` is the setting; where it is None the file says it (`stored`), or its width does.
+    `convention` is the setting; if it is None, the file states it (`stored`) or its width implies
+    it.
     """
     chosen = convention
     if chosen is None:

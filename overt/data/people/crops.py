@@ -1,6 +1,6 @@
-"""Augmentation of pictures of people: how a crop is drawn, and what becomes of its labels.
+"""Augmentation of pictures of people: sampling a crop, and transforming its labels.
 
-All draws come from the sample's generator, in the order in which the functions are listed.
+All randomness comes from the sample's generator, in the order in which the functions are listed.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ class Augmentation:
     noise: float = 0.0
     # probability of a mirror image
     mirror: float = 0.0
-    # deviation of the angle in degrees, and the probability that there is one
+    # standard deviation of the angle in degrees, and the probability of a rotation
     rotation: float = 0.0
     rotation_probability: float = 0.0
-    # deviation of the side's factor, and what is always added to it
+    # standard deviation of the scale of the side, and a constant added to it
     scale: float = 0.0
     scale_added: float = 0.0
-    # deviation of the center in sides, and the probability that it moves
+    # standard deviation of the center in sides, and the probability of a shift
     shift: float = 0.0
     shift_probability: float = 0.0
 
 
 class Crop(NamedTuple):
-    """A square of a picture: where, and how it was changed."""
+    """A square of a picture: its position and augmentation."""
 
     centre: tuple[float, float]
     side: float
@@ -55,7 +55,7 @@ def draw_crop(
     options: Augmentation,
     rng: np.random.Generator,
 ) -> Crop:
-    """A crop about a box with the changes that `options` allow."""
+    """Sample a crop around a box with the augmentations that `options` allow."""
     gains = (1.0, 1.0, 1.0)
     if options.noise > 0:
         red, green, blue = rng.uniform(1 - options.noise, 1 + options.noise, size=3)
@@ -78,7 +78,7 @@ def draw_crop(
 
 
 def cut(picture: Picture, crop: Crop, output: int) -> tuple[Picture, Affine]:
-    """The crop in `output` pixels, and the map from the (mirrored) picture to it."""
+    """Return the crop in `output` pixels, and the map from the (mirrored) picture to it."""
     affine = crop_affine(crop.centre, crop.side, crop.degrees, output)
     source = np.ascontiguousarray(picture[:, ::-1]) if crop.mirrored else picture
     cropped = warp(source, affine, output)
@@ -88,7 +88,7 @@ def cut(picture: Picture, crop: Crop, output: int) -> tuple[Picture, Affine]:
 
 
 def box_square(box: NDArray[np.floating]) -> tuple[tuple[float, float], float]:
-    """Center and side of the square about a box (x, y, w, h, ...)."""
+    """Return center and side of the square around a box (x, y, w, h, ...)."""
     x, y, width, height = (float(value) for value in box[:4])
     if not (width > 0 and height > 0):
         raise DataError(f"a box of {width:g} x {height:g} pixels has no size")
@@ -96,7 +96,7 @@ def box_square(box: NDArray[np.floating]) -> tuple[tuple[float, float], float]:
 
 
 def keypoint_square(keypoints: NDArray[np.floating]) -> tuple[tuple[float, float], float]:
-    """Center and side of the square about visible keypoints (J, 3), enlarged."""
+    """Return center and side of the enlarged square around visible keypoints (J, 3)."""
     visible_xy = keypoints[keypoints[:, 2] > 0, :2]
     if len(visible_xy) == 0:
         raise DataError("there is neither a box nor a visible keypoint")
@@ -106,7 +106,7 @@ def keypoint_square(keypoints: NDArray[np.floating]) -> tuple[tuple[float, float
 
 
 def centred_side(keypoints: NDArray[np.floating] | None, image_size: tuple[int, int]) -> float:
-    """Side of the square about the image's center that reaches all visible keypoints (J, 3)."""
+    """Return the side of the centered square that covers visible keypoints (J, 3)."""
     height, width = image_size
     shorter = float(min(height, width))
     visible_xy = None if keypoints is None else keypoints[keypoints[:, 2] > 0, :2]
@@ -119,7 +119,7 @@ def centred_side(keypoints: NDArray[np.floating] | None, image_size: tuple[int, 
 def mirror_keypoints(
     keypoints: NDArray[np.floating], width: int
 ) -> NDArray[np.floating]:  # (12, 3)
-    """The twelve limb joints in the mirrored picture."""
+    """Return the twelve limb joints in the mirrored picture."""
     mirrored = keypoints[list(LIMB_MIRROR)].copy()
     mirrored[:, 0] = width - 1 - mirrored[:, 0]
     return mirrored

@@ -1,7 +1,7 @@
-"""HumanData annotations (.npz of MMHuman3D): columns of one row per person, read lazily.
+"""HumanData annotations (.npz of MMHuman3D): columns with one row per person, read lazily.
 
-Pickled parts, tensors among them, are read as data and never run. Numeric columns can be kept as
-.npy files beside the annotations, shared by all workers.
+Pickled parts, including tensors, are read as data and never executed. Numeric columns can be cached
+as .npy files next to the annotations, shared by all workers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from overt.files.pickles import load_pickle
 
 Array = NDArray[Any]
 
-# Shapes, per row, of the pose and shape parameters; written this way, read in any.
+# Shapes, per row, of the pose and shape parameters when written; any shape is accepted when read.
 SMPLX_SHAPES: dict[str, tuple[int, ...]] = {
     "global_orient": (3,),
     "body_pose": (21, 3),
@@ -46,7 +46,7 @@ PLAIN = (
     "image_path", "bbox_xywh", "keypoints2d", "K", "focal_length", "distortion_max", "has_smpl",
     "pelvis",
 )  # fmt: skip
-# Given once for the whole file.
+# Stored once for the whole file.
 SINGLE = (
     "keypoints2d_mask", "keypoints2d_convention", "__keypoints_compressed__", "overt_body",
 )  # fmt: skip
@@ -55,7 +55,7 @@ CACHE_SUFFIX = ".columns"
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says once, not for each row."""
+    """What a file stores once, not for each row."""
 
     # points of the file's convention, the columns of it that `keypoints2d` holds, and its name
     # where the file gives one
@@ -81,7 +81,7 @@ class HumanData:
         return name in self.columns
 
     def has(self, group: str) -> bool:
-        """Whether there are parameters of a body model."""
+        """Return whether there are parameters of a body model."""
         return f"{group}/body_pose" in self.columns
 
     @classmethod
@@ -91,7 +91,7 @@ class HumanData:
         required: Sequence[str] = ("image_path",),
         cache: bool = False,
     ) -> HumanData:
-        """The annotations of a file; `required` columns must be there."""
+        """Open the annotations of a file; `required` columns must exist."""
         file = Path(path)
         if not file.is_file():
             raise DataError(
@@ -120,7 +120,7 @@ class HumanData:
         return data
 
     def require(self, names: Sequence[str]) -> None:
-        """Refuse where columns are missing, naming them and those there are."""
+        """Raise an error that names missing and available columns."""
         missing = [name for name in names if name not in self.columns]
         if missing:
             raise DataError(
@@ -130,14 +130,14 @@ class HumanData:
             )
 
     def chosen(self, rows: NDArray[np.integer]) -> HumanData:
-        """The same columns with these rows only."""
+        """Return the same columns with only these rows."""
         columns = {name: column[rows] for name, column in self.columns.items()}
         return HumanData(self.path, columns, self.header)
 
     def focal(
         self, row: int, image_size: tuple[int, int]
     ) -> tuple[float, tuple[float, float]] | None:
-        """Focal length and principal point in pixels; the image center where K is not given."""
+        """Return focal length and principal point in pixels; the image center without K."""
         if "K" in self.columns:
             matrix = self.columns["K"][row]
             return float(matrix[0, 0]), (float(matrix[0, 2]), float(matrix[1, 2]))
@@ -149,14 +149,14 @@ class HumanData:
 
 
 def bad_boxes(data: HumanData) -> NDArray[np.int64]:
-    """Rows whose box has no size or is not finite."""
+    """Return rows whose box is empty or not finite."""
     boxes = data.columns["bbox_xywh"]
     good = np.isfinite(boxes[:, :4]).all(1) & (boxes[:, 2] > 0) & (boxes[:, 3] > 0)
     return np.nonzero(~good)[0]
 
 
 def read_columns(path: Path) -> tuple[dict[str, Array], Header]:
-    """All columns of an annotation file, in memory, and what it says once."""
+    """Read all columns of an annotation file into memory, and what it stores once."""
     try:
         check_arrays(path)
         with zipfile.ZipFile(path) as archive:
@@ -184,7 +184,7 @@ def read_columns(path: Path) -> tuple[dict[str, Array], Header]:
 
 
 def _header(path: Path, columns: dict[str, Array], single: Mapping[str, Any]) -> Header:
-    """Leave out key points that the file's mask says are not there; tell which ones stay."""
+    """Drop keypoints that the file's mask marks as absent; return the remaining columns."""
     body, convention = single.get("overt_body"), single.get("keypoints2d_convention")
     words = [None if word is None else str(word) for word in (convention, body)]
     points = columns.get("keypoints2d")
@@ -245,7 +245,7 @@ def _parameters(path: Path, group: str, value: Any) -> dict[str, Array]:
         raise DataError(f"{path}: {group} is a {type(value).__name__}, expected a dict of arrays")
     columns = {}
     for name, shape in GROUPS[group].items():
-        # Bodies are the neutral ones: where shapes are given for these too, they are taken.
+        # Bodies are the neutral ones: if shapes are given for these too, they are used.
         stored = f"{name}_neutral" if f"{name}_neutral" in value else name
         if stored in value:
             rows = _stack(value[stored])
@@ -259,7 +259,7 @@ def _parameters(path: Path, group: str, value: Any) -> dict[str, Array]:
 
 
 def _stack(rows: Any) -> NDArray[np.float32]:
-    """An array of rows from an array, or from a list of arrays or tensors with a leading 1."""
+    """Return rows as an array, from an array or a list of arrays or tensors (1, ...)."""
     if isinstance(rows, np.ndarray) and rows.dtype != object:
         return rows.astype(np.float32)
     return np.stack([np.asarray(row, dtype=np.float32) for row in rows])
@@ -271,7 +271,7 @@ def _stack(rows: Any) -> NDArray[np.float32]:
 def write_human_data(path: Path, columns: Mapping[str, Array], **single: Any) -> None:
     """Write columns as one file; parameter columns go into dicts of float32 arrays.
 
-    `single` are said once for the whole file: see `SINGLE`.
+    `single` values are stored once for the whole file: see `SINGLE`.
     """
     content: dict[str, Any] = {name: column for name, column in columns.items() if "/" not in name}
     for group in GROUPS:
@@ -290,7 +290,7 @@ def write_human_data(path: Path, columns: Mapping[str, Array], **single: Any) ->
 
 
 def _cached(path: Path) -> tuple[dict[str, Array], Header]:
-    """Columns as memory maps of .npy files beside the annotations, made on first use."""
+    """Return columns as memory maps of .npy files next to the annotations, written on first use."""
     folder = path.with_name(path.name + CACHE_SUFFIX)
     stat = path.stat()
     mark = {"size": stat.st_size, "modified": stat.st_mtime_ns}

@@ -1,4 +1,4 @@
-"""Meshes as files that every viewer opens: Wavefront OBJ, binary PLY and binary glTF."""
+"""Write meshes in formats that every viewer opens: Wavefront OBJ, binary PLY and binary glTF."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _VERTICES, _CORNERS = 34962, 34963  # uses of its buffers
 
 
 def write_mesh(path: Path, vertices: NDArray[Any], faces: NDArray[Any]) -> None:
-    """Vertices (V, 3) and faces (F, 3) to a file of the kind that its name says."""
+    """Write vertices (V, 3) and faces (F, 3) to a file; its suffix selects the format."""
     if path.suffix == ".obj":
         lines = [f"v {x:.6f} {y:.6f} {z:.6f}" for x, y, z in vertices]
         lines += [f"f {a} {b} {c}" for a, b, c in faces + 1]  # counted from 1
@@ -40,7 +40,7 @@ def write_mesh(path: Path, vertices: NDArray[Any], faces: NDArray[Any]) -> None:
 
 
 def _glb(vertices: NDArray[Any], faces: NDArray[Any]) -> bytes:
-    """Binary glTF 2.0, whose y points up and whose z points at the viewer."""
+    """Return binary glTF 2.0, whose y axis points up and whose z axis points at the viewer."""
     points = (vertices * np.array([1.0, -1.0, -1.0])).astype("<f4")
     corners = faces.astype("<u4")
     data: bytes = points.tobytes() + corners.tobytes()

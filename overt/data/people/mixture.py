@@ -1,4 +1,4 @@
-"""Several data sets of people in given proportions: the set is drawn first, then the row."""
+"""Several data sets of people in given proportions: the set is sampled first, then the row."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from overt.errors import DataError
 
 
 class DrawnMixture:
-    """Draws a source by its share, then one of its rows, in constant time whatever their sizes.
+    """Samples a source by its fraction, then one of its rows, in constant time.
 
-    An epoch has as many samples as the largest source. All draws come from the sample's own
-    generator, so that no two processes draw the same rows.
+    An epoch has as many samples as the largest source. All randomness comes from the sample's own
+    generator, so no two ranks sample the same rows.
     """
 
     def __init__(self, sources: Sequence[SampleSource], weights: Sequence[float]) -> None:

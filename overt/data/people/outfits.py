@@ -1,7 +1,7 @@
-"""What people wear and look like: skin, hair, clothes as displaced and patterned surfaces, light.
+"""Appearance of people: skin, hair, clothes as displaced and patterned surfaces, light.
 
-Where cloth ends is told by coordinates of the body at rest, along arms and legs, so that every body
-in the layout of SMPL-X can be dressed. Letters: B people, V vertices, N covered pixels.
+Clothes end at coordinates of the body at rest, along arms and legs, so every body in the layout of
+SMPL-X can be dressed. Letters: B people, V vertices, N covered pixels.
 """
 
 from __future__ import annotations
@@ -96,12 +96,12 @@ def draw_outfit(rng: np.random.Generator) -> Outfit:
 
 
 def _one_of(rng: np.random.Generator, *ranges: tuple[float, float]) -> float:
-    """Sample within the first or second range mostly, else within the third."""
+    """Sample mostly from the first or second range, otherwise from the third."""
     return float(rng.uniform(*ranges[int(rng.choice(3, p=(0.42, 0.46, 0.12)))]))
 
 
 class Tailor:
-    """Measures a body once: which region each vertex may belong to, and how far along a limb."""
+    """Measures a body once: possible regions of each vertex, and its position along a limb."""
 
     def __init__(self, model: BodyModel) -> None:
         device = model.template.device
@@ -122,11 +122,11 @@ class Tailor:
         head = self.template[self.is_head]
         middle = (head.amin(0) + head.amax(0)) / 2
         about = (self.template - middle) / (head.amax(0) - head.amin(0)).clamp_min(1e-3) * 2
-        # High where hair grows: on top and behind, not in the face.
+        # High where hair grows: on top and at the back, not in the face.
         self.scalp = 0.9 * about[:, 1] - 0.8 * about[:, 2]
 
     def _along(self, rest_joints: Tensor, joints: tuple[int, int, int]) -> Tensor:
-        """0 at the first joint, 1 at the second, 2 at the third; the other side is mirrored."""
+        """Return 0 at the first joint, 1 at the second, 2 at the third, on both sides."""
         points = torch.cat([self.template[:, :1].abs(), self.template[:, 1:]], dim=1)
         first, second, third = (rest_joints[joint] for joint in joints)
         upper, lower = second - first, third - second
@@ -201,7 +201,7 @@ class Looks:
         blotches = torch.sigmoid(6 * self.field(person, positions * 3))
         mixed = torch.stack([torch.zeros_like(stripes), stripes, checks, blotches], dim=1)
         part = mixed.gather(1, pattern[:, None])
-        # Cloth is never quite even.
+        # Cloth is never perfectly uniform.
         uneven = 1 + 0.08 * self.field(person, positions * 1.7)
         return (first + part * (second - first)) * uneven[:, None]
 

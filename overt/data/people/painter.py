@@ -1,4 +1,4 @@
-"""Pictures of dressed people: the rasterizer on a device, with labels of every pixel.
+"""Render pictures of dressed people on a device, with labels of every pixel.
 
 Letters: B pictures, V vertices, S pixels of a side.
 """
@@ -18,7 +18,7 @@ from overt.geometry.silhouette import part_masks, rasterize
 
 
 class Painter:
-    """Dresses and paints bodies of one model, on the device that the model is on."""
+    """Dresses and renders bodies of one model, on the model's device."""
 
     def __init__(self, model: BodyModel, size: int, backgrounds: str | None = None) -> None:
         self.model, self.size = model, size
@@ -51,7 +51,7 @@ class Painter:
         looks = Looks(outfits, self.device)
         picture[covered] = shade(raster, covered, vertices, self.tailor, looks).clamp(0, 1)
         picture = picture.view(batch, side, side, 3).permute(0, 3, 1, 2)
-        # Every second of the finer pixels has its middle where a coarser one has.
+        # The center of every second fine pixel coincides with that of a coarse one.
         picture = F.avg_pool2d(picture, 3, SUPERSAMPLING, 1, count_include_pad=False)
         subsampling = slice(None, None, SUPERSAMPLING)
         parts = part_masks(raster, faces, self.model.part)[:, subsampling, subsampling].clone()

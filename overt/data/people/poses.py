@@ -1,7 +1,7 @@
-"""Poses that people take: standing, walking, sitting, reaching, within what joints allow.
+"""Everyday poses: standing, walking, sitting, reaching, within joint limits.
 
-Limbs are described by where they point and how far they bend, in the frame of the torso, so that
-the same draw suits any body, whatever its pose at rest.
+Limbs are described by direction and bending angle in the frame of the torso, so the same sample
+fits any body, whatever its rest pose.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KINDS = {"stand": 0.3, "walk": 0.2, "sit": 0.15, "reach": 0.2, "free": 0.15}
 # Shoulder, elbow, wrist; hip, knee, ankle: left, then right.
 ARMS = ((16, 18, 20), (17, 19, 21))
 LEGS = ((1, 4, 7), (2, 5, 8))
-# Radians that joints bend at most.
+# Largest bending angles of joints, in radians.
 ELBOW, KNEE = (0.05, 2.4), (0.0, 2.4)
 SPINE, NECK, HEAD, COLLAR, WRIST, ANKLE, FINGER = 0.09, 0.15, 0.18, 0.06, 0.3, 0.18, 0.12
 LIMIT = 2.5  # of their standard deviations
@@ -29,7 +29,7 @@ _FORWARD, _DOWN = np.array([0.0, 0.0, 1.0]), np.array([0.0, -1.0, 0.0])
 
 
 class Limb(NamedTuple):
-    """Where a limb's upper half points in the frame of the torso, and how its hinge bends."""
+    """Direction of a limb's upper half in the frame of the torso, and the bend of its hinge."""
 
     direction: Array  # (3,) unit: x to the person's left, y up, z forward
     twist: float  # about that direction

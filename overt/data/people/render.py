@@ -1,4 +1,4 @@
-"""Colors, light and background of synthetic people, and the pictures of a batch of them."""
+"""Colors, light and background of synthetic people, and rendering of a batch of pictures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Look(NamedTuple):
 
 
 def draw_look(rng: np.random.Generator, fixed_colours: bool) -> Look:
-    """Colors, stripes, light and background of one picture."""
+    """Sample colors, stripes, light and background of one picture."""
     if fixed_colours:
         colours = np.clip(_FIXED + rng.uniform(-0.05, 0.05, size=_FIXED.shape), 0, 1)
         kind = 0
@@ -71,10 +71,10 @@ def paint(
     generators: list[np.random.Generator],
     perspective: bool = True,
 ) -> Painted:
-    """Shaded, striped people before their backgrounds, drawn finer and averaged."""
+    """Render shaded, striped people over their backgrounds, supersampled and averaged."""
     batch, side = len(looks), SUPERSAMPLING * size
-    # Every second of the finer pixels has its middle where a coarser one has: labels come from
-    # these, colors from the three by three about them.
+    # The center of every second fine pixel coincides with that of a coarse one: labels come from
+    # these, colors from the 3 x 3 fine pixels around them.
     raster = rasterize(pixels * SUPERSAMPLING, depth, model.faces, (side, side), perspective)
     back = [background(look, side, rng) for look, rng in zip(looks, generators, strict=True)]
     picture = torch.stack(back).flatten(0, 2)  # (B side side, 3)
@@ -93,7 +93,7 @@ def paint(
 def _shade(
     raster: Raster, covered: Tensor, vertices: Tensor, model: BodyModel, looks: list[Look]
 ) -> Tensor:
-    """Colors (N, 3) of the covered pixels: part, stripes along the body, one light."""
+    """Return colors (N, 3) of the covered pixels: part, stripes along the body, one light."""
     image = covered // raster.face[0].numel()  # (N,) picture
     corners = model.faces[raster.face.flatten()[covered]]  # (N, 3)
     weights = raster.weights.flatten(0, 2)[covered][..., None]  # (N, 3, 1)
@@ -113,7 +113,7 @@ def _shade(
 
 
 def vertex_normals(vertices: Tensor, faces: Tensor) -> Tensor:
-    """Unit normals (B, V, 3): means of those of the faces about, by area."""
+    """Return unit normals (B, V, 3): area-weighted means of the adjacent faces' normals."""
     first, second, third = (vertices[:, faces[:, corner]] for corner in range(3))
     normal = torch.linalg.cross(second - first, third - first)  # (B, F, 3)
     total = torch.zeros_like(vertices)
@@ -123,7 +123,7 @@ def vertex_normals(vertices: Tensor, faces: Tensor) -> Tensor:
 
 
 def background(look: Look, side: int, rng: np.random.Generator) -> Tensor:
-    """(side, side, 3): a gradient between four corners, coarse noise, or rectangles on it."""
+    """Return (side, side, 3): a gradient between four corners, coarse noise, or rectangles."""
     corners = torch.tensor(look.background, dtype=torch.float32).view(1, 2, 2, 3)
     back = F.interpolate(
         corners.permute(0, 3, 1, 2), (side, side), mode="bilinear", align_corners=True

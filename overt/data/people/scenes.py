@@ -1,7 +1,7 @@
-"""Random people before a camera: pose, shape, depth and focal length of each.
+"""Sample people in front of a camera: pose, shape, depth and focal length of each.
 
-Row i depends on (seed, i) alone. Depth and focal length are independent given the person's size in
-the picture, so that only perspective tells how far a person is.
+Row i depends only on (seed, i). Depth and focal length are independent given the person's size in
+the picture, so that only perspective reveals the distance.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ _ONE_SIDED = {4: 0, 5: 0, 18: 1, 19: 1}  # knees bend about x, elbows about y
 
 @dataclass(frozen=True)
 class PeopleOptions:
-    """What the people look like and how they are seen."""
+    """Appearance of the people and the camera."""
 
     # pixels of a picture's side
     size: int = 256
     seed: int = 0
-    # camera (the person anywhere in the picture, perhaps cut off), or portrait (the whole person,
-    # calm, in a square about the box)
+    # camera (the person anywhere in the picture, possibly cut off), or portrait (the whole person,
+    # calm, in a square around the box)
     framing: str = "camera"
-    # parallel rays instead of perspective: nothing in the picture tells the depth
+    # parallel rays instead of perspective: nothing in the picture reveals the depth
     orthographic: bool = False
-    # one color for each part in all pictures, instead of new ones in each
+    # one fixed color per part in all pictures, instead of random ones
     fixed_colours: bool = False
     # also write the depth of every pixel
     depth_maps: bool = False
     # which pictures to keep, by their distortion: all, p3, p5 or far
     subset: str = "all"
-    # capsule, in plain colors; or anny, or a file of its body: dressed people in poses of everyday
+    # capsule, in plain colors; or anny, or a file of its body: dressed people in everyday poses
     body: str = CAPSULE
-    # folder of photographs to put behind dressed people; None: backgrounds are made up
+    # folder of background photographs for dressed people; None: synthetic backgrounds
     backgrounds: str | None = None
-    # what renders: cpu or cuda
+    # rendering device: cpu or cuda
     device: str = "cpu"
 
     @property
@@ -71,7 +71,7 @@ class PeopleOptions:
 
 
 class Person(NamedTuple):
-    """What is drawn for one row before anything is rendered."""
+    """Parameters sampled for one row before anything is rendered."""
 
     shape: Array  # (10,)
     root: Array  # (3,) axis-angle in the camera frame
@@ -83,7 +83,7 @@ class Person(NamedTuple):
 
 
 def draw_person(rng: np.random.Generator, calm: bool) -> Person:
-    """Shape, pose, depth and framing of one person."""
+    """Sample shape, pose, depth and framing of one person."""
     shape = np.clip(rng.standard_normal(10), -2, 2)
     if calm:
         body = 0.2 * rng.standard_normal((21, 3))
@@ -115,7 +115,7 @@ def draw_person(rng: np.random.Generator, calm: bool) -> Person:
 
 
 class Scene(NamedTuple):
-    """People before the camera, as tensors, and the camera."""
+    """People in front of the camera, as tensors, and the camera."""
 
     vertices: Tensor  # (B, V, 3) meters in the camera frame
     joints: Tensor  # (B, 55, 3)
@@ -124,13 +124,13 @@ class Scene(NamedTuple):
 
     @property
     def distortion(self) -> Tensor:
-        """The largest depth of the pelvis over that of a joint, (B,)."""
+        """Return the largest ratio of pelvis depth to joint depth, (B,)."""
         depth = self.joints[:, :BODY_JOINTS, 2]
         return (depth[:, :1] / depth).amax(1)
 
 
 def draw_lively_person(rng: np.random.Generator, rest_joints: Array) -> Person:
-    """One person in an everyday pose, from 0.4 m to 8 m away, seen from any side."""
+    """Sample one person in an everyday pose, from 0.4 m to 8 m away, seen from any side."""
     shape = np.clip(rng.standard_normal(10), -2, 2)
     body, hands, _ = draw_pose(rng, rest_joints)
     near = rng.random() < 0.7
@@ -149,7 +149,7 @@ def draw_lively_person(rng: np.random.Generator, rest_joints: Array) -> Person:
 
 
 def standing_height(model: BodyModel, shape: Tensor, options: PeopleOptions) -> Tensor:  # (B,)
-    """Meters from head to foot of people at rest."""
+    """Return the body height in meters of people at rest."""
     if options.is_plain:
         return STANDING_HEIGHT_M * (1 + 0.05 * shape[:, 0])
     used = model.directions[: shape.shape[1]]
@@ -158,7 +158,7 @@ def standing_height(model: BodyModel, shape: Tensor, options: PeopleOptions) -> 
 
 
 def place_people(people: list[Person], model: BodyModel, options: PeopleOptions) -> Scene:
-    """Bodies in front of a camera that frames them."""
+    """Place bodies in front of a camera that frames them."""
     device = model.template.device
 
     def on_device(rows: list[Any]) -> Tensor:
@@ -194,7 +194,7 @@ def place_people(people: list[Person], model: BodyModel, options: PeopleOptions)
 
 
 def _portrait(vertices: Tensor, depth: Tensor, options: PeopleOptions) -> tuple[Tensor, Tensor]:
-    """Places of the pelvis that center the person's box, and the camera that it then fills."""
+    """Return pelvis positions that center the person's box, and the camera that the box fills."""
     divisor = (
         depth[:, None].expand(vertices.shape[:2])
         if options.orthographic
@@ -214,7 +214,7 @@ def _portrait(vertices: Tensor, depth: Tensor, options: PeopleOptions) -> tuple[
 
 
 def see(scene: Scene, points: Tensor, orthographic: bool) -> tuple[Tensor, Tensor]:
-    """Pixels (B, N, 2) and depths (B, N) of points (B, N, 3) of the camera frame."""
+    """Return pixels (B, N, 2) and depths (B, N) of points (B, N, 3) in the camera frame."""
     if not orthographic:
         return project(points, torch.zeros_like(scene.translation), scene.matrix)
     depth = scene.joints[:, :1, 2:]  # all at the depth of the pelvis
@@ -226,11 +226,11 @@ def see(scene: Scene, points: Tensor, orthographic: bool) -> tuple[Tensor, Tenso
 def draw_rows(
     first: int, count: int, model: BodyModel, options: PeopleOptions
 ) -> tuple[list[Person], Scene, list[np.random.Generator]]:
-    """Rows `first` and on: drawn again, each from its own generator, until they can be used."""
+    """Sample rows from `first` on, each with its own generator, until they are usable."""
     generators = [sample_rng(options.seed, 0, first + number) for number in range(count)]
     people: list[Person | None] = [None] * count
     low, high = SUBSETS[options.subset]
-    # Few people are as distorted as a subset asks for: several are tried at a time.
+    # Few people are as distorted as a subset requires, so several are tried at a time.
     together = 1 if options.subset == "all" else TOGETHER
     calm = options.framing == "portrait"
     rest_joints = model.rest_places[:BODY_JOINTS].double().cpu().numpy()

@@ -1,8 +1,8 @@
-"""Labels of SMPL-X from labels of SMPL: each posed mesh is carried over, then fitted.
+"""Convert SMPL labels to SMPL-X: each posed mesh is transferred, then fitted.
 
-SMPL's posed vertices become those of SMPL-X by a published sparse matrix; pose, shape, hands and
-place are then found by least squares over the vertices, many people at a time. Letters: B people,
-V vertices of SMPL-X.
+SMPL's posed vertices are mapped to those of SMPL-X by a published sparse matrix; pose, shape, hands
+and translation are then fitted by least squares over the vertices, many people at a time. Letters:
+B people, V vertices of SMPL-X.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ STOP_AT = 1e-9  # change of the energy, in square meters
 
 @dataclass(frozen=True)
 class FitOptions:
-    """The files of both bodies, and how labels are fitted."""
+    """The files of both bodies, and options of the fit."""
 
     smpl: str  # SMPL_NEUTRAL.pkl or .npz
     smplx: str  # SMPLX_NEUTRAL.npz
@@ -68,11 +68,11 @@ def fit_bodies(
 ) -> Fitted:
     """Fit pose and shape to target vertices.
 
-    For a pose, shape and translation have a closed form; pose and hands are found by L-BFGS.
+    For a given pose, shape and translation have a closed form; pose and hands are found by L-BFGS.
     """
     people, device = len(targets), targets.device
     pose = pose.clone().requires_grad_()
-    # SMPL's hands are nearly flat, and so are those of SMPL-X without any rotation.
+    # SMPL's hands are nearly flat, and so are those of SMPL-X without rotations.
     hands = torch.zeros(people, 2 * HAND_JOINTS, 3, device=device, requires_grad=True)
     shape = torch.zeros(people, SHAPE_NUMBERS, device=device, requires_grad=True)
     translation = torch.zeros(people, 3, device=device, requires_grad=True)
@@ -101,7 +101,7 @@ def fit_bodies(
 
         def energy(optimizer: torch.optim.Optimizer = optimizer) -> Tensor:
             optimizer.zero_grad()
-            # Summed over people: none waits for another's share of the gradient.
+            # Summed over people, so that gradients of different people are independent.
             value = distances().square().sum(-1).mean(-1).sum()
             value.backward()  # type: ignore[no-untyped-call]
             return value
@@ -109,7 +109,7 @@ def fit_bodies(
         optimizer.step(energy)  # type: ignore[no-untyped-call]
     with torch.no_grad():
         error = distances().norm(dim=-1).mean(-1)
-        # Turns beyond half a circle come back as the shorter one.
+        # Rotations of more than half a turn are replaced by the shorter one.
         short = matrix_to_axis_angle(axis_angle_to_matrix(torch.cat([pose, hands], dim=1)))
     return Fitted(
         short[:, :BODY_JOINTS], short[:, BODY_JOINTS:], shape.detach(), translation.detach(), error
@@ -134,7 +134,7 @@ def _best_shape(
         columns.append(column.flatten(1))
     matrix = torch.stack(columns, dim=-1).double()  # (B, 3 C, S + 3)
     normal = matrix.mT @ matrix
-    # A direction that moves no vertex that counts stays at zero.
+    # A direction that moves no selected vertex stays at zero.
     damping = 1e-9 * normal.diagonal(dim1=1, dim2=2).amax(-1)[:, None, None]
     normal = normal + damping * torch.eye(normal.shape[-1], device=targets.device)
     right = matrix.mT @ (targets - mean_body).flatten(1).double()[..., None]
@@ -162,7 +162,7 @@ class Converter:
             self.counted = _read_counted(Path(options.vertices), counts[1]).to(device)
 
     def convert(self, data: HumanData, rows: slice) -> dict[str, NDArray[np.float32]]:
-        """Return the columns of SMPL-X for some rows, and how well they fit."""
+        """Return the SMPL-X columns of some rows, and the fitting errors."""
 
         def take(name: str) -> Tensor:
             return torch.tensor(np.array(data.columns[f"smpl/{name}"][rows]), device=self.device)
@@ -206,9 +206,9 @@ def convert_labels(
     options: FitOptions,
     device: torch.device,
 ) -> NDArray[np.float32]:
-    """Write SOURCE's annotations with labels of SMPL-X to OUT; return errors (N,) in mm.
+    """Write SOURCE's annotations with SMPL-X labels to OUT; return errors (N,) in mm.
 
-    What was fitted is kept in OUT.parts until all is done: an interrupted call resumes there.
+    Fitted rows are kept in OUT.parts until all are done: an interrupted call resumes there.
     """
     if out.resolve() == source.resolve():
         raise DataError(f"{out}: name another file; the labels of SMPL stay as they are")
@@ -241,7 +241,7 @@ def convert_labels(
 
 
 def _single(data: HumanData) -> dict[str, Any]:
-    """Return what the file says about its key points, which stay compressed."""
+    """Return what the file states about its keypoints, which stay compressed."""
     header = data.header
     single: dict[str, Any] = {}
     if header.convention is not None:

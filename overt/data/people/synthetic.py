@@ -1,4 +1,4 @@
-"""Synthetic people at close range, written as HumanData: pictures, masks and every label known."""
+"""Synthetic people at close range, written as HumanData: pictures, masks and exact labels."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from overt.geometry.body_files import CAPSULE, load_body
 from overt.progress import report
 
 BATCH = 32  # rows rendered together
-# Seventeen keypoints in COCO's order as joints of the body; ears it has none.
+# Seventeen keypoints in COCO's order as joints of the body; it has no ears.
 COCO = (22, 23, 24, -1, -1, 16, 17, 18, 19, 20, 21, 1, 2, 4, 5, 7, 8)
 
 
@@ -40,9 +40,9 @@ def write_people(
     options: PeopleOptions,
     workers: int = 0,
 ) -> Path:
-    """Write pictures and masks below ROOT/datasets/NAME, and the annotations; their path.
+    """Write pictures and masks below ROOT/datasets/NAME, and the annotations; return their path.
 
-    `workers` processes help; the pictures are the same with any number of them.
+    The pictures do not depend on the number of `workers`.
     """
     if options.subset not in SUBSETS:
         raise DataError(f"subset {options.subset!r}; allowed: {', '.join(SUBSETS)}")
@@ -67,12 +67,11 @@ def write_people(
 
 @contextmanager
 def _mapping(workers: int) -> Iterator[Callable[..., Iterable[Any]]]:
-    """`map`, in this process or over several."""
+    """Apply `map`, in this process or in several."""
     if workers == 0:
         yield map
         return
-    # Spawned: a forked process cannot use CUDA.
-    # One thread each: their number is the user's choice.
+    # Spawned: a forked process cannot use CUDA. One thread each; the user chooses their number.
     with ProcessPoolExecutor(
         workers, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
     ) as pool:
@@ -81,7 +80,7 @@ def _mapping(workers: int) -> Iterator[Callable[..., Iterable[Any]]]:
 
 @lru_cache(maxsize=1)
 def _studio(options: PeopleOptions) -> tuple[BodyModel, Painter | None]:
-    """Body and painter of a process, made once."""
+    """Return body and painter of a process, created once."""
     model = BodyModel(load_body(options.body, "--body")).to(torch.device(options.device))
     plain = options.is_plain
     return model, None if plain else Painter(model, options.size, options.backgrounds)
@@ -90,7 +89,7 @@ def _studio(options: PeopleOptions) -> tuple[BodyModel, Painter | None]:
 def _write_rows(
     images: Path, options: PeopleOptions, rows: tuple[int, int]
 ) -> dict[str, NDArray[np.generic]]:
-    """Draw, render and save some rows; their labels."""
+    """Sample, render and save some rows; return their labels."""
     first, count = rows
     model, painter = _studio(options)
     people, scene, generators = draw_rows(first, count, model, options)
@@ -114,7 +113,7 @@ def render(
     options: PeopleOptions,
     generators: list[np.random.Generator],
 ) -> Painted:
-    """The pictures of some people, plain or dressed."""
+    """Render some people, plain or dressed."""
     perspective = not options.orthographic
     if painter is None:
         looks = [draw_look(rng, options.fixed_colours) for rng in generators]
@@ -129,7 +128,7 @@ def render(
 
 
 def _save(path: Path, pixels: NDArray[Any], kind: str, **options: int) -> None:
-    """Write a picture that nobody sees half: another process may be training from the same set."""
+    """Write a picture atomically: another process may be training from the same set."""
     with new_file(path) as hidden:
         Image.fromarray(pixels).save(hidden, kind, **options)
 

@@ -1,4 +1,4 @@
-"""From a scan to the bone of the skull: Hounsfield units are told from masks, and segmented.
+"""Segment the skull in a scan; Hounsfield units and masks are distinguished automatically.
 
 Needs SciPy for components. Never imports torch.
 """
@@ -25,9 +25,9 @@ class Bone(NamedTuple):
 
 
 def find_bone(scan: Volume, source: str, threshold: float | None = None) -> Bone:
-    """Return the skull of a scan; a mask is taken as it is.
+    """Return the skull of a scan; a mask is used as it is.
 
-    `threshold` is in the units of the scan. None: 300 HU where the values are Hounsfield units.
+    `threshold` is in the units of the scan. None: 300 HU if the values are Hounsfield units.
     """
     values = scan.values
     finite = np.isfinite(values).all() if values.dtype.kind == "f" else True
@@ -58,7 +58,7 @@ def find_bone(scan: Volume, source: str, threshold: float | None = None) -> Bone
 
 
 def is_mask(values: Array) -> bool:
-    """Tell whether an array holds at most two values, the lower of which is 0."""
+    """Return whether an array has at most two values, the lower of which is 0."""
     if values.dtype == bool:
         return True
     sample = np.unique(values.ravel()[:: max(values.size // 100_000, 1)])
@@ -68,9 +68,9 @@ def is_mask(values: Array) -> bool:
 
 
 def segment(scan: Volume, threshold: float, height_mm: float = HEIGHT_MM) -> tuple[Mask, str]:
-    """Return the largest component above a threshold, from the vertex down, and what was dropped.
+    """Return the largest component above a threshold, below the vertex, and what was dropped.
 
-    Table, head holder and lower jaw do not touch the skull, so they are other components.
+    Table, head holder and lower jaw do not touch the skull, so they are separate components.
     """
     try:
         from scipy.ndimage import label

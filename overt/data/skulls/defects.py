@@ -1,7 +1,7 @@
-"""Defects cut out of complete skulls, real or synthetic, as SkullBreak has them.
+"""Cut defects out of complete skulls, real or synthetic, like those of SkullBreak.
 
-A defect goes through the wall toward the middle of the vault and has an irregular outline; what it
-takes out is the implant. Never imports torch.
+A defect goes through the wall toward the center of the vault and has an irregular outline; the
+removed part is the implant. Never imports torch.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from overt.data.skulls.volumes import Matrix
 from overt.errors import DataError
 from overt.geometry.voxels import Mask
 
-# Direction from the middle of the vault (x left, y back, z up), how much it varies, and the radius
-# in mm along the skull. Sides are random where x is not 0.
+# Direction from the center of the vault (x left, y back, z up), its variation, and the radius in mm
+# along the skull. The side is random if x is not 0.
 _KINDS: dict[str, tuple[tuple[float, float, float], float, tuple[float, float]]] = {
     "bilateral": ((0.0, 0.05, 1.0), 0.15, (38.0, 52.0)),
     "frontoorbital": ((0.5, -1.0, -0.05), 0.1, (28.0, 42.0)),
@@ -28,7 +28,7 @@ _LOWEST_MM = 48.0  # below the middle of the vault nothing is cut
 
 
 def cut_defect(complete: Mask, affine: Matrix, kind: str, rng: np.random.Generator) -> Mask:
-    """Return the implant: the voxels of a complete skull, in patient space, that a defect takes."""
+    """Return the implant: the voxels that a defect removes from a complete skull."""
     indices = np.argwhere(complete)
     if not len(indices):
         raise DataError("a defect cannot be cut out of an empty volume")
@@ -43,7 +43,7 @@ def cut_defect(complete: Mask, affine: Matrix, kind: str, rng: np.random.Generat
         direction[0] *= rng.choice([-1.0, 1.0])
     direction /= np.linalg.norm(direction)
     across, along = _tangents(direction)
-    # The angle from the middle of the defect, and where around it, as on a globe.
+    # The angle from the center of the defect, and the azimuth around it.
     angle = np.arccos(np.clip(offset @ direction / np.maximum(distance, 1e-6), -1, 1))
     around = np.arctan2(offset @ along, offset @ across)
     outline = np.ones(len(points))
@@ -57,12 +57,12 @@ def cut_defect(complete: Mask, affine: Matrix, kind: str, rng: np.random.Generat
 
 
 def vault_middle(points: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the middle of the vault, (3,), of bone at points (N, 3) in mm."""
+    """Return the center of the vault, (3,), of bone at points (N, 3) in mm."""
     top = points[:, 2].max()
     vault = points[points[:, 2] > top - _VAULT_MM]
     low, high = vault.min(axis=0), vault.max(axis=0)
     middle = (low + high) / 2
-    # A vault is about 0.42 of its length high above its middle.
+    # The height of a vault above its center is about 0.42 of its length.
     middle[2] = top - 0.42 * (high[1] - low[1])
     return np.asarray(middle)
 

@@ -1,7 +1,7 @@
-"""Projects of InVesalius (.inv3): a tar archive with the volume and a description of it.
+"""Projects of InVesalius (.inv3): a tar archive with the volume and a description.
 
 InVesalius stores axial slices from the feet to the head and flips each, so that rows grow to the
-front. Where the patient was in the scanner is not stored. Never imports torch.
+front. The patient's position in the scanner is not stored. Never imports torch.
 """
 
 from __future__ import annotations

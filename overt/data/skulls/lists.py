@@ -1,10 +1,10 @@
-"""SkullBreak and SkullFix as point clouds: lists of skulls, files, and what a sample is made of.
+"""SkullBreak and SkullFix as point clouds: lists of skulls, files, and normalized samples.
 
-    ROOT/complete_skull/NNN.nrrd                 one row of a list stands for one complete skull
+    ROOT/complete_skull/NNN.nrrd                 each row of a list is one complete skull
     ROOT/defective_skull/[DEFECT/]NNN_surf.npy   (points, 3), in voxels; SkullFix has no DEFECT
     ROOT/implant/[DEFECT/]NNN_surf.npy
 
-`overt data prepare` makes the clouds from the volumes beside them. Never imports torch.
+`overt data prepare` makes the clouds from the volumes next to them. Never imports torch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Points = NDArray[np.floating[Any]]  # (points, 3)
 
 
 class Cloud(NamedTuple):
-    """A normalized cloud; `points * scale + shift` are the coordinates it had."""
+    """A normalized cloud; `points * scale + shift` are its original coordinates."""
 
     points: NDArray[np.float32]  # (N, 3)
     shift: Points  # (1, 3)
@@ -41,7 +41,7 @@ class Cloud(NamedTuple):
 
 
 def normalized_cloud(points: Points, box: Points | None = None) -> Cloud:
-    """The middle of the bounding box at 0, its longest side from -3 to 3."""
+    """Center the bounding box at 0 and scale its longest side to -3 to 3."""
     box = points if box is None else box
     low, high = box.min(axis=0), box.max(axis=0)
     shift = ((low + high) / 2).reshape(1, 3)
@@ -52,7 +52,7 @@ def normalized_cloud(points: Points, box: Points | None = None) -> Cloud:
 
 
 def rotation_matrix(angles: Sequence[float] | Points) -> NDArray[np.float64]:
-    """Rx(a) Ry(b) Rz(c) of three angles in radians, right-handed."""
+    """Return Rx(a) Ry(b) Rz(c) of three angles in radians, right-handed."""
     rotation = np.eye(3)
     for axis, angle in enumerate(angles):
         # The plane of the other two axes, in cyclic order.
@@ -71,10 +71,9 @@ def training_cloud(
     rotation: NDArray[np.float64] | None = None,
     known_box: bool = False,
 ) -> Cloud:
-    """Known points, then the implant's, turned about their mean and normalized.
+    """Return known points, then the implant's, rotated about their mean and normalized.
 
-    The box is that of all points, as published, or of the known ones, as it is when an implant is
-    looked for.
+    The bounding box is that of all points, as published, or of the known ones, as in sampling.
     """
     points = np.concatenate([known, implant])
     if rotation is not None:
@@ -84,7 +83,7 @@ def training_cloud(
 
 
 def known_cloud(known: Points) -> Cloud:
-    """A skull whose implant is looked for."""
+    """A defective skull without its implant."""
     return normalized_cloud(known)
 
 
@@ -97,13 +96,13 @@ class SkullItem:
     implant: Path
 
     def volume(self, part: str) -> Path:
-        """The volume beside a cloud: `skull` or `implant`."""
+        """Return the volume next to a cloud: `skull` or `implant`."""
         cloud: Path = getattr(self, part)
         return cloud.with_name(cloud.name.removesuffix(f"{SUFFIX}.npy") + ".nrrd")
 
 
 class SkullList:
-    """The items of a list, SkullBreak five for each row, in the order of the rows."""
+    """Return the items of a list, for SkullBreak five per row, in the order of the rows."""
 
     def __init__(self, path: Path | str, dataset: str) -> None:
         self.path = Path(path)
@@ -118,7 +117,7 @@ class SkullList:
         return len(self.items)
 
     def check(self, skull_points: int, implant_points: int) -> None:
-        """Refuse files that are missing, and clouds of the wrong shape or size, all at once."""
+        """Reject missing files and clouds of the wrong shape or size, listing all of them."""
         missing = [
             path for item in self.items for path in (item.skull, item.implant) if not path.is_file()
         ]
@@ -148,7 +147,7 @@ class SkullList:
 
 
 def read_list(path: Path) -> list[tuple[Path, str]]:
-    """Folder of the data set and number of the skull, for every row of a CSV list.
+    """Return the data set folder and the skull number of every row of a CSV list.
 
     A row is the path of `complete_skull/NNN.nrrd` or `complete_skull/NNN_surf.npy`, absolute or
     relative to the list.
@@ -177,7 +176,7 @@ def read_list(path: Path) -> list[tuple[Path, str]]:
 
 
 def item_of(root: Path, dataset: str, defect: str, number: str) -> SkullItem:
-    """The files of one defect of one skull."""
+    """Return the files of one defect of one skull."""
     file = f"{number}{SUFFIX}.npy"
     return SkullItem(
         f"{defect}{number}{SUFFIX}",
@@ -187,7 +186,7 @@ def item_of(root: Path, dataset: str, defect: str, number: str) -> SkullItem:
 
 
 def cloud_problem(path: Path, required_points: int) -> str | None:
-    """What is wrong with a cloud's file, by its header alone."""
+    """Return what is wrong with a cloud's file, judging by its header."""
     try:
         cloud = open_arrays(path, mapped=True)
     except Exception as error:  # a damaged header stops numpy with almost any: SyntaxError, ...
@@ -200,7 +199,7 @@ def cloud_problem(path: Path, required_points: int) -> str | None:
 
 
 def load_cloud(path: Path, required_points: int = 1) -> Points:
-    """A cloud, mapped into memory: only what is used is read."""
+    """Return a memory-mapped cloud: only the parts that are used are read."""
     problem = cloud_problem(path, required_points)
     if problem is not None:
         raise DataError(problem)
@@ -209,8 +208,8 @@ def load_cloud(path: Path, required_points: int = 1) -> Points:
 
 
 def draw_points(cloud: Points, count: int, rng: np.random.Generator, path: Path | str) -> Points:
-    """`count` points, drawn with replacement; refused where one is not finite."""
-    # In the order of the file: a mapped file is then read from front to back.
+    """Sample `count` points with replacement; reject non-finite ones."""
+    # In file order, so that a mapped file is read sequentially.
     chosen = rng.integers(0, len(cloud), count)
     order = np.argsort(chosen, kind="stable")
     drawn = np.empty((count, 3), dtype=cloud.dtype)

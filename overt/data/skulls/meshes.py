@@ -1,4 +1,4 @@
-"""Meshes in files: binary STL, OBJ and PLY are written here, any usual format is read by trimesh.
+"""Mesh files: binary STL, OBJ and PLY are written here; trimesh reads any common format.
 
 Coordinates are LPS in mm. STL and OBJ record that in a comment that 3D Slicer reads. Never imports
 torch.
@@ -24,7 +24,7 @@ Faces = NDArray[np.int64]  # (F, 3)
 
 
 def read_mesh(path: Path) -> tuple[Points, Faces]:
-    """Read vertices and faces; RAS, where a comment names it, becomes LPS."""
+    """Read vertices and faces; RAS, if a comment names it, is converted to LPS."""
     try:
         import trimesh
     except ImportError as error:

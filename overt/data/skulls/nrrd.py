@@ -1,6 +1,7 @@
-"""Volumes in NRRD files: one array, raw or compressed by gzip, with its place in patient space.
+"""Volumes in NRRD files: one array, raw or gzip-compressed, with its position in patient space.
 
-Reads and writes what SkullBreak, SkullFix and 3D Slicer use of the format. Never imports torch.
+Reads and writes the subset of the format used by SkullBreak, SkullFix and 3D Slicer. Never imports
+torch.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _SPACES = {
 
 
 def read_nrrd(path: Path) -> Volume:
-    """Read a volume; where the file says nothing of space, its axes are those of LPS."""
+    """Read a volume; without a space in the file, its axes are those of LPS."""
     try:
         content = read_file(path)
     except OSError as error:
@@ -103,7 +104,7 @@ def _affine(fields: dict[str, str], path: Path) -> Matrix:
 
 
 def write_nrrd(path: Path, volume: Volume) -> None:
-    """Write a volume, compressed, under its name only once it is complete; masks as bytes."""
+    """Write a compressed volume atomically; masks as bytes."""
     values = volume.values
     kinds = {"i1": "int8", "u1": "uint8", "i2": "int16", "u2": "uint16", "f4": "float"}
     name = kinds.get(values.dtype.str[1:])

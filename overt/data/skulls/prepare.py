@@ -1,7 +1,7 @@
-"""Makes a folder of volumes ready for training: clouds beside them, and seeded lists of skulls.
+"""Prepare a folder of volumes for training: clouds next to them, and seeded lists of skulls.
 
-Files under their final name are whole, and whole files are left as they are: an interrupted
-preparation resumes where it stopped. Never imports torch.
+Files are written atomically and complete files are kept, so an interrupted preparation resumes
+where it stopped. Never imports torch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LISTS = ("train.csv", "test.csv")
 
 
 class Prepared(NamedTuple):
-    """What became of the volumes of a folder."""
+    """Outcome of the preparation of a folder."""
 
     written: int
     kept: int  # clouds that were there
@@ -44,7 +44,7 @@ def prepare(
     workers: int = 0,
     force: bool = False,
 ) -> Prepared:
-    """Make a cloud of `points` for every volume below `root`, and the two lists where missing."""
+    """Write a cloud of `points` for every volume below `root`, and the two lists if missing."""
     skulls = sorted((root / "complete_skull").glob("*.nrrd"))
     if not skulls:
         raise DataError(
@@ -71,9 +71,9 @@ def _map(work: Callable[[Path], Prepared], skulls: list[Path], workers: int) -> 
 
 
 def prepare_skull(complete: Path, dataset: str, points: int, seed: int, force: bool) -> Prepared:
-    """The clouds of one skull: complete, and for each defect the defective skull and its implant.
+    """Write the clouds of one skull: complete, and defective skull and implant per defect.
 
-    What is wrong with a volume is noted, and the others are made.
+    Errors of a volume are recorded, and the others are processed.
     """
     root, name = complete.parent.parent, complete.name
     volumes = [complete] + [
@@ -99,7 +99,7 @@ def prepare_skull(complete: Path, dataset: str, points: int, seed: int, force: b
                 volume = _same_shape(path, complete_volume)
                 mask = volume.mask if frame is None else frame.apply(volume.values)
                 coordinates = None if frame is not None else cloud_frame(complete_volume)
-                # Every file has its own stream: neither order nor workers change a cloud.
+                # Every file has its own stream, so neither order nor workers change a cloud.
                 key = (seed, int.from_bytes(str(target.relative_to(root)).encode(), "little"))
                 cloud = cloud_of(mask, points, np.random.default_rng(key), path, coordinates)
                 save_cloud(target, cloud)
@@ -125,7 +125,7 @@ def cloud_of(
     path: Path,
     frame: CloudFrame | None = None,
 ) -> Points:
-    """Return points on the surface of a mask, evenly spread in the coordinates of clouds.
+    """Return points on the surface of a mask, evenly spaced in the coordinates of clouds.
 
     Without a frame these are voxels.
     """
@@ -140,7 +140,7 @@ def cloud_of(
 
 
 def save_cloud(target: Path, cloud: Points) -> None:
-    """Write a cloud in float32, under its name only once it is whole."""
+    """Write a cloud in float32, atomically."""
     with new_file(target) as hidden, hidden.open("wb") as file:
         np.save(file, cloud.astype(np.float32))
 
@@ -154,7 +154,7 @@ def write_lists(root: Path, names: list[str], seed: int, replace: bool = False) 
         target = root / file
         if replace or not target.exists():
             rows = (f"complete_skull/{names[number]}{SUFFIX}.npy\n" for number in sorted(part))
-            # Never missing for a moment: another process may be training from it.
+            # Replaced atomically: another process may be training from it.
             with new_file(target) as hidden:
                 hidden.write_text("".join(rows))
 
@@ -169,7 +169,7 @@ class CaseVolumes(NamedTuple):
 
 
 def load_case(item: SkullItem, dataset: str) -> CaseVolumes:
-    """Read the volumes of a case; SkullFix too is scored in its own grid, as published."""
+    """Read the volumes of a case; SkullFix is also scored in its own grid, as published."""
     skull, implant = (read_nrrd(item.volume(part)) for part in ("skull", "implant"))
     if skull.values.shape != implant.values.shape:
         raise DataError(

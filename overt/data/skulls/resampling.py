@@ -1,4 +1,4 @@
-"""Masks brought to another grid of patient space. Never imports torch."""
+"""Resample masks to another grid in patient space. Never imports torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from overt.geometry.voxels import Mask
 
 
 def resample_mask(mask: Mask, affine: Matrix, target: Volume) -> Mask:
-    """Return a mask of one grid in the grid of `target`: linear, then cut at one half."""
+    """Return a mask in the grid of `target`: linear interpolation, then a threshold of one half."""
     try:
         from scipy.ndimage import affine_transform
     except ImportError as error:
@@ -26,7 +26,7 @@ def resample_mask(mask: Mask, affine: Matrix, target: Volume) -> Mask:
 
 
 def isotropic_grid(volume: Volume, spacing: float, axes: str = "LPS", margin: int = 2) -> Volume:
-    """Return an empty mask with cubic voxels along `axes` that holds all of a volume."""
+    """Return an empty mask with cubic voxels along `axes` that contains a whole volume."""
     corners = np.array(np.meshgrid(*[(0, size - 1) for size in volume.values.shape])).reshape(3, -1)
     patient = volume.to_patient(corners.T)
     directions = axes_matrix(axes)

@@ -1,6 +1,6 @@
-"""Scans of heads from files of any usual format, in patient space.
+"""Read head scans in any common format, in patient space.
 
-DICOM folders, NRRD, NIfTI, InVesalius projects and NumPy arrays give their values; closed meshes
+DICOM folders, NRRD, NIfTI, InVesalius projects and NumPy arrays provide values; closed meshes
 become masks. The packages that read them are optional. Never imports torch.
 """
 
@@ -32,7 +32,7 @@ FORMATS = (
 
 
 def read_scan(path: Path, spacing: tuple[float, float, float] | None = None) -> Volume:
-    """Read a scan of any format; `spacing` in mm is for arrays that do not know theirs."""
+    """Read a scan of any format; `spacing` in mm is for arrays that do not store theirs."""
     if not path.exists():
         raise DataError(f"no scan at {path}; check the path")
     name = path.name.lower()
@@ -56,7 +56,7 @@ def read_scan(path: Path, spacing: tuple[float, float, float] | None = None) -> 
 
 
 def read_nifti(path: Path) -> Volume:
-    """Read a NIfTI volume; its RAS becomes LPS."""
+    """Read a NIfTI volume; its RAS is converted to LPS."""
     try:
         import nibabel
     except ImportError as error:
@@ -93,7 +93,7 @@ def write_nifti(path: Path, volume: Volume) -> None:
 
 
 def read_array(path: Path, spacing: tuple[float, float, float] | None) -> Volume:
-    """Read a NumPy file; axes are those of LPS unless the archive holds an affine."""
+    """Read a NumPy file; axes are those of LPS unless the archive has an affine."""
     try:
         content = open_arrays(path)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
@@ -118,9 +118,9 @@ def read_array(path: Path, spacing: tuple[float, float, float] | None) -> Volume
 
 
 def volume_of_mesh(path: Path) -> Volume:
-    """Return a closed mesh in LPS and mm as a mask of half a millimeter."""
+    """Return a closed mesh in LPS and mm as a mask with voxels of half a millimeter."""
     vertices, faces = read_mesh(path)
-    # A quarter of a voxel: faces along the axes do not meet the centers of voxels.
+    # Offset by a quarter voxel, so that axis-aligned faces do not pass through voxel centers.
     low, high = vertices.min(axis=0) - 4.5 * MESH_VOXEL_MM, vertices.max(axis=0) + 2
     size = high - low
     if not np.isfinite(size).all() or size.max() > 1000:
@@ -137,7 +137,7 @@ def volume_of_mesh(path: Path) -> Volume:
 
 
 def read_dicom(folder: Path) -> Volume:
-    """Read the largest series of a folder, in Hounsfield units where its headers say how."""
+    """Read the largest series of a folder, in Hounsfield units if its headers define them."""
     try:
         import pydicom
     except ImportError as error:

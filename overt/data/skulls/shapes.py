@@ -1,7 +1,7 @@
-"""Synthetic skulls: a vault of varying wall, a base with fossae, orbits, face bones and sutures.
+"""Synthetic skulls: a vault of varying thickness, a base with fossae, orbits, face bones, sutures.
 
-Coordinates are those of the patient (x left, y back, z up) in mm about the middle of the vault. The
-numbers are rough measures of adult skulls. Never imports torch.
+Coordinates are those of the patient (x left, y back, z up) in mm around the center of the vault.
+The numbers are approximate measures of adult skulls. Never imports torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Field = NDArray[np.float32]  # (x, y, z)
 
 @dataclass(frozen=True)
 class Position:
-    """Where every voxel is: mm along each axis, distance from the middle, and direction."""
+    """Coordinates of every voxel: mm along each axis, distance from the center, and direction."""
 
     x: Field
     y: Field
@@ -101,7 +101,7 @@ def _floor(rng: np.random.Generator, at: Position) -> tuple[Field, float]:
 
 
 def _shell(at: Position, center: tuple[float, float, float], radii: tuple[float, ...]) -> Field:
-    """Return about how many mm a voxel is outside an ellipsoid."""
+    """Return the approximate distance in mm of a voxel outside an ellipsoid."""
     scaled = [(p - c) / r for p, c, r in zip((at.x, at.y, at.z), center, radii, strict=True)]
     norm = np.sqrt(sum((part**2 for part in scaled), np.zeros_like(at.x)))
     return np.asarray((norm - 1) * np.float32(min(radii)), dtype=np.float32)
@@ -120,7 +120,7 @@ def _tube(at: Position, first: NDArray[np.float64], last: NDArray[np.float64]) -
 def _add_face(
     rng: np.random.Generator, at: Position, bone: Mask, front: float, radius: Field
 ) -> Mask:
-    """Add orbits, upper jaw, cheekbones, the ears' bones, and cut the openings."""
+    """Add orbits, upper jaw, cheekbones and ear bones, and cut the openings."""
     thin = max(3.0, 1.6 * at.voxel_mm)
     brow = -float(radius[len(radius) // 2, 0, round(len(radius) * 0.55)])  # y of the forehead
     apart, deep = rng.uniform(29, 34), rng.uniform(22, 28)

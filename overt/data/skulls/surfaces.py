@@ -1,4 +1,4 @@
-"""From a binary volume to points on its surface: marching cubes, then evenly spread samples.
+"""Sample points on the surface of a binary volume: marching cubes, then evenly spaced samples.
 
 Coordinates are in voxels. Never imports torch.
 """
@@ -23,7 +23,7 @@ Points = NDArray[np.float64]  # (points, 3)
 
 @cache
 def _cases() -> list[list[tuple[int, int, int]]]:
-    """For each of the 256 cubes the triangles between its cut edges."""
+    """Return for each of the 256 cubes the triangles between its cut edges."""
     return [_triangles(inside) for inside in range(256)]
 
 
@@ -36,7 +36,7 @@ def _triangles(inside: int) -> list[tuple[int, int, int]]:
 
 
 def surface_triangles(mask: NDArray[np.bool_]) -> Triangles:
-    """Marching cubes of a binary volume at the value 0: corners lie on voxels just outside.
+    """Run marching cubes on a binary volume at the value 0: corners are on voxels just outside.
 
     A mask at the face of the volume is open there.
     """
@@ -79,7 +79,7 @@ def scatter_on_surface(triangles: Triangles, count: int, rng: np.random.Generato
 
 
 def sample_surface(triangles: Triangles, count: int, rng: np.random.Generator) -> Points:
-    """Return `count` points on the triangles, none too near another (Poisson discs), (count, 3)."""
+    """Return `count` points (count, 3) on the triangles with a minimum distance."""
     candidates = scatter_on_surface(triangles, CANDIDATES * count, rng)
     sides = triangles[:, 1:] - triangles[:, :1]
     total = float(np.linalg.norm(np.cross(sides[:, 0], sides[:, 1]), axis=1).sum()) / 2
@@ -98,7 +98,8 @@ def thin_out(points: Points, radius: float) -> NDArray[np.bool_]:
     kept = np.zeros(len(points), dtype=bool)
     open_ = np.ones(len(points), dtype=bool)
     while len(first):
-        # A point is safe where no earlier open point is near it; the near later ones then go.
+        # A point is kept if no earlier undecided point is near it; later points near it are
+        # dropped.
         hindered = np.zeros(len(points), dtype=bool)
         hindered[second] = True
         kept |= open_ & ~hindered
@@ -110,7 +111,7 @@ def thin_out(points: Points, radius: float) -> NDArray[np.bool_]:
 
 
 def close_pairs(points: Points, radius: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """All pairs nearer than the radius, the earlier point first."""
+    """Return all pairs closer than the radius, the earlier point first."""
     cells = np.floor((points - points.min(axis=0)) / radius).astype(np.int64) + 1
     sizes = cells.max(axis=0) + 2
     steps = np.array([sizes[1] * sizes[2], sizes[2], 1])

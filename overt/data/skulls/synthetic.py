@@ -1,6 +1,6 @@
-"""Writes synthetic skulls in the layout of SkullBreak, to train and test without a download.
+"""Write synthetic skulls in the layout of SkullBreak, to train and test without a download.
 
-Volumes, clouds and lists are those that real skulls have. Never imports torch.
+Volumes, clouds and lists are like those of real skulls. Never imports torch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from overt.data.skulls.volumes import Volume
 from overt.geometry.voxels import Mask
 from overt.progress import report
 
-# Number of the format of each kind: counts up when the same settings come to mean other volumes.
+# Format version of each kind: incremented when the same settings produce different volumes.
 KINDS = {"shells": 1, "skulls": 2}
 
 
@@ -38,16 +38,16 @@ def write_skulls(
     workers: int = 0,
     kind: str = "skulls",
 ) -> int:
-    """Make sure that `root` holds skulls 0 to `count` - 1 with five defects each; how many it made.
+    """Write missing skulls 0 to `count` - 1 with five defects each; return how many.
 
-    A skull depends on the settings and its number only. `kind` is skulls, or shells for trying
-    things out: coarse and quick. `side` is the number of voxels along a
-    side of the volumes, `points` that of the points of a cloud.
+    A skull depends only on the settings and its number. `kind` is skulls, or shells for demos:
+    coarse and quick. `side` is the number of voxels along a side of the volumes, `points` the size
+    of a cloud.
     """
     root = Path(root)
     settings = {"format": KINDS[kind], "side": side, "points": points, "seed": seed}
     claim_folder(root, settings, "skulls")
-    # The complete skull is written last: where it is, the rest is too.
+    # The complete skull is written last: if it exists, the rest does too.
     missing = [
         index
         for index in range(count)
@@ -78,7 +78,7 @@ def write_skull(root: Path, number: int, side: int, points: int, seed: int, kind
     def write(mask: Mask, *folders: str) -> None:
         volume = root.joinpath(*folders, f"{number:03d}.nrrd")
         write_nrrd(volume, Volume(mask, affine))
-        # Discs spread few points evenly; many are as good at random, and much quicker.
+        # Poisson discs spread few points evenly; many random points are as good, and much quicker.
         sample = sample_surface if shells else scatter_on_surface
         cloud = sample(surface_triangles(mask), points, rng)
         save_cloud(volume.with_name(f"{number:03d}{SUFFIX}.npy"), cloud)

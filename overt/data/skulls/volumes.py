@@ -1,7 +1,7 @@
-"""Volumes of skulls and implants in patient space, and SkullFix brought to the shape of SkullBreak.
+"""Volumes of skulls and implants in patient space, and the conversion of SkullFix volumes.
 
 Patient space is LPS in mm, as in DICOM and NRRD: x grows to the patient's left, y to the back, z to
-the head. NIfTI and some viewers use RAS; only x and y change their sign. Never imports torch.
+the head. NIfTI and some viewers use RAS, where only x and y change sign. Never imports torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from overt.errors import ConfigError, DataError
 SIDE = 512  # voxels along a side of a whole volume
 SKULLFIX_SPACING = 0.45  # mm, to which SkullFix is resampled
 LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])  # its own inverse
-# Each letter names the end of an axis that grows: the axis of LPS, and the sign along it.
+# Each letter names the direction in which an axis grows: the axis of LPS, and the sign along it.
 _LETTERS = {"L": (0, 1), "R": (0, -1), "P": (1, 1), "A": (1, -1), "S": (2, 1), "I": (2, -1)}
 
 Array = NDArray[Any]
@@ -26,7 +26,7 @@ Indices = NDArray[np.floating[Any]] | NDArray[np.integer[Any]]
 
 
 class Volume(NamedTuple):
-    """An array of voxels, and the affine that takes their indices to LPS in mm."""
+    """An array of voxels, and the affine that maps their indices to LPS in mm."""
 
     values: Array  # (x, y, z) or any other order of axes
     affine: Matrix  # (4, 4)
@@ -42,7 +42,7 @@ class Volume(NamedTuple):
 
     @property
     def spacing(self) -> tuple[float, float, float]:
-        """Size of a voxel along each axis of the array, in mm."""
+        """Return the size of a voxel along each axis of the array, in mm."""
         columns = np.abs(self.affine[:3, :3]).T
         # The length of a vector along one axis is exact.
         x, y, z = (
@@ -51,7 +51,7 @@ class Volume(NamedTuple):
         return x, y, z
 
     def with_values(self, values: Array) -> Volume:
-        """Return other values in the same place."""
+        """Return other values with the same affine."""
         return Volume(values, self.affine)
 
     def to_patient(self, indices: Indices) -> Points:
@@ -64,7 +64,7 @@ class Volume(NamedTuple):
         return np.asarray((patient - self.affine[:3, 3]) @ inverse.T)
 
     def check(self, source: str) -> Volume:
-        """Refuse an affine that is not finite or flattens space; return the volume."""
+        """Reject an affine that is not finite or is singular; return the volume."""
         directions = self.affine[:3, :3]
         steps = np.prod(self.spacing)
         if not np.isfinite(self.affine).all() or steps == 0:
@@ -81,7 +81,7 @@ class Volume(NamedTuple):
 
 
 class CloudFrame(NamedTuple):
-    """Coordinates of clouds: those of a data set's voxels, made isotropic, whatever the scan's.
+    """Coordinates of clouds: those of the data set's voxels, made isotropic, for any scan.
 
     For a volume with the data set's axes and cubic voxels they are its voxel indices, as published.
     """
@@ -99,8 +99,8 @@ class CloudFrame(NamedTuple):
 def cloud_frame(volume: Volume, axes: str | None = None) -> CloudFrame:
     """Return the coordinates of a volume's clouds.
 
-    `axes` are the directions in which the data set's voxels are counted, such as LPS; a scan is
-    turned to agree with them. None: it is one of the data set.
+    `axes` is the axis orientation of the data set, such as LPS; a scan is rotated to match it.
+    None: the volume belongs to the data set.
     """
     spacing = volume.spacing
     directions = np.diag(spacing)
@@ -125,7 +125,7 @@ def axes_matrix(axes: str) -> Matrix:
 
 
 class Frame(NamedTuple):
-    """How a SkullFix volume was brought to 512 voxels: its own zoom, crop and padding."""
+    """How a SkullFix volume was converted to 512 voxels: its zoom, crop and padding."""
 
     zoom: tuple[float, float, float]
     box: tuple[slice, ...]
@@ -133,7 +133,7 @@ class Frame(NamedTuple):
     shape: tuple[int, ...]  # of the volume itself
 
     def apply(self, values: Array) -> NDArray[np.bool_]:
-        """Any volume of the same skull, resampled, cropped and padded alike."""
+        """Convert any volume of the same skull: resample, crop and pad it identically."""
         cropped = resample(values, self.zoom)[self.box]
         mask = np.zeros((SIDE, SIDE, SIDE), dtype=bool)
         target = tuple(
@@ -148,15 +148,15 @@ class Frame(NamedTuple):
         starts = np.array([part.start for part in self.box])
         sizes = np.array(self.shape)
         resampled = np.round(sizes * np.array(self.zoom))
-        # First and last voxel keep their positions.
+        # The first and last voxel keep their positions.
         steps = (sizes - 1) / np.maximum(resampled - 1, 1)
         return np.asarray((points - np.array(self.before) + starts) * steps)
 
 
 def skullfix_frame(complete: Volume, path: Any) -> Frame:
-    """0.45 mm voxels, the empty slabs around the complete skull cut off, padded to 512 voxels.
+    """Resample to 0.45 mm, crop empty slabs around the complete skull, pad to 512 voxels.
 
-    Padding is on both sides in x and y, the odd voxel after, and at the end only in z.
+    Padding is on both sides in x and y, with an odd voxel at the end, and only at the end in z.
     """
     zoom = (1.0, 1.0, 1.0)
     if complete.spacing[2] > 0:
@@ -181,9 +181,9 @@ def skullfix_frame(complete: Volume, path: Any) -> Frame:
 
 
 def resample(values: Array, zoom: tuple[float, float, float]) -> NDArray[np.bool_]:
-    """A mask at another resolution: linear along each axis, then cut at one half.
+    """Resample a mask: linear along each axis, then a threshold of one half.
 
-    First and last voxel keep their positions, as in a zoom of SciPy.
+    The first and last voxel keep their positions, as in SciPy's zoom.
     """
     result: Array = (values > 0).astype(np.float32)
     for axis, factor in enumerate(zoom):

@@ -1,4 +1,4 @@
-"""From the bytes of a member to a value, by its suffix. Nothing is unpickled or executed."""
+"""Decode the bytes of a member by its suffix. Nothing is unpickled or executed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IMAGES = ("jpg", "jpeg", "png", "webp")
 
 
 def check_names(fields: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Return the fields asked for; refuse a single name, whose letters would be taken for them."""
+    """Return the requested fields; reject a single string, which is a list of letters."""
     if isinstance(fields, str):
         raise DataError(f"fields={fields!r}; expected a list of suffixes, such as [{fields!r}]")
     return None if fields is None else tuple(fields)
@@ -27,7 +27,7 @@ def check_names(fields: Sequence[str] | None) -> tuple[str, ...] | None:
 def check_fields(
     available: Collection[str], fields: Sequence[str] | None, key: str, shard: str
 ) -> None:
-    """Refuse a sample that lacks a field."""
+    """Reject a sample that lacks a field."""
     missing = [field for field in fields or () if field not in available]
     if missing:
         raise DataError(
@@ -49,7 +49,7 @@ def decode_fields(content: Mapping[str, bytes], key: str, shard: str) -> dict[st
 
 
 def decode_field(content: bytes, suffix: str, name: str) -> Any:
-    """Return the value of one member; a DataError with `name` where it is damaged."""
+    """Decode one member; raise a DataError with `name` if it is damaged."""
     kind = suffix.rpartition(".")[2]
     if kind in IMAGES:
         return as_tensor(decode_image(content, name))

@@ -1,7 +1,7 @@
-"""Where each sample of a tar file is: read once, written beside it as a small JSON file.
+"""Index of the samples of a tar file: built once, stored next to it as a small JSON file.
 
-The first line holds size, time and number of samples, so that a data set of many shards starts
-without reading more. An index is used as long as size and time of its shard are the same.
+The first line has size, time and number of samples, so a data set of many shards starts without
+reading more. An index is valid as long as size and time of its shard do not change.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FORMAT = 1
 
 
 class Stamp(NamedTuple):
-    """What tells whether a shard is the one that was indexed."""
+    """Identifies the version of a shard that was indexed."""
 
     size: int
     mtime_ns: int | None  # None where the opener does not say
@@ -59,7 +59,7 @@ class ShardIndex:
 
 
 def index_path(shard: str, folder: Path | None) -> Path | None:
-    """Return where the index of a shard is; None: nowhere, it is kept in memory."""
+    """Return the path of a shard's index; None: it is kept in memory."""
     if folder is None:
         return Path(shard + INDEX_SUFFIX) if local_stamp(shard) else None
     # Shards of several folders may have the same name.
@@ -69,7 +69,7 @@ def index_path(shard: str, folder: Path | None) -> Path | None:
 
 def build_index(shard: str, opener: Opener) -> ShardIndex:
     """Read the headers of a shard; content is skipped."""
-    stamp = local_stamp(shard)  # before: a file that changes meanwhile is indexed again
+    stamp = local_stamp(shard)  # before reading: a file that changes meanwhile is indexed again
     with open_with(opener, shard) as file:
         if not file.seekable():
             raise DataError(
@@ -99,7 +99,7 @@ def build_index(shard: str, opener: Opener) -> ShardIndex:
 
 
 def local_stamp(shard: str) -> Stamp | None:
-    """Return size and time of a local file; None for a URL or what else an opener takes."""
+    """Return size and time of a local file; None for anything else an opener takes."""
     try:
         stat = os.stat(shard)
     except OSError:
@@ -108,7 +108,7 @@ def local_stamp(shard: str) -> Stamp | None:
 
 
 def save_index(index: ShardIndex, path: Path) -> bool:
-    """Write an index, all or nothing; return False where the folder cannot be written to."""
+    """Write an index atomically; return False if the folder is not writable."""
     head = {"overt_index": FORMAT, **index.stamp._asdict(), "samples": len(index)}
     body = {
         "keys": list(index.keys),
@@ -133,7 +133,7 @@ def save_index(index: ShardIndex, path: Path) -> bool:
 
 
 def load_count(path: Path, stamp: Stamp | None) -> int | None:
-    """Return the number of samples by the first line of an index; None where it does not fit."""
+    """Return the number of samples from the first line of an index; None if it is outdated."""
     try:
         with path.open() as file:
             head = json.loads(file.readline(1000).rstrip().removesuffix(",") + "}")
@@ -143,7 +143,7 @@ def load_count(path: Path, stamp: Stamp | None) -> int | None:
 
 
 def load_index(path: Path, stamp: Stamp | None) -> ShardIndex | None:
-    """Return a written index; None where it does not fit its shard."""
+    """Return a stored index; None if it does not match its shard."""
     try:
         content = json.loads(path.read_text())
         count = _count(content, stamp)
@@ -173,7 +173,7 @@ def _count(head: Any, stamp: Stamp | None) -> int | None:
 
 
 def _is_whole(index: ShardIndex, count: int) -> bool:
-    """Whether an index from a file can be used without looking at each number again."""
+    """Return whether a stored index can be used without checking each number again."""
     ends, members = index.ends, len(index.kinds)
     return (
         {array.ndim for array in (ends, index.kinds, index.offsets, index.sizes)} == {1}

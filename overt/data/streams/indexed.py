@@ -1,4 +1,4 @@
-"""Tar shards by index: the order of an epoch is computed, and a resume needs nothing replayed."""
+"""Tar shards by index: the order of an epoch is computed, and a resume replays nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from overt.distributed import get_rank, get_world_size
 from overt.errors import DataError
 
 Transform = Callable[[dict[str, Any], np.random.Generator], Any]
-# What is larger or longer is in an extended header.
+# Larger values are in an extended header.
 LARGEST_IN_HEADER = 8**11  # bytes
 LONGEST_IN_HEADER = 99  # characters of a name
 MOST_OPEN = 256  # files of a process; systems allow 1,024 and more
@@ -39,12 +39,12 @@ class TarSamples:
     """Samples of tar shards in the layout of WebDataset, as a source with its own order.
 
     Shards are shuffled, then samples within windows; see ShardOrder. World size, accumulation and
-    resume keep their promises as with any indexed source. Each shard is indexed once: the index is
-    written beside it, into `index_folder`, or kept in memory where neither can be written.
+    resume work as with any indexed source. Each shard is indexed once: the index is stored next to
+    it, in `index_folder`, or in memory if neither is writable.
 
-    A sample is a dict of `fields` (all where None), `__key__` and `__shard__`; `transform(sample,
-    rng)` makes of it what the recipe collates. `opener(shard)` returns a binary file that can seek.
-    With loader processes both must be picklable: functions of a module, or objects.
+    A sample is a dict of `fields` (None: all), `__key__` and `__shard__`; `transform(sample, rng)`
+    turns it into what the recipe collates. `opener(shard)` returns a seekable binary file. With
+    loader processes both must be picklable: module-level functions, or objects.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class TarSamples:
         self._in_memory: dict[int, ShardIndex] = {}  # indexes that could not be written
         self.counts = self._count_all()  # (shards,) samples
         self._ends = np.cumsum(self.counts)
-        # A lane reads in a window, which may hold several shards and parts of two more.
+        # A lane reads within a window, which may span several shards and parts of two more.
         shards_in_window = -(-window * len(self.shards) // len(self)) + 2
         at_a_time = min(lanes * shards_in_window, MOST_OPEN)
         self._indexes: Recent[int, ShardIndex] = Recent(at_a_time)
@@ -83,7 +83,7 @@ class TarSamples:
         return ShardOrder(self.counts, epoch, seed, self.window, self.lanes)
 
     def sample(self, index: int, rng: np.random.Generator) -> Any:
-        """Return sample `index`, counted through all shards."""
+        """Return sample `index`, counted over all shards."""
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
         number = int(np.searchsorted(self._ends, index, side="right"))
@@ -98,7 +98,7 @@ class TarSamples:
         return sample if self.transform is None else self.transform(sample, rng)
 
     def _read(self, number: int, members: dict[str, Member]) -> dict[str, bytes]:
-        """Return the content of neighbors in a shard, read at once and held against the headers."""
+        """Return adjacent members of a shard, read at once and checked against the headers."""
         if not members:
             return {}
         shard = self.shards[number]
@@ -115,9 +115,9 @@ class TarSamples:
         return content
 
     def _count_all(self) -> NDArray[np.int64]:
-        """Return the samples of each shard, from indexes; those that are missing are made.
+        """Return the samples of each shard, from indexes; missing ones are built.
 
-        Every rank begins at another shard, and finds what others have written meanwhile.
+        Every rank starts at another shard, and uses what others have written meanwhile.
         """
         counts = np.zeros(len(self.shards), np.int64)
         begin = len(self.shards) * get_rank() // get_world_size()
@@ -137,7 +137,7 @@ class TarSamples:
         return count
 
     def _load(self, number: int) -> ShardIndex:
-        """Return the index of a shard; refuse one that changed since the start."""
+        """Return the index of a shard; reject one that changed since the start."""
         if number in self._in_memory:
             return self._in_memory[number]
         shard = self.shards[number]
@@ -158,7 +158,7 @@ def _close(file: BinaryIO) -> None:
 
 
 def _check_header(block: bytes, member: Member, shard: str) -> None:
-    """Refuse a header that is not that of the member."""
+    """Reject a header that does not match the member."""
     header = parse_header(block)
     if header is None or not _fits(header, member):
         raise DataError(
@@ -168,7 +168,7 @@ def _check_header(block: bytes, member: Member, shard: str) -> None:
 
 
 def _fits(header: tarfile.TarInfo, member: Member) -> bool:
-    """Whether a header is that of a member, as far as extended headers leave that to it."""
+    """Return whether a header matches a member, as far as extended headers allow."""
     if header.size != member.size and member.size < LARGEST_IN_HEADER:
         return False
     is_long = len(member.name) > LONGEST_IN_HEADER or not member.name.isascii()

@@ -1,4 +1,4 @@
-"""The order of an epoch over shards: nearly sequential, and yet computed position by position."""
+"""The order of an epoch over shards: nearly sequential, yet computed position by position."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from overt.data.recent import Recent
 
 
 class ShardOrder:
-    """Shuffled shards behind one another, shuffled within windows, read in several lanes.
+    """Shuffled shards, concatenated, shuffled within windows, read in several lanes.
 
-    Lane l of L reads the l-th of L equal stretches of that sequence, and the lanes take turns: a
-    batch holds samples of L distant shards, while each lane reads its own nearly in sequence.
-    Memory grows with the number of shards and the window, not with the number of samples.
+    Lane l of L reads the l-th of L equal segments of that sequence, and the lanes alternate: a
+    batch has samples of L distant shards, while each lane reads its own nearly sequentially. Memory
+    grows with the number of shards and the window, not with the number of samples.
     """
 
     def __init__(
@@ -27,7 +27,8 @@ class ShardOrder:
         # First index of a shard, less its start in the sequence.
         self.shifts = (np.cumsum(counts) - counts)[self.shards] - (self.ends - counts[self.shards])
         self.length = int(self.ends[-1])
-        # Windows begin elsewhere in each epoch, or samples across a border would never mix.
+        # Windows start at another offset in each epoch; otherwise samples across a border would
+        # never mix.
         rng = np.random.default_rng(random_stream(seed, epoch, WINDOW))
         self.phase = int(rng.integers(window))
         self._windows: Recent[int, NDArray[np.int64]] = Recent(2 * lanes + 2)
@@ -49,7 +50,7 @@ class ShardOrder:
         return indices
 
     def _in_lanes(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where in the sequence each position reads; what does not divide comes last."""
+        """Return where in the sequence each position reads; the remainder comes last."""
         rows = self.length // self.lanes
         in_lane = positions % self.lanes * rows + positions // self.lanes
         return np.where(positions < rows * self.lanes, in_lane, positions)

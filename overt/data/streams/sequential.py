@@ -1,4 +1,4 @@
-"""Tar shards in sequence, for openers that cannot seek and for compressed shards."""
+"""Tar shards read sequentially, for openers that cannot seek and for compressed shards."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Item = TypeVar("Item")
 class TarStream:
     """Samples of tar shards in the layout of WebDataset, read from start to end.
 
-    The shards of an epoch are shuffled and dealt to `lanes`, each with a shuffle buffer of `buffer`
-    samples. Positions go to the lanes in turns of `block`, so a sample follows from position, epoch
-    and seed: any world size gives the same global batches, and a resume the same samples. A resume
-    reads its lanes again from the start of the epoch, without decoding.
+    The shards of an epoch are shuffled and distributed over `lanes`, each with a shuffle buffer of
+    `buffer` samples. Lanes alternate in blocks of `block` positions, so a sample follows from
+    position, epoch and seed: any world size gives the same global batches, and a resume the same
+    samples. A resume reads its lanes again from the start of the epoch, without decoding.
 
-    An epoch has `samples` samples: how many the shards hold is not known. A lane that runs out of
-    shards starts again in another order; what it does not reach is left to other epochs.
+    An epoch has `samples` samples: the total in the shards is not known. A lane that runs out of
+    shards starts again in another order; shards it does not reach are left to other epochs.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class TarStream:
         return self.sample_at(position=index, epoch=0, seed=0, rng=rng)
 
     def sample_at(self, position: int, epoch: int, seed: int, rng: np.random.Generator) -> Any:
-        """Return the sample at a position of an epoch; what is before it in its lane is skipped."""
+        """Return the sample at a position of an epoch; earlier samples of its lane are skipped."""
         if not 0 <= position < self.samples:
             raise IndexError(f"position {position} of {self.samples}")
         turn, within = divmod(position, self.block)
@@ -83,7 +83,7 @@ class TarStream:
         return sample if self.transform is None else self.transform(sample, rng)
 
     def _lane_before(self, offset: int, number: int) -> _Lane:
-        """Return a lane that has not passed an offset yet; one that has is read again."""
+        """Return a lane that has not passed an offset yet; otherwise read it again."""
         lane = self._lanes.get(number)
         if lane is None or lane.offset > offset:
             if lane is not None:
@@ -92,7 +92,7 @@ class TarStream:
         return lane
 
     def check_split(self, batch_size: int, world_size: int, num_workers: int) -> None:
-        """Refuse a split in which several loader processes would read the same lane."""
+        """Reject a split in which several loader processes would read the same lane."""
         if batch_size % self.block:
             raise ConfigError(
                 f"a stream with block={self.block}, but training.batch_size={batch_size} samples "
@@ -109,7 +109,7 @@ class TarStream:
         )
 
     def _remedy(self, blocks: int, world_size: int) -> str:
-        """Say which splits the lanes allow."""
+        """Return which splits the lanes allow."""
         workers = _divisors(self.lanes, world_size * blocks)
         sizes = _divisors(self.lanes, blocks)
         if workers:
@@ -119,7 +119,7 @@ class TarStream:
         return f"use a larger block, or lanes that are a multiple of {world_size * blocks}"
 
     def _read_lane(self, number: int, epoch: int, seed: int) -> Generator[RawSample, None, None]:
-        """Yield the samples of a lane, without end."""
+        """Yield the samples of a lane, indefinitely."""
         count = len(self.shards)
         shuffled = permutation(count, random_stream(seed, epoch, SHARDS))[:count]
         lane_shards = [self.shards[int(shard)] for shard in shuffled[number :: self.lanes]]
@@ -159,7 +159,7 @@ class _Lane:
 
 
 def shuffle(items: Iterator[Item], size: int, rng: np.random.Generator) -> Iterator[Item]:
-    """Yield the items in a random order, from a buffer of `size` that is kept full."""
+    """Yield the items in random order, from a buffer of `size` that is kept full."""
     held: list[Item] = []
     for item in items:
         if len(held) < size:

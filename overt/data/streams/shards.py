@@ -1,4 +1,4 @@
-"""Which files a stream consists of, and how they are opened: paths, braces, globs, URLs."""
+"""The files of a stream, and how to open them: paths, braces, globs, URLs."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
 
 def expand_shards(patterns: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the shards that patterns name: `train-{000..099}.tar`, `{a,b}.tar`, `*.tar`.
+    """Expand patterns to shards: `train-{000..099}.tar`, `{a,b}.tar`, `*.tar`.
 
-    Globs are for local files. The order of the patterns is kept, and that of names within a glob.
+    Globs are for local files. The order of the patterns is kept; names within a glob are sorted.
     """
     shards: list[str] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
@@ -43,7 +43,7 @@ def expand_shards(patterns: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """Return the names of a pattern with `{000..012}` and `{a,b}`, as a shell would."""
+    """Expand a pattern with `{000..012}` and `{a,b}`, as a shell would."""
     texts: list[str] = []
     choices: list[list[str]] = []
     last, count = 0, 1
@@ -100,7 +100,7 @@ def open_shard(shard: str) -> BinaryIO:
             f"{shard} is a URL, which is opened with fsspec: pip install 'overt[streams]'"
         ) from error
     try:
-        # Samples are read at once: a cache that reads ahead would load what other ranks read.
+        # Samples are read at once: a read-ahead cache would load what other ranks read.
         return cast(BinaryIO, fsspec.open(shard, "rb", cache_type="none").open())
     except ImportError as error:  # s3fs, gcsfs, ...
         raise DataError(f"{shard} needs a package that is not installed: {error}") from error
@@ -109,7 +109,7 @@ def open_shard(shard: str) -> BinaryIO:
 
 
 def open_with(opener: Opener, shard: str) -> BinaryIO:
-    """Open a shard by any opener; a DataError where that fails."""
+    """Open a shard with any opener; raise a DataError if that fails."""
     try:
         return opener(shard)
     except OSError as error:
@@ -118,7 +118,7 @@ def open_with(opener: Opener, shard: str) -> BinaryIO:
 
 
 def unzipped(file: BinaryIO, shard: str) -> BinaryIO:
-    """Return a file at its start, gzip undone where it is compressed; it need not seek."""
+    """Return a file at its start, decompressed if it is gzip; it need not seek."""
     try:
         start = file.read(2)
     except OSError as error:
@@ -130,7 +130,7 @@ def unzipped(file: BinaryIO, shard: str) -> BinaryIO:
 
 
 class _Rejoined:
-    """A file whose first bytes were read already."""
+    """A file whose first bytes have already been read."""
 
     def __init__(self, start: bytes, file: BinaryIO) -> None:
         self.start, self.file = start, file

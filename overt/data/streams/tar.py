@@ -1,7 +1,7 @@
-"""Tar files, read strictly: members with their offsets, grouped to samples by their names.
+"""A strict tar reader: members with their offsets, grouped into samples by name.
 
-ustar, pax and GNU long names. Content is never executed or extracted. Python's tarfile takes a
-damaged header for the end of the archive, and samples would be missing silently: here it is a
+ustar, pax and GNU long names. Content is never executed or extracted. Python's tarfile treats a
+damaged header as the end of the archive, so samples would be missing silently: here it is a
 DataError with shard and offset.
 """
 
@@ -19,8 +19,8 @@ from overt.errors import DataError
 BLOCK = 512
 LONGEST_NAME = 2**20  # bytes of an extended header; more is damage
 LONGEST_PADDING = 2**20  # zeros after the end mark; writers pad to 10 KiB, some to more
-# What is before the first dot of the last component is the key, the rest the suffix. Names without
-# a key (.DS_Store, ._000.jpg) or without a suffix (README) belong to no sample.
+# The key is what precedes the first dot of the last component, the suffix is the rest. Names
+# without a key (.DS_Store, ._000.jpg) or without a suffix (README) belong to no sample.
 _NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
 _DIRECTORIES = (tarfile.DIRTYPE,)
 _FILES = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
@@ -46,12 +46,12 @@ class RawSample:
 
 
 class ShardReader:
-    """Reads a file forwards, and knows where it is."""
+    """Reads a file forward and tracks its offset."""
 
     def __init__(
         self, file: BinaryIO, shard: str, size: int | None = None, offset: int = 0
     ) -> None:
-        """`size` of a file that can seek: what nobody reads is skipped without reading."""
+        """`size` of a seekable file: unused content is skipped without reading."""
         self.file, self.shard, self.size, self.offset = file, shard, size, offset
 
     def fail(self, offset: int, problem: str) -> DataError:
@@ -94,7 +94,7 @@ class ShardReader:
 
 
 def walk(reader: ShardReader) -> Iterator[Member]:
-    """Yield the files of an archive; whoever wants the content reads it before the next one."""
+    """Yield the files of an archive; read the content before requesting the next one."""
     extended: dict[str, str] = {}  # what a pax or GNU header says about the member that follows
     while True:
         start = reader.offset
@@ -135,7 +135,7 @@ def walk(reader: ShardReader) -> Iterator[Member]:
 
 
 def parse_header(block: bytes) -> tarfile.TarInfo | None:
-    """Return what a header block says, or None where its checksum or a number is wrong."""
+    """Return the fields of a header block, or None if its checksum or a number is wrong."""
     try:
         return tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
     except (tarfile.HeaderError, ValueError):
@@ -143,7 +143,7 @@ def parse_header(block: bytes) -> tarfile.TarInfo | None:
 
 
 def _check_end(reader: ShardReader, start: int) -> None:
-    """Refuse an archive that has more than padding after its end mark."""
+    """Reject an archive that has more than padding after its end mark."""
     remainder = reader.read_up_to(LONGEST_PADDING + 1)
     if len(remainder) > LONGEST_PADDING or any(remainder):
         raise reader.fail(
@@ -172,9 +172,9 @@ def _pax_records(reader: ShardReader, start: int, content: bytes) -> dict[str, s
 
 
 def read_samples(reader: ShardReader, reads: Callable[[str], bool]) -> Iterator[RawSample]:
-    """Yield the samples of a shard in the layout of WebDataset: members of a key are neighbors.
+    """Yield the samples of a shard in the layout of WebDataset: members of a key are adjacent.
 
-    The content of a member is read where `reads(suffix)`.
+    The content of a member is read if `reads(suffix)` is true.
     """
     sample: RawSample | None = None
     keys: set[str] = set()

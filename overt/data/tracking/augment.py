@@ -1,7 +1,7 @@
-"""Augmentation of clips with tracks: all random draws of a clip, kept as data.
+"""Augmentation of clips with tracks: all random parameters of a clip, as data.
 
-What a plan does to points and pixels is in `augment_apply`. T frames; sizes are (height, width).
-This file does not import torch.
+`augment_apply` applies a plan to points and pixels. T frames; sizes are (height, width). This file
+does not import torch.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class AugmentationSettings:
     contrast: float
     # saturation likewise
     saturation: float
-    # hue shifts by up to this fraction of the circle, either way
+    # hue shifts by up to this fraction of the circle, in either direction
     hue: float
     # fraction of the clips that are blurred, independently in every frame
     blur_probability: float
     # taps of the Gaussian, an odd number
     blur_kernel: int
-    # range of its deviation in pixels
+    # range of its standard deviation in pixels
     blur_sigma: list[float]
     # black columns and rows added on each side: below this number
     pad: int
@@ -54,20 +54,20 @@ class AugmentationSettings:
     scale: list[float]
     # the zoom of width and height changes by up to this from frame to frame
     scale_drift: float
-    # range that the zoom never leaves
+    # hard limits of the zoom
     scale_limits: list[float]
-    # a zoomed frame exceeds the crop by at least this many pixels, each way
+    # a zoomed frame exceeds the crop by at least this many pixels along each axis
     crop_margin: int
     # the crop moves by up to this many pixels from frame to frame
     crop_drift: int
-    # how much of the last frame's change of zoom and crop continues in the next frame
+    # fraction of the last change of zoom and crop that continues in the next frame
     drift_momentum: float
-    # fraction of the clips mirrored left to right
+    # fraction of the clips flipped left to right
     flip_horizontal: float
-    # fraction of the clips mirrored top to bottom
+    # fraction of the clips flipped top to bottom
     flip_vertical: float
-    # points follow the pixels exactly; false: as the released weights were trained, where a mirror
-    # is one pixel off (W - x) and a zoom up to half a pixel (corners of the image stay corners)
+    # points follow the pixels exactly; false: as the released weights were trained, where a flip is
+    # off by one pixel (W - x) and a zoom by up to half a pixel (corners of the image stay corners)
     exact_points: bool
 
     def __post_init__(self) -> None:
@@ -94,7 +94,7 @@ def _key(name: str) -> str:
 
 
 class Draws(Protocol):
-    """Where random numbers come from: a numpy Generator, or a list that is replayed."""
+    """Source of random numbers: a numpy Generator, or a list that is replayed."""
 
     def random(self) -> float: ...
 
@@ -133,12 +133,12 @@ class Pad(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that was drawn for a clip of T frames; what is empty does not happen."""
+    """All sampled parameters of a clip of T frames; empty ones have no effect."""
 
     frame_size: tuple[int, int]  # (height, width) before
     crop_size: tuple[int, int]  # (height, width) after
     erased: tuple[Box, ...]
-    # Patches are cut from a copy of the clip whose colors changed twice, T pairs.
+    # Patches are cut from a copy of the clip whose colors were jittered twice, T pairs.
     patch_jitter: tuple[tuple[Jitter, Jitter], ...]
     patches: tuple[Patch, ...]
     jitter: tuple[Jitter, ...]  # T
@@ -155,7 +155,7 @@ class Plan:
 
     @property
     def padded_size(self) -> tuple[int, int]:
-        """(height, width) of the frames with their black border."""
+        """Return (height, width) of the frames with their black border."""
         height, width = self.frame_size
         return height + self.pad.top + self.pad.bottom, width + self.pad.left + self.pad.right
 
@@ -167,7 +167,7 @@ def draw_plan(
     settings: AugmentationSettings,
     draws: Draws,
 ) -> Plan:
-    """All random draws of a clip, in a fixed order; a step of probability 0 draws nothing."""
+    """Sample all parameters of a clip in a fixed order; a step of probability 0 samples nothing."""
     erased: list[Box] = []
     if settings.erase_probability > 0:
         for frame in range(1, frames):
@@ -251,7 +251,7 @@ def _zoomed_sizes(
     settings: AugmentationSettings,
     draws: Draws,
 ) -> tuple[tuple[int, int], ...]:
-    """The size of every frame: one zoom for the clip, then slow changes of width and height."""
+    """Return the size of every frame: one zoom, then slow changes of width and height."""
     zoom_x = zoom_y = draws.uniform(*settings.scale)
     change_x = change_y = 0.0
     reach = settings.scale_drift
@@ -290,5 +290,5 @@ def _crop_drift(
 
 
 def _smoothing_weights(momentum: float) -> tuple[float, float]:
-    """What remains of the last change and what the next draw adds."""
+    """Return what remains of the last change plus the next random one."""
     return momentum, round(1 - momentum, 9)  # 1 - 0.8 is below 0.2, which a truncation would show

@@ -1,6 +1,6 @@
-"""What a plan of `augment` does to a clip: to its points with numpy, to its pixels with torch.
+"""Apply a plan of `augment` to a clip: to its points with numpy, to its pixels with torch.
 
-The pixel functions work on any device, and never wait for it. N tracks, T frames, of which n at a
+The pixel functions work on any device without synchronization. N tracks, T frames, processed n at a
 time; (x, y) in pixels with 0 at the center of the first one.
 """
 
@@ -20,12 +20,12 @@ from overt.errors import DataError
 from overt.ops.jitter.api import jitter
 from overt.ops.jitter.operators import Jitter
 
-# A GPU takes many frames for the launches of one. On a CPU a single frame stays in the cache.
+# A GPU processes many frames in the launches of one. On a CPU a single frame fits into the cache.
 FRAMES_AT_ONCE = 32
 
 
 class Moved(NamedTuple):
-    """The points of a clip after augmentation, and where its frames are cut."""
+    """The points of a clip after augmentation, and the crop positions of its frames."""
 
     coords_xy: NDArray[np.float32]  # (N, T, 2) pixels of the crop
     visible: NDArray[np.bool_]  # (N, T) not covered; a point outside the crop keeps its value
@@ -33,7 +33,7 @@ class Moved(NamedTuple):
 
 
 def move_points(plan: Plan, coords_xy: NDArray[np.float32], visible: NDArray[np.bool_]) -> Moved:
-    """Where the points (N, T, 2) of the clip end up, and which (N, T) can still be seen."""
+    """Return the augmented points (N, T, 2) of a clip, and which (N, T) are still visible."""
     visible = visible & ~_covered(plan, coords_xy)
     points = coords_xy + np.array([plan.pad.left, plan.pad.top], dtype=np.float64)
     padded = np.array(plan.padded_size[::-1])  # (width, height)
@@ -54,7 +54,7 @@ def move_points(plan: Plan, coords_xy: NDArray[np.float32], visible: NDArray[np.
 
 
 def _covered(plan: Plan, coords_xy: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Which points (N, T) lie under something that was erased or replaced."""
+    """Return which points (N, T) are covered by an erased or replaced rectangle."""
     covered = np.zeros(coords_xy.shape[:2], dtype=np.bool_)
     for box in (*plan.erased, *(patch.box for patch in plan.patches)):
         x, y = coords_xy[:, box.frame, 0], coords_xy[:, box.frame, 1]
@@ -66,7 +66,7 @@ def _covered(plan: Plan, coords_xy: NDArray[np.float32]) -> NDArray[np.bool_]:
 def _crop_corners(
     plan: Plan, seen_xy: NDArray[np.float64], sizes: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Upper left corners (T, 2): around the points seen at first, then drifting."""
+    """Return the upper left corners (T, 2): around the initially visible points, then drifting."""
     crop = np.array(plan.crop_size[::-1])
     middle = seen_xy.mean(axis=0) if len(seen_xy) else crop
     corner = np.trunc(middle - crop // 2).astype(np.int64)
@@ -79,7 +79,7 @@ def _crop_corners(
 
 
 def render(plan: Plan, corners: NDArray[np.int64], frames: Tensor) -> Tensor:
-    """The frames (T, 3, H, W) uint8 of the clip as planned, cut at `corners` (T, 2)."""
+    """Return the frames (T, 3, H, W) uint8 of the clip as planned, cropped at `corners` (T, 2)."""
     assert frames.shape[2:] == plan.frame_size, "a plan for frames of another size"
     assert len(frames) == len(plan.sizes), "a plan for a clip of another length"
     frames = replace(erase(frames, plan.erased), plan.patches, plan.patch_jitter)
@@ -131,7 +131,7 @@ def replace(
 
 
 def blur(frames: Tensor, kernel: int, sigmas: Sequence[float]) -> Tensor:
-    """Gaussian blur of the frames (n, 3, H, W) uint8, mirrored at the border, then rounded."""
+    """Blur the frames (n, 3, H, W) uint8 by a Gaussian with mirrored borders, then round."""
     half = kernel // 2
     if half >= min(frames.shape[2:]):
         raise DataError(
@@ -157,7 +157,7 @@ def blur(frames: Tensor, kernel: int, sigmas: Sequence[float]) -> Tensor:
 def resample(
     plan: Plan, sizes: Sequence[tuple[int, int]], corners: NDArray[np.int64], frames: Tensor
 ) -> Tensor:
-    """Frames (n, 3, H, W) padded, zoomed to `sizes`, cut, mirrored: float32 (n, 3, h, w)."""
+    """Pad, zoom to `sizes`, crop and flip frames (n, 3, H, W): float32 (n, 3, h, w)."""
     y, x = (_sources(plan, axis, sizes, corners, frames.device) for axis in (0, 1))
     shape = (len(frames), *plan.crop_size)
     grid = torch.stack([x[:, None, :].expand(shape), y[:, :, None].expand(shape)], dim=-1)
@@ -171,9 +171,9 @@ def _sources(
     corners: NDArray[np.int64],
     device: torch.device,
 ) -> Tensor:
-    """Where on an axis, 0 vertical, the pixels of n crops come from; -1 to 1 in frames (n, pixels).
+    """Return source positions, -1 to 1 in frames (n, pixels), of n crops along an axis, 0 vertical.
 
-    Pixels are squares of which the zoom keeps the edges in place, as in OpenCV's resize.
+    Pixels are squares; the zoom keeps the image edges in place, like OpenCV's resize.
     """
     padded, zoomed = plan.padded_size[axis], np.array(sizes)[:, axis]
     pixels = np.arange(plan.crop_size[axis])
@@ -181,13 +181,13 @@ def _sources(
         pixels = pixels[::-1]
     positions = corners[:, 1 - axis, None] + pixels + 0.5  # (n, pixels)
     positions = np.clip(positions * (padded / zoomed)[:, None] - 0.5, 0, padded - 1)
-    # Positions in the frame without its border; beyond its last pixel there is black.
+    # Positions in the frame without its border; beyond its last pixel it is black.
     positions -= (plan.pad.top, plan.pad.left)[axis]
     return _on(device, (2 * positions + 1) / plan.frame_size[axis] - 1)
 
 
 def _on(device: torch.device, values: ArrayLike) -> Tensor:
-    """A few numbers for a device, which the host does not wait for; fractions as float32."""
+    """Copy a few numbers to a device without synchronization; fractions as float32."""
     numbers = np.array(values)
     if numbers.dtype == np.float64:
         numbers = numbers.astype(np.float32)

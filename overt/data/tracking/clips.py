@@ -1,4 +1,4 @@
-"""Clips of Kubric sequences with their tracks, as all point trackers cut them.
+"""Clips of Kubric sequences with their tracks, shared by all point trackers.
 
 B clips, T frames, N tracks, H x W pixels; positions are (x, y) in pixels, queries (t, x, y) with t
 counted from the first frame of the clip.
@@ -26,17 +26,17 @@ from overt.data.tracking.synthetic_kubric import write_sequences
 from overt.distributed import main_first
 from overt.errors import DataError
 
-# Draws before a sample is given up, the first of them from the sequence that was asked for.
+# Attempts before a sample is given up, the first of them with the requested sequence.
 TRIES, OWN_TRIES = 12, 4
 
-# Pixels that a query may lie outside of the image: some files place the last pixel's edge, not its
-# center, at the size. What is farther away is refused where a user gives it, and moved here where a
-# data set does.
+# Pixels by which a query may be outside of the image: some files place the last pixel's edge, not
+# its center, at the size. Queries farther away are rejected if given by a user, and clamped if they
+# come from a data set.
 QUERY_MARGIN = 1.0
 
 
 def refuse_points_outside(points_xy: Tensor, frame_size: tuple[int, int]) -> None:
-    """Refuse points (N, 2) that lie outside of a frame of (height, width)."""
+    """Reject points (N, 2) outside of a frame of (height, width)."""
     height, width = frame_size
     last = torch.tensor([width - 1, height - 1]).to(points_xy)
     inside = ((points_xy >= -QUERY_MARGIN) & (points_xy <= last + QUERY_MARGIN)).all(-1)
@@ -50,14 +50,14 @@ def refuse_points_outside(points_xy: Tensor, frame_size: tuple[int, int]) -> Non
 
 
 class Positions(IntEnum):
-    """How a recipe counts positions; the last one in W pixels is W less the value."""
+    """The pixel convention of a recipe; the last position in W pixels is W minus the value."""
 
-    SHARES = 0  # a share of the image times its size: 0 and W are its edges
+    SHARES = 0  # a fraction of the image times its size: 0 and W are its edges
     CENTRES = 1  # 0 and W - 1 are the centers of the outermost pixels
 
 
 class Rendering(NamedTuple):
-    """How frames are to be colored, zoomed and cut: drawn, and yet to be done."""
+    """Planned color changes, zoom and crop of frames, not yet applied."""
 
     plan: Plan
     corners: NDArray[np.int64]  # (T, 2) of the crops
@@ -65,7 +65,7 @@ class Rendering(NamedTuple):
 
 @dataclass(frozen=True)
 class TrackSample:
-    """One clip with the tracks to follow."""
+    """One clip with the tracks to predict."""
 
     video: Tensor  # (T, 3, H, W) uint8
     tracks: Tensor  # (T, N, 2) float32 pixels
@@ -73,27 +73,27 @@ class TrackSample:
     valid: Tensor  # (N,) bool: a track, not the filling of a clip with too few
     queries: Tensor  # (N, 3) float32 (t, x, y)
     name: str
-    redrawn: int = 0  # clips that were thrown away before this one
+    redrawn: int = 0  # clips that were rejected before this one
     rendering: Rendering | None = None  # of a video that is still to be cut to its size
-    scored: Tensor | None = None  # (T, N) bool: where labels mean anything; None: everywhere
+    scored: Tensor | None = None  # (T, N) bool: where labels are valid; None: everywhere
 
 
 @dataclass(frozen=True)
 class TrackBatch:
-    """Clips of one length with equally many tracks."""
+    """Clips with equal numbers of frames and tracks."""
 
     video: Tensor  # (B, T, 3, H, W) uint8
     tracks: Tensor  # (B, T, N, 2) float32 pixels
     visibility: Tensor  # (B, T, N) bool
     valid: Tensor  # (B, N) bool, or (B, T, N) where a recipe tells frames apart
     queries: Tensor  # (B, N, 3) float32 (t, x, y)
-    redrawn: Tensor  # (B,) float32: clips that were thrown away before each of these
+    redrawn: Tensor  # (B,) float32: clips that were rejected before each of these
     names: tuple[str, ...]
     renderings: tuple[Rendering, ...] | None = None  # of each video, where it is still to be done
 
 
 def stack_samples(samples: Sequence[TrackSample]) -> TrackBatch:
-    """Samples of equal shapes as a batch."""
+    """Stack samples of equal shapes."""
     return TrackBatch(
         video=torch.stack([sample.video for sample in samples]),
         tracks=torch.stack([sample.tracks for sample in samples]),
@@ -107,7 +107,7 @@ def stack_samples(samples: Sequence[TrackSample]) -> TrackBatch:
 
 
 def rendered(batch: TrackBatch) -> TrackBatch:
-    """The batch with its videos as planned, computed where they lie."""
+    """Return the batch with its planned augmentation applied, on its device."""
     if batch.renderings is None:
         return batch
     pairs = zip(batch.renderings, batch.video, strict=True)
@@ -121,7 +121,7 @@ def redrawn_count(batch: TrackBatch) -> dict[str, Tensor]:
 
 
 def redrawn_metric(batch: TrackBatch, counts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """How many clips were thrown away for each that was kept: samples are never replaced unseen."""
+    """Return how many clips were rejected per accepted one: replacements are never silent."""
     return {"redrawn_clips": batch.redrawn.sum() / counts["clips"].clamp(min=1)}
 
 
@@ -129,7 +129,7 @@ def redrawn_metric(batch: TrackBatch, counts: Mapping[str, Tensor]) -> dict[str,
 
 
 def make_missing_sequences(settings: KubricSettings) -> None:
-    """Write the synthetic sequences that `data.synthetic` describes, unless they are there.
+    """Write the synthetic sequences described by `data.synthetic`, unless they exist.
 
     Every rank has to call this.
     """
@@ -139,7 +139,7 @@ def make_missing_sequences(settings: KubricSettings) -> None:
 
 
 def training_sequences(settings: KubricSettings) -> list[Path]:
-    """Those of `data.root` that are not held out."""
+    """Return the sequences of `data.root` that are not held out."""
     sequences = find_sequences(settings.given_root())
     if len(sequences) <= settings.held_out:
         raise DataError(
@@ -151,7 +151,7 @@ def training_sequences(settings: KubricSettings) -> list[Path]:
 
 
 def sequences_to_try(sequences: list[Path], index: int, rng: np.random.Generator) -> Iterator[Path]:
-    """Where a sample may come from: a few times the sequence asked for, then others by lot."""
+    """Yield candidate sequences of a sample: several times the requested one, then random ones."""
     for attempt in range(TRIES):
         yield sequences[index if attempt < OWN_TRIES else rng.integers(len(sequences))]
 
@@ -165,7 +165,7 @@ def name_of(sequence: Path) -> str:
 
 
 class Clip(NamedTuple):
-    """Some frames of a sequence with all its tracks, before tracks are chosen."""
+    """Some frames of a sequence with all its tracks, before tracks are selected."""
 
     frames: NDArray[np.uint8]  # (T, 3, H, W)
     coords_xy: NDArray[np.float32]  # (N, T, 2)
@@ -174,13 +174,13 @@ class Clip(NamedTuple):
 
 
 def read_clip(sequence: Path, tracks: Tracks, indices: NDArray[np.intp]) -> Clip:
-    """Decode these frames of a sequence and cut its tracks to them."""
+    """Decode these frames of a sequence and restrict its tracks to them."""
     frames = read_frames(sequence, indices)
     return Clip(frames, tracks.coords_xy[:, indices], tracks.visible[:, indices])
 
 
 def refuse_shorter(sequence: Path, tracks: Tracks, frames: int, key: str) -> None:
-    """Refuse a sequence with fewer frames than the setting `key` asks for."""
+    """Reject a sequence with fewer frames than the setting `key` requires."""
     length = tracks.coords_xy.shape[1]
     if length < frames:
         raise DataError(
@@ -192,9 +192,9 @@ def refuse_shorter(sequence: Path, tracks: Tracks, frames: int, key: str) -> Non
 def augmented(
     clip: Clip, settings: KubricSettings, positions: Positions, rng: np.random.Generator
 ) -> Clip:
-    """The clip with other colors, zoomed, cut to size and mirrored as the draws have it.
+    """Return the clip with sampled colors, zoom, crop and flips.
 
-    With `augment_on_device` the points are moved here, and the frames by `rendered`.
+    With `augment_on_device` only the points are transformed here, and the frames by `rendered`.
     """
     height, width = clip.frames.shape[2:]
     crop_height, crop_width = settings.crop_size
@@ -210,7 +210,7 @@ def augmented(
 
 
 def crop(clip: Clip, top: int, left: int, size: list[int], positions: Positions) -> Clip:
-    """Cut a window from every frame; a point outside it is not visible."""
+    """Crop a window from every frame; a point outside it is not visible."""
     height, width = size
     coords = clip.coords_xy - np.array([left, top], dtype=np.float32)
     frames = clip.frames[:, :, top : top + height, left : left + width]
@@ -218,13 +218,13 @@ def crop(clip: Clip, top: int, left: int, size: list[int], positions: Positions)
 
 
 def centre_crop(clip: Clip, size: list[int], positions: Positions, sequence: Path) -> Clip:
-    """Cut (height, width) from the middle of every frame."""
+    """Crop (height, width) from the center of every frame."""
     spare_rows, spare_columns = margins(clip, size, sequence)
     return crop(clip, spare_rows // 2, spare_columns // 2, size, positions)
 
 
 def margins(clip: Clip, size: list[int], sequence: Path) -> tuple[int, int]:
-    """Rows and columns of the frames beyond the crop."""
+    """Return the rows and columns of the frames beyond the crop."""
     height, width = clip.frames.shape[2:]
     if height < size[0] or width < size[1]:
         raise DataError(
@@ -237,7 +237,7 @@ def margins(clip: Clip, size: list[int], sequence: Path) -> tuple[int, int]:
 def inside(
     coords_xy: NDArray[np.float32], size: list[int], positions: Positions
 ) -> NDArray[np.bool_]:
-    """Which points (..., 2) lie in an image of (height, width), its last position included."""
+    """Return which points (..., 2) are in an image of (height, width), last pixel included."""
     x, y = coords_xy[..., 0], coords_xy[..., 1]
     return (x >= 0) & (x <= size[1] - positions) & (y >= 0) & (y <= size[0] - positions)
 
@@ -250,7 +250,7 @@ def to_sample(
     name: str,
     redrawn: int = 0,
 ) -> TrackSample:
-    """The chosen tracks, filled up to `points` with ones that count for nothing."""
+    """Return the selected tracks, padded to `points`; padding is excluded from losses."""
     length, count = clip.visible.shape[1], len(chosen)
     tracks = np.zeros((length, points, 2), np.float32)
     tracks[:, :count] = clip.coords_xy[chosen].transpose(1, 0, 2)

@@ -1,4 +1,4 @@
-"""Corners of an image: points that can be told from their neighbors in every direction.
+"""Corners of an image: points that differ from their neighborhood in every direction.
 
 Shi and Tomasi, "Good features to track" (1994). This file does not import torch.
 """
@@ -25,7 +25,7 @@ def corner_response(frame: NDArray[np.uint8]) -> Response:
 
 
 def find_corners(frame: NDArray[np.uint8], count: int) -> NDArray[np.int64]:
-    """Return up to `count` corners (n, 2) as x, y of a frame (3, H, W), the strongest first."""
+    """Return up to `count` corners (n, 2) as x, y of a frame (3, H, W), strongest first."""
     if min(frame.shape[1:]) <= 2 * BORDER:
         return np.zeros((0, 2), np.int64)
     response = corner_response(frame)
@@ -34,13 +34,13 @@ def find_corners(frame: NDArray[np.uint8], count: int) -> NDArray[np.int64]:
     inner[middle] = response[middle]
     is_corner = (inner > WEAKEST * inner.max()) & (inner >= _window_maximum(inner))
     rows, columns = np.nonzero(is_corner)
-    # Equal responses, as of a drawing, keep the order of their rows.
+    # Equal responses, for example in a drawing, keep their row order.
     order = np.argsort(-inner[rows, columns], kind="stable")[:count]
     return np.stack([columns[order], rows[order]], axis=1)
 
 
 def _box_sum(values: Response) -> Response:
-    """Sum each window of (2 REACH + 1) pixels a side, by shifted sums along both axes."""
+    """Sum each window of (2 REACH + 1) pixels per side, by shifted sums along both axes."""
     for axis in (0, 1):
         padding = [(REACH, REACH) if axis == side else (0, 0) for side in (0, 1)]
         values = _windows(np.pad(values, padding), axis).sum(axis=-1)

@@ -1,4 +1,4 @@
-"""Dynamic Replica as its publishers ship it: synthetic rooms with moving people, exact tracks.
+"""Dynamic Replica as published: synthetic rooms with moving people, exact tracks.
 
 ROOT/SPLIT/frame_annotations_SPLIT.jgz lists the frames; each has a picture and a file of tensors
 with its points. T frames, N points; (x, y) in pixels, 0 at the center of the first pixel.
@@ -70,7 +70,7 @@ class DynamicReplica:
         return f"{self.file}, clip {self.clips[index][0]}"
 
     def clip(self, index: int) -> AnnotatedClip:
-        """Read a clip with random tracks that are visible in its first frame, always the same."""
+        """Read a clip with tracks that are visible in its first frame: a fixed random selection."""
         source, listed = self.where(index), self.clips[index][1]
         frames, coords, visible = [], [], []
         for frame in listed:
@@ -100,7 +100,7 @@ class DynamicReplica:
 
 
 def _read_sequences(file: Path, folder: Path) -> dict[str, list[_Frame]]:
-    """Return the frames of the left camera of each sequence, in the order of time."""
+    """Return the frames of the left camera of each sequence, in temporal order."""
     entries = _read_list(file)
     sequences: dict[str, list[_Frame]] = {}
     try:

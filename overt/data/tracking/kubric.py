@@ -1,7 +1,7 @@
 """Kubric sequences on disk: SEQ/frames/000.png ... and SEQ/SEQ.npy with the tracks of its points.
 
-Read by CoTracker3 (MOVi-F, 120 frames) and LBM (24 frames); made by `overt data kubric ROOT` too.
-N tracks, T frames, (x, y) in pixels, 0 at the center of the first pixel.
+Read by CoTracker3 (MOVi-F, 120 frames) and LBM (24 frames); also written by `overt data kubric
+ROOT`. N tracks, T frames, (x, y) in pixels, 0 at the center of the first pixel.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _REMEDY = "Get the sequence again, or remove its folder from the data set."
 
 
 class Tracks(NamedTuple):
-    """Where the points of a sequence are, and where they can be seen."""
+    """Positions and visibility of the points of a sequence."""
 
     coords_xy: NDArray[np.float32]  # (N, T, 2) pixels
     visible: NDArray[np.bool_]  # (N, T)
 
 
 def list_sequences(root: Path | str) -> list[Path]:
-    """The sequence folders under `root`, sorted by name."""
+    """Return the sequence folders under `root`, sorted by name."""
     root = Path(root)
     remedy = (
         "Kubric MOVi-F with tracks is on Hugging Face as facebook/CoTracker3_Kubric; "
@@ -56,7 +56,7 @@ def list_sequences(root: Path | str) -> list[Path]:
 
 
 def frame_paths(sequence: Path) -> list[Path]:
-    """The image files of a sequence in the order of time."""
+    """Return the image files of a sequence in temporal order."""
     folder = sequence / "frames"
     if not folder.is_dir():
         raise DataError(f"{sequence}: it has no folder `frames`. {_REMEDY}")
@@ -108,7 +108,7 @@ def _read_coords(path: Path, value: Any) -> NDArray[np.float32]:
 
 
 def _read_occluded(path: Path, value: Any, shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    # The key says visibility, the value says the opposite: TAP-Vid's `occluded`.
+    # The key is called visibility, but the value is its opposite: TAP-Vid's `occluded`.
     occluded = np.asarray(value)
     if occluded.shape != shape:
         raise DataError(
@@ -124,7 +124,7 @@ def _read_occluded(path: Path, value: Any, shape: tuple[int, ...]) -> NDArray[np
 
 
 def read_frames(paths: Sequence[Path], indices: Iterable[int]) -> NDArray[np.uint8]:
-    """Decode the frames asked for, and only those, to RGB (T, 3, H, W)."""
+    """Decode only the requested frames to RGB (T, 3, H, W)."""
     frames = [_read_image(paths[index]) for index in indices]
     sizes = sorted({frame.shape[1::-1] for frame in frames})
     if len(sizes) > 1:
@@ -137,7 +137,7 @@ def _read_image(path: Path) -> NDArray[np.uint8]:
     try:
         with Image.open(path) as image:
             return to_rgb(image)  # (H, W, 3)
-    # Pillow says SyntaxError, ValueError or struct.error of a broken header, OSError of the rest.
+    # Pillow raises SyntaxError, ValueError or struct.error for a broken header, OSError otherwise.
     except (
         OSError,
         SyntaxError,

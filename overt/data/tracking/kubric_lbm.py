@@ -1,7 +1,7 @@
 """LBM's copy of Kubric: sequences of 24 frames, cut from those in CoTracker's layout.
 
-ROOT/0000/frames/000.png ... 023.png, ROOT/0000/0000.npy with the tracks, and perhaps
-ROOT/0000/depths, which is not read here. A track of N points over T frames is stored as in Kubric:
+ROOT/0000/frames/000.png ... 023.png, ROOT/0000/0000.npy with the tracks, and optionally
+ROOT/0000/depths, which is not read here. Tracks of N points over T frames are stored as in Kubric:
 `coords` (N, T, 2) and `visibility` (N, T), where true means occluded.
 """
 
@@ -26,7 +26,7 @@ TRACKS = 2048
 
 
 class Converted(NamedTuple):
-    """What became of the sequences of a data set."""
+    """Outcome of the conversion of a data set."""
 
     written: list[Path]
     kept: int  # were there already
@@ -40,11 +40,11 @@ def convert(
     tracks: int = TRACKS,
     windows: int | None = None,
 ) -> Converted:
-    """Cut the sequences of `source` into runs of `frames` and write each as a sequence of `out`.
+    """Cut the sequences of `source` into windows of `frames` and write each as a sequence of `out`.
 
-    Of every sequence the first `windows` runs are taken, by default all that fit. Image files are
-    linked where the file system allows it and copied where not. What is too short or shows no
-    track is left out and named; a sequence that is there already is kept.
+    The first `windows` windows of every sequence are used, by default all that fit. Image files are
+    linked if the file system allows it, otherwise copied. Windows that are too short or show no
+    track are skipped and named; existing sequences are kept.
     """
     out = Path(out)
     sequences = list_sequences(source)
@@ -62,7 +62,7 @@ def convert(
         if runs == 0:
             result.left_out[sequence.name] = f"{length} frames, fewer than {frames}"
         for run in range(runs):
-            # The name says where the run comes from, so that a conversion can go on.
+            # The name contains the origin of the window, so that a conversion can be resumed.
             target = out / (f"{sequence.name}_{run:02d}" if runs > 1 else sequence.name)
             if target.exists():
                 result = result._replace(kept=result.kept + 1)
@@ -78,7 +78,7 @@ def convert(
 
 
 def _choose(tracks: Tracks, span: range, limit: int) -> NDArray[np.intp]:
-    """Tracks visible in the first frame of the run, spread evenly over those there are."""
+    """Return tracks visible in the first frame of the window, evenly spaced in their list."""
     visible = np.flatnonzero(tracks.visible[:, span.start])
     count = min(limit, len(visible))
     return visible[np.linspace(0, len(visible) - 1, count).round().astype(np.intp)]
@@ -94,7 +94,7 @@ def _write(
         "coords": tracks.coords_xy[chosen, span.start : span.stop],
         "visibility": ~tracks.visible[chosen, span.start : span.stop],
     }
-    # Another process that converts the same set may be faster: its sequence is the same.
+    # Another process that converts the same set may be faster: its sequence is identical.
     with suppress(MadeMeanwhileError), new_folder(target) as folder:
         for name, paths in images.items():
             (folder / name).mkdir()

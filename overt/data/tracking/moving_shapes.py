@@ -1,7 +1,7 @@
 """Textured shapes that move over a moving background, with exact tracks and occlusions.
 
-A point is fixed on its surface, and the formula that moves the point also renders the frames.
-T frames, N points, S texels; (x, y) in pixels of the image, 0 at the center of the first pixel.
+A point is fixed on its surface, and the formula that moves the point also renders the frames. T
+frames, N points, S texels; (x, y) in pixels of the image, 0 at the center of the first pixel.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BEVEL_PIXELS = 4.0
 
 @dataclass(frozen=True)
 class SceneSettings:
-    """What a set of sequences has in common."""
+    """Settings shared by a set of sequences."""
 
     frames: int
     height: int
@@ -32,7 +32,7 @@ class SceneSettings:
     seed: int
     # shapes that move in front of the background
     shapes: int
-    # pixels per frame: the fastest shape's translation at its fastest
+    # pixels per frame: peak translation of the fastest shape
     speed: float
 
 
@@ -45,12 +45,12 @@ class _Motion:
     matrix: Array  # (T, 2, 2) rotation times zoom
 
     def to_image(self, surface: Array) -> Array:
-        """Points (N, 2) of the surface, in every frame (N, T, 2)."""
+        """Map points (N, 2) of the surface to every frame (N, T, 2)."""
         image: Array = np.einsum("tij,nj->nti", self.matrix, surface) + self.centre_xy
         return image
 
     def to_surface(self, image: Array, frames: Any) -> Array:
-        """Points (..., 2) of the image, each in its frame, on the surface (..., 2)."""
+        """Map points (..., 2) of the image, each in its frame, to the surface (..., 2)."""
         offset = image - self.centre_xy[frames]
         surface: Array = np.einsum("...ij,...j->...i", np.linalg.inv(self.matrix[frames]), offset)
         return surface
@@ -65,7 +65,7 @@ class _Layer:
     outline: Array | None
 
     def inside(self, surface: Array) -> Array:
-        """How far (..., 2) surface points lie inside the outline; negative outside."""
+        """Return how far surface points (..., 2) are inside the outline; negative outside."""
         if self.outline is None:
             return np.full(surface.shape[:-1], np.inf)
         u, v = surface[..., 0], surface[..., 1]
@@ -78,7 +78,7 @@ class _Layer:
         return radius - np.hypot(u, v)
 
     def colour(self, surface: Array) -> Array:
-        """Bilinear texture at (..., 2) surface points; the texture repeats beyond its edge."""
+        """Sample the texture bilinearly at surface points (..., 2); it repeats beyond its edge."""
         size = len(self.texture)
         position = surface + size // 2
         corner = np.floor(position)
@@ -103,7 +103,7 @@ def _blend(start: Array, end: Array, fraction: Array) -> Array:
 
 
 def make_sequence(settings: SceneSettings, index: int) -> tuple[NDArray[np.uint8], Tracks]:
-    """Frames (T, H, W, 3) and tracks of sequence `index`, a function of these arguments alone."""
+    """Return frames (T, H, W, 3) and tracks of sequence `index`; depends only on the arguments."""
     rng = sample_rng(settings.seed, 0, index)
     layers = [_background(settings, rng)]
     layers += [_shape(settings, rng) for _ in range(settings.shapes)]
@@ -149,7 +149,7 @@ def _motion(
     speed: float,
     reach: float,
 ) -> _Motion:
-    """Swinging about a middle, turning and breathing; the rim at `reach` keeps to a like speed."""
+    """Sample an oscillating, rotating, scaling motion with a similar speed at `reach`."""
     xy = _swing(rng, frames, np.full(2, sway), speed / np.sqrt(2))
     angle = _swing(rng, frames, np.array([rng.uniform(0.3, 1.2)]), 0.5 * speed / reach)[:, 0]
     zoom = np.exp(_swing(rng, frames, np.array([0.15]), 0.25 * speed / reach)[:, 0])
@@ -158,14 +158,14 @@ def _motion(
 
 
 def _swing(rng: np.random.Generator, frames: int, amplitude: Array, speed: float) -> Array:
-    """Sine waves (T, D) of these amplitudes (D) that change by at most `speed` per frame."""
+    """Return sine waves (T, D) with amplitudes (D) that change by at most `speed` per frame."""
     phase = rng.uniform(0, 2 * np.pi, amplitude.shape)
     rate = speed / amplitude * rng.uniform(0.6, 1.0, amplitude.shape)
     return amplitude * np.sin(np.arange(frames)[:, None] * rate + phase)
 
 
 def _outline(rng: np.random.Generator, radius: float) -> Array:
-    """The radius of an ellipse, a polygon or a blob at evenly spaced angles."""
+    """Return the radius of an ellipse, a polygon or a blob at evenly spaced angles."""
     angle = np.arange(_OUTLINE_ANGLES) * (2 * np.pi / _OUTLINE_ANGLES)
     kind = rng.integers(3)
     if kind == 0:
@@ -185,8 +185,8 @@ def _outline(rng: np.random.Generator, radius: float) -> Array:
 def _texture(
     rng: np.random.Generator, size: int, saturation: float, brightness: float
 ) -> NDArray[np.float32]:
-    """Veins and grain in a palette of four colors, (S, S, 3), seamless where it repeats."""
-    # Nothing finer than about four texels: what bilinear sampling blurs would change as it moves.
+    """Return veins and grain in a palette of four colors, (S, S, 3), seamless when repeated."""
+    # Nothing finer than about four texels: bilinear sampling would blur it differently as it moves.
     frequency = np.hypot(np.fft.fftfreq(size)[:, None], np.fft.rfftfreq(size))  # (S, S // 2 + 1)
     wavelength = 1 / np.maximum(frequency, 1 / size)
     gate = 1 / (1 + np.exp((5 - wavelength) / 0.5))
@@ -204,7 +204,10 @@ def _texture(
 
 
 def _noise(rng: np.random.Generator, size: int, spectrum: Array) -> Array:
-    """Periodic noise (C, S, S) of mean 0 and deviation 1 with these spectra (C, S, S // 2 + 1)."""
+    """Return periodic noise (C, S, S) of unit variance with these spectra (C, S, S
+
+    2 + 1).
+    """
     white = np.fft.rfft2(rng.standard_normal((len(spectrum), size, size)))
     white[:, 0, 0] = 0
     fields = np.fft.irfft2(white * spectrum, s=(size, size))
@@ -247,7 +250,7 @@ def _render(layers: list[_Layer], settings: SceneSettings) -> NDArray[np.uint8]:
 
 
 def _bounds(layer: _Layer, frame: int, width: int, height: int) -> tuple[int, int, int, int]:
-    """Left, top, right, bottom of the pixels that the layer can touch."""
+    """Return left, top, right, bottom of the pixels that the layer can touch."""
     if layer.outline is None:
         return 0, 0, width, height
     reach = layer.outline.max() * layer.motion.zoom[frame] + 1
@@ -261,7 +264,7 @@ def _bounds(layer: _Layer, frame: int, width: int, height: int) -> tuple[int, in
 
 
 def _track(layers: list[_Layer], settings: SceneSettings, rng: np.random.Generator) -> Tracks:
-    """Follow points, each picked on what is in front at a random pixel of a random frame."""
+    """Track points, each picked on the front surface at a random pixel of a random frame."""
     count, frames = settings.points, settings.frames
     extent = np.array([settings.width - 1, settings.height - 1])
     start_frame = rng.integers(frames, size=count)

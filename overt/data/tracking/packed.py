@@ -1,9 +1,9 @@
 """Sequences with tracks as one file each, SEQ.npz, which loads faster than a folder of PNGs.
 
 A file is a plain archive of NumPy arrays, stored without compression: `coords` (N, T, 2) float32,
-`occluded` (N, T) bool, and a frame each in `frame_000`, ...: pixels (H, W, 3) uint8, or the bytes
-of an image file. Every array carries a check sum. Folders of Kubric's layout are read here too, so
-that a data set may be either.
+`occluded` (N, T) bool, and one frame each in `frame_000`, ...: pixels (H, W, 3) uint8, or the bytes
+of an image file. Every array has a checksum. Folders of Kubric's layout are read here too, so a
+data set may be either.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ _REMEDY = "Copy or pack the sequence again."
 
 
 def is_sequence_root(root: Path | str) -> bool:
-    """Whether the folder holds sequences with tracks, in Kubric's layout."""
+    """Return whether the folder has sequences with tracks, in Kubric's layout."""
     return any(Path(root).glob("*/frames")) and any(Path(root).glob("*/*.npy"))
 
 
 def find_sequences(root: Path | str) -> list[Path]:
-    """The sequences under `root` sorted by name: packed files where there are any, else folders."""
+    """Return the sequences under `root`, sorted: packed files if there are any, else folders."""
     root = Path(root)
     packed = sorted(root.glob(f"*{SUFFIX}")) if root.is_dir() else []
     return packed or kubric.list_sequences(root)
 
 
 def read_tracks(sequence: Path) -> Tracks:
-    """The tracks of a sequence, packed or a folder."""
+    """Return the tracks of a sequence, packed or a folder."""
     if sequence.suffix != SUFFIX:
         return kubric.read_tracks(sequence)
     with _open(sequence) as archive:
@@ -64,7 +64,7 @@ def read_tracks(sequence: Path) -> Tracks:
 
 
 def read_frames(sequence: Path, indices: Iterable[int]) -> NDArray[np.uint8]:
-    """The frames asked for, and only those, as RGB (T, 3, H, W)."""
+    """Return only the requested frames, as RGB (T, 3, H, W)."""
     if sequence.suffix != SUFFIX:
         return kubric.read_frames(kubric.frame_paths(sequence), indices)
     frames = []
@@ -86,7 +86,7 @@ def read_frames(sequence: Path, indices: Iterable[int]) -> NDArray[np.uint8]:
 
 
 class Packed(NamedTuple):
-    """What became of a folder of sequences."""
+    """Outcome of packing a folder of sequences."""
 
     written: list[Path]
     kept: int  # were there already
@@ -99,10 +99,10 @@ def pack_sequences(
     storage: str = "raw",
     quality: int = 95,
 ) -> Packed:
-    """Write every sequence folder of `root` as one file in `out`; those that are there are kept.
+    """Write every sequence folder of `root` as one file in `out`; existing ones are kept.
 
-    `raw` stores pixels: nothing is left to decode. `files` stores the image files as they are,
-    `jpeg` encodes frames again, which is small but changes them a little.
+    `raw` stores pixels, which need no decoding. `files` stores the image files as they are; `jpeg`
+    encodes frames again, which is small but changes them slightly.
     """
     one_of("storage", storage, STORAGES)
     out = Path(out)
@@ -134,7 +134,7 @@ def pack_sequences(
 def _contents(sequence: Path, storage: str, quality: int) -> dict[str, NDArray[Any]]:
     tracks = kubric.read_tracks(sequence)
     paths = kubric.frame_paths(sequence)
-    # Everything is decoded once, also to be stored as it is: a broken file shows now.
+    # Everything is decoded once, even if stored as it is, so that broken files are found now.
     frames = kubric.read_frames(paths, range(len(paths)))
     stored: list[NDArray[np.uint8]] = [
         np.ascontiguousarray(frame.transpose(1, 2, 0)) for frame in frames
@@ -177,10 +177,11 @@ def _frame_names(archive: zipfile.ZipFile) -> list[str]:
 
 def _array(archive: zipfile.ZipFile, name: str, sequence: Path) -> NDArray[Any]:
     try:
-        # In one read: numpy by itself would read, and check, piece by piece.
+        # In one read: numpy itself would read and verify chunk by chunk.
         stream = io.BytesIO(archive.read(f"{name}.npy"))
         array: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
         return array
-    # A damaged archive or header stops zipfile and numpy with almost any: SyntaxError, zlib.error.
+    # A damaged archive or header makes zipfile and numpy raise almost anything: SyntaxError,
+    # zlib.error.
     except Exception as error:
         raise DataError(f"{sequence}: {name} is not readable ({error!r}). {_REMEDY}") from error

@@ -1,7 +1,7 @@
-"""PointOdyssey as its publishers ship it: long synthetic videos with tracks.
+"""PointOdyssey as published: long synthetic videos with tracks.
 
-ROOT/SPLIT/SEQUENCE/rgbs/rgb_00000.jpg, ... and annot.npz with `trajs_2d` (T, N, 2) and `visibs`
-(T, N): 1 visible, 0 hidden, 2 and above invalid. This file does not import torch.
+ROOT/SPLIT/SEQUENCE/rgbs/rgb_00000.jpg, ... and annot.npz with `trajs_2d` (T, N, 2) and `visibs` (T,
+N): 1 visible, 0 occluded, 2 and above invalid. This file does not import torch.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class PointOdyssey:
         return str(self.sequences[index])
 
     def clip(self, index: int) -> AnnotatedClip:
-        """Read the first frames of a sequence with tracks at equal distances in its list."""
+        """Read the first frames of a sequence with tracks that are evenly spaced in its list."""
         sequence = self.sequences[index]
         coords, states = _read_annotations(sequence / "annot.npz", self.frames)
         paths = [sequence / "rgbs" / f"rgb_{number:05d}.jpg" for number in range(coords.shape[1])]
@@ -77,7 +77,7 @@ class PointOdyssey:
 def usable(
     coords: NDArray[np.float32], states: NDArray[np.int64], size: tuple[int, int]
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return finite positions (N, T, 2), where points are visible, and where they mean anything."""
+    """Return finite positions (N, T, 2), where points are visible, and where they are valid."""
     height, width = size
     finite = np.asarray(np.isfinite(coords).all(axis=-1))
     coords = np.where(np.expand_dims(finite, -1), coords, 0.0).astype(np.float32)
@@ -91,7 +91,7 @@ def usable(
 def keep_tracks(
     coords: NDArray[np.float32], visible: NDArray[np.bool_], valid: NDArray[np.bool_]
 ) -> NDArray[np.intp]:
-    """Return the tracks to score: seen in the first frame and in enough others, without jumps."""
+    """Return the tracks to score: visible at first and often enough, without jumps."""
     steps = np.linalg.norm(np.diff(coords, axis=1), axis=-1)  # (N, T - 1)
     jumps = (steps >= FARTHEST_STEP) & valid[:, 1:] & valid[:, :-1]
     visible_enough = (visible & valid).sum(1) >= min(FEWEST_VISIBLE, visible.shape[1])

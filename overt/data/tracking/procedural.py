@@ -1,8 +1,8 @@
-"""Clips made on the training device from photographs: frames, tracks, occlusion and queries.
+"""Clips rendered on the training device from photographs: frames, tracks, occlusion, queries.
 
-A sample is a row of random numbers and nothing else, so that resume, world size and accumulation
-cannot change it. The formula that places a pixel's texture also places the points, so that tracks
-are exact. B clips, L layers, T frames, N points, H x W pixels.
+A sample is just a row of random numbers, so resume, world size and accumulation cannot change it.
+The formula that maps pixels to texture coordinates also maps the points, so tracks are exact. B
+clips, L layers, T frames, N points, H x W pixels.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from overt.ops.layers.api import shade
 from overt.ops.layers.plain import SOLID, Layer, cover, to_surface
 
 CANDIDATES = 4  # places of the image that a query is chosen among
-# A point further from the middle of the image than this many half sides is not learned.
+# A point farther from the image center than this many half sides is not supervised.
 FAR = 4.0
 BLOCK = 8  # pixels of the squares that compression works on
 NOISE_WORDS = (0x2C1B3C6D, 0x297A2D39)
@@ -37,13 +37,13 @@ NOISE_WORDS = (0x2C1B3C6D, 0x297A2D39)
 
 @dataclass(frozen=True)
 class Seeds:
-    """Samples that are yet to become clips."""
+    """Samples that have not been rendered yet."""
 
     numbers: Tensor  # (B, DRAWS) float32 uniform in 0..1
 
 
 class ProceduralClips:
-    """Training samples: random numbers, of which the device makes clips."""
+    """Training samples: random numbers, which the device turns into clips."""
 
     def __init__(self, settings: ProceduralSettings) -> None:
         self.settings = settings
@@ -52,7 +52,7 @@ class ProceduralClips:
         return self.settings.samples
 
     def sample(self, index: int, rng: np.random.Generator) -> Tensor:
-        """The numbers that the clip is a function of, (DRAWS,)."""
+        """Return the numbers that determine the clip, (DRAWS,)."""
         return torch.from_numpy(rng.random(DRAWS, dtype=np.float32))
 
 
@@ -75,7 +75,7 @@ def make_clips(
     frames: int,
     points: int,
 ) -> Clips:
-    """Render the clips of some rows of random numbers and follow points through them."""
+    """Render the clips of some rows of random numbers and track points through them."""
     scene = draw_scene(numbers, frames, settings, min(size) / 2)
     texture_index = (scene.texture * len(textures)).long().clamp(max=len(textures) - 1)
     colored = shade(
@@ -106,13 +106,13 @@ def to_batch(clips: Clips) -> TrackBatch:
 def follow_points(
     scene: Scene, settings: ProceduralSettings, size: tuple[int, int], points: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Choose points that their query frame shows; tracks, visible, near and queries of `Clips`."""
+    """Select points that are visible in their query frame; return the fields of `Clips`."""
     frames = scene.layers.shape[-1]
     frame, x, y = _candidates(scene, settings, size, points)  # (B, N, CANDIDATES)
     flat = [value.flatten(1) for value in (frame, x, y)]
     owners, u, v = _top(scene, *flat)
     owners, u, v = (torch.unflatten(value, 1, (points, -1)) for value in (owners, u, v))
-    # The first candidate, or the first on something in front of the background.
+    # The first candidate, or the first on a layer in front of the background.
     wants = scene.draws.uniform(points) < settings.foreground
     in_front = (owners > 0) & wants[..., None]
     index = in_front.float().argmax(-1, keepdim=True)  # 0 where there is none
@@ -134,7 +134,7 @@ def follow_points(
     inside = (pixels_x >= 0) & (pixels_x <= width - 1)
     inside &= (pixels_y >= 0) & (pixels_y <= height - 1)
     visible = inside & ~hidden
-    # A query is visible by its choice; rounding at an outline does not change that.
+    # A query is visible by construction; rounding at an outline does not change that.
     visible |= frame[:, None] == torch.arange(frames, device=frame.device)[:, None]
     near = (track_x.abs() < FAR) & (track_y.abs() < FAR)
     tracks = torch.stack([pixels_x, pixels_y], -1)
@@ -146,13 +146,13 @@ def follow_points(
 def _candidates(
     scene: Scene, settings: ProceduralSettings, size: tuple[int, int], points: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Frames and positions (B, N, CANDIDATES) that a query is chosen among."""
+    """Return candidate frames and positions (B, N, CANDIDATES) of queries."""
     frames, draws = scene.layers.shape[-1], scene.draws
     later = draws.uniform(points) >= settings.first_frame
     frame = (draws.uniform(points) * frames).long().clamp(max=frames - 1) * later
     half = min(size) / 2
     limits = [(side - 1) / 2 / half for side in (size[1], size[0])]
-    # As many numbers again as there are candidates, stirred from one each: draws are not endless.
+    # More numbers, derived from one per candidate: the row of random numbers is finite.
     first = draws.uniform(points, 2)
     steps = torch.arange(CANDIDATES, device=first.device) * 0.754877666
     second = torch.arange(CANDIDATES, device=first.device) * 0.569840291
@@ -162,7 +162,7 @@ def _candidates(
 
 
 def _top(scene: Scene, frame: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The foremost layer at positions (B, M) of frames, and the places of its surface."""
+    """Return the foremost layer at positions (B, M) of frames, and the surface coordinates."""
     owner = torch.zeros_like(frame)
     top_u, top_v = torch.zeros_like(x), torch.zeros_like(y)
     for index in range(scene.layers.shape[2]):
@@ -178,7 +178,7 @@ def _top(scene: Scene, frame: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Ten
 
 
 def _finish(colored: Tensor, finish: Tensor, seeds: Tensor) -> Tensor:
-    """Blur, gray, noise and compression as `Scene.finish` has them; uint8."""
+    """Apply blur, grayscale, noise and compression of `Scene.finish`; uint8."""
     blur, grey, noise, step = finish[:, :, None, None, None, None].unbind(1)
     soft = F.pad(colored.flatten(0, 1), (1, 1, 1, 1), mode="replicate")
     soft = (soft[..., :-2] + 2 * soft[..., 1:-1] + soft[..., 2:]) / 4
@@ -191,7 +191,7 @@ def _finish(colored: Tensor, finish: Tensor, seeds: Tensor) -> Tensor:
 
 
 def _noise(shape: torch.Size, seeds: Tensor) -> Tensor:
-    """Numbers of deviation 1 for each pixel and channel, from its place and the clip's seed."""
+    """Return unit-variance noise per pixel and channel, from its position and the clip's seed."""
     _, frames, channels, height, width = shape
     counter = torch.arange(
         frames * channels * height * width, device=seeds.device, dtype=torch.int32
@@ -205,13 +205,13 @@ def _noise(shape: torch.Size, seeds: Tensor) -> Tensor:
 
 
 def _seeds(numbers: Tensor) -> Tensor:
-    """(B,) int32 of the last numbers of each row."""
+    """Return (B,) int32 from the last numbers of each row."""
     parts = (numbers[:, -2:] * 32768).int()
     return parts[:, 0] * 65536 + parts[:, 1]
 
 
 def _compressed(frames: Tensor, step: Tensor) -> Tensor:
-    """Rounding in the frequencies of small squares, as JPEG and films do; coarser for high ones."""
+    """Quantize the frequencies of small squares, like JPEG; coarser for high frequencies."""
     order = torch.arange(BLOCK, device=frames.device, dtype=torch.float32)
     waves = torch.cos(torch.pi / BLOCK * (order + 0.5) * order[:, None]) * (2 / BLOCK) ** 0.5
     waves = torch.where(order[:, None] == 0, (1 / BLOCK) ** 0.5, waves)  # (frequency, place)

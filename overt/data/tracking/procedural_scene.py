@@ -1,9 +1,9 @@
-"""Scenes of textured layers that move: what is drawn for a clip, and where its surfaces lie.
+"""Scenes of moving textured layers: the sampled parameters of a clip, and surface geometry.
 
 A scene is a function of one row of random numbers. B clips, L layers from back to front, T frames;
-positions (x, y) are in half image sides from the middle of the image, on surfaces as well. All
-numbers of a layer in a frame are one column of a table, so that the same lines of code serve
-pixels, points and candidates.
+positions (x, y) are in half image sides from the image center, on surfaces as well. All numbers of
+a layer in a frame are one column of a table, so that the same code serves pixels, points and
+candidates.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ INVERSIONS = 14  # of a bend, by iteration: each leaves at most 0.4 of the error
 
 
 class Draws:
-    """The random numbers of B clips, taken in turn."""
+    """The random numbers of B clips, consumed in order."""
 
     def __init__(self, numbers: Tensor) -> None:
         self.numbers = numbers  # (B, D) uniform in 0..1
@@ -41,11 +41,11 @@ class Draws:
         return low + (high - low) * part.reshape(-1, *shape)
 
     def normal(self, *shape: int) -> Tensor:
-        """(B, *shape) of a normal distribution, cut off at three deviations."""
+        """Return (B, *shape) normal numbers, truncated at three standard deviations."""
         return math.sqrt(2) * torch.erfinv(self.uniform(*shape, low=-0.9973, high=0.9973))
 
     def chance(self, probability: float, *shape: int) -> Tensor:
-        """(B, *shape): 1 with this probability, else 0."""
+        """Return (B, *shape): 1 with this probability, else 0."""
         return (self.uniform(*shape) < probability).float()
 
     def spread(self, *shape: int, median: float, deviation: float) -> Tensor:
@@ -54,7 +54,7 @@ class Draws:
 
 
 class Scene(NamedTuple):
-    """Everything about B clips but the pixels of their textures."""
+    """Everything about B clips except the pixels of their textures."""
 
     layers: Tensor  # (fields of Layer, B, L, T)
     forward: Tensor  # (9, B, L, T) surface to image, row by row
@@ -73,24 +73,24 @@ def draw_scene(
     settings: ProceduralSettings,
     pixels_per_unit: float,  # half of the image's shorter side
 ) -> Scene:
-    """Make the scenes of rows of random numbers."""
+    """Build the scenes of rows of random numbers."""
     draws, count, device = Draws(numbers), settings.layers, numbers.device
     time = torch.arange(frames, device=device) / REFERENCE_FRAMES  # (T,)
 
     def smooth(*shape: int) -> Tensor:
-        """(B, *shape, T): a sum of slow sines of deviation about 1, 0 on average over its draws."""
+        """Return (B, *shape, T): a sum of slow sines of about unit variance and zero mean."""
         strength = draws.normal(*shape, SINES) / math.sqrt(SINES / 2)
         rate = draws.uniform(*shape, SINES, low=0.1, high=settings.fastest)
         phase = draws.uniform(*shape, SINES, high=2 * math.pi)
         angles = 2 * math.pi * rate[..., None] * time + phase[..., None]
-        # From the value of the first frame on: motion, not a place.
+        # Relative to the first frame: motion, not position.
         return (strength[..., None] * (angles.sin() - phase.sin()[..., None])).sum(-2)
 
     def per_layer(value: Tensor) -> Tensor:
         """(B, L) to (B, L, T)."""
         return value.unsqueeze(-1).expand(-1, -1, frames)
 
-    # How much moves in a clip: nothing, the camera, things, or both.
+    # What moves in a clip: nothing, the camera, objects, or both.
     moves = 1 - draws.chance(settings.static_clips, 1)
     camera_moves = moves * (1 - draws.chance(settings.static_camera, 1))
     things_move = moves * (1 - draws.chance(settings.static_things, 1))
@@ -133,7 +133,8 @@ def draw_scene(
     forward = _homography(x, y, roll, growth, shear, tilt)
     inverse = _inverted(forward)
 
-    # Bends of the surface: one fixed on it that the camera's motion reveals, one that runs over it.
+    # Bends of the surface: one fixed on it that the camera's motion reveals, one that travels over
+    # it.
     wave_angle = draws.uniform(count, BENDS, 2, high=2 * math.pi)
     wave_number = draws.uniform(count, BENDS, low=1.5, high=6.0)
     bend = draws.spread(count, BENDS, median=settings.bend, deviation=0.7)
@@ -202,7 +203,7 @@ def draw_scene(
 
 
 def _texture_map(draws: Draws, settings: ProceduralSettings, pixels_per_unit: float) -> Tensor:
-    """(B, L, 6): surface to texels, turned, scaled, from anywhere."""
+    """Return (B, L, 6): surface to texels, rotated, scaled, with a random offset."""
     count = settings.layers
     low, high = settings.texels_per_pixel
     rate = torch.exp(draws.uniform(count, low=math.log(low), high=math.log(high)))
@@ -218,7 +219,7 @@ def _texture_map(draws: Draws, settings: ProceduralSettings, pixels_per_unit: fl
 
 
 def _colors(draws: Draws, count: int) -> Tensor:
-    """(B, L, 6): gain and offset of the channels, mostly the same for all three."""
+    """Return (B, L, 6): gain and offset of the channels, mostly the same for all three."""
     gain = torch.exp(0.2 * draws.normal(count, 1) + 0.06 * draws.normal(count, 3))
     offset = 18 * draws.normal(count, 1) + 5 * draws.normal(count, 3)
     return torch.cat([gain, offset], -1)
@@ -257,7 +258,7 @@ def _finish(draws: Draws, settings: ProceduralSettings) -> Tensor:
 def _homography(
     x: Tensor, y: Tensor, roll: Tensor, growth: Tensor, shear: Tensor, tilt: Tensor
 ) -> list[Tensor]:
-    """Surface to image as nine numbers: tilt, then stretch, turn and zoom, then shift."""
+    """Return the homography of a surface: tilt, stretch, rotation and zoom, then shift."""
     scale = growth.exp()
     cos, sin = scale * roll.cos(), scale * roll.sin()
     along, across = shear[:, :, 0].exp(), shear[:, :, 1]
@@ -269,7 +270,7 @@ def _homography(
 
 
 def _inverted(h: list[Tensor]) -> list[Tensor]:
-    """The inverse of a homography up to scale, its last number made 1 in the middle of a layer."""
+    """Return the inverse of a homography, scaled to end in 1 at the layer's center."""
     a, b, c, d, e, f, g, i, j = h
     adjugate = [
         e * j - f * i, c * i - b * j, b * f - c * e,
@@ -284,7 +285,7 @@ def _inverted(h: list[Tensor]) -> list[Tensor]:
 
 
 def to_image(layer: Layer, forward: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """The positions of the image that show places of the surface; `forward` has nine rows."""
+    """Map surface positions to image positions; `forward` has nine rows."""
     x, y = u, v
     for _ in range(INVERSIONS):  # undoes the bend
         along, across = bent(layer, x, y)
@@ -295,12 +296,12 @@ def to_image(layer: Layer, forward: Tensor, u: Tensor, v: Tensor) -> tuple[Tenso
 
 
 def pick_layer(table: Tensor, chosen: Tensor) -> Tensor:
-    """Of (F, B, L, T) the layer of each of N points, (B, N): (F, B, T, N)."""
+    """Select from (F, B, L, T) the layer of each of N points, (B, N): (F, B, T, N)."""
     fields, _, _, frames = table.shape
     index = chosen[None, :, :, None].expand(fields, -1, -1, frames)
     return table.gather(2, index).transpose(2, 3)
 
 
 def pick_frame(table: Tensor, frame: Tensor) -> Tensor:
-    """Of (F, B, T) the frame of each of N points, (B, N): (F, B, N)."""
+    """Select from (F, B, T) the frame of each of N points, (B, N): (F, B, N)."""
     return table.gather(2, frame[None].expand(len(table), -1, -1))

@@ -1,4 +1,4 @@
-"""Settings of clips that are made, not read. This file does not import torch."""
+"""Settings of rendered clips. This file does not import torch."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ PROBABILITIES = (
 
 @dataclass
 class ProceduralSettings:
-    """What scenes look like and how they move; lengths are parts of the image's side."""
+    """Appearance and motion of scenes; lengths are relative to the image side."""
 
-    # clips of an epoch; every epoch makes others
+    # clips per epoch; every epoch renders new ones
     samples: int = MISSING
-    # layers of a scene, the background included
+    # layers of a scene, including the background
     layers: int = MISSING
-    # probability that a layer in front of the background is there
+    # probability of each layer in front of the background
     present: float = MISSING
     # half the extent of a layer, (smallest, largest), in half image sides
     sizes: list[float] = MISSING
@@ -32,42 +32,42 @@ class ProceduralSettings:
     thin: float = MISSING
     holes: float = MISSING
     boxes: float = MISSING
-    # side of the square pictures that textures are cut to
+    # side of the square crops of textures
     texture_size: int = MISSING
     # computed textures, besides the photographs
     made_textures: int = MISSING
-    # how fine a texture is on its layer, (smallest, largest)
+    # texture scale on its layer, (smallest, largest)
     texels_per_pixel: list[float] = MISSING
-    # medians of how far layers themselves move in a clip of 24 frames: shift, turn in radians,
-    # logarithm of zoom; of how far the camera shifts; and the deviation of their logarithms
+    # medians of layer motion in a clip of 24 frames: shift, rotation in radians, log zoom; median
+    # of the camera shift; and the standard deviation of their logarithms
     shift: float = MISSING
     rotation: float = MISSING
     zoom: float = MISSING
     camera_shift: float = MISSING
     spread: float = MISSING
-    # largest number of swings in 24 frames
+    # largest number of oscillations in 24 frames
     fastest: float = MISSING
-    # deviation of stretch and of perspective; median of bends
+    # standard deviation of stretch and of perspective; median of bends
     shear: float = MISSING
     perspective: float = MISSING
     bend: float = MISSING
-    # probabilities that nothing moves, that the camera stands still, that things do
+    # probabilities that nothing moves, that the camera is static, that objects are static
     static_clips: float = MISSING
     static_camera: float = MISSING
     static_things: float = MISSING
-    # probability of each kind of changing light, and its strength
+    # probability of each kind of illumination change, and its strength
     lights: float = MISSING
     light: float = MISSING
-    # probabilities of clips with motion blur, out of focus, without color, with noise (up to so
-    # many of 255 levels), compressed
+    # probabilities of clips with motion blur, defocus, grayscale, noise (up to this many of 255
+    # levels), compression
     motion_blur: float = MISSING
     blur: float = MISSING
     grey: float = MISSING
     noisy: float = MISSING
     noise: float = MISSING
     compressed: float = MISSING
-    # fraction of queries in the first frame, and of those that are moved to a layer in front of
-    # the background where one is near
+    # fraction of queries in the first frame, and of queries moved to a nearby layer in front of the
+    # background
     first_frame: float = MISSING
     foreground: float = MISSING
 

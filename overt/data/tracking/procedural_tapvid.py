@@ -1,6 +1,6 @@
-"""Writes photographs that move by known transforms in TAP-Vid's layout, with exact truth.
+"""Write photographs that move by known transforms in TAP-Vid's layout, with exact ground truth.
 
-A test set, made as training clips are (overt/data/tracking/procedural.py) of photographs that
+A test set, generated like training clips (overt/data/tracking/procedural.py) from photographs that
 training does not see.
 """
 
@@ -35,9 +35,9 @@ def write_photograph_videos(
     points: int = 64,
     seed: int = 0,
 ) -> Path:
-    """Write ROOT/tapvid_davis/tapvid_davis.pkl; all points are given in the first frame.
+    """Write ROOT/tapvid_davis/tapvid_davis.pkl; all points are queried in the first frame.
 
-    A video depends on the settings, the photographs and its number only.
+    A video depends only on the settings, the photographs and its number.
     """
     layout = FORMATS["davis"]
     folder = Path(root) / layout.folder

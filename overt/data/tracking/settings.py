@@ -1,6 +1,6 @@
-"""Settings that point trackers share: the sequences they read and the videos they are scored on.
+"""Settings shared by point trackers: the sequences they read and the videos they are scored on.
 
-Names, types and refusals; the values live in the YAML files. This file does not import torch.
+Names, types and checks; the values are in the YAML files. This file does not import torch.
 """
 
 from __future__ import annotations
@@ -37,22 +37,23 @@ class SyntheticSettings:
 
 @dataclass
 class KubricSettings:
-    """The part of `data` that does not depend on how a recipe draws its clips."""
+    """The part of `data` that does not depend on how a recipe samples its clips."""
 
     # folder with one subfolder per sequence: SEQ/frames/*.png and SEQ/SEQ.npy, or with one file
-    # SEQ.npz each, as `overt data pack` writes them; null where neither training nor evaluation
-    # reads it
+    # SEQ.npz each, as written by `overt data pack`; null if neither training nor evaluation reads
+    # it
     root: str | None = MISSING
-    # synthetic sequences written to root before training; null: the data are there
+    # synthetic sequences written to root before training; null: the data exist
     synthetic: SyntheticSettings | None = MISSING
-    # (height, width) cut from every frame
+    # (height, width) of the crop of every frame
     crop_size: list[int] = MISSING
     # sequences at the start of the sorted list kept out of training, used for evaluation
     held_out: int = MISSING
-    # change colors, zoom, crop and mirror training clips as `augmentation` says; false: only crop
+    # jitter colors, zoom, crop and flip training clips according to `augmentation`; false: only
+    # crop
     augment: bool = MISSING
-    # do that to the frames on the training device: faster on a GPU; false: in the processes of the
-    # loader. The clips are the same but for rounding
+    # augment frames on the training device, which is faster on a GPU; false: in the loader
+    # processes. The clips are the same up to rounding
     augment_on_device: bool = False
     augmentation: AugmentationSettings = MISSING
 
@@ -61,7 +62,7 @@ class KubricSettings:
         within("data.held_out", self.held_out, 0)
 
     def given_root(self) -> str:
-        """The folder of sequences, refused where none is given."""
+        """Return the folder of sequences; raise an error if none is given."""
         if self.root is None:
             raise ConfigError(
                 "these keys have no value yet: data.root; add data.root=FOLDER, where FOLDER has "
@@ -75,24 +76,24 @@ SUPPORT = ("random", "grid", "none")
 
 @dataclass
 class TeacherSettings:
-    """A trained tracker that labels clips, and how far its labels can be trusted."""
+    """A trained tracker that labels clips, and how its labels are used."""
 
-    # student, the weights that training starts from; small or tiny, the trackers that ship; a
+    # student, the weights that training starts from; small or tiny, the shipped trackers; a
     # checkpoint of overt, or a released .pth of CoTracker3; or an exported tracker, .onnx or
-    # .torchscript (docs/tracking.md says what it must take)
+    # .torchscript (its inputs and outputs: `overt docs tracking`)
     source: str = MISSING
     # recipe of a file that does not name it
     recipe: str | None = None
-    # a point counts as visible above this probability
+    # a point is visible above this probability
     visible_threshold: float = 0.9
-    # learn positions also where the teacher calls a point hidden
+    # also learn positions that the teacher predicts as occluded
     occluded_positions: bool = True
-    # learn frames before the query; null: where the tracker follows points back in time
+    # learn frames before the query; null: if the tracker tracks backward
     tracks_backward: bool | None = None
-    # points followed beside the queries: random (in all frames), grid (5 x 5 of the first frame) or
-    # none; null: as the tracker's kind was trained
+    # support points besides the queries: random (in all frames), grid (5 x 5 in the first frame) or
+    # none; null: as the tracker was trained
     support: str | None = None
-    # exported trackers: (height, width) to which clips are resized; null: as they are
+    # exported trackers: (height, width) to which clips are resized; null: not resized
     resolution: list[int] | None = None
 
 
@@ -100,18 +101,18 @@ class TeacherSettings:
 class UnlabeledSettings:
     """Clips of videos that trained trackers label."""
 
-    # one of these is drawn for each clip
+    # one of these is sampled for each clip
     teachers: list[TeacherSettings] = MISSING
-    # the weights that training starts from, checkpoint.init_from; the word random: none, and it is
-    # meant so. A teacher's source `student` is this file
+    # the weights that training starts from, checkpoint.init_from; the word random: train from
+    # random weights on purpose. A teacher's source `student` is this file
     student: str | None = None
-    # frames in which a detector looks for corners, drawn with replacement
+    # frames in which corners are detected, sampled with replacement
     query_frames: int = 8
-    # part of the clip, from its start, that these frames come from
+    # fraction of the clip, from its start, that these frames come from
     query_fraction: float = 0.25
-    # frames between two frames of a clip stay below this
+    # the number of frames between two frames of a clip is below this
     largest_stride: int = 4
-    # random points that teachers with support=random follow beside the queries
+    # random points that teachers with support=random track in addition to the queries
     random_support: int = 100
 
     def __post_init__(self) -> None:
@@ -140,20 +141,20 @@ class ScoringSettings:
     # of tapvid_davis, tapvid_kinetics, tapvid_rgb_stacking, tapvid_robotap, dynamic_replica (its
     # split valid) or point_odyssey (its split test)
     dataset: str = MISSING
-    # folder that holds the files as their publisher packs them; null: kubric_held_out
+    # folder with the files as published; null: kubric_held_out
     dataset_root: str | None = MISSING
-    # all but TAP-Vid: points of each sequence that are tracked and scored
+    # except TAP-Vid: points of each sequence that are tracked and scored
     points_per_sequence: int = MISSING
-    # all but TAP-Vid: frames of each sequence, from its first; of Dynamic Replica, of each clip
+    # except TAP-Vid: frames of each sequence, from its first; for Dynamic Replica, of each clip
     frames: int = MISSING
     # TAP-Vid: a query for each track where it is first visible (first), or in every fifth frame
     # that shows it (strided)
     query_mode: str = MISSING
-    # TAP-Vid: a fixed 50 of the videos of Kinetics and RoboTAP, none of over 300 frames
+    # TAP-Vid: a fixed subset of 50 videos of Kinetics and RoboTAP, none with more than 300 frames
     fast: bool = MISSING
-    # further sets by name, each with the keys of this section that differ:
-    # {point_odyssey: {dataset_root: data/odyssey, frames: 300}}; `dataset` is the name where it is
-    # not given. Scores are called NAME/SCORE, and training.evaluate_sets says how often
+    # further sets by name, each with the keys of this section that differ: {point_odyssey:
+    # {dataset_root: data/odyssey, frames: 300}}; `dataset` defaults to the name. Scores are named
+    # NAME/SCORE, and training.evaluate_sets sets how often they are computed
     also: dict[str, Any] | None = None  # null: none
 
     def __post_init__(self) -> None:
@@ -173,7 +174,7 @@ class ScoringSettings:
         each_within("evaluation", self, ("points_per_sequence", "frames"), 1)
 
     def further_sets(self) -> dict[str, Self]:
-        """Return the settings of every set in `also`, by its name; wrong ones are refused."""
+        """Return the settings of every set in `also`, by its name; reject invalid ones."""
         sets = {}
         for name, changes in (self.also or {}).items():
             allowed = {field.name for field in fields(self)} - {"also"}

@@ -1,4 +1,4 @@
-"""Writes synthetic sequences in Kubric's on-disk format, to train and test without a download."""
+"""Write synthetic sequences in Kubric's on-disk format, to train and test without a download."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def write_sequences(
     shapes: int = 6,
     speed: float = 2.5,
 ) -> list[Path]:
-    """Make sure that `root` holds sequences 0 to `count` - 1; returns those that were missing.
+    """Make sure that `root` has sequences 0 to `count` - 1; return those that were missing.
 
-    A sequence depends on the settings and its number only, so a set can be continued or enlarged.
+    A sequence depends only on the settings and its number, so a set can be resumed or enlarged.
     """
     root = Path(root)
     settings = SceneSettings(frames, height, width, points, seed, shapes, speed)
@@ -42,7 +42,7 @@ def write_sequences(
         sequence = root / f"{index:04d}"
         if sequence.exists():
             continue
-        # Another process that makes the same set may be faster: its sequence is the same.
+        # Another process that writes the same set may be faster: its sequence is identical.
         with suppress(MadeMeanwhileError), new_folder(sequence) as folder:
             _write_sequence(folder, sequence.name, *make_sequence(settings, index))
         written.append(sequence)
@@ -53,7 +53,7 @@ def write_sequences(
 def _write_sequence(folder: Path, name: str, video: NDArray[np.uint8], tracks: Tracks) -> None:
     (folder / "frames").mkdir(parents=True)
     for index, image in enumerate(video):
-        # Noise hardly compresses: the lightest level is nearly as small and much faster.
+        # Noise hardly compresses: the lowest level is nearly as small and much faster.
         Image.fromarray(image).save(folder / "frames" / f"{index:03d}.png", compress_level=1)
     content = {"coords": tracks.coords_xy, "visibility": ~tracks.visible}
     np.save(folder / f"{name}.npy", np.array(content, dtype=object), allow_pickle=True)

@@ -1,4 +1,4 @@
-"""Writes small synthetic videos in the file formats of TAP-Vid, to test and show evaluation."""
+"""Write small synthetic videos in the file formats of TAP-Vid, for tests and demos."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from overt.errors import DataError
 from overt.files.atomic import new_folder, remove_left_overs
 from overt.progress import report
 
-# The files of each data set; videos are dealt out to them in turn.
+# The files of each data set; videos are distributed over them in turn.
 _FILES = {
     "davis": ["tapvid_davis.pkl"],
     "rgb_stacking": ["tapvid_rgb_stacking.pkl"],
@@ -38,9 +38,9 @@ def write_videos(
     shapes: int = 6,
     speed: float = 2.5,
 ) -> list[Path]:
-    """Write `videos` into the folder of the data set below `root`; returns the files.
+    """Write `videos` into the folder of the data set below `root`; return the files.
 
-    A video depends on the settings and its number only. Files that are there are not written over.
+    A video depends only on the settings and its number. Existing files are not overwritten.
     """
     folder = Path(root) / FORMATS[dataset].folder
     if folder.exists():

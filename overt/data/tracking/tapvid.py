@@ -1,4 +1,4 @@
-"""TAP-Vid videos as their publishers ship them: DAVIS, RGB-Stacking, Kinetics and RoboTAP.
+"""TAP-Vid videos as published: DAVIS, RGB-Stacking, Kinetics and RoboTAP.
 
 Files are pickles, read as data only. N tracks or queries, T frames; (x, y) in pixels, 0 at the
 center of the first pixel. This file does not import torch.
@@ -25,14 +25,14 @@ from overt.files.pickles import load_pickle
 QUERY_MODES = ("first", "strided")
 STRIDE = 5  # frames between the queries of mode "strided"
 
-# A quick evaluation: this many videos of the large sets, none longer than this many frames.
+# A fast evaluation: this many videos of the large sets, none longer than this many frames.
 FAST_VIDEOS, FAST_FRAMES, FAST_SEED = 50, 300, 42
 
 _REMEDY = "Get the file again from its publisher."
 
 
 class Format(NamedTuple):
-    """Where the files of a data set lie, and what each of them holds."""
+    """Location and content of the files of a data set."""
 
     folder: str
     pattern: str
@@ -71,9 +71,10 @@ class _Entry(NamedTuple):
 class TapVid:
     """The videos of one data set; one file is held in memory at a time.
 
-    `root` holds the publisher's folder (`tapvid_davis`, ...), below `tapvid` or not, or is it.
-    `fast` takes a fixed 50 of the videos of Kinetics and RoboTAP, each of those over 300 frames
-    replaced by the next of the 50, as the published quick evaluations do; it may then count twice.
+    `root` contains the published folder (`tapvid_davis`, ...), directly or in `tapvid`, or is that
+    folder. `fast` selects a fixed 50 videos of Kinetics and RoboTAP; each with more than 300 frames
+    is replaced by the next of the 50, as in the published fast evaluations, and may then count
+    twice.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class TapVid:
         self.size = size  # (height, width), None: as stored
         self._format = FORMATS[dataset]
         self._loaded: tuple[Path, Any] | None = None
-        # Only reading a file tells how many videos it has.
+        # The number of videos of a file is known only after reading it.
         entries = [entry for file in find_files(root, dataset) for entry in self._entries(file)]
         self._videos = _fast_subset(entries, dataset) if fast and self._format.is_large else entries
 
@@ -105,16 +106,16 @@ class TapVid:
 
     @property
     def names(self) -> list[str]:
-        """The names of the videos in their order; Kinetics and RGB-Stacking have numbers only."""
+        """Return the names of the videos in order; Kinetics and RGB-Stacking have only numbers."""
         return [entry.name for entry in self._videos]
 
     def where(self, index: int) -> str:
-        """File and name of a video, for messages."""
+        """Return file and name of a video, for messages."""
         entry = self._videos[index]
         return f"{entry.file}, video {entry.name}"
 
     def video(self, index: int) -> TapVidVideo:
-        """Decode one video and choose its queries; the stored points are left as they are."""
+        """Decode one video and select its queries; the stored points are not modified."""
         entry, source = self._videos[index], self.where(index)
         content = self._load(entry.file)[entry.key]
         frames = _decode_frames(content["video"], source)
@@ -167,7 +168,7 @@ class TapVid:
 
 
 def find_files(root: Path | str, dataset: str) -> list[Path]:
-    """The files of a data set, sorted."""
+    """Return the files of a data set, sorted."""
     root, layout = Path(root), FORMATS[dataset]
     folders = [root / layout.folder, root / "tapvid" / layout.folder, root]
     for folder in folders:
@@ -182,7 +183,7 @@ def find_files(root: Path | str, dataset: str) -> list[Path]:
 
 
 def _fast_subset(entries: list[_Entry], dataset: str) -> list[_Entry]:
-    """The fixed selection for a quick evaluation."""
+    """Return the fixed selection of a fast evaluation."""
     if dataset == "robotap":
         entries = sorted(entries, key=lambda entry: entry.name)
     if len(entries) > FAST_VIDEOS:
@@ -202,7 +203,7 @@ def _fast_subset(entries: list[_Entry], dataset: str) -> list[_Entry]:
 def choose_queries(
     occluded: NDArray[np.bool_], mode: str
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Track and frame of each query, given where the tracks (N, T) are hidden.
+    """Return track and frame of each query, given where the tracks (N, T) are occluded.
 
     first: every track that is ever visible, in the first frame that shows it. strided: in every
     fifth frame, every track visible there.
@@ -216,7 +217,7 @@ def choose_queries(
 
 
 def resize(frames: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Frames (T, H, W, 3) to (height, width) by Pillow's Lanczos, as the published numbers are."""
+    """Resize frames (T, H, W, 3) with Pillow's Lanczos, as published scores do."""
     height, width = size
     if frames.shape[1:3] == (height, width):
         return frames
@@ -226,7 +227,7 @@ def resize(frames: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8
 
 
 def _count_frames(value: Any, source: str) -> int:
-    """The number of frames; `value` is an array of them or a list of image files."""
+    """Return the number of frames; `value` is an array of them or a list of image files."""
     is_array = isinstance(value, np.ndarray) and value.ndim == 4
     if is_array and (value.shape[3] != 3 or value.dtype != np.uint8):
         raise DataError(
@@ -244,7 +245,7 @@ def _count_frames(value: Any, source: str) -> int:
 
 
 def _decode_frames(value: Any, source: str) -> NDArray[np.uint8]:
-    """The frames (T, H, W, 3) of an array or a list of image files."""
+    """Return the frames (T, H, W, 3) of an array or a list of image files."""
     if isinstance(value, np.ndarray) and value.ndim == 4:
         return value
     frames = []
@@ -252,8 +253,8 @@ def _decode_frames(value: Any, source: str) -> NDArray[np.uint8]:
         try:
             with Image.open(io.BytesIO(data)) as image:
                 frames.append(to_rgb(image))
-        # Pillow says SyntaxError, ValueError or struct.error of a broken header, OSError of the
-        # rest.
+        # Pillow raises SyntaxError, ValueError or struct.error for a broken header, OSError
+        # otherwise.
         except (
             OSError,
             SyntaxError,
@@ -274,7 +275,7 @@ def _decode_frames(value: Any, source: str) -> NDArray[np.uint8]:
 def _check_tracks(
     content: dict[str, Any], frames: int, source: str
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """Positions (N, T, 2) as parts of the image, and where they are hidden (N, T); both new."""
+    """Return positions (N, T, 2) as fractions of the image, and occlusion (N, T); both copies."""
     points, occluded = np.asarray(content["points"]), np.asarray(content["occluded"])
     if points.ndim != 3 or points.shape[1:] != (frames, 2) or points.dtype.kind not in "fiu":
         raise DataError(

@@ -1,4 +1,4 @@
-"""Textures of procedural clips: photographs of a folder, and patterns that are computed.
+"""Textures of procedural clips: photographs of a folder, and computed patterns.
 
 All are squares of S texels, packed as red + 256 green + 65536 blue into int32, so that a texel is
 one read.
@@ -24,7 +24,7 @@ SEED = 2410  # of the computed patterns
 
 
 def load_textures(folder: str | None, side: int, num_procedural: int) -> Tensor:
-    """Photographs below a folder and `num_procedural` computed patterns, (K, side, side) int32."""
+    """Return photographs below a folder and `num_procedural` patterns, (K, side, side) int32."""
     pictures = [] if folder is None else read_photographs(Path(folder), side)
     pictures += [make_texture(index, side) for index in range(num_procedural)]
     if not pictures:
@@ -36,13 +36,13 @@ def load_textures(folder: str | None, side: int, num_procedural: int) -> Tensor:
 
 
 def pack(pictures: NDArray[np.uint8]) -> Tensor:
-    """(K, S, S, 3) uint8 to (K, S, S) int32."""
+    """Pack (K, S, S, 3) uint8 into (K, S, S) int32."""
     channels = torch.from_numpy(pictures).to(torch.int32)
     return channels[..., 0] + 256 * channels[..., 1] + 65536 * channels[..., 2]
 
 
 def find_photographs(folder: Path) -> list[Path]:
-    """The pictures below a folder, sorted."""
+    """Return the pictures below a folder, sorted."""
     if not folder.is_dir():
         raise DataError(
             f"data.textures={folder} is not a folder; give one with photographs "
@@ -58,14 +58,14 @@ def find_photographs(folder: Path) -> list[Path]:
 
 
 def read_photographs(folder: Path, side: int) -> list[NDArray[np.uint8]]:
-    """Squares (side, side, 3) cut from every picture below a folder, in the order of names."""
-    with ThreadPoolExecutor() as pool:  # decoding leaves Python's lock
+    """Crop squares (side, side, 3) from every picture below a folder, in the order of names."""
+    with ThreadPoolExecutor() as pool:  # decoding releases Python's lock
         square_lists = pool.map(lambda path: cut_squares(path, side), find_photographs(folder))
         return [square for squares in square_lists for square in squares]
 
 
 def cut_squares(path: Path, side: int) -> list[NDArray[np.uint8]]:
-    """As many squares as fit beside each other; one, enlarged, of a smaller picture."""
+    """Return as many adjacent squares as fit; one, enlarged, for a smaller picture."""
     try:
         with Image.open(path) as opened:
             picture = Image.fromarray(to_rgb(opened))
@@ -89,7 +89,7 @@ def cut_squares(path: Path, side: int) -> list[NDArray[np.uint8]]:
 
 
 def make_texture(number: int, side: int) -> NDArray[np.uint8]:
-    """A computed pattern (side, side, 3): rough, repeated, sparse, or weak; the same every time."""
+    """Return a pattern (side, side, 3): rough, repeated, sparse, or low-contrast; deterministic."""
     rng = np.random.default_rng((SEED, number))
     y, x = np.mgrid[0:side, 0:side].astype(np.float32)
     height = _rough(side, rng, roughness=rng.uniform(0.6, 1.6))
@@ -126,7 +126,7 @@ def make_texture(number: int, side: int) -> NDArray[np.uint8]:
 
 
 def _rough(side: int, rng: np.random.Generator, roughness: float) -> NDArray[np.float32]:
-    """A random surface (side, side) of deviation 1 whose waves fade as their rate to a power."""
+    """Return random noise (side, side) of unit variance with a power-law spectrum."""
     rates = np.hypot(np.fft.fftfreq(side)[:, None], np.fft.rfftfreq(side)[None])
     rates[0, 0] = 1.0
     waves = np.fft.rfft2(rng.normal(size=(side, side))) / rates**roughness

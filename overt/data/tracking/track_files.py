@@ -1,4 +1,4 @@
-"""Files around tracking: queries and masks in, tracks out.
+"""Files of tracking: read queries and masks, write tracks.
 
 T frames, N points. This file does not import torch.
 """
@@ -22,7 +22,7 @@ Queries = NDArray[np.float32]  # (N, 3): frame, x, y in pixels
 
 
 def read_mask(path: Path) -> NDArray[np.bool_]:
-    """A picture as true where it is not black."""
+    """Read a picture as a mask that is true where it is not black."""
     from PIL import Image
 
     try:
@@ -33,7 +33,7 @@ def read_mask(path: Path) -> NDArray[np.bool_]:
 
 
 def read_queries(path: Path) -> Queries:
-    """Queries from a CSV file, with a heading t,x,y or without, or from JSON of such triples."""
+    """Read queries from CSV, with or without a header t,x,y, or from JSON triples."""
     try:
         text = read_file(path).decode()
     except (OSError, UnicodeDecodeError) as error:
@@ -73,7 +73,7 @@ def _json_rows(path: Path, text: str) -> list[Any]:
         [row.get(key) for key in ("t", "x", "y")] if isinstance(row, dict) else row for row in rows
     ]
     for index, row in enumerate(rows):
-        # A text is a list of letters to Python, and true is 1.
+        # To Python a string is a list of letters, and true is 1.
         if not isinstance(row, list) or not {type(value) for value in row} <= {int, float}:
             raise _bad_query(path, index, row)
     return rows

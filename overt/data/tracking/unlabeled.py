@@ -1,7 +1,7 @@
-"""Clips of videos without any labels, with the points that a teacher is to follow through them.
+"""Clips of unlabeled videos, with the points that a teacher tracks through them.
 
-Section 3.2 of arXiv:2410.11831. Which frames, which crop, which points and which teacher follow
-from the sample's own generator. T frames, N points, H x W pixels; queries are (t, x, y).
+Section 3.2 of arXiv:2410.11831. Frames, crop, points and teacher are sampled from the sample's own
+generator. T frames, N points, H x W pixels; queries are (t, x, y).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ClipShape(NamedTuple):
 
 @dataclass(frozen=True)
 class UnlabeledSample:
-    """One clip, and who is to label it."""
+    """One clip, and the teacher that labels it."""
 
     video: Tensor  # (T, 3, H, W) uint8
     queries: Tensor  # (N, 3) float32 (t, x, y)
@@ -101,9 +101,9 @@ class UnlabeledClips:
         return len(self.videos) * self.repeat
 
     def sample(self, index: int, rng: np.random.Generator) -> UnlabeledSample:
-        """Draw a clip of video `index` modulo their number; a function of the arguments alone.
+        """Sample a clip of video `index` modulo their number; depends only on the arguments.
 
-        A video that cannot be read is replaced by another; the sample says how often.
+        An unreadable video is replaced by another; the sample counts these.
         """
         teacher = int(rng.integers(len(self.settings.teachers)))
         length = int(rng.integers(self.shape.shortest, self.shape.longest))
@@ -141,7 +141,7 @@ class UnlabeledClips:
 def clip_indices(
     frames: int, length: int, largest_stride: int, rng: np.random.Generator, video: Path
 ) -> NDArray[np.intp]:
-    """Return which frames a clip has; a short video is played forth and back until it is enough."""
+    """Return the frames of a clip; a short video is extended by playing it backward and forward."""
     if frames < 2:
         raise DataError(f"{video}: it has {frames} frames; nothing moves in it. Remove it.")
     most = min(largest_stride, frames // length)
@@ -156,7 +156,7 @@ def clip_indices(
 
 
 def random_crop(frames: Frames, size: tuple[int, int], rng: np.random.Generator) -> Frames:
-    """Cut one window from all frames; frames smaller than it are enlarged first."""
+    """Crop one window from all frames; smaller frames are enlarged first."""
     height, width = frames.shape[2:]
     scale = max(size[0] / height, size[1] / width)
     if scale > 1:
@@ -176,7 +176,7 @@ def draw_queries(
 ) -> NDArray[np.float32]:
     """Return queries (N, 3) at corners of a few frames in the first part of the clip.
 
-    Where there are too few corners, random points of those frames fill up the rest.
+    If there are too few corners, random points of those frames are added.
     """
     latest = int(len(frames) * settings.query_fraction)
     moments = rng.integers(0, min(latest, len(frames) - 1) + 1, settings.query_frames)
@@ -198,7 +198,7 @@ def draw_queries(
 def random_points(
     count: int, shape: tuple[int, ...], rng: np.random.Generator
 ) -> NDArray[np.float32]:
-    """Return points (count, 3) anywhere in a video (T, 3, H, W)."""
+    """Return random points (count, 3) of a video (T, 3, H, W)."""
     frames, _, height, width = shape
     points = rng.random((count, 3), dtype=np.float32)
     points *= np.array([frames, width - 1, height - 1], np.float32)

@@ -1,4 +1,4 @@
-"""Videos from and to files: folders of images, GIF, WebP, arrays, and by PyAV MP4 and others.
+"""Read and write videos: folders of images, GIF, WebP, arrays, and with PyAV MP4 and others.
 
 T frames of H x W pixels, uint8 RGB. This file does not import torch.
 """
@@ -27,8 +27,8 @@ IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
 MOVING_IMAGES = (".gif", ".webp", ".apng")
 WRITTEN = (".gif", ".webp", ".mp4")
 
-# Pillow says SyntaxError, ValueError, IndexError or struct.error of a broken header, OSError of the
-# rest.
+# Pillow raises SyntaxError, ValueError, IndexError or struct.error for a broken header, OSError
+# otherwise.
 _BROKEN = (
     OSError,
     SyntaxError,
@@ -41,22 +41,22 @@ _BROKEN = (
 
 
 class Video(NamedTuple):
-    """The frames of a video and how fast they follow each other, where the file tells."""
+    """The frames of a video, and its frame rate if the file has one."""
 
     frames: NDArray[np.uint8]  # (T, 3, H, W)
     fps: float | None
 
 
 def has_pyav() -> bool:
-    """Tell whether MP4 and other containers can be read and written here.
+    """Return whether MP4 and other containers can be read and written.
 
-    PyAV is installed with overt; where overt runs from a bare folder it can be missing.
+    PyAV is installed with overt; it may be missing if overt runs from a bare folder.
     """
     return importlib.util.find_spec("av") is not None
 
 
 def need_pyav(purpose: str, otherwise: str = "") -> None:
-    """Refuse what only PyAV can do where it is missing."""
+    """Raise an error if PyAV is needed and missing."""
     if not has_pyav():
         raise DataError(f"{purpose}, PyAV is needed: pip install av{otherwise}")
 
@@ -84,7 +84,7 @@ def read_video(path: Path | str) -> Video:
 
 
 def write_video(path: Path | str, frames: NDArray[np.uint8], fps: float) -> None:
-    """Write frames (T, 3, H, W) as GIF, WebP or MP4, as the suffix says."""
+    """Write frames (T, 3, H, W) as GIF, WebP or MP4, by suffix."""
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix not in WRITTEN:
@@ -94,7 +94,7 @@ def write_video(path: Path | str, frames: NDArray[np.uint8], fps: float) -> None
     if suffix == ".mp4":
         _write_by_pyav(path, pictures, fps)
         return
-    # GIF knows hundredths of a second, and viewers take less than two of them for a mistake.
+    # GIF stores hundredths of a second, and viewers replace delays below two of them.
     duration = max(round(1000 / fps), 20)
     options: dict[str, Any] = {"quality": 85, "method": 2} if suffix == ".webp" else {}
     first, *rest = map(Image.fromarray, pictures)
@@ -102,7 +102,7 @@ def write_video(path: Path | str, frames: NDArray[np.uint8], fps: float) -> None
 
 
 def ordered_images(folder: Path) -> list[Path]:
-    """Return the image files of a folder of frames in the order of time."""
+    """Return the image files of a folder of frames in temporal order."""
     paths = [path for path in folder.iterdir() if path.suffix.lower() in (*IMAGES, ".webp")]
     if not paths:
         raise DataError(f"{folder}: it has no images; expected {', '.join(IMAGES)}")
@@ -121,7 +121,7 @@ def _read_folder(folder: Path) -> NDArray[np.uint8]:
 
 
 def _natural_order(path: Path) -> list[tuple[int, str]]:
-    """Frame 10 after frame 9, with leading zeros or without."""
+    """Sort key: frame 10 after frame 9, with or without leading zeros."""
     parts = re.findall(r"\d+|\D+", path.name)
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
@@ -142,7 +142,7 @@ def _read_moving_image(path: Path) -> Video:
 
 
 def _is_whole_gif(content: bytes) -> bool:
-    """Whether the blocks of a GIF lead to its end mark. Pillow takes what there is of a cut one."""
+    """Return whether the blocks of a GIF reach its end mark. Pillow accepts truncated files."""
 
     def colours(flags: int) -> int:  # bytes of the table of colors that the flags announce
         return 3 * 2 ** ((flags & 7) + 1) if flags & 0x80 else 0
@@ -218,7 +218,7 @@ def _write_by_pyav(path: Path, pictures: list[NDArray[np.uint8]], fps: float) ->
     height, width = pictures[0].shape[:2]
     with av.open(str(path), "w") as container:
         stream = container.add_stream("h264", rate=Fraction(fps).limit_denominator(1000))
-        # Browsers play half-resolution colors only, which need even sides.
+        # Browsers play only half-resolution colors, which need even sides.
         stream.width, stream.height = width + width % 2, height + height % 2
         stream.pix_fmt = "yuv420p"
         for picture in each(pictures, "encoding frames"):
@@ -229,7 +229,7 @@ def _write_by_pyav(path: Path, pictures: list[NDArray[np.uint8]], fps: float) ->
 
 
 def _stack(frames: Iterable[NDArray[np.uint8]], source: Path) -> NDArray[np.uint8]:
-    """Frames (H, W, 3) of one size as (T, 3, H, W)."""
+    """Stack frames (H, W, 3) of one size as (T, 3, H, W)."""
     frames = list(frames)
     if not frames:
         raise DataError(f"{source}: it has no frames")

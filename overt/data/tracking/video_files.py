@@ -1,4 +1,4 @@
-"""A folder of videos: which there are, how long they are, and single frames of them.
+"""A folder of videos: their list, their lengths, and single frames.
 
 A video is a file, or a folder whose own files are images. This file does not import torch.
 """
@@ -57,7 +57,7 @@ def find_videos(root: Path | str) -> list[Path]:
 
 @lru_cache(maxsize=COUNTED)
 def frame_count(video: Path) -> int:
-    """Return how many frames a video has."""
+    """Return the number of frames of a video."""
     if video.is_dir():
         return len(ordered_images(video))
     if video.suffix.lower() not in CONTAINERS:
@@ -78,7 +78,7 @@ def frame_count(video: Path) -> int:
 
 
 def read_frames(video: Path, indices: Sequence[int] | NDArray[np.intp]) -> NDArray[np.uint8]:
-    """Return the frames (T, 3, H, W) with these growing indices, and decode little more."""
+    """Return the frames (T, 3, H, W) with these increasing indices, decoding little more."""
     if video.is_dir():
         paths = ordered_images(video)
         frames = [decode_image(paths[index].read_bytes(), str(paths[index])) for index in indices]
@@ -97,7 +97,7 @@ def read_frames(video: Path, indices: Sequence[int] | NDArray[np.intp]) -> NDArr
 
 
 def _decode_some(video: Path, indices: set[int]) -> list[NDArray[np.uint8]]:
-    """Return the frames (H, W, 3) with these indices; what is after the last is not decoded."""
+    """Return the frames (H, W, 3) with these indices; nothing after the last is decoded."""
     import av
 
     frames, last = [], max(indices)

@@ -1,4 +1,4 @@
-"""Frames one by one as they come: from a file, decoded as it is read, or from a camera.
+"""Frames one by one: from a file, decoded while it is read, or from a camera.
 
 Frames are (3, H, W) uint8 RGB. This file does not import torch.
 """
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from overt.data.tracking.video import IMAGES, MOVING_IMAGES, need_pyav, read_video
 from overt.errors import DataError
 
-# How FFmpeg calls the cameras of a system, and camera number n there.
+# FFmpeg's names of the camera interface of a system, and of camera n.
 CAMERAS = {
     "linux": ("v4l2", "/dev/video{}"),
     "darwin": ("avfoundation", "{}"),
@@ -25,7 +25,7 @@ Frame = NDArray[np.uint8]
 
 
 def stream_frames(source: Path | int) -> Iterator[Frame]:
-    """The frames of a video file, a folder of images, or camera number `source`."""
+    """Yield the frames of a video file, a folder of images, or camera number `source`."""
     if isinstance(source, int):
         name, kind = _camera(source)
         try:

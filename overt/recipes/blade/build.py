@@ -1,4 +1,4 @@
-"""Models from their settings, with the weights that these name."""
+"""Build models from their settings and load the weights they name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def build_backbone(settings: DepthSettings, size: int) -> DepthAnything | ConvBackbone:
-    """The depth backbone for crops of `size` pixels."""
+    """Return the depth backbone for crops of `size` pixels."""
     if settings.encoder == CONV:
         channels = tuple(settings.channels // 2**step for step in (3, 2, 1, 0))
         return ConvBackbone(channels)
@@ -42,7 +42,7 @@ def build_backbone(settings: DepthSettings, size: int) -> DepthAnything | ConvBa
 
 
 def build_depthnet(settings: DepthSettings, size: int) -> DepthNet:
-    """DepthNet for crops of `size` pixels, its backbone filled where a file is named."""
+    """Return DepthNet for crops of `size` pixels; load its backbone if a file is named."""
     backbone = build_backbone(settings, size)
     is_conv = isinstance(backbone, ConvBackbone)
     channels = settings.channels
@@ -76,7 +76,7 @@ def build_depthnet(settings: DepthSettings, size: int) -> DepthNet:
 
 
 def build_branch(settings: BranchSettings) -> PoseBranch:
-    """A branch of PoseNet, its ResNet filled where a file is named."""
+    """Return a branch of PoseNet; load its ResNet if a file is named."""
     resnet = ResNet(settings.width, settings.blocks, settings.stem, settings.norm)
     if settings.backbone_checkpoint is not None:
         source = settings.backbone_checkpoint
@@ -87,7 +87,7 @@ def build_branch(settings: BranchSettings) -> PoseBranch:
 
 
 def build_posenet(settings: PoseModelSettings, depth_size: int) -> PoseNet:
-    """PoseNet with what stage 1 made, and on a base where one is named."""
+    """Return PoseNet on top of the stage-1 checkpoint, and of a base estimator if one is named."""
     depthnet = build_depthnet(settings.depth, depth_size) if settings.tz_conditioning else None
     model = PoseNet(
         build_branch(settings.branch),
@@ -108,5 +108,5 @@ def build_posenet(settings: PoseModelSettings, depth_size: int) -> PoseNet:
 
 
 def build_body(settings: BodySettings) -> BodyModel:
-    """The body model that the settings name."""
+    """Return the body model named by the settings."""
     return BodyModel(load_body(settings.model, "model.body.model", settings.joint_regressor))

@@ -1,7 +1,8 @@
-"""The camera of a picture: focal length and place of the person, from silhouette and keypoints.
+"""The camera of a picture: focal length and person position, from silhouette and keypoints.
 
-The mesh and its depth are given; a closed-form start is refined by gradient descent through a soft
-silhouette. Section 3.4 of arXiv:2412.08640. Letters: B people, V vertices, J keypoints.
+The mesh and its depth are given; a closed-form initialization is refined by gradient descent
+through a soft silhouette. Section 3.4 of arXiv:2412.08640. Letters: B people, V vertices, J
+keypoints.
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ from overt.geometry.rotation import axis_angle_to_matrix
 from overt.geometry.silhouette import soft_silhouette
 from overt.ops.resize.api import resize
 
-# Joints of the body that are the twelve limb keypoints: shoulders, elbows, wrists, hips, knees,
-# ankles, left first.
+# Body joints of the twelve limb keypoints: shoulders, elbows, wrists, hips, knees, ankles, left
+# first.
 LIMB_JOINTS = (16, 17, 18, 19, 20, 21, 1, 2, 4, 5, 7, 8)
 FOCAL_LIMITS = (10.0, 1e4)
 DEPTH_LIMITS_M = (0.3, 50.0)
 MOMENTUM = 0.9
-# Step sizes; that of the focal length is in longer sides of the picture.
+# Step sizes; that of the focal length is in units of the longer side of the picture.
 STEPS = {"place": 0.002, "focal": 0.01, "depth": 0.05, "pose": 0.01}
 PRIOR_WEIGHTS = {"place": 0.1, "depth": 0.1, "pose": 2.0, "root": 1.0}
-# Blur of the first and of the second half: taps, deviation, size.
+# Blur in the first and the second half: taps, standard deviation, size.
 COARSE, FINE = (17, 8.0, 0.25), (5, 3.0, 1.0)
 ROOM = 1.5  # of the list of face-pixel pairs, over what the start needs
 
 
 class Observation(NamedTuple):
-    """What is seen of each person, in pixels of the picture in which cameras are solved."""
+    """Observations of each person, in pixels of the picture in which cameras are solved."""
 
     mask: Tensor | None  # (B, H, W) 0 to 1
     keypoints: Tensor  # (B, 12, 2)
@@ -62,7 +63,7 @@ class Solution(NamedTuple):
 
 
 def start_camera(joints: Tensor, depth: Tensor, observed: Observation) -> tuple[Tensor, Tensor]:
-    """Focal length (B,) and place of the pelvis (B, 3) in closed form from keypoints."""
+    """Return focal length (B,) and pelvis position (B, 3) in closed form from keypoints."""
     start = fit_camera(
         joints[:, LIMB_JOINTS, :], depth, observed.keypoints, observed.good, observed.size
     )
@@ -70,7 +71,7 @@ def start_camera(joints: Tensor, depth: Tensor, observed: Observation) -> tuple[
 
 
 def pelvis_relative(model: BodyModel, shape: Tensor, rotations: Tensor) -> tuple[Tensor, Tensor]:
-    """Vertices and joints with the pelvis at zero."""
+    """Return vertices and joints relative to the pelvis."""
     body = model(shape, rotations)
     pelvis = body.joints[:, :1]
     return body.vertices - pelvis, body.joints - pelvis
@@ -86,8 +87,8 @@ def solve_camera(
     observed: Observation,
     options: SolveOptions,
 ) -> Solution:
-    """The camera of each person; what `options` free, is moved too. Keeps the best iterate."""
-    # Copies: what was made in inference mode cannot take part in a gradient.
+    """Solve the camera of each person and of what `options` free; keep the best iterate."""
+    # Copies: tensors created in inference mode cannot take part in a gradient.
     shape, rotations, depth = (part.detach().clone() for part in (shape, rotations, depth))
     observed = Observation(
         None if observed.mask is None else observed.mask.clone(), observed.keypoints.clone(),
@@ -105,7 +106,7 @@ def solve_camera(
             capacity = int(ROOM * int(_silhouette(model, start, observed.size, None)[1]))
     while True:
         solution, needed = _descend(model, shape, start, depth, observed, options, capacity)
-        # The one look at the device's counter: a list that was too short is made longer.
+        # The only read from the device: if the list was too short, it is enlarged.
         if capacity is None or int(needed) <= capacity:
             return solution
         capacity = int(ROOM * int(needed))
@@ -120,9 +121,9 @@ def _descend(
     options: SolveOptions,
     capacity: int | None,
 ) -> tuple[Solution, Tensor]:
-    """Gradient descent with momentum, without a wait for the device."""
+    """Gradient descent with momentum, without host synchronization."""
     longer = float(max(observed.size))
-    # The variables are in units of their steps' own scale, so that one rate serves all.
+    # Variables are scaled by their step sizes, so that one learning rate serves all.
     shift = start.translation[:, :2].clone().requires_grad_()
     focal = (start.focal / longer).clone().requires_grad_()
     distance = depth.clone().requires_grad_(options.optimize_depth)
@@ -187,7 +188,7 @@ def _silhouette(
 def look(
     points: Tensor, translation: Tensor, focal: Tensor, size: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
-    """Pixels (B, N, 2) and depths (B, N) of points (B, N, 3); principal point in the middle."""
+    """Return pixels (B, N, 2) and depths (B, N) of points (B, N, 3); centered principal point."""
     moved = points + translation[:, None]
     depth = moved[..., 2]
     scale = focal[:, None] / depth
@@ -197,7 +198,7 @@ def look(
 
 
 def keypoint_energy(state: Solution, observed: Observation) -> Tensor:
-    """Mean distance (B,) of projected joints from keypoints, over the keypoints' extent."""
+    """Return mean distances (B,) of projected joints to keypoints, relative to their extent."""
     joints = state.joints[:, LIMB_JOINTS, :]
     pixels, _ = look(joints, state.translation, state.focal, observed.size)
     good = observed.good[..., None]
@@ -210,7 +211,7 @@ def keypoint_energy(state: Solution, observed: Observation) -> Tensor:
 
 
 class Blur:
-    """Compares silhouettes with the mask, both blurred alike."""
+    """Compares silhouette and mask, both with the same blur."""
 
     def __init__(self, taps: int, deviation: float, size: float, mask: Tensor | None) -> None:
         assert mask is not None

@@ -1,7 +1,7 @@
-"""Settings of BLADE's recipes: names, types and refusals; the values live in the YAML files.
+"""Settings of BLADE's recipes: names, types and checks; the values are in the YAML files.
 
-Stage 1 is DepthNet, stage 2 PoseNet; the pretext trains a depth backbone where no weights are at
-hand. This file does not import torch.
+Stage 1 is DepthNet, stage 2 PoseNet; the pretext trains a depth backbone if no pretrained weights
+are available. This file does not import torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CUSTOM, CONV = "custom", "conv"
 
 
 class Backbone(NamedTuple):
-    """Sizes of a depth backbone: encoder, taps, and what the DPT head makes of them."""
+    """Sizes of a depth backbone: encoder, tapped blocks, and channels of the DPT head."""
 
     width: int
     depth: int
@@ -37,7 +37,7 @@ ENCODERS = {
 
 
 class Protocol(NamedTuple):
-    """A test set: its annotations and pictures below the data root."""
+    """A test set: annotations and pictures below the data root."""
 
     annotations: str
     images: str
@@ -62,13 +62,13 @@ PROTOCOLS = {
 
 @dataclass
 class EncoderSettings:
-    # sizes of a vision transformer of your own: with encoder=custom
+    # sizes of a custom vision transformer, with encoder=custom
     width: int = MISSING
     depth: int = MISSING
     num_heads: int = MISSING
-    # blocks whose features the DPT head takes, four of them
+    # the four blocks whose features are inputs of the DPT head
     taps: list[int] = MISSING
-    # channels of the DPT head: of its map, and of its four inputs
+    # channels of the DPT head: of its output map, and of its four inputs
     features: int = MISSING
     channels: list[int] = MISSING
 
@@ -76,15 +76,15 @@ class EncoderSettings:
 @dataclass
 class HeadSettings:
     num_heads: int = MISSING
-    # features within the feed-forward layers
+    # hidden features of the feed-forward layers
     hidden: int = MISSING
     layers: int = MISSING
     dropout: float = MISSING
-    # the largest depth that can be predicted, in meters
+    # largest depth that can be predicted, in meters
     max_depth: float = MISSING
     # a learned vector for every position of the map; the published head has none
     places: bool = MISSING
-    # bias of the last layer at the start; null: as torch draws it
+    # initial bias of the last layer; null: torch's initialization
     start_bias: float | None = MISSING
 
     def __post_init__(self) -> None:
@@ -95,24 +95,25 @@ class HeadSettings:
 
 @dataclass
 class DepthSettings:
-    # vits, vitb or vitl (Depth-Anything-V2), custom (the same of other sizes), or conv (a small
+    # vits, vitb or vitl (Depth-Anything-V2), custom (the same with other sizes), or conv (a small
     # convolutional one for small pictures)
     encoder: str = MISSING
     custom: EncoderSettings = MISSING
-    # weights of Depth-Anything-V2 (metric), of DINOv2, or of a pretext run; null: fresh ones
+    # weights of Depth-Anything-V2 (metric), of DINOv2, or of a pretext run; null: random
+    # initialization
     backbone_checkpoint: str | None = MISSING
-    # keep the backbone as it is; false trains it too
+    # freeze the backbone; false trains it too
     freeze_backbone: bool = MISSING
-    # fp32 or bf16: what a frozen backbone computes in
+    # fp32 or bf16: precision of a frozen backbone
     backbone_precision: str = MISSING
-    # crops that go through a frozen backbone at a time: bounds the memory; null: all
+    # crops per forward pass of a frozen backbone: bounds the memory; null: all
     backbone_batch: int | None = MISSING
-    # side of the feature map that the interface takes; conv: its own
+    # side of the feature map that the interface reads; conv: its own
     map_size: int = MISSING
     # channels of the interface and of the head; conv: those of its last layer
     channels: int = MISSING
     head: HeadSettings = MISSING
-    # put frozen parts into checkpoints too: these are then complete in themselves
+    # save frozen parts in checkpoints too, which makes them self-contained
     save_frozen: bool = MISSING
 
     def __post_init__(self) -> None:
@@ -127,7 +128,7 @@ class DepthSettings:
             raise ConfigError("model.depth.custom needs four taps and four channels")
 
     def backbone(self) -> Backbone:
-        """The sizes of the vision transformer and its DPT head."""
+        """Return the sizes of the vision transformer and its DPT head."""
         if self.encoder in ENCODERS:
             return ENCODERS[self.encoder]
         custom = self.custom
@@ -143,16 +144,16 @@ class DepthSettings:
 
 @dataclass
 class BodySettings:
-    # a licensed file such as body_models/smplx/SMPLX_NEUTRAL.npz; for rendered people the body
-    # they were rendered with, capsule or anny
+    # a licensed file such as body_models/smplx/SMPLX_NEUTRAL.npz; for rendered people the body they
+    # were rendered with, capsule or anny
     model: str = MISSING
-    # the 17 Human3.6M joints from the vertices of that body, .npy (17, V); null: as the body has
+    # the 17 Human3.6M joints from the vertices of that body, .npy (17, V); null: those of the body
     joint_regressor: str | None = MISSING
-    # for labels of SMPL: its neutral body model, and J_regressor_extra.npy
+    # for SMPL labels: its neutral body model, and J_regressor_extra.npy
     smpl: str | None = MISSING
     smpl_regressor: str | None = MISSING
-    # SMPL's vertices from those of the body, made by `overt data body-transfer`, and the 17 joints
-    # from SMPL's vertices, J_regressor_h36m.npy: needed to score labels of SMPL
+    # SMPL's vertices from those of the body, written by `overt data body-transfer`, and the 17
+    # joints from SMPL's vertices, J_regressor_h36m.npy: needed to score SMPL labels
     transfer: str | None = MISSING
     smpl_joint_regressor: str | None = None
 
@@ -173,7 +174,7 @@ class BranchSettings:
     stem: str = MISSING
     # group, or frozen (batch norm with the statistics of backbone_checkpoint)
     norm: str = MISSING
-    # ImageNet weights with torchvision's keys; null: fresh ones
+    # ImageNet weights with torchvision's keys; null: random initialization
     backbone_checkpoint: str | None = MISSING
     # features of a token, heads and layers of the decoder
     features: int = MISSING
@@ -198,15 +199,15 @@ class PoseModelSettings:
     # condition PoseNet on the predicted depth; false trains the base estimator, which needs no
     # stage 1
     tz_conditioning: bool = MISSING
-    # a base estimator (a run with tz_conditioning=false) that stays frozen beside a trained copy;
-    # null: the conditioned branch is trained alone
+    # a base estimator (a run with tz_conditioning=false) that stays frozen next to a trained copy;
+    # null: only the conditioned branch is trained
     base_checkpoint: str | None = MISSING
-    # how the copy's tokens are added to those of the base: zero (through a layer that starts at
-    # zero) or sum (the published way)
+    # how the copy's tokens are added to those of the base: zero (through a zero-initialized layer)
+    # or sum (as published)
     control_output: str = MISSING
     branch: BranchSettings = MISSING
     body: BodySettings = MISSING
-    # also find the twelve limb joints in the picture; `overt estimate` starts from them
+    # also locate the twelve limb joints in the picture, from which `overt estimate` starts
     keypoint_head: bool = MISSING
 
     def __post_init__(self) -> None:
@@ -224,14 +225,14 @@ class PoseModelSettings:
 @dataclass
 class SourceSettings:
     name: str = MISSING
-    # annotation file and folder of the pictures, below data.root or absolute
+    # annotation file and picture folder, below data.root or absolute
     annotations: str = MISSING
     images: str = MISSING
     # fraction of the samples
     weight: float = MISSING
     # humandata (.npz of MMHuman3D) or bedlamcc
     layout: str = "humandata"
-    # take the whole picture for the person's box
+    # use the whole picture as the person's box
     whole_image: bool = False
 
     def __post_init__(self) -> None:
@@ -240,24 +241,25 @@ class SourceSettings:
 
 @dataclass
 class SyntheticSettings:
-    # pictures to train on, and others to evaluate on
+    # pictures for training, and for evaluation
     train: int = MISSING
     test: int = MISSING
-    # pixels of a picture's side
+    # side of a picture in pixels
     size: int = MISSING
     seed: int = MISSING
     # camera or portrait; see `overt data people --help`
     framing: str = MISSING
-    # orthographic projection: a control in which the picture carries no depth
+    # orthographic projection: a control whose pictures carry no depth information
     orthographic: bool = MISSING
     fixed_colours: bool = MISSING
-    # also the depth of every pixel, for the pretext
+    # also render the depth of every pixel, for the pretext
     depth_maps: bool = MISSING
-    # null: capsule; or anny, or a file of its body: dressed people; model.body.model is the same
+    # null: capsule; or anny, or a file of its body, for dressed people; use the same
+    # model.body.model
     body: str | None = None
-    # photographs to put behind dressed people; null: backgrounds are synthetic
+    # folder of background photographs for dressed people; null: synthetic backgrounds
     backgrounds: str | None = None
-    # device that renders, cpu (null) or cuda, and number of worker processes (null: none)
+    # rendering device, cpu (null) or cuda, and number of worker processes (null: none)
     device: str | None = None
     workers: int | None = None
 
@@ -287,24 +289,26 @@ class DataSettings:
     sources: list[SourceSettings] = MISSING
     # people to render on first use; null: none
     synthetic: SyntheticSettings | None = MISSING
-    # keep columns of annotations as .npy files beside them, shared by all workers
+    # cache annotation columns as .npy files next to them, shared by all workers
     cache_annotations: bool = MISSING
-    # skip rows with empty boxes or people behind the camera, instead of refusing the file
+    # skip rows with empty boxes or people behind the camera, instead of rejecting the file
     drop_bad_rows: bool = MISSING
     # pixels of DepthNet's crop
     depth_size: int = MISSING
     depth_augmentation: AugmentationSettings = MISSING
-    # pixels of PoseNet's crop, about the image's center; and the sides to which a step resizes it
+    # side of PoseNet's crop in pixels, around the image center; and the sizes to which a step
+    # resizes it
     pose_size: int = MISSING
     pose_step_sizes: list[int] = MISSING
     # its side: smallest factor, and largest increase
     pose_side: list[float] = MISSING
     pose_augmentation: AugmentationSettings = MISSING
     # which joints the columns of keypoints2d are: human_data, smplx, agora, smpl, smpl_45, smpl_54,
-    # coco, openpose_25, h36m or people; null: as the file says, or as their number tells
+    # coco, openpose_25, h36m or people; null: as stated in the file, or inferred from the number of
+    # columns
     keypoint_convention: str | None = None
-    # for files of no convention: the columns of shoulders, elbows, wrists, hips, knees, ankles,
-    # left first; null: by the convention
+    # for files without a known convention: the columns of shoulders, elbows, wrists, hips, knees,
+    # ankles, left first; null: by the convention
     limb_keypoints: list[int] | None = None
 
     def __post_init__(self) -> None:
@@ -319,16 +323,16 @@ class DataSettings:
 
 @dataclass
 class CameraSettings:
-    # steps of the silhouette refinement; 0: the closed-form camera
+    # steps of the silhouette refinement; 0: closed-form camera only
     iterations: int = MISSING
-    # pixels of the picture's longer side in which silhouettes are compared
+    # longer side, in pixels, of the picture in which silhouettes are compared
     size: int = MISSING
-    # weight of the keypoints beside the silhouette
+    # weight of the keypoints relative to the silhouette
     keypoint_weight: float = MISSING
     # also optimize the depth, and the pose
     optimize_depth: bool = MISSING
     optimize_pose: bool = MISSING
-    # deviation in pixels of noise on the true keypoints that replace a detector
+    # standard deviation, in pixels, of noise on the ground-truth keypoints that replace a detector
     keypoint_noise: float = MISSING
 
     def __post_init__(self) -> None:
@@ -344,10 +348,10 @@ class EvaluationSettings:
     # folder with datasets and preprocessed_datasets; null: data.root
     dataset_root: str | None = MISSING
     batch_size: int = MISSING
-    # score only this many of the first rows; null: all
+    # score only the first rows, this many; null: all
     max_samples: int | None = MISSING
     camera: CameraSettings = MISSING
-    # people in the picture drawn after an evaluation
+    # number of people drawn after an evaluation
     drawn: int = MISSING
 
     def __post_init__(self) -> None:
@@ -357,7 +361,7 @@ class EvaluationSettings:
 
 @dataclass
 class DepthLossSettings:
-    # factor of the relative depth error
+    # weight of the relative depth error
     weight: float = MISSING
 
 

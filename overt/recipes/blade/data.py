@@ -1,6 +1,6 @@
 """Training samples of both stages, and the people that are evaluated.
 
-Everything random comes from the sample's generator. Letters: B samples, S pixels of a side.
+All randomness comes from the sample's generator. Letters: B samples, S pixels of a side.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def collate_pose(samples: list[PoseSample]) -> PoseBatch:
 
 
 class DepthSource:
-    """Crops of one data set's people, and how far these are."""
+    """Crops of the people of one data set, with their distances."""
 
     def __init__(self, people: LabelledPeople, settings: DataSettings) -> None:
         self.people, self.size = people, settings.depth_size
@@ -111,7 +111,7 @@ class DepthSource:
 
 
 class PoseSource:
-    """Two crops of each picture, and pose and shape as they appear in the second."""
+    """Two crops of each picture, with pose and shape as they appear in the second."""
 
     def __init__(self, people: LabelledPeople, settings: DataSettings) -> None:
         self.people, self.settings = people, settings
@@ -154,13 +154,13 @@ class PoseSource:
 
 
 def depth_crop(people: LabelledPeople, row: int, picture: Picture, size: int) -> Tensor:
-    """DepthNet's crop (3, S, S) as the annotation says, unchanged."""
+    """Return DepthNet's crop (3, S, S) by the annotation, without augmentation."""
     centre, side = people.square(row, picture.shape[:2])
     return as_tensor(cut(picture, Crop(centre, side), size)[0])
 
 
 def whole_crop(image_size: tuple[int, int]) -> Crop:
-    """The square about the whole picture: what PoseNet sees at test time."""
+    """Return the square around the whole picture, as PoseNet sees it at test time."""
     height, width = image_size
     return Crop((width / 2, height / 2), float(max(height, width)))
 
@@ -169,7 +169,7 @@ def whole_crop(image_size: tuple[int, int]) -> Crop:
 
 
 def make_missing_data(settings: DataSettings) -> None:
-    """Render the people that `data.synthetic` describes, unless they are there.
+    """Render the people described by `data.synthetic`, unless they exist.
 
     Every rank has to call this.
     """
@@ -201,7 +201,7 @@ def make_missing_data(settings: DataSettings) -> None:
 
 
 def make_evaluation_data(settings: DataSettings, evaluation: EvaluationSettings) -> None:
-    """Render the people to score where they are the recipe's own; every process has to call it."""
+    """Render the people to score if they are synthetic; every rank has to call it."""
     if evaluation.dataset_root is None:
         make_missing_data(settings)
 
@@ -209,7 +209,7 @@ def make_evaluation_data(settings: DataSettings, evaluation: EvaluationSettings)
 def open_training(
     settings: DataSettings, body: BodySettings, source: type[DepthSource] | type[PoseSource]
 ) -> DrawnMixture:
-    """All data sets of `data.sources` in their proportions."""
+    """Return all data sets of `data.sources`, mixed by their fractions."""
     make_missing_data(settings)
     root, needs_pose = Path(settings.root), source is PoseSource
     sets = [
@@ -222,7 +222,7 @@ def open_training(
 def open_evaluation(
     settings: DataSettings, evaluation: EvaluationSettings, body: BodySettings, needs_pose: bool
 ) -> People:
-    """The people of `evaluation.dataset`; synthetic ones must have been made."""
+    """Return the people of `evaluation.dataset`; synthetic ones must already exist."""
     root = Path(evaluation.dataset_root or settings.root)
     protocol = PROTOCOLS[evaluation.dataset]
     is_portrait = settings.synthetic is not None and settings.synthetic.framing == "portrait"

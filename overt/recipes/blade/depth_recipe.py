@@ -1,4 +1,4 @@
-"""Stage 1 as a recipe: DepthNet, trained on the relative error of the pelvis's depth."""
+"""Stage 1 as a recipe: DepthNet, trained on the relative error of the pelvis depth."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HEAD_RATE = 2.0  # the head learns twice as fast as the interface
 
 
 class DepthNetRecipe(Recipe):
-    """How far a person is, from a crop."""
+    """Predicts the distance of a person from a crop."""
 
     replayable = True
 
@@ -59,11 +59,11 @@ class DepthNetRecipe(Recipe):
         return collate_depth(samples)
 
     def example_batch(self, size: int) -> DepthBatch:
-        """Crops of noise, people at different depths."""
+        """Return crops of noise with people at different depths."""
         return self.collate(example_samples(DepthSource, self.settings.data, size))
 
     def parameter_groups(self, model: DepthNet) -> list[dict[str, Any]]:
-        """The head at twice the rate of the interface and of a backbone that is trained."""
+        """Train the head at twice the rate of the interface and of a trainable backbone."""
         groups: dict[bool, list[tuple[str, nn.Parameter]]] = {False: [], True: []}
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
@@ -83,7 +83,7 @@ class DepthNetRecipe(Recipe):
         self, model: nn.Module, batch: DepthBatch, counts: dict[str, Tensor], step: int
     ) -> StepOutput:
         predicted: Tensor = model(batch.images)[:, 0]
-        # The mean runs over all samples, those without a known depth included.
+        # The mean is over all samples, including those without a known depth.
         errors = depth_errors(predicted, batch.depth, batch.known).sum() / counts["samples"]
         metres = torch.where(batch.known, (predicted - batch.depth).abs(), 0.0).sum()
         return StepOutput(
@@ -127,7 +127,7 @@ class DepthNetRecipe(Recipe):
         return table(self.settings.evaluation.dataset, rows, scores)
 
     def visualize(self, model: DepthNet) -> dict[str, Tensor]:
-        """Crops with the predicted and the true depth written on them."""
+        """Draw crops with predicted and true depth written on them."""
         settings = self.settings
         people = open_evaluation(settings.data, settings.evaluation, settings.model.body, False)
         device = next(model.parameters()).device

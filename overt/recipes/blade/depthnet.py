@@ -1,7 +1,7 @@
-"""DepthNet: how far the pelvis is from the camera, in meters, from a square crop of a person.
+"""DepthNet: the distance of the pelvis from the camera, in meters, from a square crop of a person.
 
-Features of a depth model, two strided convolutions, one query that looks at all places. The keys
-are the published ones. Section 3.2 of arXiv:2412.08640. Letters: B crops, C channels.
+Features of a depth model, two strided convolutions, and one query that attends to all positions.
+Keys are the published ones. Section 3.2 of arXiv:2412.08640. Letters: B crops, C channels.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from overt.recipes.blade.dpt import DepthAnything
 from overt.recipes.blade.norm import SharedBatchNorm2d
 
 BACKBONE = "depth_backbone."
-# In the published files; a layer that nothing uses.
+# In the published files: an unused layer.
 DEAD = ("depth_head.dec_z.conv.weight", "depth_head.dec_z.conv.bias")
 
 
 class DepthDecoder(nn.Module):
-    """One learned query attends to all positions of a map; its result becomes a depth."""
+    """One learned query attends to all positions of a map and is decoded to a depth."""
 
     places: Tensor | None
 
@@ -46,7 +46,7 @@ class DepthDecoder(nn.Module):
         layer = nn.TransformerDecoderLayer(width, heads, hidden, dropout, batch_first=True)
         self.decoder = nn.TransformerDecoder(layer, layers)
         self.z_out = nn.Linear(width, 1)
-        # The published head has no position embedding; a small map profits from one.
+        # The published head has no position embedding; a small map benefits from one.
         table = None if places is None else nn.Parameter(0.02 * torch.randn(places, width))
         self.register_parameter("places", table)
         if start_bias is not None:
@@ -63,7 +63,7 @@ class DepthDecoder(nn.Module):
 
 
 class DepthHead(nn.Module):
-    """The decoder under the name that the published files use."""
+    """Holds the decoder under its published name."""
 
     def __init__(self, decoder: DepthDecoder) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class DepthHead(nn.Module):
 
 
 def make_interface(inputs: int, channels: int) -> nn.Sequential:
-    """Two convolutions that halve a map each."""
+    """Two convolutions, each of which halves a map."""
     layers: list[nn.Module] = []
     for count in (inputs, channels):
         layers += [
@@ -106,7 +106,7 @@ class ConvBackbone(nn.Module):
         self.features = before
 
     def forward(self, images: Tensor, output: int) -> Tensor:
-        """Features of 1/16 of the pictures' size; `output` is for backbones with a fixed one."""
+        """Return features at 1/16 of the picture size; `output` is for fixed-size backbones."""
         return self.layers(images)  # type: ignore[no-any-return]
 
 
@@ -124,11 +124,11 @@ class ResidualBlock(nn.Module):
 
 
 class DepthNet(nn.Module):
-    """Crops (B, 3, H, W) in bytes to depths (B, 1) in meters.
+    """Predict depths (B, 1) in meters from uint8 crops (B, 3, H, W).
 
-    A frozen backbone never trains, runs `chunk` crops at a time in its own precision, and stays
-    out of checkpoints unless `save_frozen`: a mark of its weights is kept instead, so that the
-    head is never used on top of another.
+    A frozen backbone runs `chunk` crops at a time in its own precision and is not saved in
+    checkpoints unless `save_frozen`: a hash of its weights is saved instead, so that the head is
+    never used on top of another backbone.
     """
 
     backbone_mark: Tensor
@@ -156,7 +156,7 @@ class DepthNet(nn.Module):
         self.has_backbone_weights = not freeze_backbone
         self.register_buffer("backbone_mark", torch.zeros(1, dtype=torch.int64))
         if isinstance(backbone, DepthAnything):
-            # Their output is not asked for: the depth map's own layers and the class token.
+            # Not used: the layers of the depth map and the class token.
             backbone.depth_head.scratch.output_conv1.requires_grad_(False)
             backbone.depth_head.scratch.output_conv2.requires_grad_(False)
             backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -167,14 +167,14 @@ class DepthNet(nn.Module):
         self.register_load_state_dict_pre_hook(_note_backbone)  # type: ignore[no-untyped-call]
 
     def train(self, mode: bool = True) -> DepthNet:
-        """As always, but a frozen backbone stays in evaluation mode."""
+        """Set the mode, but keep a frozen backbone in evaluation mode."""
         super().train(mode)
         if self.freeze_backbone:
             self.depth_backbone.eval()
         return self
 
     def features(self, images: Tensor) -> Tensor:
-        """What the backbone sees in crops of bytes (B, 3, H, W)."""
+        """Return the backbone's features of uint8 crops (B, 3, H, W)."""
         if not self.freeze_backbone:
             return self.depth_backbone(self.pixels(images), self.map_size)  # type: ignore[no-any-return]
         parts = []
@@ -185,7 +185,7 @@ class DepthNet(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def from_features(self, features: Tensor) -> Tensor:
-        """Depths (B, 1) from the backbone's features."""
+        """Return depths (B, 1) from the backbone's features."""
         if not torch.is_autocast_enabled(features.device.type):
             features = features.float()
         return self.depth_head(self.depth_interface(features))  # type: ignore[no-any-return]
@@ -194,7 +194,7 @@ class DepthNet(nn.Module):
         return self.from_features(self.features(images))
 
     def require_weights(self, remedy: str) -> None:
-        """Refuse a frozen backbone without weights."""
+        """Reject a frozen backbone without weights."""
         if not self.has_backbone_weights:
             raise CheckpointError(
                 "the frozen depth backbone has no weights: no file was given, and the "
@@ -202,7 +202,7 @@ class DepthNet(nn.Module):
             )
 
     def load_backbone(self, tensors: Mapping[str, Tensor], source: str) -> None:
-        """Weights of the backbone: of DepthNet, of Depth-Anything-V2, or of DINOv2 alone."""
+        """Load a backbone from DepthNet, Depth-Anything-V2, or only the encoder from DINOv2."""
         current = self.depth_backbone.state_dict()
         for prefix, inner in ((BACKBONE, ""), ("", ""), ("", "pretrained.")):
             part = {
@@ -216,7 +216,7 @@ class DepthNet(nn.Module):
             part = {}
         part = {name: value for name, value in part.items() if name in current}
         missing = [name for name in current if name not in part]
-        if inner:  # an encoder alone: what comes after it starts fresh
+        if inner:  # encoder only: the rest keeps its random initialization
             missing = [name for name in missing if name.startswith(inner)]
         _refuse_misfit(source, part, current, missing, "the depth backbone")
         self.depth_backbone.load_state_dict(part, strict=False)
@@ -224,7 +224,7 @@ class DepthNet(nn.Module):
         self.backbone_mark.fill_(fingerprint(part))
 
     def load_depthnet(self, tensors: Mapping[str, Tensor], source: str) -> None:
-        """A stage-1 checkpoint, ours or the published one; every part of it must fit."""
+        """Load a stage-1 checkpoint, overt's or the published one; every tensor must match."""
         mark = tensors.get("backbone_mark")
         if any(name.startswith(BACKBONE) for name in tensors):
             self.load_backbone(tensors, source)
@@ -252,12 +252,12 @@ class DepthNet(nn.Module):
     def adapt_tensors(
         self, tensors: Mapping[str, Tensor], settings: Mapping[str, Any] | None = None
     ) -> dict[str, Tensor]:
-        """The published checkpoint under this model's keys: without the layer that is not used."""
+        """Return the published checkpoint with this model's keys, without the unused layer."""
         return {name: value for name, value in tensors.items() if name not in DEAD}
 
 
 def fingerprint(tensors: Mapping[str, Tensor]) -> int:
-    """A number that other weights do not have."""
+    """Return a hash of the weights."""
     mark = 0
     for name in sorted(tensors):
         value = tensors[name].detach().cpu().contiguous().flatten()

@@ -34,7 +34,7 @@ class ResidualConvUnit(nn.Module):
 
 
 class FeatureFusion(nn.Module):
-    """Takes a finer map into a coarser one."""
+    """Fuses a finer map into a coarser one."""
 
     def __init__(self, features: int) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class FeatureFusion(nn.Module):
         self.resConfUnit2 = ResidualConvUnit(features)
 
     def forward(self, maps: Tensor, finer: Tensor | None = None) -> Tensor:
-        """The fused map at its own size.
+        """Return the fused map at its own size.
 
         The published order is resize, then the 1 x 1 convolution. The two commute, since the
         weights of a bilinear resize sum to one; convolving first is cheaper.
@@ -54,7 +54,7 @@ class FeatureFusion(nn.Module):
 
 
 class Scratch(nn.Module):
-    """Holds the layers under the name that the published files use."""
+    """Holds the layers under their published name."""
 
     def __init__(self, channels: Sequence[int], features: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Scratch(nn.Module):
         self.refinenet2 = FeatureFusion(features)
         self.refinenet3 = FeatureFusion(features)
         self.refinenet4 = FeatureFusion(features)
-        # The coarsest map has nothing coarser to be taken into: keys without a use.
+        # The coarsest map has no coarser one to be fused with: unused keys.
         self.refinenet4.resConfUnit1.requires_grad_(False)
         self.output_conv1 = nn.Conv2d(features, features // 2, 3, padding=1)
         self.output_conv2 = nn.Sequential(
@@ -76,7 +76,7 @@ class Scratch(nn.Module):
 
 
 class DPTHead(nn.Module):
-    """Token maps of four blocks to one map of eight times the grid."""
+    """Fuse token maps of four blocks into one map of eight times the grid size."""
 
     def __init__(self, width: int, channels: Sequence[int], features: int) -> None:
         super().__init__()
@@ -93,9 +93,10 @@ class DPTHead(nn.Module):
         self.scratch = Scratch(channels, features)
 
     def fuse(self, tokens: Sequence[Tensor], grid: Grid) -> list[Tensor]:
-        """The fused maps from coarse to fine, the last one four times the grid.
+        """Return the fused maps from coarse to fine, the last one four times the grid size.
 
-        Each map but the last is resized to the next one's size; the published last one is doubled.
+        Each map but the last is resized to the next one's size; the published model doubles the
+        last.
         """
         scratch, levels = self.scratch, []
         for number, (part, project, change) in enumerate(
@@ -111,18 +112,18 @@ class DPTHead(nn.Module):
         return [path4, path3, path2, scratch.refinenet1(path2, first)]
 
     def paths(self, tokens: Sequence[Tensor], grid: Grid) -> list[Tensor]:
-        """`path_4` to `path_1` of the published model; the last has eight times the grid."""
+        """Return `path_4` to `path_1` of the published model; the last is 8x the grid size."""
         *coarser, last = self.fuse(tokens, grid)
         return [*coarser, resize(last, (2 * last.shape[2], 2 * last.shape[3]))]
 
     def depth(self, path: Tensor, size: tuple[int, int]) -> Tensor:
-        """The depth map (B, 1, *size) in 0 to 1 that the published model was trained on."""
+        """Return the depth map (B, 1, *size) in 0 to 1 that the published model predicts."""
         maps = resize(self.scratch.output_conv1(path), size)
         return self.scratch.output_conv2(maps)  # type: ignore[no-any-return]
 
 
 class DepthAnything(nn.Module):
-    """Encoder and DPT head: the whole of Depth-Anything-V2."""
+    """Encoder and DPT head: the complete Depth-Anything-V2."""
 
     def __init__(
         self,
@@ -141,24 +142,24 @@ class DepthAnything(nn.Module):
         return [tap.patches for tap in self.pretrained.taps(images, self.tapped)]
 
     def forward(self, images: Tensor, output: int) -> Tensor:
-        """Features (B, F, output, output): `path_1` resized, without ever making it.
+        """Return features (B, F, output, output): `path_1` resized, without materializing it.
 
-        The doubling and the resize that follows are one linear map along rows and one along
-        columns: two matrix products at the smaller size.
+        Doubling and resizing are one linear map along rows and one along columns: two matrix
+        products at the smaller size.
         """
         grid = self.pretrained.grid_of(images)
         maps = self.depth_head.fuse(self.tokens(images), grid)[-1]
         return double_and_resize(maps, output)
 
     def depth_m(self, images: Tensor) -> Tensor:
-        """Metric depth (B, 1, H, W) of images (B, 3, H, W)."""
+        """Return metric depth (B, 1, H, W) of images (B, 3, H, W)."""
         grid = self.pretrained.grid_of(images)
         path = self.depth_head.paths(self.tokens(images), grid)[-1]
         return MAX_DEPTH_M * self.depth_head.depth(path, (images.shape[2], images.shape[3]))
 
 
 def double_and_resize(maps: Tensor, output: int) -> Tensor:
-    """(B, F, H, W) to twice its size, then to (B, F, output, output), both bilinear."""
+    """Resize (B, F, H, W) to twice its size, then to (B, F, output, output), both bilinear."""
     batch, features, height, width = maps.shape
     down, across = (
         (bilinear_matrix(2 * size, output, maps) @ bilinear_matrix(size, 2 * size, maps)).to(
@@ -173,10 +174,10 @@ def double_and_resize(maps: Tensor, output: int) -> Tensor:
 
 
 def bilinear_matrix(size: int, output: int, reference: Tensor) -> Tensor:
-    """The weights (output, size) of a bilinear resize with corners on corners.
+    """Return the weights (output, size) of a bilinear resize with aligned corners.
 
-    In float64: the last place must not fall a rounding beyond the last source, nor may a product of
-    two such matrices lose digits to a faster float32.
+    In float64: rounding must not push the last position beyond the last source pixel, and a product
+    of two such matrices should not lose precision.
     """
     positions = (
         torch.arange(output, device=reference.device).double() * (size - 1) / max(output - 1, 1)

@@ -1,4 +1,4 @@
-"""One picture of a person to mesh and camera, without labels: what `overt estimate` runs."""
+"""Estimate mesh and camera of a person in one picture: the implementation of `overt estimate`."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def estimate_person(
     keypoints: Array | None = None,  # (12, 2) or (12, 3) with confidence, pixels
     box: Array | None = None,  # (4,) x, y, width, height of the person, pixels
 ) -> PersonEstimate:
-    """Mesh and camera of the person in a picture; a mask sharpens the camera.
+    """Estimate mesh and camera of the person in a picture; a mask improves the camera.
 
-    Where nothing tells where the person is, the model looks twice: at the whole picture for the
-    limbs, then closer at these.
+    Without a box, the model runs twice: on the whole picture to locate the limbs, then on a crop
+    around them.
     """
     height, width = picture.shape[:2]
     if model.depthnet is None:
@@ -73,7 +73,7 @@ def estimate_person(
         chosen.iterations, chosen.keypoint_weight, chosen.optimize_depth, chosen.optimize_pose
     )
     if box is not None:
-        # Seen in a crop beside the middle, the person is turned by the angle between both views.
+        # In an off-center crop the person appears rotated by the angle between both views.
         start = solve_camera(body, shape, rotations, depth, observed, SolveOptions(iterations=0))
         turn = _ray_turn(crop, (height, width), float(start.focal[0]) / scale)
         first = torch.tensor(turn, dtype=rotations.dtype, device=device) @ rotations[:, :1]

@@ -1,4 +1,4 @@
-"""The losses of both stages, each a sum over samples: the recipe divides by the global count.
+"""The losses of both stages, as sums over samples; the recipe divides by the global count.
 
 Letters: B samples, J joints, V vertices. Sections 3.2 and 3.3 of arXiv:2412.08640.
 """
@@ -15,14 +15,14 @@ from overt.geometry.rotation import relative_angle
 
 
 def depth_errors(predicted: Tensor, true: Tensor, known: Tensor) -> Tensor:
-    """|predicted - true| / true of each sample, all (B,); 0 where the truth is not known."""
-    # Divided by one where nothing is known: what is missing may well be zero.
+    """Return |predicted - true| / true of each sample, all (B,); 0 without ground truth."""
+    # Divided by one without ground truth: a missing depth may be stored as zero.
     safe = torch.where(known, true, torch.ones_like(true))
     return torch.where(known, (predicted - safe).abs() / safe, 0.0)
 
 
 class Bodies(NamedTuple):
-    """Bodies as the losses compare them, relative to the pelvis."""
+    """Bodies in the form that the losses compare, relative to the pelvis."""
 
     rotations: Tensor  # (B, 22, 3, 3): root, then the body's joints relative to their parents
     shape: Tensor  # (B, 10)
@@ -39,7 +39,7 @@ class Weights(NamedTuple):
 
 
 def pose_losses(predicted: Bodies, true: Bodies, weights: Weights) -> dict[str, Tensor]:
-    """The five weighted terms: of each sample its mean, and of these the sum."""
+    """Return the five weighted terms, each a sum of per-sample means."""
     angles = relative_angle(predicted.rotations, true.rotations)  # (B, 22)
     body = slice(0, BODY_JOINTS)
     joints = (predicted.joints[:, body] - true.joints[:, body]).abs()
@@ -54,7 +54,7 @@ def pose_losses(predicted: Bodies, true: Bodies, weights: Weights) -> dict[str, 
 
 @torch.no_grad()
 def pose_distances(predicted: Bodies, true: Bodies) -> dict[str, Tensor]:
-    """Mean distances in meters of body joints and of vertices, summed over samples; only shown."""
+    """Return mean joint and vertex errors in meters, summed over samples; for logs only."""
     body = slice(0, BODY_JOINTS)
     joints = (predicted.joints[:, body] - true.joints[:, body]).norm(dim=-1)
     vertices = (predicted.vertices - true.vertices).norm(dim=-1)

@@ -1,7 +1,7 @@
-"""The mesh that joints and vertices are compared on, as the protocols do it.
+"""The mesh on which joints and vertices are compared, following the protocols.
 
-Predictions are SMPL-X bodies. Labels of SMPL are compared with them on SMPL's mesh, to which a
-sparse matrix takes the vertices of SMPL-X.
+Predictions are SMPL-X bodies. SMPL labels are compared on SMPL's mesh, to which a sparse matrix
+maps the vertices of SMPL-X.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from overt.geometry.body_files import CAPSULE, load_body
 from overt.geometry.body_transfer import VertexTransfer, load_transfer
 from overt.recipes.blade.config import BodySettings
 
-# What it takes to score on SMPL's mesh, and which file that is.
+# Files needed to score on SMPL's mesh.
 SCORED_BY = {
     "smpl": "SMPL_NEUTRAL.pkl",
     "transfer": "made by `overt data body-transfer smplx2smpl_deftrafo_setup.pkl OUT.npz`",
@@ -61,7 +61,7 @@ class MetricMesh:
 
     @property
     def of_labels(self) -> BodyModel:
-        """Return the body that the labels are parameters of."""
+        """Return the body model of the labels."""
         return self.body if self.labelled_with_smplx or self.smpl is None else self.smpl
 
     def of_prediction(self, vertices: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -1,7 +1,7 @@
-"""Batch norm over the micro-batches of all processes together, on any device.
+"""Batch norm over the micro-batches of all ranks, on any device.
 
-With one process it is torch's own. Statistics are those of one micro-batch per process: with
-gradient accumulation they differ from those of the one large batch.
+With one process it is torch's own. Statistics are those of one micro-batch per rank: with gradient
+accumulation they differ from those of one large batch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from overt.distributed import all_reduce_sum, get_world_size
 
 
 class _Sum(torch.autograd.Function):
-    """The sum over all processes; each one's gradient is the sum of all processes' too."""
+    """Sum over all ranks; the gradient is summed over all ranks as well."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
@@ -27,7 +27,7 @@ class _Sum(torch.autograd.Function):
 
 
 class SharedBatchNorm2d(nn.BatchNorm2d):
-    """Batch norm whose mean and variance are those of all processes' samples."""
+    """Batch norm with mean and variance over the samples of all ranks."""
 
     def forward(self, maps: Tensor) -> Tensor:  # (B, C, H, W)
         if not self.training or get_world_size() == 1:
@@ -53,7 +53,7 @@ class SharedBatchNorm2d(nn.BatchNorm2d):
 
 
 class FrozenBatchNorm2d(nn.BatchNorm2d):
-    """Batch norm that is a fixed scale and shift: for weights that bring their statistics."""
+    """Batch norm with fixed scale and shift, for weights that include their statistics."""
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels)

@@ -1,4 +1,4 @@
-"""The people of a data set: pictures and labels row by row, whatever they were labeled with."""
+"""The people of a data set: pictures and labels row by row, for every kind of label."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 Array = NDArray[np.float32]
 HIP_ROWS = (0, 1)  # of J_regressor_extra.npy
-# Folders that the annotations of a source name and its pictures do not have.
+# Folders that appear in the annotation paths of a source, but not in its pictures.
 DROPPED_FOLDERS = {"h36m": "images"}
 RENDERED_BODIES = (CAPSULE, ANNY)
 
@@ -46,7 +46,7 @@ class SmplxLabel(NamedTuple):
 
 
 class LabelledPeople(Protocol):
-    """What training samples are made of: `People`, or made-up ones."""
+    """Source of training samples: `People`, or generated ones."""
 
     def __len__(self) -> int: ...
 
@@ -107,7 +107,7 @@ class People:
             )
 
     def _usable(self, data: HumanData, drop: bool) -> HumanData:
-        """All rows, or those that can be used; refused where the user did not say to drop."""
+        """Return all usable rows; reject unusable ones unless the user asked to drop them."""
         bad: dict[int, str] = {}
         if "bbox_xywh" in data and not self.whole_image:
             boxes = data.columns["bbox_xywh"]
@@ -144,7 +144,7 @@ class People:
         return self.images / name
 
     def picture(self, row: int) -> Picture:
-        """The pixels (H, W, 3) of a row."""
+        """Return the pixels (H, W, 3) of a row."""
         path = self.picture_path(row)
         if not path.is_file():
             raise DataError(
@@ -154,7 +154,7 @@ class People:
         return decode_image(read_file(path), str(path))
 
     def square(self, row: int, image_size: tuple[int, int]) -> tuple[tuple[float, float], float]:
-        """Center and side of the square about the person."""
+        """Return center and side of the square around the person."""
         height, width = image_size
         if self.whole_image:
             return (width / 2, height / 2), float(max(height, width))
@@ -164,16 +164,16 @@ class People:
         return keypoint_square(self.data.columns["keypoints2d"][row])
 
     def limb_keypoints(self, row: int) -> Array | None:
-        """Twelve limb joints (12, 3) in pixels with their confidence."""
+        """Return twelve limb joints (12, 3) in pixels with their confidence."""
         if self.limbs is None:
             return None
         return np.asarray(self.data.columns["keypoints2d"][row, self.limbs], dtype=np.float32)
 
     def label(self, row: int) -> SmplxLabel:
-        """Pose and shape in the parameters of SMPL-X.
+        """Return pose and shape as SMPL-X parameters.
 
-        Hands are absolute rotations: nothing is added to them anywhere. Those that are not labeled
-        are the mean hands of the body, as they are for predictions.
+        Hands are absolute rotations, to which nothing is added. Unlabeled hands are the mean hands
+        of the body, as for predictions.
         """
         values = []
         for name in ("global_orient", "body_pose", "left_hand_pose", "right_hand_pose", "betas"):
@@ -189,7 +189,7 @@ class People:
         return SmplxLabel(*values)
 
     def pelvis(self, row: int) -> Array:
-        """Where the pelvis is in the camera frame, (3,) meters."""
+        """Return the pelvis position in the camera frame, (3,) meters."""
         columns = self.data.columns
         if "pelvis" in self.data:
             return np.asarray(columns["pelvis"][row], np.float32)
@@ -199,7 +199,7 @@ class People:
         return self.hips.pelvis(self.data, row)
 
     def depth_map(self, row: int) -> Array:
-        """Meters (H, W), 0 where nothing is, from depth/NAME.png in millimeters."""
+        """Return depth in meters (H, W), 0 for background, from depth/NAME.png in millimeters."""
         picture = self.picture_path(row)
         path = picture.parent.parent / "depth" / f"{picture.stem}.png"
         if not path.is_file():
@@ -226,14 +226,14 @@ class People:
 
 @lru_cache(maxsize=1)
 def body_file(name: str) -> BodyFile:
-    """The file of model.body.model, read once for all data sets of a run."""
+    """Return the file of model.body.model, read once for all data sets of a run."""
     return load_body(name, "model.body.model")
 
 
 def check_body(data: HumanData, body: BodySettings, is_used: bool = True) -> None:
-    """Refuse the body of rendered people for real ones, and another one for rendered people.
+    """Reject the body of rendered people for real ones, and vice versa.
 
-    DepthNet does not use the body (`is_used`) where the pelvis itself is stored.
+    DepthNet does not use the body (`is_used`) if the pelvis itself is stored.
     """
     rendered = data.header.body
     if rendered is None and data.header.width == len(CONVENTIONS["people"]):
@@ -262,7 +262,7 @@ def check_body(data: HumanData, body: BodySettings, is_used: bool = True) -> Non
 
 
 def require_smplx(data: HumanData) -> None:
-    """Refuse labels that PoseNet cannot be trained on; those of SMPL can be converted."""
+    """Reject labels that PoseNet cannot be trained on; SMPL labels can be converted."""
     if data.has("smpl") and not data.has("smplx"):
         raise DataError(
             f"{data.path}: its labels are SMPL's, but PoseNet is trained on those of SMPL-X; make "
@@ -272,7 +272,7 @@ def require_smplx(data: HumanData) -> None:
 
 
 def limbs_of(data: HumanData, settings: DataSettings) -> list[int] | None:
-    """The columns of the twelve limb joints; None without key points."""
+    """Return the columns of the twelve limb joints, or None without keypoints."""
     if "keypoints2d" not in data:
         return None
     header, title = data.header, str(data.path)
@@ -290,7 +290,7 @@ def limbs_of(data: HumanData, settings: DataSettings) -> list[int] | None:
 
 
 def _labelled(data: HumanData) -> HumanData:
-    """The rows that have labels, where the file tells."""
+    """Return the rows that have labels, if the file states it."""
     if "has_smpl" not in data:
         return data
     rows = np.nonzero(np.ravel(data.columns["has_smpl"]) > 0)[0]
@@ -304,7 +304,7 @@ def _labelled(data: HumanData) -> HumanData:
 
 
 class RootJoint:
-    """The first joint of bodies at rest, which no pose moves: a linear function of the shape."""
+    """Return the first joint of bodies at rest, which no pose moves: linear in the shape."""
 
     def __init__(self, file: BodyFile) -> None:
         row = file.J_regressor[0]
@@ -317,7 +317,7 @@ class RootJoint:
 
 
 def pelvis_depths(data: HumanData, body: BodySettings) -> NDArray[np.floating]:
-    """How far each pelvis is in front of the camera (N,); of SMPL's labels, about."""
+    """Return pelvis distances from the camera (N,); approximate for SMPL labels."""
     columns = data.columns
     if "pelvis" in data:
         return np.asarray(columns["pelvis"][:, 2])
@@ -337,7 +337,7 @@ def pelvis_depths(data: HumanData, body: BodySettings) -> NDArray[np.floating]:
 
 
 class SmplHips:
-    """The pelvis of people labeled with SMPL: the middle of two hips regressed from its mesh."""
+    """Return the pelvis of SMPL labels: the midpoint of two hips regressed from its mesh."""
 
     def __init__(self, body: BodySettings) -> None:
         if body.smpl is None:
@@ -347,7 +347,7 @@ class SmplHips:
             )
         file = load_body(body.smpl, "model.body.smpl")
         if body.smpl == CAPSULE:
-            # The stand-in has SMPL's 22 body joints as its first ones, and hips among them.
+            # The stand-in body has SMPL's 22 body joints first, including the hips.
             hips = file.J_regressor[[1, 2]]
         elif body.smpl_regressor is None:
             raise DataError(
@@ -361,7 +361,7 @@ class SmplHips:
         used = np.nonzero(row)[0]
         self.row = torch.from_numpy(row[used])
         self.model = BodyModel(file)
-        # Only the vertices that count are ever made.
+        # Only the required vertices are computed.
         count = len(file.v_template)
         keep = torch.from_numpy(used)
         self.model.template = self.model.template[keep]

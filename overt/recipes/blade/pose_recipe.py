@@ -41,7 +41,7 @@ from overt.tasks import PersonEstimate
 
 
 class PoseNetRecipe(Recipe):
-    """Pose and shape of a person, from a picture and the predicted depth."""
+    """Predicts pose and shape of a person from a picture and the predicted depth."""
 
     replayable = True
     compile_pays = "compiling its parts takes minutes, and a recording alone halves the step"
@@ -67,7 +67,7 @@ class PoseNetRecipe(Recipe):
         return collate_pose(samples)
 
     def example_batch(self, size: int) -> PoseBatch:
-        """Crops of noise, people in different poses."""
+        """Return crops of noise with people in different poses."""
         return self.collate(example_samples(PoseSource, self.settings.data, size))
 
     def counts(self, batch: PoseBatch) -> dict[str, Tensor]:
@@ -80,13 +80,13 @@ class PoseNetRecipe(Recipe):
         return [*_frozen_blocks(model), *model.branch.layers]
 
     def compile_units(self, model: PoseNet) -> list[nn.Module]:
-        """The blocks of the frozen encoder, and each branch as a whole: its maps stay together."""
+        """Return the blocks of the frozen encoder, and each branch as a whole."""
         base = [] if model.base is None else [model.base]
         return [*_frozen_blocks(model), model.branch, *base, model.heads]
 
     @torch.inference_mode(False)
     def body(self, device: torch.device) -> BodyModel:
-        """The body model on a device, made once: for gradients too, wherever it is asked for."""
+        """Return the body model on a device; cached, also usable with gradients."""
         if device not in self.bodies:
             self.bodies[device] = build_body(self.settings.model.body).to(device)
         return self.bodies[device]
@@ -105,12 +105,13 @@ class PoseNetRecipe(Recipe):
             settings.body_joint_weight,
             settings.vert_weight,
         )
-        # Rotations and meters are float32 whatever the model computes in.
+        # Rotations and meters are float32, whatever the precision of the model.
         with torch.autocast(images.device.type, enabled=False):
             body = self.body(images.device)
             with torch.no_grad():
                 labelled = true_rotations(batch.pose)
-            # Hands and face are not predicted: they are the label's, so that they cost nothing.
+            # Hands and face are not predicted: those of the label are used, so that they add no
+            # error.
             full_pose = torch.cat([output.rotations, labelled[:, BODY_JOINTS:]], dim=1)
             predicted, true = both_bodies(body, (full_pose, labelled), (output.shape, batch.shape))
             terms = pose_losses(predicted, true, weights)
@@ -144,7 +145,7 @@ class PoseNetRecipe(Recipe):
         return summarize(self.evaluate_rows(model, world))
 
     def evaluate_rows(self, model: PoseNet, world: World) -> list[dict[str, Any]]:
-        """Errors of joints, vertices, depth and camera, and overlaps, of each person."""
+        """Return errors of joints, vertices, depth and camera, and overlaps, for each person."""
         make_evaluation_data(self.settings.data, self.settings.evaluation)
         return self.scorer(model).rows(world)
 
@@ -161,7 +162,7 @@ class PoseNetRecipe(Recipe):
         return table(self.settings.evaluation.dataset, rows, scores)
 
     def visualize(self, model: PoseNet) -> dict[str, Tensor]:
-        """Pictures with the estimated mesh over them."""
+        """Draw pictures with the estimated mesh over them."""
         if model.depthnet is None:
             return {}
         return {"meshes": draw_people(self.scorer(model), self.settings.evaluation.drawn)}
@@ -174,7 +175,7 @@ class PoseNetRecipe(Recipe):
         keypoints: np.ndarray | None = None,
         box: np.ndarray | None = None,
     ) -> PersonEstimate:
-        """Mesh and camera of the person in a picture (H, W, 3) uint8, for `overt estimate`."""
+        """Estimate mesh and camera of a person in (H, W, 3) uint8, for `overt estimate`."""
         model.require_weights()
         device = next(model.parameters()).device
         body = self.body(device)
@@ -200,14 +201,14 @@ def bodies_of(body: BodyModel, rotations: Tensor, shape: Tensor) -> Bodies:
 def both_bodies(
     body: BodyModel, rotations: tuple[Tensor, Tensor], shapes: tuple[Tensor, Tensor]
 ) -> tuple[Bodies, Bodies]:
-    """Predicted and true bodies, made in one pass: half the launches."""
+    """Return predicted and true bodies, computed in one pass with half the launches."""
     bodies = bodies_of(body, torch.cat(rotations), torch.cat(shapes))
     first, second = (Bodies(*parts) for parts in zip(*(p.chunk(2) for p in bodies), strict=True))
     return first, Bodies(*(part.detach() for part in second))
 
 
 def true_rotations(pose: Tensor) -> Tensor:
-    """Labels (B, 52, 3) as rotations of all 55 joints: jaw and eyes rest."""
+    """Return labels (B, 52, 3) as rotations of all 55 joints; jaw and eyes are at rest."""
     matrices = axis_angle_to_matrix(pose)
     identity = torch.eye(3, device=pose.device).expand(len(pose), 3, 3, 3)
     hands = matrices[:, BODY_JOINTS : BODY_JOINTS + 2 * HAND_JOINTS]
@@ -215,12 +216,12 @@ def true_rotations(pose: Tensor) -> Tensor:
 
 
 def side_of_step(sizes: list[int], step: int) -> int:
-    """The size of this step's pictures."""
+    """Return the picture size of this step."""
     return sizes[int(np.random.default_rng(step).integers(len(sizes)))]
 
 
 def resize_for_step(images: Tensor, sizes: list[int], step: int) -> Tensor:
-    """All pictures of a step to one of the sizes: the same on every process."""
+    """Resize all pictures of a step to one of the sizes, the same on every rank."""
     side = side_of_step(sizes, step)
     if side == images.shape[-1]:
         return images

@@ -1,4 +1,4 @@
-"""PoseNet by the protocols: joints, vertices, depth, camera and overlap of every person."""
+"""Score PoseNet by the protocols: joints, vertices, depth, camera and overlap of every person."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TRUE_MASK = "_true_mask"  # of scores that were helped by the true mesh
 
 
 class Truth(NamedTuple):
-    """What is known of one person."""
+    """Ground truth of one person."""
 
     vertices: Tensor  # (V, 3) relative to the pelvis, in the camera's orientation
     joints: Tensor  # (J, 3) likewise
@@ -67,7 +67,7 @@ class Scorer:
         )
 
     def rows(self, world: World) -> list[dict[str, Any]]:
-        """A row for each person, its picture's name first."""
+        """Return a row for each person, starting with its picture's name."""
         evaluation = self.settings.evaluation
         count = min(len(self.people), evaluation.max_samples or len(self.people))
         rows = score_batches(world, count, evaluation.batch_size, self.score)
@@ -78,14 +78,14 @@ class Scorer:
         """The numbers of some people."""
         pictures = [self.people.picture(row) for row in chosen]
         output = self.predict(chosen, pictures)
-        # Millimeters are lost in bf16, whatever the networks compute in.
+        # bf16 cannot resolve millimeters, whatever the networks compute in.
         with torch.autocast(self.device.type, enabled=False):
             return self.compare(chosen, pictures, output)
 
     def compare(
         self, chosen: Sequence[int], pictures: Sequence[Picture], output: PoseOutput
     ) -> list[Row]:
-        """What was found of some people against what is known of them."""
+        """Compare predictions with the ground truth of some people."""
         truths = [self.truth(row, picture) for row, picture in zip(chosen, pictures, strict=True)]
         vertices, _ = pelvis_relative(self.body, output.shape, output.rotations)
         rows = [self.pose_row(vertices[n], truth) for n, truth in enumerate(truths)]
@@ -114,7 +114,7 @@ class Scorer:
         return rows
 
     def predict(self, chosen: Sequence[int], pictures: Sequence[Picture]) -> PoseOutput:
-        """Poses from DepthNet's crop and from the whole picture."""
+        """Predict poses from DepthNet's crop and the whole picture."""
         data = self.settings.data
         near = [
             depth_crop(self.people, row, picture, data.depth_size)
@@ -149,7 +149,7 @@ class Scorer:
         betas = torch.tensor(shape, dtype=torch.float32)[None]
         body = model(betas.to(self.device), rotations.to(self.device))
         joint = body.joints[0, 0]
-        # The pelvis of SMPL's labels is the middle of the hips, which lies beside joint 0.
+        # The pelvis of SMPL labels is the midpoint of the hips, which differs from joint 0.
         origin = pelvis
         if not data.has("smplx"):
             origin = joint + torch.tensor(data.columns["smpl/transl"][row], device=self.device)
@@ -160,12 +160,12 @@ class Scorer:
         )
 
     def pose_row(self, vertices: Tensor, truth: Truth) -> Row:
-        """Errors of joints and vertices in millimeters."""
+        """Return errors of joints and vertices in millimeters."""
         mesh, joints = self.mesh.of_prediction(vertices)
         true_mesh, true_joints = self.mesh.of_truth(truth.vertices)
         predicted = human.pelvis_centred(joints[None]) * MILLIMETRES
         expected = human.pelvis_centred(true_joints[None]) * MILLIMETRES
-        # Each mesh about the middle of its hips.
+        # Each mesh relative to the midpoint of its hips.
         hips = [1, 4]
         mesh = (mesh - joints[hips].mean(0))[None] * MILLIMETRES
         true_mesh = (true_mesh - true_joints[hips].mean(0))[None] * MILLIMETRES
@@ -177,9 +177,9 @@ class Scorer:
         }
 
     def observe(self, row: int, picture: Picture, truth: Truth) -> tuple[Observation, float]:
-        """What a detector would see: the mask of a file or of the true mesh, and keypoints.
+        """Return what a detector would provide: a mask (of a file or the true mesh), keypoints.
 
-        In pixels of a smaller picture; also returned is its scale.
+        In pixels of a smaller picture, whose scale is returned too.
         """
         chosen = self.settings.evaluation.camera
         height, width = picture.shape[:2]
@@ -195,7 +195,7 @@ class Scorer:
         return Observation(mask.float()[None], pixels[None], inside.all(-1)[None], size), scale
 
     def mask_path(self, row: int) -> Path:
-        """Where a mask beside the picture would be: masks/NAME.png."""
+        """Return the path of a mask next to the picture: masks/NAME.png."""
         picture = self.people.picture_path(row)
         return picture.parent.parent / "masks" / f"{picture.stem}.png"
 
@@ -203,7 +203,7 @@ class Scorer:
         return self.mask_path(row).is_file()
 
     def mask_file(self, row: int, size: tuple[int, int]) -> Tensor | None:
-        """The mask beside the picture, where there is one."""
+        """Return the mask next to the picture, if there is one."""
         path = self.mask_path(row)
         if not path.is_file():
             return None
@@ -215,7 +215,7 @@ class Scorer:
         return torch.from_numpy(np.array(mask)).to(self.device)
 
     def project_truth(self, points: Tensor, truth: Truth) -> Tensor:
-        """Pixels of points relative to joint 0, through the true camera."""
+        """Project points relative to joint 0 to pixels with the true camera."""
         assert truth.focal is not None
         moved = points + truth.origin
         centre = moved.new_tensor(truth.centre)
@@ -231,7 +231,7 @@ class Scorer:
     def overlap_row(
         self, solved: Solution, truth: Truth, observed: Observation, scale: float, suffix: str
     ) -> Row:
-        """Overlap of the estimated with the true mesh's mask, whole and by parts."""
+        """Return the overlap of estimated and true mesh masks, whole and by parts."""
         true = self.parts_of_truth(truth, observed.size, scale)[None].cpu().numpy()
         pixels, depth = look(solved.vertices, solved.translation, solved.focal, observed.size)
         raster = rasterize(pixels, depth, self.body.faces, observed.size)
@@ -243,7 +243,7 @@ class Scorer:
 
 
 def camera_row(solved: Solution, truth: Truth, scale: float) -> Row:
-    """Errors of the focal length and of the pelvis across the line of sight."""
+    """Return errors of the focal length and of the lateral pelvis position."""
     assert truth.focal is not None
     focal = float(solved.focal[0]) / scale
     across = (solved.translation[0, :2] - truth.pelvis[:2]).norm()
@@ -254,7 +254,7 @@ def camera_row(solved: Solution, truth: Truth, scale: float) -> Row:
 
 
 def draw_people(scorer: Scorer, count: int) -> Tensor:
-    """The first people, each with the estimated mesh over the picture, side by side."""
+    """Draw the first people side by side, each with the estimated mesh over the picture."""
     chosen = range(min(count, len(scorer.people)))
     pictures = [scorer.people.picture(row) for row in chosen]
     output = scorer.predict(chosen, pictures)

@@ -1,8 +1,8 @@
-"""PoseNet: pose and shape of a person from a picture and the depth that DepthNet predicts.
+"""PoseNet: pose and shape of a person from a picture and the depth predicted by DepthNet.
 
-A base estimator, and a copy of it that is told the depth through layers that start at zero, so that
-training begins at the base. Section 3.3 of arXiv:2412.08640, on a small estimator.
-Letters: B pictures, N positions of all levels, D features, 21 queries.
+A base estimator, and a copy that gets the depth through zero-initialized layers, so that training
+starts at the base. Section 3.3 of arXiv:2412.08640, with a smaller estimator. Letters: B pictures,
+N positions of all levels, D features, 21 queries.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TEMPERATURE = 20.0
 
 
 class PoseOutput(NamedTuple):
-    """What PoseNet finds in each picture."""
+    """Output of PoseNet for each picture."""
 
     rotations: Tensor  # (B, 22, 3, 3): root in the camera frame, joints relative to their parents
     shape: Tensor  # (B, 10)
@@ -39,7 +39,7 @@ class PoseOutput(NamedTuple):
 
 
 class DecoderLayer(nn.Module):
-    """Queries look at each other and at the picture; norms come first."""
+    """Pre-norm decoder layer: queries attend to each other and to the picture."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class DecoderLayer(nn.Module):
 
 
 class TzMaps(nn.Module):
-    """Adds linear functions of the depth to features and positions; nothing at the start."""
+    """Adds linear functions of the depth to features and positions; zero-initialized."""
 
     def __init__(self, channels: list[int], width: int) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class TzMaps(nn.Module):
 
 
 class PoseBranch(nn.Module):
-    """Pictures, and perhaps depths, to 21 tokens."""
+    """Encode pictures, and optionally depths, as 21 tokens."""
 
     def __init__(self, backbone: ResNet, width: int, heads: int, layers: int) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class PoseBranch(nn.Module):
         self.width = width
 
     def condition(self) -> PoseBranch:
-        """From now on the depth is told to this branch."""
+        """Add the depth conditioning to this branch."""
         self.tz = TzMaps(self.backbone.channels, self.width)
         return self
 
@@ -125,7 +125,7 @@ class PoseBranch(nn.Module):
 
 
 def sine_positions(size: tuple[int, int], width: int, device: torch.device) -> Tensor:
-    """Waves along rows and columns of a map, (H W, D)."""
+    """Return sinusoids along rows and columns of a map, (H W, D)."""
     quarter = width // 4
     scale = TEMPERATURE ** (torch.arange(quarter, device=device) / quarter)
     parts = []
@@ -146,7 +146,7 @@ def perceptron(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
 
 
 class PoseHeads(nn.Module):
-    """Tokens to rotations and shape: the mean person at the start."""
+    """Decode tokens to rotations and shape; initially the mean person."""
 
     def __init__(self, width: int, keypoints: bool) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class PoseHeads(nn.Module):
             assert isinstance(last, nn.Linear)
             nn.init.zeros_(last.weight)
             nn.init.zeros_(last.bias)
-        # No rotation in six numbers; the root turns from y up to the camera's y down.
+        # The identity rotation in six numbers; the root rotates from y up to the camera's y down.
         start = torch.tensor([1.0, 0, 0, 1, 0, 0]).repeat(BODY_JOINTS, 1)
         start[0] = torch.tensor([1.0, 0, 0, -1, 0, 0])
         last = self.pose6d[-1]
@@ -177,7 +177,7 @@ class PoseHeads(nn.Module):
 
 
 class PoseNet(nn.Module):
-    """Both crops of people to their pose; DepthNet, and a base where there is one, stay frozen."""
+    """Predict the pose from both crops; DepthNet, and the base if there is one, stay frozen."""
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ class PoseNet(nn.Module):
         self.register_load_state_dict_pre_hook(_note_frozen)  # type: ignore[no-untyped-call]
 
     def train(self, mode: bool = True) -> PoseNet:
-        """As always, but frozen parts stay in evaluation mode."""
+        """Set the mode, but keep frozen parts in evaluation mode."""
         super().train(mode)
         for part in (self.depthnet, self.base, self.heads if self.base is not None else None):
             if part is not None:
@@ -231,7 +231,7 @@ class PoseNet(nn.Module):
         return self.from_depth(depth, pose_images)
 
     def from_depth(self, depth: Tensor | None, pose_images: Tensor) -> PoseOutput:
-        """Pose from pictures in bytes and known depths (B,)."""
+        """Predict the pose from uint8 pictures and known depths (B,)."""
         pixels = self.pixels(pose_images)
         tokens = self.branch(pixels, depth)
         keypoint_tokens = tokens
@@ -244,7 +244,7 @@ class PoseNet(nn.Module):
         return PoseOutput(rotations, shape, depth, self.heads.limb_positions(keypoint_tokens))
 
     def load_base(self, tensors: Mapping[str, Tensor], source: str) -> None:
-        """A checkpoint of a run with tz_conditioning=false: base, copy and heads start from it."""
+        """Load a run with tz_conditioning=false: base, copy and heads start from it."""
         assert self.base is not None
         for name, module, strict in (
             ("branch.", self.base, True),
@@ -267,7 +267,7 @@ class PoseNet(nn.Module):
         self.has_base = True
 
     def require_weights(self) -> None:
-        """Refuse to predict with frozen parts that no file has filled."""
+        """Reject predictions with frozen parts whose weights were never loaded."""
         for is_there, network, key in (
             (self.has_depthnet, "DepthNet", "model.depthnet_checkpoint"),
             (self.has_base, "the base estimator", "model.base_checkpoint"),

@@ -1,7 +1,7 @@
-"""A stage before stage 1, without weights of a depth model: learn to see depth.
+"""Pretraining for stage 1 without published depth weights: per-pixel depth of rendered people.
 
-Encoder and DPT head learn the depth of every pixel of rendered people; DepthNet then takes them as
-its frozen backbone (`model.depth.backbone_checkpoint`).
+Encoder and DPT head learn the depth of every pixel; DepthNet then uses them as its frozen backbone
+(`model.depth.backbone_checkpoint`).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class DepthMaps:
 
 
 class DepthMapModel(nn.Module):
-    """The depth backbone under the name that DepthNet gives it."""
+    """Holds the depth backbone under the name that DepthNet uses."""
 
     def __init__(self, backbone: DepthAnything) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class DepthMapModel(nn.Module):
 
 
 class PretextRecipe(Recipe):
-    """The depth of every pixel of a person."""
+    """Predicts the depth of every pixel of a person."""
 
     def __init__(self, settings: DepthNetSettings) -> None:
         self.settings = settings
@@ -118,7 +118,7 @@ class PretextRecipe(Recipe):
         )
 
     def example_batch(self, size: int) -> DepthMapBatch:
-        """Crops of noise, with a depth for nearly all pixels."""
+        """Return crops of noise, with a depth for nearly all pixels."""
         return self.collate(example_samples(DepthMaps, self.settings.data, size))
 
     def counts(self, batch: DepthMapBatch) -> dict[str, Tensor]:
@@ -143,7 +143,7 @@ class PretextRecipe(Recipe):
         return summarize(self.evaluate_rows(model, world))
 
     def evaluate_rows(self, model: DepthMapModel, world: World) -> list[dict[str, Any]]:
-        """The mean error of the logarithm over each person's pixels."""
+        """Return the mean error of the log depth over each person's pixels."""
         settings = self.settings
         make_evaluation_data(settings.data, settings.evaluation)
         people = open_evaluation(settings.data, settings.evaluation, settings.model.body, False)
@@ -163,7 +163,7 @@ class PretextRecipe(Recipe):
         return with_names(names, rows)
 
     def visualize(self, model: DepthMapModel) -> dict[str, Tensor]:
-        """Crops, predicted and true depth, bright where near."""
+        """Draw crops with predicted and true depth, bright where near."""
         settings = self.settings
         people = open_evaluation(settings.data, settings.evaluation, settings.model.body, False)
         maps = DepthMaps(people, settings.data)
@@ -181,7 +181,7 @@ class PretextRecipe(Recipe):
 
 
 def log_errors(predicted: Tensor, true: Tensor) -> Tensor:
-    """|log predicted - log true| of each pixel, 0 where the depth is not known."""
+    """Return |log predicted - log true| of each pixel, 0 without ground truth."""
     has_depth = true > 0
     safe = torch.where(has_depth, true, torch.ones_like(true))
     difference = (predicted.clamp_min(NEAREST_M).log() - safe.log()).abs()

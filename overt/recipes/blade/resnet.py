@@ -1,4 +1,4 @@
-"""ResNet with bottlenecks and torchvision's keys: the maps of its last three stages."""
+"""ResNet with bottlenecks and torchvision's keys; returns the maps of its last three stages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXPANSION = 4
 
 
 def make_norm(kind: str, channels: int) -> nn.Module:
-    """Group norm, which mixes no samples; or batch norm that stays as loaded."""
+    """Return group norm, which keeps samples independent, or frozen batch norm."""
     if kind == "frozen":
         return FrozenBatchNorm2d(channels)
     return nn.GroupNorm(math.gcd(32, channels // 4) or 1, channels)
@@ -45,7 +45,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Pictures (B, 3, H, W) to maps of 1/8, 1/16 and 1/32 of their size; conv3: twice as large."""
+    """Encode pictures as maps at 1/8, 1/16 and 1/32 of their size; conv3: twice as large."""
 
     def __init__(self, width: int, blocks: Sequence[int], stem: str, norm: str) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""The two networks of CoTracker3: frames to feature maps, and tokens of tracks to updates.
+"""The two networks of CoTracker3: a frame encoder and a transformer over track tokens.
 
-Letters: B batch, T frames, N points, K virtual tracks, D width. Names of submodules are those of
-the released checkpoints, misspelling included, and are in the order of their parameters.
+Letters: B batch, T frames, N points, K virtual tracks, D width. Submodules have the names
+(including a misspelling) and the parameter order of the released checkpoints.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from overt.ops.map_norm.api import normalize_maps
 
 
 class FeatureNetwork(nn.Module):
-    """Frames (M, 3, H, W) in 0..255 to maps (M, latent_dim, H / stride, W / stride).
+    """Encode frames (M, 3, H, W) in 0..255 as maps (M, latent_dim, H / stride, W / stride).
 
-    With `recompute_normed` a training step keeps what the convolutions give, and computes all that
-    lies between them again in the backward pass.
+    With `recompute_normed` a training step stores only the outputs of the convolutions and
+    recomputes everything between them in the backward pass.
     """
 
     def __init__(
@@ -77,22 +77,22 @@ class FeatureNetwork(nn.Module):
 
 
 def keep_convolved(_: Any, operation: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
-    """Convolutions are dear, and the statistics of their results a few numbers."""
+    """Save outputs of convolutions (expensive) and of their statistics (small)."""
     kept = operation.name() in ("aten::convolution", "overt::map_moments")
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def convolve_unshifted(convolution: nn.Conv2d, x: Tensor) -> Tensor:
-    """The convolution without its bias: normalization removes a constant added to a whole map."""
+    """Convolve without the bias: the following normalization removes a constant per map."""
     weight = _WithIdle.apply(convolution.weight, convolution.bias)  # type: ignore[no-untyped-call]
     padding = cast(tuple[int, int], convolution.padding)
     return convolve(x, weight, cast(tuple[int, int], convolution.stride), padding)
 
 
 class _WithIdle(torch.autograd.Function):
-    """A parameter as it is, and beside it one without effect, whose gradient is zero.
+    """Pass a parameter through, and attach one without effect whose gradient is zero.
 
-    Not none: an optimizer and several processes expect a gradient of every parameter.
+    Zero instead of None: the optimizer and DDP expect a gradient for every parameter.
     """
 
     @staticmethod
@@ -107,7 +107,7 @@ class _WithIdle(torch.autograd.Function):
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions with instance normalization, added to the input."""
+    """Two 3x3 convolutions with instance normalization and a residual connection."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -133,8 +133,8 @@ def _residual_pair(inputs: int, outputs: int, stride: int) -> nn.Sequential:
 class Perceptron(nn.Module):
     """Linear, GELU, linear. `approximate` is "tanh" in the transformer, "none" elsewhere.
 
-    The inputs may come in `groups` of equal size, each filled up with zeros. With `recompute` the
-    hidden numbers are computed again in the backward pass.
+    The inputs may be `groups` of equal size, each padded with zeros. With `recompute` the hidden
+    activations are recomputed in the backward pass.
     """
 
     def __init__(
@@ -167,11 +167,11 @@ class Perceptron(nn.Module):
         return self.finish(F.linear(x, weight, bias))
 
     def first_weight(self, inputs: int) -> Tensor:
-        """The first layer's weight for this many inputs, those that fill up the groups included."""
+        """Return the first layer's weight for this many inputs, including padding."""
         weight = self.fc1.weight
         if inputs == self.fc1.in_features:
             return weight
-        spare = (inputs - self.fc1.in_features) // self.groups  # zeros meet zeros
+        spare = (inputs - self.fc1.in_features) // self.groups  # padded inputs have zero weights
         return F.pad(torch.unflatten(weight, 1, (self.groups, -1)), (0, spare)).flatten(1)
 
     def finish(self, hidden: Tensor) -> Tensor:
@@ -181,7 +181,7 @@ class Perceptron(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention of x (B, L, D) to a context (B, M, D); with itself as context, self-attention."""
+    """Attend from x (B, L, D) to a context (B, M, D); self-attention if the context is x."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -201,10 +201,11 @@ class Attention(nn.Module):
         return output
 
     def within(self, x: Tensor) -> Tensor:
-        """Attention of x (B, L, D) to itself."""
+        """Self-attention of x (B, L, D)."""
         if not x.is_cuda:
             return self(x, x)  # type: ignore[no-any-return]
-        # One product for all three, which the kernels for short sequences read as it is.
+        # One product for queries, keys and values, in the layout that the short-sequence kernels
+        # read.
         weight = torch.cat([self.to_q.weight, self.to_kv.weight])
         bias = torch.cat([self.to_q.bias, self.to_kv.bias])
         qkv = torch.unflatten(F.linear(x, weight, bias), -1, (3, self.heads, -1))
@@ -213,7 +214,7 @@ class Attention(nn.Module):
 
 
 class SelfBlock(nn.Module):
-    """Pre-norm transformer block, (B, L, D) to the same."""
+    """Pre-norm transformer block, (B, L, D) to (B, L, D)."""
 
     def __init__(self, width: int, heads: int, mlp_ratio: float, recompute: bool) -> None:
         super().__init__()
@@ -229,7 +230,7 @@ class SelfBlock(nn.Module):
 
 
 class CrossBlock(nn.Module):
-    """Pre-norm block whose attention reads from a context, (B, L, D) to the same."""
+    """Pre-norm block with attention to a context, (B, L, D) to (B, L, D)."""
 
     def __init__(self, width: int, heads: int, mlp_ratio: float, recompute: bool) -> None:
         super().__init__()
@@ -245,12 +246,12 @@ class CrossBlock(nn.Module):
         return output
 
 
-# The parts of the transformer borrow their blocks: these are in its own state dict, so here they
-# are kept in tuples, where nothing registers them again.
+# Parts of the transformer reuse its blocks, which are registered in its own state dict. Here they
+# are kept in tuples so that they are not registered again.
 
 
 class Entry(nn.Module):
-    """Tokens (B, N, T, token_width) to (B * T, N + K, D), behind the points the virtual tracks."""
+    """Turn tokens (B, N, T, token_width) into (B * T, N + K, D), virtual tracks last."""
 
     def __init__(self, input_transform: nn.Linear) -> None:
         super().__init__()
@@ -260,14 +261,14 @@ class Entry(nn.Module):
         batch, _, frames, _ = tokens.shape
         x = self.parts[0](tokens)
         virtual = virtual_tracks.to(x.dtype).expand(batch, -1, frames, -1)
-        # Laid out frame by frame, as each layer leaves it: then one program serves them all.
+        # Frame-major, as every layer leaves it, so that one compiled program serves all layers.
         return torch.cat([x.transpose(1, 2), virtual.transpose(1, 2)], dim=2).flatten(0, 1)
 
 
 class Layer(nn.Module):
-    """A block along time within each track, then blocks within each frame across tracks, if any.
+    """One block along time within each track, then, if any, blocks across tracks within each frame.
 
-    (B * T, N + K, D) to the same. The points speak to each other through the virtual tracks.
+    (B * T, N + K, D) to the same shape. Points exchange information through the virtual tracks.
     """
 
     def __init__(self, along_time: nn.Module, across_tracks: tuple[nn.Module, ...]) -> None:
@@ -300,10 +301,10 @@ class Exit(nn.Module):
 
 
 class UpdateTransformer(nn.Module):
-    """Tokens (B, N, T, token_width) to updates (B, N, T, 4): x, y, visibility, confidence.
+    """Turn tokens (B, N, T, token_width) into updates (B, N, T, 4): x, y, visibility, confidence.
 
-    Attention runs along time within each track, and within each frame across tracks. There the
-    points speak through K learned virtual tracks, so the cost grows as N, not as its square.
+    Attention runs along time within each track, and across tracks within each frame. There points
+    exchange information through K learned virtual tracks, so the cost is linear in N.
     """
 
     def __init__(
@@ -348,7 +349,7 @@ class UpdateTransformer(nn.Module):
                 nn.init.trunc_normal_(head.weight, std=0.001)
 
     def space_blocks(self, depth: int) -> tuple[nn.Module, ...]:
-        """The blocks across tracks that follow this block along time, if any do."""
+        """Return the blocks across tracks that follow this block along time, if any."""
         number, remainder = divmod(depth, self.space_every)
         kinds = (
             self.space_virtual2point_blocks,

@@ -1,4 +1,4 @@
-"""Settings of the CoTracker3 recipes: names, types and refusals; the values live in the YAML files.
+"""Settings of the CoTracker3 recipes: names, types and checks; the values are in the YAML files.
 
 Section numbers refer to the paper, arXiv:2410.11831. This file does not import torch.
 """
@@ -25,14 +25,14 @@ RECOMPUTABLE = ("normed", "features", "correlation", "hidden", "update")
 
 @dataclass
 class ModelSettings:
-    # frames of a window of the online model; those the time embedding of the offline model is made
-    # for, which it interpolates to other lengths
+    # online model: frames per window; offline model: frames of its time embedding, which is
+    # interpolated to other lengths
     window_len: int = MISSING
     # pixels of the image per cell of the feature map
     stride: int = MISSING
     # the correlation compares squares of 2 r + 1 cells around a point
     corr_radius: int = MISSING
-    # levels of the feature pyramid, each half the size of the one before
+    # levels of the feature pyramid, each half the size of the previous one
     corr_levels: int = MISSING
     # learned tracks through which the points exchange information
     num_virtual_tracks: int = MISSING
@@ -58,13 +58,13 @@ class ModelSettings:
     # refinement iterations in training and in evaluation
     train_iters: int = MISSING
     eval_iters: int = MISSING
-    # round video and queries to bfloat16 in training, as the official runs did: queries then lie up
-    # to a pixel beside their track
+    # round video and queries to bfloat16 in training, as the official runs did: queries are then
+    # off by up to a pixel
     bf16_inputs: bool = MISSING
-    # what a training step computes again in its backward pass instead of keeping it in memory: any
-    # of normed (all between the convolutions of the features), features, correlation, hidden
-    # (layers of the transformer's MLPs) and update (the whole transformer); [auto]: nothing where
-    # training.memory_gib allows it, else what costs the least
+    # what a training step recomputes in its backward pass instead of storing it: any of normed
+    # (everything between the convolutions of the feature network), features, correlation, hidden
+    # (layers of the transformer's MLPs) and update (the whole transformer); [auto]: nothing if
+    # training.memory_gib allows it, otherwise the cheapest choice that fits
     recompute: list[str] = MISSING
     # keep the layer of visibility and confidence as it is: pseudo-labels say nothing about them
     freeze_visibility: bool | None = None  # null: false, as in older runs
@@ -104,13 +104,13 @@ class SourceSettings:
 
 @dataclass
 class DataSettings(KubricSettings):
-    # folders to train on, a list of {root, weight}; null: root alone. Evaluation stays with root
+    # folders to train on, a list of {root, weight}; null: only root. Evaluation always uses root
     sources: list[SourceSettings] | None = MISSING
     # frames of a clip; with random_sequence_len the upper bound, exclusive
     sequence_len: int = MISSING
     # lower bound of the clip length; null: always sequence_len
     random_sequence_len: int | None = MISSING
-    # draw how many frames to skip between two frames of a clip
+    # sample the number of frames to skip between two frames of a clip
     random_frame_rate: bool = MISSING
     # tracks of a sample
     traj_per_sample: int = MISSING
@@ -120,14 +120,14 @@ class DataSettings(KubricSettings):
     sample_vis_last_frame: bool = MISSING
     # query frame: "random" among the visible ones, or the "first" (random for one track in four)
     query_sampling: str = MISSING
-    # passes over the sequence list that make an epoch
+    # passes over the sequence list per epoch
     repeat: int = MISSING
-    # clips that are made on the training device instead of read from `root`; null: they are read
+    # clips rendered on the training device instead of read from `root`; null: read
     procedural: ProceduralSettings | None = None
-    # procedural clips: folder of photographs that serve as textures; null: computed ones alone
+    # procedural clips: folder of photographs used as textures; null: computed textures only
     textures: str | None = None
-    # videos without labels below `root`, which trained trackers label during training; null: the
-    # sequences of `root` have labels
+    # unlabeled videos below `root`, which trained trackers label during training; null: the
+    # sequences in `root` have labels
     unlabeled: UnlabeledSettings | None = None
 
     def __post_init__(self) -> None:
@@ -160,7 +160,7 @@ class DataSettings(KubricSettings):
             )
 
     def _check_procedural(self, procedural: ProceduralSettings) -> None:
-        """Refuse what made clips cannot be, and tell their makers the size of the image."""
+        """Reject impossible settings of rendered clips, and pass them the image size."""
         within("data.traj_per_sample", self.traj_per_sample, 1, MOST_MADE_POINTS)
         drawn = self.random_sequence_len is not None or bool(self.random_number_traj)
         if drawn or self.sources is not None:
@@ -185,11 +185,11 @@ class LossSettings:
     confidence_weight: float = MISSING
     # iteration i of I counts gamma^(I - 1 - i)
     gamma: float = MISSING
-    # pixels where Huber's loss turns from quadratic to linear
+    # pixels at which Huber's loss changes from quadratic to linear
     huber_delta: float = MISSING
     # Huber for visible points; false: the absolute error
     huber_visible: bool = MISSING
-    # Huber for occluded points too, as the paper says; the released weights used L1 there
+    # Huber for occluded points too, as in the paper; the released weights used L1
     huber_invisible: bool = MISSING
     # pixels within which a prediction should be confident
     confidence_radius: float = MISSING
@@ -206,7 +206,7 @@ class LossSettings:
 
 @dataclass
 class EvaluationSettings(ScoringSettings):
-    # a point counts as visible where visibility x confidence is above this
+    # a point is visible if visibility x confidence exceeds this
     visible_threshold: float = MISSING
     # TAP-Vid and `overt track`: (height, width) to which videos are resized for the model
     resolution: list[int] = MISSING
@@ -219,7 +219,7 @@ class EvaluationSettings(ScoringSettings):
     local_grid_size: int = MISSING
     # offline model: support points at random frames and positions
     random_points: int = MISSING
-    # with single_point: queries that run together; bounds the memory, changes no score
+    # with single_point: queries per batch; affects memory, not scores
     queries_per_batch: int = MISSING
 
     def __post_init__(self) -> None:
@@ -254,7 +254,7 @@ class Settings:
         self._check_size("evaluation.resolution", self.evaluation.resolution)
 
     def _check_size(self, key: str, size: list[int]) -> None:
-        """Refuse frames that the feature pyramid cannot be made of."""
+        """Reject frame sizes for which no feature pyramid can be built."""
         stride, levels = self.model.stride, self.model.corr_levels
         smallest = stride * 2 ** (levels - 1)
         if any(side % stride for side in size) or min(size) < smallest:

@@ -50,13 +50,13 @@ POSITIONS = Positions.CENTRES
 MOVI_F_SIZE = (512, 512)
 EXAMPLE_SCENE = (32, 32)  # (height, width) of the scene whose tracks an example sample has
 
-# Tracks that stray this far from the middle of the crop, in pixels, are left out: such points lie
-# on objects that were flung away or behind the camera.
+# Tracks that stray this far from the center of the crop, in pixels, are dropped: such points are on
+# objects that were flung away or are behind the camera.
 FAR = 1000.0
 
 
 def collate(samples: list[TrackSample]) -> TrackBatch:
-    """Stack samples; those of different length are refused, never cut to fit their neighbors."""
+    """Stack samples; samples of different lengths are rejected, never truncated."""
     lengths = sorted({len(sample.video) for sample in samples})
     if len(lengths) > 1:
         raise DataError(
@@ -71,7 +71,7 @@ def collate(samples: list[TrackSample]) -> TrackBatch:
             "size to 1, or ask for fewer points (evaluation.points_per_sequence)."
         )
     batch = stack_samples(samples)
-    # The reader refuses NaN and a query is visible, hence in the frame: no frame is left out.
+    # The reader rejects NaN, and a query is visible, hence in the frame: no frame is excluded.
     valid = batch.valid.unsqueeze(1).expand_as(batch.visibility).contiguous()
     return dataclasses.replace(batch, valid=valid)
 
@@ -87,10 +87,10 @@ class KubricClips:
         return len(self.sequences) * self.settings.repeat
 
     def sample(self, index: int, rng: np.random.Generator) -> TrackSample:
-        """Draw a clip of sequence `index` modulo their number; a function of the arguments alone.
+        """Sample a clip of sequence `index` modulo their number; depends only on the arguments.
 
-        A clip with too few candidate tracks is drawn again, at last from other sequences; the
-        sample says how often.
+        A clip with too few candidate tracks is resampled, finally from other sequences; the sample
+        counts these attempts.
         """
         settings = with_drawn_number(self.settings, rng)
         num_tracks = settings.traj_per_sample
@@ -110,9 +110,9 @@ class KubricClips:
 
 
 def with_drawn_number(settings: DataSettings, rng: np.random.Generator) -> DataSettings:
-    """The settings of one sample where `random_number_traj` draws how many tracks it has.
+    """Return the settings of one sample, with the random number of tracks of `random_number_traj`.
 
-    More tracks come with fewer frames, so that the memory of a step stays about the same.
+    More tracks come with fewer frames, so that a step needs about the same memory.
     """
     if not settings.random_number_traj:
         return settings
@@ -131,11 +131,11 @@ def with_drawn_number(settings: DataSettings, rng: np.random.Generator) -> DataS
 
 
 def example_sample(settings: DataSettings, index: int) -> TrackSample:
-    """Make up a sample: frames of noise, tracks of moving shapes, as long as a clip can be."""
+    """Generate an example: noise frames, tracks of moving shapes, maximum length."""
     rng = sample_rng(0, 0, index)
     clip = cut_to_size(_example_clip(settings, index, rng), settings, rng, Path("an example"))
     candidates = _candidates(clip, settings.sample_vis_last_frame)
-    # A crop that is small in its frames shows few of their tracks: then some are chosen repeatedly.
+    # A small crop shows few tracks of its frames, so some may be chosen repeatedly.
     candidates = np.resize(candidates, max(len(candidates), settings.traj_per_sample))
     return _choose(clip, candidates, settings, rng, "example", redrawn=0)
 
@@ -147,7 +147,7 @@ def _example_clip(settings: DataSettings, index: int, rng: np.random.Generator) 
         height, width = (max(pair) for pair in zip(MOVI_F_SIZE, settings.crop_size, strict=True))
     length = settings.sequence_len - (settings.random_sequence_len is not None)  # end exclusive
     points = 4 * settings.traj_per_sample
-    # Only the tracks are used: a small scene is made fast, and enlarged.
+    # Only the tracks are used, so a small scene is rendered quickly and enlarged.
     scene = SceneSettings(length, *EXAMPLE_SCENE, points=points, seed=0, shapes=4, speed=1.0)
     _, tracks = make_sequence(scene, index)
     enlarge = np.array([width, height]) / np.array(EXAMPLE_SCENE[::-1])
@@ -156,12 +156,12 @@ def _example_clip(settings: DataSettings, index: int, rng: np.random.Generator) 
 
 
 def training_clips(settings: DataSettings) -> KubricClips | Mixture:
-    """The training samples that the settings describe: of `root`, or mixed from `sources`."""
+    """Return the training samples of the settings: from `root`, or mixed from `sources`."""
     if settings.sources is None:
         return KubricClips(settings)
     clips = []
     for index, source in enumerate(settings.sources):
-        # The sequences that are evaluated on are kept out wherever they are listed.
+        # Held-out sequences are excluded from every source that lists them.
         root = None if settings.root is None else Path(settings.root).resolve()
         shared = Path(source.root).resolve() == root
         held_out = settings.held_out if shared else 0
@@ -174,7 +174,7 @@ def training_clips(settings: DataSettings) -> KubricClips | Mixture:
 
 
 def unlabeled_clips(settings: DataSettings) -> UnlabeledClips:
-    """The clips of videos that teachers label."""
+    """Return the clips of unlabeled videos, which teachers label."""
     assert settings.unlabeled is not None
     return UnlabeledClips(
         settings.given_root(),
@@ -186,7 +186,7 @@ def unlabeled_clips(settings: DataSettings) -> UnlabeledClips:
 
 
 def unlabeled_example(settings: DataSettings, index: int) -> UnlabeledSample:
-    """Make up such a clip of noise, as long as it can be."""
+    """Generate an example clip of noise with the largest possible length."""
     assert settings.unlabeled is not None
     rng, shape = sample_rng(0, 0, index), clip_shape(settings)
     frames = rng.integers(0, 256, (shape.longest - 1, 3, *shape.size), dtype=np.uint8)
@@ -202,7 +202,7 @@ def unlabeled_example(settings: DataSettings, index: int) -> UnlabeledSample:
 
 
 def clip_shape(settings: DataSettings) -> ClipShape:
-    """How large the clips of unlabeled videos are."""
+    """Return the sizes of clips from unlabeled videos."""
     longest, shortest = settings.sequence_len, settings.random_sequence_len
     height, width = settings.crop_size
     ends = (longest, longest + 1) if shortest is None else (shortest, longest)
@@ -215,7 +215,7 @@ def evaluation_clips(settings: Settings) -> scored_clips.EvaluationClips:
 
 
 def draw_clip(sequence: Path, settings: DataSettings, rng: np.random.Generator) -> Clip:
-    """A random run of frames of a sequence, at the size and with the tracks to train on."""
+    """Sample consecutive frames of a sequence, with training size and tracks."""
     tracks = read_tracks(sequence)
     indices = frame_indices(tracks.coords_xy.shape[1], settings, rng, sequence)
     return cut_to_size(read_clip(sequence, tracks, indices), settings, rng, sequence)
@@ -235,7 +235,7 @@ def cut_to_size(
 def frame_indices(
     length: int, settings: DataSettings, rng: np.random.Generator, sequence: Path
 ) -> NDArray[np.intp]:
-    """How long the clip is, how fast it plays and where it starts."""
+    """Sample length, frame rate and start of the clip."""
     clip_length = settings.sequence_len
     if settings.random_sequence_len is not None:
         clip_length = int(rng.integers(settings.random_sequence_len, settings.sequence_len))
@@ -251,15 +251,14 @@ def frame_indices(
 
 
 def random_crop(clip: Clip, size: list[int], rng: np.random.Generator, sequence: Path) -> Clip:
-    """Cut to (height, width): rows from the middle, columns anywhere."""
+    """Crop to (height, width): centered vertically, random horizontally."""
     spare_rows, spare_columns = margins(clip, size, sequence)
     left = int(rng.integers(spare_columns)) if spare_columns > 0 else 0
     return crop(clip, spare_rows // 2, left, size, POSITIONS)
 
 
 def _drop_far(clip: Clip, size: list[int]) -> Clip:
-    """Without tracks that leave the crop of (height, width) far behind; its frames may still be
-    whole."""
+    """Drop tracks that stray far from a crop of (height, width), even if not yet cropped."""
     height, width = size
     offset = clip.coords_xy - np.array([width / 2, height / 2], dtype=np.float32)
     near = (np.hypot(offset[..., 0], offset[..., 1]) < FAR).all(axis=1)  # (N,)
@@ -267,9 +266,9 @@ def _drop_far(clip: Clip, size: list[int]) -> Clip:
 
 
 def _candidates(clip: Clip, with_last_frame: bool) -> NDArray[np.intp]:
-    """Tracks visible in the first, the middle and perhaps the last frame.
+    """Return the tracks visible in the first, the middle and optionally the last frame.
 
-    A track in several of these lists is named several times and may be drawn more than once.
+    A track in several of these lists is repeated, and may be sampled more than once.
     """
     length = clip.visible.shape[1]
     moments = [0, length // 2, length - 1] if with_last_frame else [0, length // 2]
@@ -284,7 +283,7 @@ def _choose(
     name: str,
     redrawn: int,
 ) -> TrackSample:
-    """Draw the tracks of a sample and their queries."""
+    """Sample the tracks and their queries."""
     num_tracks = settings.traj_per_sample
     chosen = rng.permutation(candidates)[:num_tracks]
     frames = _query_frames(clip.visible[chosen], settings.query_sampling, rng)
@@ -294,7 +293,7 @@ def _choose(
 def _query_frames(
     visible: NDArray[np.bool_], sampling: str, rng: np.random.Generator
 ) -> NDArray[np.intp]:
-    """The frame (N,) in which each track is given: one in which it is visible (N, T)."""
+    """Sample the query frame (N,) of each track, one in which it is visible (N, T)."""
     lots = np.where(visible, rng.random(visible.shape), -1.0)
     anywhere: NDArray[np.intp] = lots.argmax(axis=1)
     if sampling == "random":

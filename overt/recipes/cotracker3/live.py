@@ -1,7 +1,7 @@
-"""CoTracker3 on frames that arrive one by one, from a camera for example.
+"""CoTracker3 on frames that arrive one by one, for example from a camera.
 
-The online model sees windows of S frames, one every S / 2: a point's position is known up to S / 2
-frames after its frame was seen. N points, H x W pixels of the frames that arrive.
+The online model sees windows of S frames, one every S / 2 frames: a point's position is known up to
+S / 2 frames after its frame arrived. N points, H x W pixels of the incoming frames.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NEVER = 2.0**30  # the query frame of points that are yet to be given
 
 
 class LiveFrame(NamedTuple):
-    """What is known of the points given so far, in the newest frame that a window has covered."""
+    """State of the points added so far, in the newest frame that a window has covered."""
 
     points_xy: Tensor  # (N, 2) pixels
     visible: Tensor  # (N,) bool
@@ -31,9 +31,9 @@ class LiveFrame(NamedTuple):
 
 
 class LiveTracker:
-    """Takes frames by `observe`, points of the newest frame by `add`, and follows by `advance`.
+    """Track points through incoming frames: `observe` frames, `add` points, then `advance`.
 
-    `finish` returns the tracks through all frames. Room is made for `points` points in all.
+    `finish` returns the tracks through all frames. Memory is allocated for `points` points.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class LiveTracker:
         self.seen += 1
 
     def add(self, points_xy: Tensor) -> list[int]:
-        """Follow these points (N, 2) of the newest frame too; return a number for each."""
+        """Add points (N, 2) in the newest frame; return a number for each."""
         first, last = self.given, self.given + len(points_xy)
         if self.seen == 0:
             raise DataError("points were added before the first frame; show a frame first")
@@ -91,7 +91,7 @@ class LiveTracker:
         return list(range(first, last))
 
     def advance(self) -> LiveFrame:
-        """Run a window where one is complete; return the newest known positions."""
+        """Run a window if one is complete; return the newest known positions."""
         if len(self.window) == self.model.window_len:
             self._run()
         if self.tracks is None:
@@ -110,12 +110,12 @@ class LiveTracker:
     def finish(self) -> PointTracks:
         """Return the tracks of all points through all frames, on the CPU.
 
-        Before it is given, a point rests at its query, invisible.
+        Before its query a point stays at the query position, invisible.
         """
         if self.seen == 0:
             raise DataError("no frame arrived")
         shared = 0 if self.tracks is None else self.model.step
-        if len(self.window) > shared:  # frames that no window has had yet
+        if len(self.window) > shared:  # frames that no window has covered yet
             self._run()
         tracks = self._points()
         times = torch.arange(self.seen, device=self.device)[:, None]

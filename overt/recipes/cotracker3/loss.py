@@ -1,4 +1,4 @@
-"""The four training losses of CoTracker3, as shares of the loss of the global batch.
+"""The four training losses of CoTracker3, normalized by the global batch.
 
 Letters: W windows, I iterations, B batch, S frames of a window, N points.
 """
@@ -25,10 +25,10 @@ class Targets(NamedTuple):
 
 
 def counts(windows: Sequence[Targets]) -> dict[str, Tensor]:
-    """What the losses are divided by, (W,) each; those of parts of a batch add up.
+    """The counts that the losses are divided by, (W,) each; counts of micro-batches add up.
 
-    They follow from the data alone, so that they can be known before the first forward. With
-    `loss.per_clip` none is needed but the number of clips.
+    They depend on the data only, so they are known before the first forward pass. With
+    `loss.per_clip` only the number of clips is needed.
     """
     visible = torch.stack([(window.valid * window.visible).sum() for window in windows])
     valid = torch.stack([window.valid.sum() for window in windows])
@@ -42,13 +42,14 @@ def losses(
     counts: dict[str, Tensor],
     settings: LossSettings,
 ) -> dict[str, Tensor]:
-    """The weighted terms: sums over this batch divided by counts of the global batch."""
+    """Return the weighted terms: sums over this batch divided by counts over the global batch."""
     visible = [target.valid * target.visible for target in targets]
     occluded = [target.valid * (1 - target.visible) for target in targets]
     if settings.per_clip:
         clips = counts["clips"]
         visible_counts, occluded_counts = per_clip(visible), per_clip(occluded)
-        # Clips of a batch have equally many entries: their mean is that of the clips' means.
+        # All clips of a batch have the same number of entries, so this equals the mean of clip
+        # means.
         entries = torch.stack([clips * target.visible[0].numel() for target in targets])
         visible_counts, occluded_counts = (
             [clips * count for count in clip_counts]
@@ -84,12 +85,12 @@ def losses(
 
 
 def per_clip(masks: Sequence[Tensor]) -> list[Tensor]:
-    """How many entries of each window each clip has, (B, 1, 1): what its own mean divides by."""
+    """Return how many entries of each window each clip has, (B, 1, 1): the divisor of its mean."""
     return [mask.sum((1, 2), keepdim=True) for mask in masks]
 
 
 def position_error(predicted_xy: Tensor, true_xy: Tensor, huber_delta: float | None) -> Tensor:
-    """The error along each axis: Huber's, or the absolute one where `huber_delta` is None."""
+    """Return the error along each axis: Huber's, or the absolute error if `huber_delta` is None."""
     if huber_delta is None:
         return (predicted_xy - true_xy).abs()
     return F.huber_loss(
@@ -107,12 +108,12 @@ def position_loss(
     gamma: float,
     huber_delta: float | None,
 ) -> Tensor:
-    """Masked mean error of the positions; later iterations count more."""
+    """Return the masked mean position error; later iterations have larger weights."""
     terms = []
     for window, target, mask, count in zip(windows, targets, masks, counts, strict=True):
         predicted = torch.stack([estimate.tracks_xy for estimate in window])  # (I, B, S, N, 2)
         errors = position_error(predicted, target.tracks_xy, huber_delta).mean(-1) * mask
-        # The small number makes a window without valid entries a zero, not NaN.
+        # The epsilon gives 0 instead of NaN for a window without valid entries.
         errors = errors.sum((2, 3)) / (1e-6 + count.flatten())  # (I, B)
         age = torch.arange(len(window) - 1, -1, -1, device=errors.device)
         terms.append((errors.sum(1) * gamma**age).mean())
@@ -122,7 +123,7 @@ def position_loss(
 def visibility_loss(
     windows: Sequence[Sequence[Estimate]], targets: Sequence[Targets], entries: Tensor
 ) -> Tensor:
-    """Cross-entropy of the visibility, over all entries, valid or not."""
+    """Return the cross-entropy of visibility over all entries, valid or not."""
     terms = []
     for window, target, count in zip(windows, targets, entries, strict=True):
         logits = torch.stack([estimate.visibility for estimate in window])  # (I, B, S, N)
@@ -138,9 +139,9 @@ def confidence_loss(
     entries: Tensor,
     radius: float,
 ) -> Tensor:
-    """Cross-entropy of "my position is within the radius", summed where visible.
+    """Return the cross-entropy of "the position is within the radius", summed over visible points.
 
-    It is divided by all entries, not by the visible ones.
+    It is divided by the number of all entries, not only the visible ones.
     """
     terms = []
     for window, target, count in zip(windows, targets, entries, strict=True):
@@ -153,5 +154,5 @@ def confidence_loss(
 
 
 def _cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    # On logits, since a saturated probability has no gradient left to leave its error by.
+    # On logits, because a saturated probability has no gradient to correct its error.
     return F.binary_cross_entropy_with_logits(logits, target, reduction="none")

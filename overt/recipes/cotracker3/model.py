@@ -1,8 +1,8 @@
-"""CoTracker3 (arXiv:2410.11831): points followed through a video by repeated refinement.
+"""CoTracker3 (arXiv:2410.11831): tracks points through a video by iterative refinement.
 
 Letters: B batch, T frames, N points, L pyramid levels, C feature channels; P and S as in
-`overt/ops/correlation/taps.py`. "Cells" are positions on the finest feature map: pixels over the
-stride.
+`overt/ops/correlation/taps.py`. "Cells" are positions on the finest feature map: pixels divided by
+the stride.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ FRAMES_RECOMPUTED = 16  # and in a training step that computes the features twic
 
 
 class Estimate(NamedTuple):
-    """Where the points are thought to be after one iteration."""
+    """Estimated positions after one iteration."""
 
     tracks_xy: Tensor  # (B, T, N, 2) pixels
     visibility: Tensor  # (B, T, N) logits
     confidence: Tensor  # (B, T, N) logits
 
     def frames(self, start: int, stop: int) -> Estimate:
-        """The part from frame `start` to before frame `stop`."""
+        """Return the estimate from frame `start` up to, but excluding, frame `stop`."""
         return Estimate(*(part[:, start:stop] for part in self))
 
 
 class TrainData(NamedTuple):
-    """What the losses need: every iteration of every window."""
+    """Input of the losses: every iteration of every window."""
 
     windows: list[list[Estimate]]
     valid_mask: Tensor  # (B, T, N): 1 where a point is supervised
 
 
 class Tracks(NamedTuple):
-    """What the tracker says about the points."""
+    """Output of the tracker."""
 
     tracks_xy: Tensor  # (B, T, N, 2) pixels
     visibility: Tensor  # (B, T, N) probabilities
@@ -66,26 +66,26 @@ class Tracks(NamedTuple):
 
     @classmethod
     def from_estimate(cls, estimate: Estimate, train_data: TrainData | None) -> Tracks:
-        """The last estimate, its logits as probabilities."""
+        """Return the last estimate, with probabilities instead of logits."""
         tracks_xy, visibility, confidence = estimate
         return cls(tracks_xy, visibility.sigmoid(), confidence.sigmoid(), train_data)
 
 
 class Repeated(NamedTuple):
-    """What runs in every iteration and window of one forward pass."""
+    """What runs in every iteration and window of a forward pass."""
 
     compare: Compare
     propose: Callable[[Tensor], Tensor]  # tokens to updates
 
 
 def recomputed(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The function, keeping its inputs only; its backward pass runs it again."""
-    # Nothing in the model draws random numbers.
+    """Checkpoint the function: store only its inputs and recompute it in the backward pass."""
+    # Nothing in the model uses random numbers.
     return partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
 
 
 class MotionEncoding(nn.Module):
-    """Motion from frame to frame, (B, N, T, 2) cells to (B, N, T, MOTION_WIDTH) sines."""
+    """Encode motion between frames, (B, N, T, 2) cells, as sines (B, N, T, MOTION_WIDTH)."""
 
     frequencies: Tensor  # (MOTION_DEGREES,)
     motion_scale: Tensor  # (4,) cells per unit of encoded motion
@@ -101,7 +101,7 @@ class MotionEncoding(nn.Module):
 
 
 class TokenParts(nn.Module):
-    """What is known of each point in each frame, side by side in one token."""
+    """Concatenate everything known about each point in each frame into one token."""
 
     def forward(
         self,
@@ -122,9 +122,9 @@ class TokenParts(nn.Module):
 
 
 class CoTracker3(nn.Module):
-    """The parts that every way of running the tracker shares: encode, look up, refine.
+    """Shared parts of both trackers: encode, look up, refine.
 
-    All defaults are those of the released checkpoints, whose state-dict keys it carries.
+    All defaults are those of the released checkpoints and their state-dict keys.
     """
 
     computed_tensors = ("time_emb",)  # sinusoids: a file of another window length keeps ours
@@ -161,7 +161,8 @@ class CoTracker3(nn.Module):
 
         height, width = model_resolution
         scale = torch.tensor([width, height, width, height]) / stride
-        # On its own: a compiler would compute the sines again for every number of a token.
+        # Kept out of the compiled graph, which would recompute the sines for every element of a
+        # token.
         self.motion = MotionEncoding(scale)
         self.token_parts = TokenParts()
         self.table = FeatureTable(corr_levels)
@@ -186,7 +187,7 @@ class CoTracker3(nn.Module):
         )
 
     def encode(self, video: Tensor) -> Pyramid:
-        """Features of every frame of a video (B, T, 3, H, W) in 0..255."""
+        """Encode every frame of a video (B, T, 3, H, W) in 0..255."""
         batch, frames, _, height, width = video.shape
         if frames == 0:
             raise DataError("a video of 0 frames: there is nothing to track in it")
@@ -210,7 +211,7 @@ class CoTracker3(nn.Module):
     def look_up(
         self, pyramid: Pyramid, map_rows: Tensor, cells_xy: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Read the squares around positions (B, N, T', 2) in the maps (B, N or 1, L, T').
+        """Read the squares around positions (B, N, T', 2) from the maps (B, N or 1, L, T').
 
         Returns cells (B, N, L, T', S*S, C) and the weights (B, N, L, T', 2, P, S) that mix them.
         """
@@ -221,9 +222,9 @@ class CoTracker3(nn.Module):
         return cells, weights
 
     def query_features(self, pyramid: Pyramid, frames: Tensor, cells_xy: Tensor) -> Tensor:
-        """What each point looks like: P*P features around its query, (B, N, L, P*P, C).
+        """Return the appearance of each point: P*P features around its query, (B, N, L, P*P, C).
 
-        `frames` (B, N) are whole numbers, clamped into the video; `cells_xy` is (B, N, 2).
+        `frames` (B, N) are integers, clamped to the video; `cells_xy` is (B, N, 2).
         """
         if frames.shape[1] == 0:
             raise DataError("0 queries: give at least one point to follow, (frame, x, y)")
@@ -231,15 +232,15 @@ class CoTracker3(nn.Module):
         index = frames.unsqueeze(1).expand(-1, self.corr_levels, -1)  # (B, L, N)
         map_rows = pyramid.map_rows.gather(2, index).transpose(1, 2).unsqueeze(3)
         cells, weights = self.look_up(pyramid, map_rows, cells_xy.unsqueeze(2))
-        # Made once and used in every iteration, so it is worth all its digits.
+        # Computed once and used in every iteration, so in full precision.
         with torch.autocast(cells.device.type, enabled=False):
             return mix_taps(weights, cells).squeeze(3)
 
     def correlate(self, pyramid: Pyramid, support: Tensor, cells_xy: Tensor) -> Tensor:
-        """Compare the squares around positions (B, N, T, 2) with the query's, all with all.
+        """Correlate the squares around positions (B, N, T, 2) with those of the queries, all pairs.
 
-        The result, (B, N, L, T, P*P * P*P), has the frame's samples before the query's, which on
-        CUDA are filled up with zeros.
+        In the result, (B, N, L, T, P*P * P*P), the frame's samples come before the query's, which
+        are padded with zeros on CUDA.
         """
         centres = cells_xy.unsqueeze(2) / self.level_scale[:, None, None]  # (B, N, L, T, 2)
         return correlate(
@@ -254,7 +255,7 @@ class CoTracker3(nn.Module):
         )
 
     def repeated(self, pyramid: Pyramid) -> Repeated:
-        """What runs in every iteration and window of one forward pass."""
+        """Return what runs in every iteration and window of a forward pass."""
         again = "update" in self.recompute and torch.is_grad_enabled()
         propose = recomputed(self.updateformer) if again else reused(self.updateformer)
         mlp = self.corr_mlp
@@ -272,13 +273,13 @@ class CoTracker3(nn.Module):
             return F.linear(self.correlate(*inputs), weight, mlp.fc1.bias)
 
         def compare_again(*inputs: Any) -> Tensor:
-            # The products are many; the first layer's few numbers are all that is needed of them.
+            # The correlation volume is large; only the small output of the first layer is stored.
             return mlp.finish(recomputed(first)(*inputs))
 
         return Repeated(in_halves(compare_again), propose)
 
     def time_embedding(self, frames: int) -> Tensor:
-        """The embedding of time, stretched to the number of frames, (1, frames, token width)."""
+        """Return the time embedding, (1, frames, token width), interpolated to `frames`."""
         if frames == self.time_emb.shape[1]:
             return self.time_emb
         return F.interpolate(self.time_emb.mT, frames, mode="linear", align_corners=False).mT
@@ -293,10 +294,11 @@ class CoTracker3(nn.Module):
         iters: int,
         repeated: Repeated,
     ) -> list[Estimate]:
-        """Move a first guess `iters` times; the estimate after each."""
+        """Refine an initial estimate `iters` times; return the estimate after each iteration."""
         time_embedding = self.time_embedding(cells_xy.shape[2])
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            # A gradient nobody asks for: with it, one compiled program serves all iterations.
+            # Requires a gradient that is never used, so that one compiled program serves all
+            # iterations.
             visibility, confidence = (
                 logits if logits.requires_grad else logits.detach().requires_grad_()
                 for logits in (visibility, confidence)
@@ -307,7 +309,7 @@ class CoTracker3(nn.Module):
             correlation = repeated.compare(pyramid, support, cells_xy)
             motion = self.motion(cells_xy)
             tokens = self.token_parts(visibility, confidence, correlation, motion, time_embedding)
-            # Under autocast the update has few digits; the sums stay float32.
+            # Under autocast the update has low precision; the sums stay float32.
             update = repeated.propose(tokens)
             cells_xy = cells_xy + update[..., :2]
             visibility = visibility + update[..., 2]
@@ -323,7 +325,7 @@ class CoTracker3(nn.Module):
 
 
 class CoTracker3Offline(CoTracker3):
-    """The tracker that sees the whole video at once."""
+    """The offline tracker, which sees the whole video at once."""
 
     def forward(
         self,
@@ -332,13 +334,13 @@ class CoTracker3Offline(CoTracker3):
         iters: int = 4,
         is_train: bool = False,
     ) -> Tracks:
-        """Follow the queried points to every frame, before and after the query."""
+        """Track the queried points through all frames, before and after the query."""
         return self.track(self.encode(video), queries, iters, is_train)
 
     def track(
         self, pyramid: Pyramid, queries: Tensor, iters: int, is_train: bool = False
     ) -> Tracks:
-        """The same for a video that is encoded already."""
+        """Do the same for an encoded video."""
         query_xy = queries[..., 1:].float() / self.stride
         support = self.query_features(pyramid, queries[..., 0].long(), query_xy)
         pyramid = pyramid.after_queries()
@@ -355,13 +357,13 @@ class CoTracker3Offline(CoTracker3):
 
 
 def relative_motion(positions_xy: Tensor) -> Tensor:
-    """Differences to the next and to the previous frame, (..., T, 2) to (..., T, 4)."""
+    """Return differences to the next and the previous frame, (..., T, 2) to (..., T, 4)."""
     step = positions_xy[..., :-1, :] - positions_xy[..., 1:, :]
     return torch.cat([F.pad(step, (0, 0, 0, 1)), F.pad(-step, (0, 0, 1, 0))], dim=-1)
 
 
 def _keep_own_time_emb(module: CoTracker3, state: dict[str, Any], prefix: str, *_: object) -> None:
-    """Let a checkpoint of another window length load: the table is computed, not learned."""
+    """Accept a checkpoint with another window length: the table is computed, not learned."""
     loaded = state.get(f"{prefix}time_emb")
     window_len, width = module.time_emb.shape[1:]
     if loaded is not None and loaded.shape[2:] == (width,) and loaded.shape[1] != window_len:

@@ -1,7 +1,7 @@
-"""CoTracker3 in sliding windows: for long videos, and for videos that are still arriving.
+"""CoTracker3 in sliding windows, for long videos and streams.
 
-Letters as in `model.py`; S is the length of a window. A window starts half a window after the
-one before, from the estimates that the earlier one left for the frames they share.
+Letters as in `model.py`; S is the window length. A window starts half a window after the previous
+one, initialized with its estimates for the shared frames.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from overt.recipes.cotracker3.windows import since_query, sliding_windows
 
 @dataclass
 class Stream:
-    """What the chunks of a video seen so far leave behind for the next one."""
+    """State carried from the chunks of a video so far to the next one."""
 
     windows: list[Estimate] = field(default_factory=list)  # the last estimate of each
     support: Tensor | None = None  # (B, N, L, P*P, C), zero for queries yet to come
@@ -36,7 +36,7 @@ class Stream:
 
 
 class CoTracker3Online(CoTracker3):
-    """The tracker that sees one window at a time, and follows points from their query on."""
+    """The online tracker, which sees one window at a time and tracks points from their query on."""
 
     def __init__(self, window_len: int = 16, **sizes: Any) -> None:
         super().__init__(window_len, **sizes)
@@ -57,11 +57,11 @@ class CoTracker3Online(CoTracker3):
         is_train: bool = False,
         is_online: bool = False,
     ) -> Tracks:
-        """Follow the queried points through a video, or through its next chunk.
+        """Track the queried points through a video, or through its next chunk.
 
-        With `is_online`, for inference, each call brings the frames of one window of
-        `sliding_windows`, half of which the call before had, and returns the tracks in all frames
-        so far. The query frames count from the start of the video.
+        With `is_online`, for inference, each call gets the frames of one window of
+        `sliding_windows`, the first half of which the previous call had, and returns the tracks in
+        all frames so far. Query frames count from the start of the video.
         """
         if is_online:
             return self.track_chunk(video, queries, iters)
@@ -70,7 +70,7 @@ class CoTracker3Online(CoTracker3):
     def track(
         self, pyramid: Pyramid, queries: Tensor, iters: int, is_train: bool = False
     ) -> Tracks:
-        """Follow the points through a whole video that is encoded already."""
+        """Track points through an encoded video."""
         frames = pyramid.map_rows.shape[2]
         query_frames, query_xy = queries[..., 0].long(), queries[..., 1:].float() / self.stride
         support = self.query_features(pyramid, query_frames, query_xy)
@@ -93,12 +93,12 @@ class CoTracker3Online(CoTracker3):
         return Tracks.from_estimate(stitched, train_data)
 
     def init_video_online_processing(self) -> None:
-        """Forget the chunks so far: the next one starts another video."""
+        """Reset the state: the next chunk starts another video."""
         self.stream = Stream()
 
     @torch.no_grad()
     def track_chunk(self, chunk: Tensor, queries: Tensor, iters: int) -> Tracks:
-        """Follow the points through the next chunk, (B, T', 3, H, W) with T' up to S."""
+        """Track points through the next chunk, (B, T', 3, H, W) with T' up to S."""
         stream = self.stream
         self._check_chunk(chunk, queries)
         first_half, *second_half = torch.split(chunk, self.step, dim=1)
@@ -134,11 +134,11 @@ class CoTracker3Online(CoTracker3):
         iters: int,
         repeated: Repeated,
     ) -> list[Estimate]:
-        """Refine one window of S frames; beyond the end of the video its last frame repeats."""
+        """Refine one window of S frames; the last frame of the video is repeated as padding."""
         last_frame = pyramid.map_rows.shape[2] - 1
         index = torch.arange(start, start + self.window_len, device=support.device)
         pyramid = pyramid.frames(index.clamp(max=last_frame))
-        # Points whose query is yet to come look like nothing, but take part in the attention.
+        # Points whose query is still ahead have zero features, but take part in the attention.
         support = support * (query_frames < self.window_len)[..., None, None, None]
 
         cells_xy = query_xy.unsqueeze(2).expand(-1, -1, self.window_len, -1)
@@ -151,12 +151,12 @@ class CoTracker3Online(CoTracker3):
         return self.refine(pyramid, support, cells_xy, visibility, confidence, iters, repeated)
 
     def _hold(self, part: Tensor) -> Tensor:
-        """The second half of a window, (B, S, N, ...), then its last frame half a window long."""
+        """Return the second half of a window, (B, S, N, ...), and repeat its last frame."""
         last = part[:, -1:].expand(-1, self.step, *part.shape[2:])
         return torch.cat([part[:, self.step :], last], dim=1)
 
     def _check_chunk(self, chunk: Tensor, queries: Tensor) -> None:
-        """Refuse a chunk that cannot follow the ones before."""
+        """Reject a chunk that does not follow the previous ones."""
         stream, frames = self.stream, chunk.shape[1]
         start = len(stream.windows) * self.step
         fewest = self.step + 1 if stream.windows else 1
@@ -188,7 +188,7 @@ class CoTracker3Online(CoTracker3):
 
 
 def stitch(windows: Sequence[Estimate], step: int) -> Estimate:
-    """One estimate for all frames; where windows overlap the later one counts."""
+    """Merge the estimates of all windows; where windows overlap, the later one is used."""
     settled = [window.frames(0, step) for window in windows[:-1]]
     parts = zip(*settled, windows[-1], strict=True)
     return Estimate(*(torch.cat(part, dim=1) for part in parts))

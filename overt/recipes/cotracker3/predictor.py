@@ -1,4 +1,4 @@
-"""Any video in, tracks in its own pixels out: resizing, support points, both directions of time.
+"""Run a tracker on any video: resizing, support points, both directions of time.
 
 Letters: B videos, T frames, N queried points, G support points. Section 4 of arXiv:2410.11831.
 """
@@ -26,7 +26,7 @@ FRAMES_RESIZED = 8  # at a time: all frames at their full size, as floats, may n
 
 
 class Prediction(NamedTuple):
-    """Where points are in every frame, and how sure that is."""
+    """Positions of points in every frame, with visibility and confidence."""
 
     tracks_xy: Tensor  # (B, T, N, 2) pixels of the given video
     visibility: Tensor  # (B, T, N) probabilities
@@ -34,11 +34,11 @@ class Prediction(NamedTuple):
 
     @property
     def score(self) -> Tensor:
-        """Visible and there: the product that benchmarks compare with 0.6."""
+        """Return visibility x confidence, the product that benchmarks threshold at 0.6."""
         return self.visibility * self.confidence
 
     def visible(self, threshold: float = 0.6, with_confidence: bool = True) -> Tensor:
-        """In which frames a point counts as visible, (B, T, N).
+        """Return in which frames a point is visible, (B, T, N).
 
         `threshold=0.9, with_confidence=False` is the rule of the published offline demo.
         """
@@ -47,10 +47,10 @@ class Prediction(NamedTuple):
 
 @dataclass(frozen=True)
 class Predictor:
-    """A model with the way of running it; call it with a video and queries.
+    """A model with its inference settings; call it with a video and queries.
 
-    The support points help the model to see how the scene moves, and are dropped afterward. They
-    concern the offline model only: the online one is given the video chunk by chunk without them.
+    Support points show the model how the scene moves and are dropped afterward. Only the offline
+    model uses them: the online model gets the video chunk by chunk without them.
     """
 
     model: CoTracker3Offline | CoTracker3Online
@@ -63,19 +63,20 @@ class Predictor:
     random_points: int = 0
     # each query with separate support points, as in the paper's tables; false: all together
     single_point: bool = False
-    # in single-point mode, side of the grid around the query's place in the first frame; 0: none
+    # in single-point mode, side of the grid around the query position in the first frame; 0: none
     local_grid_size: int = 8
-    # in single-point mode, queries that run together: bounds the memory, changes no result
+    # in single-point mode, queries per batch: affects memory, not results
     queries_per_batch: int = 16
-    # online model: follow points back from their query too; the offline one always looks both ways
+    # online model: also track backward from the query; the offline model always uses both
+    # directions
     backward_tracking: bool = False
-    # offline model: before their query, take points from a second pass over the video played
-    # backwards, as the published predictor does where it is asked to
+    # offline model: before their query, take points from a second pass over the reversed video, as
+    # the published predictor does on request
     reversed_before_query: bool = False
-    # online model, or all together: this many queries at a time, each time with the support points.
-    # The offline model encodes the video once for all of them. None: all at once
+    # online model, or without single_point: queries per pass, each with the support points. The
+    # offline model encodes the video once for all of them. None: all in one pass
     points_per_chunk: int | None = None
-    # put every point where it was queried, visible, in its query frame
+    # set every point to its query position, visible, in its query frame
     pin_queries: bool = False
 
     def __post_init__(self) -> None:
@@ -91,10 +92,10 @@ class Predictor:
         queries: Tensor,  # (B, N, 3): frame, x, y in pixels of the video
         report: Callable[[float], None] | None = None,
     ) -> Prediction:
-        """Follow the queried points; the result lies on the model's device.
+        """Track the queried points; the result is on the model's device.
 
-        `report` is called with the fraction of the work done: after each chunk of points, or each
-        window of the online model.
+        `report` is called with the completed fraction: after each chunk of points, or each window
+        of the online model.
         """
         check_queries(video, queries)
         device = next(self.model.parameters()).device
@@ -118,7 +119,7 @@ class Predictor:
         return _pin(prediction, queries) if self.pin_queries else prediction
 
     def resized(self, video: Tensor, device: torch.device) -> Tensor:
-        """The frames on the device as the model sees them, (B, T, 3, *resolution) float32."""
+        """Return the frames on the device at the model's size, (B, T, 3, *resolution) float32."""
         result = torch.empty((*video.shape[:3], *self.resolution), device=device)
         targets, parts = (torch.split(frames, FRAMES_RESIZED, dim=1) for frames in (result, video))
         for target, part in zip(targets, parts, strict=True):
@@ -134,7 +135,7 @@ class Predictor:
     def _together(
         self, video: Tensor, queries: Tensor, report: Callable[[float], None] | None = None
     ) -> Prediction:
-        """All queries of a video and one set of support points, or chunk by chunk."""
+        """Track all queries of a video with one set of support points, or chunk by chunk."""
         assert isinstance(self.model, CoTracker3Offline)
         model, shared = self.model, self._support_points(video).expand(len(video), -1, -1)
         pyramid = model.encode(video)
@@ -155,7 +156,7 @@ class Predictor:
         return Prediction(*(torch.cat(parts, dim=2) for parts in zip(*results, strict=True)))
 
     def _one_by_one(self, video: Tensor, queries: Tensor) -> Prediction:
-        """Each query with its own support points; the video is encoded once for all of them."""
+        """Track each query with its own support points; encode the video once."""
         assert isinstance(self.model, CoTracker3Offline)
         batch, points = queries.shape[:2]
         pyramid = self.model.encode(video)
@@ -183,7 +184,7 @@ class Predictor:
         )
 
     def _support_points(self, video: Tensor) -> Tensor:
-        """The support points that all queries share, (G, 3)."""
+        """Return the support points that all queries share, (G, 3)."""
         height, width = self.resolution
         grid = _in_first_frame(point_grid(self.grid_size, (height, width), device=video.device))
         generator = torch.Generator().manual_seed(RANDOM_POINTS_SEED)
@@ -195,7 +196,7 @@ class Predictor:
     def _streams(
         self, video: Tensor, queries: Tensor, report: Callable[[float], None] | None
     ) -> Prediction:
-        """Chunk by chunk of the queries through the online model, in one or both directions."""
+        """Track the queries chunk by chunk with the online model, in one or both directions."""
         chunks = torch.split(queries, self.points_per_chunk or queries.shape[1], dim=1)
         passes = len(chunks) * (2 if self.backward_tracking else 1)
         results, done = [], 0
@@ -218,9 +219,9 @@ class Predictor:
         backward: bool = False,
         report: Callable[[float], None] | None = None,
     ) -> Prediction:
-        """Window by window; of a video still at its own size, wherever it lies, played either way.
+        """Track window by window; frames are resized on the way, forward or reversed.
 
-        No more than a window is on the device at a time, so that a video may have any length.
+        Only one window is on the device at a time, so a video may have any length.
         """
         assert isinstance(self.model, CoTracker3Online)
         frames, done = video.shape[1], 0
@@ -231,7 +232,7 @@ class Predictor:
                 new = video[:, frames - span.stop : frames - done].flip(1)
             else:
                 new = video[:, done : span.stop]
-            # What the window shares with the one before is resized already.
+            # The frames shared with the previous window are already resized.
             shared = chunk[:, chunk.shape[1] - (done - span.start) :]
             chunk, done = torch.cat([shared, self.resized(new, queries.device)], dim=1), span.stop
             tracks = self.model(chunk, queries, self.iters, is_online=True)
@@ -244,12 +245,12 @@ class Predictor:
 def _later(
     report: Callable[[float], None] | None, done: int, passes: int
 ) -> Callable[[float], None] | None:
-    """Report the progress of a pass as that of all passes, of which some are done."""
+    """Report the progress of one pass as a fraction of all passes."""
     return None if report is None else lambda part: report((done + part) / passes)
 
 
 def check_queries(video: Tensor, queries: Tensor) -> None:
-    """Refuse queries that no point of the video can answer to."""
+    """Reject queries outside the video."""
     frames, height, width = video.shape[1], *video.shape[-2:]
     if frames == 0:
         raise DataError("a video of 0 frames: there is nothing to track in it")
@@ -269,14 +270,14 @@ def check_queries(video: Tensor, queries: Tensor) -> None:
 
 
 def reversed_queries(queries: Tensor, frames: int) -> Tensor:
-    """The same queries (B, N, 3) in the video played backwards."""
+    """Return the queries (B, N, 3) in the reversed video."""
     turned = queries.clone()
     turned[..., 0] = frames - 1 - queries[..., 0]
     return turned
 
 
 def _before_query(forward: Prediction, backward: Prediction, queries: Tensor) -> Prediction:
-    """From each query on the first; before it the second, found in the video played backwards."""
+    """Combine forward tracks from the query on with backward tracks before it."""
     after = since_query(queries[..., 0], forward.visibility.shape[1])  # (B, T, N)
     return Prediction(
         torch.where(after.unsqueeze(-1), forward.tracks_xy, backward.tracks_xy.flip(1)),
@@ -286,7 +287,7 @@ def _before_query(forward: Prediction, backward: Prediction, queries: Tensor) ->
 
 
 def _in_first_frame(positions_xy: Tensor) -> Tensor:
-    """Places (..., 2) as queries in frame 0, (..., 3)."""
+    """Return positions (..., 2) as queries in frame 0, (..., 3)."""
     return F.pad(positions_xy, (1, 0))
 
 
@@ -295,7 +296,7 @@ def _first_points(tracks: Tracks, count: int) -> Prediction:
 
 
 def _pin(prediction: Prediction, queries: Tensor) -> Prediction:
-    """The query itself in its own frame, visible for certain."""
+    """Set each point to its query in the query frame, with visibility 1."""
     frames = prediction.visibility.shape[1]
     time = torch.arange(frames, device=queries.device)[:, None]
     at_query = queries[..., 0].long().unsqueeze(1) == time  # (B, T, N)

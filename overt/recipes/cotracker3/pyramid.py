@@ -18,7 +18,7 @@ from overt.ops.dispatch import compute_type
 
 
 class Pyramid(NamedTuple):
-    """Feature maps of all frames and levels as one table of cells, read by row number."""
+    """Feature maps of all frames and levels as one table of cells, indexed by row."""
 
     cells: Tensor  # (rows, C) float32; rows are ordered level, sample, frame, y, x
     cells_used: Tensor  # the same without gradient, in the type that products are computed in
@@ -27,20 +27,19 @@ class Pyramid(NamedTuple):
     map_rows: Tensor  # (B, L, T) row of the first cell of each map
 
     def samples(self, index: Tensor) -> Pyramid:
-        """The videos of these numbers, (B',), any of them more than once; no cell is copied."""
+        """Return the videos with these indices, (B',), which may repeat; no cell is copied."""
         return self._replace(map_rows=self.map_rows.index_select(0, index))
 
     def frames(self, index: Tensor) -> Pyramid:
-        """The frames of these numbers, (T',), any of them more than once; no cell is copied."""
+        """Return the frames with these indices, (T',), which may repeat; no cell is copied."""
         return self._replace(map_rows=self.map_rows.index_select(2, index))
 
     def after_queries(self) -> Pyramid:
-        """The same for refinement alone: the kernels read no float32 cells, whose memory is free
-        then."""
+        """Return a table for refinement only, without the float32 cells."""
         return self if self.shared is None else self._replace(cells=self.cells_used)
 
     def followed_by(self, later: Pyramid) -> Pyramid:
-        """These frames, then those of `later`."""
+        """Return these frames followed by those of `later`."""
         rows = torch.cat([self.map_rows, later.map_rows + len(self.cells)], dim=2)
         cells, used = (torch.cat(pair) for pair in zip(self[:2], later[:2], strict=True))
         return Pyramid(cells, used, None, self.sizes_xy, rows)
@@ -52,7 +51,7 @@ Compare = Callable[[Pyramid, Tensor, Tensor], Tensor]
 
 
 class FeatureTable(nn.Module):
-    """Maps (M, C, H, W) of length 1 in each cell, halved level by level, as a table of cells."""
+    """Normalize maps (M, C, H, W) per cell and return all levels as a table of cells."""
 
     def __init__(self, levels: int) -> None:
         super().__init__()
@@ -75,10 +74,10 @@ class FeatureTable(nn.Module):
 def index_pyramid(
     cells: Tensor, batch: int, frames: int, size: tuple[int, int], levels: int
 ) -> Pyramid:
-    """The table of `FeatureTable` with the offsets of its maps; `size` is that of the finest."""
+    """Return a `FeatureTable` with the offsets of its maps; `size` is that of the finest level."""
     height, width = size
     device = cells.device
-    # Computed on the device from its own numbers: copying them over would make the host wait.
+    # Computed on the device: copying from the host would synchronize.
     finest = torch.stack([torch.full((levels,), n, device=device) for n in (width, height)], -1)
     sizes_xy = finest >> torch.arange(levels, device=device)[:, None]
     area = sizes_xy.prod(-1)  # (L,)
@@ -90,7 +89,7 @@ def index_pyramid(
 
 
 def in_halves(compare: Compare) -> Compare:
-    """The same, half of the points at a time: the backward pass then needs less room at once."""
+    """Do the same for half of the points at a time, to need less memory in backward."""
 
     def compare_both(pyramid: Pyramid, support: Tensor, cells_xy: Tensor) -> Tensor:
         if support.shape[1] % 2:

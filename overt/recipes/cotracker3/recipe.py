@@ -54,16 +54,16 @@ from overt.viz.tracks import draw_beside_truth, film_beside_truth
 # Side of the grid of support points for `overt track`, as in the published demo.
 TRACKING_GRID = 6
 
-# Points followed at a time: 300,000 then need no more memory than this many.
+# Points per pass: tracking 300,000 points needs no more memory than this many.
 POINTS_PER_CHUNK = 3000
 HUB_VISIBLE = 0.9  # the visibility from which the published offline predictor draws a point
 
-# Different samples of an example batch; beyond these they repeat.
+# Number of distinct samples of an example batch; larger batches repeat them.
 EXAMPLES = 2
 
 
-# GiB of a frame of 384 x 512 with 512 points for each value of `model.recompute`, fastest first, as
-# `overt plan` predicts them without compilation, which keeps less.
+# GiB per frame of 384 x 512 with 512 points for each value of `model.recompute`, fastest first, as
+# predicted by `overt plan` without compilation, which stores less.
 FRAME_GIB: dict[tuple[str, ...], float] = {
     (): 0.39,
     ("hidden", "normed", "correlation"): 0.23,
@@ -74,7 +74,7 @@ ROOM = 0.9  # of the memory; the rest is the allocator's
 
 
 class _CoTracker3Recipe(Recipe):
-    """All but the choice of the model and the windows in which it is trained."""
+    """Everything except the choice of model and the windows it is trained in."""
 
     model_class: ClassVar[type[CoTracker3]]
     replayable = True
@@ -102,11 +102,11 @@ class _CoTracker3Recipe(Recipe):
 
     @abstractmethod
     def windows(self, frames: int) -> list[slice]:
-        """The windows in which the model sees a clip."""
+        """Return the windows in which the model sees a clip."""
 
     @abstractmethod
     def supervised(self, batch: TrackBatch) -> Tensor:
-        """In which frames the positions are learned, (B, T, N) bool."""
+        """Return in which frames positions are supervised, (B, T, N) bool."""
 
     def targets(self, batch: TrackBatch) -> list[Targets]:
         """The truth in each window."""
@@ -117,7 +117,7 @@ class _CoTracker3Recipe(Recipe):
         ]
 
     def fit_memory(self, samples: int, gib: float) -> str | None:
-        """Choose `model.recompute`: the fastest value that fits, if it is left to us."""
+        """Choose `model.recompute`: the fastest value that fits, if it is set to auto."""
         settings = self.settings
         if settings.model.recompute != ["auto"]:
             return None
@@ -157,7 +157,7 @@ class _CoTracker3Recipe(Recipe):
         return collate(samples)
 
     def example_batch(self, size: int) -> TrackBatch | Seeds | UnlabeledBatch:
-        """Clips of noise, as long as training draws them."""
+        """Return clips of noise with the largest length that training samples."""
         if self.settings.data.procedural is not None:
             numbers = torch.rand(size, DRAWS, generator=torch.Generator().manual_seed(0))
             return Seeds(numbers)
@@ -204,18 +204,18 @@ class _CoTracker3Recipe(Recipe):
         units += model.updateformer.layers  # all are one and the same program
         if model.training:
             return units
-        # These take seconds to compile and save a training step next to nothing; to score a whole
-        # data set they pay.
+        # These take seconds to compile and hardly speed up a training step, but pay off when
+        # scoring a whole data set.
         return [*units, model.motion, model.updateformer.entry, model.updateformer.exit]
 
     def counts(self, batch: TrackBatch | Seeds | UnlabeledBatch) -> dict[str, Tensor]:
-        # Clips that are made or labelled later have a loss of `per_clip`.
+        # Clips that are rendered or labeled later use the loss of `per_clip`.
         if isinstance(batch, Seeds):
             return {"clips": torch.tensor(float(len(batch.numbers)))}
         if isinstance(batch, UnlabeledBatch):
             return {"clips": torch.tensor(float(len(batch.video)))}
         windows = tracking_loss.counts(self.targets(batch))
-        # Windows overlap, but the error that is shown counts every frame once.
+        # Windows overlap, but the logged error counts every frame once.
         once = {"visible_once": (self.supervised(batch) & batch.visibility).sum()}
         return windows | once | redrawn_count(batch)
 
@@ -226,7 +226,7 @@ class _CoTracker3Recipe(Recipe):
         if self.settings.model.bf16_inputs:
             video, queries = video.bfloat16(), queries.bfloat16().float()
         tracks = model(video, queries, self.settings.model.train_iters, is_train=True)
-        # The losses are float32 whatever the model computes in.
+        # Losses are float32, whatever the precision of the model.
         with torch.autocast(video.device.type, enabled=False):
             terms = tracking_loss.losses(
                 tracks.train_data.windows, self.targets(batch), counts, self.settings.loss
@@ -246,19 +246,19 @@ class _CoTracker3Recipe(Recipe):
             recipe.check_evaluation_data()
 
     def evaluation_sets(self) -> dict[str, Any]:
-        """The scores of every set in `evaluation.also`."""
+        """Return the scores of every set in `evaluation.also`."""
         return {name: recipe.evaluate for name, recipe in further_recipes(self).items()}
 
     def evaluate(self, model: nn.Module, world: World) -> dict[str, float]:
-        """TAP-Vid scores on `evaluation.dataset`, beside those of points that never move."""
+        """Return TAP-Vid scores on `evaluation.dataset`, next to those of a static baseline."""
         return summarize(self.evaluate_rows(model, world))
 
     def evaluate_rows(self, model: nn.Module, world: World) -> list[NamedRow]:
-        """The same for each sequence or video."""
+        """Return the scores of each sequence or video."""
         return score_clips(evaluation_clips(self.settings), partial(self.track, model), world)
 
     def baseline_rows(self, world: World) -> dict[str, list[NamedRow]]:
-        """The same of OpenCV's Lucas-Kanade and DIS flow."""
+        """Return the scores of OpenCV's Lucas-Kanade and DIS flow."""
         clips = evaluation_clips(self.settings)
         return {name: score_clips(clips, track, world) for name, track in BASELINES.items()}
 
@@ -266,7 +266,7 @@ class _CoTracker3Recipe(Recipe):
         return score_table(rows, scores)
 
     def visualize(self, model: nn.Module) -> dict[str, Tensor]:
-        """Predicted beside true tracks of the first clip that is evaluated."""
+        """Draw predicted and true tracks of the first evaluation clip."""
         clip = evaluation_clips(self.settings).sample(0)
         if len(clip.queries) == 0:
             return {}
@@ -278,7 +278,7 @@ class _CoTracker3Recipe(Recipe):
         }
 
     def track(self, model: nn.Module, clip: TrackSample) -> tuple[Tensor, Tensor]:
-        """Positions (T, N, 2) and visibility (T, N) of a clip's queries, on the CPU."""
+        """Return positions (T, N, 2) and visibility (T, N) of a clip's queries, on the CPU."""
         settings = self.settings.evaluation
         video, queries = clip.video[None], clip.queries[None]
         if settings.dataset == HELD_OUT:  # at the size of training, without support points
@@ -305,10 +305,10 @@ class _CoTracker3Recipe(Recipe):
         as_hub: bool = False,
         report: Callable[[float], None] | None = None,
     ) -> PointTracks:
-        """Follow any points of any video in both directions of time.
+        """Track any points of any video in both directions of time.
 
-        `as_hub`: before their query points are taken from the video played backwards, and visible
-        is what the published predictor calls so. `report` gets the fraction of the work done.
+        `as_hub`: before their query, points come from the reversed video, and visibility follows
+        the rule of the published predictor. `report` gets the completed fraction.
         """
         later = bool((queries[:, 0] > 0).any())
         predict = self.predictor(
@@ -329,7 +329,7 @@ class _CoTracker3Recipe(Recipe):
         return PointTracks(*(part[0].cpu() for part in parts))
 
     def predictor(self, model: nn.Module, **options: Any) -> Predictor:
-        """The model with the way of running it that the settings and `options` describe."""
+        """Return the model with the inference settings of the configuration and `options`."""
         settings = self.settings.evaluation
         height, width = settings.resolution
         assert isinstance(model, CoTracker3Offline | CoTracker3Online)
@@ -345,7 +345,7 @@ class _CoTracker3Recipe(Recipe):
 
 
 class CoTracker3OfflineRecipe(_CoTracker3Recipe):
-    """The tracker that sees a whole clip at once, before and after the query."""
+    """The offline tracker, which sees a whole clip at once, before and after the query."""
 
     model_class = CoTracker3Offline
     teacher_support = "random"
@@ -358,7 +358,7 @@ class CoTracker3OfflineRecipe(_CoTracker3Recipe):
 
 
 class CoTracker3OnlineRecipe(_CoTracker3Recipe):
-    """The tracker that sees one window after the other, and follows points from their query on."""
+    """The online tracker, which sees one window at a time and tracks points from their query on."""
 
     model_class = CoTracker3Online
     teacher_support = "grid"
@@ -381,7 +381,7 @@ class CoTracker3OnlineRecipe(_CoTracker3Recipe):
     def online_tracker(
         self, model: nn.Module, frame_size: tuple[int, int], points: int
     ) -> LiveTracker:
-        """A tracker for frames that arrive one by one, for `overt track --online`."""
+        """Return a tracker for frames that arrive one by one, for `overt track --online`."""
         assert isinstance(model, CoTracker3Online)
         settings = self.settings.evaluation
         height, width = settings.resolution

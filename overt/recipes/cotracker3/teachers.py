@@ -1,4 +1,4 @@
-"""Trained trackers as teachers: the labels of a clip that has none.
+"""Trained trackers as teachers that label clips without labels.
 
 Section 3.2 of arXiv:2410.11831. A teacher is frozen. T frames, N points, H x W pixels.
 """
@@ -30,7 +30,7 @@ INPUTS, OUTPUTS = ("video", "queries"), ("tracks", "visibility")
 
 
 class Teacher(Protocol):
-    """A frozen tracker and what its kind can do."""
+    """A frozen tracker and its capabilities."""
 
     name: str
     tracks_backward: bool  # are its positions before the query meant?
@@ -60,7 +60,7 @@ class TrackerTeacher:
 class ScriptTeacher:
     """A TorchScript module: video (1, T, 3, H, W) float in 0..255 and queries (1, N, 3).
 
-    It returns tracks (1, T, N, 2) and visibility (1, T, N), and perhaps more, which is not read.
+    It returns tracks (1, T, N, 2) and visibility (1, T, N); further outputs are ignored.
     """
 
     tracks_backward, support = False, "none"
@@ -81,7 +81,7 @@ class ScriptTeacher:
 class OnnxTeacher:
     """An ONNX file with the inputs `video` and `queries` and the outputs `tracks`, `visibility`.
 
-    Shapes are those of a TorchScript module. It runs on the CPU where onnxruntime has no GPU.
+    Shapes are those of a TorchScript module. Runs on the CPU if onnxruntime has no GPU support.
     """
 
     tracks_backward, support = False, "none"
@@ -98,7 +98,7 @@ class OnnxTeacher:
             self.session = onnxruntime.InferenceSession(
                 str(file), providers=onnxruntime.get_available_providers()
             )
-        except Exception as error:  # its errors derive from RuntimeError and from nothing else
+        except Exception as error:  # its errors derive from RuntimeError only
             reason = str(error).strip().splitlines()[0]
             raise DataError(f"{file}: onnxruntime cannot load it ({reason})") from None
         inputs = {entry.name for entry in self.session.get_inputs()}
@@ -120,7 +120,7 @@ class OnnxTeacher:
 
 
 def load_teacher(settings: TeacherSettings, device: torch.device) -> Teacher:
-    """Return the tracker that a teacher's settings name."""
+    """Return the tracker named by a teacher's settings."""
     file = Path(settings.source)
     suffix = file.suffix.lower()
     if suffix in (*ONNX, *SCRIPTS) and not file.is_file():
@@ -133,7 +133,7 @@ def load_teacher(settings: TeacherSettings, device: torch.device) -> Teacher:
 
 
 class Labels(NamedTuple):
-    """What a teacher says about one clip."""
+    """A teacher's labels for one clip."""
 
     tracks: Tensor  # (T, N, 2) pixels
     visible: Tensor  # (T, N) bool
@@ -141,7 +141,7 @@ class Labels(NamedTuple):
 
 
 class Faculty:
-    """All teachers of a run, each loaded once in a process, when a clip first needs it."""
+    """All teachers of a run; each process loads a teacher when a clip first needs it."""
 
     def __init__(self, settings: Sequence[TeacherSettings]) -> None:
         self.settings = list(settings)
@@ -149,22 +149,23 @@ class Faculty:
 
     def teacher(self, number: int, device: torch.device) -> Teacher:
         if (number, device) not in self._loaded:
-            # A model is built of random numbers before its weights are read. When that happens
-            # differs between a whole and a resumed run, so the run's generator must not notice.
+            # Building a model uses random numbers before its weights are read. When that happens
+            # differs between an uninterrupted and a resumed run, so the run's generators must not
+            # be affected.
             with torch.random.fork_rng(devices=[]):
                 self._loaded[number, device] = load_teacher(self.settings[number], device)
         return self._loaded[number, device]
 
     @torch.no_grad()
     def label(self, batch: UnlabeledBatch) -> TrackBatch:
-        """Return the clips with what their teachers say.
+        """Return the clips with the labels of their teachers.
 
-        Clip by clip, so that labels do not depend on how a batch is split.
+        One clip at a time, so that labels do not depend on how a batch is split.
         """
         if isinstance(batch.video, FakeTensor):  # of `overt plan`: sizes only, nothing is loaded
             return _placeholder(batch)
         clips = zip(batch.teachers, batch.video, batch.queries, batch.support, strict=True)
-        # Teachers are float32 whatever the student computes in.
+        # Teachers run in float32, whatever the precision of the student.
         with torch.autocast(batch.video.device.type, enabled=False):
             labels = [
                 label_clip(
@@ -189,7 +190,7 @@ class Faculty:
 
 
 def _placeholder(batch: UnlabeledBatch) -> TrackBatch:
-    """Return labels of the right sizes; a plan leaves out what teachers take."""
+    """Return labels of the right shapes; a plan ignores the memory of teachers."""
     clips, frames = batch.video.shape[:2]
     points = batch.queries.shape[1]
     visible = batch.video.new_ones((clips, frames, points), dtype=torch.bool)
@@ -207,7 +208,7 @@ def _placeholder(batch: UnlabeledBatch) -> TrackBatch:
 def label_clip(
     teacher: Teacher, settings: TeacherSettings, video: Tensor, queries: Tensor, support: Tensor
 ) -> Labels:
-    """Follow the queries of a clip (T, 3, H, W) and say which of the tracks can be learned from."""
+    """Track the queries of a clip (T, 3, H, W) and mark which tracks can be learned from."""
     kind = settings.support or teacher.support
     beside = {"random": support, "grid": _grid(video), "none": support[:0]}[kind]
     followed = torch.cat([queries, beside.to(queries)])
@@ -221,7 +222,7 @@ def label_clip(
         )
     tracks = tracks[:, :count].to(video.device, torch.float32)
     visible = visibility[:, :count].to(video.device) > settings.visible_threshold
-    # A mask alone does not help: NaN times zero is NaN.
+    # Masking is not enough: NaN times zero is NaN.
     finite = tracks.isfinite().all(-1)
     tracks = torch.where(finite[..., None], tracks, queries[:, 1:].to(tracks))
     visible = visible & finite
@@ -242,7 +243,7 @@ def _grid(video: Tensor) -> Tensor:
 def _at_resolution(
     teacher: Teacher, resolution: list[int] | None, video: Tensor, queries: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Let a teacher see the video at its own size; tracks come back in pixels of the video."""
+    """Run a teacher at its own resolution; tracks are returned in pixels of the video."""
     if resolution is None:
         return teacher.track(video, queries)
     height, width = video.shape[-2:]
@@ -257,10 +258,10 @@ def _at_resolution(
 
 
 def teachers_of(settings: UnlabeledSettings | None) -> Faculty | None:
-    """Return the teachers of `data.unlabeled`, where there are any."""
+    """Return the teachers of `data.unlabeled`, if any."""
     if settings is None:
         return None
-    student = settings.student or STUDENT  # training without one is refused before it is opened
+    student = settings.student or STUDENT  # training without one is rejected before it is opened
     return Faculty(
         [
             replace(teacher, source=student) if teacher.source == STUDENT else teacher
@@ -270,7 +271,7 @@ def teachers_of(settings: UnlabeledSettings | None) -> Faculty | None:
 
 
 def refuse_untrained(settings: UnlabeledSettings) -> None:
-    """Refuse to teach a student of random weights, unless it is meant so."""
+    """Reject training a student from random weights, unless requested."""
     if settings.student is None:
         raise ConfigError(
             "data.unlabeled improves a trained tracker, and checkpoint.init_from=null starts from "

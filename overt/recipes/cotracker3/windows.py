@@ -1,4 +1,4 @@
-"""Where the windows of the online CoTracker3 lie: for the model, the truth and streamed chunks."""
+"""Window positions of the online CoTracker3, for model, ground truth and streams."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 def sliding_windows(frames: int, window_len: int) -> list[slice]:
-    """Windows of `window_len` frames, each half a window after the one before.
+    """Return windows of `window_len` frames, each half a window after the previous one.
 
-    The last one may be short, but holds frames that no other has; a short video has one window.
+    The last one may be short, but contains frames that no other has; a short video has one window.
     """
     step = window_len // 2
     starts = range(0, max(frames - step, 1), step)
@@ -17,7 +17,7 @@ def sliding_windows(frames: int, window_len: int) -> list[slice]:
 
 
 def since_query(query_frames: Tensor, frames: int) -> Tensor:
-    """In which frames an online model follows a point: its query's and all later ones.
+    """Return in which frames an online model tracks a point: from its query on.
 
     Query frames (B, N) to bool (B, frames, N).
     """

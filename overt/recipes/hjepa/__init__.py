@@ -1,1 +1,1 @@
-"""H-JEPA and I-JEPA: self-supervised images by predicting features of hidden patches."""
+"""H-JEPA and I-JEPA: self-supervised image encoders that predict features of masked patches."""

@@ -1,4 +1,4 @@
-"""Watching for collapse in training: looks at the features now and then, warns, and may stop."""
+"""Collapse monitor for training: checks the features periodically, warns, and may stop the run."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ ADVICE = (
 
 
 class CollapseError(StopError):
-    """The representation has collapsed and the configuration says to stop."""
+    """The representation has collapsed and the configuration asks to stop."""
 
 
 class CollapseMonitor(nn.Module):
-    """Statistics of context, target and predictions, renewed every N steps.
+    """Statistics of context, target and predictions, updated every N steps.
 
-    Between two looks the last numbers stand, so that a step costs nothing. A look adds up over all
-    processes, so that all of them decide alike. It is a part of the model because a checkpoint must
-    hold it: numbers and alarms are buffers, and a resumed run continues counting.
+    Between two checks the last values are reported, so other steps cost nothing. A check sums over
+    all ranks, so that all of them decide the same. The monitor is part of the model because
+    checkpoints must contain it: values and alarms are buffers, and a resumed run continues
+    counting.
     """
 
     alarms: Tensor  # () int64, looks in a row
@@ -49,12 +50,12 @@ class CollapseMonitor(nn.Module):
         self.register_buffer("numbers", torch.full((len(self.parts), len(TOKEN_NAMES)), math.nan))
 
     def look(self, output: Output, step: int) -> Tensor | None:
-        """Return new numbers (P, 4) at a step that is due; `remember` keeps them, not this."""
+        """Return new values (P, 4) at a step that is due; `remember` stores them, not this."""
         every_steps = self.settings.every_steps
         return None if every_steps is None or step % every_steps != 0 else self.measure(output)
 
     def shown(self, look: Tensor | None, fraction: Tensor | float = 1.0) -> dict[str, Tensor]:
-        """Return the numbers of this look, else of the last one, times `fraction`.
+        """Return the values of this check, else of the last one, times `fraction`.
 
         `context_token_std`, `target_token_rank`, `prediction_h0_token_norm` and so on.
         """
@@ -64,13 +65,13 @@ class CollapseMonitor(nn.Module):
         return dict(zip(self.names, (numbers * fraction).flatten().unbind(), strict=True))
 
     def remember(self, looks: Tensor, step: int) -> None:
-        """Keep the mean of the looks (samples, P, 4) of a step, and judge it."""
+        """Store the mean of the checks (samples, P, 4) of a step, and judge it."""
         self.numbers.copy_(looks.mean(0))
         self.judge(step)
 
     @torch.no_grad()
     def measure(self, output: Output) -> Tensor:
-        """The statistics of every part, (P, 4)."""
+        """Return the statistics of every part, (P, 4)."""
         pairs = zip(output.predictions, output.targets, strict=True)
         tokens = [output.context, output.target, *(part for pair in pairs for part in pair)]
         visible, hidden, *cells = output.filling or [0] * (len(output.predictions) + 1)
@@ -83,20 +84,20 @@ class CollapseMonitor(nn.Module):
         )
 
     def some(self, tokens: Tensor, filling: int) -> Tensor:
-        """Tokens spread evenly over all of them but the last, which fill up, (n, D)."""
+        """Return evenly spaced tokens (n, D), excluding padding at the end."""
         rows = tokens.detach().flatten(0, -2)
         rows = rows[: len(rows) - filling]
         return rows[:: max(1, math.ceil(len(rows) / self.settings.max_tokens))]
 
     def judge(self, step: int) -> None:
-        """Warn where features have become alike; stop after several looks like this."""
+        """Warn if features have become alike; stop after several consecutive alarms."""
         signs, width = [], self.width
-        # The one place where the host waits for the device: once per look, for all numbers.
+        # The only synchronization with the host: once per check, for all values.
         rows = dict(zip(self.parts, self.numbers.tolist(), strict=True))
         for part in ("context", "target"):
             std, _, size, rank = rows[part]
             if not math.isfinite(std + size + rank):
-                continue  # diverged, which the engine sees by itself: no collapse
+                continue  # diverged, which the engine detects itself: not a collapse
             ratio = std / max(size / math.sqrt(width), 1e-30)
             if ratio < self.settings.min_std:
                 signs.append(

@@ -1,7 +1,7 @@
-"""Settings of the H-JEPA recipes: names, types and refusals; the values live in the YAML files.
+"""Settings of the H-JEPA recipes: names, types and checks; the values are in the YAML files.
 
-Names follow the H-JEPA project; I-JEPA (arXiv:2301.08243) is a choice of values. This file does
-not import torch.
+Names follow the H-JEPA project; I-JEPA (arXiv:2301.08243) is a choice of values. This file does not
+import torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from overt.errors import ConfigError
 from overt.recipes.hjepa.data_config import DataSettings
 from overt.recipes.hjepa.model_config import ModelSettings
 
-# The distance that a type of loss uses (None: jepa_loss_type), and what it adds to it.
+# The distance used by a type of loss (None: jepa_loss_type), and its additional term.
 LOSS_TYPES: dict[str, tuple[str | None, str | None]] = {
     "mse": ("mse", None),
     "smoothl1": ("smoothl1", None),
@@ -36,10 +36,10 @@ LOSS_TYPES: dict[str, tuple[str | None, str | None]] = {
 @dataclass
 class LossSettings:
     # distance of prediction and target: mse, smoothl1 or huber; or with a term against collapse:
-    # hjepa, combined (VICReg), hjepa_sigreg, cjepa, which take jepa_loss_type as distance
+    # hjepa, combined (VICReg), hjepa_sigreg, cjepa, which use jepa_loss_type as distance
     type: str = MISSING
     jepa_loss_type: str = MISSING
-    # where Huber's loss turns from quadratic to linear
+    # where Huber's loss changes from quadratic to linear
     huber_delta: float = MISSING
     # weight of each level, the finest first
     hierarchy_weights: list[float] = MISSING
@@ -52,7 +52,8 @@ class LossSettings:
     vicreg_variance_weight: float = MISSING
     vicreg_covariance_weight: float = MISSING
     vicreg_eps: float = MISSING
-    # SIGReg on the same: its weight, and the number of random directions, new in every step
+    # SIGReg on the same features: its weight, and the number of random directions, resampled in
+    # every step
     sigreg_weight: float = MISSING
     sigreg_num_slices: int = MISSING
     # how each direction is compared with a normal distribution: char_function, or reference_points
@@ -63,7 +64,7 @@ class LossSettings:
     # NT-Xent between two views of each image: its weight and temperature
     contrastive_weight: float = MISSING
     contrastive_temperature: float = MISSING
-    # of a classifier: probability that is spread over all classes
+    # of a classifier: label smoothing, the probability spread over all classes
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
@@ -99,9 +100,9 @@ class CollapseSettings:
     every_steps: int | None = MISSING
     # tokens checked on each rank
     max_tokens: int = MISSING
-    # alarm where features of context or target vary by less than this fraction of their size
+    # alarm if features of context or target vary by less than this fraction of their size
     min_std: float = MISSING
-    # alarm where their effective rank is below this fraction of embed_dim
+    # alarm if their effective rank is below this fraction of embed_dim
     min_rank: float = MISSING
     # consecutive alarms before the run is stopped; null: only warn
     stop_after: int | None = MISSING
@@ -116,14 +117,14 @@ class LinearProbeSettings:
     enabled: bool = MISSING
     epochs: int = MISSING
     batch_size: int = MISSING
-    # of a single layer; a sweep has its own rates
+    # of a single layer; a sweep has its own learning rates
     lr: float = MISSING
-    # train layers of several rates and weight decays in one pass, on standardized features, and
-    # score the one that is best on a held-out tenth of the training features
+    # train layers with several learning rates and weight decays in one pass, on standardized
+    # features, and score the best one on a held-out tenth of the training features
     sweep: bool = False
-    # with sweep: also learn from these fractions of the labels, of every class alike
+    # with sweep: also learn from these fractions of the labels, the same fraction of every class
     label_fractions: list[float] = field(default_factory=list)
-    # with sweep: also learn from this many random crops, perhaps mirrored, of every training image
+    # with sweep: also learn from this many random crops, randomly flipped, of every training image
     views: int = 0
 
     def __post_init__(self) -> None:
@@ -139,49 +140,49 @@ class LinearProbeSettings:
 
 @dataclass
 class AttentiveProbeSettings:
-    # train a block of cross attention on all frozen patch features in every evaluation; these are
-    # kept in memory: two bytes x samples x patches x embed_dim
+    # train a cross-attention block on all frozen patch features in every evaluation; these are kept
+    # in memory: two bytes x samples x patches x embed_dim
     enabled: bool = MISSING
     epochs: int = MISSING
     batch_size: int = MISSING
     lr: float = MISSING
-    # keep none of them: every epoch encodes all images again, on all ranks
+    # do not keep them: every epoch encodes all images again, on all ranks
     stream: bool = False
 
 
 @dataclass
 class EvaluationSettings:
-    # images of each set that are used at most: of every class alike, the same in every evaluation;
+    # maximum number of images of each set, balanced over classes and the same in every evaluation;
     # null: all
     max_samples: int | None = MISSING
-    # images encoded at once
+    # images per batch
     batch_size: int = MISSING
     # neighbors that vote for knn_top1
     k: int = MISSING
     temperature: float = MISSING
-    # features are those of this many last blocks of the target encoder, one behind the other
+    # use the concatenated features of this many last blocks of the target encoder
     layers: int = MISSING
     linear_probe: LinearProbeSettings = MISSING
     attentive_probe: AttentiveProbeSettings = MISSING
-    # folder to write the features to, as training.safetensors and held_out.safetensors; null: none
+    # folder for the features, as training.safetensors and held_out.safetensors; null: not written
     export: str | None = MISSING
     collapse: CollapseSettings = MISSING
-    # loader processes of each rank that read the images of an evaluation; 0: the rank itself
+    # loader processes per rank that read the images of an evaluation; 0: the rank itself
     num_workers: int = 0
     # further numbers of neighbors, each scored as knn_top1_kN
     further_k: list[int] = field(default_factory=list)
-    # score the features of this level of H-JEPA, 0 the finest, through its projection where
+    # score the features of this level of H-JEPA, 0 the finest, through its projection if
     # model.projection=shared; null: those of the encoder's blocks
     level: int | None = None
-    # of a classifier: score its frozen features too, by k-NN and probes; false: its accuracy alone
+    # of a classifier: score its frozen features too, by k-NN and probes; false: only its accuracy
     frozen_features: bool = True
     # further labeled sets by name: {flowers: ROOT}, with ROOT/train and ROOT/test, or one set of
-    # which a fifth is scored. Scores are called NAME/knn_top1 and so on
+    # which a fifth is scored. Scores are named NAME/knn_top1 and so on
     transfer: dict[str, str] = field(default_factory=dict)
     # folders of images with masks by name: ROOT/images and ROOT/masks, or both in ROOT/train and
-    # ROOT/test. Scores are called NAME/knn_miou, NAME/linear_miou and so on
+    # ROOT/test. Scores are named NAME/knn_miou, NAME/linear_miou and so on
     dense: dict[str, str] = field(default_factory=dict)
-    # patches that these learn from at most
+    # maximum number of patches that these learn from
     dense_patches: int = 100_000
 
     def __post_init__(self) -> None:
@@ -218,7 +219,7 @@ class Settings:
     evaluation: EvaluationSettings = MISSING
 
     def __post_init__(self) -> None:
-        """Refuse what no section can see by itself."""
+        """Reject combinations that no section can check by itself."""
         model, data, loss = self.model, self.data, self.loss
         patch = model.patch()
         for name, side in zip(("height", "width"), data.image_size, strict=True):
@@ -269,7 +270,7 @@ class Settings:
             )
 
     def _check_grid(self, down: int, across: int) -> None:
-        """Refuse what an image of this many patches has no room for."""
+        """Reject masks that do not fit into an image of this many patches."""
         model, masking = self.model, self.data.masking
         grid_text = f"an image has {down} x {across} patches"
         if masking.min_keep > down * across:
@@ -292,18 +293,18 @@ class Settings:
 
 
 def against_filling(model: ModelSettings, loss: LossSettings) -> list[str]:
-    """Return the settings with which the tokens that fill batches up would count."""
+    """Return the settings with which padding tokens would affect the result."""
     differing = {
         f"model.pooling={model.pooling}": model.pooling != "grid",
         f"model.projection_norm={model.projection_norm}": model.projection_norm == "batchnorm",
-        # A contrastive term compares whole views, which have no tokens that fill them up.
+        # A contrastive term compares whole views, which have no padding.
         f"loss.type={loss.type}": loss.extra in ("vicreg", "sigreg"),
     }
     return [name for name, counts in differing.items() if counts]
 
 
 def refuse_filling(model: ModelSettings, loss: LossSettings) -> None:
-    """Refuse to fill batches up where the tokens that fill them would count."""
+    """Reject padded batches if padding tokens would affect the result."""
     reasons = against_filling(model, loss)
     if reasons:
         raise ConfigError(

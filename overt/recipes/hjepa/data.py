@@ -1,4 +1,4 @@
-"""Images with the masks drawn for them, and how a batch of them is laid out for the model."""
+"""Images with sampled masks, and the layout of a batch for the model."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Batch:
 
 
 class Masks:
-    """Draws what is visible of an image and what is predicted."""
+    """Samples what is visible of an image and what is predicted."""
 
     def __init__(self, settings: Settings) -> None:
         self.rule = mask_rule(settings)
@@ -115,12 +115,12 @@ class MaskedImages:
         return self.masked(image, second, rng)
 
     def masked(self, image: Tensor, second: Tensor | None, rng: np.random.Generator) -> Sample:
-        """An image with contexts and targets drawn for it."""
+        """Return an image with sampled contexts and targets."""
         return Sample(image, second, *self.masks.draw(rng))
 
 
 class HeldOutImages(MaskedImages):
-    """Images of an evaluation: their middle, and masks that are the same every time."""
+    """Images of an evaluation: center crops, with fixed masks."""
 
     images: ReadableImages
 
@@ -132,14 +132,14 @@ class HeldOutImages(MaskedImages):
         self.crop = TrainingTransform((height, width), scale=(low, high), flip=0.5)
 
     def try_sample(self, index: int) -> Sample | None:
-        """The image with its masks, or nothing where it cannot be read."""
+        """Return the image with its masks, or None if it cannot be read."""
         sample = self.try_read(index)
         return None if sample is None else self.masked(sample[0], None, sample_rng(0, 0, index))
 
     def try_read(self, index: int, view: int | None = None) -> tuple[Tensor, int] | None:
-        """The pixels (3, H, W) uint8, resized, and the label; or nothing.
+        """Return the resized pixels (3, H, W) uint8 and the label, or None.
 
-        The middle of the image, or a random crop, the same every time for the number of a view.
+        The center of the image, or a random crop that is fixed for the index of a view.
         """
         sample = self.images.try_read(index)
         if sample is None:
@@ -169,9 +169,9 @@ class Part:
 
 
 def numbered_alike(held_out: Images, training: Images) -> Images:
-    """The held-out images with the training set's numbers of their classes, which go by name.
+    """Return the held-out images with class indices of the training set, matched by name.
 
-    The classes of an archive have numbers for names.
+    The classes of an archive have numbers as names.
     """
     if not (training.classes and held_out.classes):
         return held_out
@@ -194,7 +194,7 @@ def numbered_alike(held_out: Images, training: Images) -> Images:
 
 
 def make_missing_data(settings: DataSettings) -> None:
-    """Write the synthetic images that `data.synthetic` describes, unless they are there.
+    """Write the synthetic images described by `data.synthetic`, unless they exist.
 
     Every rank has to call this.
     """
@@ -210,13 +210,13 @@ def make_missing_data(settings: DataSettings) -> None:
         except DataError:
             if not Path(settings.root).exists():
                 raise
-            # Another run that makes the same images was faster: this one takes them.
+            # Another run that writes the same images was faster: its images are used.
 
     main_first(make)
 
 
 def open_sets(settings: DataSettings) -> tuple[ReadableImages, ReadableImages]:
-    """The images to train on, and those to evaluate on, with the same numbers for the classes."""
+    """Return training and evaluation images, with the same class indices."""
     images = open_images(settings.root, settings.labelled)
     if settings.val_root == settings.root:
         both = ReadableImages(images)  # what cannot be read is known to both
@@ -231,7 +231,7 @@ def open_sets(settings: DataSettings) -> tuple[ReadableImages, ReadableImages]:
 
 
 def training_transform(settings: DataSettings) -> TrainingTransform:
-    """Crop, flip and colors as the section `augmentation` says."""
+    """Return crop, flip and color transforms of the section `augmentation`."""
     height, width = settings.image_size
     chosen = settings.augmentation
     low, high = chosen.crop_scale
@@ -255,9 +255,9 @@ def training_transform(settings: DataSettings) -> TrainingTransform:
 def read_view(
     images: Images, index: int, transform: TrainingTransform, rng: np.random.Generator
 ) -> Tensor:
-    """Return a view of an image, (3, *size), of which no more is decoded than the view needs.
+    """Return a view (3, *size) of an image, decoding no more than the view needs.
 
-    The view is drawn before, for the full size, so that it is the one of the whole image.
+    The view is sampled for the full size before decoding, so it is the same as without.
     """
     full: list[tuple[int, int]] = []
 
@@ -276,14 +276,14 @@ def read_view(
 def draw_views(
     transform: TrainingTransform, pixels: Tensor, count: int, rng: np.random.Generator
 ) -> Tensor:
-    """Draw views of an image (3, H, W) for the device to make, (count, 15)."""
+    """Sample view parameters (count, 15) of an image (3, H, W) for the device."""
     drawn = [transform.draw(pixels.shape[1], pixels.shape[2], rng) for _ in range(count)]
     # np.stack takes eight times as long.
     return torch.from_numpy(np.array([view_row(view) for view in drawn]))
 
 
 def stack_images(images: list[Tensor]) -> Tensor:
-    """Stack images (3, H, W), which need one size where the device transforms them."""
+    """Stack images (3, H, W), which need one size if the device transforms them."""
     sizes = {tuple(image.shape[1:]) for image in images}
     if len(sizes) > 1:
         shown = " and ".join(f"{height} x {width}" for height, width in sorted(sizes)[:2])
@@ -302,7 +302,7 @@ def patch_grid(settings: Settings) -> Grid:
 
 
 def mask_rule(settings: Settings) -> MaskRule | OfficialRule | RandomRule:
-    """What is drawn for a sample, as the section `masking` says."""
+    """Return the mask sampler of the section `masking`."""
     masking, grid = settings.data.masking, patch_grid(settings)
     scale, aspect, context = (
         (pair[0], pair[1])
@@ -351,7 +351,7 @@ def _with_context(rule: MaskRule, masking: MaskingSettings) -> MaskRule:
 
 
 class Collate:
-    """Samples to a batch: images stacked, masks packed; in one shape where that is asked for."""
+    """Collate samples: images stacked, masks packed, padded to one shape on request."""
 
     def __init__(self, settings: Settings) -> None:
         self.grid, self.model = patch_grid(settings), settings.model
@@ -382,9 +382,9 @@ class Collate:
 def lay_out(
     masks: list[tuple[Places, Places]], grid: Grid, model: ModelSettings, by_block: bool = False
 ) -> Layout:
-    """Contexts and targets of each image as index tensors for the model.
+    """Return contexts and targets of each image as index tensors for the model.
 
-    `by_block`: every set of targets weighs as much in the loss as any other, whatever its size.
+    `by_block`: every set of targets has the same weight in the loss, whatever its size.
     """
     contexts, targets = (list(side) for side in zip(*masks, strict=True))
     batch, patches = len(contexts), grid[0] * grid[1]

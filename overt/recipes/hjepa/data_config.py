@@ -13,18 +13,19 @@ from overt.errors import ConfigError
 @dataclass
 class MaskingSettings:
     # ijepa (targets may overlap, square context), multiblock (targets apart where possible),
-    # hierarchical (the reference's training: nearly square targets) or random (MAE: mask_scale says
-    # which fraction of all patches is hidden, the rest is the context)
+    # hierarchical (the reference's training: nearly square targets) or random (MAE: mask_scale is
+    # the fraction of masked patches, the rest is the context)
     kind: str = MISSING
-    # with kind=ijepa: the official sampler's habits too (one draw for area and aspect; the last row
-    # and column never start a block)
+    # with kind=ijepa: also the quirks of the official sampler (one random number for area and
+    # aspect; no block starts in the last row and column)
     ijepa_compat: bool = MISSING
     # own, or with kind=ijepa official: blocks and contexts have the distribution of the official
-    # collator, which cuts the contexts of a batch to the shortest and keeps their first patches
+    # collator, which truncates the contexts of a batch to the shortest and keeps their first
+    # patches
     style: str = "own"
-    # with style=official: images of such a batch, those of one GPU there
+    # with style=official: images of such a batch, the batch of one GPU in the official run
     cut_batch: int = 128
-    # what counts alike in the loss: every predicted token, or every block (official)
+    # what has equal weight in the loss: every predicted token, or every block (official)
     weigh: str = "tokens"
     # target blocks of an image
     num_masks: int = MISSING
@@ -33,21 +34,21 @@ class MaskingSettings:
     aspect_ratio: list[float] = MISSING
     # contexts of an image, each with separate predictions
     num_context_masks: int = MISSING
-    # area of the context block, before the targets are taken off; without effect with
-    # kind=hierarchical, which has a fixed one, and with context=rest, which has no block
+    # area of the context block, before the targets are removed; no effect with kind=hierarchical,
+    # which has a fixed one, and with context=rest, which has no block
     context_scale: list[float] = MISSING
-    # block, or rest (all patches but targets)
+    # block, or rest (all patches except targets)
     context: str = MISSING
-    # patches that a context keeps at least, else a target may be seen
+    # minimum number of patches of a context, if necessary by showing a target
     min_keep: int = MISSING
-    # patches that a context keeps at most, chosen at random; null: all
+    # maximum number of patches of a context, chosen at random; null: all
     max_keep: int | None = MISSING
     # the context may see the targets
     allow_overlap: bool = MISSING
-    # predict each block by itself (blocks, I-JEPA) or all together (union, H-JEPA)
+    # predict each block separately (blocks, I-JEPA) or all together (union, H-JEPA)
     predict: str = MISSING
-    # pad all batches to the same number of tokens; padding is excluded from the loss. CUDA graphs
-    # need it. auto: where there is a CUDA device and no padding counts
+    # pad all batches to the same number of tokens; padding is excluded from the loss. Required by
+    # CUDA graphs. auto: on a CUDA device, if padding does not affect the result
     fixed_shapes: bool | str = False
 
     def __post_init__(self) -> None:
@@ -98,22 +99,22 @@ class SyntheticSettings:
 
 @dataclass
 class AugmentationSettings:
-    # cut a random part of the image; false: its middle
+    # random crop of the image; false: its center
     random_crop: bool = MISSING
-    # area of that part over that of the image
+    # area of the crop relative to the image
     crop_scale: list[float] = MISSING
     # bilinear or bicubic
     interpolation: str = MISSING
-    # mirror every other image
+    # flip every other image
     horizontal_flip: bool = MISSING
-    # strength of changes of brightness, contrast, saturation and hue; 0: none
+    # strength of color jitter: brightness, contrast, saturation and hue; 0: none
     color_jitter: float = MISSING
-    # strength of SimCLR's and I-JEPA's color distortion: four times out of five stronger changes of
-    # the same, and every fifth image gray; 0: none
+    # strength of SimCLR's and I-JEPA's color distortion: stronger jitter with probability 0.8, and
+    # grayscale with probability 0.2; 0: none
     color_distortion: float = 0.0
     # probability of a Gaussian blur of 0.1 to 2 pixels
     blur: float = 0.0
-    # make the views of a whole batch on the device; all images need one size in pixels
+    # compute the views of a whole batch on the device; all images need one size in pixels
     device: bool = False
 
     def __post_init__(self) -> None:
@@ -132,7 +133,7 @@ class AugmentationSettings:
 class MixedSettings:
     # a folder, pack or archive of images
     root: str = MISSING
-    # samples of this set over those of data.root
+    # samples of this set relative to those of data.root
     weight: float = 1.0
 
     def __post_init__(self) -> None:
@@ -141,19 +142,19 @@ class MixedSettings:
 
 @dataclass
 class DataSettings:
-    # images to train on: a folder, a pack of `overt data pack`, or a .npz archive
+    # training images: a folder, a pack written by `overt data pack`, or a .npz archive
     root: str = MISSING
-    # further images to train on, read without labels: [{root: ROOT, weight: 0.5}]; those of root
-    # have the weight 1, and an epoch has as many samples as all sets together
+    # further training images, read without labels: [{root: ROOT, weight: 0.5}]; those of root have
+    # weight 1, and an epoch has as many samples as all sets together
     mixture: list[MixedSettings] = field(default_factory=list)
-    # images to evaluate on, likewise; null: the held-out fraction of root
+    # evaluation images, likewise; null: the held-out fraction of root
     val_root: str | None = MISSING
     # with val_root null: fraction of the images of root that is held out
     held_out: float = MISSING
     # folders in root are classes, which k-NN and probes need, and those of val_root are matched by
-    # name; false: images lie anywhere, and labels of packs and archives are not read
+    # name; false: images may be anywhere, and labels of packs and archives are ignored
     labelled: bool = MISSING
-    # synthetic images written to root before training; null: the data are there
+    # synthetic images written to root before training; null: the data exist
     synthetic: SyntheticSettings | None = MISSING
     # (height, width) in pixels
     image_size: list[int] = MISSING
@@ -162,12 +163,12 @@ class DataSettings:
     std: list[float] = MISSING
     augmentation: AugmentationSettings = MISSING
     masking: MaskingSettings = MISSING
-    # images of an evaluation are resized to this multiple of image_size, then cut to their middle
+    # images of an evaluation are resized to this multiple of image_size, then center-cropped
     margin: float = 1.14
-    # draw the crop first and decode a JPEG at a half, a quarter or an eighth of its size where that
-    # still has as many pixels as the view: quicker for large photographs, pixels differ slightly
+    # sample the crop first and decode a JPEG at a half, a quarter or an eighth of its size if that
+    # still has as many pixels as the view: faster for large photographs, pixels differ slightly
     reduced_decode: bool = False
-    # of a classifier: fraction of the training images that it learns from, of every class alike
+    # of a classifier: fraction of the training images that it learns from, the same for every class
     label_fraction: float = 1.0
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""An image encoder whose frozen features are scored: what all models of this folder have."""
+"""An image encoder whose frozen features are scored: the common base of all models here."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from overt.nn.vit import Grid, VisionTransformer
 
-# What stands before the keys of an encoder: here, in I-JEPA, in timm.
+# Prefixes of encoder keys: here, in I-JEPA, in timm.
 CONTEXT = ("context_encoder.vit.", "encoder.", "")
 TARGET = ("target_encoder.vit.", "target_encoder.")
 
 
 class Encoder(nn.Module):
-    """The transformer under the name that the reference gives it."""
+    """The transformer under the name that the reference uses."""
 
     def __init__(self, vit: VisionTransformer) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class Encoder(nn.Module):
 
 
 class FeatureModel(nn.Module):
-    """An encoder that is trained and, where a method has one, its moving average as target."""
+    """A trained encoder and, if the method has one, its EMA as target."""
 
     def __init__(
         self, encoder: VisionTransformer, pixels: nn.Module | None, use_target_encoder: bool
@@ -32,7 +32,7 @@ class FeatureModel(nn.Module):
         super().__init__()
         self.pixels = nn.Identity() if pixels is None else pixels  # bytes to numbers
         self.context_encoder = Encoder(encoder)
-        # A copy of the finished context encoder: both start equal.
+        # A copy of the initialized context encoder: both start equal.
         self.target_encoder = (
             deepcopy(self.context_encoder).requires_grad_(False).eval()
             if use_target_encoder
@@ -40,21 +40,21 @@ class FeatureModel(nn.Module):
         )
 
     def train(self, mode: bool = True) -> Self:
-        """As always, but the target encoder stays in evaluation mode: it drops no path."""
+        """Set the mode, but keep the target encoder in evaluation mode."""
         super().train(mode)
         if self.target_encoder is not None:
             self.target_encoder.eval()
         return self
 
     def scored_encoder(self, use_target_encoder: bool = True) -> Encoder:
-        """Return the target encoder where there is one and it is asked for."""
+        """Return the target encoder if there is one and it is requested."""
         use_target = use_target_encoder and self.target_encoder is not None
         encoder = self.target_encoder if use_target else self.context_encoder
         assert encoder is not None
         return encoder
 
     def summarize(self, tokens: Tensor) -> Tensor:
-        """One vector per image, (B, D): the class token, else the mean of all tokens."""
+        """Return one vector per image, (B, D): the class token, else the mean of all tokens."""
         return tokens[:, 0] if self.context_encoder.vit.prefix else tokens.mean(1)
 
     def extract_features(
@@ -75,7 +75,7 @@ class FeatureModel(nn.Module):
 def keys_of_encoder(
     tensors: Mapping[str, Tensor], vit: VisionTransformer, prefixes: Sequence[str]
 ) -> dict[str, str]:
-    """Return the keys of an encoder in a file by their names in `vit`, after the first prefix."""
+    """Return the encoder keys of a file by their names in `vit`, after the first prefix."""
     names = vit.state_dict().keys()
     for prefix in prefixes:
         keys = {name: prefix + name for name in names if prefix + name in tensors}
@@ -85,7 +85,7 @@ def keys_of_encoder(
 
 
 def grid_of_run(part: Mapping[str, Tensor], settings: Mapping[str, Any] | None) -> Grid | None:
-    """Return the patches (down, across) of the run that an encoder comes from, if known."""
+    """Return the patch grid (down, across) of the run that an encoder comes from, if known."""
     size = ((settings or {}).get("data") or {}).get("image_size")
     kernel = part.get("patch_embed.proj.weight")
     if not isinstance(size, list) or len(size) != 2 or kernel is None:  # may be another recipe's

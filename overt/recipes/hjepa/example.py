@@ -1,4 +1,4 @@
-"""Samples of noise in the shapes of training, for `overt plan` and benchmarks; no file is read."""
+"""Noise samples in the shapes of training, for `overt plan` and benchmarks; no file is read."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from overt.recipes.hjepa.config import Settings
 from overt.recipes.hjepa.data import MaskedImages, Masks, Places, Sample
 
 MASKS_DRAWN = 2048  # of which the largest batch is taken
-# Memory of a visible patch, which goes through encoder and predictor, over that of a predicted one.
+# Memory of a visible patch, which passes through encoder and predictor, relative to a predicted
+# one.
 VISIBLE_COST = 4
 
 
 class NoiseImages:
-    """Images of noise that are read like those of a folder."""
+    """Images of noise with the interface of a folder."""
 
     classes: tuple[str, ...] = ()
 
@@ -39,7 +40,7 @@ class NoiseImages:
 
 
 def example_samples(settings: Settings, size: int) -> list[Sample]:
-    """Samples of one batch: transformed noise, and masks as large as training draws them."""
+    """Return the samples of one batch: transformed noise, and masks of the largest size."""
     source = MaskedImages(NoiseImages(size, settings.data.image_size), settings)
     samples = [source.sample(index, sample_rng(0, 0, index)) for index in range(size)]
     if settings.data.masking.fixed_shapes:  # all batches are filled up to the same size
@@ -52,7 +53,7 @@ def example_samples(settings: Settings, size: int) -> list[Sample]:
 
 
 def large_masks(masks: Masks, size: int) -> list[tuple[Places, Places]]:
-    """The masks that take the most memory among those drawn for several batches.
+    """Return the masks with the highest memory use among several sampled batches.
 
     Batches differ in their number of patches, small ones by a third: a plan is for the large ones.
     """

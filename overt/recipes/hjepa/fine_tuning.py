@@ -1,7 +1,7 @@
-"""What a classifier needs to start from a trained encoder: its weights, rates by depth, labels.
+"""Fine-tuning a classifier from a trained encoder: its weights, learning rates by depth, labels.
 
-Layer decay is that of BEiT and MAE (arXiv:2111.06377, appendix A): a block learns more slowly than
-the one above it, and the patch embedding most slowly.
+Layer decay is that of BEiT and MAE (arXiv:2111.06377, appendix A): a block has a lower learning
+rate than the one above it, and the patch embedding has the lowest.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def adapt_encoder(
     head: Mapping[str, Tensor],
     settings: Mapping[str, Any] | None,
 ) -> dict[str, Tensor]:
-    """Return the encoder that a file's method scores, under a classifier's keys and in its sizes.
+    """Return the scored encoder of a file with a classifier's keys and sizes.
 
-    That is the target encoder where the file has one. A head for other classes is not loaded.
+    That is the target encoder if the file has one. A head for other classes is not loaded.
     """
     keys = keys_of_encoder(tensors, vit, TARGET) or keys_of_encoder(tensors, vit, CONTEXT)
     part = {name: tensors[key] for name, key in keys.items()}

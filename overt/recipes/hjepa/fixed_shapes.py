@@ -1,7 +1,7 @@
-"""Batches filled up to the same number of tokens, so that one CUDA graph serves all of them.
+"""Batches padded to the same number of tokens, so that one CUDA graph serves all of them.
 
-Every image keeps what was drawn for it. What is added are separate sequences that no other
-sequence sees, and regions that do not count in the loss: results and gradients stay what they are.
+Every image keeps its sampled masks. Padding consists of separate sequences that no other sequence
+attends to, and of regions that are excluded from the loss: results and gradients do not change.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ MULTIPLE = 64  # sizes that matrix products like
 
 
 def with_shapes_settled(settings: Settings) -> Settings:
-    """Return the settings with `data.masking.fixed_shapes=auto` decided.
+    """Return the settings with `data.masking.fixed_shapes=auto` resolved.
 
-    Batches are filled up where there is a CUDA device, for its graphs, and where the tokens that
-    fill them count nowhere.
+    Batches are padded on a CUDA device, for its graphs, if padding tokens do not affect the result.
     """
     masking = settings.data.masking
     if masking.fixed_shapes != "auto":
@@ -42,7 +41,7 @@ def with_shapes_settled(settings: Settings) -> Settings:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of everything there is in a batch."""
+    """Sizes of a batch."""
 
     visible: int  # patches of all contexts
     seen: int  # tokens of visible patches in the sequences of the predictor
@@ -66,27 +65,27 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and deviation of the sizes of an image, from which those of a batch follow."""
+    """Mean and standard deviation of the sizes of an image, from which those of a batch follow."""
 
     mean: np.ndarray
     deviation: np.ndarray
 
     @classmethod
     def over(cls, layouts: Sequence[Layout]) -> Spread:
-        """Of images, each laid out as a separate batch."""
+        """Compute them from images, each laid out as a separate batch."""
         rows = np.array([Sizes.of(layout).numbers() for layout in layouts])
         return cls(rows.mean(0), rows.std(0))
 
     def of_batch(self, images: int) -> Sizes:
-        """What nearly every batch of this many images fits into."""
+        """Return sizes into which nearly every batch of this many images fits."""
         most = images * self.mean + DEVIATIONS * math.sqrt(images) * self.deviation
         visible, seen, hidden, *cells = (math.ceil(count / MULTIPLE) * MULTIPLE for count in most)
-        # One cell more, so that there is always one for the tokens that fill up.
+        # One more cell, so that there is always one for padding tokens.
         return Sizes(visible, seen, hidden, tuple(number + 1 for number in cells))
 
 
 def fill_up(layout: Layout, sizes: Sizes) -> Layout:
-    """The same batch in these sizes; as it is where something does not fit."""
+    """Return the batch padded to these sizes; unchanged if something does not fit."""
     current = Sizes.of(layout)
     missing = [
         padded - used for padded, used in zip(sizes.numbers(), current.numbers(), strict=True)
@@ -105,14 +104,14 @@ def fill_up(layout: Layout, sizes: Sizes) -> Layout:
 
 
 def _append(values: Tensor, count: int, first: int | None = None) -> Tensor:
-    """Zeros at the end, or numbers counted up from `first`."""
+    """Append zeros, or numbers counted up from `first`."""
     if first is None:
         return F.pad(values, (0, count))
     return torch.cat([values, torch.arange(first, first + count)])
 
 
 def _more_sequences(packing: Packing, tokens: int) -> Packing:
-    """As many sequences more as `tokens` might ever need, of nearly equal length."""
+    """Append as many sequences as `tokens` may ever need, of nearly equal length."""
     lengths = packing.offsets.diff().numpy()
     total = int(packing.offsets[-1]) + tokens  # the same for all batches, and so is the number:
     number = -(-total // packing.bound)
@@ -134,7 +133,7 @@ def _more_predictions(
     prediction: Prediction, own_visible: int, visible: int, seen: int, hidden: int
 ) -> Prediction:
     rows, own_hidden = prediction.rows, len(prediction.positions)
-    # Hidden patches are counted after the visible ones, of which there are more now.
+    # Hidden patches are indexed after the visible ones, which are more numerous now.
     rows = torch.where(rows < own_visible, rows, rows + visible)
     first = own_visible + visible + own_hidden
     return Prediction(
@@ -147,7 +146,7 @@ def _more_predictions(
 
 
 def _more_cells(pooling: GridPooling, counts: Sequence[int]) -> GridPooling:
-    """This many cells more on each level; the last holds all tokens that fill up."""
+    """Append this many cells on each level; the last one contains all padding tokens."""
     last = [len(level.size) + more - 1 for level, more in zip(pooling.levels, counts, strict=True)]
     levels = []
     for number, (level, more) in enumerate(zip(pooling.levels, counts, strict=True)):

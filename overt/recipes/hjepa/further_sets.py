@@ -1,7 +1,6 @@
 """Scores on other data than that of training: labeled sets, and images with masks.
 
-Each has baselines beside it: what raw pixels score in the same way and, for masks, the most
-frequent class.
+Each has baselines: raw pixels scored in the same way and, for masks, the most frequent class.
 """
 
 from __future__ import annotations
@@ -143,9 +142,9 @@ def patch_pixels(images: Tensor, size: int) -> Tensor:
 def collect_patches(
     encode: Callable[[Tensor], Tensor], learned: MaskedPixels, settings: Settings, world: World
 ) -> Features:
-    """Return features (n, D) and classes (n,) of labeled patches, equally many of each image.
+    """Return features (n, D) and classes (n,) of labeled patches, equally many per image.
 
-    There are up to `evaluation.dense_patches`, so that memory does not grow with the set.
+    Up to `evaluation.dense_patches` in total, so that memory does not grow with the set.
     """
     own, count, patch = settings.evaluation, len(learned.images), settings.model.patch()
     batches = own_batches(world, count, own.batch_size)
@@ -169,7 +168,7 @@ def collect_patches(
 
 
 def chosen_patches(image: int, patches: int, kept: int) -> Tensor:
-    """Return which patches of an image the bank holds: the same in every evaluation."""
+    """Return which patches of an image are in the bank, the same in every evaluation."""
     order = torch.randperm(patches, generator=torch.Generator().manual_seed(image))
     return order[:kept]
 

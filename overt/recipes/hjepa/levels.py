@@ -1,4 +1,4 @@
-"""The levels of the hierarchy: how the features of patches become those of larger regions.
+"""The levels of the hierarchy: pooling patch features to larger regions.
 
 On the grid a region of level l is a square of 2^l x 2^l patches; along the sequence, as in the
 reference, 2^l neighbors in the list of hidden patches. Shapes: T tokens, C cells, D features.
@@ -23,7 +23,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Cells:
-    """The cells of one level that hold tokens; made on the host by `grid_cells`."""
+    """The cells of one level that contain tokens; computed on the host by `grid_cells`."""
 
     of_token: Tensor  # (T,) the cell of each token
     size: Tensor  # (C,) float, tokens in the cell
@@ -39,7 +39,7 @@ class GridPooling:
     levels: tuple[Cells, ...]
 
     def pool(self, tokens: Tensor, level: int) -> Tensor:
-        """The mean over each cell, (C, D)."""
+        """Return the mean over each cell, (C, D)."""
         if level == 0:
             return tokens
         cells = self.levels[level]
@@ -49,11 +49,11 @@ class GridPooling:
         return sums / cells.size[:, None]
 
     def expand(self, above: Tensor, level: int) -> Tensor:
-        """The features of the level above, given to each cell of this level."""
+        """Return the features of the level above for each cell of this level."""
         return above.index_select(0, self.levels[level].parent)
 
     def valid(self, level: int) -> Tensor:
-        """Which cells count in the loss, (C,)."""
+        """Return which cells count in the loss, (C,)."""
         return self.levels[level].valid
 
 
@@ -64,13 +64,16 @@ class SequencePooling:
     token_valid: Tensor  # (B, M) bool, false for padding
 
     def pool(self, tokens: Tensor, level: int) -> Tensor:
-        """The mean over each window, (B, M // 2^level, D)."""
+        """Return the mean over each window, (B, M
+
+        2^level, D).
+        """
         if level == 0:
             return tokens
         return F.avg_pool1d(tokens.transpose(1, 2), 2**level).transpose(1, 2)
 
     def expand(self, above: Tensor, level: int) -> Tensor:
-        """The features of the level above, interpolated to the length of this level."""
+        """Return the features of the level above, interpolated to the length of this level."""
         length = self.token_valid.shape[1] // 2**level
         if above.shape[1] == length:
             return above
@@ -78,7 +81,7 @@ class SequencePooling:
         return wide.transpose(1, 2)
 
     def valid(self, level: int) -> Tensor:
-        """Which windows count in the loss: more than half of their tokens are not padding."""
+        """Return which windows count in the loss: more than half of their tokens are real."""
         fraction = self.pool(self.token_valid[..., None].float(), level)[..., 0]
         return fraction > 0.5
 
@@ -93,9 +96,9 @@ def grid_cells(
     levels: int,
     by_sequence: bool = False,
 ) -> GridPooling:
-    """The cells of every level, for tokens at these positions of the grid, sequence by sequence.
+    """Return the cells of every level for tokens at these grid positions, by sequence.
 
-    `by_sequence`: the valid cells of a sequence share a weight of 1.
+    `by_sequence`: the valid cells of a sequence have a total weight of 1.
     """
     rows, columns = np.divmod(patch_indices, grid[1])
     per_level = []
@@ -139,7 +142,7 @@ def dense_cells(batch: int, grid: Grid, levels: int) -> GridPooling:
 
 
 def valid_counts(pooling: Pooling, levels: int) -> Tensor:
-    """How many regions of each level count in the loss, (L,)."""
+    """Return how many regions of each level count in the loss, (L,)."""
     return torch.stack([pooling.valid(level).sum() for level in range(levels)])
 
 

@@ -1,7 +1,7 @@
 """The losses: distance of prediction and target on every level, and terms against collapse.
 
 Distances are sums over this micro-batch divided by counts of the global batch. The other terms mix
-samples: they are computed from sums over all processes, with gradient, for each micro-batch.
+samples: they are computed from sums over all ranks, with gradients, for each micro-batch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SLICES_AT_ONCE = 64
 def distance(
     prediction: Tensor, target: Tensor, kind: str, delta: float = 1.0, normalize: bool = False
 ) -> Tensor:
-    """The loss of each token, (...), from (..., D): the mean over its features.
+    """Return the loss of each token, (...), from (..., D): the mean over its features.
 
     `kind` is mse, smoothl1 or huber (with `delta`); `normalize` compares directions only.
     """
@@ -50,7 +50,7 @@ def level_losses(
     delta: float = 1.0,
     normalize: bool = False,
 ) -> list[Tensor]:
-    """The mean distance over the valid tokens of each level, this micro-batch's share of it."""
+    """Return this micro-batch's contribution to the mean distance over valid tokens, by level."""
     return [
         (distance(prediction, target, kind, delta, normalize) * counted).sum() / count.clamp(min=1)
         for prediction, target, counted, count in zip(
@@ -63,12 +63,12 @@ def level_losses(
 
 
 def sum_everywhere(value: Tensor) -> Tensor:
-    """The sum over all processes; gradients reach the value of each."""
+    """Sum over all ranks; gradients reach the value of each."""
     return all_reduce(value) if dist.is_initialized() else value  # type: ignore[no-untyped-call]
 
 
 def spread(rows: Tensor, eps: float = 1e-4) -> tuple[Tensor, Tensor]:
-    """VICReg's variance and covariance terms of the rows (n, D) of all processes."""
+    """Return VICReg's variance and covariance terms of the rows (n, D) of all ranks."""
     rows = rows.float()
     count = all_reduce_sum(rows.new_full((), float(len(rows))))
     centred = rows - sum_everywhere(rows.sum(0)) / count
@@ -80,10 +80,10 @@ def spread(rows: Tensor, eps: float = 1e-4) -> tuple[Tensor, Tensor]:
 
 
 def sigreg(rows: Tensor, slices: Tensor, standardize: bool = False) -> Tensor:
-    """How far the rows (n, D) of all processes are from a standard normal distribution.
+    """Return the distance of the rows (n, D) of all ranks from a standard normal distribution.
 
     The mean over the directions `slices` (S, D) of the Epps-Pulley distance between characteristic
-    functions. `standardize` takes mean and scale off first, which the reference does and LeJEPA
+    functions. `standardize` removes mean and scale first, which the reference does and LeJEPA
     advises against.
     """
     rows = rows.float()
@@ -116,9 +116,9 @@ def _slice_distances(rows: Tensor, slices: Tensor, count: Tensor, standardize: b
 
 
 def sigreg_by_points(rows: Tensor, slices: Tensor, standardize: bool = False) -> Tensor:
-    """The same question by kernels: rows among themselves, with 17 points of a normal, and these.
+    """Return the same distance by kernels: between rows, with 17 points of a normal, and these.
 
-    The reference's other test, to compare with: it takes rows x rows numbers for each direction.
+    The reference's other test, for comparison: it needs rows x rows numbers for each direction.
     """
     rows = gather_rows(rows.float())
     levels = torch.linspace(0.01, 0.99, 17, device=rows.device)
@@ -134,19 +134,19 @@ def sigreg_by_points(rows: Tensor, slices: Tensor, standardize: bool = False) ->
 
 
 def _kernel_mean(first: Tensor, second: Tensor) -> Tensor:
-    """The mean of exp(-(x - y)^2 / 2) over all pairs."""
+    """Return the mean of exp(-(x - y)^2 / 2) over all pairs."""
     return torch.exp(-(first.T - second).square() / 2).mean()
 
 
 def random_slices(count: int, width: int, seed: int, device: torch.device) -> Tensor:
-    """Unit vectors (count, width) that follow from the seed: the same on every process."""
+    """Return unit vectors (count, width) that follow from the seed: the same on every rank."""
     generator = torch.Generator(device).manual_seed(seed)
     vectors = torch.randn(count, width, generator=generator, device=device)
     return F.normalize(vectors, dim=1)
 
 
 def gather_rows(rows: Tensor) -> Tensor:
-    """The rows (n, D) of all processes in rank order; gradients reach their owner."""
+    """Return the rows (n, D) of all ranks in rank order; gradients reach their owner."""
     if not dist.is_initialized():
         return rows
     sizes = torch.zeros(get_world_size(), dtype=torch.int64, device=rows.device)
@@ -158,7 +158,7 @@ def gather_rows(rows: Tensor) -> Tensor:
 
 
 def contrastive(first: Tensor, second: Tensor, temperature: float = 0.1) -> dict[str, Tensor]:
-    """NT-Xent between two views (n, D) of the samples of all processes."""
+    """Return NT-Xent between two views (n, D) of the samples of all ranks."""
     views = torch.cat([gather_rows(first.float()), gather_rows(second.float())])
     views = F.normalize(views, dim=1)
     count = len(views) // 2

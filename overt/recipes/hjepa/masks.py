@@ -1,7 +1,7 @@
-"""Which patches an encoder sees and which are to be predicted, drawn sample by sample.
+"""Sample which patches an encoder sees and which are to be predicted, image by image.
 
-A block is (top, left, height, width) in patches. Nothing is cut to the shortest list of a batch:
-every sample keeps what was drawn for it.
+A block is (top, left, height, width) in patches. Nothing is truncated to the shortest list of a
+batch: every sample keeps its own masks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CONTEXT_TRIES = 20  # places of the context block before a target may be seen
 
 @dataclass(frozen=True)
 class MaskRule:
-    """What is drawn for a sample; the three samplers are values of these."""
+    """Mask parameters of a sample; the three samplers are values of these."""
 
     grid: Grid
     target_scale: Range  # area of a target block over that of the image
@@ -39,13 +39,13 @@ class MaskRule:
     allow_overlap: bool = False  # the context may see the targets
 
     def draw(self, rng: np.random.Generator) -> tuple[list[np.ndarray], list[Block]]:
-        """Sorted patch numbers of each context of one sample, and its target blocks."""
+        """Return sorted patch indices of each context of one sample, and its target blocks."""
         targets = self.draw_targets(rng)
         return [self.draw_context(targets, rng) for _ in range(self.num_contexts)], targets
 
     def draw_targets(self, rng: np.random.Generator) -> list[Block]:
-        """The target blocks, apart from each other where a few tries find such places."""
-        # All numbers at once, blocks only as they are needed: both cost more than the rest.
+        """Sample the target blocks, disjoint if a few attempts succeed."""
+        # All random numbers at once, blocks only as needed: both dominate the cost.
         draws = rng.random((self.num_targets, self.separate_tries, 4)).tolist()
         chosen: list[Block] = []
         for tries in draws:
@@ -59,7 +59,7 @@ class MaskRule:
         return chosen
 
     def draw_context(self, targets: Sequence[Block], rng: np.random.Generator) -> np.ndarray:
-        """The patches of a context block outside the targets; at least `min_keep` of them."""
+        """Return at least `min_keep` patches of a context block outside the targets."""
         hidden = [] if self.allow_overlap else list(targets)
 
         def block() -> Block:
@@ -74,9 +74,9 @@ class MaskRule:
 def keep_enough(
     draw: Callable[[], Block], hidden: list[Block], grid: Grid, least: int
 ) -> np.ndarray:
-    """The patches of a drawn block that are not hidden, drawn again until these are enough.
+    """Return the visible patches of a random block, resampled until there are enough.
 
-    On a small grid there may be no such place: then one hidden block after another is seen.
+    On a small grid there may be no such position: then hidden blocks are revealed one by one.
     """
     while True:
         for _ in range(CONTEXT_TRIES):
@@ -91,7 +91,7 @@ def keep_enough(
 
 
 def some_of(patches: np.ndarray, most: int | None, rng: np.random.Generator) -> np.ndarray:
-    """Up to this many of the patches, sorted; all are as likely to be left out."""
+    """Return up to this many of the patches, sorted, chosen uniformly."""
     if most is None or len(patches) <= most:
         return patches
     return np.sort(rng.choice(patches, most, replace=False, shuffle=False))
@@ -104,7 +104,7 @@ def multiblock_rule(
     context_scale: Range = (0.85, 1.0),
     num_targets: int = 4,
 ) -> MaskRule:
-    """H-JEPA's multi-block masks: targets apart where possible, one large context block."""
+    """H-JEPA's multi-block masks: disjoint targets where possible, one large context block."""
     return MaskRule(
         grid, target_scale, aspect, context_scale, aspect, num_targets, fallback=_shrunk(grid, 4)
     )
@@ -137,7 +137,7 @@ def ijepa_rule(
     context_scale: Range = (0.85, 1.0),
     num_targets: int = 4,
 ) -> MaskRule:
-    """I-JEPA's masks with each size drawn by itself: targets may touch, the context is square."""
+    """I-JEPA's masks with separately sampled sizes: targets may touch, square context."""
     # I-JEPA's aspect is height over width.
     wide = (1 / aspect[1], 1 / aspect[0])
     return MaskRule(
@@ -146,19 +146,19 @@ def ijepa_rule(
 
 
 def make_block(draw: Sequence[float], grid: Grid, scale: Range, aspect: Range) -> Block:
-    """A block from four numbers in [0, 1): its area, its aspect, and where it lies.
+    """Return a block from four numbers in [0, 1): area, aspect ratio and position.
 
-    Every place where it fits is as likely as any other.
+    Every position where it fits is equally likely.
     """
     down, across = grid
     size, shape, y, x = draw
     area = (scale[0] + size * (scale[1] - scale[0])) * down * across
     ratio = aspect[0] + shape * (aspect[1] - aspect[0])
-    # Without min() and max(), which would take longer than all the rest.
+    # Without min() and max(), which would take longer than everything else.
     height = round(math.sqrt(area / ratio))
     if down != across and (height > down or height * ratio > across):
-        # In an oblong image the side that fits makes up for the other; square images keep to the
-        # published rule, which cuts off.
+        # In an oblong image the side that fits compensates for the other; square images follow the
+        # published rule, which truncates.
         height = down if height > down else round(area / across)
         ratio = area / height**2
     height = 1 if height < 1 else down if height > down else height
@@ -168,7 +168,7 @@ def make_block(draw: Sequence[float], grid: Grid, scale: Range, aspect: Range) -
 
 
 def random_block(size: Grid, grid: Grid, rng: np.random.Generator) -> Block:
-    """A block of this size anywhere on the grid."""
+    """Return a block of this size at a random position of the grid."""
     top, left = (
         int(rng.integers(extent - length + 1)) for extent, length in zip(grid, size, strict=True)
     )
@@ -176,7 +176,7 @@ def random_block(size: Grid, grid: Grid, rng: np.random.Generator) -> Block:
 
 
 def touches(block: Block, others: Sequence[Block]) -> bool:
-    """Whether a block shares a patch with any of the others."""
+    """Return whether a block shares a patch with any of the others."""
     top, left, height, width = block
     bottom, right = top + height, left + width
     for above, before, down, across in others:
@@ -186,13 +186,13 @@ def touches(block: Block, others: Sequence[Block]) -> bool:
 
 
 def span(block: Block) -> tuple[slice, slice]:
-    """The block as an index of the grid."""
+    """Return the block as an index of the grid."""
     top, left, height, width = block
     return slice(top, top + height), slice(left, left + width)
 
 
 def patches_of(blocks: Sequence[Block], grid: Grid) -> np.ndarray:
-    """Sorted numbers of the patches in any of the blocks."""
+    """Return sorted indices of the patches in any of the blocks."""
     covered = np.zeros(grid, dtype=bool)
     for block in blocks:
         covered[span(block)] = True
@@ -224,7 +224,7 @@ class OfficialRule:
         return self.draw_blocks(*self.sizes(int(rng.integers(2**31))), rng)
 
     def sizes(self, seed: int) -> tuple[Grid, Grid]:
-        """(height, width) of target and context blocks for the seed that I-JEPA counts up."""
+        """Return (height, width) of target and context blocks for I-JEPA's counted seed."""
         import torch
 
         generator = torch.Generator().manual_seed(seed)
@@ -237,7 +237,7 @@ class OfficialRule:
     def draw_blocks(
         self, target: Grid, context: Grid, rng: np.random.Generator
     ) -> tuple[list[np.ndarray], list[Block]]:
-        """Contexts and targets with blocks of these sizes."""
+        """Sample contexts and targets with blocks of these sizes."""
         inner = (self.grid[0] - 1, self.grid[1] - 1)
         targets = [random_block(target, inner, rng) for _ in range(self.num_targets)]
         contexts = []
@@ -252,12 +252,12 @@ class OfficialRule:
 
 @dataclass(frozen=True)
 class BatchRule(OfficialRule):
-    """I-JEPA's masks as its collator makes them for a batch, drawn image by image.
+    """I-JEPA's masks as its collator computes them for a batch, sampled image by image.
 
-    There all images of a process's batch have blocks of the same sizes, and every context is cut to
-    the first patches, as many as the shortest context of the batch has. What the other images do
-    to one is only that shortest length: it is drawn from its distribution, so that every image has
-    the official one's distribution and still depends on nothing but its own generator.
+    There all images of a rank's batch have blocks of the same sizes, and every context is truncated
+    to the length of the shortest context of the batch. Other images affect one only through that
+    shortest length: it is sampled from its distribution, so every image has the official
+    distribution and still depends only on its own generator.
     """
 
     batch: int = 128  # images whose contexts are cut to the shortest
@@ -271,7 +271,7 @@ class BatchRule(OfficialRule):
         if self.batch == 1:
             return contexts, targets
         lengths = context_lengths(self, target, context)
-        # The shortest of n lengths is above x with the n-th power of the probability of one.
+        # P(shortest of n lengths > x) is the n-th power of P(one length > x).
         below = 1 - (1 - third) ** (1 / (self.batch - 1))
         shortest = min(int(lengths[int(below * len(lengths))]), *map(len, contexts))
         return [patch_indices[:shortest] for patch_indices in contexts], targets
@@ -282,12 +282,12 @@ LENGTHS_DRAWN = 8192
 
 @lru_cache(maxsize=256)
 def context_lengths(rule: BatchRule, target: Grid, context: Grid) -> np.ndarray:
-    """Patches that contexts keep with blocks of these sizes, sorted; the same in every process."""
+    """Return context sizes with blocks of these sizes, sorted; the same in every process."""
     rng = np.random.default_rng(0)
     down, across = rule.grid
 
     def inside(size: Grid, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and columns that blocks cover, (images, count, side)."""
+        """Return the rows and columns that blocks cover, (images, count, side)."""
         covered = []
         for side, extent in ((size[0], down), (size[1], across)):
             begins = rng.integers(0, extent - side, (LENGTHS_DRAWN, count, 1))
@@ -307,7 +307,7 @@ def context_lengths(rule: BatchRule, target: Grid, context: Grid) -> np.ndarray:
 
 
 def block_size(draw: float, grid: Grid, scale: Range, aspect: Range) -> Grid:
-    """Height and width of I-JEPA's block from one number in [0, 1): its area and its aspect."""
+    """Return height and width of I-JEPA's block from one number in [0, 1)."""
     area = int(math.prod(grid) * (scale[0] + draw * (scale[1] - scale[0])))
     ratio = aspect[0] + draw * (aspect[1] - aspect[0])
     height, width = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
@@ -316,13 +316,13 @@ def block_size(draw: float, grid: Grid, scale: Range, aspect: Range) -> Grid:
 
 @dataclass(frozen=True)
 class RandomRule:
-    """MAE's masks: patches anywhere, of which a fraction is hidden and the rest is the context."""
+    """MAE's masks: a fraction of the patches is masked, the rest is the context."""
 
     grid: Grid
     hidden: Range = (0.75, 0.75)
 
     def draw_sets(self, rng: np.random.Generator) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Sorted patch numbers of the context, and of the patches to predict."""
+        """Return sorted patch indices of the context, and of the patches to predict."""
         patches = math.prod(self.grid)
         count = round(patches * rng.uniform(*self.hidden))
         count = min(max(count, 1), patches - 1)

@@ -1,8 +1,8 @@
 """Loss terms that mix samples, exact for the global batch however it is split.
 
-Processes mix by sums with gradient (loss.py). Micro-batches of one step cannot: the first is gone
-when the second is computed. So features of all are computed once without gradient, the term is
-differentiated by them, and each micro-batch is then pulled along its part of that gradient.
+Ranks mix by differentiable sums (loss.py). Micro-batches of one step cannot: the first is freed
+when the second is computed. So the features of all are computed once without gradient, the term is
+differentiated with respect to them, and each micro-batch then uses its part of that gradient.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Features = tuple[Tensor, ...]  # (n, D) each: rows, or two views of each sample
 
 @dataclass(frozen=True)
 class Pull:
-    """What the term of the whole global batch asks of one micro-batch."""
+    """The gradient of the term of the whole global batch for one micro-batch."""
 
     gradients: Features  # of the term by this micro-batch's features
     term: Tensor  # () the value of all micro-batches and processes
     shown: dict[str, Tensor]
 
     def on(self, features: Features, fraction: Tensor) -> Tensor:
-        """A number with this share of the term's value and, by the features, its whole gradient."""
+        """Return a scalar with this fraction of the term's value and its full gradient."""
         along = torch.stack(
             [
                 (part.float() * gradient).sum()
@@ -50,7 +50,7 @@ class Pull:
 def mixed(
     features: Features, settings: LossSettings, step: int
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The weighted term of the features of all processes, and what is shown of it."""
+    """Return the weighted term of the features of all ranks, and its logged values."""
     match settings.extra:
         case "vicreg":
             variance, covariance = jepa_loss.spread(features[0], settings.vicreg_eps)
@@ -78,9 +78,9 @@ def mixed(
 
 
 def pull_together(trainer: Any, micro_batches: list[Any], settings: LossSettings) -> list[Any]:
-    """The micro-batches, each with its pull where there are several; padding mixes with nothing.
+    """Return the micro-batches, each with its gradient if there are several; padding is excluded.
 
-    Every process has as many micro-batches, so all of them come to the same collectives.
+    Every rank has equally many micro-batches, so all of them reach the same collectives.
     """
     marked = [
         dataclasses.replace(
@@ -96,7 +96,7 @@ def pull_together(trainer: Any, micro_batches: list[Any], settings: LossSettings
     together = tuple(torch.cat(parts).requires_grad_() for parts in zip(*gathered, strict=True))
     with torch.enable_grad(), torch.autocast(trainer.device.type, enabled=False):
         term, shown = mixed(together, settings, trainer.state.step)
-        # Every process has the same term; each counts it as much, so that it counts once.
+        # Every rank has the same term with the same weight, so that in total it counts once.
         gradients = torch.autograd.grad(term / trainer.world.world_size, together)
     parts = zip(*(torch.split(gradient, lengths) for gradient in gradients), strict=True)
     return [
@@ -110,11 +110,11 @@ def pull_together(trainer: Any, micro_batches: list[Any], settings: LossSettings
 
 @torch.no_grad()
 def _features_of_all(trainer: Any, micro_batches: list[Any]) -> list[Features]:
-    """The features that will be mixed, of each micro-batch of this process, in float32."""
+    """Return the features to be mixed, of each micro-batch of this rank, in float32."""
     model: HJEPA = trainer.model
     device, dtype = trainer.device, trainer.dtype
     gathered = []
-    # The true pass draws the same dropped paths again: this one leaves no trace.
+    # The real pass repeats the same stochastic depth: generators are restored.
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         for micro in micro_batches:
             batch = trainer.to_device(micro.batch)
@@ -127,6 +127,6 @@ def _features_of_all(trainer: Any, micro_batches: list[Any]) -> list[Features]:
 
 
 def choose(context: Tensor, summaries: tuple[Tensor, Tensor] | None, is_padding: bool) -> Features:
-    """What is mixed: two views where there are any, else the rows of visible patches."""
+    """Return what is mixed: two views if there are any, else the rows of visible patches."""
     features: Features = (context.flatten(0, -2),) if summaries is None else summaries
     return tuple(part[:0] for part in features) if is_padding else features

@@ -1,4 +1,4 @@
-"""Several sets of images to train on, by weight."""
+"""Several weighted sets of training images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def with_mixture(
     images: ReadableImages,
     make: Callable[[ReadableImages], SampleSource],
 ) -> SampleSource:
-    """Return the samples that `make` makes of `images` and of the sets of `data.mixture`."""
+    """Return the samples of `images` and of the sets of `data.mixture`, built by `make`."""
     own = make(images)
     if not settings.mixture:
         return own

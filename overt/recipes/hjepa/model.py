@@ -1,7 +1,7 @@
-"""H-JEPA: a context encoder, its moving average as target, a predictor, and the levels.
+"""H-JEPA: a context encoder, its EMA as target, a predictor, and the levels.
 
-I-JEPA is the same with one level and no projection. Shapes: B images, N patches, D features,
-K visible patches and T hidden ones of the batch, packed.
+I-JEPA is the same with one level and no projection. Shapes: B images, N patches, D features, K
+visible patches and T hidden ones of the batch, packed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Layout:
-    """What is visible, what is predicted from it, and how that is pooled; made on the host."""
+    """What is visible, what is predicted from it, and how it is pooled; computed on the host."""
 
     visible: PackedPatches  # the context of each sequence
     hidden: Tensor | None  # (B, N) bool: zero these and keep all tokens, as the reference does
@@ -45,7 +45,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Output:
-    """Level by level what was predicted and what is true; and the features they came from."""
+    """Predictions and targets of each level, and the features they are computed from."""
 
     predictions: list[Tensor]  # per level (..., D)
     targets: list[Tensor]
@@ -57,7 +57,7 @@ class Output:
 
 
 class TokenBatchNorm(nn.Module):
-    """Batch norm over all tokens of this process's micro-batch."""
+    """Batch norm over all tokens of this rank's micro-batch."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class TokenBatchNorm(nn.Module):
 
 
 class HJEPA(FeatureModel):
-    """The whole model: one forward from images and their layout to predictions and targets."""
+    """The whole model: one forward pass from images and their layout to predictions and targets."""
 
     def __init__(
         self,
@@ -141,23 +141,23 @@ class HJEPA(FeatureModel):
     def see(
         self, images: Tensor, layout: Layout, second: Tensor | None = None
     ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-        """Features of the visible patches (K, D), and (B, D) of two views where there are two."""
+        """Return features of the visible patches (K, D), and (B, D) of two views, if any."""
         return self.see_pixels(self.pixels(images), layout, second)
 
     def see_pixels(
         self, images: Tensor, layout: Layout, second: Tensor | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-        """`see` for images that are numbers already; `second` are bytes."""
+        """Run `see` for normalized images; `second` are bytes."""
         context = self.encode_visible(images, layout)
         if second is None:
             return context, None
-        # Both views whole: what is compared does not depend on the masks.
+        # Both views are complete: what is compared does not depend on the masks.
         views = torch.cat([images, self.pixels(second)])
         first, other = self.summarize(self.context_encoder.vit(views)).chunk(2)
         return context, (first, other)
 
     def encode_visible(self, images: Tensor, layout: Layout) -> Tensor:
-        """The context encoder's features of the visible patches, (K, D)."""
+        """Return the context encoder's features of the visible patches, (K, D)."""
         vit = self.context_encoder.vit
         if layout.hidden is not None:
             tokens: Tensor = vit(images, hidden=layout.hidden)
@@ -167,7 +167,7 @@ class HJEPA(FeatureModel):
         return tokens if chosen is None else tokens.index_select(0, chosen)
 
     def encode_targets(self, images: Tensor) -> Tensor:
-        """The target encoder's features of all patches, (B N, D)."""
+        """Return the target encoder's features of all patches, (B N, D)."""
         if self.target_encoder is None:  # trained end to end: the gradient flows
             vit = self.context_encoder.vit
             return vit(images)[:, vit.prefix :].flatten(0, 1)  # type: ignore[no-any-return]
@@ -203,7 +203,7 @@ class HJEPA(FeatureModel):
         ]
 
     def level_targets(self, tokens: Tensor, pooling: Pooling) -> list[Tensor]:
-        """What each level is compared with; through the projections only where these are shared."""
+        """Return the targets of each level; through the projections only if these are shared."""
         if self.normalize_targets:
             tokens = F.layer_norm(tokens, tokens.shape[-1:])
         if self.projection == "shared":
@@ -211,7 +211,7 @@ class HJEPA(FeatureModel):
         return [pooling.pool(tokens, level) for level in range(self.num_hierarchies)]
 
     def _shaped(self, tokens: Tensor, pooling: Pooling) -> Tensor:
-        """Packed tokens (T, D), or (B, M, D) where pooling runs along equal sequences."""
+        """Return packed tokens (T, D), or (B, M, D) if pooling runs along equal sequences."""
         if isinstance(pooling, SequencePooling):
             return tokens.view(*pooling.token_valid.shape, -1)
         return tokens
@@ -219,9 +219,9 @@ class HJEPA(FeatureModel):
     def extract_features(
         self, images: Tensor, level: int = 0, use_target_encoder: bool = True
     ) -> Tensor:
-        """Features of whole images on a level, (B, N_l, D).
+        """Return features of whole images on a level, (B, N_l, D).
 
-        They go through the projections only where these are shared by predictions and targets.
+        They pass through the projections only if these are shared by predictions and targets.
         """
         vit = self.scored_encoder(use_target_encoder).vit
         tokens = super().extract_features(images, use_target_encoder=use_target_encoder)
@@ -243,14 +243,14 @@ class HJEPA(FeatureModel):
     def adapt_tensors(
         self, tensors: Mapping[str, Tensor], settings: Mapping[str, Any] | None = None
     ) -> dict[str, Tensor]:
-        """A foreign state dict under this model's keys and in its sizes.
+        """Return a third-party state dict with this model's keys and sizes.
 
-        An encoder alone, of timm or of I-JEPA, fills both encoders; position table and patch
-        weights are resized where they have another size. `settings` is the configuration of the
-        run that wrote the file, where that was one of overt: it says the grid of the table.
+        A single encoder, from timm or I-JEPA, initializes both encoders; position table and patch
+        weights are resized if necessary. `settings` is the configuration of the overt run that
+        wrote the file, if any, which determines the grid of the table.
         """
         current = self.state_dict()
-        # What a monitor saw in another run stays there, and fixed positions are computed.
+        # The monitor's state belongs to its own run, and fixed positions are computed.
         own_keys = [key for key in current if key.startswith("monitor.") or key == PREDICTOR_TABLE]
         adapted = dict(tensors) | {key: current[key] for key in own_keys if key in tensors}
         vit = self.context_encoder.vit
@@ -270,14 +270,14 @@ class HJEPA(FeatureModel):
                 fitted[first] = vit.fit(part, grid_of_run(part, settings))
             adapted |= {f"{encoder}.vit.{name}": value for name, value in fitted[first].items()}
         if any(key.startswith(CONTEXT[0]) for key in tensors):
-            return adapted  # a whole model of this kind: it is as a whole that it has to fit
+            return adapted  # a complete model of this kind: all of it has to fit
         return _without_other_predictor(adapted, current)
 
 
 def _without_other_predictor(
     adapted: dict[str, Tensor], current: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """The encoders of others are of use without their predictor, which often has other sizes."""
+    """Third-party encoders are useful without their predictor, which often has other sizes."""
     for key, value in adapted.items():
         if key.startswith("predictor.") and key in current and value.shape != current[key].shape:
             log.warning(

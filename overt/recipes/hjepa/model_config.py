@@ -54,7 +54,7 @@ class EmaSettings:
     momentum_end: float = MISSING
     # epochs before it begins to rise
     momentum_warmup_epochs: float = MISSING
-    # above 1 the rise is longer than training and stops short of the end (I-JEPA: ipe_scale)
+    # above 1 the increase is longer than training and ends early (I-JEPA: ipe_scale)
     stretch: float = MISSING
 
     def __post_init__(self) -> None:
@@ -86,15 +86,15 @@ class FpnSettings:
 
 @dataclass
 class LayerScaleSettings:
-    # learned factors of the residual branches
+    # learned scales of the residual branches
     use_layerscale: bool = MISSING
     init_value: float = MISSING
 
 
 @dataclass
 class HeadSettings:
-    # of SimCLR: features between its two layers, and of the result; of a classifier: width is the
-    # number of classes. Other recipes have no head
+    # of SimCLR: hidden and output features of its head; of a classifier: width is the number of
+    # classes. Other recipes have no head
     hidden: int = 2048
     width: int = 128
     # of a classifier: learning rate of a block relative to that of the block above it; the head has
@@ -108,8 +108,8 @@ class HeadSettings:
 
 @dataclass
 class ModelSettings:
-    # vit_{tiny,small,base,large,huge,giant}_patch{pixels}_{image size}, or custom: then the four
-    # sizes below say what is built
+    # vit_{tiny,small,base,large,huge,giant}_patch{pixels}_{image size}, or custom, built from the
+    # four sizes below
     encoder_type: str = MISSING
     # features of a token
     embed_dim: int = MISSING
@@ -121,20 +121,20 @@ class ModelSettings:
     class_token: bool = MISSING
     # positions of the patches: learned, or sincos (fixed)
     positions: str = MISSING
-    # what becomes of hidden patches: drop (they never enter the encoder) or zero (the reference)
+    # how hidden patches are treated: drop (they never enter the encoder) or zero (the reference)
     hidden_tokens: str = MISSING
-    # weights at the start: normal (deviation 0.02) or fan_in (number of inputs ** -0.5; narrow
+    # initialization: normal (standard deviation 0.02) or fan_in (number of inputs ** -0.5; narrow
     # models need it)
     initialization: str = MISSING
-    # probability of dropping a residual branch in the last block (stochastic depth); rises from 0
-    # in the first
+    # probability of dropping a residual branch in the last block (stochastic depth); increases from
+    # 0 in the first
     drop_path_rate: float = MISSING
     num_hierarchies: int = MISSING
     # regions of the levels: grid (squares of patches) or sequence (neighbors in the list of hidden
     # patches, the reference)
     pooling: str = MISSING
-    # a linear layer per level: none, predictions (targets stay as they are) or shared (the
-    # reference: predictions and targets, which the layer itself can make alike)
+    # a linear layer per level: none, predictions (targets are unchanged) or shared (the reference:
+    # predictions and targets, which the layer itself can make alike)
     projection: str = MISSING
     # after this layer: layernorm, batchnorm (over a process's micro-batch) or none
     projection_norm: str = MISSING
@@ -202,7 +202,7 @@ class ModelSettings:
             )
 
     def sizes(self) -> EncoderSizes:
-        """The sizes of the encoder, from its name or from the settings."""
+        """Return the sizes of the encoder, from its name or from the settings."""
         given_sizes = (self.depth, self.num_heads, self.patch_size)
         if self.encoder_type == CUSTOM:
             if None in given_sizes:

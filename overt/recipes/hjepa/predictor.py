@@ -22,7 +22,7 @@ from overt.recipes.hjepa.masks import Grid
 
 @dataclass(frozen=True)
 class Prediction:
-    """Which hidden patches are predicted from which visible ones; made by `pack_predictions`.
+    """Which hidden patches are predicted from which visible ones; built by `pack_predictions`.
 
     A sequence is a context followed by one set of hidden patches. Sequences are ordered by set,
     then by context, then by image.
@@ -73,7 +73,7 @@ def pack_predictions(
 
 
 def _inside(lengths: np.ndarray) -> np.ndarray:
-    """0 to length - 1 for each of the lengths, one after another."""
+    """Return 0 to length - 1 for each of the lengths, concatenated."""
     begins = np.cumsum(lengths) - lengths
     inside: np.ndarray = np.arange(lengths.sum()) - np.repeat(begins, lengths)
     return inside
@@ -117,7 +117,7 @@ class Predictor(nn.Module):
     def forward(
         self, context: Tensor, visible_positions: Tensor, prediction: Prediction, table: Tensor
     ) -> Tensor:
-        """Features of the hidden patches, (T, D), from those of the visible ones, (K, D).
+        """Predict features of the hidden patches, (T, D), from those of the visible ones, (K, D).
 
         `table`, the encoder's positions, is not used: this predictor has its own.
         """
@@ -141,7 +141,7 @@ class ReferencePredictor(nn.Module):
     ) -> None:
         super().__init__()
         self.mask_token = nn.Parameter(torch.zeros(1, 1, width))
-        # Only there so that a reference checkpoint finds its keys; the encoder's table is used.
+        # Exists only for the keys of a reference checkpoint; the encoder's table is used.
         self.pos_embed_predictor = nn.Parameter(torch.zeros(1, 1, width), requires_grad=False)
         self.blocks = nn.ModuleList(
             _ReferenceBlock(width, heads, mlp_ratio, fan_in) for _ in range(depth)
@@ -159,9 +159,9 @@ class ReferencePredictor(nn.Module):
     def forward(
         self, context: Tensor, visible_positions: Tensor, prediction: Prediction, table: Tensor
     ) -> Tensor:
-        """Features of the hidden patches, (T, D), from those of the visible ones, (K, D).
+        """Predict features of the hidden patches, (T, D), from those of the visible ones, (K, D).
 
-        `table` (N, D) are the encoder's positions; the visible features get none besides.
+        `table` (N, D) are the encoder's positions; visible features get no additional ones.
         """
         hidden = self.mask_token[0] + table[prediction.positions]
         tokens = torch.cat([context, hidden.to(context.dtype)]).index_select(0, prediction.rows)
@@ -195,7 +195,7 @@ class _ReferenceBlock(nn.Module):
         self.norm1 = nn.LayerNorm(width)
         self.attn = _ReferenceAttention(width, heads, fan_in)
         self.norm2 = nn.LayerNorm(width)
-        # The reference has a dropout of rate 0 at 2: its linear layers are 0 and 3.
+        # The reference has a dropout of rate 0 at index 2: its linear layers are 0 and 3.
         self.mlp = nn.Sequential(
             nn.Linear(width, hidden), nn.GELU(), nn.Identity(), nn.Linear(hidden, width)
         )

@@ -62,7 +62,7 @@ class HJEPARecipe(EncoderRecipe):
         self.momentum: EMAScheduler | None = None
 
     def begin(self, total_steps: int, steps_per_epoch: int) -> None:
-        """Learn how long training will be: the momentum's schedule follows."""
+        """Store the length of training, from which the momentum schedule follows."""
         ema = self.settings.model.ema
         self.momentum = EMAScheduler(
             ema.momentum,
@@ -121,14 +121,14 @@ class HJEPARecipe(EncoderRecipe):
         return self._collate(samples)
 
     def on_device(self, batch: Batch) -> Batch:
-        """Make the views of a batch that comes with its images as they are stored."""
+        """Compute the views of a batch that has its images as stored."""
         if batch.views is None:
             return batch
         images, *second = self.make_views(batch.images, batch.views)
         return replace(batch, images=images, second=second[0] if second else None, views=None)
 
     def example_batch(self, size: int) -> Batch:
-        """Images of noise, with masks as large as training draws them."""
+        """Return images of noise, with masks of the largest size."""
         return self.collate(example_samples(self.settings, size))
 
     def counts(self, batch: Batch) -> dict[str, Tensor]:
@@ -151,7 +151,7 @@ class HJEPARecipe(EncoderRecipe):
     ) -> StepOutput:
         output: Output = model(batch.images, batch.layout, batch.second)
         settings = self.settings.loss
-        # The losses are float32 whatever the model computes in.
+        # Losses are float32, whatever the precision of the model.
         with torch.autocast(batch.images.device.type, enabled=False):
             levels = self.level_losses(output, counts["tokens"])
             losses = {
@@ -167,12 +167,12 @@ class HJEPARecipe(EncoderRecipe):
             assert self.monitor is not None, "build_model() makes it"
             look = self.monitor.look(output, step)
             metrics |= extra_metrics | self.monitor.shown(look, fraction)
-        # One row for each sample, so that the ranks' micro-batches weigh by their samples.
+        # One row per sample, so that micro-batches of ranks are weighted by their samples.
         carry = {} if look is None else {"look": look.expand(len(batch.images), -1, -1)}
         return StepOutput(losses | extra, metrics, carry)
 
     def level_losses(self, output: Output, counts: Tensor) -> list[Tensor]:
-        """The distance of each level, this micro-batch's share."""
+        """Return this micro-batch's contribution to the distance of each level."""
         settings = self.settings.loss
         targets = output.targets
         if settings.detach_targets:
@@ -190,9 +190,9 @@ class HJEPARecipe(EncoderRecipe):
     def extra_losses(
         self, output: Output, batch: Batch, fraction: Tensor, step: int
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The weighted term that mixes samples, if any, and what is shown besides.
+        """Return the weighted term that mixes samples, if any, and its logged values.
 
-        It is that of the whole global batch, of which this micro-batch owns a share.
+        It is that of the whole global batch, of which this micro-batch contributes a fraction.
         """
         extra = self.settings.loss.extra
         if extra is None:
@@ -208,20 +208,20 @@ class HJEPARecipe(EncoderRecipe):
     def custom_step(
         self, trainer: Any, micro_batches: list[Any], counts: dict[str, Tensor]
     ) -> tuple[list[StepOutput], Tensor, Tensor]:
-        """The engine's own step; a term that mixes samples sees all micro-batches before it."""
+        """Run the engine's own step; a term that mixes samples sees all micro-batches before it."""
         if self.settings.loss.extra is not None:
             micro_batches = mixing.pull_together(trainer, micro_batches, self.settings.loss)
         return trainer.add_gradients(micro_batches, counts), *trainer.update()
 
     def replays_at(self, step: int) -> bool:
-        """Not where the monitor looks: it shows numbers to the host."""
+        """Return False for steps in which the monitor reads values on the host."""
         every_steps = self.settings.evaluation.collapse.every_steps
         return every_steps is None or step % every_steps != 0
 
     def after_step(
         self, model: HJEPA, step: int, applied: Tensor, carry: dict[str, Tensor]
     ) -> None:
-        """Move the target encoder, which stays where the update was skipped; watch for collapse."""
+        """Update the target encoder unless the update was skipped; check for collapse."""
         if model.target_encoder is not None:
             assert self.momentum is not None, "begin() says how long training is"
             update_ema(model.target_encoder, model.context_encoder, self.momentum(step), applied)
@@ -232,7 +232,7 @@ class HJEPARecipe(EncoderRecipe):
     # --- evaluation ------------------------------------------------------------------------------
 
     def evaluate(self, model: HJEPA, world: World) -> dict[str, float]:
-        """k-NN (and probes) on frozen features, loss on held-out images, and their spread."""
+        """Return k-NN (and probes) on frozen features, held-out loss, and feature spread."""
         _, held_out = self.scored_sets()
         if len(held_out) == 0:
             return {}
@@ -242,9 +242,9 @@ class HJEPARecipe(EncoderRecipe):
         return scores | super().evaluate(model, world)
 
     def visualize(self, model: HJEPA) -> dict[str, Tensor]:
-        """Held-out images, what the encoder sees, what is predicted, and features as colors.
+        """Draw held-out images, the visible part, the predicted part, and features as colors.
 
-        Beside them what each head of the last block attends to.
+        Next to them, the attention of each head of the last block.
         """
         images = HeldOutImages(self.sets[1], self.settings)
         device = next(model.parameters()).device
@@ -276,7 +276,7 @@ class HJEPARecipe(EncoderRecipe):
         }
 
     def only(self, image: Tensor, patches: np.ndarray, patch: int) -> Tensor:
-        """The image with all patches but these in gray, (3, H, W) uint8."""
+        """Return the image with all patches but these in gray, (3, H, W) uint8."""
         shown = torch.zeros(self.grid, dtype=torch.bool)
         shown.view(-1)[torch.from_numpy(patches)] = True
         shown = shown.repeat_interleave(patch, 0).repeat_interleave(patch, 1)

@@ -1,1 +1,1 @@
-"""LBM: an online point tracker that keeps what it has seen of each point in two memories."""
+"""LBM: an online point tracker with two short memories per point."""

@@ -23,7 +23,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, RGB in 
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """Batch statistics in training; they are noted once, not again where a stage is recomputed."""
+    """Batch norm whose running statistics are updated once, even if a stage is recomputed."""
 
     is_replayed = False
 
@@ -37,7 +37,7 @@ class BatchNorm(nn.BatchNorm2d):
 
 
 class MaxPool(nn.Module):
-    """The largest number in each window, with a repeatable gradient where that is asked for."""
+    """Max pooling, with a deterministic gradient on request."""
 
     def __init__(self, size: int, stride: int, padding: int) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class BasicBlock(nn.Module):
 
 
 class Backbone(nn.Module):
-    """Frames to features at a quarter of their size, with a learned position map added."""
+    """Encode frames at a quarter of their size and add a learned position map."""
 
     mean: Tensor
     std: Tensor
@@ -111,7 +111,7 @@ class Backbone(nn.Module):
         self.register_buffer("std", torch.tensor(STD).view(3, 1, 1), persistent=False)
 
     def forward(self, frames: Tensor) -> Tensor:
-        """Features (F, h, w, C) of frames (F, 3, H', W') in 0..255, uint8 or float, of any size."""
+        """Encode frames (F, 3, H', W') of any size, in 0..255, as features (F, h, w, C)."""
         fine = self._stage(self._start, frames)
         middle = self.layer2(fine)
         coarse = self.layer3(middle)
@@ -126,7 +126,7 @@ class Backbone(nn.Module):
         return stage
 
     def fold_norms(self) -> None:
-        """Put the norms into the convolutions before them: for inference, and for good."""
+        """Fold the norms into the preceding convolutions, permanently, for inference."""
         self.eval().requires_grad_(False)
         pairs: list[tuple[nn.Module, str, str]] = [(self.layer1, "0", "1"), (self.fusion, "0", "1")]
         for block in (module for module in self.modules() if isinstance(module, BasicBlock)):
@@ -143,13 +143,13 @@ class Backbone(nn.Module):
                 module.weight = nn.Parameter(weight, requires_grad=False)
 
     def change_type(self, dtype: torch.dtype) -> None:
-        """Weights of another type; pixels are still normalized in float32."""
+        """Cast the weights; pixels are still normalized in float32."""
         mean, std = self.mean, self.std
         self.to(dtype)
         self.mean, self.std = mean, std
 
     def _fuse(self, fine: Tensor, middle: Tensor, coarse: Tensor) -> Tensor:
-        # Memory is channels-last, so that moving the channels to the end copies nothing.
+        # Memory is channels-last, so moving the channels to the end copies nothing.
         parts = (
             self.proj1(fine).permute(0, 2, 3, 1),
             self.twice(self.proj2(middle).permute(0, 2, 3, 1)),
@@ -160,9 +160,9 @@ class Backbone(nn.Module):
         return features.permute(0, 2, 3, 1).contiguous()
 
     def _stage(self, stage: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-        """Run a stage; with `recompute` keep only its inputs for the backward pass.
+        """Run a stage; with `recompute` store only its inputs for the backward pass.
 
-        The first and the last stage hold most of the memory and little of the arithmetic.
+        The first and the last stage need most of the memory and little of the computation.
         """
         if not (self.recompute and torch.is_grad_enabled()):
             return stage(*inputs)

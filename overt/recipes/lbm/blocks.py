@@ -1,4 +1,4 @@
-"""The blocks that LBM repeats: residual perceptrons, and attention of one query over few entries.
+"""The repeated blocks of LBM: residual MLPs, and attention of one query over few entries.
 
 Letters: R rows (one for each point and lattice), C channels, H heads, J entries a query attends to.
 """
@@ -35,11 +35,11 @@ class FeedForward(nn.Module):
 
 
 class Head(nn.Module):
-    """The last perceptron of an output, to two numbers; keys `net.0` and `net.3`."""
+    """The output MLP, to two numbers; keys `net.0` and `net.3`."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        # Index 2 is where the published module has a dropout of rate zero.
+        # Index 2 is a dropout of rate zero in the published module.
         self.net = nn.Sequential(
             nn.Linear(channels, channels), nn.GELU(), nn.Identity(), nn.Linear(channels, 2)
         )
@@ -52,9 +52,9 @@ class Head(nn.Module):
 class EntryAttention(nn.Module):
     """Attention of one query per row over the row's own entries; keys of nn.MultiheadAttention.
 
-    With a single query the key projection moves to the query's side and the value projection
-    behind the weighted sum, so that the entries are used as they are: they are neither projected
-    again in every frame and layer nor kept in projected form for the backward pass.
+    With a single query, the key projection is applied to the query and the value projection after
+    the weighted sum. So entries are used as they are: they are not projected again in every frame
+    and layer, and no projections are stored for the backward pass.
     """
 
     def __init__(self, channels: int, heads: int, dropout: float) -> None:
@@ -76,7 +76,8 @@ class EntryAttention(nn.Module):
         seed: Tensor | None = None,  # () int64, of what is dropped in training
     ) -> Tensor:
         to_query, to_key, to_value = self.in_proj_weight.chunk(3)
-        query_bias, _, value_bias = self.in_proj_bias.chunk(3)  # the key's cancels in the softmax
+        # the key's bias cancels in the softmax
+        query_bias, _, value_bias = self.in_proj_bias.chunk(3)
         width = query.shape[-1] // self.heads
         queries = F.linear(query, to_query, query_bias) / math.sqrt(width)
         queries = torch.unflatten(queries, -1, (self.heads, width)).transpose(0, 1)  # (H, R, d)
@@ -99,7 +100,7 @@ class EntryAttention(nn.Module):
 
 
 class PostNorm(nn.Module):
-    """Modules named X_norm, X_norm2 and X_ffn for each attention X, as the published keys are."""
+    """Modules named X_norm, X_norm2 and X_ffn for each attention X, as in the published keys."""
 
     def __init__(self, channels: int, dropout: float) -> None:
         super().__init__()
@@ -107,14 +108,14 @@ class PostNorm(nn.Module):
         self.rate = dropout
 
     def add_residual(self, name: str) -> None:
-        """Make the norms and the perceptron that follow the attention `name`."""
+        """Add the norms and the MLP that follow the attention `name`."""
         self.add_module(f"{name}_norm", nn.LayerNorm(self.channels))
         self.add_module(f"{name}_norm2", nn.LayerNorm(self.channels))
         self.add_module(f"{name}_ffn", FeedForward(self.channels, self.rate))
         self.add_module(f"{name}_dropout", SeededDropout(self.rate))
 
     def residual(self, name: str, x: Tensor, update: Tensor, seed: Tensor | None) -> Tensor:
-        """What becomes of `x` when the attention `name` has found `update`."""
+        """Apply the residual norms and the MLP after the attention `name` returned `update`."""
         x = getattr(self, f"{name}_norm")(x + getattr(self, f"{name}_dropout")(update, seed))
         result: Tensor = getattr(self, f"{name}_norm2")(x + getattr(self, f"{name}_ffn")(x, seed))
         return result

@@ -1,4 +1,4 @@
-"""A whole clip through the online tracker, as evaluation and `overt track` do it.
+"""Run the online tracker on a whole clip, for evaluation and `overt track`.
 
 T frames, N queries (t, x, y); positions are in pixels of the video.
 """
@@ -17,7 +17,7 @@ from overt.recipes.lbm.online import OnlineTracker
 
 
 class ClipTracks(NamedTuple):
-    """The tracks of a whole clip, on the CPU."""
+    """Tracks of a whole clip, on the CPU."""
 
     points_xy: Tensor  # (T, N, 2) pixels of the video
     visible: Tensor  # (T, N) bool
@@ -33,10 +33,10 @@ def track_clip(
     threshold: float | None = None,
     report: Callable[[float], None] | None = None,
 ) -> ClipTracks:
-    """Follow queries through a clip by the online tracker: no look ahead, none back.
+    """Track queries through a clip with the online tracker, which never looks ahead or back.
 
-    Before its query's frame a point rests at its query, invisible. `report` gets the fraction of
-    the frames done.
+    Before its query frame a point stays at its query, invisible. `report` gets the completed
+    fraction of frames.
     """
     frames, count = len(video), len(queries)
     device = next(model.parameters()).device

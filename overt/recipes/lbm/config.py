@@ -1,4 +1,4 @@
-"""Settings of the LBM recipe: names, types and refusals; the values live in the YAML files.
+"""Settings of the LBM recipe: names, types and checks; the values are in the YAML files.
 
 Section numbers refer to the paper, arXiv:2509.16527. This file does not import torch.
 """
@@ -20,7 +20,7 @@ RECOMPUTE = ("auto", "none", "maps", "frames")
 class ModelSettings:
     # (height, width) to which frames are resized; multiples of 32
     input_size: list[int] = MISSING
-    # layers, each with its own look at the whole frame
+    # layers, each of which correlates with the whole frame
     num_layers: int = MISSING
     # channels of features and queries
     embed_dim: int = MISSING
@@ -28,9 +28,9 @@ class ModelSettings:
     backbone_width: int = MISSING
     # attention heads everywhere
     num_heads: int = MISSING
-    # levels of the feature pyramid, each half the size of the one before
+    # levels of the feature pyramid, each half the size of the previous one
     num_levels: int = MISSING
-    # points that a head of the deformable attention reads on each level
+    # points that a head of the deformable attention samples on each level
     num_neighbors: int = MISSING
     # candidates of a point in the first layer; later layers have 4, the last has 1
     top_k_regions: int = MISSING
@@ -38,18 +38,18 @@ class ModelSettings:
     dropout: float = MISSING
     # fraction of the memory's entries that a layer drops in training
     random_memory_mask_drop: float = MISSING
-    # frames that are remembered, in training
+    # frames in memory during training
     memory_size: int = MISSING
-    # a point is visible, and remembered, from this probability on
+    # a point is visible, and stored in memory, from this probability on
     visible_threshold: float = MISSING
     # correlations are divided by this before the softmax over all cells
     temperature: float = MISSING
-    # what is made again in the backward pass instead of being kept: none; maps, what the points
-    # read of each frame (with training.compile=blocks); frames, all but what passes between them;
+    # what the backward pass recomputes instead of storing: none; maps, what the points sample from
+    # each frame (with training.compile=blocks); frames, everything except the state between frames;
     # auto: the fastest of them that fits into training.memory_gib
     recompute: str = MISSING
     # weights of an ImageNet ResNet-18 to start from, torchvision's file, or the word random; with
-    # to_be_given training is refused
+    # to_be_given training is rejected
     backbone_weights: str | None = MISSING
 
     def __post_init__(self) -> None:
@@ -90,17 +90,18 @@ class LossSettings:
     classification_weight: float = MISSING
     # weight of the cross-entropy of visibility
     visibility_weight: float = MISSING
-    # weight of the absolute error of the position, cut at 8 pixels
+    # weight of the absolute position error, clamped at 8 pixels
     regression_weight: float = MISSING
-    # weight of the cross-entropy of being wrong; as published it counts twice for the point itself
+    # weight of the cross-entropy of being wrong; as published it has twice the weight for the point
+    # itself
     uncertainty_weight: float = MISSING
     # weight of the same for the candidates of all layers but the last
     candidates_weight: float = MISSING
-    # learn in frames after the query's only; false: in all frames
+    # supervise only frames after the query; false: all frames
     after_query: bool = MISSING
     # clips of a micro-batch whose terms are divided by their common counts; the loss is the mean
-    # over such groups. 4 is the official run, whose processes have 4 clips each. null: counts of
-    # the global batch, where a clip with more visible points weighs more
+    # over such groups. 4 is the official run, with 4 clips per process. null: counts of the global
+    # batch, where a clip with more visible points has more weight
     clips_per_mean: int | None = None  # null in older runs
 
     def __post_init__(self) -> None:
@@ -110,12 +111,12 @@ class LossSettings:
 
 @dataclass
 class EvaluationSettings(ScoringSettings):
-    # TAP-Vid: a query for each track where it is first visible (first); strided ones are refused,
-    # since the tracker never looks back and frames before a query would count as lost
+    # TAP-Vid: a query for each track where it is first visible (first); strided queries are
+    # rejected, because the tracker never looks back and frames before a query would count as lost
     query_mode: str = MISSING
-    # frames that are remembered; the time embeddings are stretched to this
+    # frames in memory; the time embeddings are interpolated to this length
     memory_size: int = MISSING
-    # a point counts as visible, and is remembered, where its probability is above this
+    # a point is visible, and stored in memory, if its probability exceeds this
     visible_threshold: float = MISSING
 
     def __post_init__(self) -> None:

@@ -33,7 +33,7 @@ from overt.errors import DataError
 from overt.metrics import scored_clips
 from overt.recipes.lbm.config import DataSettings, Settings
 
-# The far edge itself belongs to no cell; the loss takes such a point for one outside, as published.
+# The far edge itself is in no cell; the loss treats such a point as outside, as published.
 POSITIONS = Positions.SHARES
 
 KUBRIC_SIZE = (512, 512)  # (height, width) of the frames of the published sequences
@@ -51,10 +51,10 @@ class KubricClips:
         return len(self.sequences)
 
     def sample(self, index: int, rng: np.random.Generator) -> TrackSample:
-        """Draw a clip of sequence `index`; a function of the arguments alone.
+        """Sample a clip of sequence `index`; depends only on the arguments.
 
-        A clip without a track that is visible in its first frame is drawn again, at last from
-        other sequences; the sample says how often.
+        A clip without a track that is visible in its first frame is resampled, finally from other
+        sequences; the sample counts these attempts.
         """
         points = self.settings.points
         for redrawn, sequence in enumerate(sequences_to_try(self.sequences, index, rng)):
@@ -69,13 +69,13 @@ class KubricClips:
 
 
 def example_sample(settings: DataSettings, index: int) -> TrackSample:
-    """Make up a sample: frames of noise, tracks of moving shapes."""
+    """Generate an example sample: noise frames, tracks of moving shapes."""
     if settings.synthetic is not None:
         height, width = settings.synthetic.height, settings.synthetic.width
     else:
         height, width = (max(pair) for pair in zip(KUBRIC_SIZE, settings.crop_size, strict=True))
     length, points = settings.frames, 4 * settings.points
-    # Only the tracks are used: a small scene is made fast, and enlarged.
+    # Only the tracks are used, so a small scene is rendered quickly and enlarged.
     scene = SceneSettings(length, *EXAMPLE_SCENE, points=points, seed=0, shapes=4, speed=1.0)
     _, tracks = make_sequence(scene, index)
     enlarge = np.array([width, height]) / np.array(EXAMPLE_SCENE[::-1])
@@ -92,7 +92,7 @@ def evaluation_clips(settings: Settings) -> scored_clips.EvaluationClips:
 
 
 def draw_clip(sequence: Path, settings: DataSettings, rng: np.random.Generator) -> Clip:
-    """A random run of frames of a sequence, at the size and with the tracks to train on."""
+    """Sample consecutive frames of a sequence, with training size and tracks."""
     tracks, frames = read_tracks(sequence), settings.frames
     refuse_shorter(sequence, tracks, frames, "data.frames")
     latest = tracks.coords_xy.shape[1] - frames
@@ -113,7 +113,7 @@ def cut_to_size(
 def _choose(
     clip: Clip, points: int, rng: np.random.Generator, name: str, redrawn: int
 ) -> TrackSample:
-    """Draw the tracks of a sample among those seen in its first frame, and their queries."""
+    """Sample tracks among those visible in the first frame, and their queries."""
     chosen = rng.permutation(np.flatnonzero(clip.visible[:, 0]))[:points]
     frames = draw_query_frames(clip.visible[chosen], rng)
     return to_sample(clip, chosen, frames, points, name, redrawn)

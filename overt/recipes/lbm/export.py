@@ -1,4 +1,4 @@
-"""The work of one frame as a function without state, for ONNX.
+"""The computation of one frame as a stateless function, for ONNX.
 
 Letters: N points (any number), M entries of a memory, C channels, H x W pixels of the model.
 """
@@ -16,13 +16,13 @@ INPUTS = ("frame", "new_points", "is_new", "query", "collision", "stream", "igno
 OUTPUTS = (
     "points", "visibility", "rho", "query_after", "collision_after", "stream_after", "ignore_after",
 )  # fmt: skip
-# Where each has its axis of points, which may be of any length.
+# The axis of points of each tensor, which has a dynamic length.
 POINTS_AXIS = dict.fromkeys((*INPUTS[1:], OUTPUTS[0], *OUTPUTS[3:]), 1)
 POINTS_AXIS |= dict.fromkeys(OUTPUTS[1:3], 0)
 
 
 class FrameStep(nn.Module):
-    """Frame and state in, points and state out; a point that is new is read from this frame."""
+    """Frame and state in, points and state out; a new point is initialized from this frame."""
 
     def __init__(self, model: LBM, threshold: float) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class FrameStep(nn.Module):
 
 
 def make_step(model: LBM, memory_size: int, threshold: float, points: int = 3) -> ExportedStep:
-    """The step of a model on the CPU, with inputs of the right shapes."""
+    """Return the step of a model on the CPU, with example inputs."""
     height, width = model.input_size
     state = empty_state(model, points, memory_size, torch.zeros(()))
     example = (

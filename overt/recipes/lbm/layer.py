@@ -1,4 +1,4 @@
-"""One layer of LBM: recall what was seen of a point, find where it may be now, look there.
+"""One layer of LBM: read the memories of a point, correlate with the frame, refine candidates.
 
 Letters: B clips, N points, M entries of a memory, C channels, P cells of a frame, K candidates
 ("lattices") of a point, S tokens of all levels. Sections 3.2 and 3.3 of arXiv:2509.16527.
@@ -20,7 +20,7 @@ from overt.recipes.lbm.pyramid import normalize
 
 
 class Memory(NamedTuple):
-    """What is known of every point from the frames before, the oldest first."""
+    """Memories of every point from previous frames, oldest first."""
 
     collision: Tensor  # (B, N, M, C) how the point looked where it was found
     stream: Tensor  # (B, N, M, C) the query that found it
@@ -28,7 +28,7 @@ class Memory(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a layer says of each point."""
+    """Output of a layer for each point."""
 
     query: Tensor  # (B, N, C)
     correlation: Tensor  # (B, N, P) with every cell of the frame
@@ -54,7 +54,7 @@ class Layer(PostNorm):
         self.sizes = sizes
         self.candidates = candidates
         self.memory_size = memory_size
-        # Its zeros say which entries are forgotten.
+        # Its zeros mark the dropped entries.
         self.forget = SeededDropout(mask_drop)
         self.collision_time_emb = nn.Parameter(torch.empty(1, memory_size + 1, channels))
         self.stream_time_emb = nn.Parameter(torch.empty(1, memory_size + 1, channels))
@@ -80,7 +80,7 @@ class Layer(PostNorm):
         seed: Tensor | None = None,  # () int64, of what is dropped in training
     ) -> Found:
         recalled = self.recall(query, memory, seed)
-        # Added to every cell alike, the bias decides nothing; it is there for the published keys.
+        # Added to every cell equally, the bias has no effect; it exists for the published keys.
         assert self.corr_conv.bias is not None, "made with a bias"
         bias = self.corr_conv.bias.view(1, 1, 1).to(guide.dtype)
         correlation = torch.baddbmm(bias, normalize(recalled).to(guide.dtype), guide.mT)
@@ -97,10 +97,10 @@ class Layer(PostNorm):
         return Found(torch.unflatten(updated, 0, (batch, points)), correlation, points_xy, rho)
 
     def recall(self, query: Tensor, memory: Memory, seed: Tensor | None) -> Tensor:
-        """The query (B, N, C) after a look into both memories.
+        """Return the query (B, N, C) after attention to both memories.
 
-        A point without any usable entry stays as it is. It attends to all of its entries and the
-        result is dropped: so no shape depends on the data, and no row of a softmax is empty.
+        A point without any usable entry is unchanged: it attends to all of its entries and the
+        result is discarded. So no shape depends on the data, and no softmax row is empty.
         """
         ignore = memory.ignore
         if seed is not None:
@@ -119,7 +119,7 @@ class Layer(PostNorm):
         return torch.unflatten(torch.where(empty, before, recalled), 0, query.shape[:2])
 
     def time_embedding(self, name: str, memory_size: int) -> Tensor:
-        """(memory_size + 1, C): the trained rows, stretched to another length but for the last."""
+        """Return (memory_size + 1, C): all trained rows but the last are interpolated."""
         rows: Tensor = getattr(self, f"{name}_time_emb")[0]
         if memory_size == self.memory_size:
             return rows
@@ -127,7 +127,7 @@ class Layer(PostNorm):
         return torch.cat([stretch @ rows[:-1], rows[-1:]])
 
     def best_cells(self, correlation: Tensor) -> tuple[Tensor, Tensor]:
-        """Centers of the best cells (B, N, K, 2), in pixels and in parts of the image."""
+        """Return centers of the best cells (B, N, K, 2), in pixels and image fractions."""
         height, width = self.sizes[0]
         scores = correlation.detach()
         if self.candidates == 1:

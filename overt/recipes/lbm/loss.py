@@ -1,4 +1,4 @@
-"""The training losses of LBM, as parts of the loss of the global batch.
+"""The training losses of LBM, normalized by the global batch.
 
 Letters: B clips, T frames, N points, L layers, K candidates, P cells. Positions are in pixels of
 the model.
@@ -21,7 +21,7 @@ LIMIT = 2.0 * STRIDE  # pixels: larger errors count as so much, and as wrong
 
 
 class Prediction(NamedTuple):
-    """The estimates of all frames of a clip; positions in pixels of the model."""
+    """Estimates in all frames of a clip; positions in pixels of the model."""
 
     points_xy: Tensor  # (B, T, N, 2)
     visibility: Tensor  # (B, T, N) logits
@@ -32,7 +32,7 @@ class Prediction(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """The truth, and where it counts."""
+    """Ground truth, and where it is supervised."""
 
     tracks_xy: Tensor  # (B, T, N, 2)
     visible: Tensor  # (B, T, N) bool
@@ -40,23 +40,23 @@ class Targets(NamedTuple):
 
     @property
     def located(self) -> Tensor:
-        """Where positions are learned too, (B, T, N) bool."""
+        """Return where positions are supervised, (B, T, N) bool."""
         return self.supervised & self.visible
 
 
 def counts(targets: Targets) -> dict[str, Tensor]:
-    """What the losses are divided by; those of parts of a batch add up."""
+    """The counts that the losses are divided by; counts of micro-batches add up."""
     return {"supervised": targets.supervised.sum(), "located": targets.located.sum()}
 
 
 def losses(
     prediction: Prediction, targets: Targets, counts: dict[str, Tensor], settings: LossSettings
 ) -> dict[str, Tensor]:
-    """The weighted terms: sums over this batch divided by counts of the global batch."""
+    """Return the weighted terms: sums over this batch divided by counts over the global batch."""
     assert prediction.entropy is not None, "the true cells were not given"
-    # A batch in which nothing is supervised has no loss, where a division would make NaN of it.
+    # A batch without supervision has zero loss; a division would give NaN.
     located, supervised = counts["located"].clamp(min=1), counts["supervised"].clamp(min=1)
-    # Squared: the published loss applies the weight twice, which no one notices where it is one.
+    # Squared: the published loss applies the weight twice, which has no effect for a weight of 1.
     uncertain = settings.uncertainty_weight**2
     candidates = settings.uncertainty_weight * settings.candidates_weight
     return {
@@ -83,7 +83,7 @@ def losses(
 def pooled_losses(
     prediction: Prediction, targets: Targets, clips: Tensor, settings: LossSettings
 ) -> dict[str, Tensor]:
-    """The weighted terms of groups of clips, each divided by the counts of that group.
+    """Return the weighted terms of groups of clips, each divided by the counts of that group.
 
     `clips` is the number of clips of the global batch: the loss is the mean over groups.
     """
@@ -103,7 +103,7 @@ def pooled_losses(
 
 
 def _clips(prediction: Prediction, group: slice) -> Prediction:
-    """The estimates of some clips of a batch."""
+    """Return the estimates of some clips of a batch."""
     entropy = prediction.entropy
     return Prediction(
         prediction.points_xy[group],
@@ -116,7 +116,7 @@ def _clips(prediction: Prediction, group: slice) -> Prediction:
 
 
 def true_cells(tracks_xy: Tensor, input_size: tuple[int, int]) -> Tensor:
-    """The number of the cell (...) that holds each position (..., 2); 0 outside the image."""
+    """Return the cell index (...) of each position (..., 2); 0 outside the image."""
     height, width = input_size
     x, y = tracks_xy.unbind(-1)
     inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
@@ -125,32 +125,32 @@ def true_cells(tracks_xy: Tensor, input_size: tuple[int, int]) -> Tensor:
 
 
 def cell_entropy(correlation: Tensor, cells: Tensor, temperature: float) -> Tensor:
-    """Cross-entropy (...) of correlations (..., P) against the true cells (...)."""
+    """Return the cross-entropy (...) of correlations (..., P) and true cells (...)."""
     logits = correlation.float().flatten(0, -2) / temperature
     entropy = F.cross_entropy(logits, cells.flatten(), reduction="none")
     return entropy.view(cells.shape)
 
 
 def classification(entropy: Tensor, targets: Targets) -> Tensor:
-    """The sum of the entropies (L, B, T, N) where positions are learned, the mean of the layers."""
+    """Sum the entropies (L, B, T, N) where positions are supervised, averaged over layers."""
     return (entropy * targets.located).sum() / len(entropy)
 
 
 def visibility(logits: Tensor, targets: Targets) -> Tensor:
-    """The sum of the binary cross-entropies of visibility."""
+    """Sum the binary cross-entropies of visibility."""
     truth = targets.visible.float()
     error = F.binary_cross_entropy_with_logits(logits.float(), truth, reduction="none")
     return (error * targets.supervised).sum()
 
 
 def regression(points_xy: Tensor, targets: Targets) -> Tensor:
-    """The sum of the absolute errors |x| + |y|; beyond the limit an error has no gradient."""
+    """Sum the absolute errors |x| + |y|; an error beyond the limit has no gradient."""
     error = (points_xy - targets.tracks_xy).abs().sum(-1) * targets.located
     return error.clamp(0, LIMIT).sum()
 
 
 def uncertainty(points_xy: Tensor, logits: Tensor, targets: Targets) -> Tensor:
-    """The sum of the binary cross-entropies of "wrong by more than the limit, or invisible"."""
+    """Sum the binary cross-entropies of "wrong by more than the limit, or invisible"."""
     distance = (points_xy.detach() - targets.tracks_xy).norm(dim=-1)
     wrong = ((distance > LIMIT) | ~targets.visible).float()
     error = F.binary_cross_entropy_with_logits(logits.float(), wrong, reduction="none")
@@ -160,7 +160,7 @@ def uncertainty(points_xy: Tensor, logits: Tensor, targets: Targets) -> Tensor:
 def uncertainty_of_candidates(
     candidates_xy: tuple[Tensor, ...], logits: tuple[Tensor, ...], targets: Targets
 ) -> Tensor:
-    """The same for every candidate of all layers but the last: the mean over the candidates."""
+    """Sum the same for every candidate of all layers but the last, averaged over candidates."""
     positions_xy = torch.cat(candidates_xy, dim=3)  # (B, T, N, sum of K, 2)
     answers = torch.cat(logits, dim=3)
     targets_per_candidate = Targets(*(part.unsqueeze(3) for part in targets))

@@ -1,7 +1,7 @@
-"""LBM: frames one after the other, each point on its own, history only in two short memories.
+"""LBM: frame by frame, each point independently, with two short memories per point.
 
-Letters: B clips, T frames, N points, M entries of a memory, C channels, P cells, L layers.
-Points are (x, y) in pixels, queries (t, x, y). arXiv:2509.16527.
+Letters: B clips, T frames, N points, M entries of a memory, C channels, P cells, L layers. Points
+are (x, y) in pixels, queries (t, x, y). arXiv:2509.16527.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from overt.recipes.lbm.transformer import Entry, Estimate, FrameMaps, Transforme
 
 
 class LBM(nn.Module):
-    """The tracker; `forward` follows points through a clip as training does."""
+    """The tracker; `forward` tracks points through a clip, as in training."""
 
     def __init__(
         self,
@@ -45,8 +45,8 @@ class LBM(nn.Module):
         self.input_size = input_size
         self.memory_size = memory_size
         self.visible_threshold = visible_threshold
-        # What is made again in the backward pass, not kept: nothing; what the points read of each
-        # frame, by a compiled transformer; or all but what passes between frames.
+        # What the backward pass recomputes: nothing; what points sample from each frame, by a
+        # compiled transformer; or everything except the state between frames.
         self.recompute = recompute
         self.backbone = Backbone(input_size, embed_dim, backbone_width, recompute != "none")
         self.transformer = Transformer(
@@ -84,7 +84,8 @@ class LBM(nn.Module):
         transformer = self.transformer if self.recompute == "frames" else reused(self.transformer)
         seeds: tuple[Tensor | None, ...] = (None,) * frames
         if self.training:
-            # One for each frame, drawn on the device: what a frame drops can be found again.
+            # One seed per frame, sampled on the device, so that a recomputed frame drops the same
+            # entries.
             seeds = torch.randint(2**62, (frames,), device=video.device).unbind(0)
         estimates, entropies = [], []
         for time, frame in enumerate(clip.unbind(1)):
@@ -119,7 +120,7 @@ class LBM(nn.Module):
         cells: Tensor | None,  # (B, N)
         seed: Tensor | None,  # () int64, of what is dropped in training
     ) -> tuple[Estimate, Entry, Tensor | None]:
-        """One frame: the estimate, what is remembered of it, the entropies (L, B, N)."""
+        """Process one frame; return estimate, memory entries and entropies (L, B, N)."""
         memory = Memory(*(torch.stack(parts, dim=2) for parts in zip(*entries, strict=True)))
         estimate, collision, stream, entropy = transformer(query, memory, frame, seed, cells)
         entry = Entry(
@@ -127,44 +128,45 @@ class LBM(nn.Module):
             stream.to(query.dtype),
             ~has_started | ~self.is_visible(estimate.visibility),
         )
-        # The correlations have served; nothing of their size leaves the frame.
+        # The correlations are no longer needed; nothing of their size leaves the frame.
         layers = tuple(
             layer._replace(correlation=layer.correlation.new_empty(0)) for layer in estimate.layers
         )
         return estimate._replace(layers=layers), entry, entropy
 
     def is_visible(self, logits: Tensor) -> Tensor:
-        """Where a point is sure enough to be seen."""
+        """Return where a point is confidently visible."""
         return torch.sigmoid(logits.float()) >= self.visible_threshold
 
     def read_queries(self, features: Tensor, frames: Tensor, positions_xy: Tensor) -> Tensor:
-        """Features (..., C) at positions (..., 2) in pixels of the model, of the maps `frames`."""
+        """Sample features (..., C) at positions (..., 2) in model pixels from the maps `frames`."""
         return read_points(features, frames, positions_xy / STRIDE - 0.5)
 
     def to_model_pixels(self, points_xy: Tensor, size: tuple[int, int]) -> Tensor:
-        """Positions (..., 2) in a video of (height, width), in pixels of the model.
+        """Convert positions (..., 2) in a video of (height, width) to model pixels.
 
-        Divided first: a point on the right edge then lies exactly on the model's, outside its grid.
+        Divided first, so that a point on the right edge maps exactly to the model's edge, outside
+        its grid.
         """
         x, y = points_xy.unbind(-1)
         height, width = self.input_size
         return torch.stack([x / size[1] * width, y / size[0] * height], dim=-1)
 
     def to_video_pixels(self, points_xy: Tensor, size: tuple[int, int]) -> Tensor:
-        """Positions (..., 2) in pixels of the model, in those of a video of (height, width)."""
+        """Convert positions (..., 2) in model pixels to pixels of a video of (height, width)."""
         x, y = points_xy.unbind(-1)
         height, width = self.input_size
         return torch.stack([x / width * size[1], y / height * size[0]], dim=-1)
 
     def _no_entry(self, query: Tensor) -> Entry:
-        # Zeros of the type of later entries and, like them, part of the graph: to a compiler the
-        # first frame is then like all others.
+        # Zeros with the dtype of later entries and part of the graph, so that to a compiler the
+        # first frame is like all others.
         nothing = query * 0
         ignored = torch.ones(query.shape[:2], dtype=torch.bool, device=query.device)
         return Entry(nothing, nothing, ignored)
 
     def _maps_of_clip(self, features: Tensor, batch: int) -> list[FrameMaps]:
-        """Values and guides of all frames in one go, then frame by frame."""
+        """Compute values and guides of all frames at once, then run frame by frame."""
         maps = self.transformer.frame_maps(features)
 
         def by_frame(part: Tensor) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-"""LBM on a stream: one frame after the other, points come and go, every shape stays the same.
+"""LBM on a stream: frame by frame, with points added and removed, and static shapes.
 
 Letters: n slots for points, M entries of a memory, C channels. Positions are (x, y) in pixels of
 the frames.
@@ -21,7 +21,7 @@ from overt.recipes.lbm.transformer import Estimate, FrameMaps
 
 
 class State(NamedTuple):
-    """All that is kept of the points between two frames."""
+    """State of the points between two frames."""
 
     query: Tensor  # (1, n, C) how each looked where it was given
     collision: Tensor  # (1, n, M, C)
@@ -30,7 +30,7 @@ class State(NamedTuple):
 
 
 class OnlineFrame(NamedTuple):
-    """Where the points are in the newest frame, in the order in which they were added."""
+    """Positions of the points in the newest frame, in the order they were added."""
 
     numbers: tuple[int, ...]  # what `add` called them
     points_xy: Tensor  # (N, 2) pixels of the frame
@@ -40,7 +40,7 @@ class OnlineFrame(NamedTuple):
 
 
 def empty_state(model: LBM, slots: int, memory_size: int, reference: Tensor) -> State:
-    """No point, nothing remembered; of the type and on the device of `reference`."""
+    """Return an empty state with the dtype and device of `reference`."""
     channels = model.transformer.channels
     entries = reference.new_zeros((1, slots, memory_size, channels))
     ignore = torch.ones((1, slots, memory_size), dtype=torch.bool, device=reference.device)
@@ -48,7 +48,7 @@ def empty_state(model: LBM, slots: int, memory_size: int, reference: Tensor) -> 
 
 
 def advance(model: LBM, state: State, maps: FrameMaps, threshold: float) -> tuple[Estimate, State]:
-    """The estimate in a frame, and the state after it: memories move up by one entry."""
+    """Return the estimate in a frame and the next state; memories shift by one entry."""
     estimate, collision, stream, _ = model.transformer(state.query, Memory(*state[1:]), maps)
     unsure = torch.sigmoid(estimate.visibility.float()) < threshold
 
@@ -65,12 +65,12 @@ def advance(model: LBM, state: State, maps: FrameMaps, threshold: float) -> tupl
 
 
 class OnlineTracker:
-    """Follows points through frames that arrive one by one.
+    """Track points through frames that arrive one by one.
 
-    `step` takes a frame, `add` gives points in the newest frame, `remove` lets go of some. Where a
-    point should be followed in the very frame in which it is given, call `observe`, `add` and
-    `advance`. On CUDA the work of a frame is two recorded graphs; they are recorded again
-    only where points outgrow the slots.
+    `step` takes a frame, `add` adds points in the newest frame, `remove` removes some. To get a
+    position in the same frame in which a point is added, call `observe`, `add` and `advance`. On
+    CUDA a frame is two recorded graphs, which are recorded again only if the points exceed the
+    slots.
     """
 
     def __init__(
@@ -100,27 +100,27 @@ class OnlineTracker:
 
     @property
     def slots(self) -> int:
-        """Points that fit without a change of shapes."""
+        """Return how many points fit without changing shapes."""
         return self.state.query.shape[1]
 
     @property
     def query(self) -> Tensor:
-        """How the points looked where they were given, (N, C)."""
+        """Return the appearance of the points where they were added, (N, C)."""
         return self.state.query[0, self._slots_used]
 
     @property
     def memory(self) -> Memory:
-        """The memories of the points, (1, N, M, C), the oldest entry first."""
+        """Return the memories of the points, (1, N, M, C), oldest entry first."""
         return Memory(*(part[:, self._slots_used] for part in self.state[1:]))
 
     def step(self, frame: Tensor) -> OnlineFrame:
-        """Where the points are in this frame, (3, H, W) uint8."""
+        """Return the positions of the points in this frame, (3, H, W) uint8."""
         self.observe(frame)
         return self.advance()
 
     @torch.no_grad()
     def observe(self, frame: Tensor) -> None:
-        """Take the newest frame, (3, H, W) uint8, without following the points yet."""
+        """Set the newest frame, (3, H, W) uint8, without tracking the points yet."""
         if frame.shape != self.frame.shape[1:] or frame.dtype != torch.uint8:
             raise DataError(
                 f"a frame of shape {tuple(frame.shape)} and type {frame.dtype}; this tracker "
@@ -132,7 +132,7 @@ class OnlineTracker:
 
     @torch.no_grad()
     def add(self, points_xy: Tensor) -> list[int]:
-        """Follow these points (N, 2) of the newest frame too; a number for each."""
+        """Add points (N, 2) of the newest frame; return a number for each."""
         points_xy = torch.as_tensor(points_xy, dtype=torch.float32)
         if points_xy.ndim != 2 or points_xy.shape[1] != 2:
             raise DataError(f"points of shape {tuple(points_xy.shape)}; expected (points, 2)")
@@ -159,7 +159,7 @@ class OnlineTracker:
         return numbers
 
     def remove(self, numbers: Sequence[int]) -> None:
-        """Remove points by the numbers that `add` gave them; their slots become free."""
+        """Remove points by the numbers returned by `add`; their slots become free."""
         for number in numbers:
             if number not in self.slot_of:
                 tracked_ids = ", ".join(map(str, self.slot_of)) or "none"
@@ -169,7 +169,7 @@ class OnlineTracker:
 
     @torch.no_grad()
     def advance(self) -> OnlineFrame:
-        """Follow the points into the newest frame."""
+        """Track the points into the newest frame."""
         if not self.observed:
             raise DataError("no frame to follow points into; show a frame first")
         points_xy, visibility, rho = (part[self._slots_used] for part in self._advance())
@@ -196,7 +196,7 @@ class OnlineTracker:
         return empty_state(self.model, count, self.memory_size, reference)
 
     def _grow(self, count: int) -> None:
-        """Room for `count` points; those that are there keep their slots."""
+        """Make room for `count` points; existing points keep their slots."""
         state = self._empty(count)
         for new, old in zip(state, self.state, strict=True):
             new[:, : old.shape[1]] = old
@@ -246,7 +246,7 @@ class _Recorded:
 
 
 def fast_copy(model: LBM, dtype: torch.dtype) -> LBM:
-    """A copy for inference in another type, the norms of the encoder folded into convolutions."""
+    """Return a copy for inference in another dtype, with the encoder's norms folded."""
     fast = copy.deepcopy(model).eval().requires_grad_(False)
     fast.backbone.fold_norms()
     fast.backbone.change_type(dtype)

@@ -11,29 +11,29 @@ from torch.nn import functional as F
 
 
 def level_sizes(cells: tuple[int, int], levels: int) -> tuple[tuple[int, int], ...]:
-    """(height, width) of every level, each half as large as the one before."""
+    """Return (height, width) of every level, each half as large as the previous one."""
     return tuple((cells[0] >> level, cells[1] >> level) for level in range(levels))
 
 
 def make_tokens(features: Tensor, levels: int) -> Tensor:
-    """Tokens (F, S, C) of features (F, h, w, C): means of 1, 2 x 2, 4 x 4, ... cells."""
+    """Return tokens (F, S, C) of features (F, h, w, C): means of 1, 2 x 2, 4 x 4, ... cells."""
     images = features.permute(0, 3, 1, 2)
     maps = [images] + [F.avg_pool2d(images, 2**level) for level in range(1, levels)]
     return torch.cat([image.permute(0, 2, 3, 1).flatten(1, 2) for image in maps], dim=1)
 
 
 def normalize(vectors: Tensor) -> Tensor:
-    """Vectors (..., C) of length one; the length is found in float32."""
+    """Normalize vectors (..., C) to unit length, computed in float32."""
     length = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True, dtype=torch.float32)
     unit: Tensor = vectors / length.clamp(min=1e-12).to(vectors.dtype)
     return unit
 
 
 class Resize(nn.Module):
-    """Images at another size, bilinearly, as torch's interpolation with `align_corners=False`.
+    """Resize images bilinearly, like torch's interpolation with `align_corners=False`.
 
-    As two matrix products along the axes, whose gradient is two more: torch's interpolation adds
-    its gradient up cell by cell.
+    Two matrix products along the axes, whose gradients are two more; torch's interpolation
+    accumulates its gradient cell by cell.
     """
 
     rows: Tensor  # (new height, height)
@@ -52,17 +52,17 @@ class Resize(nn.Module):
 
 
 def interpolation(length: int, new_length: int) -> Tensor:
-    """(new_length, length): what each new pixel takes of each old one."""
+    """Return (new_length, length): the weight of each old pixel in each new one."""
     positions = (torch.arange(new_length) + 0.5) * (length / new_length) - 0.5
     positions = positions.clamp(0, length - 1)
     return (1 - (positions[:, None] - torch.arange(length)).abs()).clamp(min=0)
 
 
 def read_points(features: Tensor, frames: Tensor, cells_xy: Tensor) -> Tensor:
-    """Features (..., C) of the maps (F, h, w, C) at positions (..., 2) in cells of maps (...).
+    """Sample the maps (F, h, w, C) at positions (..., 2) in cells; returns (..., C).
 
-    A cell's center has whole coordinates; beyond the outermost centers the border is repeated.
-    Four cells are gathered for each place, and nothing of the size of a map is made.
+    Cell centers have integer coordinates; beyond the outermost centers the border is repeated. Four
+    cells are gathered per position, and nothing of the size of a map is allocated.
     """
     height, width = features.shape[1:3]
     x = cells_xy[..., 0].float().clamp(0, width - 1)

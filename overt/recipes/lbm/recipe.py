@@ -37,26 +37,26 @@ from overt.recipes.lbm.resnet_weights import load_resnet
 from overt.tasks import ExportedStep, PointTracks
 from overt.viz.tracks import draw_beside_truth, film_beside_truth
 
-# Different samples of an example batch; beyond these they repeat.
+# Number of distinct samples of an example batch; larger batches repeat them.
 EXAMPLES = 2
 
 # model.backbone_weights: none, and it is meant so (null in runs from before there was a word for
 # it); and the value of the official recipe, which training refuses.
 RANDOM, TO_BE_GIVEN = "random", "to_be_given"
 
-# Points followed at a time: 300,000 then need no more memory than this many.
+# Points per pass: tracking 300,000 points needs no more memory than this many.
 POINTS_PER_CHUNK = 3000
 
 
 def _later(
     report: Callable[[float], None] | None, done: int, passes: int
 ) -> Callable[[float], None] | None:
-    """Report the progress of a pass as that of all passes, of which some are done."""
+    """Report the progress of one pass as a fraction of all passes."""
     return None if report is None else lambda part: report((done + part) / passes)
 
 
-# GiB of a frame of 384 x 512 with 256 points for each value of `model.recompute`, fastest first, as
-# `overt plan` predicts them; that of maps as the compiled step was measured.
+# GiB per frame of 384 x 512 with 256 points for each value of `model.recompute`, fastest first, as
+# predicted by `overt plan`; maps as measured for the compiled step.
 FRAME_GIB = {"none": 0.28, "maps": 0.12, "frames": 0.045}
 STATIC_GIB = 0.6  # weights, gradients, the optimizer's state and what frames share
 LEAST = "frames"
@@ -75,7 +75,7 @@ class LBMRecipe(Recipe):
         self.recompute = LEAST if chosen == "auto" else chosen
 
     def fit_memory(self, samples: int, gib: float) -> str | None:
-        """Choose `model.recompute`: the fastest value that fits, if it is left to us."""
+        """Choose `model.recompute`: the fastest value that fits, if it is set to auto."""
         settings = self.settings
         if settings.model.recompute != "auto":
             return None
@@ -111,7 +111,7 @@ class LBMRecipe(Recipe):
         return stack_samples(samples)
 
     def example_batch(self, size: int) -> TrackBatch:
-        """Clips of noise with the tracks of moving shapes."""
+        """Return clips of noise with the tracks of moving shapes."""
         samples = [
             example_sample(self.settings.data, index) for index in range(min(size, EXAMPLES))
         ]
@@ -121,8 +121,8 @@ class LBMRecipe(Recipe):
         return rendered(batch)
 
     def blocks(self, model: LBM) -> list[nn.Module]:
-        # Runs in every frame, as one unit. The encoder is not among them: its batch statistics
-        # must not be noted twice, and model.recompute sees to that.
+        # Runs in every frame, as one unit. The encoder is excluded: its batch statistics must not
+        # be updated twice, and model.recompute takes care of it.
         return [model.transformer]
 
     def shard_units(self, model: LBM) -> list[nn.Module]:
@@ -130,7 +130,7 @@ class LBMRecipe(Recipe):
         return [model.backbone]
 
     def targets(self, batch: TrackBatch) -> Targets:
-        """The truth in pixels of the model, and where it is learned."""
+        """Return the ground truth in pixels of the model, and where it is supervised."""
         frames = torch.arange(batch.tracks.shape[1], device=batch.tracks.device)[:, None]
         supervised = batch.valid.unsqueeze(1).expand_as(batch.visibility)
         if self.settings.loss.after_query:
@@ -152,7 +152,7 @@ class LBMRecipe(Recipe):
         prediction = model(
             batch.video, batch.queries, true_cells(targets.tracks_xy, (height, width))
         )
-        # The losses are float32 whatever the model computes in.
+        # Losses are float32, whatever the precision of the model.
         with torch.autocast(batch.video.device.type, enabled=False):
             if self.settings.loss.clips_per_mean is None:
                 terms = tracking_loss.losses(prediction, targets, counts, self.settings.loss)
@@ -171,22 +171,22 @@ class LBMRecipe(Recipe):
             recipe.check_evaluation_data()
 
     def evaluation_sets(self) -> dict[str, Any]:
-        """The scores of every set in `evaluation.also`."""
+        """Return the scores of every set in `evaluation.also`."""
         return {name: recipe.evaluate for name, recipe in further_recipes(self).items()}
 
     def evaluate(self, model: nn.Module, world: World) -> dict[str, float]:
-        """TAP-Vid scores on `evaluation.dataset`, beside those of points that never move."""
+        """Return TAP-Vid scores on `evaluation.dataset`, next to those of a static baseline."""
         return summarize(self.evaluate_rows(model, world))
 
     def evaluate_rows(self, model: nn.Module, world: World) -> list[NamedRow]:
-        """The same for each sequence or video."""
+        """Return the scores of each sequence or video."""
         return score_clips(evaluation_clips(self.settings), partial(self.track, model), world)
 
     def score_table(self, rows: list[NamedRow], scores: dict[str, float]) -> str:
         return score_table(rows, scores)
 
     def visualize(self, model: nn.Module) -> dict[str, Tensor]:
-        """Predicted beside true tracks of the first clip that is evaluated."""
+        """Draw predicted and true tracks of the first evaluation clip."""
         clip = evaluation_clips(self.settings).sample(0)
         if len(clip.queries) == 0:
             return {}
@@ -198,7 +198,7 @@ class LBMRecipe(Recipe):
         }
 
     def track(self, model: nn.Module, clip: TrackSample) -> tuple[Tensor, Tensor]:
-        """Positions (T, N, 2) and visibility (T, N) of a clip's queries, on the CPU."""
+        """Return positions (T, N, 2) and visibility (T, N) of a clip's queries, on the CPU."""
         tracks = self.track_points(model, clip.video, clip.queries)
         return tracks.tracks_xy, tracks.visible
 
@@ -209,9 +209,9 @@ class LBMRecipe(Recipe):
         queries: Tensor,
         report: Callable[[float], None] | None = None,
     ) -> PointTracks:
-        """Follow points through a video from their query on, frame by frame, in float32.
+        """Track points through a video from their query on, frame by frame, in float32.
 
-        Points do not see each other, so any number of them is followed in chunks.
+        Points are independent, so any number of them is tracked in chunks.
         """
         assert isinstance(model, LBM)
         settings = self.settings.evaluation
@@ -230,7 +230,7 @@ class LBMRecipe(Recipe):
     def online_tracker(
         self, model: nn.Module, frame_size: tuple[int, int], points: int
     ) -> OnlineTracker:
-        """A tracker for frames that arrive one by one, for `overt track --online`."""
+        """Return a tracker for frames that arrive one by one, for `overt track --online`."""
         assert isinstance(model, LBM)
         settings = self.settings.evaluation
         on_cuda = next(model.parameters()).is_cuda
@@ -244,7 +244,7 @@ class LBMRecipe(Recipe):
         )
 
     def export_step(self, model: nn.Module) -> ExportedStep:
-        """The work of one frame with its state as inputs and outputs, for ONNX."""
+        """Return the computation of one frame with its state as inputs and outputs, for ONNX."""
         assert isinstance(model, LBM)
         settings = self.settings.evaluation
         return make_step(model, settings.memory_size, settings.visible_threshold)

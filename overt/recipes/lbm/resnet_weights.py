@@ -1,4 +1,4 @@
-"""The encoder's start: the first stages of a ResNet-18 trained on ImageNet, torchvision's file."""
+"""Initialize the encoder with the first stages of torchvision's ImageNet ResNet-18."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from overt.errors import CheckpointError
 from overt.nn.pretrained import read_weights
 from overt.recipes.lbm.backbone import Backbone
 
-# Where the file's stages are in the encoder; its last stage and its classifier are not used.
+# Stages of the file and their names in the encoder; the last stage and the classifier are unused.
 PREFIXES = {
     "conv1.": "layer1.0.",
     "bn1.": "layer1.1.",
@@ -22,7 +22,7 @@ UNUSED = ("layer4.", "fc.")
 
 
 def load_resnet(backbone: Backbone, path: Path | str) -> None:
-    """Fill the stages of the encoder from `model.backbone_weights`; every one of them, or none."""
+    """Load the stages of the encoder from `model.backbone_weights`, all of them or none."""
     if not Path(path).is_file():
         raise CheckpointError(
             f"model.backbone_weights={path}: no such file. It is torchvision's "

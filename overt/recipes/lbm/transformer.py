@@ -1,4 +1,4 @@
-"""The part of LBM that runs once per frame: three layers, three heads, and what they remember.
+"""The part of LBM that runs once per frame: three layers, three heads, and the memory updates.
 
 Letters: B clips, N points, C channels, h x w cells, P = h * w, S tokens of all levels, L layers.
 """
@@ -26,14 +26,14 @@ COLLISION_POINTS = 4  # points per level that the collision memory's head reads
 
 
 class FrameMaps(NamedTuple):
-    """What the points read of a frame; it depends on the frame alone."""
+    """What points sample from a frame; it depends only on the frame."""
 
     values: tuple[Tensor, ...]  # of the layers' and the heads' attention, (B, S, H, C / H) each
     guides: tuple[Tensor, ...]  # of the layers, (B, P, C) each
 
 
 class Estimate(NamedTuple):
-    """Where the points are in one frame."""
+    """Positions of the points in one frame."""
 
     points_xy: Tensor  # (B, N, 2) pixels of the model, float32
     offset: Tensor  # (B, N, 2) from the best cell's center
@@ -43,7 +43,7 @@ class Estimate(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What the memories gain from one frame."""
+    """New memory entries from one frame."""
 
     collision: Tensor  # (B, N, C)
     stream: Tensor  # (B, N, C)
@@ -51,9 +51,9 @@ class Entry(NamedTuple):
 
 
 class Transformer(PostNorm):
-    """Finds the points in a frame, given its maps and the memories."""
+    """Locates points in a frame, given its maps and the memories."""
 
-    # In every published file; here they follow from the input size, and nothing reads them.
+    # In every published file; here they follow from the input size and are unused.
     computed_tensors = ("spatial_shapes", "start_levels")
 
     spatial_shapes: Tensor
@@ -86,7 +86,7 @@ class Transformer(PostNorm):
             Layer(channels, heads, self.sizes, neighbors, count, memory_size, dropout, mask_drop)
             for count in counts
         )
-        # No loss reads the last layer's rho, and DDP waits for every gradient that is asked for.
+        # No loss uses the last layer's rho, and DDP waits for every gradient.
         self.layers[-1].reference_rho.requires_grad_(False)
         self.offset_layer = DeformableAttention(channels, heads, levels, neighbors, dropout)
         self.vis_layer = DeformableAttention(channels, heads, levels, neighbors, dropout)
@@ -101,10 +101,11 @@ class Transformer(PostNorm):
         self.resizes = nn.ModuleList(Resize(size, cells) for size in self.sizes[1:])
 
     def frame_maps(self, features: Tensor) -> FrameMaps:
-        """Everything that is computed once per frame, of features (B, h, w, C).
+        """Compute everything that is needed once per frame, from features (B, h, w, C).
 
-        Resizing a level and mixing the levels' correlations act linearly on normalized features.
-        So they are done to the features, and a layer's correlation is one matrix product.
+        Resizing a level and mixing the correlations of levels are linear in the normalized
+        features. So they are applied to the features, and a layer's correlation is one matrix
+        product.
         """
         tokens = make_tokens(features, len(self.sizes))
         readers = [layer.lattice_attention for layer in self.layers]
@@ -137,7 +138,7 @@ class Transformer(PostNorm):
         if not isinstance(frame, Tensor):
             maps = frame
         elif torch.compiler.is_compiling():
-            # A compiled graph makes them again in its backward pass and keeps only the features.
+            # A compiled graph recomputes them in its backward pass and stores only the features.
             maps = checkpoint(self.frame_maps, frame, use_reentrant=False)
         else:
             maps = self.frame_maps(frame)
@@ -174,13 +175,13 @@ class Transformer(PostNorm):
     def _look(
         self, name: str, query: Tensor, values: Tensor, parts_xy: Tensor, seed: Tensor | None
     ) -> Tensor:
-        """The attention of a head around one reference point per query, (B, N, C)."""
+        """Attend around one reference point per query, (B, N, C)."""
         reference = parts_xy.unsqueeze(2).expand(-1, -1, len(self.sizes), -1)
         read = getattr(self, f"{name}_layer")(query, values, reference, self.sizes, seed)
         return self.residual(name, query, read, seed)
 
 
 def _parts(points_xy: Tensor, size_xy: tuple[float, float]) -> Tensor:
-    """Pixels of the model as parts of the image, within it."""
+    """Convert model pixels to fractions of the image, clamped to it."""
     x, y = points_xy.unbind(-1)
     return torch.stack([x / size_xy[0], y / size_xy[1]], dim=-1).clamp(0, 1)

@@ -1,4 +1,4 @@
-"""Settings of the PCDiff recipe: names, types and refusals; the values live in the YAML files.
+"""Settings of the PCDiff recipe: names, types and checks; the values are in the YAML files.
 
 Sizes are those of Friedrich et al., arXiv:2303.08061. This file does not import torch.
 """
@@ -25,7 +25,7 @@ SAMPLERS = ("ddpm", "ddim", "dpm_solver")
 class ConvolutionSettings:
     # width of the point-voxel convolutions
     channels: int = MISSING
-    # how many; on the way down the levels after the first build one whatever is said here
+    # number of convolutions; on the way down, levels after the first always build one
     count: int = MISSING
     # voxels along a side of the grid
     resolution: int = MISSING
@@ -35,22 +35,22 @@ class ConvolutionSettings:
 class DownSettings:
     # point-voxel convolutions of the level; null: none
     convolutions: ConvolutionSettings | None = MISSING
-    # furthest points that the next level is made of
+    # furthest points that form the next level
     centers: int = MISSING
-    # of the ball around a center; the longest axis of a cloud measures 6
+    # radius of the ball around a center; the longest axis of a cloud measures 6
     radius: float = MISSING
-    # slots of a neighborhood; those without a point repeat the first
+    # slots of a neighborhood; unused slots repeat the first neighbor
     neighbours: int = MISSING
-    # of the small network that is applied to every neighbor
+    # widths of the MLP applied to every neighbor
     widths: list[int] = MISSING
-    # on CUDA: how many neighbors a center has room for, on average over the batch; null: as many
-    # as there are, for which the host waits in every step
+    # on CUDA: neighbors per center that fit, on average over the batch; null: as many as there are,
+    # which synchronizes with the host in every step
     pairs_per_center: int | None = MISSING
 
 
 @dataclass
 class UpSettings:
-    # of the layers after the interpolation
+    # widths of the layers after the interpolation
     widths: list[int] = MISSING
     convolutions: ConvolutionSettings = MISSING
 
@@ -66,8 +66,8 @@ class DiffusionSettings:
     steps: int = MISSING
     # of the reverse step: fixedsmall (the posterior's) or fixedlarge (beta)
     variance: str = MISSING
-    # deviation of a part of the noise that all points of a cloud have in common. With 0, as
-    # published, the mean of the noisy points still tells where the implant is
+    # standard deviation of a noise component shared by all points of a cloud. With 0, as published,
+    # the mean of the noisy points reveals the implant's position
     shared_noise: float = 0.0
 
     def __post_init__(self) -> None:
@@ -86,7 +86,7 @@ class DiffusionSettings:
 class ModelSettings:
     # levels on the way down, from the finest
     down: list[DownSettings] = MISSING
-    # levels on the way up, from the coarsest; as many
+    # levels on the way up, from the coarsest; the same number
     up: list[UpSettings] = MISSING
     # width of the embedding of the time step
     embed_dim: int = MISSING
@@ -94,12 +94,12 @@ class ModelSettings:
     attention: bool = MISSING
     # in the voxels, after the first convolution; null: no such layer, which renumbers the keys
     dropout: float | None = MISSING
-    # factors of all widths and of all voxel resolutions; the results are cut to whole numbers
+    # factors of all widths and of all voxel resolutions; results are rounded down
     width_multiplier: float = MISSING
     resolution_multiplier: float = MISSING
     diffusion: DiffusionSettings = MISSING
-    # a fourth channel that is 1 for points of the implant; false, as published: the network has to
-    # tell them from the skull's by position
+    # a fourth channel that is 1 for the implant's points; false, as published: the network has to
+    # distinguish them from the skull by position
     marked_points: bool = False
 
     def __post_init__(self) -> None:
@@ -147,7 +147,7 @@ class ModelSettings:
 
 @dataclass
 class SyntheticSettings:
-    # how many skulls, each with five defects
+    # number of skulls, each with five defects
     count: int = MISSING
     # voxels along a side of the volumes
     side: int = MISSING
@@ -170,24 +170,24 @@ class DataSettings:
     dataset: str = MISSING
     # folder with complete_skull, defective_skull and implant, prepared by `overt data prepare`
     root: str | None = MISSING
-    # directions in which the data set counts its voxels, three letters such as RAS; null: LPS
-    # (left, posterior, superior). `overt complete` brings scans to them
+    # axis orientation of the data set, three letters such as RAS; null: LPS (left, posterior,
+    # superior). `overt complete` converts scans to it
     axes: str | None = None
     # CSV lists of skulls; a relative path is below root
     train_list: str = MISSING
     test_list: str = MISSING
-    # points of a cloud in all, and how many of them are the implant's
+    # total points of a cloud, and how many of them belong to the implant
     num_points: int = MISSING
     num_implant_points: int = MISSING
     # rotate training clouds by up to rotation_degrees about each axis
     augment: bool = MISSING
     rotation_degrees: float = MISSING
-    # normalize training clouds by the box of the known points alone, as it is in sampling; false:
-    # of all points, as published
+    # normalize training clouds by the box of the known points only, as in sampling; false: of all
+    # points, as published
     known_box: bool = MISSING
     # at t = 0 an item always gets the same noise, as published
     fixed_noise_at_t0: bool = MISSING
-    # synthetic skulls to be written to root, unless they are there; null: none
+    # synthetic skulls to write to root if they do not exist; null: none
     synthetic: SyntheticSettings | None = MISSING
 
     def __post_init__(self) -> None:
@@ -230,29 +230,30 @@ class EvaluationSettings:
     steps: int = MISSING
     # randomness of ddim and dpm_solver: 0 none, 1 as much as ddpm
     eta: float = MISSING
-    # a predicted implant never leaves the box of the known points, enlarged by this fraction of its
-    # sides: errors of the noisiest steps are not carried on. null: no limit, as published
+    # clamp a predicted implant to the box of the known points, enlarged by this fraction of its
+    # sides, so that errors of the noisiest steps do not accumulate. null: no limit, as published
     box_margin: float | None = None
-    # implants sampled for each skull; scores are those of their mean, a volume their majority
+    # implants sampled per skull; scores are those of their mean, a volume is their majority vote
     ensemble: int = MISSING
-    # skulls scored, spread over the test list; null: all
+    # number of scored skulls, evenly spaced in the test list; null: all
     cases: int | None = MISSING
-    # skulls of which implants are sampled at a time
+    # skulls per sampling batch
     batch_size: int = MISSING
-    # of the noise that sampling starts from and of the points drawn from the skulls
+    # seed of the initial noise and of the points sampled from the skulls
     seed: int = MISSING
-    # time steps, evenly spread, of the loss on held-out skulls; 0: skip it
+    # evenly spaced time steps for the loss on held-out skulls; 0: skip it
     loss_times: int = MISSING
-    # also score volumes: the sampled implant as a solid against the one on disk
+    # also score volumes: the sampled implant as a solid against the true one
     volumes: bool = MISSING
-    # radius in mm of the ball that is rolled around the points: what it cannot enter is solid.
-    # Above half the thickest wall, below the dents of a skull; sparse clouds raise it themselves
+    # radius in mm of the ball rolled around the points: regions it cannot enter are solid. Larger
+    # than half the thickest wall, smaller than the dents of a skull; increased automatically for
+    # sparse clouds
     solid_mm: float = MISSING
-    # distance to the skull within which border Dice looks, in mm
+    # distance to the skull for border Dice, in mm
     border_mm: float = MISSING
-    # points nearer than this, in mm, count as found in the F-score
+    # points closer than this, in mm, count as matched in the F-score
     found_mm: float = MISSING
-    # on CUDA: record one reverse step and play it back
+    # on CUDA: record one reverse step as a graph and replay it
     cuda_graph: bool = MISSING
 
     def __post_init__(self) -> None:

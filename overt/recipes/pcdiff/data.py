@@ -1,4 +1,4 @@
-"""Clouds for training and for evaluation; every draw of a sample comes from its own generator.
+"""Clouds for training and evaluation; all randomness of a sample comes from its own generator.
 
 Letters: B clouds, S known points, K implant points.
 """
@@ -34,8 +34,8 @@ from overt.recipes.pcdiff.config import DataSettings, DiffusionSettings, Evaluat
 from overt.recipes.pcdiff.voxel_config import VoxelEvaluationSettings
 
 FIXED_NOISE_SEED = 570
-# The skull of an example, in the coordinates of normalized clouds: half its size along each axis,
-# the thickness of its wall as a fraction of that, and from which height on it is the implant.
+# The example skull in normalized coordinates: half its size along each axis, its wall thickness as
+# a fraction of that, and the height above which it is the implant.
 SKULL_EXTENT, WALL, CAP_HEIGHT = (2.4, 3.0, 2.6), 0.06, 0.75
 SKULLBREAK_SPACING = 0.4  # mm, without a volume to tell
 
@@ -69,7 +69,7 @@ def collate(samples: list[CloudSample]) -> CloudBatch:
 
 
 def make_missing_data(settings: DataSettings) -> None:
-    """Write the synthetic skulls that `data.synthetic` describes, unless they are there.
+    """Write the synthetic skulls described by `data.synthetic`, unless they exist.
 
     Every rank has to call this.
     """
@@ -90,7 +90,7 @@ def given_root(settings: DataSettings) -> Path:
 
 
 def open_list(settings: DataSettings, file: str) -> SkullList:
-    """A list of skulls whose clouds are all there and large enough."""
+    """A list of skulls whose clouds all exist and are large enough."""
     skulls = SkullList(given_root(settings) / file, settings.dataset)
     skulls.check(settings.num_known_points, settings.num_implant_points)
     return skulls
@@ -123,7 +123,7 @@ def noised(
     rng: np.random.Generator,
     name: str,
 ) -> CloudSample:
-    """A normalized cloud, turned where that is asked for, with its time step and noise."""
+    """Return a normalized cloud, optionally rotated, with its time step and noise."""
     rotation = None
     if settings.augment:
         limit = np.deg2rad(settings.rotation_degrees)
@@ -138,10 +138,11 @@ def noised(
 
 
 def draw_noise(rng: np.random.Generator, count: int, shared: float) -> Tensor:
-    """Return noise (count, 3): standard normal, and `shared` times a vector common to all points.
+    """Return noise (count, 3): standard normal, plus `shared` times a vector common to all points.
 
-    The mean of many points averages separate noise out: it would tell where an implant is even at
-    the noisiest step, and sampling, which starts from noise alone, would begin with a wrong answer.
+    Independent noise averages out over many points: their mean would reveal the implant's position
+    even at the noisiest step, and sampling, which starts from pure noise, would start with a wrong
+    position.
     """
     noise = rng.standard_normal((count, 3), dtype=np.float32)
     if shared > 0:
@@ -150,11 +151,11 @@ def draw_noise(rng: np.random.Generator, count: int, shared: float) -> Tensor:
 
 
 def example_sample(settings: DataSettings, diffusion: DiffusionSettings, index: int) -> CloudSample:
-    """Make up a skull of two walls, and an implant that is a cap of both."""
+    """Generate a skull with two walls, and an implant that is a cap of both."""
     rng = sample_rng(0, 0, index)
 
     def shell(count: int, low: float, high: float) -> Points:
-        """Points on both walls between two heights; heights are uniform on a sphere."""
+        """Return points on both walls between two heights; heights are uniform on a sphere."""
         height, turn = rng.uniform(low, high, count), rng.uniform(0, 2 * np.pi, count)
         radius = np.sqrt(1 - height**2)
         directions = np.stack([radius * np.cos(turn), radius * np.sin(turn), height], axis=1)
@@ -173,7 +174,7 @@ def draw(path: Path, count: int, rng: np.random.Generator) -> Points:
 
 @dataclass(frozen=True)
 class HeldOutCase:
-    """A defective skull, normalized by itself, and what is known about its implant."""
+    """A defective skull, normalized by its own points, and the ground truth of its implant."""
 
     item: SkullItem
     cloud: Cloud  # (S, 3) known points
@@ -182,7 +183,7 @@ class HeldOutCase:
 
     @property
     def unit_mm(self) -> float:
-        """mm of one unit of the normalized coordinates."""
+        """Return the mm per unit of normalized coordinates."""
         return float(self.cloud.scale.item()) * self.voxel_mm
 
     def to_cloud(self, points: Tensor) -> Points:
@@ -192,7 +193,7 @@ class HeldOutCase:
 
 
 class HeldOutCases:
-    """The test list, or some of it, evenly spread; a case always has the same points."""
+    """The test list, or an evenly spaced subset; a case always has the same points."""
 
     def __init__(
         self, data: DataSettings, evaluation: EvaluationSettings | VoxelEvaluationSettings
@@ -219,13 +220,13 @@ class HeldOutCases:
         )
 
     def noise(self, index: int, shared: float = 0.0) -> Tensor:
-        """Noise (K, 3) of a case that is always the same."""
+        """Return fixed noise (K, 3) for a case."""
         rng = sample_rng(self.seed, 1, self.numbers[index])
         return draw_noise(rng, self.data.num_implant_points, shared)
 
 
 def voxel_size(item: SkullItem, dataset: str) -> float:
-    """mm of a unit of a cloud: SkullFix is resampled, SkullBreak is not."""
+    """Return the mm per unit of a cloud: SkullFix is resampled, SkullBreak is not."""
     if dataset == "skullfix":
         return SKULLFIX_SPACING
     volume = item.volume("skull")

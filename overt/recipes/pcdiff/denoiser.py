@@ -1,4 +1,4 @@
-"""The denoiser: what noise was added to the implant's points of a cloud, seen as a whole.
+"""The denoiser, which predicts the noise in the implant's points from the whole cloud.
 
 Letters: B clouds, N points, D width of the time embedding. Known points come first, the implant's
 last. Keys and their order are those of the published checkpoints, quirks included: below the first
@@ -52,7 +52,7 @@ class Up(NamedTuple):
 
 
 def time_embedding(times: Tensor, width: int) -> Tensor:
-    """Sines, then cosines, of times (B,) at geometric frequencies: (B, width) float32."""
+    """Return sines, then cosines, of times (B,) at geometric frequencies: (B, width) float32."""
     half = width // 2
     exponents = torch.arange(half, dtype=torch.float64, device=times.device)
     frequencies = torch.exp(-exponents * (math.log(10000) / (half - 1))).float()
@@ -64,7 +64,7 @@ def time_embedding(times: Tensor, width: int) -> Tensor:
 def make_plans(
     down: Sequence[Down], up: Sequence[Up], resolution_multiplier: float = 1.0
 ) -> list[LevelPlan]:
-    """What each level needs to know about its points; its grids serve both ways."""
+    """Return the geometry settings of each level; grids are shared by both directions."""
     plans = []
     for level, step in zip(down, reversed(up), strict=True):
         blocks = [block for block in (level.convolutions, step.convolutions) if block is not None]
@@ -82,9 +82,9 @@ def make_plans(
 
 
 def join_points(known: Tensor, implant: Tensor, marked: bool) -> Tensor:
-    """Return known points (B, 3, S), then the implant's (B, 3, K), as the denoiser takes them.
+    """Return known points (B, 3, S), then the implant's (B, 3, K), as the denoiser's input.
 
-    With `marked` a fourth channel says which are the implant's: (B, 4, N).
+    With `marked` a fourth channel marks those of the implant: (B, 4, N).
     """
     cloud = torch.cat([known, implant], dim=2)
     if not marked:
@@ -175,13 +175,13 @@ class Denoiser(nn.Module):
         self.plans = make_plans(down, up, resolution_multiplier)
 
     def geometry(self, coords: Tensor) -> Geometry:
-        """What the forward pass needs to know about the positions of points (B, N, 3)."""
+        """Return the geometry of point positions (B, N, 3) for the forward pass."""
         return find_geometry(coords, self.plans)
 
     def forward(self, x: Tensor, times: Tensor, geometry: Geometry | None = None) -> Tensor:
-        """Noise (B, 3, N) in clouds (B, 3, N) at times (B,); the first three channels are xyz.
+        """Predict noise (B, 3, N) in clouds (B, 3 or 4, N), xyz first, at times (B,).
 
-        `geometry` is that of the same positions, if it is already known.
+        `geometry` is that of the same positions, if already computed.
         """
         inputs = x.transpose(1, 2).contiguous()  # (B, N, 3)
         if geometry is None:

@@ -1,7 +1,7 @@
 """Gaussian diffusion of the implant's points: schedules, the forward process, one reverse step.
 
-Letters: T steps, B clouds, K implant points. Arrays are made in float64 where their rounding shows
-and float32 after that, in the order of the published code: checkpoints are trained with them.
+Letters: T steps, B clouds, K implant points. Arrays are computed in float64 where rounding matters,
+then in float32, in the order of the published code, with which checkpoints were trained.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SCHEDULES = ("linear", *WARM, "cosine")
 
 
 def make_betas(schedule: str, start: float, end: float, steps: int) -> NDArray[np.float64]:
-    """The variances that the steps add, in float64."""
+    """Return the variances added by the steps, in float64."""
     if schedule == "linear":
         return np.linspace(start, end, steps)
     if schedule in WARM:
@@ -38,7 +38,7 @@ def make_betas(schedule: str, start: float, end: float, steps: int) -> NDArray[n
 
 @dataclass(frozen=True)
 class Arrays:
-    """Everything about a step t, (T,) float32 each, by the names of the published code."""
+    """Coefficients of each step t, (T,) float32 each, with the names of the published code."""
 
     betas: Tensor
     alphas_cumprod: Tensor
@@ -58,7 +58,7 @@ class Arrays:
 
 
 def make_arrays(betas: NDArray[np.float64]) -> Arrays:
-    """The arrays of a sequence of variances."""
+    """Return the coefficients of a sequence of variances."""
     alphas = 1.0 - betas
     beta, alpha, alpha_cumprod = (
         torch.from_numpy(values.astype(np.float32)) for values in (betas, alphas, alphas.cumprod())
@@ -82,16 +82,16 @@ def make_arrays(betas: NDArray[np.float64]) -> Arrays:
 
 
 class Respaced(NamedTuple):
-    """Arrays for fewer steps, still indexed by the original t."""
+    """Coefficients for fewer steps, still indexed by the original t."""
 
     arrays: Arrays
     timesteps: list[int]  # in the order of sampling, from the noisiest down
 
 
 def respace(arrays: Arrays, steps: int, power: float = 1.0) -> Respaced:
-    """Keep `steps` of the T steps, first and last among them.
+    """Keep `steps` of the T steps, including the first and the last.
 
-    They are evenly spread (DDIM); with a power of 2 they are denser where little noise is left.
+    They are evenly spaced (DDIM); with a power of 2 they are denser where little noise is left.
     """
     total = len(arrays.betas)
     # numpy rounds halves to even, as the published code does.
@@ -109,18 +109,18 @@ def respace(arrays: Arrays, steps: int, power: float = 1.0) -> Respaced:
 
 
 def at(values: Tensor, times: Tensor) -> Tensor:
-    """Values at times (B,) as (B, 1, 1), to multiply clouds with."""
+    """Return values at times (B,) as (B, 1, 1), to multiply clouds with."""
     return values.index_select(0, times)[:, None, None]
 
 
 def add_noise(arrays: Arrays, clouds: Tensor, times: Tensor, noise: Tensor) -> Tensor:
-    """x_t of clouds (B, K, 3) or (B, 3, K)."""
+    """Return x_t of clouds (B, K, 3) or (B, 3, K)."""
     signal, strength = arrays.sqrt_alphas_cumprod, arrays.sqrt_one_minus_alphas_cumprod
     return at(signal, times) * clouds + at(strength, times) * noise
 
 
 def predict_start(arrays: Arrays, x: Tensor, times: Tensor, noise: Tensor) -> Tensor:
-    """x_0 from x_t and the noise in it; never clipped."""
+    """Return x_0 from x_t and its noise, without clipping."""
     up, down = arrays.sqrt_recip_alphas_cumprod, arrays.sqrt_recipm1_alphas_cumprod
     return at(up, times) * x - at(down, times) * noise
 
@@ -140,10 +140,10 @@ def box_around(points: Tensor, margin: float) -> Box:
 
 
 def keep_inside(arrays: Arrays, x: Tensor, times: Tensor, noise: Tensor, box: Box) -> Tensor:
-    """Return the noise of x_t changed as little as keeps its x_0 inside the box.
+    """Return the noise of x_t, changed as little as possible so that x_0 is inside the box.
 
-    At the noisiest steps x_0 is the error of the noise times 1 / sqrt(alphas_cumprod), above 100:
-    a sampler that believes it goes where it has never been trained.
+    At the noisiest steps an error in the noise is multiplied by 1 / sqrt(alphas_cumprod), above
+    100: a sampler that follows it leaves the training distribution.
     """
     start = predict_start(arrays, x, times, noise).clamp(box.low, box.high)
     up, down = arrays.sqrt_recip_alphas_cumprod, arrays.sqrt_recipm1_alphas_cumprod
@@ -151,13 +151,13 @@ def keep_inside(arrays: Arrays, x: Tensor, times: Tensor, noise: Tensor, box: Bo
 
 
 def posterior_mean(arrays: Arrays, start: Tensor, x: Tensor, times: Tensor) -> Tensor:
-    """The mean of x_{t-1} given x_t and x_0."""
+    """Return the mean of x_{t-1} given x_t and x_0."""
     first, second = arrays.posterior_mean_coef1, arrays.posterior_mean_coef2
     return at(first, times) * start + at(second, times) * x
 
 
 def log_variance(arrays: Arrays, kind: str) -> Tensor:
-    """Of the reverse step, (T,): `fixedsmall` the posterior's, `fixedlarge` beta."""
+    """Return reverse-step variances (T,): `fixedsmall` the posterior's, `fixedlarge` beta."""
     if kind == "fixedsmall":
         return arrays.posterior_log_variance_clipped
     assert kind == "fixedlarge", "the settings have refused others"
@@ -172,7 +172,7 @@ def ddpm_step(
     noise: Tensor,  # (B, 3, K) standard normal
     log_variances: Tensor,  # (T,)
 ) -> Tensor:
-    """One step of the ancestral sampler, to t - 1; no noise is added at t = 0."""
+    """Take one step of the ancestral sampler, to t - 1; no noise is added at t = 0."""
     mean = posterior_mean(arrays, predict_start(arrays, x, times, predicted), x, times)
     moves = (times > 0).to(x.dtype)[:, None, None]
     return mean + moves * (0.5 * at(log_variances, times)).exp() * noise
@@ -186,7 +186,7 @@ def ddim_step(
     noise: Tensor,  # (B, 3, K) standard normal; unused with eta 0
     eta: float,
 ) -> Tensor:
-    """One step of DDIM, to the kept step before."""
+    """Take one step of DDIM, to the previous kept step."""
     start = predict_start(arrays, x, times, predicted)
     alpha_cumprod, before = at(arrays.alphas_cumprod, times), at(arrays.alphas_cumprod_prev, times)
     deviation = (
@@ -211,8 +211,8 @@ class SolverTable(NamedTuple):
 def make_solver(arrays: Arrays, timesteps: list[int], eta: float = 0.0) -> SolverTable:
     """Return the coefficients for respaced arrays and their steps, from the noisiest down.
 
-    The first step has no step before and the last one ends without noise: both are of first order.
-    With eta 0 it solves the probability-flow ODE, with eta 1 the reverse SDE.
+    The first step has no predecessor and the last one ends without noise, so both are of first
+    order. With eta 0 it solves the probability-flow ODE, with eta 1 the reverse SDE.
     """
     total = len(arrays.betas)
     sample_factor, added, extrapolated, noise = (np.zeros(total) for _ in range(4))
@@ -240,19 +240,19 @@ def make_solver(arrays: Arrays, timesteps: list[int], eta: float = 0.0) -> Solve
 def solver_step(
     table: SolverTable, x: Tensor, times: Tensor, start: Tensor, start_before: Tensor, noise: Tensor
 ) -> Tensor:
-    """One step of DPM-Solver++, given x_0 (B, 3, K) predicted at this step and the one before."""
+    """Take one step of DPM-Solver++, given x_0 (B, 3, K) at this and the previous step."""
     ahead = start + at(table.extrapolated, times) * (start - start_before)
     moved = at(table.kept, times) * x + at(table.added, times) * ahead
     return moved + at(table.noise, times) * noise
 
 
 def squared_error(noise: Tensor, predicted: Tensor) -> Tensor:
-    """The mean squared error of each cloud, (B,)."""
+    """Return the mean squared error of each cloud, (B,)."""
     return (noise - predicted).square().flatten(1).mean(1)
 
 
 def min_snr_weight(arrays: Arrays, times: Tensor, gamma: float) -> Tensor:
-    """min(SNR, gamma) / SNR at times (B,)."""
+    """Return min(SNR, gamma) / SNR at times (B,)."""
     alpha_cumprod = arrays.alphas_cumprod.index_select(0, times)
     ratio = alpha_cumprod / (1 - alpha_cumprod)
     return ratio.clamp(max=gamma) / ratio
@@ -261,10 +261,10 @@ def min_snr_weight(arrays: Arrays, times: Tensor, gamma: float) -> Tensor:
 def posterior_divergence(
     arrays: Arrays, start: Tensor, x: Tensor, times: Tensor, predicted: Tensor, kind: str
 ) -> Tensor:
-    """The divergence in bits of the true reverse step from the predicted one, (B,).
+    """Return the KL divergence in bits of the true reverse step from the predicted one, (B,).
 
-    It is the mean over all coordinates. At t = 0 the true step has no width worth the name; both
-    then take the clipped variance, as the published code does.
+    It is the mean over all coordinates. At t = 0 the true step has almost no variance; both then
+    use the clipped variance, as in the published code.
     """
     true_mean = posterior_mean(arrays, start, x, times)
     mean = posterior_mean(arrays, predict_start(arrays, x, times, predicted), x, times)

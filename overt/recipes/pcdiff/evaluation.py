@@ -26,7 +26,7 @@ def score_batch(
     plan: Plan,
     arrays: Arrays,
 ) -> list[Row]:
-    """The scores of some cases, whose implants are sampled together."""
+    """Score some cases whose implants are sampled in one batch."""
     device = next(model.parameters()).device
     batch = [cases.case(index) for index in indices]
     count = cases.data.num_implant_points
@@ -57,9 +57,9 @@ def sample_batch(
     plan: Plan,
     numbers: list[int],
 ) -> Tensor:
-    """`settings.ensemble` implants for each cloud, on the CPU: (B, n, K, 3).
+    """Sample `settings.ensemble` implants for each cloud, on the CPU: (B, n, K, 3).
 
-    The noise of an implant follows from the seed, the number of its skull and its own alone.
+    The noise of an implant depends only on the seed, the index of its skull and its own index.
     """
     device, samples = known.device, settings.ensemble
     generators = []
@@ -77,7 +77,7 @@ def sample_batch(
 def score_case(
     case: HeldOutCase, implants: Tensor, noise: Tensor, settings: EvaluationSettings, dataset: str
 ) -> Row:
-    """Mean distances of an ensemble (n, K, 3), beside those of noise; overlap of its majority."""
+    """Return mean distances of an ensemble (n, K, 3) and of noise; overlap of its majority vote."""
     unit = case.unit_mm
     threshold = settings.found_mm / unit
     sample_scores = [cloud_scores(implant, case.implant, threshold) for implant in implants]
@@ -94,9 +94,9 @@ def score_case(
 def volume_scores(
     case: HeldOutCase, implants: Tensor, settings: EvaluationSettings, dataset: str
 ) -> Row:
-    """Score the majority of an ensemble (n, K, 3) as a volume, in the grid of the case's files.
+    """Score the majority vote of an ensemble (n, K, 3) as a volume in the case's grid.
 
-    `ceiling_dsc` and `ceiling_hd95` are scores of the true points: no sampled ones can do better.
+    `ceiling_dsc` and `ceiling_hd95` are the scores of the true points, an upper bound for samples.
     """
     skull, truth, spacing, to_indices = load_case(case.item, dataset)
 
@@ -117,7 +117,7 @@ def held_out_losses(
     arrays: Arrays,
     count: int,
 ) -> Tensor:
-    """The error of the predicted noise at `count` steps, evenly spread, of each cloud: (B,)."""
+    """Return the noise error (B,) of each cloud at `count` evenly spaced steps."""
     steps = len(arrays.betas)
     total = torch.zeros(len(known), device=known.device)
     for index in range(count):

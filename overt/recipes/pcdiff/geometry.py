@@ -1,7 +1,7 @@
-"""Everything of a forward pass that depends on coordinates alone: computed once, then only read.
+"""Everything of a forward pass that depends only on coordinates: computed once, then reused.
 
 Letters: B clouds, N points; level l has the coordinates of level l - 1's centers, level 0 those of
-the input. Level l of the way down and level l of the way up see the same points, and so share it.
+the input. Level l of the way down and level l of the way up have the same points, so they share it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from overt.ops.point_voxels.api import VoxelGrid, grid_coordinates, make_grid
 
 
 class LevelPlan(NamedTuple):
-    """What a level needs to know about its points."""
+    """Geometry settings of a level."""
 
     centers: int
     radius: float
@@ -48,7 +48,7 @@ class Geometry(NamedTuple):
     levels: list[Level]
 
     def fullest(self) -> Tensor:
-        """The largest share of a level's slots for pairs that was asked for; above 1: too few."""
+        """Return the largest fraction of pair slots used on any level; above 1: too few."""
         fill_ratios = [
             level.pairs.num_pairs / max(level.pairs.points.shape[0], 1) for level in self.levels
         ]
@@ -57,14 +57,14 @@ class Geometry(NamedTuple):
 
 @torch.no_grad()
 def find_geometry(coords: Tensor, plans: Sequence[LevelPlan]) -> Geometry:
-    """The geometry of clouds (B, N, 3), level by level."""
+    """Compute the geometry of clouds (B, N, 3), level by level."""
     with torch.autocast(coords.device.type, enabled=False):
         coords = coords.detach().float().contiguous()
         centers = furthest_centers(coords, plans[0].centers)
         levels = []
         for index, plan in enumerate(plans):
             if index > 0:
-                # The furthest points of a list in picking order are its first ones.
+                # Furthest points of a list in picking order are its prefix.
                 centers = first_centers(coords, plan.centers)
             levels.append(find_level(coords, centers, plan))
             coords = centers
@@ -78,7 +78,7 @@ def furthest_centers(coords: Tensor, count: int) -> Tensor:
 
 
 def first_centers(coords: Tensor, count: int) -> Tensor:
-    """The first points; where there are too few, point 0 again and again, as furthest points do."""
+    """Return the first points; repeat point 0 if there are too few, as furthest points do."""
     missing = count - coords.shape[1]
     if missing <= 0:
         return coords[:, :count].contiguous()
@@ -89,7 +89,7 @@ def find_level(coords: Tensor, centers: Tensor, plan: LevelPlan) -> Level:
     """Grids, neighborhoods and nearest centers of one level."""
     batch = len(coords)
     slots = plan.pairs_per_center
-    # On the CPU the number of pairs is known at once.
+    # On the CPU the number of pairs is known immediately.
     capacity = (
         None if slots is None or coords.device.type == "cpu" else slots * plan.centers * batch
     )

@@ -1,8 +1,8 @@
 """The blocks of the point-voxel network, with the parameter names of the published checkpoints.
 
 Letters: B clouds, N points, M centers, P pairs, V voxels, C channels. Features are rows, (B, N, C).
-Parameters lie in the convolutions that the checkpoints know; a convolution of size 1 is computed as
-the matrix product that it is. `time`, (B, D), is the same at every point: it is never spread out.
+Parameters are stored in convolutions, as in the checkpoints; a convolution of size 1 is computed as
+a matrix product. `time`, (B, D), is the same at every point and is never expanded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SE_REDUCTION = 8
 
 
 class Swish(nn.Module):
-    """Holds a place in a checkpoint's numbering; it is computed with the norm before it."""
+    """Keeps an index in a checkpoint's numbering; it is computed with the norm before it."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.silu(x)
@@ -46,7 +46,7 @@ def matrix(conv: nn.Module) -> Tensor:
 def with_time(
     convolution: nn.Conv1d | nn.Conv2d, features: Tensor, time: Tensor | None, start: int = 0
 ) -> Tensor:
-    """A convolution of size 1 of features, its channels from `start` on, and of `time` after."""
+    """Apply a size-1 convolution to features (channels from `start` on), then to `time`."""
     weight, stop = matrix(convolution), start + features.shape[2]
     rows = F.linear(features, weight[:, start:stop], convolution.bias)
     return rows if time is None else rows + F.linear(time, weight[:, stop:]).unsqueeze(1)
@@ -80,7 +80,7 @@ class SharedMLP(nn.Module):
 
 
 class SqueezeExcite(nn.Module):
-    """A gate between 0 and 1 for every channel, from the means of all channels."""
+    """A gate between 0 and 1 for every channel, computed from the means of all channels."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class Attention(nn.Module):
 
 
 class PVConv(nn.Module):
-    """Convolutions of the voxel averages, read at the points, plus a layer on the points."""
+    """Convolve voxel averages, sample them at the points, and add a layer on the points."""
 
     def __init__(
         self,
@@ -160,18 +160,18 @@ class PVConv(nn.Module):
         point_features = normalized(with_time(layer, features, time), norm)
         voxels = average_voxels(features, grid)
         if time is not None:
-            # The mean of a constant is the constant where there is a point, and 0 elsewhere.
+            # The mean of a constant is the constant if the voxel has a point, and 0 elsewhere.
             spread = (grid.occupied * time[:, None]).to(voxels.dtype)
             voxels = torch.cat([voxels, spread], dim=2)
         values, gate = self.convolve(voxels)
         at_points = read_voxels(values, grid)
-        # Reading is linear: the gate of a channel may as well follow it.
+        # Sampling is linear, so the gate of a channel can be applied after it.
         if gate is not None:
             at_points = at_points * gate.to(at_points.dtype)
         return at_points + point_features
 
     def convolve(self, voxels: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Voxels (B, V, C) to (B, V, C'), and the gate (B, 1, C') that belongs to them."""
+        """Convolve voxels (B, V, C) to (B, V, C'), and return their gate (B, 1, C')."""
         layers = list(self.voxel_layers)
         voxels = self.convolution(voxels, cast(nn.Conv3d, layers[0]))
         voxels = normalized(voxels, cast(nn.GroupNorm, layers[1]))
@@ -191,7 +191,7 @@ class PVConv(nn.Module):
         return voxels, cast(SqueezeExcite, gates[0]).gate(voxels) if gates else None
 
     def convolution(self, voxels: Tensor, layer: nn.Conv3d) -> Tensor:
-        """A convolution of rows (B, V, C): seen as a grid with channels last, without a copy."""
+        """Convolve rows (B, V, C), viewed as a channels-last grid without a copy."""
         side = self.resolution
         grid = torch.unflatten(voxels, 1, (side, side, side)).permute(0, 4, 1, 2, 3)
         result: Tensor = layer(grid)
@@ -199,10 +199,10 @@ class PVConv(nn.Module):
 
 
 class SetAbstraction(nn.Module):
-    """Features of centers: the largest of what a small network makes of their neighbors.
+    """Features of centers: max pooling over an MLP of their neighbors.
 
-    The first layer is a sum: one part of the neighbor's own features, computed once for each
-    point, one of its place relative to the center.
+    The first layer is a sum of two parts: one of the neighbor's own features, computed once per
+    point, and one of its position relative to the center.
     """
 
     def __init__(self, in_channels: int, widths: Sequence[int]) -> None:
@@ -229,10 +229,10 @@ class SetAbstraction(nn.Module):
 
 
 class FeaturePropagation(nn.Module):
-    """Features of points from those of the three nearest centers and their own.
+    """Features of points, from those of the three nearest centers and their own.
 
-    The first layer is applied to the centers, of which there are fewer, and its result
-    interpolated: both are linear.
+    The first layer is applied to the centers, which are fewer, before interpolation: both are
+    linear.
     """
 
     def __init__(self, in_channels: int, widths: Sequence[int]) -> None:

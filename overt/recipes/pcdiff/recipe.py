@@ -57,7 +57,7 @@ class PCDiffRecipe(Recipe):
         self.plans = make_plans(self.down, self.up, settings.model.resolution_multiplier)
         self.replayable: bool | str = True
         if any(plan.pairs_per_center is None for plan in self.plans):
-            # With room set aside for neighbors, the host asks the device for nothing.
+            # With preallocated room for neighbors, the host never synchronizes.
             self.replayable = (
                 "a level of the model has pairs_per_center=null, so that the host waits for the "
                 "number of its neighbors; give every level a number"
@@ -90,7 +90,7 @@ class PCDiffRecipe(Recipe):
         return collate(samples)
 
     def example_batch(self, size: int) -> CloudBatch:
-        """Double shells like a skull's, with a cap as the implant."""
+        """Return double shells like a skull's, with a cap as the implant."""
         data, diffusion = self.settings.data, self.settings.model.diffusion
         return self.collate([example_sample(data, diffusion, index) for index in range(size)])
 
@@ -109,7 +109,7 @@ class PCDiffRecipe(Recipe):
         cloud = join_points(batch.known.transpose(1, 2), noisy, settings.model.marked_points)
         geometry = find_geometry(cloud[:, :3].transpose(1, 2), self.plans)
         predicted = model(cloud, batch.times, geometry)[:, :, batch.known.shape[1] :]
-        # The losses are float32 whatever the model computes in.
+        # Losses are float32, whatever the precision of the model.
         with torch.autocast(cloud.device.type, enabled=False):
             errors = squared_error(noise, predicted)  # (B,)
             match settings.loss.type:
@@ -124,7 +124,7 @@ class PCDiffRecipe(Recipe):
                 case _:
                     losses = errors
             fullest = geometry.fullest()
-            # Neighbors that found no room would be a silent error: the step is to be skipped.
+            # Dropped neighbors would be a silent error, so the step is skipped.
             losses = losses + torch.where(fullest > 1, torch.nan, 0.0)
             fraction = len(errors) / counts["samples"]
         return StepOutput(
@@ -139,7 +139,7 @@ class PCDiffRecipe(Recipe):
         HeldOutCases(self.settings.data, self.settings.evaluation)
 
     def evaluate(self, model: nn.Module, world: World) -> dict[str, float]:
-        """Scores of implants sampled for held-out skulls."""
+        """Return scores of implants sampled for held-out skulls."""
         return summarize(self.evaluate_rows(model, world))
 
     def evaluate_rows(self, model: nn.Module, world: World) -> list[NamedRow]:
@@ -156,7 +156,7 @@ class PCDiffRecipe(Recipe):
         return with_names([item.name for item in cases.items], rows)
 
     def visualize(self, model: nn.Module) -> dict[str, Tensor]:
-        """The first held-out skulls with sampled and true implants, from several sides."""
+        """Draw the first held-out skulls with sampled and true implants, from several sides."""
         settings = self.settings
         cases = HeldOutCases(settings.data, settings.evaluation)
         device = next(model.parameters()).device
@@ -178,7 +178,7 @@ class PCDiffRecipe(Recipe):
         return {"implants": draw_clouds(rows)}
 
     def complete(self, model: nn.Module, skull: Points, where: str) -> Completion:
-        """Implants for the cloud (points, 3) of a defective skull, for `overt complete`.
+        """Sample implants for the cloud (points, 3) of a defective skull, for `overt complete`.
 
         `where` names the cloud in errors.
         """

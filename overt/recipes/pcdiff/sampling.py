@@ -1,7 +1,7 @@
-"""Implants for skulls: the reverse process from noise, all of it on the device.
+"""Sample implants for skulls: the reverse process from noise, entirely on the device.
 
-Letters: B clouds, S known points, K implant points. A reverse step has fixed shapes and waits for
-nothing, so on CUDA it is recorded once as a graph and played back.
+Letters: B clouds, S known points, K implant points. A reverse step has fixed shapes and no
+synchronization, so on CUDA it is recorded once as a graph and replayed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from overt.recipes.pcdiff.diffusion import (
 
 
 class Plan(NamedTuple):
-    """Which steps are taken, from the noisiest down, and how."""
+    """The steps to take, from the noisiest down, and the sampler."""
 
     arrays: Arrays
     timesteps: list[int]
@@ -57,15 +57,15 @@ def base_arrays(settings: DiffusionSettings) -> Arrays:
 
 
 def make_plan(diffusion: DiffusionSettings, evaluation: EvaluationSettings) -> Plan:
-    """The steps that the settings ask for."""
+    """Return the steps requested by the settings."""
     arrays = base_arrays(diffusion)
     shared, margin = diffusion.shared_noise, evaluation.box_margin
     if evaluation.sampler == "ddpm":
         steps = list(range(diffusion.steps - 1, -1, -1))
         return Plan(arrays, steps, diffusion.variance, 0.0, None, shared, margin)
     if evaluation.sampler == "dpm_solver":
-        # The last steps change the ratio of signal to noise most: a solver of second order needs
-        # them closer together.
+        # The last steps change the signal-to-noise ratio most: a second-order solver needs them
+        # closer together.
         spaced = respace(arrays, evaluation.steps, power=2.0)
         eta = evaluation.eta
         solver = make_solver(spaced.arrays, spaced.timesteps, eta)
@@ -92,7 +92,7 @@ class ReverseStep:
         self.solver = None if plan.solver is None else plan.solver.to(device)
         self.start = torch.zeros_like(self.x)  # x_0 as the step before predicted it
         self.times = torch.zeros(batch, dtype=torch.int64, device=device)
-        # How full the room for neighbors was at most; above 1 some were left out.
+        # Peak usage of the room for neighbors; above 1 some were dropped.
         self.fullest = torch.zeros((), device=device)
 
     def __call__(self) -> None:
@@ -124,7 +124,7 @@ def sample_implants(
     generators: Sequence[torch.Generator],  # one for each cloud, on its device
     cuda_graph: bool = False,
 ) -> Tensor:
-    """Points (B, K, 3) that complete the clouds; each cloud has separate noise."""
+    """Sample points (B, K, 3) that complete the clouds; each cloud has its own noise."""
     step = ReverseStep(model, known, count, plan)
     run: Callable[[], None] = step
     fixed = all(level.pairs_per_center is not None for level in model.plans)
@@ -155,7 +155,7 @@ def record(step: Callable[[], None]) -> Callable[[], None]:
     """A CUDA graph of the step; recording runs it a few times."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
-    # A cast weight that autocast keeps would belong to the graph's memory.
+    # A cast weight cached by autocast would belong to the graph's memory.
     with torch.autocast(
         "cuda",
         torch.get_autocast_dtype("cuda"),
@@ -173,7 +173,7 @@ def record(step: Callable[[], None]) -> Callable[[], None]:
 
 
 def refuse_overflow(fullest: float) -> None:
-    """Neighbors that found no room do not count."""
+    """Raise an error if neighbors were dropped."""
     if fullest > 1:
         raise ConfigError(
             f"a level has {fullest:.2f} times as many neighbors as its pairs_per_center (in "

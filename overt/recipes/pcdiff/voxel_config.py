@@ -1,4 +1,4 @@
-"""Settings of stage two, which makes volumes of points; the values live in the YAML files.
+"""Settings of the second stage, from points to volumes; the values are in the YAML files.
 
 This file does not import torch.
 """
@@ -18,15 +18,15 @@ from overt.recipes.pcdiff.config import DataSettings
 class VoxelModelSettings:
     # of all layers; a multiple of 8
     width: int = MISSING
-    # cells along a side of the grid that features are gathered in
+    # cells along a side of the grid of point features
     grid: int = MISSING
     # of the U-Net over the cells
     levels: int = MISSING
-    # moved copies of each point
+    # displaced copies of each point
     offsets: int = MISSING
     # nodes along a side of the field
     side: int = MISSING
-    # width of the smoothing of the field, sigma / pi nodes
+    # smoothing width of the field, sigma / pi nodes
     sigma: float = MISSING
 
     def __post_init__(self) -> None:
@@ -46,15 +46,15 @@ class VoxelModelSettings:
 
 @dataclass
 class VoxelEvaluationSettings:
-    # skulls scored, spread over the test list; null: all
+    # number of scored skulls, evenly spaced in the test list; null: all
     cases: int | None = MISSING
     # fields computed at a time
     batch_size: int = MISSING
-    # of the points drawn from the skulls
+    # seed of the points sampled from the skulls
     seed: int = MISSING
-    # radius in mm of the ball that makes a solid of the same points, to compare with
+    # radius in mm of the ball that turns the same points into a solid, for comparison
     solid_mm: float = MISSING
-    # distance to the skull within which border Dice looks, in mm
+    # distance to the skull for border Dice, in mm
     border_mm: float = MISSING
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Points and complete skulls for stage two, in a cube around the known points.
+"""Points and complete skulls for the second stage, in a cube around the known points.
 
 Letters: B clouds, P points, R nodes along a side of the field.
 """
@@ -19,7 +19,7 @@ from overt.data.skulls.prepare import load_case
 from overt.recipes.pcdiff.config import DataSettings, DiffusionSettings
 from overt.recipes.pcdiff.data import draw, example_sample, open_list
 
-# The cube's side, in sides of the known points' box: an implant may reach out of that box.
+# Side of the cube, relative to the box of the known points: an implant may extend beyond that box.
 CUBE = 1.25
 _SIDE = 2 * HALF_EXTENT * CUBE  # in normalized coordinates
 
@@ -63,7 +63,7 @@ def bone_at_nodes(
     side: int,
     turned_back: Callable[[Points], Points] | None = None,
 ) -> NDArray[np.bool_]:
-    """Return which nodes (R, R, R) of the cube are in bone; outside of the volume none is."""
+    """Return which nodes (R, R, R) of the cube are bone; outside the volume none are."""
     nodes = (np.arange(side) / side - 0.5) * _SIDE
     result = np.zeros((side,) * 3, dtype=bool)
     y, z = np.meshgrid(nodes, nodes, indexing="ij")
@@ -81,7 +81,7 @@ def bone_at_nodes(
 
 
 class TrainingVoxels:
-    """The items of the training list; points are drawn each time, turned where that is asked."""
+    """The items of the training list, with newly sampled, optionally rotated points each time."""
 
     def __init__(self, settings: DataSettings, side: int) -> None:
         self.settings, self.side = settings, side
@@ -113,7 +113,7 @@ class TrainingVoxels:
 
 
 def example_voxels(settings: DataSettings, side: int, index: int) -> VoxelSample:
-    """Make up a skull of two walls, of which a third of the cube is inside."""
+    """Generate a skull of two walls that encloses a third of the cube."""
     unused = DiffusionSettings("linear", 1e-4, 0.02, 10, "fixedsmall")  # of noise
     cloud = example_sample(settings, unused, index)
     nodes = (torch.arange(side) / side - 0.5) * 2

@@ -1,8 +1,8 @@
-"""Stage two's network: points of a skull and an implant to an indicator field of the whole skull.
+"""Network of the second stage: points of skull and implant to an indicator field of the skull.
 
-Local features of the points in the cells of a coarse grid, a 3-D U-Net over the cells, then for
-every point some moved copies with normals, of which a Poisson solve makes the field. Keys are those
-of the published code. Letters: B clouds, P points, C width, G cells along a side.
+Local point features in the cells of a coarse grid, a 3D U-Net over the cells, then displaced copies
+of every point with normals, from which a Poisson solve computes the field. Keys are those of the
+published code. Letters: B clouds, P points, C width, G cells along a side.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LAST = 0.99  # of the cube: no point reaches around the periodic grid
 
 
 class ResidualBlock(nn.Module):
-    """Two layers around a shortcut; the second starts at zero."""
+    """Residual block of two layers; the second is zero-initialized."""
 
     def __init__(self, width_in: int, width: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class DoubleConv(nn.Module):
 
 
 class UNet3D(nn.Module):
-    """Features of cells (B, C, G, G, G) to others of the same shape; linear at the end."""
+    """Transform features of cells (B, C, G, G, G); the last layer is linear."""
 
     def __init__(self, width: int, levels: int) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class UNet3D(nn.Module):
 
 
 class PointEncoder(nn.Module):
-    """Points (B, P, 3) of the unit cube to features of cells (B, C, G, G, G), ordered z, y, x."""
+    """Encode points (B, P, 3) of the unit cube as cells (B, C, G, G, G), ordered z, y, x."""
 
     def __init__(self, width: int, grid: int, levels: int) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class PointEncoder(nn.Module):
 
 
 class PointDecoder(nn.Module):
-    """Features of cells, read at points, and the points' coordinates to `outputs` numbers."""
+    """Decode cell features sampled at points, and their coordinates, to `outputs` numbers."""
 
     def __init__(self, width: int, outputs: int) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class PointDecoder(nn.Module):
 
 
 class VoxelNetwork(nn.Module):
-    """Points (B, P, 3) of the unit cube to a field (B, R, R, R): bone is below 0."""
+    """Predict a field (B, R, R, R) from points (B, P, 3) of the unit cube: bone is below 0."""
 
     def __init__(
         self, *, width: int, grid: int, levels: int, offsets: int, side: int, sigma: float
@@ -150,14 +150,14 @@ class VoxelNetwork(nn.Module):
         self.decoder_offset = PointDecoder(width, 3 * offsets)
 
     def oriented(self, points: Tensor) -> tuple[Tensor, Tensor]:
-        """Return moved copies of the points and their normals, (B, offsets * P, 3) each."""
+        """Return displaced copies of the points and their normals, (B, offsets * P, 3) each."""
         cells = self.encoder(points)
         moves = self.decoder_offset(
             local_coordinate(points, self.grid), read_features(cells, points)
         )
         moves = moves.unflatten(2, (self.offsets, 3))  # (B, P, offsets, 3)
         moved = (points[:, :, None] + OFFSET_UNIT * moves.float()).flatten(1, 2)
-        # The normals see global coordinates, before anything is clamped.
+        # The normals use global coordinates, before clamping.
         normals = self.decoder_normal(moved, read_features(cells, moved))
         return moved.clamp(0, _LAST), normals
 
@@ -167,7 +167,7 @@ class VoxelNetwork(nn.Module):
 
 
 def cell_index(points: Tensor, grid: int) -> Tensor:
-    """Return the cells (B, P) of points, x fastest, those of the whole batch counted through."""
+    """Return the cell indices (B, P) of points, x fastest, counted over the whole batch."""
     cells = (points.clamp(0, _INSIDE) * grid).floor().long()
     flat = cells[..., 0] + grid * (cells[..., 1] + grid * cells[..., 2])
     first = torch.arange(len(points), device=points.device)[:, None] * grid**3
@@ -175,12 +175,12 @@ def cell_index(points: Tensor, grid: int) -> Tensor:
 
 
 def local_coordinate(points: Tensor, grid: int) -> Tensor:
-    """Return where in its cell a point is, in [0, 1)."""
+    """Return the position of a point within its cell, in [0, 1)."""
     return torch.remainder(points, 1 / grid) * grid
 
 
 def pool_max(features: Tensor, cells: Tensor, count: int) -> Tensor:
-    """Return for each point (B, P, C) the largest features of its cell."""
+    """Return for each point (B, P, C) the maximum features of its cell."""
     rows = features.flatten(0, 1)
     index = cells.flatten()[:, None].expand_as(rows)
     largest = rows.new_zeros((count, rows.shape[1]))
@@ -189,9 +189,9 @@ def pool_max(features: Tensor, cells: Tensor, count: int) -> Tensor:
 
 
 def read_features(cells: Tensor, points: Tensor) -> Tensor:
-    """Return features (B, P, C) of cells (B, C, G, G, G) at points, trilinear.
+    """Sample features (B, P, C) of cells (B, C, G, G, G) at points, trilinear.
 
-    First and last cell are at the ends of the cube, as published.
+    The first and last cells are at the ends of the cube, as published.
     """
     at = 2 * points.clamp(0, _INSIDE).to(cells.dtype) - 1
     read = functional.grid_sample(

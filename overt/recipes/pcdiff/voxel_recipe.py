@@ -33,7 +33,7 @@ from overt.recipes.pcdiff.voxel_network import DoubleConv, ResidualBlock, VoxelN
 
 
 class VoxelRecipe(Recipe):
-    """Points of a defective skull and its implant to an indicator field of the whole skull."""
+    """Predicts an indicator field of the whole skull from points of skull and implant."""
 
     def __init__(self, settings: VoxelSettings) -> None:
         self.settings = settings
@@ -82,7 +82,7 @@ class VoxelRecipe(Recipe):
         HeldOutCases(self.settings.data, self.settings.evaluation)
 
     def evaluate(self, model: nn.Module, world: World) -> dict[str, float]:
-        """Scores of implants made of the true points of held-out skulls."""
+        """Return scores of implants computed from the true points of held-out skulls."""
         return summarize(self.evaluate_rows(model, world))
 
     def evaluate_rows(self, model: nn.Module, world: World) -> list[NamedRow]:
@@ -98,7 +98,7 @@ class VoxelRecipe(Recipe):
         return with_names([item.name for item in cases.items], rows)
 
     def score_cases(self, model: VoxelNetwork, batch: list[HeldOutCase]) -> list[Row]:
-        """Score volumes of the true points, beside the solid that stage one makes of the same."""
+        """Score volumes of the true points, next to stage one's solid of the same points."""
         settings = self.settings.evaluation
         clouds = [torch.cat([torch.from_numpy(case.cloud.points), case.implant]) for case in batch]
         fields = self.fields(model, torch.stack(clouds))
@@ -128,7 +128,7 @@ class VoxelRecipe(Recipe):
     def fields(self, model: VoxelNetwork, clouds: Tensor) -> Any:
         """Return the fields (B, R, R, R) of normalized clouds (B, P, 3), as an array."""
         device = next(model.parameters()).device
-        # One by one: a field of 512 nodes along a side takes some GiB.
+        # One at a time: a field of 512 nodes per side takes several GiB.
         parts = [model(unit_of(cloud[None].to(device)))[0].float().cpu() for cloud in clouds]
         return torch.stack(parts).numpy()
 

@@ -106,7 +106,7 @@ def _training(facts: Facts) -> list[str]:
         "## Training",
         "",
         *command,
-        "`config.yaml` has every setting; absolute paths are cut to their last part.",
+        "`config.yaml` has every setting; of absolute paths only the last component is kept.",
         "",
         f"Versions: {versions}.",
         "",

@@ -85,7 +85,7 @@ def read_facts(checkpoint: Path) -> Facts:
 
 
 def without_paths(value: Any) -> Any:
-    """Return the value with absolute paths cut to their last part: they name a private machine."""
+    """Return the value with absolute paths reduced to their names: the rest is private."""
     if isinstance(value, Mapping):
         return {key: without_paths(child) for key, child in value.items()}
     if isinstance(value, list):

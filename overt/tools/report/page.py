@@ -150,14 +150,14 @@ def _happened(runs: Sequence[Run]) -> Html | None:
         return None
     key = element(
         "p",
-        element("span", class_="key session"), " at work ",
+        element("span", class_="key session"), " training ",
         element("span", class_="key failed"), " ended with an error ",
         element("span", class_="key restart"), " restart ",
         element("span", class_="key skip"), " skipped step",
         class_="quiet keys",
     )  # fmt: skip
     events = element(
-        "details", element("summary", "every event"), sections.happened(runs), class_="events"
+        "details", element("summary", "all events"), sections.happened(runs), class_="events"
     )
     bars = sections.timeline(runs)
     if len(runs) > TIMELINES_SHOWN:
@@ -223,7 +223,7 @@ def _document(runs: Sequence[Run], parts: list[tuple[str, str, Html]], data: dic
 
 
 def _footer(is_live: bool) -> str:
-    return f"{'live, ' if is_live else 'made '}{text.moment(time.time())}"
+    return f"{'live, ' if is_live else 'generated '}{text.moment(time.time())}"
 
 
 def _part(name: str, title: str, content: Html) -> Html:

@@ -22,6 +22,14 @@ def test_people_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         assert (folder / name).is_file()
 
 
+def test_help_shows_defaults_that_say_something(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["smplx-labels", "--help"])
+    shown = capsys.readouterr().out
+    assert "(default: 64)" in shown
+    assert "None" not in shown
+
+
 def test_a_transfer_is_converted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     matrix = np.zeros((3, 8))  # four vertices, then their normals
     matrix[[0, 1, 2], [0, 2, 3]] = 1.0
