@@ -12,9 +12,9 @@ test: $(STAMP)            ## ruff, mypy, pytest, side by side
 	$(MAKE) --jobs=2 lint suite
 
 # Hundreds of its processes import the same modules: compiled once, kept wherever the user keeps
-# them. Four workers for two cores: many tests wait.
+# them. Three workers for two cores: some tests wait.
 suite: $(STAMP)
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
 test-long: $(STAMP)       ## what takes minutes each: learning curves, benchmarks, long guides
 	OVERT_LONG_TESTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m long -n 3 --dist worksteal

@@ -30,7 +30,14 @@ def train(folder: Path, recipe: str, *overrides: str) -> Path:
     return config.run_dir
 
 
-@pytest.mark.parametrize("recipe", ["own_recipe", "own_recipe_focal", "own_recipe_sharpness"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "own_recipe",
+        "own_recipe_focal",
+        pytest.param("own_recipe_sharpness", marks=pytest.mark.long),
+    ],
+)
 def test_it_learns(recipe: str, tmp_path: Path) -> None:
     run = train(tmp_path, recipe, *SHORT, "logging.every_steps=10")
     losses = losses_by_step(run)

@@ -271,7 +271,7 @@ def test_the_first_hour(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("page", "looked_at"),
     [
-        ("track_a_video", "python_tracks.gif"),
+        pytest.param("track_a_video", "python_tracks.gif", marks=pytest.mark.long),
         ("track_in_real_time", "live.gif"),
         ("pretrain_an_encoder", "neighbors.png"),
         ("complete_a_skull", "case/report.html"),

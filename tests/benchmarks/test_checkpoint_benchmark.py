@@ -19,6 +19,7 @@ def check_rows(rows: list[str], names: list[str]) -> None:
     assert all(float(row[0]) >= 0.0 for row in numbers)
 
 
+@pytest.mark.long
 def test_a_tiny_run_prints_its_table_and_leaves_nothing(tmp_path: Path) -> None:
     title, head, *rows = run("checkpoint.py", *WORDS, str(tmp_path)).splitlines()
     assert title.startswith("20,022 parameters with AdamW state, 0.00 GB, on cpu; median of 2")

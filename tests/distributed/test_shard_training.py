@@ -38,7 +38,7 @@ def assert_same_numbers(run: Path, other: Path) -> None:
         assert curve(run, name) == pytest.approx(curve(other, name), rel=1e-6, nan_ok=True), name
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_like_ddp_with_accumulation_and_average(
     size: int, run_processes: RUNS, tmp_path: Path
 ) -> None:

@@ -145,6 +145,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "cotracker3_pseudo_tiny": {"steps": 10, "skip": FULL_SIZE},
     "lbm_tiny": {"steps": 10, "skip": FULL_SIZE},
     "blade_posenet_tiny": {"skip": FULL_SIZE},
+    "pcdiff_voxels_tiny": {"skip": FULL_SIZE},
     "pcdiff_tiny": {"skip": {"plan": "pairs_per_center=null: the step reads a number of pairs"}},
 }
 

@@ -74,7 +74,11 @@ def test_each_format_gives_a_row_per_video(dataset: str, root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "mode"), [("cotracker3_tiny", "first"), ("cotracker3_online_tiny", "strided")]
+    ("name", "mode"),
+    [
+        ("cotracker3_tiny", "first"),
+        pytest.param("cotracker3_online_tiny", "strided", marks=pytest.mark.long),
+    ],
 )
 def test_two_processes_give_the_numbers_of_one(
     name: str, mode: str, root: Path, run_processes: Callable[..., list[Any]]

@@ -137,6 +137,7 @@ def test_steps_in_bf16_follow_those_in_float32(root: Path) -> None:
     assert abs(fast[-10:].mean() - exact[-10:].mean()) < 0.1 * noise
 
 
+@pytest.mark.long
 def test_it_learns_and_is_scored(root: Path) -> None:
     trainer = SMALL_PCDIFF.trainer(
         root, "exp_name=learns", "training.num_steps=40", "evaluation.volumes=true"

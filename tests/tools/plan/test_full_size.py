@@ -11,11 +11,12 @@ RESIZED = {
     "finetune_cifar",
     "pcdiff_medium", "pcdiff_published",
 }  # fmt: skip
-# Recipes whose step another one of these has too, with other data or another loss.
+# Recipes whose step another one of these has too, with other data or another loss; the tiny
+# version of blade_posenet is planned by tests/commands/test_plan.py.
 SAME_STEP = {
     "cotracker3_pseudo", "cotracker3_pseudo_online", "cotracker3_pseudo_small", "cotracker3_small",
     "cotracker3_online", "hjepa_small", "hjepa_digits", "ijepa_cifar", "blade_pretext",
-    "cjepa_cifar", "pcdiff_voxels_medium",
+    "cjepa_cifar", "pcdiff_voxels_medium", "blade_posenet",
 }  # fmt: skip
 RECIPES = sorted({file.stem for file in (CONF / "recipe").glob("*.yaml")} - RESIZED)
 # Short clips and a single iteration: the same work over and over needs no second look.
