@@ -1,4 +1,4 @@
-"""The calls of the H-JEPA project: `load_config`, `create_hjepa_model`, `HJEPATrainer`.
+"""The calls of the H-JEPA project: `load_config`, `create_...`, `HJEPATrainer`.
 
 A thin layer: settings are translated, parts are handed to the recipe, and the engine trains. What
 has no counterpart is refused by name, never ignored. docs/coming_from_hjepa.md shows both ways.
@@ -7,6 +7,7 @@ has no counterpart is refused by name, never ignored. docs/coming_from_hjepa.md 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,33 @@ def create_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
     return build_optimizer(config.optimizer, model, groups)
 
 
+@dataclass(frozen=True)
+class Configured:
+    """A part that the engine makes from these sections of the configuration."""
+
+    sections: tuple[Any, ...]
+
+
+def create_train_loader(config: Config) -> Configured:
+    """Return what stands for the loader of the training images."""
+    return Configured((config.settings.data, config.training))
+
+
+def create_val_loader(config: Config) -> Configured:
+    """Return what stands for the loader of the held-out images."""
+    return Configured((config.settings.data, config.settings.evaluation))
+
+
+def create_loss_function(config: Config) -> Configured:
+    """Return what stands for the loss of the section `loss`."""
+    return Configured((config.settings.loss,))
+
+
+def create_masking_function(config: Config) -> Configured:
+    """Return what stands for the masks of `data.masking`, which the loader draws."""
+    return Configured((config.settings.data.masking,))
+
+
 class HJEPATrainer:
     """Trains an H-JEPA with the engine; what is left out comes from the configuration."""
 
@@ -75,8 +103,8 @@ class HJEPATrainer:
         train_loader: Any = None,
         val_loader: Any = None,
         optimizer: torch.optim.Optimizer | None = None,
-        loss_fn: CustomLoss | None = None,
-        masking_fn: None = None,
+        loss_fn: CustomLoss | Configured | None = None,
+        masking_fn: Configured | None = None,
         config: Config | Mapping[str, Any] | None = None,
         device: str | torch.device | None = None,
         resume_checkpoint: Path | str | None = None,
@@ -88,13 +116,28 @@ class HJEPATrainer:
         """
         if config is None:
             raise ConfigError("HJEPATrainer needs config=, what load_config returned")
-        if masking_fn is not None:
+        if not (masking_fn is None or isinstance(masking_fn, Configured)):
             raise ConfigError(
-                "HJEPATrainer: masking_fn has no counterpart, since masks are drawn by the "
-                "loader; drop it and set data.masking (see `overt docs coming_from_hjepa`)"
+                f"HJEPATrainer: masking_fn={masking_fn!r} cannot be used, since masks are drawn by "
+                "the loader; pass create_masking_function(config) or nothing, and set data.masking "
+                "(see `overt docs coming_from_hjepa`)"
             )
         if not isinstance(config, Config):
             config = config_of(config)
+        for name, part, create in (
+            ("train_loader", train_loader, create_train_loader),
+            ("val_loader", val_loader, create_val_loader),
+            ("loss_fn", loss_fn, create_loss_function),
+            ("masking_fn", masking_fn, create_masking_function),
+        ):
+            if isinstance(part, Configured) and part != create(config):
+                raise ConfigError(
+                    f"HJEPATrainer: {name} was created from another configuration than config="
+                )
+        train_loader, val_loader, loss_fn = (
+            None if isinstance(part, Configured) else part
+            for part in (train_loader, val_loader, loss_fn)
+        )
         training: dict[str, Any] = {}
         if device is not None:
             training["device"] = str(device)

@@ -12,7 +12,11 @@ from torch.utils.data import DataLoader
 from overt.compat.hjepa import (
     HJEPATrainer,
     create_hjepa_model,
+    create_loss_function,
+    create_masking_function,
     create_optimizer,
+    create_train_loader,
+    create_val_loader,
     load_config,
 )
 from overt.errors import ConfigError, DataError
@@ -70,12 +74,33 @@ def test_the_seeds_example_runs_as_it_stands(tmp_path: Path) -> None:
     assert "similarity" in rows
 
 
+def test_parts_from_the_configuration_are_those_of_omitted_ones(tmp_path: Path) -> None:
+    config = load_config_of_nothing(tmp_path)
+    created = HJEPATrainer(
+        None,
+        create_train_loader(config),
+        create_val_loader(config),
+        None,
+        create_loss_function(config),
+        create_masking_function(config),
+        config,
+        "cpu",
+    )
+    omitted = HJEPATrainer(config=config, device="cpu")
+    assert created.config == omitted.config
+    assert created.recipe.loss_fn is None
+    assert "sets" not in created.recipe.__dict__  # opened where data.root is
+
+
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="needs config="):
         HJEPATrainer()
     config = load_config_of_nothing(tmp_path)
-    with pytest.raises(ConfigError, match="masking_fn has no counterpart"):
+    with pytest.raises(ConfigError, match="masks are drawn by the loader"):
         HJEPATrainer(masking_fn=print, config=config)  # type: ignore[arg-type]
+    other = load_config(tmp_path / "empty.yaml", *small(tmp_path), "data.masking.num_masks=2")
+    with pytest.raises(ConfigError, match="masking_fn was created from another configuration"):
+        HJEPATrainer(masking_fn=create_masking_function(other), config=config)
     with pytest.raises(ConfigError, match="not a readable YAML"):
         load_config(tmp_path / "none.yaml")
 
