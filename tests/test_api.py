@@ -282,6 +282,7 @@ def test_a_script_loads_in_processes(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "3"
 
 
+@pytest.mark.long
 def test_a_script_that_its_loaders_would_run_again_is_told_so(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(f"{NOTEBOOK}\nrun(num_workers=1)")

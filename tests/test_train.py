@@ -123,6 +123,7 @@ def test_torchrun(tmp_path: Path) -> None:
     assert losses_by_step(tmp_path / "toy") == pytest.approx(alone, rel=1e-6)
 
 
+@pytest.mark.long
 def test_torchrun_with_a_refused_configuration(tmp_path: Path) -> None:
     done = torchrun(tmp_path, "training.batch_size=null", "training.global_batch_size=5")
     assert done.returncode != 0

@@ -62,6 +62,7 @@ def undisturbed(run_processes: Callable[..., list[object]], tmp_path: Path) -> P
     return folder / "toy"
 
 
+@pytest.mark.long
 def test_a_signalled_job_is_requeued_under_its_number_and_ends_with_the_same_weights(
     cluster: Cluster, launch: Callable[..., list[str]], gate: Gate, undisturbed: Path,
     tmp_path: Path,
@@ -83,7 +84,6 @@ def test_a_signalled_job_is_requeued_under_its_number_and_ends_with_the_same_wei
     assert same_bits(weights(tmp_path / "gated", LAST_STEP), weights(undisturbed, LAST_STEP))
 
 
-@pytest.mark.long
 def test_a_killed_node_is_survived(
     cluster: Cluster, launch: Callable[..., list[str]], gate: Gate, undisturbed: Path,
     tmp_path: Path,

@@ -43,7 +43,10 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(
     ("context", "known"),
-    [("loader_context('overt.evaluation')", "True"), ("'forkserver'", "False")],
+    [
+        ("loader_context('overt.evaluation')", "True"),
+        pytest.param("'forkserver'", "False", marks=pytest.mark.long),
+    ],
 )
 def test_workers_are_forked_with_the_modules_of_their_training_process(tmp_path, context, known):
     file = tmp_path / "program.py"
