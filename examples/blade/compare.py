@@ -63,7 +63,7 @@ def overt(*words: str) -> None:
 def make_people(root: Path, options: argparse.Namespace, *extra: str) -> None:
     if not (root / "preprocessed_datasets" / "people_test.npz").exists():
         words = ["--name", "people_test", "--count", str(options.count), "--size", "64"]
-        words += ["--seed", str(options.seed), "--framing", "portrait", "--fixed-colours"]
+        words += ["--seed", str(options.seed), "--framing", "portrait", "--fixed-colors"]
         overt("data", "people", str(root), *words, *extra)
 
 

@@ -21,7 +21,7 @@ from overt.compat.hjepa_settings import translate
 from overt.config import Config, build_recipe, load
 from overt.config.python import configure
 from overt.data.images.decode import Shrink
-from overt.data.images.files import UNLABELLED
+from overt.data.images.files import UNLABELED
 from overt.data.images.folder import ReadableImages
 from overt.distributed import init_distributed
 from overt.engine.trainer import Trainer
@@ -192,11 +192,11 @@ class DatasetImages:
         self.names = [f"item {index}" for index in range(len(dataset))]
         targets = getattr(dataset, "targets", None)
         self.classes = tuple(map(str, getattr(dataset, "classes", ())))
-        is_labelled = targets is not None and bool(self.classes)
+        is_labeled = targets is not None and bool(self.classes)
         self.labels: NDArray[np.int64] = (
             np.asarray(targets, np.int64)
-            if is_labelled
-            else np.full(len(dataset), UNLABELLED, np.int64)
+            if is_labeled
+            else np.full(len(dataset), UNLABELED, np.int64)
         )
 
     def __len__(self) -> int:

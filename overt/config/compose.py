@@ -31,6 +31,12 @@ GROUPS = (
     "recipe", "model", "data", "optimizer", "schedule", "logging", "checkpoint", "evaluation"
 )  # fmt: skip
 ABSENT = object()
+# Keys of older configurations, within their section.
+RENAMED = {
+    "data.labelled": "data.labeled",
+    "data.synthetic.fixed_colours": "data.synthetic.fixed_colors",
+    "data.procedural.grey": "data.procedural.gray",
+}
 
 
 def load(
@@ -118,6 +124,7 @@ def _read_file(config_file: str, parsed: list[Override]) -> DictConfig:
     values = read_yaml(path)
     if not isinstance(values, DictConfig):
         raise ConfigError(f"--config {config_file} is not a mapping of keys to values")
+    _rename_old_keys(values)
     _fill_in(values)
     for item in parsed:
         if item.key_or_group in GROUPS:
@@ -140,6 +147,15 @@ def _delete(values: DictConfig, item: Override) -> None:
     if not isinstance(node, DictConfig) or name not in node:
         raise ConfigError(f"{item.input_line}: the file of --config has no key {item.key_or_group}")
     del node[name]
+
+
+def _rename_old_keys(values: DictConfig) -> None:
+    """Give keys that have another name since the file was written the new one."""
+    for old, new in RENAMED.items():
+        section, _, key = old.rpartition(".")
+        node = OmegaConf.select(values, section, throw_on_missing=False)
+        if isinstance(node, DictConfig) and key in node:
+            node[new.rpartition(".")[2]] = node.pop(key)
 
 
 def _fill_in(values: DictConfig) -> None:
@@ -274,6 +290,7 @@ def differences(
     old, new = (
         _leaves(OmegaConf.to_container(parse_yaml(text, "config.yaml"))) for text in (before, after)
     )
+    old = {RENAMED.get(key, key): value for key, value in old.items()}
     keys = [
         key
         for key in {**old, **new}

@@ -13,6 +13,6 @@ def to_rgb(image: Image.Image) -> NDArray[np.uint8]:
     Gray becomes three equal channels, and transparency is dropped.
     """
     if image.mode.startswith("I"):  # 16-bit gray, which `convert` would cut off at 255
-        grey = (np.asarray(image).astype(np.int64).clip(0, 65535) >> 8).astype(np.uint8)
-        return np.repeat(grey[:, :, None], 3, axis=2)
+        gray = (np.asarray(image).astype(np.int64).clip(0, 65535) >> 8).astype(np.uint8)
+        return np.repeat(gray[:, :, None], 3, axis=2)
     return np.array(image.convert("RGB"))

@@ -34,12 +34,12 @@ def pca_picture(
     # An eigenvector's sign is chance: its largest entry is made positive.
     largest = main.abs().argmax(dim=0, keepdim=True)
     main = main * main.gather(0, largest).sign()
-    colours = values @ main
+    colors = values @ main
     if dimension < 3:
-        colours = torch.nn.functional.pad(colours, (0, 3 - dimension))
-    low, high = (_quantile(colours, part) for part in (_LOW, _HIGH))  # (3,)
+        colors = torch.nn.functional.pad(colors, (0, 3 - dimension))
+    low, high = (_quantile(colors, part) for part in (_LOW, _HIGH))  # (3,)
     spread = high - low
-    unit = torch.where(spread > rounding, (colours - low) / spread, 0.5).clamp(0, 1)
+    unit = torch.where(spread > rounding, (colors - low) / spread, 0.5).clamp(0, 1)
     picture = (unit * 255).round().to(torch.uint8).view(batch, height, width, 3)
     picture = picture.permute(0, 3, 1, 2)
     return picture.repeat_interleave(scale, dim=2).repeat_interleave(scale, dim=3)

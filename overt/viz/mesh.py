@@ -10,7 +10,7 @@ from torch import Tensor
 
 from overt.geometry.silhouette import rasterize
 
-COLOUR = (0.55, 0.75, 0.95)
+COLOR = (0.55, 0.75, 0.95)
 LIGHT = (0.3, -0.5, -0.8)  # direction toward it, in the camera frame
 SMALL = 192  # pixels: smaller pictures are enlarged to be read
 
@@ -30,7 +30,7 @@ def draw_mesh(
     light = F.normalize(vertices.new_tensor(LIGHT), dim=0)
     bright = 0.35 + 0.65 * (F.normalize(normals, dim=-1) @ light).clamp_min(0.0)  # (F,)
     mask, face = raster.mask[0], raster.face[0].clamp_min(0)
-    shade = 255 * vertices.new_tensor(COLOUR)[:, None, None] * bright[face]
+    shade = 255 * vertices.new_tensor(COLOR)[:, None, None] * bright[face]
     mixed = opacity * shade + (1 - opacity) * picture
     return torch.where(mask, mixed, picture.to(mixed.dtype)).round().to(torch.uint8)
 

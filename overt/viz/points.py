@@ -17,7 +17,7 @@ from torch import Tensor
 _PAPER = (250, 250, 250)
 _INK = (60, 60, 60)
 _BONE = (150, 156, 165)
-_COLOURS = ((214, 84, 38), (38, 132, 196))  # of rows in turn
+_COLORS = ((214, 84, 38), (38, 132, 196))  # of rows in turn
 _REACH = 4.0  # what a panel shows of the coordinates, from its middle
 _SUPERSAMPLE = 3
 
@@ -47,15 +47,15 @@ def draw_clouds(rows: Sequence[Shown], size: int = 220) -> Tensor:
     for column, view in enumerate(_VIEWS):
         draw.text((column * size + 6, 2), view, fill=_INK, font=font)
         for index, row in enumerate(rows):
-            colour = _COLOURS[index % len(_COLOURS)]
-            panel = _panel(row, view, size, colour)
+            color = _COLORS[index % len(_COLORS)]
+            panel = _panel(row, view, size, color)
             paper.paste(panel, (column * size, 18 + index * size))
     for index, row in enumerate(rows):
         draw.text((6, 18 + index * size + size - 16), row.title, fill=_INK, font=font)
     return torch.from_numpy(np.array(paper)).permute(2, 0, 1).contiguous()
 
 
-def _panel(row: Shown, view: str, size: int, colour: tuple[int, int, int]) -> Image.Image:
+def _panel(row: Shown, view: str, size: int, color: tuple[int, int, int]) -> Image.Image:
     known, implant = (
         part.detach().to("cpu", torch.float64).nan_to_num(0, 0, 0).numpy()
         for part in (row.known, row.implant)
@@ -70,7 +70,7 @@ def _panel(row: Shown, view: str, size: int, colour: tuple[int, int, int]) -> Im
     near = np.clip((points[:, 2] / _REACH + 1) / 2, 0, 1)
     radius = max(side / 190, 1.0)
     for index in np.argsort(points[:, 2], kind="stable"):
-        base = np.array(colour if is_implant[index] else _BONE)
+        base = np.array(color if is_implant[index] else _BONE)
         faded = np.array(_PAPER) + (base - _PAPER) * (0.25 + 0.75 * near[index])
         x, y = pixels[index]
         grown = radius * (1.5 if is_implant[index] else 1.0)

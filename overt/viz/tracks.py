@@ -60,7 +60,7 @@ def draw_tracks(
             np.ones_like(visible_mask) if truth_visible is None else truth_visible.cpu().numpy()
         )
         rows.append(("true", target, truth_mask.astype(bool)))
-    colours = _colours(rows[-1][1], rows[-1][2], height, width)
+    colors = _colors(rows[-1][1], rows[-1][2], height, width)
 
     font = ImageFont.load_default(size=13)
     label_width = 24 if truth is not None else 0
@@ -83,7 +83,7 @@ def draw_tracks(
                 images[frame],
                 positions[max(0, frame - trail) : frame + 1],
                 row_seen[max(0, frame - trail) : frame + 1],
-                colours,
+                colors,
                 None if target is None or row else target[frame],
                 scale,
                 _RADIUS * max(scale, 2) / 2.6,  # sizes follow the scale
@@ -113,15 +113,15 @@ def draw_video(
     height, width = video.shape[-2:]
     images = video.permute(0, 2, 3, 1).cpu().numpy()  # (T, H, W, 3)
     positions, visible_mask = _positions(tracks), visible.cpu().numpy().astype(bool)
-    colours = _colours(positions, visible_mask, height, width)
-    spacing = scale * math.sqrt(height * width / max(len(colours), 1))
+    colors = _colors(positions, visible_mask, height, width)
+    spacing = scale * math.sqrt(height * width / max(len(colors), 1))
     largest = max(3.0, 0.008 * scale * max(height, width))
     radius = min(max(0.11 * spacing, 1.3), largest)
     result = torch.empty(len(video), 3, height * scale, width * scale, dtype=torch.uint8)
     for frame, image in enumerate(each(list(images), "drawing frames")):
         past = slice(max(0, frame - trail), frame + 1)
         drawn = _panel(
-            image, positions[past], visible_mask[past], colours, None, scale, radius, _LIVELY, trail
+            image, positions[past], visible_mask[past], colors, None, scale, radius, _LIVELY, trail
         )
         result[frame] = torch.from_numpy(np.array(drawn)).permute(2, 0, 1)
     return result
@@ -160,7 +160,7 @@ def _positions(tracks: Tensor) -> NDArray[np.float64]:
     return np.asarray(positions)
 
 
-def _colours(
+def _colors(
     positions: NDArray[Any], visible_mask: NDArray[Any], height: int, width: int
 ) -> list[tuple[int, int, int]]:
     """A color per point from where it is first seen: hue by direction, paler near the middle."""
@@ -169,18 +169,18 @@ def _colours(
     across, down = 2 * x / max(width - 1, 1) - 1, 2 * y / max(height - 1, 1) - 1
     hues = np.arctan2(down, across) / (2 * math.pi) % 1
     saturations = np.clip(0.3 + 0.55 * np.hypot(across, down), 0, 0.85)
-    colours = []
+    colors = []
     for hue, saturation in zip(hues, saturations, strict=True):
         red, green, blue = colorsys.hsv_to_rgb(hue, saturation, 1.0)
-        colours.append((round(255 * red), round(255 * green), round(255 * blue)))
-    return colours
+        colors.append((round(255 * red), round(255 * green), round(255 * blue)))
+    return colors
 
 
 def _panel(
     image: NDArray[np.uint8],  # (H, W, 3)
     positions: NDArray[Any],  # (trail + 1, N, 2)
     visible_mask: NDArray[Any],  # (trail + 1, N)
-    colours: list[tuple[int, int, int]],
+    colors: list[tuple[int, int, int]],
     target: NDArray[Any] | None,  # (N, 2)
     scale: int,
     radius: float,  # of a point, in pixels of the panel
@@ -189,8 +189,8 @@ def _panel(
 ) -> Image.Image:
     height, width = image.shape[:2]
     # Duller than the video, so that the points stand out.
-    grey = 0.5 * image.mean(axis=-1, keepdims=True) + 0.5 * 60
-    calm = (liveliness * image + (1 - liveliness) * grey).astype(np.uint8)
+    gray = 0.5 * image.mean(axis=-1, keepdims=True) + 0.5 * 60
+    calm = (liveliness * image + (1 - liveliness) * gray).astype(np.uint8)
     picture = Image.fromarray(calm).resize(
         (width * scale, height * scale), Image.Resampling.BICUBIC
     )
@@ -207,12 +207,12 @@ def _panel(
         for age in range(length):
             strength = 1 - (length - age) / (fade + 1)  # the past fades, and tapers
             thickness = max(1, round(2.1 * unit * (0.3 + 0.7 * strength) + edge))
-            for point, colour in enumerate(colours):
+            for point, color in enumerate(colors):
                 segment = pixels[age : age + 2, point]
                 if np.isfinite(segment).all():
                     faint = 1.0 if visible_mask[age : age + 2, point].all() else 0.35
                     opacity = (110 if edge else 240) * strength * faint
-                    ink = (*((0, 0, 0) if edge else colour), round(opacity))
+                    ink = (*((0, 0, 0) if edge else color), round(opacity))
                     ends = [(float(x), float(y)) for x, y in segment]
                     pen.line(ends, fill=ink, width=thickness)
     if target is not None:
@@ -221,10 +221,10 @@ def _panel(
                 pen.line(
                     [tuple(position), tuple(goal)], fill=(255, 255, 255, 220), width=round(unit)
                 )
-    for point, colour in enumerate(colours):
+    for point, color in enumerate(colors):
         if np.isfinite(pixels[-1, point]).all():
             x, y = pixels[-1, point]
-            _draw_point(pen, x, y, colour, bool(visible_mask[-1, point]), unit)
+            _draw_point(pen, x, y, color, bool(visible_mask[-1, point]), unit)
     small = overlay.resize(picture.size, Image.Resampling.BOX)
     return Image.alpha_composite(picture.convert("RGBA"), small).convert("RGB")
 
@@ -233,7 +233,7 @@ def _draw_point(
     pen: ImageDraw.ImageDraw,
     x: float,
     y: float,
-    colour: tuple[int, int, int],
+    color: tuple[int, int, int],
     visible: bool,
     unit: float,
 ) -> None:
@@ -242,10 +242,10 @@ def _draw_point(
 
     if visible:
         circle(3.4 * unit, fill=(0, 0, 0, 200))
-        circle(_RADIUS * unit, fill=(*colour, 255))
+        circle(_RADIUS * unit, fill=(*color, 255))
     else:
         circle(3.4 * unit, outline=(0, 0, 0, 160), width=round(2.4 * unit))
-        circle(3.0 * unit, outline=(*colour, 255), width=round(1.3 * unit))
+        circle(3.0 * unit, outline=(*color, 255), width=round(1.3 * unit))
 
 
 def _write_upwards(

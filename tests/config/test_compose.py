@@ -27,6 +27,26 @@ def test_every_recipe_composes_and_its_text_alone_gives_the_same(
     assert load([], config_file=str(file)) == config
 
 
+@pytest.mark.parametrize(
+    ("recipe", "old", "new"),
+    [
+        ("hjepa_tiny", "labelled", "labeled"),
+        ("blade_depthnet_tiny", "fixed_colours", "fixed_colors"),
+        ("cotracker3_small", "grey", "gray"),
+    ],
+)
+def test_files_with_the_former_name_of_a_key_mean_the_same(
+    recipe: str, old: str, new: str, tmp_path: Path
+) -> None:
+    config = load([f"recipe={recipe}", "data.root=somewhere"])
+    former = config.text.replace(f" {new}:", f" {old}:")
+    assert former != config.text
+    file = tmp_path / "config.yaml"
+    file.write_text(former)
+    assert load([], config_file=str(file)) == config
+    assert differences(former, config.text, ()) == []
+
+
 def test_command_line_wins_over_recipe_and_groups(tmp_path: Path) -> None:
     config = load(
         [

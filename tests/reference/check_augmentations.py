@@ -9,10 +9,10 @@ from torch import Tensor
 from overt.data.tracking.augment import AugmentationSettings, draw_plan
 from overt.data.tracking.augment_apply import erase, move_points, render, resample
 
-# The recorded code wrote OpenCV's resize to float16; grey levels.
+# The recorded code wrote OpenCV's resize to float16; gray levels.
 PIXEL_TOLERANCE = 0.13
 
-# Colour jitter and blur were switched off; a step of probability 0 draws nothing.
+# Color jitter and blur were switched off; a step of probability 0 draws nothing.
 SETTINGS = AugmentationSettings(
     erase_probability=0.5,
     erase_max=10,
@@ -67,7 +67,7 @@ def check_augmentations(case: dict[str, Any], tensors: dict[str, Tensor]) -> Non
     coords = tensors["tracks_in"].transpose(0, 1).numpy()  # (N, T, 2)
     visible = tensors["visible_in"].bool().T.numpy()  # (N, T)
 
-    gates = case["draws_eraser_and_gates"][-2:]  # of colour jitter and blur
+    gates = case["draws_eraser_and_gates"][-2:]  # of color jitter and blur
     assert [gate[0] for gate in gates] == ["rand", "rand"]
     draws = RecordedDraws(case["draws_eraser_and_gates"][:-2] + case["draws_spatial"])
     height, width = frames.shape[2:]

@@ -1,4 +1,4 @@
-"""PCA pictures: the same features have the same colours, and nothing stops them."""
+"""PCA pictures: the same features have the same colors, and nothing stops them."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def two_halves():
     return kinds[half] + 0.1 * noise
 
 
-def test_like_features_have_like_colours():
+def test_like_features_have_like_colors():
     picture = pca_picture(two_halves(), (4, 6), scale=3)
     assert picture.shape == (2, 3, 12, 18)
     assert picture.dtype == torch.uint8
@@ -35,12 +35,12 @@ def test_scale_and_offset_of_features_do_not_matter():
 
 
 @pytest.mark.parametrize("features", [torch.ones(1, 6, 8), torch.full((1, 6, 8), torch.nan)])
-def test_features_without_a_difference_are_grey(features):
+def test_features_without_a_difference_are_gray(features):
     assert pca_picture(features, (2, 3)).unique().tolist() == [128]
 
 
 @pytest.mark.parametrize("dimension", [1, 2])
-def test_fewer_dimensions_than_colours(dimension):
+def test_fewer_dimensions_than_colors(dimension):
     assert pca_picture(torch.randn(1, 6, dimension), (2, 3)).shape == (1, 3, 2, 3)
 
 

@@ -13,7 +13,7 @@ def test_a_picture_has_a_row_for_each_cloud_and_a_column_for_each_side() -> None
     assert picture.dtype == torch.uint8
 
 
-def test_the_implant_is_drawn_in_colour_where_it_is() -> None:
+def test_the_implant_is_drawn_in_color_where_it_is() -> None:
     """A single implant point in front, to the right and above: seen from the front, there."""
     known = torch.zeros(1, 3)
     picture = draw_clouds([Shown("", known, torch.tensor([[2.0, -2.0, 2.0]]))], size=100).int()

@@ -1,4 +1,4 @@
-"""Pictures of tracks: the points stand where they should, in colours that tell them apart."""
+"""Pictures of tracks: the points stand where they should, in colors that tell them apart."""
 
 import numpy as np
 import pytest
@@ -27,8 +27,8 @@ def still(*points):
     return tracks, torch.ones(FRAMES, len(points), dtype=torch.bool)
 
 
-def coloured(image):
-    """Where the picture is neither paper, ink nor grey video (H, W)."""
+def colored(image):
+    """Where the picture is neither paper, ink nor gray video (H, W)."""
     pixels = image.int()
     return (pixels.amax(0) - pixels.amin(0)) > 80
 
@@ -57,7 +57,7 @@ def test_point_stands_at_its_pixel_centre(video, place):
     marks = torch.nonzero((difference - with_point.int()).abs().sum(0) > 40).float()
     # The centre of the first pixel; half of the blur around it falls outside the panel.
     origin = marks.amin(0)
-    found = torch.nonzero(coloured(with_point)).float().mean(0)
+    found = torch.nonzero(colored(with_point)).float().mean(0)
     expected = origin + (torch.tensor([place[1], place[0]]) + 0.5) * scale - 0.5
     assert (found - expected).abs().max() < 0.6
 
@@ -66,10 +66,10 @@ def test_occluded_point_is_a_ring(video):
     tracks, visible = still((16, 12))
     disc = draw_tracks(video, tracks, visible, columns=1, scale=6, trail=0)
     ring = draw_tracks(video, tracks, ~visible, columns=1, scale=6, trail=0)
-    row, column = torch.nonzero(coloured(disc)).float().mean(0).round().int().tolist()
-    assert coloured(disc)[row, column]
-    assert not coloured(ring)[row, column]
-    assert coloured(ring).sum() > 20
+    row, column = torch.nonzero(colored(disc)).float().mean(0).round().int().tolist()
+    assert colored(disc)[row, column]
+    assert not colored(ring)[row, column]
+    assert colored(ring).sum() > 20
 
 
 def test_trail_shows_the_past(video):
@@ -82,14 +82,14 @@ def test_trail_shows_the_past(video):
     assert (long != short).any(0).sum() > 100
 
 
-def test_points_have_distinct_colours(video):
+def test_points_have_distinct_colors(video):
     points = [(3, 3), (28, 3), (3, 20), (28, 20)]
-    colours = []
+    colors = []
     for point in points:
         tracks, visible = still(point)
         image = draw_tracks(video, tracks, visible, columns=1, scale=4, trail=0)
-        colours.append(image[:, coloured(image)].float().median(dim=1).values)
-    distances = [(a - b).abs().max() for i, a in enumerate(colours) for b in colours[:i]]
+        colors.append(image[:, colored(image)].float().median(dim=1).values)
+    distances = [(a - b).abs().max() for i, a in enumerate(colors) for b in colors[:i]]
     assert min(distances) > 60
 
 
@@ -109,7 +109,7 @@ def test_predictions_that_are_not_finite_do_not_matter(video):
     tracks[2:, 1] = float("nan")
     tracks[2:, 2] = float("inf")
     image = draw_tracks(video, tracks, visible, truth=tracks)
-    assert coloured(image).any()
+    assert colored(image).any()
 
 
 def test_inputs_are_left_alone_and_output_repeats(video):
@@ -123,7 +123,7 @@ def test_inputs_are_left_alone_and_output_repeats(video):
 
 def test_no_points_at_all(video):
     image = draw_tracks(video, torch.zeros(FRAMES, 0, 2), torch.zeros(FRAMES, 0, dtype=torch.bool))
-    assert not coloured(image).any()
+    assert not colored(image).any()
 
 
 def test_shapes_that_do_not_fit(video):
@@ -154,10 +154,10 @@ def test_video_keeps_its_frames_and_shows_the_points(video, scale):
     assert drawn.shape == (FRAMES, 3, HEIGHT * scale, WIDTH * scale)
     for x, y in ((6, 6), (25, 17)):
         row, column = (round((place + 0.5) * scale - 0.5) for place in (y, x))
-        assert all(coloured(frame)[row, column] for frame in drawn)
+        assert all(colored(frame)[row, column] for frame in drawn)
     assert torch.equal(drawn[0], drawn[-1])  # nothing moves
     untouched = draw_video(video, tracks[:, :0], visible[:, :0], scale=scale)
-    assert not coloured(untouched[0]).any()
+    assert not colored(untouched[0]).any()
 
 
 def test_trail_of_a_video_fades_and_ends(video):
@@ -180,8 +180,8 @@ def test_trail_of_a_video_fades_and_ends(video):
 def test_more_points_are_drawn_smaller(video):
     one, visible = still((16, 12))
     many = one.repeat(1, 400, 1)
-    few_pixels = coloured(draw_video(video, one, visible, scale=8)[0]).sum()
-    many_pixels = coloured(draw_video(video, many, visible.repeat(1, 400), scale=8)[0]).sum()
+    few_pixels = colored(draw_video(video, one, visible, scale=8)[0]).sum()
+    many_pixels = colored(draw_video(video, many, visible.repeat(1, 400), scale=8)[0]).sum()
     assert many_pixels < few_pixels
 
 
@@ -200,7 +200,7 @@ def test_a_film_shows_prediction_left_and_truth_right(frames):
     film = film_beside_truth(video, predicted, visible, true, visible)
     scale = film.shape[2] // HEIGHT
     assert film.shape == (min(frames, FRAMES_FILMED), 3, HEIGHT * scale, 2 * WIDTH * scale)
-    places = coloured(film[-1]).nonzero().double() / scale  # (row, column)
+    places = colored(film[-1]).nonzero().double() / scale  # (row, column)
     left = places[:, 1] < WIDTH
     torch.testing.assert_close(
         places[left].mean(0), torch.tensor([4.5, 4.5]).double(), atol=1, rtol=0

@@ -152,7 +152,7 @@ def _pack(options: argparse.Namespace) -> int:
     from overt.data.images.folder import ImageFolder
     from overt.data.images.packed import pack_images
 
-    images = ImageFolder(options.root, labelled=not options.unlabeled)
+    images = ImageFolder(options.root, labeled=not options.unlabeled)
     packed = pack_images(
         images,
         options.out,

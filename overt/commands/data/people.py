@@ -64,7 +64,7 @@ def _add_people(verbs: Verbs) -> None:
     parser.add_argument(
         "--fixed-colors",
         "--fixed-colours",
-        dest="fixed_colours",
+        dest="fixed_colors",
         action="store_true",
         help="use the same colors in all pictures",
     )
@@ -135,7 +135,7 @@ def _people(options: argparse.Namespace) -> int:
     from overt.data.people.synthetic import write_people
 
     names = (
-        "size", "seed", "framing", "subset", "orthographic", "fixed_colours", "depth_maps", "body",
+        "size", "seed", "framing", "subset", "orthographic", "fixed_colors", "depth_maps", "body",
         "backgrounds", "device",
     )  # fmt: skip
     chosen = PeopleOptions(**{name: getattr(options, name) for name in names})

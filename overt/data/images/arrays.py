@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from overt.data.images.decode import Shrink
-from overt.data.images.files import UNLABELLED, Names
+from overt.data.images.files import UNLABELED, Names
 from overt.errors import DataError, nearest
 from overt.files.bounds import open_arrays
 
@@ -56,7 +56,7 @@ def _load(path: Path, images: str, labels: str | None) -> tuple[NDArray[Any], ND
                     raise DataError(
                         f"{path}: has no array {key!r}{nearest(key, archive.files)}; found "
                         f"{names}. Name the arrays to read; a set without labels is read with "
-                        "data.labelled=false (in Python labels=None)."
+                        "data.labeled=false (in Python labels=None)."
                     )
             return archive[images], None if labels is None else archive[labels]
     except FileNotFoundError as error:
@@ -97,7 +97,7 @@ def _check_labels(
     path: Path, key: str | None, labels: NDArray[Any] | None, count: int
 ) -> NDArray[np.int64]:
     if labels is None:
-        return np.full(count, UNLABELLED, np.int64)
+        return np.full(count, UNLABELED, np.int64)
     flat = labels.reshape(-1)
     if flat.dtype.kind not in "iu" or len(flat) != count or flat.min() < 0:
         raise DataError(

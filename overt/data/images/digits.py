@@ -24,8 +24,8 @@ def load_digits(size: int = 32) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
             "the digits are inside scikit-learn, which is missing: pip install 'overt[digits]'"
         ) from error
     bunch = load()
-    grey = [Image.fromarray(image.astype(np.float32) / 16 * 255) for image in bunch.images]
-    scaled = [np.asarray(image.resize((size, size), Image.Resampling.BILINEAR)) for image in grey]
+    gray = [Image.fromarray(image.astype(np.float32) / 16 * 255) for image in bunch.images]
+    scaled = [np.asarray(image.resize((size, size), Image.Resampling.BILINEAR)) for image in gray]
     return np.stack(scaled).round().astype(np.uint8), bunch.target.astype(np.int64)
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from overt.data.images.decode import SUFFIXES
 from overt.errors import DataError
 
-UNLABELLED = -1
+UNLABELED = -1
 _SPLITS = {"train", "val", "valid", "validation", "test"}
 
 
@@ -65,7 +65,7 @@ class _Folder(NamedTuple):
     linked_at: tuple[str, ...]  # the real folders of the links on the way to it
 
 
-def list_images(root: Path | str, labelled: bool = True) -> Listing:
+def list_images(root: Path | str, labeled: bool = True) -> Listing:
     """List the images below `root`; hidden files and folders are ignored.
 
     With labels, the sorted folders in `root` are the classes and contain images at any depth;
@@ -77,7 +77,7 @@ def list_images(root: Path | str, labelled: bool = True) -> Listing:
         raise DataError(f"{top} {state}; expected a folder of images. {_layout(top)}")
     folders, names, others = _scan(top, _Folder("", ()))
     folders.sort()
-    if labelled and folders and {folder.name for folder in folders} <= _SPLITS:
+    if labeled and folders and {folder.name for folder in folders} <= _SPLITS:
         raise DataError(
             f"{top}: its folders are {', '.join(folder.name for folder in folders)}: splits, not "
             f"classes. Point to one of them, such as {os.path.join(top, folders[0].name)}."
@@ -91,12 +91,12 @@ def list_images(root: Path | str, labelled: bool = True) -> Listing:
     if not names:
         state = _first_names(others, "other file") if others else "nothing else"
         raise DataError(f"{top}: no image at any depth, and {state}. {_layout(top)}")
-    if not labelled:
-        return Listing(Names.pack(sorted(names)), np.full(len(names), UNLABELLED, np.int64), ())
+    if not labeled:
+        return Listing(Names.pack(sorted(names)), np.full(len(names), UNLABELED, np.int64), ())
     if loose:
         raise DataError(
             f"{top}: {_first_names(loose, 'image')} outside of any class folder. {_layout(top)} Or "
-            "read the set without labels (data.labelled=false)."
+            "read the set without labels (data.labeled=false)."
         )
     classes = tuple(folder.name for folder in folders)
     empty = [name for name, count in zip(classes, counts, strict=True) if not count]

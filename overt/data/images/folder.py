@@ -52,13 +52,13 @@ class Images(Protocol):
 class ImageFolder:
     """The images below a folder at any depth: JPEG, PNG, WebP; sorted by name.
 
-    The folders in `root` are the classes, sorted; `labelled=False` accepts images anywhere, all
+    The folders in `root` are the classes, sorted; `labeled=False` accepts images anywhere, all
     with label -1.
     """
 
-    def __init__(self, root: Path | str, labelled: bool = True) -> None:
+    def __init__(self, root: Path | str, labeled: bool = True) -> None:
         self.root = Path(root)
-        self.names, self.labels, self.classes = list_images(root, labelled)
+        self.names, self.labels, self.classes = list_images(root, labeled)
 
     def __len__(self) -> int:
         return len(self.names)

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from overt.data.images.arrays import ImageArrays
 from overt.data.images.decode import Shrink
-from overt.data.images.files import UNLABELLED
+from overt.data.images.files import UNLABELED
 from overt.data.images.folder import ImageFolder, Images
 from overt.data.images.packed import PackedImages
 
 logger = logging.getLogger(__name__)
 
 
-class Relabelled:
+class Relabeled:
     """Images with replaced labels."""
 
     def __init__(self, images: Images, labels: NDArray[np.int64], classes: tuple[str, ...]) -> None:
@@ -32,20 +32,20 @@ class Relabelled:
         return self.images.read(index, shrink)[0], int(self.labels[index])
 
 
-def open_images(root: str, labelled: bool) -> Images:
+def open_images(root: str, labeled: bool) -> Images:
     """Open a folder of images, a pack, or a NumPy archive, whichever the path is."""
     path = Path(root)
     if path.suffix == ".npz":
-        return ImageArrays(path, labels="labels" if labelled else None)
+        return ImageArrays(path, labels="labels" if labeled else None)
     if not (path / "pack.json").is_file():
-        return ImageFolder(path, labelled)
+        return ImageFolder(path, labeled)
     images = PackedImages(path)
-    if not labelled:
-        return Relabelled(images, np.full(len(images), UNLABELLED, np.int64), ())
+    if not labeled:
+        return Relabeled(images, np.full(len(images), UNLABELED, np.int64), ())
     if not images.classes:
         logger.warning(
             "the pack %s has no classes, so there are neither k-NN nor probes; pack it without "
-            "--unlabeled, or set data.labelled=false",
+            "--unlabeled, or set data.labeled=false",
             path,
         )
     return images

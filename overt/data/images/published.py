@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from overt.data.images.files import UNLABELLED
+from overt.data.images.files import UNLABELED
 from overt.data.images.packed import Packed, pack_arrays, pack_images
 from overt.errors import DataError
 from overt.files import bounds
@@ -268,7 +268,7 @@ def read_stl10(source: Path | str) -> tuple[Splits, tuple[str, ...]]:
         # Planes are stored column by column.
         images = content.reshape(-1, 3, STL_SIDE, STL_SIDE).transpose(0, 3, 2, 1)
         if part == "unlabeled":
-            labels = np.full(len(images), UNLABELLED, np.int64)
+            labels = np.full(len(images), UNLABELED, np.int64)
         else:  # from 1 on in the files
             labels = np.frombuffer(files.read(f"{part}_y.bin"), np.uint8).astype(np.int64) - 1
         splits[part] = _joined(files, [images], [labels])

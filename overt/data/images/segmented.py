@@ -40,8 +40,8 @@ class SegmentedImages:
                     f"{self.root / folder} is not a directory; expected images in "
                     f"{self.root}/images and a PNG of the same name for each in {self.root}/masks"
                 )
-        listed = list_images(self.root / "images", labelled=False).names
-        masks = list_images(self.root / "masks", labelled=False).names
+        listed = list_images(self.root / "images", labeled=False).names
+        masks = list_images(self.root / "masks", labeled=False).names
         by_stem = {_stem(name): name for name in masks}
         indices = range(len(listed)) if chosen is None else chosen.tolist()
         self.names = [listed[index] for index in indices]

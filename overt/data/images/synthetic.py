@@ -132,7 +132,7 @@ def draw_image(name: str, size: int, rng: np.random.Generator) -> NDArray[np.uin
     along, across = _turned(u + rng.uniform(), v + rng.uniform(), rng.uniform(0, 2 * np.pi))
     pattern = TEXTURES[texture](2 * along / period, 2 * across / period)
     weight = np.clip(pattern * period * size / 8 + 0.5, 0, 1)[..., None]
-    front, accent, back = _colours(rng)
+    front, accent, back = _colors(rng)
     figure = front * weight + accent * (1 - weight)
     ground = back * (1 + 0.5 * _clouds(x, y, rng))[..., None]
     inside = np.clip(0.5 - distance, 0, 1)[..., None]
@@ -148,13 +148,13 @@ def _turned(x: Array, y: Array, angle: float) -> tuple[Array, Array]:
     return cosine * x + sine * y, cosine * y - sine * x
 
 
-def _colours(rng: np.random.Generator) -> Array:
+def _colors(rng: np.random.Generator) -> Array:
     """Sample two texture colors, one light and one dark, and a background color (3, 3)."""
-    colours = rng.uniform(0, 1, (3, 3))
+    colors = rng.uniform(0, 1, (3, 3))
     # Brightness by role, random hue: an invisible texture would teach nothing.
     target = np.array([rng.uniform(0.65, 0.9), rng.uniform(0.1, 0.25), rng.uniform(0.3, 0.6)])
-    grey = colours.mean(axis=1, keepdims=True)
-    tinted: Array = target[:, None] + 0.6 * (colours - grey)
+    gray = colors.mean(axis=1, keepdims=True)
+    tinted: Array = target[:, None] + 0.6 * (colors - gray)
     return tinted.clip(0, 1)
 
 

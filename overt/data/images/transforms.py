@@ -41,7 +41,7 @@ class Crop(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ColourJitter:
+class ColorJitter:
     """Ranges of color changes: factors 1 - x to 1 + x, and a hue rotation of -x to x."""
 
     brightness: float
@@ -50,14 +50,14 @@ class ColourJitter:
     hue: float
 
     @classmethod
-    def of_strength(cls, strength: float) -> ColourJitter | None:
+    def of_strength(cls, strength: float) -> ColorJitter | None:
         """Return the proportions 0.4, 0.4, 0.2, 0.1, times `strength`; none for strength 0."""
         if strength == 0:
             return None
         return cls(0.4 * strength, 0.4 * strength, 0.2 * strength, 0.1 * strength)
 
     @classmethod
-    def distortion(cls, strength: float) -> ColourJitter:
+    def distortion(cls, strength: float) -> ColorJitter:
         """Return SimCLR's proportions 0.8, 0.8, 0.8, 0.2, which I-JEPA uses too."""
         return cls(0.8 * strength, 0.8 * strength, 0.8 * strength, 0.2 * strength)
 
@@ -77,7 +77,7 @@ class TrainingTransform:
     """A random crop, resized; optionally flipped, color-jittered, gray or blurred.
 
     I-JEPA: `scale=(0.3, 1.0)`, bilinear, no flip, no jitter. H-JEPA: `scale=(0.8, 1.0)`, bicubic,
-    flip 0.5 and `ColourJitter.of_strength(0.4)`.
+    flip 0.5 and `ColorJitter.of_strength(0.4)`.
     """
 
     size: tuple[int, int]
@@ -85,7 +85,7 @@ class TrainingTransform:
     ratio: tuple[float, float] = (3 / 4, 4 / 3)  # width over height, sampled on a log scale
     interpolation: Interpolation = "bilinear"
     flip: float = 0.0  # probability
-    jitter: ColourJitter | None = None
+    jitter: ColorJitter | None = None
     jitter_probability: float = 1.0
     gray: float = 0.0  # probability
     blur: float = 0.0  # probability; the standard deviation is sampled from BLUR_DEVIATIONS
@@ -213,7 +213,7 @@ def crop_resize(
     return part.contiguous()
 
 
-def draw_jitter(reach: ColourJitter, rng: np.random.Generator) -> Jitter:
+def draw_jitter(reach: ColorJitter, rng: np.random.Generator) -> Jitter:
     """Factors and order of one color jitter."""
     order = tuple(OPERATORS[number] for number in rng.permutation(len(OPERATORS)))
     reaches = (reach.brightness, reach.contrast, reach.saturation)

@@ -25,7 +25,7 @@ _FIXED = np.random.default_rng(24).uniform(0.15, 0.95, size=(PARTS + 1, 3))
 class Look(NamedTuple):
     """The chance of one picture."""
 
-    colours: Array  # (25, 3) of the parts, 0 to 1; number 0 is not used
+    colors: Array  # (25, 3) of the parts, 0 to 1; number 0 is not used
     stripes: Array  # (2,) waves per meter and strength
     light: Array  # (3,) direction toward it
     ambient: float
@@ -33,18 +33,18 @@ class Look(NamedTuple):
     kind: int  # of background: 0 gradient, 1 noise, 2 rectangles
 
 
-def draw_look(rng: np.random.Generator, fixed_colours: bool) -> Look:
+def draw_look(rng: np.random.Generator, fixed_colors: bool) -> Look:
     """Sample colors, stripes, light and background of one picture."""
-    if fixed_colours:
-        colours = np.clip(_FIXED + rng.uniform(-0.05, 0.05, size=_FIXED.shape), 0, 1)
+    if fixed_colors:
+        colors = np.clip(_FIXED + rng.uniform(-0.05, 0.05, size=_FIXED.shape), 0, 1)
         kind = 0
     else:
-        colours = rng.uniform(0.1, 1.0, size=_FIXED.shape)
+        colors = rng.uniform(0.1, 1.0, size=_FIXED.shape)
         kind = int(rng.integers(3))
     stripes = np.array([rng.uniform(8, 16), rng.uniform(0.1, 0.25)])
     light = rng.standard_normal(3) + np.array([0, -0.5, -1.5])
     return Look(
-        colours,
+        colors,
         stripes,
         light / np.linalg.norm(light),
         rng.uniform(0.3, 0.6),
@@ -102,14 +102,14 @@ def _shade(
     normal = (weights * vertex_normals(vertices, model.faces)[image[:, None], corners]).sum(1)
     numbers = {
         name: torch.tensor(np.stack([np.asarray(getattr(look, name)) for look in looks])).float()
-        for name in ("colours", "stripes", "light", "ambient")
+        for name in ("colors", "stripes", "light", "ambient")
     }
     towards = (F.normalize(normal, dim=-1) * numbers["light"][image]).sum(-1).clamp_min(0.0)
     ambient = numbers["ambient"][image]
     waves, strength = numbers["stripes"][image].unbind(1)
     stripe = 1 + strength * torch.sin(2 * math.pi * waves * (position[:, 0] + position[:, 1]))
     bright = (ambient + (1 - ambient) * towards) * stripe
-    return numbers["colours"][image, part] * bright[:, None]
+    return numbers["colors"][image, part] * bright[:, None]
 
 
 def vertex_normals(vertices: Tensor, faces: Tensor) -> Tensor:
@@ -136,6 +136,6 @@ def background(look: Look, side: int, rng: np.random.Generator) -> Tensor:
         for _ in range(int(rng.integers(2, 7))):
             top, left = rng.integers(0, side, size=2)
             height, width = rng.integers(side // 16, side // 2, size=2)
-            colour = torch.tensor(rng.uniform(0, 1, size=3), dtype=torch.float32)
-            picture[top : top + height, left : left + width] = colour
+            color = torch.tensor(rng.uniform(0, 1, size=3), dtype=torch.float32)
+            picture[top : top + height, left : left + width] = color
     return picture

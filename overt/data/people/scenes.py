@@ -53,7 +53,7 @@ class PeopleOptions:
     # parallel rays instead of perspective: nothing in the picture reveals the depth
     orthographic: bool = False
     # one fixed color per part in all pictures, instead of random ones
-    fixed_colours: bool = False
+    fixed_colors: bool = False
     # also write the depth of every pixel
     depth_maps: bool = False
     # which pictures to keep, by their distortion: all, p3, p5 or far

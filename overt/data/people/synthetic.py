@@ -116,7 +116,7 @@ def render(
     """Render some people, plain or dressed."""
     perspective = not options.orthographic
     if painter is None:
-        looks = [draw_look(rng, options.fixed_colours) for rng in generators]
+        looks = [draw_look(rng, options.fixed_colors) for rng in generators]
         pixels, depth = see(scene, scene.vertices, options.orthographic)
         return paint(
             pixels, depth, scene.vertices, model, looks, options.size, generators, perspective

@@ -118,11 +118,11 @@ def replace(
     numbers = sorted({patch.frame for patch in patches})
     firsts, seconds = zip(*(jitters[number] for number in numbers), strict=True)
     sources = jitter(jitter(frames[_on(frames.device, numbers)], firsts), seconds)
-    recoloured = dict(zip(numbers, sources, strict=True))
+    recolored = dict(zip(numbers, sources, strict=True))
     result = frames.clone()
     for box, number, left, top in patches:
         bottom, right = top + box.bottom - box.top, left + box.right - box.left
-        filling = recoloured[number][:, top:bottom, left:right]
+        filling = recolored[number][:, top:bottom, left:right]
         result[box.frame, :, box.top : box.bottom, box.left : box.right] = filling
     return result
 

@@ -17,8 +17,8 @@ Response = NDArray[np.float32]
 
 def corner_response(frame: NDArray[np.uint8]) -> Response:
     """Return the smaller eigenvalue of the summed gradient products of a frame (3, H, W)."""
-    grey = frame.mean(axis=0, dtype=np.float32)
-    down, right = np.gradient(grey)
+    gray = frame.mean(axis=0, dtype=np.float32)
+    down, right = np.gradient(gray)
     xx, yy, xy = (_box_sum(part) for part in (right * right, down * down, right * down))
     trace, difference = (xx + yy) / 2, (xx - yy) / 2
     return (trace - np.sqrt(difference**2 + xy**2)).astype(np.float32)

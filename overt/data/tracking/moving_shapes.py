@@ -77,7 +77,7 @@ class _Layer:
         radius = self.outline[lower] * (1 - fraction) + self.outline[upper] * fraction
         return radius - np.hypot(u, v)
 
-    def colour(self, surface: Array) -> Array:
+    def color(self, surface: Array) -> Array:
         """Sample the texture bilinearly at surface points (..., 2); it repeats beyond its edge."""
         size = len(self.texture)
         position = surface + size // 2
@@ -197,9 +197,9 @@ def _texture(
     palette = _hsv(hues, saturation * rng.uniform(0.6, 1.2, 4), values)  # (4, 3)
     lower = np.minimum(position.astype(np.intp), 2)
     fraction = (position - lower)[..., None]
-    colour = palette[lower] * (1 - fraction) + palette[lower + 1] * fraction
+    color = palette[lower] * (1 - fraction) + palette[lower + 1] * fraction
     shade = 1 + 0.17 * np.clip(grain, -2.5, 2.5)
-    texture: Array = 255 * np.clip(colour * shade[..., None], 0.02, 1.0)
+    texture: Array = 255 * np.clip(color * shade[..., None], 0.02, 1.0)
     return texture.astype(np.float32)
 
 
@@ -219,8 +219,8 @@ def _hsv(hue: Array, saturation: Array, value: Array) -> Array:
     """Colors (C, 3) in 0 to 1."""
     sector = (np.array([5, 3, 1]) + hue[:, None] * 6) % 6
     strength = np.clip(np.minimum(sector, 4 - sector), 0, 1)
-    colours: Array = value[:, None] * (1 - np.clip(saturation, 0, 1)[:, None] * strength)
-    return colours
+    colors: Array = value[:, None] * (1 - np.clip(saturation, 0, 1)[:, None] * strength)
+    return colors
 
 
 def _render(layers: list[_Layer], settings: SceneSettings) -> NDArray[np.uint8]:
@@ -236,15 +236,15 @@ def _render(layers: list[_Layer], settings: SceneSettings) -> NDArray[np.uint8]:
             grid = np.stack(np.meshgrid(np.arange(left, right), np.arange(top, bottom)), axis=-1)
             surface = layer.motion.to_surface(grid, frame)
             window = canvas[top:bottom, left:right]
-            colour = layer.colour(surface)
+            color = layer.color(surface)
             if layer.outline is None:
-                window[:] = colour
+                window[:] = color
                 continue
             depth = layer.inside(surface)[..., None].astype(np.float32)
             # Half covered on the outline itself, where the visibility of a track changes.
             cover = np.clip(0.5 + depth * layer.motion.zoom[frame], 0, 1)
-            colour *= 0.55 + 0.45 * np.clip(depth / _BEVEL_PIXELS, 0, 1)
-            window += cover * (colour - window)
+            color *= 0.55 + 0.45 * np.clip(depth / _BEVEL_PIXELS, 0, 1)
+            window += cover * (color - window)
         video[frame] = np.rint(canvas)
     return video
 

@@ -179,12 +179,12 @@ def _top(scene: Scene, frame: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Ten
 
 def _finish(colored: Tensor, finish: Tensor, seeds: Tensor) -> Tensor:
     """Apply blur, grayscale, noise and compression of `Scene.finish`; uint8."""
-    blur, grey, noise, step = finish[:, :, None, None, None, None].unbind(1)
+    blur, gray, noise, step = finish[:, :, None, None, None, None].unbind(1)
     soft = F.pad(colored.flatten(0, 1), (1, 1, 1, 1), mode="replicate")
     soft = (soft[..., :-2] + 2 * soft[..., 1:-1] + soft[..., 2:]) / 4
     soft = (soft[..., :-2, :] + 2 * soft[..., 1:-1, :] + soft[..., 2:, :]) / 4
     frames = colored + blur * (soft.view_as(colored) - colored)
-    frames = frames + grey * (frames.mean(2, keepdim=True) - frames)
+    frames = frames + gray * (frames.mean(2, keepdim=True) - frames)
     frames = frames + noise * _noise(frames.shape, seeds)
     frames = torch.where(step > 0, _compressed(frames, step.clamp(min=1)), frames)
     return frames.round().clamp(0, 255).to(torch.uint8)

@@ -249,10 +249,10 @@ def _light(draws: Draws, smooth: object, settings: ProceduralSettings) -> Tensor
 def _finish(draws: Draws, settings: ProceduralSettings) -> Tensor:
     """(B, 4): see `Scene`."""
     blur = draws.chance(settings.blur, 1) * draws.uniform(1)
-    grey = draws.chance(settings.grey, 1)
+    gray = draws.chance(settings.gray, 1)
     noise = draws.chance(settings.noisy, 1) * draws.uniform(1, high=settings.noise)
     step = draws.chance(settings.compressed, 1) * draws.uniform(1, low=4.0, high=26.0)
-    return torch.cat([blur, grey, noise, step], 1)
+    return torch.cat([blur, gray, noise, step], 1)
 
 
 def _homography(

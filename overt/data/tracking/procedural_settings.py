@@ -12,7 +12,7 @@ from overt.errors import ConfigError
 MOST_LAYERS = 16
 PROBABILITIES = (
     "present", "thin", "holes", "boxes", "static_clips", "static_camera", "static_things",
-    "lights", "motion_blur", "blur", "grey", "noisy", "compressed", "first_frame", "foreground",
+    "lights", "motion_blur", "blur", "gray", "noisy", "compressed", "first_frame", "foreground",
 )  # fmt: skip
 
 
@@ -62,7 +62,7 @@ class ProceduralSettings:
     # levels), compression
     motion_blur: float = MISSING
     blur: float = MISSING
-    grey: float = MISSING
+    gray: float = MISSING
     noisy: float = MISSING
     noise: float = MISSING
     compressed: float = MISSING

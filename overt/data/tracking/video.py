@@ -144,14 +144,14 @@ def _read_moving_image(path: Path) -> Video:
 def _is_whole_gif(content: bytes) -> bool:
     """Return whether the blocks of a GIF reach its end mark. Pillow accepts truncated files."""
 
-    def colours(flags: int) -> int:  # bytes of the table of colors that the flags announce
+    def colors(flags: int) -> int:  # bytes of the table of colors that the flags announce
         return 3 * 2 ** ((flags & 7) + 1) if flags & 0x80 else 0
 
     try:
-        offset = 13 + colours(content[10])
+        offset = 13 + colors(content[10])
         while content[offset] != 0x3B:
             if content[offset] == 0x2C:  # a frame
-                offset += 11 + colours(content[offset + 9])
+                offset += 11 + colors(content[offset + 9])
             elif content[offset] == 0x21:  # something about the frames
                 offset += 2
             else:  # nothing known: passed over, as by Pillow

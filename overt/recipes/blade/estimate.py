@@ -179,8 +179,8 @@ def _limb_pixels(
 ) -> tuple[Tensor, Tensor]:
     """Limb joints (1, 12, 2) in pixels and whether they count: those given, or those found."""
     if keypoints is not None:
-        labelled = torch.from_numpy(_with_confidence(keypoints)).to(device)[None]
-        return labelled[..., :2], labelled[..., 2] > 0
+        labeled = torch.from_numpy(_with_confidence(keypoints)).to(device)[None]
+        return labeled[..., :2], labeled[..., 2] > 0
     if output.keypoints is None:
         raise DataError(
             "this model finds no keypoints (model.keypoint_head=false): give those of a detector "

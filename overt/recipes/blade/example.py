@@ -12,7 +12,7 @@ from overt.data.rng import sample_rng
 from overt.geometry.crop import Picture
 from overt.recipe import SampleSource
 from overt.recipes.blade.config import DataSettings
-from overt.recipes.blade.people import Array, LabelledPeople, SmplxLabel
+from overt.recipes.blade.people import Array, LabeledPeople, SmplxLabel
 
 NEAREST_M, FARTHEST_M = 0.5, 8.0
 BEND = 0.3  # deviation of a joint's rotation, in radians
@@ -63,7 +63,7 @@ class ExamplePeople:
 
 
 def example_samples(
-    source: Callable[[LabelledPeople, DataSettings], SampleSource],
+    source: Callable[[LabeledPeople, DataSettings], SampleSource],
     settings: DataSettings,
     size: int,
 ) -> list[Any]:

@@ -28,13 +28,13 @@ SCORED_BY = {
 class MetricMesh:
     """Compares joints and vertices on one mesh: the body's own, or SMPL's."""
 
-    def __init__(self, body: BodyModel, settings: BodySettings, labelled_with_smplx: bool) -> None:
-        self.body, self.labelled_with_smplx = body, labelled_with_smplx
+    def __init__(self, body: BodyModel, settings: BodySettings, labeled_with_smplx: bool) -> None:
+        self.body, self.labeled_with_smplx = body, labeled_with_smplx
         self.transfer: VertexTransfer | None = None
         self.smpl: BodyModel | None = None
-        if labelled_with_smplx and body.joints17 is not None:
+        if labeled_with_smplx and body.joints17 is not None:
             return
-        if not labelled_with_smplx and settings.model in (CAPSULE, ANNY):
+        if not labeled_with_smplx and settings.model in (CAPSULE, ANNY):
             raise DataError(
                 f"model.body.model={settings.model} is the body of rendered people, but these are "
                 "labeled with SMPL; set model.body.model to body_models/smplx/SMPLX_NEUTRAL.npz "
@@ -42,9 +42,9 @@ class MetricMesh:
             )
         missing = [key for key in SCORED_BY if getattr(settings, key) is None]
         if missing:
-            alternative = ", or model.body.joint_regressor for SMPL-X itself" * labelled_with_smplx
+            alternative = ", or model.body.joint_regressor for SMPL-X itself" * labeled_with_smplx
             raise DataError(
-                f"people labeled with {'SMPL-X' if labelled_with_smplx else 'SMPL'} are scored on "
+                f"people labeled with {'SMPL-X' if labeled_with_smplx else 'SMPL'} are scored on "
                 "SMPL's mesh: set "
                 + ", ".join(f"model.body.{key} ({SCORED_BY[key]})" for key in missing)
                 + alternative
@@ -62,7 +62,7 @@ class MetricMesh:
     @property
     def of_labels(self) -> BodyModel:
         """Return the body model of the labels."""
-        return self.body if self.labelled_with_smplx or self.smpl is None else self.smpl
+        return self.body if self.labeled_with_smplx or self.smpl is None else self.smpl
 
     def of_prediction(self, vertices: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return vertices and 17 joints, in meters."""
@@ -70,7 +70,7 @@ class MetricMesh:
         return _numbers(mesh), _numbers((self.smpl or self.body).joints_of_metrics(mesh))
 
     def of_truth(self, vertices: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        if self.labelled_with_smplx:
+        if self.labeled_with_smplx:
             return self.of_prediction(vertices)
         return _numbers(vertices), _numbers(self.of_labels.joints_of_metrics(vertices))
 

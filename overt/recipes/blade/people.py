@@ -45,7 +45,7 @@ class SmplxLabel(NamedTuple):
     translation: Array  # (3,)
 
 
-class LabelledPeople(Protocol):
+class LabeledPeople(Protocol):
     """Source of training samples: `People`, or generated ones."""
 
     def __len__(self) -> int: ...
@@ -90,7 +90,7 @@ class People:
             require_smplx(data)
         if not (data.has("smplx") or data.has("smpl") or "pelvis" in data):
             data.require(("smplx/body_pose", "smplx/transl"))
-        self.data = self._usable(_labelled(data), settings.drop_bad_rows)
+        self.data = self._usable(_labeled(data), settings.drop_bad_rows)
         self.limbs = limbs_of(self.data, settings)
         if "pelvis" not in data and not (data.has("smplx") and "smplx/transl" in data):
             assert self.hips  # names missing files of SMPL now
@@ -289,7 +289,7 @@ def limbs_of(data: HumanData, settings: DataSettings) -> list[int] | None:
     return limb_columns([names[column] for column in columns_kept], title)
 
 
-def _labelled(data: HumanData) -> HumanData:
+def _labeled(data: HumanData) -> HumanData:
     """Return the rows that have labels, if the file states it."""
     if "has_smpl" not in data:
         return data

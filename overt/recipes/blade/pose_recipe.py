@@ -109,11 +109,11 @@ class PoseNetRecipe(Recipe):
         with torch.autocast(images.device.type, enabled=False):
             body = self.body(images.device)
             with torch.no_grad():
-                labelled = true_rotations(batch.pose)
+                labeled = true_rotations(batch.pose)
             # Hands and face are not predicted: those of the label are used, so that they add no
             # error.
-            full_pose = torch.cat([output.rotations, labelled[:, BODY_JOINTS:]], dim=1)
-            predicted, true = both_bodies(body, (full_pose, labelled), (output.shape, batch.shape))
+            full_pose = torch.cat([output.rotations, labeled[:, BODY_JOINTS:]], dim=1)
+            predicted, true = both_bodies(body, (full_pose, labeled), (output.shape, batch.shape))
             terms = pose_losses(predicted, true, weights)
             losses = {name: term / samples for name, term in terms.items()}
             shown = pose_distances(predicted, true)

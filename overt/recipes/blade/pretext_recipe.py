@@ -28,7 +28,7 @@ from overt.recipes.blade.config import CONV, DataSettings, DepthNetSettings
 from overt.recipes.blade.data import make_evaluation_data, make_missing_data, open_evaluation
 from overt.recipes.blade.dpt import DepthAnything
 from overt.recipes.blade.example import example_samples
-from overt.recipes.blade.people import LabelledPeople, People
+from overt.recipes.blade.people import LabeledPeople, People
 
 NEAREST_M = 0.05  # predicted depths below this are taken for it
 
@@ -47,7 +47,7 @@ class DepthMapBatch:
 class DepthMaps:
     """Crops of people with the depth of every pixel."""
 
-    def __init__(self, people: LabelledPeople, settings: DataSettings) -> None:
+    def __init__(self, people: LabeledPeople, settings: DataSettings) -> None:
         self.people, self.size = people, settings.depth_size
         self.augmentation = Augmentation(**dataclasses.asdict(settings.depth_augmentation))
 
@@ -171,12 +171,12 @@ class PretextRecipe(Recipe):
         batch = self.collate([maps.unchanged(row) for row in rows])
         keypoints = model(batch.images.to(next(model.parameters()).device)).cpu()
 
-        def grey(depth: Tensor) -> Tensor:  # (B, S, S) to (B, 3, S, S)
+        def gray(depth: Tensor) -> Tensor:  # (B, S, S) to (B, 3, S, S)
             near = torch.where(batch.depth > 0, 1.0 / depth.clamp_min(NEAREST_M), 0.0)
             near = near / near.amax((1, 2), keepdim=True).clamp_min(1e-6)
             return (255 * near).to(torch.uint8)[:, None].expand(-1, 3, -1, -1)
 
-        columns = torch.cat([batch.images, grey(keypoints), grey(batch.depth)], dim=2)
+        columns = torch.cat([batch.images, gray(keypoints), gray(batch.depth)], dim=2)
         return {"depth_maps": torch.cat(list(columns), dim=2)}
 
 

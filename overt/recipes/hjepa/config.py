@@ -242,9 +242,9 @@ class Settings:
                 "and evaluation.layers=1, or evaluation.level=null"
             )
         for probe in ("linear_probe", "attentive_probe"):
-            if getattr(self.evaluation, probe).enabled and not data.labelled:
+            if getattr(self.evaluation, probe).enabled and not data.labeled:
                 raise ConfigError(
-                    f"evaluation.{probe}.enabled=true learns classes, but data.labelled=false "
+                    f"evaluation.{probe}.enabled=true learns classes, but data.labeled=false "
                     "reads images without them; change one of the two"
                 )
         if len(loss.hierarchy_weights) != model.num_hierarchies:

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from overt.data.images.decode import Shrink
-from overt.data.images.files import UNLABELLED
+from overt.data.images.files import UNLABELED
 from overt.data.images.folder import Images, ReadableImages
-from overt.data.images.opening import Relabelled, open_images
+from overt.data.images.opening import Relabeled, open_images
 from overt.data.images.synthetic import write_images
 from overt.data.images.transforms import (
-    ColourJitter,
+    ColorJitter,
     EvaluationTransform,
     TrainingTransform,
     reduced,
@@ -184,13 +184,13 @@ def numbered_alike(held_out: Images, training: Images) -> Images:
             f"data.val_root has {len(unknown)} class{'' if len(unknown) == 1 else 'es'} ({shown}) "
             f"of which data.root has no image, so that no k-NN or probe could recognize any. "
             "Classes are the same where their folders have the same name, in archives where they "
-            "have the same number. Give both sets the same classes, or set data.labelled=false."
+            "have the same number. Give both sets the same classes, or set data.labeled=false."
         )
     if held_out.classes == training.classes:
         return held_out
     numbers = {name: number for number, name in enumerate(training.classes)}
-    table = np.array([numbers.get(name, UNLABELLED) for name in held_out.classes])
-    return Relabelled(held_out, table[held_out.labels], training.classes)
+    table = np.array([numbers.get(name, UNLABELED) for name in held_out.classes])
+    return Relabeled(held_out, table[held_out.labels], training.classes)
 
 
 def make_missing_data(settings: DataSettings) -> None:
@@ -217,12 +217,12 @@ def make_missing_data(settings: DataSettings) -> None:
 
 def open_sets(settings: DataSettings) -> tuple[ReadableImages, ReadableImages]:
     """Return training and evaluation images, with the same class indices."""
-    images = open_images(settings.root, settings.labelled)
+    images = open_images(settings.root, settings.labeled)
     if settings.val_root == settings.root:
         both = ReadableImages(images)  # what cannot be read is known to both
         return both, both
     if settings.val_root is not None:
-        held_out_images = numbered_alike(open_images(settings.val_root, settings.labelled), images)
+        held_out_images = numbered_alike(open_images(settings.val_root, settings.labeled), images)
         return ReadableImages(images), ReadableImages(held_out_images)
     order = np.random.default_rng(0).permutation(len(images))
     count = round(settings.held_out * len(images))
@@ -242,9 +242,9 @@ def training_transform(settings: DataSettings) -> TrainingTransform:
         (height, width),
         interpolation="bicubic" if chosen.interpolation == "bicubic" else "bilinear",
         flip=0.5 if chosen.horizontal_flip else 0.0,
-        jitter=ColourJitter.distortion(chosen.color_distortion)
+        jitter=ColorJitter.distortion(chosen.color_distortion)
         if distorts
-        else ColourJitter.of_strength(chosen.color_jitter),
+        else ColorJitter.of_strength(chosen.color_jitter),
         jitter_probability=0.8 if distorts else 1.0,
         gray=0.2 if distorts else 0.0,
         blur=chosen.blur,

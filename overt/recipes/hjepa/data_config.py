@@ -153,7 +153,7 @@ class DataSettings:
     held_out: float = MISSING
     # folders in root are classes, which k-NN and probes need, and those of val_root are matched by
     # name; false: images may be anywhere, and labels of packs and archives are ignored
-    labelled: bool = MISSING
+    labeled: bool = MISSING
     # synthetic images written to root before training; null: the data exist
     synthetic: SyntheticSettings | None = MISSING
     # (height, width) in pixels

@@ -132,11 +132,11 @@ def score_features(
     """
     evaluation = settings.evaluation
     pooled = partial(scored_features, model, evaluation)
-    labelled = bool(training.images.classes and held_out.images.classes)
+    labeled = bool(training.images.classes and held_out.images.classes)
     test = collect_features(pooled, held_out, evaluation, world)
     scores = spectrum_scores(test.values.to(world.device))
     scores["feature_score"] = scores["rankme"] / test.values.shape[1]
-    if not labelled and evaluation.export is None:
+    if not labeled and evaluation.export is None:
         return scores
     bank = collect_features(pooled, training, evaluation, world)
     if evaluation.export is not None and world.is_main:
@@ -144,7 +144,7 @@ def score_features(
             names = [images.images.names[index] for index in features.ids.tolist()]
             path = Path(evaluation.export) / f"{name}.safetensors"
             export_features(path, features.values, features.labels, names)
-    if not labelled:
+    if not labeled:
         return scores
     sample_count = min(len(training), evaluation.max_samples or len(training))
     device = world.device  # that of the model, so that a GPU compares and learns as well

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from overt.data.images.decode import Shrink
-from overt.data.images.files import UNLABELLED
+from overt.data.images.files import UNLABELED
 from overt.data.rng import sample_rng
 from overt.recipes.hjepa.config import Settings
 from overt.recipes.hjepa.data import MaskedImages, Masks, Places, Sample
@@ -28,7 +28,7 @@ class NoiseImages:
 
     def __init__(self, count: int, size: Sequence[int]) -> None:
         self.names = ["noise"] * count
-        self.labels = np.full(count, UNLABELLED, np.int64)
+        self.labels = np.full(count, UNLABELED, np.int64)
         self.size = tuple(size)  # (height, width)
 
     def __len__(self) -> int:
@@ -36,7 +36,7 @@ class NoiseImages:
 
     def read(self, index: int, shrink: Shrink | None = None) -> tuple[Tensor, int]:
         pixels = np.random.default_rng(index).integers(0, 256, (3, *self.size), dtype=np.uint8)
-        return torch.from_numpy(pixels), UNLABELLED
+        return torch.from_numpy(pixels), UNLABELED
 
 
 def example_samples(settings: Settings, size: int) -> list[Sample]:

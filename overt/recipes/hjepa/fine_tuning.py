@@ -91,7 +91,7 @@ def labeled_images(images: ReadableImages, settings: Settings) -> Images:
     if classes == 0:
         raise DataError(
             f"data.root={settings.data.root} has no classes, and a classifier learns them; put "
-            "each class into a separate folder, and set data.labelled=true"
+            "each class into a separate folder, and set data.labeled=true"
         )
     if classes > width:
         raise ConfigError(

@@ -50,7 +50,7 @@ Sets = tuple[ReadableImages, ReadableImages]
 def open_labeled(name: str, settings: Settings) -> Sets:
     """Return training and test images of a set of `evaluation.transfer`."""
     root = Path(settings.evaluation.transfer[name])
-    data = replace(settings.data, synthetic=None, labelled=True, held_out=HELD_OUT)
+    data = replace(settings.data, synthetic=None, labeled=True, held_out=HELD_OUT)
     if (root / "train").is_dir():
         return open_sets(replace(data, root=str(root / "train"), val_root=str(scored_folder(root))))
     return open_sets(replace(data, root=str(root), val_root=None))

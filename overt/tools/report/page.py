@@ -27,7 +27,7 @@ from overt.tools.report.charts import (
 from overt.tools.report.markup import Html, breakable, element, join
 from overt.tools.report.parallel import parallel
 from overt.tools.report.run import Run
-from overt.tools.report.sections import COLOURS
+from overt.tools.report.sections import COLORS
 
 SEEN_BEFORE_PICTURES = ("overview", "pinned", "compare", "happened", "training", "evaluation")
 ON_A_PHONE = ("overview", "pinned", "compare")  # open there; the other parts unfold
@@ -123,9 +123,7 @@ def _last_values(chart: Chart, runs: Sequence[Run]) -> Html:
         return element("span", class_="last")
     shown = [index for index, run in enumerate(runs) if metric in run.curves][:VALUES_SHOWN]
     values = [
-        element(
-            "span", text.number(runs[index].curves[metric].last), class_=f"run{index % COLOURS}"
-        )
+        element("span", text.number(runs[index].curves[metric].last), class_=f"run{index % COLORS}")
         for index in shown
     ]
     return element("span", *values, class_="last", aria_hidden="true")

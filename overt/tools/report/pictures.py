@@ -12,7 +12,7 @@ from PIL import Image
 
 from overt.tools.report.markup import Html, element, join
 from overt.tools.report.run import Picture, Run
-from overt.tools.report.sections import COLOURS, label
+from overt.tools.report.sections import COLORS, label
 
 TYPES = {
     ".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp",
@@ -59,7 +59,7 @@ def galleries(runs: Sequence[Run], most: int) -> tuple[Html | None, dict[str, An
                 "figure",
                 _view(name, run=runs[index], picture=pictures[-1]),
                 element("figcaption", label(index, runs[index]), _caption(pictures[-1])),
-                class_=f"picture run{index % COLOURS}",
+                class_=f"picture run{index % COLORS}",
                 data_run=index,
             )
             for index, pictures in shown

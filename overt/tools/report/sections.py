@@ -17,7 +17,7 @@ from overt.tools.report.run import Run
 
 ABSENT = "(none)"  # in place of a setting that a run does not have
 MOST_CARDS = 100  # runs; the overview of more is a table
-COLOURS = 8  # runs are told apart by this many colours, and by dashes beyond
+COLORS = 8  # runs are told apart by this many colors, and by dashes beyond
 QUOTES = re.compile(r"['\"\\]")
 HAPPENED = {
     "start": "started",
@@ -28,7 +28,7 @@ HAPPENED = {
 
 
 def swatch(index: int) -> Html:
-    return _swatch(index % COLOURS)
+    return _swatch(index % COLORS)
 
 
 @lru_cache
@@ -100,7 +100,7 @@ def _card(index: int, run: Run) -> Html:
         element("p", str(recipe) if recipe else str(run.path), class_="quiet"),
         *bar,
         element("dl", *(_fact(name, value) for name, value in facts)),
-        class_=f"card edge run{index % COLOURS}",
+        class_=f"card edge run{index % COLORS}",
     )
 
 
@@ -154,7 +154,7 @@ def _bar(index: int, run: Run) -> Html:
         class_="ends quiet",
     )
     return element(
-        "div", element("h3", label(index, run)), view, ends, class_=f"timeline run{index % COLOURS}"
+        "div", element("h3", label(index, run)), view, ends, class_=f"timeline run{index % COLORS}"
     )
 
 

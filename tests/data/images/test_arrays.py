@@ -9,20 +9,20 @@ from overt.data.images.arrays import ImageArrays
 from overt.errors import DataError
 
 RNG = np.random.default_rng(0)
-COLOUR = RNG.integers(0, 256, (4, 5, 7, 3), dtype=np.uint8)
-GREY = np.repeat(COLOUR[..., :1], 3, axis=3)
+COLOR = RNG.integers(0, 256, (4, 5, 7, 3), dtype=np.uint8)
+GRAY = np.repeat(COLOR[..., :1], 3, axis=3)
 LABELS = np.array([2, 0, 1, 2])
 
 
 @pytest.mark.parametrize(
     ("stored", "expected"),
     [
-        (COLOUR, COLOUR),
-        (COLOUR.transpose(0, 3, 1, 2), COLOUR),
-        (np.concatenate([COLOUR, COLOUR[..., :1]], axis=3), COLOUR),
-        (GREY[..., 0], GREY),
-        (GREY[..., :1], GREY),
-        (GREY[..., :1].transpose(0, 3, 1, 2), GREY),
+        (COLOR, COLOR),
+        (COLOR.transpose(0, 3, 1, 2), COLOR),
+        (np.concatenate([COLOR, COLOR[..., :1]], axis=3), COLOR),
+        (GRAY[..., 0], GRAY),
+        (GRAY[..., :1], GRAY),
+        (GRAY[..., :1].transpose(0, 3, 1, 2), GRAY),
     ],
 )
 @pytest.mark.parametrize("labels", [LABELS, LABELS[:, None].astype(np.uint8)])
@@ -38,7 +38,7 @@ def test_layouts(tmp_path, stored, expected, labels):
 
 
 def test_other_keys_and_no_labels(tmp_path):
-    np.savez(tmp_path / "set.npz", train_images=COLOUR)
+    np.savez(tmp_path / "set.npz", train_images=COLOR)
     images = ImageArrays(tmp_path / "set.npz", images="train_images", labels=None)
     assert images.labels.tolist() == [-1] * 4
     assert images.classes == ()
@@ -47,14 +47,14 @@ def test_other_keys_and_no_labels(tmp_path):
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"image": COLOUR, "labels": LABELS}, r"no array 'images' \(did you mean image\?\)"),
-        ({"images": COLOUR}, "no array 'labels'"),
-        ({"images": COLOUR / 255, "labels": LABELS}, "expected uint8"),
-        ({"images": COLOUR[:0], "labels": LABELS[:0]}, "at least one image"),
-        ({"images": COLOUR[:, :, :2, :2], "labels": LABELS}, "1, 3 or 4 channels"),
-        ({"images": COLOUR, "labels": LABELS[:3]}, "expected 4 whole numbers"),
-        ({"images": COLOUR, "labels": LABELS / 2}, "whole numbers"),
-        ({"images": COLOUR, "labels": LABELS - 1}, "from 0 on"),
+        ({"image": COLOR, "labels": LABELS}, r"no array 'images' \(did you mean image\?\)"),
+        ({"images": COLOR}, "no array 'labels'"),
+        ({"images": COLOR / 255, "labels": LABELS}, "expected uint8"),
+        ({"images": COLOR[:0], "labels": LABELS[:0]}, "at least one image"),
+        ({"images": COLOR[:, :, :2, :2], "labels": LABELS}, "1, 3 or 4 channels"),
+        ({"images": COLOR, "labels": LABELS[:3]}, "expected 4 whole numbers"),
+        ({"images": COLOR, "labels": LABELS / 2}, "whole numbers"),
+        ({"images": COLOR, "labels": LABELS - 1}, "from 0 on"),
         ({"images": np.array([{}]), "labels": LABELS}, "plain arrays"),
     ],
 )
@@ -67,10 +67,10 @@ def test_refusals(tmp_path, arrays, message):
 def test_files_that_are_no_archive(tmp_path):
     with pytest.raises(DataError, match=r"no such file.*np.savez"):
         ImageArrays(tmp_path / "none.npz")
-    np.save(tmp_path / "one.npy", COLOUR)
+    np.save(tmp_path / "one.npy", COLOR)
     with pytest.raises(DataError, match="holds one array"):
         ImageArrays(tmp_path / "one.npy")
-    np.savez(tmp_path / "set.npz", images=COLOUR, labels=LABELS)
+    np.savez(tmp_path / "set.npz", images=COLOR, labels=LABELS)
     whole = (tmp_path / "set.npz").read_bytes()
     for length in (0, 10, len(whole) - 30):
         (tmp_path / "cut.npz").write_bytes(whole[:length])

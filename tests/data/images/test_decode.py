@@ -1,4 +1,4 @@
-"""Every colour mode and orientation becomes upright RGB bytes; every damage a DataError."""
+"""Every color mode and orientation becomes upright RGB bytes; every damage a DataError."""
 
 import io
 
@@ -20,19 +20,19 @@ def encoded(image: Image.Image, form: str = "PNG", **options: object) -> bytes:
 
 
 @pytest.mark.parametrize("form", ["PNG", "WEBP"])
-def test_lossless_colour_comes_back(form):
+def test_lossless_color_comes_back(form):
     data = encoded(Image.fromarray(PIXELS), form, **({"lossless": True} if form == "WEBP" else {}))
     assert np.array_equal(decode_image(data, "x"), PIXELS)
 
 
-def test_grey_of_8_and_16_bits_and_of_one():
-    grey = PIXELS[..., 0]
-    three = np.repeat(grey[..., None], 3, axis=2)
-    assert np.array_equal(decode_image(encoded(Image.fromarray(grey)), "x"), three)
-    deep = Image.fromarray(grey.astype(np.uint16) * 256 + 200)
+def test_gray_of_8_and_16_bits_and_of_one():
+    gray = PIXELS[..., 0]
+    three = np.repeat(gray[..., None], 3, axis=2)
+    assert np.array_equal(decode_image(encoded(Image.fromarray(gray)), "x"), three)
+    deep = Image.fromarray(gray.astype(np.uint16) * 256 + 200)
     assert deep.mode.startswith("I")
     assert np.array_equal(decode_image(encoded(deep), "x"), three)
-    black_and_white = Image.fromarray(grey > 127)
+    black_and_white = Image.fromarray(gray > 127)
     result = decode_image(encoded(black_and_white), "x")
     assert np.array_equal(result, np.where(three > 127, 255, 0))
 
@@ -41,10 +41,10 @@ def test_transparency_is_dropped():
     alpha = RNG.integers(0, 256, (5, 7, 1), dtype=np.uint8)
     with_alpha = Image.fromarray(np.concatenate([PIXELS, alpha], axis=2), "RGBA")
     assert np.array_equal(decode_image(encoded(with_alpha), "x"), PIXELS)
-    grey_alpha = Image.merge(
+    gray_alpha = Image.merge(
         "LA", [Image.fromarray(PIXELS[..., 0]), Image.fromarray(alpha[..., 0])]
     )
-    assert np.array_equal(decode_image(encoded(grey_alpha), "x")[..., 2], PIXELS[..., 0])
+    assert np.array_equal(decode_image(encoded(gray_alpha), "x")[..., 2], PIXELS[..., 0])
 
 
 def test_palette():

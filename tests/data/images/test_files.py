@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import pytest
 
-from overt.data.images.files import UNLABELLED, Names, list_images
+from overt.data.images.files import UNLABELED, Names, list_images
 from overt.errors import DataError
 
 
@@ -36,9 +36,9 @@ def test_the_order_does_not_depend_on_the_order_of_creation(tmp_path):
 
 def test_without_labels_images_may_lie_anywhere(tmp_path):
     touch(tmp_path, "z.png", "empty/notes.txt", "train/a/1.jpg", "val/2.jpg")
-    names, labels, classes = list_images(tmp_path, labelled=False)
+    names, labels, classes = list_images(tmp_path, labeled=False)
     assert list(names) == ["train/a/1.jpg", "val/2.jpg", "z.png"]
-    assert labels.tolist() == [UNLABELLED] * 3
+    assert labels.tolist() == [UNLABELED] * 3
     assert classes == ()
 
 
@@ -50,11 +50,11 @@ def test_a_missing_root_says_what_is_expected(tmp_path):
         list_images(tmp_path / "file")
 
 
-@pytest.mark.parametrize("labelled", [True, False])
-def test_no_image_at_all_says_what_there_was(tmp_path, labelled):
+@pytest.mark.parametrize("labeled", [True, False])
+def test_no_image_at_all_says_what_there_was(tmp_path, labeled):
     touch(tmp_path, "a/photos.tar", "b/x.txt")
     with pytest.raises(DataError, match=r"2 other files \(a/photos.tar, b/x.txt\)"):
-        list_images(tmp_path, labelled)
+        list_images(tmp_path, labeled)
 
 
 def test_empty_class_folders_are_named(tmp_path):

@@ -37,7 +37,7 @@ def test_read(root):
 
 
 def test_without_labels(root):
-    images = ImageFolder(root, labelled=False)
+    images = ImageFolder(root, labeled=False)
     assert {images.read(index)[1] for index in range(6)} == {-1}
 
 

@@ -17,10 +17,10 @@ def test_what_lies_there_decides(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     pixels, labels = np.zeros((2, 4, 4, 3), np.uint8), np.array([0, 1])
     np.savez(tmp_path / "set.npz", images=pixels, labels=labels)
     pack_arrays(pixels, labels, ["a", "b"], ("x", "y"), tmp_path / "pack")
-    assert isinstance(open_images(str(tmp_path / "folder"), labelled=True), ImageFolder)
-    assert isinstance(open_images(str(tmp_path / "set.npz"), labelled=True), ImageArrays)
-    assert isinstance(open_images(str(tmp_path / "pack"), labelled=True), PackedImages)
-    assert open_images(str(tmp_path / "pack"), labelled=False).read(1)[1] == -1
+    assert isinstance(open_images(str(tmp_path / "folder"), labeled=True), ImageFolder)
+    assert isinstance(open_images(str(tmp_path / "set.npz"), labeled=True), ImageArrays)
+    assert isinstance(open_images(str(tmp_path / "pack"), labeled=True), PackedImages)
+    assert open_images(str(tmp_path / "pack"), labeled=False).read(1)[1] == -1
     pack_arrays(pixels, labels * 0 - 1, ["a", "b"], (), tmp_path / "plain")
-    open_images(str(tmp_path / "plain"), labelled=True)
+    open_images(str(tmp_path / "plain"), labeled=True)
     assert "has no classes" in caplog.text

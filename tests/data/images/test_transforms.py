@@ -1,4 +1,4 @@
-"""Crops, resizing, flips and colours: against Pillow, and by what must hold for any image."""
+"""Crops, resizing, flips and colors: against Pillow, and by what must hold for any image."""
 
 import math
 
@@ -12,7 +12,7 @@ from PIL import Image
 from overt.data.images.transforms import (
     IMAGENET_MEAN,
     IMAGENET_STD,
-    ColourJitter,
+    ColorJitter,
     Crop,
     EvaluationTransform,
     Normalize,
@@ -85,7 +85,7 @@ def test_an_image_into_which_no_crop_fits_gives_its_middle():
 
 
 TRAINING = TrainingTransform(
-    (24, 32), (0.5, 1.0), interpolation="bicubic", flip=0.5, jitter=ColourJitter.of_strength(1.0)
+    (24, 32), (0.5, 1.0), interpolation="bicubic", flip=0.5, jitter=ColorJitter.of_strength(1.0)
 )
 
 
@@ -122,8 +122,8 @@ def test_flip():
 
 
 def test_jitter_is_drawn_within_its_reach():
-    assert ColourJitter.of_strength(0) is None
-    reach = ColourJitter.of_strength(0.5)
+    assert ColorJitter.of_strength(0) is None
+    reach = ColorJitter.of_strength(0.5)
     drawn = [draw_jitter(reach, np.random.default_rng(seed)) for seed in range(500)]
     assert len({jitter.order for jitter in drawn}) == 24
     for name, low, high in (

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from overt.data.images.transforms import ColourJitter, TrainingTransform, blur_weights, to_gray
+from overt.data.images.transforms import ColorJitter, TrainingTransform, blur_weights, to_gray
 from overt.data.images.views import make_views, resize_weights, view_row
 
 IMAGES = 6
@@ -21,7 +21,7 @@ def images() -> torch.Tensor:
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("colors", [False, True])
 def test_device_and_host_make_the_same_views(images, interpolation, colors):
-    changes = {"jitter": ColourJitter.distortion(0.5), "gray": 0.2, "blur": 0.5} if colors else {}
+    changes = {"jitter": ColorJitter.distortion(0.5), "gray": 0.2, "blur": 0.5} if colors else {}
     changes |= {"interpolation": interpolation, "jitter_probability": 0.8}
     transform = TrainingTransform((24, 32), (0.1, 1.0), flip=0.5, **changes)
     views = [transform.draw(40, 36, np.random.default_rng(number)) for number in range(IMAGES)]
@@ -34,7 +34,7 @@ def test_device_and_host_make_the_same_views(images, interpolation, colors):
 
 
 def test_drawing_and_making_are_one_call(images):
-    transform = TrainingTransform((16, 16), flip=0.5, jitter=ColourJitter.distortion(1.0), blur=1.0)
+    transform = TrainingTransform((16, 16), flip=0.5, jitter=ColorJitter.distortion(1.0), blur=1.0)
     view = transform.draw(40, 36, np.random.default_rng(3))
     assert (
         transform(images[0], np.random.default_rng(3)) == transform.apply(images[0], view)

@@ -66,7 +66,7 @@ def test_draws_stay_within_their_limits() -> None:
     assert again == crops[7]
 
 
-def test_bright_colours_do_not_wrap_around() -> None:
+def test_bright_colors_do_not_wrap_around() -> None:
     picture = np.full((8, 8, 3), 200, np.uint8)
     cropped, _ = cut(picture, Crop((4, 4), 8, gains=(1.4, 1.0, 0.5)), 8)
     assert cropped[4, 4].tolist() == [255, 200, 100]

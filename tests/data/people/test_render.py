@@ -42,16 +42,16 @@ def paint_one(model: BodyModel, chosen: Look, seed: int = 0) -> Painted:
 
 def test_a_look_is_a_function_of_its_generator() -> None:
     first, again, other = (
-        draw_look(np.random.default_rng(seed), fixed_colours=False) for seed in (1, 1, 2)
+        draw_look(np.random.default_rng(seed), fixed_colors=False) for seed in (1, 1, 2)
     )
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
-    assert not np.array_equal(first.colours, other.colours)
+    assert not np.array_equal(first.colors, other.colors)
     assert np.linalg.norm(first.light) == pytest.approx(1.0)
 
 
 def test_fixed_colors_tell_the_parts_apart_in_every_picture() -> None:
-    looks = [draw_look(np.random.default_rng(seed), fixed_colours=True) for seed in range(20)]
-    colors = np.stack([each.colours for each in looks])
+    looks = [draw_look(np.random.default_rng(seed), fixed_colors=True) for seed in range(20)]
+    colors = np.stack([each.colors for each in looks])
     assert np.ptp(colors, axis=0).max() <= 0.1 + 1e-9
     assert {each.kind for each in looks} == {0}
 

@@ -105,7 +105,7 @@ def test_nothing_planned_changes_nothing(exact):
     assert torch.equal(render(plan, moved.corners, noise()), noise())
 
 
-def test_identity_of_colours_and_small_blur():
+def test_identity_of_colors_and_small_blur():
     frames = noise()
     assert (jitter(frames, [UNCHANGED] * FRAMES).int() - frames.int()).abs().max() <= 1
     assert torch.equal(blur(frames, 11, [0.1] * FRAMES), frames)

@@ -83,7 +83,7 @@ def test_only_the_frames_asked_for_are_decoded(sequence):
     assert read_frames(frame_paths(sequence), [0, 1, 2]).shape[0] == 3
 
 
-def test_grey_and_transparent_images_become_rgb(sequence):
+def test_gray_and_transparent_images_become_rgb(sequence):
     for frame, mode in enumerate(("L", "RGBA", "P")):
         path = sequence / "frames" / f"{frame:03d}.png"
         Image.open(path).convert(mode).save(path)

@@ -18,8 +18,8 @@ def scene(request):
     return make_sequence(SETTINGS, request.param)
 
 
-def colours_at(video, coords):
-    """Bilinear colours (N, T, 3) of a video (T, H, W, 3) at (N, T, 2); 0 is a pixel's centre."""
+def colors_at(video, coords):
+    """Bilinear colors (N, T, 3) of a video (T, H, W, 3) at (N, T, 2); 0 is a pixel's centre."""
     frames, height, width, _ = video.shape
     x = np.clip(coords[..., 0], 0, width - 1)
     y = np.clip(coords[..., 1], 0, height - 1)
@@ -33,12 +33,10 @@ def colours_at(video, coords):
 
 
 def deviations(video, coords, visible):
-    """How far the colour of each visible point is from its usual colour, over all such points."""
-    colours = np.ma.array(
-        colours_at(video, coords), mask=np.repeat(~visible[..., None], 3, axis=-1)
-    )
-    usual = np.ma.median(colours, axis=1, keepdims=True)
-    return np.abs(colours - usual).mean(axis=-1).compressed()
+    """How far the color of each visible point is from its usual color, over all such points."""
+    colors = np.ma.array(colors_at(video, coords), mask=np.repeat(~visible[..., None], 3, axis=-1))
+    usual = np.ma.median(colors, axis=1, keepdims=True)
+    return np.abs(colors - usual).mean(axis=-1).compressed()
 
 
 def test_shapes_and_types(scene):
@@ -51,7 +49,7 @@ def test_shapes_and_types(scene):
     assert tracks.visible.dtype == np.bool_
 
 
-def test_the_colour_of_a_visible_point_stays(scene):
+def test_the_color_of_a_visible_point_stays(scene):
     video, tracks = scene
     moving = deviations(video, tracks.coords_xy, tracks.visible)
     still = deviations(
@@ -68,11 +66,11 @@ def test_points_are_not_off_by_a_fraction_of_a_pixel():
     layer = moving_shapes._background(settings, sample_rng(settings.seed, 0, 0))
     video, tracks = make_sequence(settings, 0)
     surface = layer.motion.to_surface(tracks.coords_xy[:, 0], np.zeros(settings.points, int))
-    true_colour = layer.colour(surface)[:, None]  # (N, 1, 3), no frame involved
+    true_color = layer.color(surface)[:, None]  # (N, 1, 3), no frame involved
 
     def error(shift):
-        colours = colours_at(video, tracks.coords_xy + np.array(shift))
-        return np.abs(colours - true_colour)[tracks.visible].mean()
+        colors = colors_at(video, tracks.coords_xy + np.array(shift))
+        return np.abs(colors - true_color)[tracks.visible].mean()
 
     exact = error((0, 0))
     assert exact < 1.0
@@ -123,8 +121,8 @@ def test_visibility_agrees_with_the_pixels():
     settings = dataclasses.replace(SETTINGS, shapes=1, points=2000)
     rng = sample_rng(3, 0, 0)
     ground, shape = (
-        dataclasses.replace(layer, texture=np.full_like(layer.texture, grey))
-        for layer, grey in (
+        dataclasses.replace(layer, texture=np.full_like(layer.texture, gray))
+        for layer, gray in (
             (moving_shapes._background(settings, rng), 0),
             (moving_shapes._shape(settings, rng), 250),
         )

@@ -59,7 +59,7 @@ def test_queries_lie_on_their_tracks_and_are_visible(clips):
 def test_tracks_follow_the_texture():
     """A smooth texture in plain light looks the same wherever a point is visible."""
     settings = small_settings(
-        present=0.0, lights=0.0, motion_blur=0.0, blur=0.0, noisy=0.0, compressed=0.0, grey=0.0,
+        present=0.0, lights=0.0, motion_blur=0.0, blur=0.0, noisy=0.0, compressed=0.0, gray=0.0,
         texels_per_pixel=[0.3, 0.5], static_clips=0.0, static_camera=0.0, camera_shift=0.6,
     )  # fmt: skip
     y, x = torch.meshgrid(torch.arange(32), torch.arange(32), indexing="ij")

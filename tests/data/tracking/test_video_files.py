@@ -40,8 +40,8 @@ def test_only_the_frames_asked_for_are_kept_of_a_film(tmp_path):
                 .reshape(10, 3, 16, 24).astype(np.uint8), 10)  # fmt: skip
     (film,) = find_videos(tmp_path)
     assert frame_count(film) == 10
-    grey = read_frames(film, [2, 7]).mean((1, 2, 3))
-    assert np.allclose(grey, [50, 175], atol=4)
+    gray = read_frames(film, [2, 7]).mean((1, 2, 3))
+    assert np.allclose(gray, [50, 175], atol=4)
     (tmp_path / "broken.mp4").write_bytes(b"not a film")
     with pytest.raises(DataError, match="cannot be opened"):
         frame_count(tmp_path / "broken.mp4")

@@ -22,7 +22,7 @@ def test_an_array_is_streamed_frame_by_frame(tmp_path: Path) -> None:
 
 
 class Camera:
-    """Stands in for a container of PyAV: two grey frames."""
+    """Stands in for a container of PyAV: two gray frames."""
 
     def __init__(self, name: str, kind: str | None) -> None:
         self.name, self.kind = name, kind

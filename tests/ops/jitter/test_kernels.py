@@ -26,12 +26,12 @@ def drawn(frames: int, orders: list[tuple[str, ...]]) -> list[Jitter]:
         [OPERATORS, OPERATORS[::-1], OPERATORS[2:] + OPERATORS[:2]],  # contrast early and late
     ],
 )
-def test_colours_are_those_of_the_definition(orders, size):
+def test_colors_are_those_of_the_definition(orders, size):
     from overt.ops.jitter.kernels import jitter_fused
 
     generator = torch.Generator().manual_seed(0)
     frames = torch.randint(256, (4, 3, *size), generator=generator, dtype=torch.uint8)
-    frames[0, :, 0, :3] = 77  # grey pixels have no hue
+    frames[0, :, 0, :3] = 77  # gray pixels have no hue
     jitters = drawn(4, orders)
     operators = torch.tensor([[OPERATORS.index(name) for name in each.order] for each in jitters])
     amounts = torch.tensor([[getattr(each, name) for name in each.order] for each in jitters])

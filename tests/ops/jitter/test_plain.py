@@ -80,7 +80,7 @@ def test_order_of_the_operators_matters():
     assert not torch.equal(jitter_frame(frame, strong), jitter_frame(frame, other))
 
 
-def test_grey_stays_grey():
+def test_gray_stays_gray():
     frame = noise()[:1].expand(3, -1, -1)
     turned = jitter_frame(frame, UNCHANGED._replace(order=("hue", "saturation"), hue=0.3))
     assert torch.equal(turned, frame)

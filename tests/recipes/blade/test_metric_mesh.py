@@ -116,7 +116,7 @@ def scorer(root: Path) -> Scorer:
     return made
 
 
-def test_the_labelled_pose_has_no_error(scorer: Scorer) -> None:
+def test_the_labeled_pose_has_no_error(scorer: Scorer) -> None:
     """The same pose and shape as a body of SMPL-X, taken to SMPL's 6890 vertices."""
     columns, body = scorer.people.data.columns, scorer.body
     assert (len(body.template), len(scorer.mesh.of_labels.template)) == (10475, 6890)
@@ -137,14 +137,14 @@ def test_the_labelled_pose_has_no_error(scorer: Scorer) -> None:
 def test_labels_of_smplx_are_scored_on_the_same_mesh(root: Path, scorer: Scorer) -> None:
     """As those of BEDLAM-CC: without joints of SMPL-X's own, both go to SMPL's mesh."""
     settings = scorer.settings.model.body
-    mesh = MetricMesh(scorer.body, settings, labelled_with_smplx=True)
+    mesh = MetricMesh(scorer.body, settings, labeled_with_smplx=True)
     assert mesh.of_labels is scorer.body
     vertices, joints = mesh.of_truth(scorer.body.template)
     assert (vertices.shape, joints.shape) == ((6890, 3), (17, 3))
     np.testing.assert_allclose(vertices[:2434], scorer.body.template[:2434], atol=1e-6)
     bare = replace(settings, transfer=None)
     with pytest.raises(DataError, match=r"labeled with SMPL-X.*or model\.body\.joint_regressor"):
-        MetricMesh(scorer.body, bare, labelled_with_smplx=True)
+        MetricMesh(scorer.body, bare, labeled_with_smplx=True)
 
 
 def test_hands_follow_one_rule(scorer: Scorer) -> None:
@@ -157,9 +157,9 @@ def test_hands_follow_one_rule(scorer: Scorer) -> None:
     pose = torch.zeros(1, 52, 3)
     pose[0, 22:37], pose[0, 37:] = torch.from_numpy(left), torch.from_numpy(right)
     rotations = true_rotations(pose)
-    labelled = bodies_of(body, rotations, torch.zeros(1, 10))
+    labeled = bodies_of(body, rotations, torch.zeros(1, 10))
     predicted = bodies_of(body, rotations[:, :22], torch.zeros(1, 10))
-    terms = pose_losses(predicted, labelled, Weights(0, 0, 1, 5, 5))
+    terms = pose_losses(predicted, labeled, Weights(0, 0, 1, 5, 5))
     assert float(sum(terms.values())) < 1e-4
 
 

@@ -108,7 +108,7 @@ def test_labels_of_smpl_need_its_body(root: Path, settings: DataSettings) -> Non
 
 
 def real(root: Path, settings: DataSettings, **changed: object) -> People:
-    """People in a file as MMHuman3D writes it, labelled with SMPL."""
+    """People in a file as MMHuman3D writes it, labeled with SMPL."""
     known = real_files.of_smpl(columns(root))
     more = {name: value for name, value in changed.items() if isinstance(value, np.ndarray)}
     real_files.write_annotations(root / "preprocessed_datasets" / "real.npz", known | more)
@@ -136,8 +136,8 @@ def test_real_files_of_190_points_are_read_by_name(root: Path, settings: DataSet
 
 
 def test_rows_without_a_label_are_left_out(root: Path, settings: DataSettings) -> None:
-    labelled = np.array([1, 0, 1, 1])
-    found = real(root, settings, has_smpl=labelled)
+    labeled = np.array([1, 0, 1, 1])
+    found = real(root, settings, has_smpl=labeled)
     assert [found.picture_path(row).stem for row in range(3)] == ["000000", "000002", "000003"]
     with pytest.raises(DataError, match="has_smpl is 0 in all 4 rows"):
         real(root, settings, has_smpl=np.zeros(4))

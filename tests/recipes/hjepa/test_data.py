@@ -63,9 +63,9 @@ def test_classes_go_by_name(training: str, held_out: str, root: Path, without_fi
 
 def test_a_class_that_was_never_trained_is_named(root: Path, without_first: Path) -> None:
     first = ImageFolder(root / "images").classes[0]
-    with pytest.raises(DataError, match=rf"1 class \({first}\).*data.labelled=false"):
+    with pytest.raises(DataError, match=rf"1 class \({first}\).*data.labeled=false"):
         recipe_of(root, without_first, root / "images").build_dataset()
-    bank, wanted = recipe_of(root, without_first, root / "images", "data.labelled=false").sets
+    bank, wanted = recipe_of(root, without_first, root / "images", "data.labeled=false").sets
     assert bank.classes == wanted.classes == ()
 
 
@@ -83,13 +83,13 @@ def test_classes_of_archives_go_by_number(tmp_path: Path) -> None:
 
 def test_the_labels_of_a_pack_are_left_alone_where_none_are_wanted(root: Path) -> None:
     pack_images(ImageFolder(root / "images"), root / "pack")
-    recipe = recipe_of(root, root / "pack", root / "pack", "data.labelled=false")
+    recipe = recipe_of(root, root / "pack", root / "pack", "data.labeled=false")
     assert "knn_top1" not in scores_of(recipe)
     assert {recipe.sets[0].read(index)[1] for index in range(12)} == {-1}
 
 
 def test_a_pack_without_classes_is_warned_of(root: Path, caplog: pytest.LogCaptureFixture) -> None:
-    pack_images(ImageFolder(root / "images", labelled=False), root / "pack")
+    pack_images(ImageFolder(root / "images", labeled=False), root / "pack")
     recipe = recipe_of(root, root / "pack", root / "images")
     assert "knn_top1" not in scores_of(recipe)
     assert "pack has no classes, so there are neither k-NN nor probes" in caplog.text
@@ -97,13 +97,13 @@ def test_a_pack_without_classes_is_warned_of(root: Path, caplog: pytest.LogCaptu
 
 @pytest.mark.parametrize("probe", ["linear_probe", "attentive_probe"])
 def test_a_probe_without_labels_is_refused(probe: str, root: Path) -> None:
-    with pytest.raises(ConfigError, match=rf"evaluation.{probe}.enabled=true.*data.labelled=false"):
-        SMALL_HJEPA.recipe(root, "data.labelled=false", f"evaluation.{probe}.enabled=true")
+    with pytest.raises(ConfigError, match=rf"evaluation.{probe}.enabled=true.*data.labeled=false"):
+        SMALL_HJEPA.recipe(root, "data.labeled=false", f"evaluation.{probe}.enabled=true")
 
 
 def test_an_archive_without_labels_names_the_setting(tmp_path: Path) -> None:
     np.savez(tmp_path / "set.npz", images=np.zeros((4, 16, 16), np.uint8))
-    with pytest.raises(DataError, match=r"no array 'labels'.*data.labelled=false"):
+    with pytest.raises(DataError, match=r"no array 'labels'.*data.labeled=false"):
         recipe_of(tmp_path, tmp_path / "set.npz", tmp_path / "set.npz").build_dataset()
 
 

@@ -58,7 +58,7 @@ def test_features_are_written_with_labels_and_names(root: Path, tmp_path: Path) 
 
 
 def test_without_classes_features_are_written_all_the_same(root: Path, tmp_path: Path) -> None:
-    scores = scores_here(root, f"evaluation.export={tmp_path / 'features'}", "data.labelled=false")
+    scores = scores_here(root, f"evaluation.export={tmp_path / 'features'}", "data.labeled=false")
     assert "knn_top1" not in scores
     assert scores["feature_score"] == pytest.approx(scores["rankme"] / 32)
     _, labels, _ = load_features(tmp_path / "features" / "held_out.safetensors")

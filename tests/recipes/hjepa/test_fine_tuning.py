@@ -99,7 +99,7 @@ def test_a_head_too_small_and_missing_classes_are_refused(root: Path) -> None:
     with pytest.raises(ConfigError, match=r"head.width=3.*4 classes; set model.head.width=4"):
         SMALL_HJEPA.recipe(root, *CLASSIFIER, "model.head.width=3").build_dataset()
     with pytest.raises(DataError, match="has no classes"):
-        SMALL_HJEPA.recipe(root, *CLASSIFIER, "data.labelled=false").build_dataset()
+        SMALL_HJEPA.recipe(root, *CLASSIFIER, "data.labeled=false").build_dataset()
 
 
 def test_one_run_from_a_checkpoint_to_its_accuracy(root: Path) -> None:

@@ -1,4 +1,4 @@
-"""Images and checkpoints as one finds them: broken, grey, transparent, tiny, of other sizes."""
+"""Images and checkpoints as one finds them: broken, gray, transparent, tiny, of other sizes."""
 
 import logging
 import re
@@ -25,12 +25,12 @@ def odd_images(tmp_path: Path) -> Path:
         folder = tmp_path / "odd" / kind
         folder.mkdir(parents=True)
         pixels = rng.integers(0, 256, (20, 24, 4), dtype=np.uint8)
-        Image.fromarray(pixels[..., :3]).save(folder / "colour.jpg")
-        Image.fromarray(pixels[..., 0]).save(folder / "grey.png")
+        Image.fromarray(pixels[..., :3]).save(folder / "color.jpg")
+        Image.fromarray(pixels[..., 0]).save(folder / "gray.png")
         Image.fromarray(pixels).save(folder / "transparent.png")
         Image.fromarray(pixels[:1, :1, :3]).save(folder / "one_pixel.png")
         Image.fromarray(pixels[:2, :, :3]).save(folder / "flat.webp", lossless=True)
-        whole = (folder / "colour.jpg").read_bytes()
+        whole = (folder / "color.jpg").read_bytes()
         (folder / "broken.jpg").write_bytes(whole[:60] if number else b"no image")
     return tmp_path / "odd"
 

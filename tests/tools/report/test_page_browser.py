@@ -65,7 +65,7 @@ def click(page: Page, selector: str) -> None:
 
 
 def ink(page: Page) -> Any:
-    """How many pixels of the loss are drawn in each run's colour."""
+    """How many pixels of the loss are drawn in each run's color."""
     return page.run(
         f"""(() => {{
           const canvas = {LOSS}.querySelector("canvas");
@@ -275,7 +275,7 @@ def test_dark_by_preference_and_by_choice(page: Page) -> None:
     click(page, "#theme")
     dark = page.run(background)
     assert dark != light
-    assert min(ink(page)) > 50  # drawn anew in the colours of the dark theme
+    assert min(ink(page)) > 50  # drawn anew in the colors of the dark theme
     click(page, "#theme")
     assert page.run(background) == light
     page.run("delete document.documentElement.dataset.theme")
@@ -329,8 +329,8 @@ def test_text_can_be_read(page: Page, dark: bool) -> None:
           };
           const behind = (node) => {
             for (let one = node; one; one = one.parentElement) {
-              const colour = parse(getComputedStyle(one).backgroundColor);
-              if (colour.length === 3 || colour[3] > 0.9) return colour.slice(0, 3);
+              const color = parse(getComputedStyle(one).backgroundColor);
+              if (color.length === 3 || color[3] > 0.9) return color.slice(0, 3);
             }
             return [255, 255, 255];
           };

@@ -5,7 +5,7 @@ const report = (() => {
   let data = JSON.parse(document.getElementById("data").textContent);
   const all = (selector, root = document) => [...root.querySelectorAll(selector)];
   const one = (selector, root = document) => root.querySelector(selector);
-  const COLOURS = 8;
+  const COLORS = 8;
   const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3], [14, 4], [5, 2, 1, 2, 1, 2], [1, 6]];
   const small = matchMedia("(max-width: 40rem)");
   const height = () => (small.matches ? 190 : 240);
@@ -21,9 +21,9 @@ const report = (() => {
     if (text !== undefined) node.textContent = text;
     return node;
   };
-  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const runColour = (index) => colour(`--run${index % COLOURS}`);
-  const dash = (index) => DASHES[Math.floor(index / COLOURS) % DASHES.length];
+  const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const runColor = (index) => color(`--run${index % COLORS}`);
+  const dash = (index) => DASHES[Math.floor(index / COLORS) % DASHES.length];
 
   const number = (value) => {
     if (value === null || value === undefined) return "–";
@@ -75,7 +75,7 @@ const report = (() => {
           rows[part].push(view.log && value !== null && value <= 0 ? null : value);
         });
       });
-      const stroke = runColour(entry.run);
+      const stroke = runColor(entry.run);
       const points = { show: x.length <= 40, size: 6, fill: stroke, stroke };
       const style = { label: data.runs[entry.run].name, run: entry.run, stroke, dash: dash(entry.run) };
       if (rows.length === 3) {
@@ -107,7 +107,7 @@ const report = (() => {
         : [];
     });
 
-  // Below the curves: restarts as dashed lines in the run's colour, skipped steps as red crosses.
+  // Below the curves: restarts as dashed lines in the run's color, skipped steps as red crosses.
   const drawMarks = (plot) => {
     const { ctx, bbox } = plot;
     const upright = (x, top, bottom, alpha) => {
@@ -126,7 +126,7 @@ const report = (() => {
         if (value < plot.scales.x.min || value > plot.scales.x.max) continue;
         const x = Math.round(plot.valToPos(value, "x", true));
         const skip = mark.kind === "skip";
-        ctx.strokeStyle = skip ? colour("--bad") : runColour(index);
+        ctx.strokeStyle = skip ? color("--bad") : runColor(index);
         ctx.setLineDash(skip ? [] : [4 * devicePixelRatio, 3 * devicePixelRatio]);
         upright(x, bbox.top, bbox.top + bbox.height, skip ? 0.25 : 0.7);
         if (!skip) continue;
@@ -163,7 +163,7 @@ const report = (() => {
 
   const line = (run, words, value) => {
     const row = make("div");
-    row.append(make("span", `swatch run${run % COLOURS}`), make("span", "who", words));
+    row.append(make("span", `swatch run${run % COLORS}`), make("span", "who", words));
     if (value !== undefined) row.append(make("b", "", number(value)));
     return row;
   };
@@ -256,8 +256,8 @@ const report = (() => {
     if (old) old.plot.destroy();
     const chart = data.charts[Number(holder.dataset.chart)];
     const { columns, series, bands } = lay(chart);
-    const ink = colour("--quiet");
-    const grid = { stroke: colour("--rule"), width: 1 };
+    const ink = color("--quiet");
+    const grid = { stroke: color("--rule"), width: 1 };
     const axis = { stroke: ink, grid, ticks: { ...grid, size: 4 }, font: "12px system-ui, sans-serif" };
     const empty = !columns.slice(1).some((values) => values.some((value) => typeof value === "number"));
     holder.classList.toggle("empty", empty);
