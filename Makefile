@@ -11,12 +11,12 @@ demo: $(STAMP)            ## train a tiny point tracker on synthetic videos, sco
 test: $(STAMP)            ## ruff, mypy, pytest, side by side
 	$(MAKE) --jobs=2 lint suite
 
-# Hundreds of its processes import the same modules: compiled once, kept wherever the user keeps
-# them. Three workers for two cores: some tests wait.
+# Hundreds of processes import the same modules: their bytecode is kept, whatever the environment
+# says. Three workers for two cores: some tests wait.
 suite: $(STAMP)
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
-test-long: $(STAMP)       ## what takes minutes each: learning curves, benchmarks, long guides
+test-long: $(STAMP)       ## what takes long or repeats what another test shows
 	OVERT_LONG_TESTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m long -n 3 --dist worksteal
 
 lint: $(STAMP)
