@@ -2,7 +2,7 @@
 
 In one process, or in all processes of a run: `torchrun --nproc_per_node=8 -m overt doctor ...`, or
 `srun python -m overt doctor ...`. Exit code 0: all checks pass; 1: a check fails (--strict: or
-warns). Leaves no files behind.
+warns); 2: the configuration is rejected. Leaves no files behind.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from overt.tools.doctor.report import Check
 
 MEETING_MINUTES = 2.0
+CONFIGURATION = "configuration"
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -63,9 +64,10 @@ def main(arguments: Sequence[str]) -> int:
     barrier()  # no rank closes a connection that another still reads
     shutdown()
     worst = max(check.level for check in together)
+    rejected = any(check.name == CONFIGURATION for check in together)  # reported only then
     if world is None or world.is_main:
         print(json.dumps(as_json(together), indent=1) if options.json else table(together))
-    return int(worst >= (Level.WARN if options.strict else Level.FAIL))
+    return 2 if rejected else int(worst >= (Level.WARN if options.strict else Level.FAIL))
 
 
 def examine(options: argparse.Namespace) -> tuple[list[Check], World | None]:
@@ -119,7 +121,7 @@ def _configuration(options: argparse.Namespace) -> tuple[Config | None, Check | 
         return load(options.overrides, options.config, options.package), None
     except OvertError as error:
         remedy = "`overt config recipe=NAME --explain` lists every key"
-        return None, fail("configuration", str(error), remedy)
+        return None, fail(CONFIGURATION, str(error), remedy)
 
 
 def _meet(device: str) -> tuple[Launch, World | None, Check | None]:

@@ -1,5 +1,6 @@
 """The page in a real Chromium: it draws, answers the pointer and the keyboard, fetches nothing."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -377,3 +378,18 @@ def test_text_that_tries_to_be_a_script_stays_text(
     assert page.run("document.querySelectorAll('[onerror]').length") == 0
     page.point(2, 2)
     page.requests.remove(path.as_uri())
+
+
+@pytest.mark.skipif("OVERT_AXE" not in os.environ, reason="OVERT_AXE names no axe.min.js")
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("size", [(1400, 900), (390, 844)])
+def test_axe_finds_no_violation(page: Page, size: tuple[int, int], dark: bool) -> None:
+    page.look(*size, dark=dark)
+    page.run("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
+    page.settle()
+    page.run(Path(os.environ["OVERT_AXE"]).read_text() + ";0")
+    violations = page.run(
+        "axe.run().then((found) => found.violations.map((rule) =>"
+        " [rule.id, rule.nodes.map((node) => node.html.slice(0, 160))]))"
+    )
+    assert violations == []
