@@ -31,6 +31,7 @@ STEPS = {"place": 0.002, "focal": 0.01, "depth": 0.05, "pose": 0.01}
 PRIOR_WEIGHTS = {"place": 0.1, "depth": 0.1, "pose": 2.0, "root": 1.0}
 # Blur in the first and the second half: taps, standard deviation, size.
 COARSE, FINE = (17, 8.0, 0.25), (5, 3.0, 1.0)
+WARM_UP = 2  # iterations before one is recorded
 ROOM = 1.5  # of the list of face-pixel pairs, over what the start needs
 
 
@@ -105,77 +106,117 @@ def solve_camera(
         with torch.no_grad():
             capacity = int(ROOM * int(_silhouette(model, start, observed.size, None)[1]))
     while True:
-        solution, needed = _descend(model, shape, start, depth, observed, options, capacity)
+        descent = Descent(model, shape, start, depth, observed, options, capacity)
+        descent.run()
         # The only read from the device: if the list was too short, it is enlarged.
-        if capacity is None or int(needed) <= capacity:
-            return solution
-        capacity = int(ROOM * int(needed))
+        if capacity is None or int(descent.needed) <= capacity:
+            return descent.best
+        capacity = int(ROOM * int(descent.needed))
 
 
-def _descend(
-    model: BodyModel,
-    shape: Tensor,
-    start: Solution,
-    depth: Tensor,
-    observed: Observation,
-    options: SolveOptions,
-    capacity: int | None,
-) -> tuple[Solution, Tensor]:
-    """Gradient descent with momentum, without host synchronization."""
-    longer = float(max(observed.size))
-    # Variables are scaled by their step sizes, so that one learning rate serves all.
-    shift = start.translation[:, :2].clone().requires_grad_()
-    focal = (start.focal / longer).clone().requires_grad_()
-    distance = depth.clone().requires_grad_(options.optimize_depth)
-    turns = torch.zeros(len(depth), 22, 3, device=depth.device)
-    turns.requires_grad_(options.optimize_pose)
-    groups = [
-        {"params": [shift], "lr": STEPS["place"]},
-        {"params": [focal], "lr": STEPS["focal"]},
-        *([{"params": [distance], "lr": STEPS["depth"]}] if options.optimize_depth else []),
-        *([{"params": [turns], "lr": STEPS["pose"]}] if options.optimize_pose else []),
-    ]
-    optimizer = torch.optim.SGD(groups, lr=STEPS["place"], momentum=MOMENTUM, foreach=True)
-    blurs = [Blur(*kind, observed.mask) for kind in (COARSE, FINE)]
-    needed = torch.zeros((), dtype=torch.int64, device=depth.device)
-    best, best_iou = start, torch.full_like(depth, -1.0)
+class Descent:
+    """Gradient descent with momentum from a start.
 
-    def current_solution() -> Solution:
+    All state is in tensors that are changed in place, nothing is read on the host and every
+    iteration is the same work: on CUDA it is recorded once and replayed.
+    """
+
+    def __init__(
+        self,
+        model: BodyModel,
+        shape: Tensor,
+        start: Solution,
+        depth: Tensor,
+        observed: Observation,
+        options: SolveOptions,
+        capacity: int | None,
+    ) -> None:
+        self.model, self.shape, self.start, self.depth = model, shape, start, depth
+        self.observed, self.options, self.capacity = observed, options, capacity
+        self.longer = float(max(observed.size))
+        # Variables are scaled by their step sizes, so that one learning rate serves all.
+        self.shift = start.translation[:, :2].clone()
+        self.focal = start.focal / self.longer
+        self.distance = depth.clone()
+        self.turns = torch.zeros(len(depth), 22, 3, device=depth.device)
+        self.free = {"place": self.shift, "focal": self.focal}
+        if options.optimize_depth:
+            self.free["depth"] = self.distance
         if options.optimize_pose:
-            rotations = axis_angle_to_matrix(turns) @ start.rotations
-            vertices, joints = pelvis_relative(model, shape, rotations)
-        else:
-            rotations, vertices, joints = start.rotations, start.vertices, start.joints
-        translation = torch.cat([shift, distance[:, None]], dim=1)
-        nothing = torch.zeros_like(distance)
-        return Solution(longer * focal, translation, vertices, joints, rotations, nothing)
+            self.free["pose"] = self.turns
+        for variable in self.free.values():
+            variable.requires_grad_()
+        self.velocity = {name: torch.zeros_like(variable) for name, variable in self.free.items()}
+        self.needed = torch.zeros((), dtype=torch.int64, device=depth.device)
+        self.best = Solution(*(part.clone() for part in start))
+        self.best_iou = torch.full_like(depth, -1.0)
 
-    for step in range(options.iterations + 1):
-        fine = step >= options.iterations // 2
-        if step == options.iterations // 2:
-            best_iou = torch.full_like(depth, -1.0)  # overlaps of other blurs do not compare
-        state = current_solution()
-        alpha, count = _silhouette(model, state, observed.size, capacity)
-        needed = torch.maximum(needed, count)
-        iou = blurs[fine].soft_iou(alpha)
+    def run(self) -> None:
+        coarse = self.options.iterations // 2
+        # One iteration more than updates that count: the last one looks at the result.
+        for kind, count in ((COARSE, coarse), (FINE, self.options.iterations + 1 - coarse)):
+            blur = Blur(*kind, self.observed.mask)
+            self.best_iou.fill_(-1.0)  # overlaps of other blurs do not compare
+            if self.depth.device.type == "cuda":
+                self.replay(blur, count)
+            else:
+                for _ in range(count):
+                    self.iterate(blur)
+
+    def replay(self, blur: Blur, count: int) -> None:
+        """Run some iterations as they are, record one, replay it for the others."""
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(min(count, WARM_UP)):  # libraries choose and load their kernels
+                self.iterate(blur)
+        torch.cuda.current_stream().wait_stream(stream)
+        if count <= WARM_UP:
+            return
+        graph = torch.cuda.CUDAGraph()
+        # Loader threads may go on meanwhile, which the default mode takes for a mistake.
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            self.iterate(blur)
+        for _ in range(count - WARM_UP):
+            graph.replay()
+
+    def iterate(self, blur: Blur) -> None:
+        state = self.solution()
+        alpha, count = _silhouette(self.model, state, self.observed.size, self.capacity)
+        iou = blur.soft_iou(alpha)
+        gradients = torch.autograd.grad(self.energy(state, iou).sum(), list(self.free.values()))
         with torch.no_grad():
-            best = _keep_better(best, state, iou > best_iou, iou)
-            best_iou = torch.maximum(best_iou, iou)
-        if step == options.iterations:
-            break
-        energy = 1.0 - iou + PRIOR_WEIGHTS["place"] * shift.abs().mean(1)
-        energy = energy + PRIOR_WEIGHTS["depth"] * (distance - depth).abs()
-        energy = energy + options.keypoint_weight * keypoint_energy(state, observed)
-        if options.optimize_pose:
-            energy = energy + PRIOR_WEIGHTS["pose"] * turns[:, 1:].square().mean((1, 2))
-            energy = energy + PRIOR_WEIGHTS["root"] * turns[:, 0].square().mean(1)
-        optimizer.zero_grad()
-        energy.sum().backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        with torch.no_grad():
-            focal.clamp_(FOCAL_LIMITS[0] / longer, FOCAL_LIMITS[1] / longer)
-            distance.clamp_(*DEPTH_LIMITS_M)
-    return best, needed
+            self.needed.copy_(torch.maximum(self.needed, count))
+            self.keep_better(state._replace(soft_iou=iou))
+            for (name, variable), gradient in zip(self.free.items(), gradients, strict=True):
+                self.velocity[name].mul_(MOMENTUM).add_(gradient)
+                variable.add_(self.velocity[name], alpha=-STEPS[name])
+            self.focal.clamp_(FOCAL_LIMITS[0] / self.longer, FOCAL_LIMITS[1] / self.longer)
+            self.distance.clamp_(*DEPTH_LIMITS_M)
+
+    def solution(self) -> Solution:
+        rotations, vertices, joints = self.start.rotations, self.start.vertices, self.start.joints
+        if self.options.optimize_pose:
+            rotations = axis_angle_to_matrix(self.turns) @ rotations
+            vertices, joints = pelvis_relative(self.model, self.shape, rotations)
+        translation = torch.cat([self.shift, self.distance[:, None]], dim=1)
+        nothing = torch.zeros_like(self.distance)
+        return Solution(self.longer * self.focal, translation, vertices, joints, rotations, nothing)
+
+    def energy(self, state: Solution, iou: Tensor) -> Tensor:  # (B,)
+        energy = 1.0 - iou + PRIOR_WEIGHTS["place"] * self.shift.abs().mean(1)
+        energy = energy + PRIOR_WEIGHTS["depth"] * (self.distance - self.depth).abs()
+        energy = energy + self.options.keypoint_weight * keypoint_energy(state, self.observed)
+        if self.options.optimize_pose:
+            energy = energy + PRIOR_WEIGHTS["pose"] * self.turns[:, 1:].square().mean((1, 2))
+            energy = energy + PRIOR_WEIGHTS["root"] * self.turns[:, 0].square().mean(1)
+        return energy
+
+    def keep_better(self, state: Solution) -> None:
+        better = state.soft_iou > self.best_iou
+        for best, new in zip(self.best, state, strict=True):
+            best.copy_(torch.where(better.view(-1, *[1] * (new.ndim - 1)), new, best))
+        self.best_iou.copy_(torch.maximum(self.best_iou, state.soft_iou))
 
 
 def _silhouette(
@@ -232,13 +273,3 @@ class Blur:
         blurred = self.apply(alpha)
         both = blurred * self.mask
         return both.sum((1, 2)) / (blurred + self.mask - both).sum((1, 2)).clamp_min(1e-6)
-
-
-def _keep_better(best: Solution, state: Solution, better: Tensor, iou: Tensor) -> Solution:
-    state = state._replace(soft_iou=iou)
-    return Solution(
-        *(
-            torch.where(better.view(-1, *[1] * (new.ndim - 1)), new.detach(), old)
-            for old, new in zip(best, state, strict=True)
-        )
-    )

@@ -91,27 +91,47 @@ class Scorer:
         rows = [self.pose_row(vertices[n], truth) for n, truth in enumerate(truths)]
         if output.depth is None:
             return rows
+        seen: dict[int, tuple[Observation, float]] = {}
         for index, truth in enumerate(truths):
             rows[index] |= depth_row(float(output.depth[index]), float(truth.pelvis[2]))
-            if truth.focal is None:
-                continue  # without a true camera there is nothing to compare one with
-            person = chosen[index]
-            observed, scale = self.observe(person, pictures[index], truth)
-            single = slice(index, index + 1)
-            arguments = (
-                self.body, output.shape[single], output.rotations[single], output.depth[single],
-            )  # fmt: skip
-            start = solve_camera(*arguments, observed, SolveOptions(iterations=0))
-            row = self.overlap_row(start, truth, observed, scale, "_raw")
+            if truth.focal is not None:  # without a true camera there is nothing to compare with
+                seen[index] = self.observe(chosen[index], pictures[index], truth)
+        for indices in self.solved_together(seen):
+            observed = stack_observations([seen[index][0] for index in indices])
+            people = (output.shape[indices], output.rotations[indices], output.depth[indices])
+            start = solve_camera(self.body, *people, observed, SolveOptions(iterations=0))
             solved = start
             if self.options.iterations:
-                solved = solve_camera(*arguments, observed, self.options)
-                row |= self.overlap_row(solved, truth, observed, scale, "")
-            row |= camera_row(solved, truth, scale)
-            if not self.has_mask(person):
-                row = {name + TRUE_MASK: value for name, value in row.items()}
-            rows[index] |= row
+                solved = solve_camera(self.body, *people, observed, self.options)
+            for position, index in enumerate(indices):
+                first, last = person_of(start, position), person_of(solved, position)
+                row = self.camera_rows(first, last, truths[index], *seen[index])
+                if not self.has_mask(chosen[index]):
+                    row = {name + TRUE_MASK: value for name, value in row.items()}
+                rows[index] |= row
         return rows
+
+    def solved_together(self, seen: dict[int, tuple[Observation, float]]) -> list[list[int]]:
+        """Return groups of people whose cameras are solved in one call.
+
+        On CUDA those of one picture size: a person alone takes as long as all of them. On a CPU
+        each alone, so that no score depends on who shares its batch.
+        """
+        if self.device.type != "cuda":
+            return [[index] for index in seen]
+        groups: dict[tuple[int, int], list[int]] = {}
+        for index, (observed, _) in seen.items():
+            groups.setdefault(observed.size, []).append(index)
+        return list(groups.values())
+
+    def camera_rows(
+        self, start: Solution, solved: Solution, truth: Truth, observed: Observation, scale: float
+    ) -> Row:
+        """Return overlaps before and after the solve, and errors of the camera."""
+        row = self.overlap_row(start, truth, observed, scale, "_raw")
+        if self.options.iterations:
+            row |= self.overlap_row(solved, truth, observed, scale, "")
+        return row | camera_row(solved, truth, scale)
 
     def predict(self, chosen: Sequence[int], pictures: Sequence[Picture]) -> PoseOutput:
         """Predict poses from DepthNet's crop and the whole picture."""
@@ -240,6 +260,18 @@ class Scorer:
             f"miou{suffix}_percent": float(human.mask_iou(parts, true)[0]),
             f"pmiou{suffix}_percent": float(human.part_iou(parts, true)[0]),
         }
+
+
+def stack_observations(observed: Sequence[Observation]) -> Observation:
+    """Make one observation of several people, of observations of one size with a mask each."""
+    masks = [single.mask for single in observed if single.mask is not None]
+    keypoints = torch.cat([single.keypoints for single in observed])
+    good = torch.cat([single.good for single in observed])
+    return Observation(torch.cat(masks), keypoints, good, observed[0].size)
+
+
+def person_of(solution: Solution, index: int) -> Solution:
+    return Solution(*(part[index : index + 1] for part in solution))
 
 
 def camera_row(solved: Solution, truth: Truth, scale: float) -> Row:

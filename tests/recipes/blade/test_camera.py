@@ -10,6 +10,7 @@ from overt.geometry.body_capsule import capsule_body
 from overt.geometry.camera import project
 from overt.geometry.rotation import axis_angle_to_matrix
 from overt.geometry.silhouette import rasterize
+from overt.recipes.blade import camera
 from overt.recipes.blade.camera import (
     LIMB_JOINTS,
     Blur,
@@ -116,3 +117,18 @@ def test_the_device_finds_the_same_camera() -> None:
     there, here = Known("cuda"), Known()
     found, expected = there.solve(20), here.solve(20)
     torch.testing.assert_close(found.focal.cpu(), expected.focal, rtol=0.01, atol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("free", [False, True])
+def test_replayed_iterations_are_those_that_were_recorded(
+    free: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = Known("cuda")
+    options = {"optimize_depth": free, "optimize_pose": free}
+    replayed = known.solve(40, **options)
+    monkeypatch.setattr(camera, "WARM_UP", 1000)  # nothing is recorded
+    plain = known.solve(40, **options)
+    torch.testing.assert_close(replayed.focal, plain.focal, rtol=0.005, atol=0)
+    torch.testing.assert_close(replayed.soft_iou, plain.soft_iou, rtol=0.002, atol=0)

@@ -10,6 +10,7 @@ from small_recipes import SMALL_BLADE, stage_one
 
 from overt.distributed import init_distributed
 from overt.evaluation import summarize
+from overt.recipes.blade.pose_scores import Scorer
 
 
 @pytest.fixture(scope="module")
@@ -62,3 +63,15 @@ def test_a_perfect_person_has_no_error(root: Path) -> None:
         ((parts > 0) | (seen.mask[0] > 0)).sum(),
     )
     assert both > 0.95 * either
+
+
+def test_cameras_solved_together_are_those_of_each_person_alone(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("evaluation.camera.iterations=4", "evaluation.max_samples=3")
+    alone = rows(root, "posenet", *options)
+    monkeypatch.setattr(Scorer, "solved_together", lambda self, seen: [list(seen)])
+    together = rows(root, "posenet", *options)
+    for row, same in zip(alone, together, strict=True):
+        assert row.pop("name") == same.pop("name")
+        assert row == pytest.approx(same, rel=1e-3)
