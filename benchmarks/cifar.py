@@ -249,7 +249,9 @@ def table(rows: Iterable[Row]) -> str:
     by_method: dict[str, list[Row]] = {}
     for row in rows:
         by_method.setdefault(row["method"], []).append(row)
-    tuned = sorted({key for runs in by_method.values() for key in runs[0] if TUNED in key})
+    tuned = sorted(
+        {key for row in itertools.chain(*by_method.values()) for key in row if TUNED in key}
+    )
     columns = COLUMNS | {key: tuned_title(key) for key in tuned}
     lines = [
         f"| method | {' | '.join(columns.values())} | epochs | minutes | images/s |",
