@@ -26,6 +26,18 @@ def test_step_measures_a_recipe_on_the_cpu() -> None:
     assert "launches and 0 host syncs per step" in printed
 
 
+@pytest.mark.long
+def test_buckets_are_compared_with_a_pass_that_sends_nothing(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    small = ["data.crop_size=[32,32]", "data.traj_per_sample=4", "model.train_iters=1"]
+    run("buckets.py", "cotracker3_tiny", "--device", "cpu", "--passes", "1", *small, "--mib", "1")
+    printed = capfd.readouterr().out  # of the processes that it starts
+    assert "2 processes on one device, Gloo" in printed
+    assert "pass without communication" in printed
+    assert "buckets of 1 MiB: pass" in printed
+
+
 def test_a_floor_counts_operations_and_bytes() -> None:
     small = ["data.crop_size=[32,32]", "data.traj_per_sample=4", "model.train_iters=1"]
     printed = json.loads(run("floor.py", "cotracker3_tiny", "--json", "--set", *small))
