@@ -1,20 +1,26 @@
-"""A folder of synthetic data belongs to one set of settings, stored in its manifest.
+"""Making data: a folder belongs to one set of settings, and several processes may fill it.
 
-Several processes may claim the same folder at once, and fill it together. Imports no torch.
+The settings are in the folder's manifest; processes may claim it at once. Imports no torch.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from overt.errors import DataError
 from overt.files.atomic import hidden_name, is_unfinished, remove_left_overs
 
 MANIFEST = "synthetic.json"
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def claim_folder(root: Path, settings: Mapping[str, Any], content: str) -> None:
@@ -74,3 +80,25 @@ def _compare(manifest: Path, settings: Mapping[str, Any], content: str) -> None:
         f"{manifest.parent} holds other synthetic {content} ({detail}); sets are not mixed. Choose "
         "another folder, or remove this one."
     )
+
+
+def map_in_processes(
+    work: Callable[[Item], Result],
+    items: Iterable[Item],
+    workers: int,
+    start: str = "forkserver",
+    initializer: Callable[[], object] | None = None,
+) -> Iterator[Result]:
+    """Yield the results in order: of this process if `workers` is 0, else of that many."""
+    if workers == 0:
+        yield from map(work, items)
+        return
+    with ProcessPoolExecutor(workers, get_context(start), initializer) as pool:
+        try:
+            yield from pool.map(work, items)
+        except BrokenProcessPool as error:
+            raise DataError(
+                f"one of {workers} worker processes died. The system kills processes when memory "
+                "runs out (see `dmesg`): use fewer workers, or 0 for none. In a script of your "
+                "own, put the call under `if __name__ == '__main__':`; workers import the script."
+            ) from error

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from overt.config import build_recipe, load
-from overt.data.making import MANIFEST, claim_folder
+from overt.data.making import MANIFEST, claim_folder, map_in_processes
 from overt.errors import DataError
 
 # Tiny recipes that make their data, with as little of it as shows a race.
@@ -114,3 +114,13 @@ def test_other_content_is_refused(content: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not mixed into other data"):
         claim_folder(tmp_path, {"seed": 0}, "skulls")
     assert not (tmp_path / MANIFEST).exists()
+
+
+def test_results_come_in_order_from_processes_and_without() -> None:
+    assert list(map_in_processes(abs, [-3, 2, -1], 0)) == [3, 2, 1]
+    assert list(map_in_processes(abs, [-3, 2, -1], 2)) == [3, 2, 1]
+
+
+def test_a_worker_that_dies_is_an_error_with_a_remedy() -> None:
+    with pytest.raises(DataError, match=r"one of 1 worker processes died.*use fewer workers"):
+        list(map_in_processes(os._exit, [1], 1))

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from functools import lru_cache, partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from overt.data.making import map_in_processes
 from overt.data.people.human_data import write_human_data
 from overt.data.people.outfits import draw_outfit
 from overt.data.people.painter import Painter
@@ -54,28 +51,17 @@ def write_people(
     _studio(options)  # refuses a body or a folder that is not there
     ranges = [(first, min(BATCH, count - first)) for first in range(0, count, BATCH)]
     parts: list[dict[str, NDArray[np.generic]]] = []
-    with _mapping(workers) as mapper:
-        for part in mapper(partial(_write_rows, images, options), ranges):
-            parts.append(part)
-            report("rendering people", sum(len(done["image_path"]) for done in parts), count)
+    write = partial(_write_rows, images, options)
+    # Spawned: a forked process cannot use CUDA. One thread each; the user chooses their number.
+    single = partial(torch.set_num_threads, 1)
+    for part in map_in_processes(write, ranges, workers, start="spawn", initializer=single):
+        parts.append(part)
+        report("rendering people", sum(len(done["image_path"]) for done in parts), count)
     columns = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     path = root / "preprocessed_datasets" / f"{name}.npz"
     mark = CAPSULE if options.is_plain else ANNY
     write_human_data(path, columns, keypoints2d_convention="people", overt_body=mark)
     return path
-
-
-@contextmanager
-def _mapping(workers: int) -> Iterator[Callable[..., Iterable[Any]]]:
-    """Apply `map`, in this process or in several."""
-    if workers == 0:
-        yield map
-        return
-    # Spawned: a forked process cannot use CUDA. One thread each; the user chooses their number.
-    with ProcessPoolExecutor(
-        workers, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
-    ) as pool:
-        yield pool.map
 
 
 @lru_cache(maxsize=1)

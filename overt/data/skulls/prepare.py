@@ -6,16 +6,15 @@ where it stopped. Never imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from overt.data.making import map_in_processes
 from overt.data.skulls.lists import DEFECTS, SUFFIX, Points, SkullItem, cloud_problem
 from overt.data.skulls.nrrd import read_nrrd
 from overt.data.skulls.surfaces import sample_surface, surface_triangles
@@ -53,21 +52,13 @@ def prepare(
         )
     work = partial(prepare_skull, dataset=dataset, points=points, seed=seed, force=force)
     written, skipped, problems = 0, 0, []
-    for number, done in enumerate(_map(work, skulls, workers), start=1):
+    for number, done in enumerate(map_in_processes(work, skulls, workers), start=1):
         written += done.written
         skipped += done.kept
         problems += done.problems
         report("preparing skulls", number, len(skulls))
     write_lists(root, [path.stem for path in skulls], seed)
     return Prepared(written, skipped, problems)
-
-
-def _map(work: Callable[[Path], Prepared], skulls: list[Path], workers: int) -> Iterator[Prepared]:
-    if workers == 0:
-        yield from map(work, skulls)
-        return
-    with ProcessPoolExecutor(workers, get_context("forkserver")) as pool:
-        yield from pool.map(work, skulls)
 
 
 def prepare_skull(complete: Path, dataset: str, points: int, seed: int, force: bool) -> Prepared:

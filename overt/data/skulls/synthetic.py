@@ -5,15 +5,12 @@ Volumes, clouds and lists are like those of real skulls. Never imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 
-from overt.data.making import claim_folder
+from overt.data.making import claim_folder, map_in_processes
 from overt.data.skulls.defects import cut_defect
 from overt.data.skulls.lists import DEFECTS, SUFFIX
 from overt.data.skulls.nrrd import write_nrrd
@@ -54,18 +51,10 @@ def write_skulls(
         if not (root / "complete_skull" / f"{index:03d}{SUFFIX}.npy").is_file()
     ]
     work = partial(write_skull, root, side=side, points=points, seed=seed, kind=kind)
-    for done, _ in enumerate(_map(work, missing, workers), start=1):
+    for done, _ in enumerate(map_in_processes(work, missing, workers), start=1):
         report("writing skulls", count - len(missing) + done, count)
     write_lists(root, [f"{index:03d}" for index in range(count)], seed, replace=bool(missing))
     return len(missing)
-
-
-def _map(work: Callable[[int], None], numbers: list[int], workers: int) -> Iterator[None]:
-    if workers == 0:
-        yield from map(work, numbers)
-        return
-    with ProcessPoolExecutor(workers, get_context("forkserver")) as pool:
-        yield from pool.map(work, numbers)
 
 
 def write_skull(root: Path, number: int, side: int, points: int, seed: int, kind: str) -> None:
