@@ -78,7 +78,7 @@ def train_moco(folder: Path, *overrides: str) -> list[list[float]]:
     return queue
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.long), 3])
 def test_tensors_that_loss_hands_on_resume_bit_for_bit(
     size: int, run_processes: RUNS, tmp_path: Path
 ) -> None:

@@ -98,6 +98,7 @@ def step_losses(folder: Path, steps: int, *overrides: str) -> dict[str, float]:
     return {**sums, "steps": count, "held": float(held)}
 
 
+# That they give the numbers of DDP, tests/recipes/test_contract.py shows for all recipes.
 @pytest.mark.parametrize(
     ("recipe", "size", "settings"),
     [
@@ -117,7 +118,7 @@ def step_losses(folder: Path, steps: int, *overrides: str) -> dict[str, float]:
             marks=pytest.mark.long,
         ),
         # Parts of the transformer are used outside of its forward.
-        ("lbm_tiny", 2, [*CLIPS, *QUERIES]),
+        pytest.param("lbm_tiny", 2, [*CLIPS, *QUERIES], marks=pytest.mark.long),
     ],
     ids=["hjepa", "cotracker3", "lbm"],
 )
