@@ -251,6 +251,7 @@ def test_coming_from_pcdiff(folder: Path) -> None:
     assert (folder / "skull_implant" / "sample_0.ply").is_file()
 
 
+@pytest.mark.long
 def test_coming_from_blade(folder: Path) -> None:
     (folder / "examples").symlink_to(ROOT / "examples")
     people = ["--count", "1", "--size", "32", "--name", "one"]

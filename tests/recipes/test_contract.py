@@ -18,10 +18,10 @@ from overt.testing import check_recipe
 
 TINY = sorted(file.stem for file in (CONF / "recipe").glob("*_tiny.yaml"))
 BASELINES = ("mae_cifar", "simclr_cifar", "supervised_cifar")
-# Each shares its step with another one of these.
+# Each shares its step, or its data and its way to train, with another one of these.
 LONG = {
     "cotracker3_online_tiny", "cotracker3_pseudo_tiny", "blade_pretext_tiny", "mae_cifar",
-    "supervised_cifar",
+    "supervised_cifar", "pcdiff_voxels_tiny",
 }  # fmt: skip
 
 CLIPS = [
@@ -148,7 +148,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "blade_posenet_tiny": {"skip": FULL_SIZE},
     "hjepa_tiny": {"skip": FULL_SIZE},
     "pcdiff_voxels_tiny": {"skip": FULL_SIZE},
-    "pcdiff_tiny": {"skip": {"plan": "pairs_per_center=null: the step reads a number of pairs"}},
+    "pcdiff_tiny": {
+        "steps": 10,
+        "skip": {"plan": "pairs_per_center=null: the step reads a number of pairs"},
+    },
 }
 
 
