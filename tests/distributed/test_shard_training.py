@@ -52,7 +52,9 @@ def test_like_ddp_with_accumulation_and_average(
     "settings",
     [
         ["training.precision=bf16", "training.activation_checkpointing=true", "model.dropout=0.3"],
-        ["training.compile=blocks", "training.compile_backend=eager"],
+        pytest.param(
+            ["training.compile=blocks", "training.compile_backend=eager"], marks=pytest.mark.long
+        ),
     ],
     ids=["bf16-recomputed", "compiled"],
 )

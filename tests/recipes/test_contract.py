@@ -38,6 +38,8 @@ COTRACKER3 = [
     "model.corr_radius=1",
     "model.hidden_size=32",
     "model.corr_hidden=32",
+    "model.time_depth=1",
+    "model.space_depth=1",
     "model.train_iters=2",
     "optimizer.lr=4e-3",
 ]
