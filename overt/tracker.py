@@ -149,10 +149,10 @@ def load_tracker(
 
     Examples:
         >>> tracker = overt.load_tracker(device="cpu")
-        >>> video = np.random.randint(0, 255, (8, 3, 64, 64), dtype=np.uint8)
+        >>> video = np.random.randint(0, 255, (3, 3, 64, 64), dtype=np.uint8)
         >>> tracks = tracker(video, grid=2, progress=False)
         >>> tracks.tracks_xy.shape, tracks.visible.shape
-        ((8, 4, 2), (8, 4))
+        ((3, 4, 2), (3, 4))
         >>> tracks.draw("tracks.gif").name
         'tracks.gif'
     """

@@ -1,10 +1,18 @@
-"""Composes each configuration once for all tests of a process: most load the same few recipes.
+"""Composes each configuration once for all tests of a session: most load the same few recipes.
 
-Importing this is enough. Packages in a test's own folder are left out: their files may change.
+Importing this is enough. The workers of a session, which inherit the environment of the process
+that starts them, share what they have composed in a folder of that process.
+Packages in a test's own folder are left out: their files may change.
 A test's own folder within a value has a stand-in while values are composed.
 """
 
+import atexit
+import hashlib
+import os
+import pickle
 import re
+import shutil
+import tempfile
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
@@ -18,11 +26,33 @@ PROJECT = Path(__file__).parents[1]
 COMPOSE = overt.config.compose._compose
 OWN_FOLDER = re.compile(r"/[^\s=,:\[\]{}()'\"]*/pytest-\d+(?:/popen-gw\d+)?/[^/\s=,:\[\]{}()'\"]+")
 STAND_IN = "/of_a_test"
+SHARED = "OVERT_TESTS_COMPOSED"  # the variable with the folder
+
+
+def _shared_folder() -> Path:
+    if SHARED not in os.environ:
+        os.environ[SHARED] = tempfile.mkdtemp(prefix="overt-composed-")
+        atexit.register(_remove, os.environ[SHARED], os.getpid())
+    return Path(os.environ[SHARED])
+
+
+def _remove(folder: str, owner: int) -> None:
+    if os.getpid() == owner:  # and not a process that was forked from it
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @cache
 def _composed(overrides: tuple[str, ...], search: tuple[Path, ...]) -> DictConfig:
-    return COMPOSE(list(overrides), list(search))
+    key = hashlib.sha256(repr((overrides, search)).encode()).hexdigest()
+    file = _shared_folder() / key
+    if file.exists():
+        values: DictConfig = pickle.loads(file.read_bytes())
+        return values
+    values = COMPOSE(list(overrides), list(search))
+    whole = file.with_suffix(f".{os.getpid()}")
+    whole.write_bytes(pickle.dumps(values))
+    whole.replace(file)  # at once, for those who read at the same time
+    return values
 
 
 def compose(overrides: list[str], search: list[Path], with_hydra: bool = False) -> DictConfig:

@@ -47,9 +47,9 @@ def test_resume(small: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_hierarchical_rates(small: list[str], tmp_path: Path) -> None:
-    rates = example("hierarchical_rates").main([*small, "training.num_steps=40"])
+    rates = example("hierarchical_rates").main([*small, "training.num_steps=20"])
     assert rates == pytest.approx({0: 0.0, 1: 1e-3, 2: 5e-4}, rel=1e-3)  # level 0 warms up
-    assert read_rows(tmp_path / "runs/jepa_rates")[-1]["step"] == 40
+    assert read_rows(tmp_path / "runs/jepa_rates")[-1]["step"] == 20
 
 
 def test_checkpoint_management(tmp_path: Path) -> None:

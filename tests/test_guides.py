@@ -231,6 +231,7 @@ def test_coming_from_hjepa(folder: Path) -> None:
     assert (folder / "runs/from_python/checkpoints/latest").exists()
 
 
+@pytest.mark.long
 def test_coming_from_pcdiff(folder: Path) -> None:
     make_files(folder, {"epoch_999.pth": "pcdiff_tiny"})
     skulls = [
@@ -250,6 +251,7 @@ def test_coming_from_pcdiff(folder: Path) -> None:
     assert (folder / "skull_implant" / "sample_0.ply").is_file()
 
 
+@pytest.mark.long
 def test_coming_from_blade(folder: Path) -> None:
     (folder / "examples").symlink_to(ROOT / "examples")
     people = ["--count", "1", "--size", "32", "--name", "one"]
@@ -272,7 +274,7 @@ def test_the_first_hour(folder: Path) -> None:
     ("page", "looked_at"),
     [
         pytest.param("track_a_video", "python_tracks.gif", marks=pytest.mark.long),
-        ("track_in_real_time", "live.gif"),
+        pytest.param("track_in_real_time", "live.gif", marks=pytest.mark.long),
         ("pretrain_an_encoder", "neighbors.png"),
         ("complete_a_skull", "case/report.html"),
         ("estimate_a_person", "person/overlay.png"),

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import pytest
@@ -53,10 +54,25 @@ def test_a_folder_that_cannot_be_made_is_explained(
 # --- sweeps ---------------------------------------------------------------------------------------
 
 
+def train_in_this_process(command: list[str], stop: object) -> int:
+    """What a run of a sweep does, without importing torch anew."""
+    try:
+        return main(command[command.index("overt.train") + 1 :])
+    except ValueError:
+        traceback.print_exc()
+        return 1
+
+
+@pytest.mark.parametrize("separate", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_sweep_trains_one_run_for_each_value(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    separate: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """The first is refused by torch's own check: the other runs, and the code says it."""
+    if not separate:
+        monkeypatch.setattr("overt.train.run_one", train_in_this_process)
     epsilons = "optimizer.arguments.eps=-1.0,1e-4"
     assert main(["-m", *PACKAGE, *SHORT, f"output_dir={tmp_path}", epsilons]) == 1
     runs = {path.name: path for path in (tmp_path / "toy").iterdir()}

@@ -82,6 +82,7 @@ def test_a_row_of_the_table_has_its_share() -> None:
     assert len(text.split("|")) == len(rows["HEAD"]) + 2
 
 
+@pytest.mark.long
 def test_jepa_tells_what_masks_and_monitor_cost() -> None:
     small = ["training.batch_size=4", "model.depth=1", "model.predictor.depth=1"]
     printed = run("jepa.py", "hjepa_tiny", *small, "--device", "cpu", "--steps", "1")

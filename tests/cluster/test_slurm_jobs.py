@@ -158,6 +158,7 @@ stages:
 """
 
 
+@pytest.mark.long
 def test_stages_run_as_dependent_jobs(
     cluster: Cluster, launch: Callable[..., list[str]], tmp_path: Path
 ) -> None:
@@ -171,6 +172,7 @@ def test_stages_run_as_dependent_jobs(
     assert (tmp_path / "second" / "checkpoints" / "step_00000001").is_dir()
 
 
+@pytest.mark.long
 def test_a_sweep_runs_as_a_job_array(
     cluster: Cluster, launch: Callable[..., list[str]], tmp_path: Path
 ) -> None:

@@ -82,10 +82,15 @@ def test_an_impossible_efficiency_and_an_unknown_card_are_refused() -> None:
         main([*OWN, "--devices", "1", "--gpu", "Abacus"])
 
 
-def test_a_recipe_is_planned_under_any_name(capsys: pytest.CaptureFixture[str]) -> None:
-    words = SMALL_BLADE["posenet"].sizes("data", "model")
-    renamed = ["recipe=blade_posenet_tiny", "recipe.name=mine", *words]
-    assert main([*renamed, "training.batch_size=2", "--devices", "1", "--json"]) == 0
+POSENET = ["recipe=blade_posenet_tiny", *SMALL_BLADE["posenet"].sizes("data", "model")]
+
+
+@pytest.mark.parametrize("words", [OWN, pytest.param(POSENET, marks=pytest.mark.long)])
+def test_a_recipe_is_planned_under_any_name(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    renamed = [*words, "recipe.name=mine", "training.batch_size=2"]
+    assert main([*renamed, "--devices", "1", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["recipe"] == "mine"
     assert plan["devices"][0]["batch_size"] == 2

@@ -48,7 +48,16 @@ def start(recipe: str, folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in paths)
 
 
-@pytest.mark.parametrize("recipe", FIRST_STARTS)
+# All make their data under the same lock.
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param(
+            recipe, marks=[pytest.mark.long] * (recipe not in ("hjepa_tiny", "pcdiff_tiny"))
+        )
+        for recipe in FIRST_STARTS
+    ],
+)
 def test_two_first_starts_at_once_do_not_disturb_each_other(
     recipe: str, run_processes: Callable[..., list[Any]], tmp_path: Path
 ) -> None:

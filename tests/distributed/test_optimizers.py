@@ -56,6 +56,7 @@ def test_sharded_like_ddp(run_processes: RUNS, tmp_path: Path) -> None:
         assert curve(tmp_path / "fsdp/toy", name) == pytest.approx(expected, rel=BFLOAT16), name
 
 
+@pytest.mark.long  # tests/distributed/test_shard_checkpoints.py shows it with AdamW
 def test_a_sharded_run_resumes_bit_for_bit(run_processes: RUNS, tmp_path: Path) -> None:
     settings = [*EVERYTHING, "training.strategy=fsdp"]
     run_processes(train_toy, 2, tmp_path / "whole", *settings)

@@ -45,8 +45,19 @@ def whole_run(undisturbed: Path, run_processes: RUNS) -> Callable[[int], Path]:
     return run
 
 
-@pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("die_at", [1, 5, 7, 9], ids=["early", "first", "middle", "last"])
+@pytest.mark.parametrize(
+    ("size", "die_at"),
+    [
+        pytest.param(
+            size,
+            die_at,
+            id=f"{moment}-{size}",
+            marks=[pytest.mark.long] * (size == 2 and moment in ("first", "middle")),
+        )
+        for die_at, moment in ((1, "early"), (5, "first"), (7, "middle"), (9, "last"))
+        for size in (1, 2)
+    ],
+)
 def test_killed_and_resumed(
     size: int, die_at: int, whole_run: Callable[[int], Path], run_processes: RUNS, tmp_path: Path
 ) -> None:
@@ -78,7 +89,7 @@ def train_moco(folder: Path, *overrides: str) -> list[list[float]]:
     return queue
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.long), 3])
 def test_tensors_that_loss_hands_on_resume_bit_for_bit(
     size: int, run_processes: RUNS, tmp_path: Path
 ) -> None:

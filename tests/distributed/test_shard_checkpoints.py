@@ -46,7 +46,7 @@ def whole_run(undisturbed: Path, run_processes: RUNS) -> Path:
     return undisturbed / "toy"
 
 
-@pytest.mark.parametrize("background", ["true", "false"])
+@pytest.mark.parametrize("background", ["true", pytest.param("false", marks=pytest.mark.long)])
 def test_killed_and_resumed_is_the_same_bit_for_bit(
     background: str, whole_run: Path, run_processes: RUNS, tmp_path: Path
 ) -> None:

@@ -52,7 +52,9 @@ def test_like_ddp_with_accumulation_and_average(
     "settings",
     [
         ["training.precision=bf16", "training.activation_checkpointing=true", "model.dropout=0.3"],
-        ["training.compile=blocks", "training.compile_backend=eager"],
+        pytest.param(
+            ["training.compile=blocks", "training.compile_backend=eager"], marks=pytest.mark.long
+        ),
     ],
     ids=["bf16-recomputed", "compiled"],
 )
@@ -98,6 +100,7 @@ def step_losses(folder: Path, steps: int, *overrides: str) -> dict[str, float]:
     return {**sums, "steps": count, "held": float(held)}
 
 
+# That they give the numbers of DDP, tests/recipes/test_contract.py shows for all recipes.
 @pytest.mark.parametrize(
     ("recipe", "size", "settings"),
     [
@@ -117,7 +120,7 @@ def step_losses(folder: Path, steps: int, *overrides: str) -> dict[str, float]:
             marks=pytest.mark.long,
         ),
         # Parts of the transformer are used outside of its forward.
-        ("lbm_tiny", 2, [*CLIPS, *QUERIES]),
+        pytest.param("lbm_tiny", 2, [*CLIPS, *QUERIES], marks=pytest.mark.long),
     ],
     ids=["hjepa", "cotracker3", "lbm"],
 )

@@ -134,6 +134,7 @@ def test_a_skipped_spike_leaves_the_weights_alone_on_all_processes(
     assert len((run / f"skipped/rank_{size - 1}.jsonl").read_text().splitlines()) == 2
 
 
+@pytest.mark.long
 def test_sharded_training_skips_the_steps_that_ddp_skips(
     run_processes: RUNS, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ SMALLER = {
     'archive["labels"]': 'archive["labels"][:60]',
     '"num_steps": 100': '"num_steps": 60',
     "grid=6": "grid=2",
+    '"--frames", "16", "--size", "96", "144"': '"--frames", "4", "--size", "48", "64"',
     "[:32]": "[:4]",
 }
 

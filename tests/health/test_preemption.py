@@ -307,6 +307,7 @@ def test_the_command_ends_with_the_code_for_requeue_although_all_its_processes_a
     assert "the same command resumes from there" in said
 
 
+@pytest.mark.long
 def test_a_signal_during_the_start_is_kept_for_the_first_step(tmp_path: Path) -> None:
     """Sent as soon as the handler is there, long before torch is imported."""
     code = (

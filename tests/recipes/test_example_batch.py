@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_recipes import SMALL
 from torch import Tensor
 
 from overt.config import CONF, build_recipe, load
@@ -15,7 +16,7 @@ from overt.nested import tensors_in
 RECIPES = sorted(file.stem for file in (CONF / "recipe").glob("*.yaml"))
 TINY = [name for name in RECIPES if name.endswith("_tiny")]
 SIZE = 2
-# Few synthetic samples, of the size that the recipe has.
+# Few synthetic samples.
 FEW = {
     "cotracker3": ["data.synthetic.count=4", "data.held_out=1"],
     "lbm": ["data.synthetic.count=4", "data.held_out=1"],
@@ -45,8 +46,11 @@ VARIANTS: list[tuple[str, tuple[str, ...]]] = [
 
 
 def make(name: str, root: Path | str, *overrides: str) -> Any:
-    few = FEW[name.partition("_")[0]] if name.endswith("_tiny") else []
-    return build_recipe(load([f"recipe={name}", f"data.root={root}", *few, *overrides]))
+    family = name.partition("_")[0]
+    few = FEW[family] if name.endswith("_tiny") else []
+    # Smaller still, all patches of an image may be hidden.
+    small = SMALL[name].sizes("data", "model") if few and family not in ("hjepa", "blade") else []
+    return build_recipe(load([f"recipe={name}", f"data.root={root}", *small, *few, *overrides]))
 
 
 @pytest.fixture(scope="module")

@@ -1,14 +1,16 @@
 """The rule by which the reference cases fill a model: weights from names and shapes alone."""
 
 import zlib
+from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import nn
 
 
+@lru_cache(maxsize=400)  # the entries of one model: most cases of a recipe share it
 def values(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """The float32 array that the rule gives to an entry of this name and shape."""
+    """The float32 array that the rule gives to an entry of this name and shape, to be read only."""
     random = np.random.RandomState(zlib.crc32(name.encode()))
     noise = random.standard_normal(shape if shape else (1,)).astype(np.float32).reshape(shape)
     if name.endswith("running_var"):

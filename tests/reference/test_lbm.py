@@ -177,12 +177,10 @@ def check_losses(case: Case, tensors: Tensors) -> None:
 # --- training ------------------------------------------------------------------------------------
 
 
-def check_training(case: Case, tensors: Tensors) -> None:
-    for recompute in RECOMPUTE:
-        check_unrolled(case, tensors, recompute)
+TRAINING = "training forward"
 
 
-def check_unrolled(case: Case, tensors: Tensors, recompute: str) -> None:
+def check_training(case: Case, tensors: Tensors, recompute: str = "auto") -> None:
     model = build_model(case, recompute=recompute)
     trains = case["mode"].startswith("train")
     model.train(trains)
@@ -219,6 +217,17 @@ def check_unrolled(case: Case, tensors: Tensors, recompute: str) -> None:
     assert total.item() == pytest.approx(tensors["loss"].item(), rel=LOSS)
     if trains:
         check_gradients(case, tensors, model, total)
+
+
+# That these agree at a small size, tests/recipes/lbm/test_model.py shows every time.
+@pytest.mark.long
+@pytest.mark.parametrize("recompute", sorted({*RECOMPUTE} - {"auto"}))
+@pytest.mark.parametrize("path", find_cases("lbm"))
+def test_training_case_with_recomputing(path: Path, recompute: str) -> None:
+    case, tensors = load_case(path)
+    if case["kind"] != TRAINING:
+        pytest.skip("not a case of training")
+    check_training(case, tensors, recompute)
 
 
 def check_gradients(case: Case, tensors: Tensors, model: LBM, total: Tensor) -> None:
@@ -318,6 +327,6 @@ def check_online(case: Case, tensors: Tensors) -> None:
 CHECKS: dict[str, Callable[[Case, Tensors], None]] = {
     ATTENTION: check_attention,
     "losses": check_losses,
-    "training forward": check_training,
+    TRAINING: check_training,
     "online": check_online,
 }

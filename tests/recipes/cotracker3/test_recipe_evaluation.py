@@ -201,7 +201,13 @@ def test_nothing_is_drawn_of_a_video_without_queries(tmp_path: Path) -> None:
     assert recipe.evaluate(model, ALONE)["left_out"] == 1
 
 
-@pytest.mark.parametrize("chosen", ["evaluation=tapvid_davis", "evaluation.dataset=tapvid_davis"])
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        "evaluation=tapvid_davis",
+        pytest.param("evaluation.dataset=tapvid_davis", marks=pytest.mark.long),
+    ],
+)
 def test_the_command_writes_table_and_json(
     chosen: str, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

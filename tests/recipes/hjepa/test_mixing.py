@@ -17,7 +17,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param("combined", marks=pytest.mark.long), "hjepa_sigreg", "cjepa"],
+    [
+        pytest.param("combined", marks=pytest.mark.long),
+        "hjepa_sigreg",
+        pytest.param("cjepa", marks=pytest.mark.long),
+    ],
 )
 def test_terms_that_mix_samples_mix_those_of_the_global_batch(
     kind: str, run_processes: Callable[..., list[None]], root: Path

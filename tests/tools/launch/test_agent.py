@@ -42,6 +42,7 @@ def test_an_agent_ends_by_what_its_workers_noted(
     assert agent.main([str(notes), "7", "--nproc-per-node=1", "-m", "x"]) == expected
 
 
+@pytest.mark.long
 def test_processes_that_are_started_again_meet_in_a_new_store(tmp_path: Path) -> None:
     """A real torchrun, whose worker fails at first."""
     program = tmp_path / "program.py"

@@ -1,9 +1,10 @@
-"""Every recipe at its published size takes its own example batch, on tensors without memory."""
+"""Every recipe takes its own example batch, on tensors without memory; also at published sizes."""
 
 import pytest
+from small_recipes import SMALL
 
-from overt.config import CONF, build_recipe, load
-from overt.tools.plan.engine_step import EngineStep
+from overt.config import CONF, Config, build_recipe, load
+from overt.tools.plan.engine_step import EngineStep, StepMemory
 
 # Recipes that differ from another one of these in sizes alone.
 RESIZED = {
@@ -11,13 +12,20 @@ RESIZED = {
     "finetune_cifar",
     "pcdiff_medium", "pcdiff_published",
 }  # fmt: skip
-# Recipes whose step another one of these has too, with other data or another loss; the tiny
-# version of blade_posenet is planned by tests/commands/test_plan.py.
+# Recipes whose step another one of these has too, with other data or another loss.
 SAME_STEP = {
     "cotracker3_pseudo", "cotracker3_pseudo_online", "cotracker3_pseudo_small", "cotracker3_small",
     "cotracker3_online", "hjepa_small", "hjepa_digits", "ijepa_cifar", "blade_pretext",
     "cjepa_cifar", "pcdiff_voxels_medium", "blade_posenet",
 }  # fmt: skip
+# Recipes of which `test_a_small_step` shows the same step in small.
+SHOWN_SMALL = {"hjepa", "ijepa_vitb16", "lbm", "pcdiff", "pcdiff_voxels", "blade_depthnet"}
+SMALL_STEPS = {
+    "hjepa_tiny": [],
+    "lbm_tiny": ["data.frames=2"],
+    "pcdiff_voxels_tiny": [],
+    "blade_depthnet_tiny": [],
+}
 RECIPES = sorted({file.stem for file in (CONF / "recipe").glob("*.yaml")} - RESIZED)
 # Short clips and a single iteration: the same work over and over needs no second look.
 SHORT = {
@@ -33,7 +41,7 @@ TOO_LARGE = {"ijepa_vith14": "630 M weights and their average take 5 GB of this 
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.long if name in SAME_STEP else ())
+        pytest.param(name, marks=pytest.mark.long if name in SAME_STEP | SHOWN_SMALL else ())
         for name in RECIPES
         if not name.endswith("_tiny")
     ],
@@ -42,9 +50,18 @@ def test_the_step_takes_the_example_batch(name: str) -> None:
     if name in TOO_LARGE:
         pytest.skip(TOO_LARGE[name])
     once = ["model.train_iters=1"] if "cotracker3" in name else []
-    config = load([f"recipe={name}", "data.root=absent", *SHORT.get(name, []), *once])
+    memory = step(load([f"recipe={name}", "data.root=absent", *SHORT.get(name, []), *once]))
+    assert memory.batch > 0
+
+
+@pytest.mark.parametrize("name", SMALL_STEPS)
+def test_a_small_step(name: str) -> None:
+    step(SMALL[name].config("absent", *SMALL_STEPS[name]))
+
+
+def step(config: Config) -> StepMemory:
     recipe = build_recipe(config)
     memory = EngineStep(config, recipe, checkpointing=False).run(recipe.example_batch(1), 1)
-    assert memory.batch > 0
     assert memory.flops > 0
     assert memory.peak > memory.parameters + memory.frozen + memory.optimizer
+    return memory
