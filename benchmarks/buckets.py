@@ -64,7 +64,10 @@ def measure(rank: int, options: argparse.Namespace) -> None:
     model = recipe.build_model().to(device).train()
     batch = map_tensors(recipe.example_batch(options.samples), lambda tensor: tensor.to(device))
     batch = recipe.on_device(batch)
-    counts = {name: options.processes * count for name, count in recipe.counts(batch).items()}
+    counts = {"samples": torch.tensor(float(options.samples), device=device)}
+    counts = {
+        name: options.processes * count for name, count in (counts | recipe.counts(batch)).items()
+    }
     dtype = AUTOCAST.get(config.training.precision)
 
     def run(module: nn.Module) -> None:

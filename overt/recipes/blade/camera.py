@@ -8,6 +8,7 @@ keypoints.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -238,10 +239,18 @@ def look(
     return torch.stack([x, y], dim=-1), depth
 
 
+@lru_cache
+def limb_index(device: torch.device) -> Tensor:
+    """Return the limb joints as an index that is already on the device: recording copies none."""
+    return torch.tensor(LIMB_JOINTS, device=device)
+
+
 def keypoint_energy(state: Solution, observed: Observation) -> Tensor:
     """Return mean distances (B,) of projected joints to keypoints, relative to their extent."""
-    joints = state.joints[:, LIMB_JOINTS, :]
-    pixels, _ = look(joints, state.translation, state.focal, observed.size)
+    limbs = limb_index(state.joints.device)
+    pixels, _ = look(
+        state.joints.index_select(1, limbs), state.translation, state.focal, observed.size
+    )
     good = observed.good[..., None]
     low = torch.where(good, observed.keypoints, torch.inf).amin(1)
     high = torch.where(good, observed.keypoints, -torch.inf).amax(1)
