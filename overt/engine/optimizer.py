@@ -32,6 +32,7 @@ class Optimizers(torch.optim.Optimizer):
         super().__init__([parameter for group in groups for parameter in group["params"]], {})
         self.members, self.param_groups = members, groups
         for member in members:
+            self.state.update(member.state)  # that of Adagrad exists before its first step
             member.state = self.state  # no two members share a parameter, so one will do
             for group in member.param_groups:
                 group["class"] = type(member).__name__

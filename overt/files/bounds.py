@@ -7,10 +7,12 @@ reader of arrays, archives and whole files asks here first. Imports no torch.
 from __future__ import annotations
 
 import ast
+import io
 import math
 import os
 import re
 import struct
+import tokenize
 import zipfile
 import zlib
 from functools import cache
@@ -119,7 +121,7 @@ def _check_claim(claimed: int, held: int, name: str) -> None:
 def _check_header(file: IO[bytes], size: int, name: str) -> int:
     """Return how many bytes the header of an .npy file claims; 0 where that cannot be told."""
     try:
-        described = _described(file)
+        described = _described(file, name)
     except (OSError, EOFError, zlib.error, zipfile.BadZipFile):  # damaged, as its reader will find
         described = None
     if described is None:
@@ -134,7 +136,7 @@ def _check_header(file: IO[bytes], size: int, name: str) -> int:
     return claimed
 
 
-def _described(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
+def _described(file: IO[bytes], name: str) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
     """Return shape and type that the header of an .npy file names; None for any other file."""
     start = file.read(12)
     if not start.startswith(b"\x93NUMPY") or len(start) < 12:
@@ -144,15 +146,30 @@ def _described(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
     text = b"" if wide else start[10:]
     if length > LARGEST_HEADER:
         return None  # numpy refuses it as well
-    text += file.read(length - len(text))
+    header = (text + file.read(length - len(text))).decode("latin1")
     try:
-        values = ast.literal_eval(text.decode("latin1").strip())
+        values = ast.literal_eval(header.strip())
         shape = tuple(int(extent) for extent in values["shape"])
         if not isinstance(values["descr"], str) or min(shape, default=0) < 0:
             return None
         return shape, np.dtype(values["descr"])
-    except (ValueError, TypeError, KeyError, SyntaxError, RecursionError, MemoryError):
+    except SyntaxError:
+        _check_tokens(header, name)
         return None
+    except (ValueError, TypeError, KeyError, RecursionError, MemoryError):
+        return None
+
+
+def _check_tokens(header: str, name: str) -> None:
+    """Refuse a header at which numpy, which tries it once more as one of Python 2, stops with an
+    error that is neither an OSError nor a ValueError."""
+    try:
+        for _ in tokenize.generate_tokens(io.StringIO(header).readline):
+            continue
+    except (tokenize.TokenError, SyntaxError) as error:
+        raise DataError(
+            f"{name}: the header of the array is damaged ({error.args[0]}); {ADVICE}"
+        ) from error
 
 
 def _on_disk(path: Path) -> int:

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tokenize import TokenError
 from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Any, ClassVar
 
@@ -339,7 +340,7 @@ def load_npy_object(path: Path) -> object:
             array = load_pickle(file)
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SyntaxError, TokenError) as error:
         raise DataError(
             f"{path}: not a readable .npy file ({error}). It is damaged or of another kind; get it "
             "again."

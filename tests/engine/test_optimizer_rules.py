@@ -292,6 +292,14 @@ def test_the_start_says_who_steps_how_much(
     assert "optimizers" not in capsys.readouterr().out
 
 
+def test_state_from_before_the_first_step_is_kept() -> None:
+    weight = torch.nn.Parameter(torch.zeros(2))
+    adagrad = torch.optim.Adagrad([weight], initial_accumulator_value=0.5)
+    together = Optimizers([adagrad])
+    assert together.state[weight]["sum"].tolist() == [0.5, 0.5]
+    assert adagrad.state[weight]["sum"].tolist() == [0.5, 0.5]
+
+
 def test_other_rules_are_refused_when_a_run_resumes(tmp_path: Path) -> None:
     rule = "optimizer.rules=[{match: '%s', _target_: torch.optim.Adagrad}]"
     accepted = "checkpoint.accept_changes=[optimizer]"

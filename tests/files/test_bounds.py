@@ -74,10 +74,14 @@ def bomb(path: Path) -> Path:
     return path
 
 
+# Of the archives that the readers below expect.
+MEMBERS = ("images", "labels", "video", "values", "spacing", "image_path", "v_template")
+
+
 def small_claim(path: Path) -> Path:
     """An .npz archive whose member is short, with a header that claims 100 GB."""
     with zipfile.ZipFile(path, "w") as archive:
-        for name in ("images", "labels", "video", "values", "spacing", "image_path", "v_template"):
+        for name in MEMBERS:
             archive.writestr(f"{name}.npy", header(SHAPE) + b"x")
     return path
 
@@ -111,6 +115,27 @@ def test_every_reader_of_arrays_refuses_what_its_file_cannot_hold(
             continue  # it is mapped, not read
         with pytest.raises(DataError, match=r"claims|GB"):
             read(make(tmp_path / f"{make.__name__}{suffix}"))
+
+
+def cut_header() -> bytes:
+    """An .npy file whose header ends after its first byte: numpy's tokenizer stops there."""
+    return b"\x93NUMPY\x01\x00\x01\x00{" + bytes(100)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_every_reader_of_arrays_refuses_a_header_that_ends_early(
+    reader: str, tmp_path: Path
+) -> None:
+    suffix, read = READERS[reader]
+    path = tmp_path / f"cut{suffix}"
+    if suffix == ".npy":
+        path.write_bytes(cut_header())
+    else:
+        with zipfile.ZipFile(path, "w") as archive:
+            for name in MEMBERS:
+                archive.writestr(f"{name}.npy", cut_header())
+    with pytest.raises(DataError, match="header"):
+        read(path)
 
 
 def test_arrays_of_others_are_opened_in_one_place() -> None:

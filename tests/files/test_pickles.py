@@ -173,6 +173,10 @@ def test_npy_object_roundtrip(tmp_path):
         (lambda path: None, "no such file"),
         (lambda path: path.write_bytes(b""), "not a readable .npy"),
         (lambda path: path.write_bytes(b"PNG, say, or anything else"), "not a readable .npy"),
+        (
+            lambda path: path.write_bytes(b"\x93NUMPY\x01\x00\x01\x00{" + bytes(99)),
+            "not a readable",
+        ),
         (lambda path: np.save(path, np.zeros(3)), "shape"),
         (lambda path: np.save(path, np.array([None, None]), allow_pickle=True), "shape"),
     ],
