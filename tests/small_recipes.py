@@ -72,7 +72,8 @@ class Small:
     ) -> Trainer:
         """Return a trainer. Which units are dropped depends on how a batch is split."""
         config = self.config(folder, *overrides)
-        trainer = Trainer(config, build_recipe(config), world or init_distributed("cpu"))
+        world = world or init_distributed(config.training.device)
+        trainer = Trainer(config, build_recipe(config), world)
         for module in trainer.model.modules() if not dropout else ():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0

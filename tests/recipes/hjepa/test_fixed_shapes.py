@@ -17,6 +17,7 @@ from overt.recipes.hjepa.fixed_shapes import Sizes, fill_up
 from overt.recipes.hjepa.recipe import HJEPARecipe
 
 FIXED = "data.masking.fixed_shapes=true"
+OWN_SHAPES = "data.masking.fixed_shapes=false"  # the default on a machine without CUDA
 MODES = {
     "blocks": ["data.masking.predict=blocks"],
     "union": ["data.masking.predict=union", "model.class_token=true"],
@@ -88,7 +89,7 @@ def test_all_batches_have_one_shape(name: str, root: Path) -> None:
 
 
 def test_a_batch_that_does_not_fit_stays_as_it_is(root: Path) -> None:
-    layout = first_batch(SMALL_HJEPA.recipe(root), 4).layout
+    layout = first_batch(SMALL_HJEPA.recipe(root, OWN_SHAPES), 4).layout
     own = Sizes.of(layout)
     assert fill_up(layout, replace(own, hidden=own.hidden - 1)) is layout
     assert fill_up(layout, own) is layout  # not one region is left for what would fill up
@@ -99,7 +100,7 @@ def test_the_replay_pauses_where_the_monitor_looks(root: Path) -> None:
     recipe = SMALL_HJEPA.recipe(root, FIXED, "evaluation.collapse.every_steps=3")
     assert recipe.replayable is True
     assert [recipe.replays_at(step) for step in range(5)] == [False, True, True, False, True]
-    assert "data.masking.fixed_shapes=false" in str(SMALL_HJEPA.recipe(root).replayable)
+    assert "data.masking.fixed_shapes=false" in str(SMALL_HJEPA.recipe(root, OWN_SHAPES).replayable)
 
 
 @pytest.mark.parametrize(
