@@ -35,6 +35,9 @@ def transform_points(affine: Affine, points: NDArray[np.floating]) -> NDArray[np
 
 def warp(picture: Picture, affine: Affine, output: int) -> Picture:
     """The square of `output` pixels that a map makes of a picture: bilinear, black outside."""
+    whole = np.rint(affine)
+    if np.array_equal(whole[:, :2], np.eye(2)) and np.abs(affine - whole).max() < 1e-9:
+        return _shifted(picture, int(whole[0, 2]), int(whole[1, 2]), output)
     linear = np.linalg.inv(affine[:, :2])
     shift = -linear @ affine[:, 2]
     # A black frame, so that the border fades into black; and Pillow counts from the corner of a
@@ -46,6 +49,18 @@ def warp(picture: Picture, affine: Affine, output: int) -> Picture:
         (output, output), Image.Transform.AFFINE, coefficients, Image.Resampling.BILINEAR
     )
     return np.array(warped)
+
+
+def _shifted(picture: Picture, right: int, down: int, output: int) -> Picture:
+    """The same by copying, for a map that only moves whole pixels: no pixel is mixed."""
+    height, width = picture.shape[:2]
+    moved = np.zeros((output, output, 3), np.uint8)
+    top, bottom = np.clip([-down, output - down], 0, height)
+    left, end = np.clip([-right, output - right], 0, width)
+    part = picture[top:bottom, left:end]
+    if part.size:  # some of the picture is in the square
+        moved[top + down : bottom + down, left + right : end + right] = part
+    return moved
 
 
 def warp_nearest(values: NDArray[np.floating], affine: Affine, output: int) -> NDArray[np.floating]:

@@ -18,6 +18,17 @@ def test_a_crop_of_the_own_size_is_the_picture_itself() -> None:
     assert np.array_equal(warp_nearest(depth, crop_affine((20, 20), 40, 0, 40), 40), depth)
 
 
+@pytest.mark.parametrize("centre", [(20, 20), (19, 24), (3, 39), (47, -1), (70, 20), (-30, 80)])
+@pytest.mark.parametrize("output", [24, 40, 64])
+def test_moving_whole_pixels_mixes_none_and_gives_what_sampling_gives(
+    centre: tuple[int, int], output: int
+) -> None:
+    affine = crop_affine(centre, output, 0, output)
+    turned = affine + 1e-8  # is sampled, and rounded down
+    moved, sampled = (warp(picture(), way, output).astype(int) for way in (affine, turned))
+    assert np.abs(moved - sampled).max() <= 1
+
+
 def test_outside_the_picture_it_is_black() -> None:
     crop = warp(picture(), crop_affine((25, 20), 100, 0, 100), 100)
     inside = crop[30:70, 25:75]
