@@ -247,4 +247,9 @@ class LBMRecipe(Recipe):
         """Return the computation of one frame with its state as inputs and outputs, for ONNX."""
         assert isinstance(model, LBM)
         settings = self.settings.evaluation
-        return make_step(model, settings.memory_size, settings.visible_threshold)
+        return make_step(
+            model,
+            settings.memory_size,
+            settings.visible_threshold,
+            cpu_points=settings.export_cpu_points,
+        )

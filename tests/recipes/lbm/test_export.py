@@ -12,7 +12,7 @@ from overt.cli import main
 from overt.errors import ConfigError
 from overt.files import onnx_file
 from overt.recipes.lbm.clip import track_clip
-from overt.recipes.lbm.export import FrameStep, make_step
+from overt.recipes.lbm.export import make_step
 from overt.recipes.lbm.model import LBM
 
 HAS_ONNX = all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
@@ -66,11 +66,12 @@ def compare(
         np.testing.assert_allclose(part[after], truth.numpy()[after], atol=1e-3, rtol=1e-3)
 
 
-def test_the_step_repeats_the_online_tracker() -> None:
+@pytest.mark.parametrize("cpu_points", [None, 4])
+def test_the_step_repeats_the_online_tracker(cpu_points: int | None) -> None:
     """Without ONNX: the function that is exported is right."""
     model = make_model()
     video, queries = make_clip()
-    step = FrameStep(model, 0.5)
+    step = make_step(model, MEMORY, 0.5, cpu_points=cpu_points).module
 
     def run(inputs: list[np.ndarray]) -> list[np.ndarray]:
         with torch.no_grad():
@@ -95,13 +96,15 @@ def test_the_example_has_the_shapes_that_are_promised() -> None:
 @needs_onnx
 @pytest.mark.long
 @pytest.mark.timeout(900)  # the exporter takes most of a minute
-def test_onnx_runtime_repeats_the_tracks_of_a_clip(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cpu_points", ["null", "4"])
+def test_onnx_runtime_repeats_the_tracks_of_a_clip(tmp_path: Path, cpu_points: str) -> None:
     import onnxruntime
 
     model = make_model()
     video, queries = make_clip()
     torch.save(model.state_dict(), tmp_path / "lbm.pt")
     words = [*SMALL_LBM.sizes("model", "evaluation"), "training.device=cpu"]
+    words += [f"evaluation.export_cpu_points={cpu_points}"]
     settings = [part for word in words for part in ("--set", word)]
     file = tmp_path / "step.onnx"
     source = ["ckpt", "export", str(tmp_path / "lbm.pt"), "--to", "onnx", "--output", str(file)]
