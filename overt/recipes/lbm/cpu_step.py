@@ -27,7 +27,7 @@ from overt.recipes.lbm.pyramid import Resize
 
 # Up to this many points, features are sampled before they are projected: faster on two CPU cores
 # (benchmarks/online.py onnx).
-FEW_POINTS = 48
+FEW_POINTS = 60
 
 
 class CpuLayer(nn.Module):
