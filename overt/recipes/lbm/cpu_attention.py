@@ -28,7 +28,7 @@ Sizes = Sequence[tuple[int, int]]
 
 
 class Level(NamedTuple):
-    """A level of a pyramid; G is 1, or H where each head has channels of its own."""
+    """A level of a pyramid; G is H where the channels are split by head, else 1."""
 
     size: tuple[int, int]
     tokens: Tensor  # (G, h * w, C / G)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from overt.recipes.lbm.cpu_step import CpuStep
 from overt.recipes.lbm.model import LBM
@@ -76,3 +77,15 @@ def make_step(
         step = CpuStep(model, memory_size, threshold, cpu_points).eval()
         note += f"; for a CPU, fastest with about {cpu_points} points"
     return ExportedStep(step, example, INPUTS, OUTPUTS, POINTS_AXIS, note)
+
+
+def with_weights_of(trained: LBM, model: LBM) -> LBM:
+    """Return `model`, of another input size, with trained weights: its position map is resized."""
+    tensors = trained.state_dict()
+    for name in trained.transformer.computed_tensors:
+        del tensors[f"transformer.{name}"]
+    key = "backbone.frame_pos_embedding"
+    cells = model.backbone.frame_pos_embedding.shape[2:]
+    tensors[key] = F.interpolate(tensors[key], tuple(cells), mode="bilinear")
+    model.load_state_dict(tensors, strict=False)
+    return model.eval()

@@ -6,13 +6,11 @@ are (x, y) in pixels, queries (t, x, y). arXiv:2509.16527.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from overt.nn.reuse import reused
@@ -21,10 +19,6 @@ from overt.recipes.lbm.layer import Memory
 from overt.recipes.lbm.loss import Prediction
 from overt.recipes.lbm.pyramid import read_points
 from overt.recipes.lbm.transformer import Entry, Estimate, FrameMaps, Transformer
-
-POSITIONS = "backbone.frame_pos_embedding"
-
-log = logging.getLogger(__name__)
 
 
 class LBM(nn.Module):
@@ -163,30 +157,6 @@ class LBM(nn.Module):
         x, y = points_xy.unbind(-1)
         height, width = self.input_size
         return torch.stack([x / width * size[1], y / height * size[0]], dim=-1)
-
-    def adapt_tensors(
-        self, tensors: Mapping[str, Tensor], settings: Mapping[str, Any] | None = None
-    ) -> dict[str, Tensor]:
-        """Return a file's tensors with the position map resized to this model's input size.
-
-        Everything else of the weights fits any input size.
-        """
-        adapted = dict(tensors)
-        positions, own = adapted.get(POSITIONS), self.backbone.frame_pos_embedding
-        if (
-            positions is not None
-            and positions.ndim == 4
-            and positions.shape[:2] == own.shape[:2]
-            and positions.shape != own.shape
-        ):
-            before, size = positions.shape[2:], own.shape[2:]
-            resized = F.interpolate(positions.float(), tuple(size), mode="bilinear")
-            adapted[POSITIONS] = resized.to(positions.dtype)
-            for name in self.transformer.computed_tensors:
-                if (key := f"transformer.{name}") in adapted:
-                    adapted[key] = getattr(self.transformer, name)
-            log.warning("position map resized from %s to %s cells", tuple(before), tuple(size))
-        return adapted
 
     def _no_entry(self, query: Tensor) -> Entry:
         # Zeros with the dtype of later entries and part of the graph, so that to a compiler the

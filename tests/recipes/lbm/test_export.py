@@ -93,6 +93,22 @@ def test_the_example_has_the_shapes_that_are_promised() -> None:
     assert set(named) - set(exported.points_axis) == {"frame"}
 
 
+def test_a_step_of_another_input_size_has_the_weights_with_resized_positions() -> None:
+    recipe = SMALL_LBM.recipe("x", "evaluation.export_input_size=[64,32]")
+    model = recipe.build_model().eval()
+    exported = recipe.export_step(model)
+    assert exported.example[0].shape == (1, 3, 64, 32)
+    resized = exported.module.model
+    before, after = (each.backbone.frame_pos_embedding for each in (model, resized))
+    # A new row lies a quarter of a cell from the closest old one.
+    torch.testing.assert_close(after[0, :, 1], 0.75 * before[0, :, 0] + 0.25 * before[0, :, 1])
+    for name, value in model.named_parameters():
+        if name != "backbone.frame_pos_embedding":
+            assert torch.equal(resized.get_parameter(name), value)
+    assert resized.transformer.spatial_shapes[0].tolist() == [16, 8]
+    assert not resized.training
+
+
 @needs_onnx
 @pytest.mark.long
 @pytest.mark.timeout(900)  # the exporter takes most of a minute

@@ -1,7 +1,6 @@
 """overt/recipes/lbm: keys, shapes, and what the saving of work and memory must not change."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,8 +8,6 @@ from small_recipes import small_lbm
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from overt.checkpoint.weights import load_weights
-from overt.errors import CheckpointError
 from overt.recipes.lbm.loss import Prediction, true_cells
 from overt.recipes.lbm.model import LBM
 
@@ -166,18 +163,3 @@ def test_all_frames_share_one_compiled_graph() -> None:
         results.append(total(model(video, queries, cells)).item())
     assert results[1] == pytest.approx(results[0], rel=1e-5)
     assert counter.frame_count == 1
-
-
-def test_weights_of_another_input_size_fit_with_resized_positions(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    trained, model = small_lbm(input_size=(32, 64)), small_lbm(input_size=(64, 64))
-    torch.save(trained.state_dict(), tmp_path / "lbm.pt")
-    load_weights(tmp_path / "lbm.pt", model)
-    assert "position map resized from (8, 16) to (16, 16) cells" in caplog.text
-    before, after = trained.backbone.frame_pos_embedding, model.backbone.frame_pos_embedding
-    # Each new row lies a quarter of a cell from an old one.
-    torch.testing.assert_close(after[0, :, 1], 0.75 * before[0, :, 0] + 0.25 * before[0, :, 1])
-    assert model.transformer.spatial_shapes[0].tolist() == [16, 16]
-    with pytest.raises(CheckpointError, match="frame_pos_embedding"):
-        load_weights(tmp_path / "lbm.pt", small_lbm(embed_dim=32))
