@@ -28,10 +28,10 @@ Sizes = Sequence[tuple[int, int]]
 
 
 class Level(NamedTuple):
-    """A level of a pyramid; G is H where the channels are split by head, else 1."""
+    """A level of a pyramid; G is H where heads read separate channels, else 1."""
 
     size: tuple[int, int]
-    tokens: Tensor  # (G, h * w, C / G)
+    tokens: Tensor  # (h * w, C)
     image: Tensor  # (G, C / G, h, w)
 
 
@@ -42,9 +42,8 @@ def make_levels(tokens: Tensor, sizes: Sizes, groups: int = 1) -> list[Level]:
         if number:
             tokens = tokens.view(height, 2, -1).mean(1)
             tokens = tokens.view(height * width, 2, -1).mean(1)
-        grouped = torch.unflatten(tokens, 1, (groups, -1)).transpose(0, 1)
         image = tokens.T.reshape(groups, -1, height, width)
-        levels.append(Level((height, width), grouped, image))
+        levels.append(Level((height, width), tokens, image))
     return levels
 
 
@@ -96,20 +95,23 @@ class SingleEntryAttention(nn.Module):
 class CpuDeformable(nn.Module):
     """`DeformableAttention` of queries that read around several centers each."""
 
-    half_sizes: Tensor  # (L, 1, 1, 2) half of the width and height of each level
+    half_sizes: Tensor  # (L * H * P * 2,) half of the width and height of each position's level
+    spread: Tensor  # (2, L * H * P * 2) repeats a center for every position
 
     def __init__(self, attention: DeformableAttention, sizes: Sizes, few_points: bool) -> None:
         super().__init__()
         self.heads, self.points, self.sizes = attention.heads, attention.points, sizes
         half_sizes = torch.tensor([[width / 2, height / 2] for height, width in sizes])
-        self.register_buffer("half_sizes", half_sizes.view(-1, 1, 1, 2))
+        positions = self.heads * self.points
+        self.register_buffer("half_sizes", half_sizes.repeat(1, positions).flatten())
+        # As a matrix product: broadcasting along an axis of two is slow.
+        self.register_buffer("spread", torch.eye(2).repeat(1, len(sizes) * positions))
         # Offsets in the coordinates of a grid, -1 to 1, ordered by level.
         shape = (self.heads, len(sizes), self.points, 2)
         offsets = attention.sampling_offsets
-        weight = torch.unflatten(offsets.weight.detach(), 0, shape).transpose(0, 1)
-        bias = torch.unflatten(offsets.bias.detach(), 0, shape).transpose(0, 1)  # (L, H, P, 2)
-        weight, bias = weight / self.half_sizes.unsqueeze(-1), bias / self.half_sizes
-        self.move = make_linear(weight.flatten(0, 3), bias.flatten())
+        weight = torch.unflatten(offsets.weight.detach(), 0, shape).transpose(0, 1).flatten(0, 3)
+        bias = torch.unflatten(offsets.bias.detach(), 0, shape).transpose(0, 1).flatten()
+        self.move = make_linear(weight / self.half_sizes.unsqueeze(1), bias / self.half_sizes)
         self.weigh = attention.attention_weights
         self.project = None if few_points else attention.value_proj
         self.tell = attention.output_proj
@@ -131,20 +133,21 @@ class CpuDeformable(nn.Module):
         """Return what the queries read, (N, K, C), without the query itself."""
         count, depth, heads = centers.shape[1], len(self.sizes), self.heads
         # The offsets are those of the point: its candidates differ in their centers.
-        moves = self.move(query).view(-1, 1, depth, heads, self.points, 2)
-        grids = moves + centers.view(-1, count, 1, 1, 1, 2)  # (N, K, L, H, P, 2)
+        grids = self.move(query).unsqueeze(1) + centers @ self.spread  # (N, K, L * H * P * 2)
         weights = self.weigh(query).view(-1, heads, depth * self.points).softmax(-1)
         weights = weights.view(-1, 1, heads, depth, self.points).transpose(2, 3)
         weights = weights.expand(-1, count, -1, -1, -1)  # (N, K, L, H, P)
-        told_bias: Tensor | float = 0.0
+        told_bias = None
         if self.tell_bias is not None:
             # The bias of the values counts as far as a position lies inside of its level.
-            inside = (self.half_sizes + 0.5 - grids.abs() * self.half_sizes).clamp(0, 1).prod(-1)
+            inside = (self.half_sizes + 0.5 - grids.abs() * self.half_sizes).clamp(0, 1)
+            inside = inside.view(-1, count, depth, heads, self.points, 2).prod(-1)
             told_bias = (inside * weights).sum(dim=(2, 4)) @ self.tell_bias  # (N, K, C)
         if self.project is not None:
-            levels = make_levels(self.project(levels[0].tokens[0]), self.sizes, heads)
-        groups = len(levels[0].tokens)
-        grids = grids.permute(2, 3, 0, 1, 4, 5).reshape(depth, groups, -1, self.points, 2)
+            levels = make_levels(self.project(levels[0].tokens), self.sizes, heads)
+        groups = len(levels[0].image)
+        grids = grids.view(-1, depth, heads, self.points, 2).permute(1, 2, 0, 3, 4)
+        grids = grids.reshape(depth, groups, -1, self.points, 2)
         weights = weights.permute(2, 3, 0, 1, 4).reshape(depth, groups, -1, self.points)
         parts = (
             _read(level, grid, weight)
@@ -154,8 +157,8 @@ class CpuDeformable(nn.Module):
         for part in parts:
             read = read + part
         read = read.reshape(heads, -1, read.shape[-1]).transpose(0, 1)  # (Q, H, C or d)
-        told: Tensor = self.tell(read.flatten(1))
-        return told.view(-1, count, query.shape[1]) + told_bias
+        told: Tensor = self.tell(read.flatten(1)).view(-1, count, query.shape[1])
+        return told if told_bias is None else told + told_bias
 
 
 def _read(level: Level, grid: Tensor, weights: Tensor) -> Tensor:
@@ -171,8 +174,8 @@ def _read(level: Level, grid: Tensor, weights: Tensor) -> Tensor:
     near = (1 - (grid.unsqueeze(-1) * (lengths / 2) + first).abs()).relu()
     columns, rows = near.unbind(3)  # (G, R, P, longer side) each
     rows = rows[..., :height] * weights.unsqueeze(-1)
-    cells = rows.mT @ columns[..., :width]  # (G, R, h, w)
-    return cells.flatten(2) @ level.tokens
+    cells = (rows.mT @ columns[..., :width]).flatten(2)  # (G, R, h * w)
+    return cells @ level.image.flatten(2).mT
 
 
 def _heads(weight: Tensor, axis: int, *counts: int) -> Tensor:

@@ -95,9 +95,9 @@ class CpuLayer(nn.Module):
         self, query: Tensor, levels: Sequence[Level], scales: Sequence[Tensor]
     ) -> Tensor:
         """Return centers (N, K, 2) in -1..1; a query's length does not change its best cells."""
-        total = (query @ levels[0].tokens[0].T) * (scales[0] * self.fine_weight)  # (N, h * w)
+        total = (query @ levels[0].tokens.T) * (scales[0] * self.fine_weight)  # (N, h * w)
         for number, (level, scale) in enumerate(zip(levels[1:], scales[1:], strict=True), start=1):
-            part = torch.unflatten((query @ level.tokens[0].T) * scale, 1, level.size)
+            part = torch.unflatten((query @ level.tokens.T) * scale, 1, level.size)
             part = getattr(self, f"rows{number}") @ (part @ getattr(self, f"columns{number}"))
             total = total + part.flatten(1)
         if self.layer.candidates == 1:
@@ -141,8 +141,7 @@ class CpuStep(nn.Module):
         transformer = self.transformer
         levels = make_levels(self.encoder(frame), transformer.sizes)
         scales = [
-            1 / torch.linalg.vector_norm(level.tokens[0], dim=-1).clamp(min=1e-12)
-            for level in levels
+            1 / torch.linalg.vector_norm(level.tokens, dim=-1).clamp(min=1e-12) for level in levels
         ]
         grid = (new_points / self.half_size - 1).unsqueeze(2)  # (1, N, 1, 2)
         read = F.grid_sample(levels[0].image, grid, padding_mode="border", align_corners=False)
