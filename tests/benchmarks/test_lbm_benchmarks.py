@@ -25,14 +25,18 @@ def test_the_attention_is_measured() -> None:
 
 
 @pytest.mark.parametrize(
-    "runtime",
-    ["torch", pytest.param("onnx", marks=pytest.mark.long)],  # four exports
+    ("runtime", "forms"),
+    [
+        ("torch", ["any", "cpu"]),
+        pytest.param("onnx", ["cpu"], marks=pytest.mark.long),  # exports take most of a minute
+    ],
 )
-def test_the_exported_step_is_measured(runtime: str) -> None:
+def test_the_exported_step_is_measured(runtime: str, forms: list[str]) -> None:
     words = ["--tiny", "--size", "32", "32", "--points", "3", "--frames", "2", "--warm-up", "1"]
-    printed = run("online.py", "onnx", "--runtime", runtime, *words)
-    for words_of_output in ("3 points, step for any", "3 points, step for cpu", "floor"):
-        assert words_of_output in printed
+    printed = run("online.py", "onnx", "--runtime", runtime, *words, "--forms", *forms)
+    for form in forms:
+        assert f"3 points, step for {form}" in printed
+    assert "floor" in printed
     assert ("MatMul" in printed) == (runtime == "onnx")
 
 
