@@ -3,6 +3,7 @@
     python benchmarks/online.py frames                       10 and 256 points, fp16, CUDA graphs
     python benchmarks/online.py attention                    forward and backward at training size
     python benchmarks/online.py frames --tiny --device cpu   anywhere, to try the script
+    python benchmarks/online.py onnx --size 256 256          the exported step on two CPU cores
 
 Frames lie on the device already; a synchronization follows every frame, as a camera would ask for.
 """
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import torch
+from onnx_step import onnx
 from torch import Tensor
 
 from overt.config import build_recipe, load
@@ -122,7 +124,7 @@ def attention(options: argparse.Namespace, device: torch.device) -> None:
         )
 
 
-SECTIONS = {"frames": frames, "attention": attention}
+SECTIONS = {"frames": frames, "attention": attention, "onnx": onnx}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -133,7 +135,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--frames", type=int, default=100, help="timed repetitions")
     parser.add_argument("--warm-up", type=int, default=10)
     parser.add_argument("--tiny", action="store_true", help="small sizes, to try the script")
+    exported = parser.add_argument_group("onnx")
+    exported.add_argument("--size", type=int, nargs=2, metavar=("HEIGHT", "WIDTH"))
+    exported.add_argument("--threads", type=int, default=2)
+    exported.add_argument("--forms", nargs="+", choices=("any", "cpu"), default=["any", "cpu"])
+    exported.add_argument("--runtime", choices=("onnx", "torch"), default="onnx")
+    exported.add_argument("--rows", type=int, default=6, help="operators to list")
     options = parser.parse_args(arguments)
+    if options.section == "onnx":
+        options.device = "cpu"
     device = torch.device(options.device)
     name = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
     print(f"{name}, torch {torch.__version__}")

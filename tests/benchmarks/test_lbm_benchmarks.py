@@ -1,5 +1,6 @@
 """The benchmarks of LBM run at tiny sizes and print what the documentation quotes."""
 
+import pytest
 from benchmark_scripts import run
 
 
@@ -21,6 +22,22 @@ def test_the_attention_is_measured() -> None:
     words = ["--tiny", "--device", "cpu", "--frames", "2", "--warm-up", "1"]
     printed = run("online.py", "attention", *words)
     assert "forward and backward" in printed
+
+
+@pytest.mark.parametrize(
+    ("runtime", "forms"),
+    [
+        ("torch", ["any", "cpu"]),
+        pytest.param("onnx", ["cpu"], marks=pytest.mark.long),  # exports take most of a minute
+    ],
+)
+def test_the_exported_step_is_measured(runtime: str, forms: list[str]) -> None:
+    words = ["--tiny", "--size", "32", "32", "--points", "3", "--frames", "2", "--warm-up", "1"]
+    printed = run("online.py", "onnx", "--runtime", runtime, *words, "--forms", *forms)
+    for form in forms:
+        assert f"3 points, step for {form}" in printed
+    assert "floor" in printed
+    assert ("MatMul" in printed) == (runtime == "onnx")
 
 
 def test_packed_sequences_are_compared_with_folders() -> None:

@@ -118,6 +118,12 @@ class EvaluationSettings(ScoringSettings):
     memory_size: int = MISSING
     # a point is visible, and stored in memory, if its probability exceeds this
     visible_threshold: float = MISSING
+    # null: overt ckpt export writes a step of plain operators, for any runtime; a number: one for
+    # ONNX Runtime on a CPU, fastest with about this many points
+    export_cpu_points: int | None = None  # null in older runs
+    # (height, width) of the frames of the exported step, multiples of 32, for which the position
+    # map is resized; null: model.input_size
+    export_input_size: list[int] | None = None  # null in older runs
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -128,6 +134,11 @@ class EvaluationSettings(ScoringSettings):
             )
         within("evaluation.memory_size", self.memory_size, 1)
         within("evaluation.visible_threshold", self.visible_threshold, 0, 1, above=True, below=True)
+        if self.export_cpu_points is not None:
+            within("evaluation.export_cpu_points", self.export_cpu_points, 1)
+        if self.export_input_size is not None:
+            key = "evaluation.export_input_size"
+            height_width(key, self.export_input_size, least=32, multiple=32)
 
 
 @dataclass

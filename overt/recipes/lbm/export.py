@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from overt.recipes.lbm.cpu_step import CpuStep
 from overt.recipes.lbm.model import LBM
 from overt.recipes.lbm.online import State, advance, empty_state
 from overt.tasks import ExportedStep
@@ -50,9 +52,15 @@ class FrameStep(nn.Module):
         return estimate.points_xy, visibility, rho, *after
 
 
-def make_step(model: LBM, memory_size: int, threshold: float, points: int = 3) -> ExportedStep:
+def make_step(
+    model: LBM,
+    memory_size: int,
+    threshold: float,
+    points: int = 3,
+    cpu_points: int | None = None,  # for ONNX Runtime on a CPU: how many points to expect
+) -> ExportedStep:
     """Return the step of a model on the CPU, with example inputs."""
-    height, width = model.input_size
+    height, width = model.eval().input_size
     state = empty_state(model, points, memory_size, torch.zeros(()))
     example = (
         torch.zeros(1, 3, height, width),
@@ -64,6 +72,20 @@ def make_step(model: LBM, memory_size: int, threshold: float, points: int = 3) -
         f"frame (1, 3, {height}, {width}) in 0..255; any number of points; a memory of "
         f"{memory_size} frames, visible from {threshold:g} on"
     )
-    return ExportedStep(
-        FrameStep(model.eval(), threshold), example, INPUTS, OUTPUTS, POINTS_AXIS, note
-    )
+    step: nn.Module = FrameStep(model, threshold)
+    if cpu_points is not None:
+        step = CpuStep(model, memory_size, threshold, cpu_points).eval()
+        note += f"; for a CPU, fastest with about {cpu_points} points"
+    return ExportedStep(step, example, INPUTS, OUTPUTS, POINTS_AXIS, note)
+
+
+def with_weights_of(trained: LBM, model: LBM) -> LBM:
+    """Return `model`, of another input size, with trained weights: its position map is resized."""
+    tensors = trained.state_dict()
+    for name in trained.transformer.computed_tensors:
+        del tensors[f"transformer.{name}"]
+    key = "backbone.frame_pos_embedding"
+    cells = model.backbone.frame_pos_embedding.shape[2:]
+    tensors[key] = F.interpolate(tensors[key], tuple(cells), mode="bilinear")
+    model.load_state_dict(tensors, strict=False)
+    return model.eval()

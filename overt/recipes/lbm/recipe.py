@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -29,7 +29,7 @@ from overt.recipes.lbm import loss as tracking_loss
 from overt.recipes.lbm.clip import track_clip
 from overt.recipes.lbm.config import Settings
 from overt.recipes.lbm.data import KubricClips, evaluation_clips, example_sample
-from overt.recipes.lbm.export import make_step
+from overt.recipes.lbm.export import make_step, with_weights_of
 from overt.recipes.lbm.loss import Targets, true_cells
 from overt.recipes.lbm.model import LBM
 from overt.recipes.lbm.online import OnlineTracker
@@ -88,10 +88,8 @@ class LBMRecipe(Recipe):
         return f"recompute={self.recompute} (some {needed[self.recompute]:.0f} GiB of {gib:.0f})"
 
     def build_model(self) -> LBM:
-        sizes = dataclasses.asdict(self.settings.model) | {"recompute": self.recompute}
-        weights = sizes.pop("backbone_weights")
-        height, width = sizes.pop("input_size")
-        model = LBM((height, width), **sizes)
+        model = self._empty_model(self.settings.model.input_size)
+        weights = self.settings.model.backbone_weights
         if weights not in (None, RANDOM, TO_BE_GIVEN):
             load_resnet(model.backbone, weights)
         return model
@@ -247,4 +245,17 @@ class LBMRecipe(Recipe):
         """Return the computation of one frame with its state as inputs and outputs, for ONNX."""
         assert isinstance(model, LBM)
         settings = self.settings.evaluation
-        return make_step(model, settings.memory_size, settings.visible_threshold)
+        if settings.export_input_size is not None:
+            model = with_weights_of(model, self._empty_model(settings.export_input_size))
+        return make_step(
+            model,
+            settings.memory_size,
+            settings.visible_threshold,
+            cpu_points=settings.export_cpu_points,
+        )
+
+    def _empty_model(self, input_size: Sequence[int]) -> LBM:
+        sizes = dataclasses.asdict(self.settings.model) | {"recompute": self.recompute}
+        del sizes["backbone_weights"]
+        height, width = input_size
+        return LBM(**sizes | {"input_size": (height, width)})

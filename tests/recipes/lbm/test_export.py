@@ -12,7 +12,7 @@ from overt.cli import main
 from overt.errors import ConfigError
 from overt.files import onnx_file
 from overt.recipes.lbm.clip import track_clip
-from overt.recipes.lbm.export import FrameStep, make_step
+from overt.recipes.lbm.export import make_step
 from overt.recipes.lbm.model import LBM
 
 HAS_ONNX = all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
@@ -66,11 +66,12 @@ def compare(
         np.testing.assert_allclose(part[after], truth.numpy()[after], atol=1e-3, rtol=1e-3)
 
 
-def test_the_step_repeats_the_online_tracker() -> None:
+@pytest.mark.parametrize("cpu_points", [None, 4])
+def test_the_step_repeats_the_online_tracker(cpu_points: int | None) -> None:
     """Without ONNX: the function that is exported is right."""
     model = make_model()
     video, queries = make_clip()
-    step = FrameStep(model, 0.5)
+    step = make_step(model, MEMORY, 0.5, cpu_points=cpu_points).module
 
     def run(inputs: list[np.ndarray]) -> list[np.ndarray]:
         with torch.no_grad():
@@ -92,16 +93,34 @@ def test_the_example_has_the_shapes_that_are_promised() -> None:
     assert set(named) - set(exported.points_axis) == {"frame"}
 
 
+def test_a_step_of_another_input_size_has_the_weights_with_resized_positions() -> None:
+    recipe = SMALL_LBM.recipe("x", "evaluation.export_input_size=[64,32]")
+    model = recipe.build_model().eval()
+    exported = recipe.export_step(model)
+    assert exported.example[0].shape == (1, 3, 64, 32)
+    resized = exported.module.model
+    before, after = (each.backbone.frame_pos_embedding for each in (model, resized))
+    # A new row lies a quarter of a cell from the closest old one.
+    torch.testing.assert_close(after[0, :, 1], 0.75 * before[0, :, 0] + 0.25 * before[0, :, 1])
+    for name, value in model.named_parameters():
+        if name != "backbone.frame_pos_embedding":
+            assert torch.equal(resized.get_parameter(name), value)
+    assert resized.transformer.spatial_shapes[0].tolist() == [16, 8]
+    assert not resized.training
+
+
 @needs_onnx
 @pytest.mark.long
 @pytest.mark.timeout(900)  # the exporter takes most of a minute
-def test_onnx_runtime_repeats_the_tracks_of_a_clip(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cpu_points", ["null", "4"])
+def test_onnx_runtime_repeats_the_tracks_of_a_clip(tmp_path: Path, cpu_points: str) -> None:
     import onnxruntime
 
     model = make_model()
     video, queries = make_clip()
     torch.save(model.state_dict(), tmp_path / "lbm.pt")
     words = [*SMALL_LBM.sizes("model", "evaluation"), "training.device=cpu"]
+    words += [f"evaluation.export_cpu_points={cpu_points}"]
     settings = [part for word in words for part in ("--set", word)]
     file = tmp_path / "step.onnx"
     source = ["ckpt", "export", str(tmp_path / "lbm.pt"), "--to", "onnx", "--output", str(file)]

@@ -191,6 +191,8 @@ def test_an_overflow_is_skipped_counted_and_said(
         (["evaluation.dataset=tapvid_davi"], r"did you mean tapvid_davis\?"),
         (["evaluation.dataset=tapvid_davis"], r"needs evaluation\.dataset_root"),
         (["evaluation.memory_size=0"], r"evaluation\.memory_size=0"),
+        (["evaluation.export_input_size=[100,64]"], r"export_input_size=\[100, 64\]; .* of 32"),
+        (["evaluation.export_cpu_points=0"], r"evaluation\.export_cpu_points=0"),
         (["evaluation.visible_threshold=0"], r"evaluation\.visible_threshold=0"),
         (["data.root=null"], r"data\.root"),
         (["evaluation.query_mode=strided"], r"query_mode=strided .* forward only"),

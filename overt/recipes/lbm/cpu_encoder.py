@@ -1,0 +1,213 @@
+"""LBM's frame encoder with fewer operations, for runtimes that multiply matrices on a CPU.
+
+The same function up to rounding: norms folded into convolutions, 3 x 3 convolutions by Winograd's
+algorithm (1509.09308), the last 1 x 1 convolutions multiplied in advance and applied before
+resizing. A map is a matrix of cells by channels. For inference only.
+
+Letters: C channels, O output channels, h x w cells, T tiles of 4 x 4 cells.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from overt.recipes.lbm.backbone import Backbone, BasicBlock
+
+TILE = 4  # output cells of a tile along each axis, made of TILE + 2 input cells
+# Lavin and Gray's F(4, 3), from the points 0, 1, -1, 2, -2 and infinity.
+FROM_INPUT = (
+    (4.0, 0.0, -5.0, 0.0, 1.0, 0.0),
+    (0.0, -4.0, -4.0, 1.0, 1.0, 0.0),
+    (0.0, 4.0, -4.0, -1.0, 1.0, 0.0),
+    (0.0, -2.0, -1.0, 2.0, 1.0, 0.0),
+    (0.0, 2.0, -1.0, -2.0, 1.0, 0.0),
+    (0.0, 4.0, 0.0, -5.0, 0.0, 1.0),
+)
+FROM_FILTER = (
+    (1 / 4, 0.0, 0.0),
+    (-1 / 6, -1 / 6, -1 / 6),
+    (-1 / 6, 1 / 6, -1 / 6),
+    (1 / 24, 1 / 12, 1 / 6),
+    (1 / 24, -1 / 12, 1 / 6),
+    (0.0, 0.0, 1.0),
+)
+TO_OUTPUT = (
+    (1.0, 1.0, 1.0, 1.0, 1.0, 0.0),
+    (0.0, 1.0, -1.0, 2.0, -2.0, 0.0),
+    (0.0, 1.0, 1.0, 4.0, 4.0, 0.0),
+    (0.0, 1.0, -1.0, 8.0, -8.0, 1.0),
+)
+
+
+class Winograd(nn.Module):
+    """A 3 x 3 convolution of stride 1 and padding 1 with a quarter of the multiplications."""
+
+    zeros: Tensor  # (1, C) what lies outside of the map
+    cells: Tensor  # (36 * T,) rows of the input that each position of each tile reads
+    filters: Tensor  # (36, C, O)
+    from_input: Tensor
+    to_output: Tensor
+
+    def __init__(self, convolution: nn.Conv2d, size: tuple[int, int]) -> None:
+        super().__init__()
+        self.size = size
+        self.tiles = (-(-size[0] // TILE), -(-size[1] // TILE))
+        weight = convolution.weight.detach().double()  # (O, C, 3, 3)
+        transform = torch.tensor(FROM_FILTER, dtype=torch.float64)
+        filters = torch.einsum("ik,ocku,ju->ijco", transform, weight, transform)
+        self.register_buffer("filters", filters.flatten(0, 1).float().contiguous())
+        self.register_buffer("zeros", torch.zeros(1, weight.shape[1]))
+        self.register_buffer("cells", _tile_cells(size, self.tiles))
+        self.register_buffer("from_input", torch.tensor(FROM_INPUT))
+        self.register_buffer("to_output", torch.tensor(TO_OUTPUT))
+        assert convolution.bias is not None, "norms were folded"
+        self.bias = convolution.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve a map (h * w, C); returns (h * w, O)."""
+        side = len(self.from_input)
+        (rows, columns), (height, width) = self.tiles, self.size
+        tiles = torch.cat([x, self.zeros]).index_select(0, self.cells)  # (36 * T, C)
+        tiles = self.from_input @ tiles.view(side, -1)
+        tiles = self.from_input @ tiles.view(side, side, -1)
+        mixed = tiles.view(side * side, rows * columns, -1) @ self.filters  # (36, T, O)
+        mixed = self.to_output @ mixed.view(side, -1)
+        mixed = self.to_output @ mixed.view(TILE, side, -1)
+        mixed = mixed.view(TILE, TILE, rows, columns, -1).permute(2, 0, 3, 1, 4)
+        if (rows * TILE, columns * TILE) != self.size:
+            mixed = mixed.reshape(rows * TILE, columns * TILE, -1)[:height, :width]
+        return mixed.reshape(height * width, -1) + self.bias
+
+
+class StridedConvolution(nn.Module):
+    """A 3 x 3 convolution of stride 2 and padding 1 as one matrix product."""
+
+    zeros: Tensor
+    cells: Tensor  # (cells of the result * 9,)
+
+    def __init__(self, convolution: nn.Conv2d, size: tuple[int, int]) -> None:
+        super().__init__()
+        channels = convolution.in_channels
+        self.width = 9 * channels
+        self.register_buffer("zeros", torch.zeros(1, channels))
+        rows, columns = torch.arange(0, size[0], 2), torch.arange(0, size[1], 2)
+        around = torch.arange(-1, 2)
+        row = (rows[:, None] + around)[:, None, :, None]  # (h / 2, 1, 3, 1)
+        column = (columns[:, None] + around)[None, :, None, :]  # (1, w / 2, 1, 3)
+        self.register_buffer("cells", _numbers(row, column, size).flatten())
+        weight = convolution.weight.detach().permute(0, 2, 3, 1).flatten(1)  # (O, 9 * C)
+        self.multiply = make_linear(weight, convolution.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve a map (h * w, C); returns (h * w / 4, O)."""
+        read = torch.cat([x, self.zeros]).index_select(0, self.cells).view(-1, self.width)
+        result: Tensor = self.multiply(read)
+        return result
+
+
+class MatrixBlock(nn.Module):
+    """A `BasicBlock` on maps (h * w, C)."""
+
+    def __init__(self, block: BasicBlock, size: tuple[int, int]) -> None:
+        super().__init__()
+        self.size = size
+        self.shrinks = block.conv1.stride[0] == 2
+        self.first = (StridedConvolution if self.shrinks else Winograd)(block.conv1, size)
+        after = (size[0] // 2, size[1] // 2) if self.shrinks else size
+        self.second = Winograd(block.conv2, after)
+        self.shortcut: nn.Module = nn.Identity()
+        if self.shrinks:
+            assert isinstance(block.downsample, nn.Sequential)
+            self.shortcut = _pointwise(block.downsample[0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.second(F.relu(self.first(x)))
+        if self.shrinks:
+            x = x.view(*self.size, -1)[::2, ::2].reshape(len(y), -1)
+        return F.relu(y + self.shortcut(x))
+
+
+class CpuEncoder(nn.Module):
+    """What a `Backbone` computes for one frame of the model's size."""
+
+    columns: Tensor  # (w, w / 2 + w / 4): the weight of each column of the two coarse maps
+    positions: Tensor  # (h * w, C)
+
+    def __init__(self, backbone: Backbone) -> None:
+        super().__init__()
+        backbone = copy.deepcopy(backbone)
+        backbone.fold_norms()
+        self.backbone = backbone
+        height, width = backbone.frame_pos_embedding.shape[2:]
+        self.size = (height, width)
+        halves, quarters = (height // 2, width // 2), (height // 4, width // 4)
+        self.stem = backbone.layer1[:4]
+        blocks = [module for module in backbone.modules() if isinstance(module, BasicBlock)]
+        sizes = (self.size, self.size, self.size, halves, halves, quarters)
+        self.blocks = nn.ModuleList(map(MatrixBlock, blocks, sizes))
+        fusion = _pointwise(backbone.fusion[0])
+        projections = [
+            _pointwise(part) for part in (backbone.proj1, backbone.proj2, backbone.proj3)
+        ]
+        parts = fusion.weight.chunk(3, dim=1)  # (C, c) each
+        bias = fusion.bias.clone()
+        for part, projection in zip(parts, projections, strict=True):
+            bias += part @ projection.bias  # of resized ones too: the weights of a cell sum to one
+        self.mixes = nn.ModuleList(
+            make_linear(part @ projection.weight, bias if number == 0 else None)
+            for number, (part, projection) in enumerate(zip(parts, projections, strict=True))
+        )
+        columns = (backbone.twice.columns, backbone.four_times.columns)
+        self.register_buffer("columns", torch.cat(columns, dim=1))
+        positions = backbone.frame_pos_embedding.detach()[0].flatten(1).T
+        self.register_buffer("positions", positions.contiguous())
+
+    def forward(self, frame: Tensor) -> Tensor:
+        """Encode a frame (1, 3, H, W) in 0..255 as features (h * w, C)."""
+        height, width = self.size
+        pixels = (frame / 255 - self.backbone.mean) / self.backbone.std
+        x = self.stem(pixels)[0].flatten(1).T
+        maps = []
+        for number, block in enumerate(self.blocks):
+            x = block(x)
+            if number % 2:
+                maps.append(x)
+        fine, middle, coarse = (mix(part) for mix, part in zip(self.mixes, maps, strict=True))
+        middle = self.backbone.twice.rows @ middle.view(height // 2, -1)
+        coarse = self.backbone.four_times.rows @ coarse.view(height // 4, -1)
+        tall = (middle.view(height, width // 2, -1), coarse.view(height, width // 4, -1))
+        resized = (self.columns @ torch.cat(tall, dim=1)).view(height * width, -1)
+        return F.gelu(fine + resized) + self.positions
+
+
+def make_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """Return a frozen linear map (outputs, inputs) with the given weights."""
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
+    linear.weight = nn.Parameter(weight.detach().contiguous(), requires_grad=False)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias.detach().contiguous(), requires_grad=False)
+    return linear
+
+
+def _pointwise(convolution: nn.Module) -> nn.Linear:
+    assert isinstance(convolution, nn.Conv2d), "a 1 x 1 convolution"
+    return make_linear(convolution.weight.flatten(1), convolution.bias)
+
+
+def _tile_cells(size: tuple[int, int], tiles: tuple[int, int]) -> Tensor:
+    """Number the cells that tiles read, (36 * T,): rows and columns of a tile, then the tiles."""
+    within = torch.arange(TILE + 2) - 1
+    row = within[:, None] + TILE * torch.arange(tiles[0])  # (6, tiles)
+    column = within[:, None] + TILE * torch.arange(tiles[1])
+    return _numbers(row[:, None, :, None], column[None, :, None, :], size).flatten()
+
+
+def _numbers(row: Tensor, column: Tensor, size: tuple[int, int]) -> Tensor:
+    """Number cells row by row; outside of the map it is the number after the last."""
+    height, width = size
+    inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+    return torch.where(inside, row * width + column, height * width)
