@@ -33,7 +33,7 @@ from overt.engine.build import BUFFERS_STAY
 from overt.engine.precision import AUTOCAST
 from overt.nested import map_tensors
 
-WARM_UP = 3  # DDP forms its buckets anew after the first pass
+WARM_UP = 3  # DDP forms its buckets again after the first pass
 
 
 def main() -> int:

@@ -161,8 +161,11 @@ def _described(file: IO[bytes], name: str) -> tuple[tuple[int, ...], np.dtype[An
 
 
 def _check_tokens(header: str, name: str) -> None:
-    """Refuse a header at which numpy, which tries it once more as one of Python 2, stops with an
-    error that is neither an OSError nor a ValueError."""
+    """Refuse a header that ends early.
+
+    numpy retries it as one of Python 2, and stops with an error that is neither an OSError nor a
+    ValueError.
+    """
     try:
         for _ in tokenize.generate_tokens(io.StringIO(header).readline):
             continue
