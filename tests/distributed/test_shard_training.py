@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_runs import read_rows, train_toy
+from toy_runs import make_trainer, read_rows, train_toy
 
 RUNS = Callable[..., list[Any]]
 FSDP = "training.strategy=fsdp"
@@ -92,12 +92,36 @@ def step_losses(folder: Path, steps: int, *overrides: str) -> dict[str, float]:
     for _ in range(steps):
         trainer.train_step()
     sums, count, *_ = trainer.progress.interval.totals()
-    tensors = list(trainer.model.parameters())
-    tensors += [value for state in trainer.optimizer.state.values() for value in state.values()]
-    held = sum(getattr(tensor, "_local_tensor", tensor).numel() for tensor in tensors)
+    held = held_by(trainer)
     trainer.close()
     del trainer
-    return {**sums, "steps": count, "held": float(held)}
+    return {**sums, "steps": count, "held": held}
+
+
+def held_by(trainer: Any) -> float:
+    """Return how many numbers of parameters and optimizer state this process holds."""
+    tensors = list(trainer.model.parameters())
+    tensors += [value for state in trainer.optimizer.state.values() for value in state.values()]
+    return float(sum(getattr(tensor, "_local_tensor", tensor).numel() for tensor in tensors))
+
+
+def held_after_a_step(folder: Path, *overrides: str) -> float:
+    trainer = make_trainer(folder, *overrides)
+    trainer.train_step()
+    held = held_by(trainer)
+    trainer.close()
+    return held
+
+
+def test_each_rank_holds_its_part_of_weights_and_optimizer_state(
+    run_processes: RUNS, tmp_path: Path
+) -> None:
+    wide = "model.width=64"
+    whole = held_after_a_step(tmp_path / "whole", wide)
+    parts = run_processes(held_after_a_step, 2, tmp_path / "parts", FSDP, wide)
+    # Everything once, but for counters of the optimizer and the rest of a division.
+    assert sum(parts) == pytest.approx(whole, rel=0.1)
+    assert max(parts) < 0.6 * whole
 
 
 # That they give the numbers of DDP, tests/recipes/test_contract.py shows for all recipes.
