@@ -17,7 +17,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-BESIDES = "data.masking.style=own"
 ROWS = {
     "cotracker3_offline": "cotracker3_offline",
     "cotracker3_offline_small": "cotracker3_offline model.recompute=[hidden,normed,correlation]",
@@ -26,10 +25,8 @@ ROWS = {
     "pcdiff": "pcdiff",
     "pcdiff_64": "pcdiff training.global_batch_size=64",
     "hjepa": "hjepa",
-    "ijepa_vitb16": f"ijepa_vitb16 training.global_batch_size=128 {BESIDES} "
-    "data.masking.max_keep=50",
-    "ijepa_vith14": f"ijepa_vith14 training.global_batch_size=128 {BESIDES} "
-    "data.masking.max_keep=64 training.compile_recompute=false",
+    "ijepa_vitb16": "ijepa_vitb16 training.global_batch_size=128",
+    "ijepa_vith14": "ijepa_vith14 training.global_batch_size=128 training.compile_recompute=false",
     "blade_depthnet": "blade_depthnet",
     "blade_posenet": "blade_posenet",
 }
