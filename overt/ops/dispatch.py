@@ -43,6 +43,7 @@ KERNELS = {
     "correlation": Kernels(
         False, "the backward pass adds to cells and to queries with float atomics"
     ),
+    "coverage": Kernels(False, "pixels add what faces cover with float atomics", (torch.float32,)),
     "deformable": Kernels(False, "the backward pass adds to the values with float atomics"),
     "dropout": Kernels(True, "each number depends on its index and the seed alone"),
     "jitter": Kernels(True, "its atomic sums are of integers, exact in any order", (torch.uint8,)),

@@ -5,7 +5,7 @@ import torch
 
 from overt.geometry.body import BodyModel
 from overt.geometry.body_capsule import capsule_body
-from overt.geometry.silhouette import part_masks, rasterize, signed_distance, soft_silhouette
+from overt.geometry.silhouette import part_masks, rasterize, soft_silhouette
 
 SIZE, LARGE = (48, 48), (128, 128)
 # Two triangles that make a square from (10, 12) to (30, 32), turning so that they look at us.
@@ -49,14 +49,6 @@ def test_depth_within_a_face_is_that_of_the_plane() -> None:
     share = (across - 10) / 20
     expected = 1 / ((1 - share) + share / 4)
     torch.testing.assert_close(raster.depth[0, 20, across], expected, atol=1e-4, rtol=0)
-
-
-def test_signed_distance() -> None:
-    triangle = torch.tensor([[[0.0, 0.0], [8.0, 0.0], [0.0, 8.0]]]).expand(4, 3, 2)
-    places = torch.tensor([[2.0, 1.0], [-3.0, 4.0], [-3.0, -4.0], [8.0, 8.0]])
-    expected = torch.tensor([-1.0, 3.0, 5.0, 8.0 * 0.5**0.5])
-    found = signed_distance(*triangle.permute(2, 1, 0), places)
-    torch.testing.assert_close(found, expected, atol=1e-3, rtol=0)
 
 
 @pytest.fixture(scope="module")
