@@ -6,15 +6,19 @@
 
 The networks and their settings are those of examples/blade/stages_people.yaml. The number of steps
 follows from the measured rate, so that the learning rate reaches its end in time; the last
-checkpoint is scored on people of another seed. Beside it: the constant depth that is best on the
-training people, PoseNet before its first step (the mean pose), and a DepthNet trained and scored on
-orthographic images of the same people, which carry no information about depth.
+checkpoint is scored on people of another seed, and by the largest ratio of pelvis to joint depth:
+where that is near 1, a picture says little about the distance. Beside it: the constant depth that
+is best on the training people, PoseNet before its first step (the mean pose), and a DepthNet
+trained and scored on orthographic images of the same people, which carry no information about
+depth.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -25,7 +29,7 @@ from omegaconf import OmegaConf
 
 from overt.config import Config, build_recipe, load
 from overt.data.people.human_data import HumanData
-from overt.distributed import init_distributed
+from overt.distributed import World, init_distributed
 from overt.engine.trainer import Trainer
 from overt.recipes.blade.people import pelvis_depths
 
@@ -40,6 +44,8 @@ TINY = (
 TINY_POSE = ("model.branch.width=8", "model.branch.blocks=[1,1,1,1]")
 WARM_UP, TIMED = 40, 60
 SHOWN = ("relative_Tz", "mpjpe_mm", "pa_mpjpe_mm", "pve_mm")
+# Limits of the distortion: 1.8 and 3 are those of the protocols P3 and P5.
+DISTORTIONS = (1.0, 1.2, 1.8, 3.0, math.inf)
 START = time.time()
 
 
@@ -91,6 +97,7 @@ def run(
     steps = measured_steps(given, seconds)
     config = load([*given, f"training.num_steps={steps}"])
     trainer = make_trainer(config)
+    rows = remembered_rows(trainer.recipe)
     initial = trainer.evaluate()
     say(f"{name or stage}: before training {shown(initial)}")
     began = time.perf_counter()
@@ -98,6 +105,7 @@ def run(
     spent = time.perf_counter() - began
     samples = steps * trainer.plan.global_batch_size
     say(f"{name or stage}: {steps} steps, {samples:,} crops, {spent:.0f} s: {shown(scores)}")
+    say(f"{name or stage}: by distortion {by_distortion(config, rows)}")
     if stage == "depth":
         constant = constant_error(config)
         say(f"{name or stage}: the best constant depth has relative_Tz {constant:.3f}")
@@ -107,6 +115,40 @@ def run(
 
 def shown(scores: dict[str, float]) -> str:
     return ", ".join(f"{key} {scores[key]:.3f}" for key in SHOWN if key in scores)
+
+
+def remembered_rows(recipe: Any) -> list[dict[str, Any]]:
+    """Return a list that holds the rows of the latest evaluation."""
+    rows: list[dict[str, Any]] = []
+    evaluate = recipe.evaluate_rows
+
+    def kept(model: Any, world: World) -> list[dict[str, Any]]:
+        rows[:] = evaluate(model, world)
+        return rows
+
+    recipe.evaluate_rows = kept
+    return rows
+
+
+def by_distortion(config: Config, rows: list[dict[str, Any]]) -> str:
+    """Return the scores of people between two limits of the distortion."""
+    people = HumanData.load(annotation_file(config, "people_test"))
+    distortion = np.ravel(people.columns["distortion_max"])[: len(rows)]
+    parts = []
+    for low, high in itertools.pairwise(DISTORTIONS):
+        inside = [row for row, value in zip(rows, distortion, strict=True) if low <= value < high]
+        if inside:
+            means = {key: float(np.mean([row[key] for row in inside])) for key in shared(inside)}
+            parts.append(f"{low:g} to {high:g} ({len(inside)} people): {shown(means)}")
+    return "; ".join(parts)
+
+
+def shared(rows: list[dict[str, Any]]) -> list[str]:
+    return [key for key in SHOWN if all(key in row for row in rows)]
+
+
+def annotation_file(config: Config, name: str) -> Path:
+    return Path(config.settings.data.root) / "preprocessed_datasets" / f"{name}.npz"
 
 
 def make_trainer(config: Config) -> Trainer:
@@ -137,9 +179,8 @@ def synchronize() -> None:
 
 def constant_error(config: Config) -> float:
     """Return the relative error on unseen people of the constant best on the training people."""
-    folder = Path(config.settings.data.root) / "preprocessed_datasets"
     known, unseen = (
-        pelvis_depths(HumanData.load(folder / f"{name}.npz"), config.settings.model.body)
+        pelvis_depths(HumanData.load(annotation_file(config, name)), config.settings.model.body)
         for name in ("people_train", "people_test")
     )
     guesses = np.linspace(known.min(), known.max(), 1000)

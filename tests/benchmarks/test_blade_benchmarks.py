@@ -30,6 +30,7 @@ def test_both_stages_and_the_control_are_trained_and_scored(tmp_path: Path) -> N
     printed = run("people.py", *words, "--output", str(tmp_path), "training.device=cpu")
     for part in (
         "depth: before training",
+        "depth: by distortion 1 to 1.2 (",
         "best constant",
         "pose: before training",
         "orthographic",
