@@ -1,7 +1,7 @@
 """Triton kernels of the coverage of pixels by faces: one program for each face.
 
 It walks over the pixels of the face's box. Forward it adds to them; backward it reads what arrived
-there and adds up the gradient of its own three corners, so that nothing is shared.
+there and adds up the gradient of the three corners of the face, so that nothing is shared.
 """
 
 from __future__ import annotations
