@@ -15,11 +15,13 @@ SIZE = 32  # pixels at a time; a face of a body has about twenty
 
 
 @triton.jit
-def _box(low, high, growth, limit):
-    """First pixel and number of pixels between two coordinates, grown and cut."""
+def _read(corners, growth, limit):
+    """One coordinate of three corners; the first pixel and the number of pixels of the box."""
+    a, b, c = tl.load(corners), tl.load(corners + 2), tl.load(corners + 4)
+    low, high = tl.minimum(tl.minimum(a, b), c), tl.maximum(tl.maximum(a, b), c)
     first = tl.minimum(tl.maximum(tl.ceil(low - growth), 0.0), limit).to(tl.int32)
     last = tl.minimum(tl.maximum(tl.floor(high + growth), -1.0), limit - 1.0).to(tl.int32)
-    return first, tl.maximum(last - first + 1, 0)
+    return a, b, c, first, tl.maximum(last - first + 1, 0)
 
 
 @triton.jit
@@ -36,20 +38,20 @@ def _edge(x, y, ax, ay, bx, by):
 
 
 @triton.jit
+def _is_inside(first, second, third):
+    """Whether a pixel is on the same side of all edges."""
+    left = (first >= 0) & (second >= 0) & (third >= 0)
+    return left | ((first <= 0) & (second <= 0) & (third <= 0))
+
+
+@triton.jit
 def _forward(
     corners, drawn, total, faces, height, width, softness, growth, SIZE: tl.constexpr
 ):  # fmt: skip
     face = tl.program_id(0)
     if tl.load(drawn + face) != 0:
-        ax, ay = tl.load(corners + 6 * face), tl.load(corners + 6 * face + 1)
-        bx, by = tl.load(corners + 6 * face + 2), tl.load(corners + 6 * face + 3)
-        cx, cy = tl.load(corners + 6 * face + 4), tl.load(corners + 6 * face + 5)
-        left, across = _box(
-            tl.minimum(tl.minimum(ax, bx), cx), tl.maximum(tl.maximum(ax, bx), cx), growth, width
-        )
-        top, down = _box(
-            tl.minimum(tl.minimum(ay, by), cy), tl.maximum(tl.maximum(ay, by), cy), growth, height
-        )
+        ax, bx, cx, left, across = _read(corners + 6 * face, growth, width)
+        ay, by, cy, top, down = _read(corners + 6 * face + 1, growth, height)
         picture = (face // faces).to(tl.int64) * height * width
         for start in range(0, across * down, SIZE):
             number = start + tl.arange(0, SIZE)
@@ -59,9 +61,7 @@ def _forward(
             first, _, _, _, side_a = _edge(x, y, ax, ay, bx, by)
             second, _, _, _, side_b = _edge(x, y, bx, by, cx, cy)
             third, _, _, _, side_c = _edge(x, y, cx, cy, ax, ay)
-            inside = ((side_a >= 0) & (side_b >= 0) & (side_c >= 0)) | (
-                (side_a <= 0) & (side_b <= 0) & (side_c <= 0)
-            )
+            inside = _is_inside(side_a, side_b, side_c)
             distance = tl.sqrt(tl.minimum(tl.minimum(first, second), third) + 1e-8)
             depth = tl.where(inside, distance, -distance) / softness
             uncovered = -(tl.maximum(depth, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(depth))))
@@ -76,15 +76,8 @@ def _backward(
     zero = tl.zeros((SIZE,), tl.float32)
     to_ax, to_ay, to_bx, to_by, to_cx, to_cy = zero, zero, zero, zero, zero, zero
     if tl.load(drawn + face) != 0:
-        ax, ay = tl.load(corners + 6 * face), tl.load(corners + 6 * face + 1)
-        bx, by = tl.load(corners + 6 * face + 2), tl.load(corners + 6 * face + 3)
-        cx, cy = tl.load(corners + 6 * face + 4), tl.load(corners + 6 * face + 5)
-        left, across = _box(
-            tl.minimum(tl.minimum(ax, bx), cx), tl.maximum(tl.maximum(ax, bx), cx), growth, width
-        )
-        top, down = _box(
-            tl.minimum(tl.minimum(ay, by), cy), tl.maximum(tl.maximum(ay, by), cy), growth, height
-        )
+        ax, bx, cx, left, across = _read(corners + 6 * face, growth, width)
+        ay, by, cy, top, down = _read(corners + 6 * face + 1, growth, height)
         picture = (face // faces).to(tl.int64) * height * width
         for start in range(0, across * down, SIZE):
             number = start + tl.arange(0, SIZE)
@@ -94,9 +87,7 @@ def _backward(
             first, first_x, first_y, first_t, side_a = _edge(x, y, ax, ay, bx, by)
             second, second_x, second_y, second_t, side_b = _edge(x, y, bx, by, cx, cy)
             third, third_x, third_y, third_t, side_c = _edge(x, y, cx, cy, ax, ay)
-            inside = ((side_a >= 0) & (side_b >= 0) & (side_c >= 0)) | (
-                (side_a <= 0) & (side_b <= 0) & (side_c <= 0)
-            )
+            inside = _is_inside(side_a, side_b, side_c)
             nearest = tl.minimum(tl.minimum(first, second), third)
             distance = tl.sqrt(nearest + 1e-8)
             depth = tl.where(inside, distance, -distance) / softness
