@@ -7,6 +7,7 @@ and a dispatch mode adds up the memory. Global switches that `build` sets are pu
 from __future__ import annotations
 
 import dataclasses
+import gc
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -163,7 +164,7 @@ class EngineStep:
             self._assign(trainer, memory)
             # At step 0, or a round one, recipes may look closer than at most.
             trainer.state.step = self.recipe.largest_step()
-            with patch.object(self.recipe, "loss", self._counted(memory)):
+            with patch.object(self.recipe, "loss", self._counted(memory)), _collected_before():
                 memory.reset()
                 held = {name: memory.live[name] for name in ("parameters", "frozen", "optimizer")}
                 trainer.train_step()
@@ -361,6 +362,20 @@ def local(tensor: Tensor) -> Tensor:
     """Return this rank's shard of a tensor."""
     shard: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return shard
+
+
+@contextmanager
+def _collected_before() -> Iterator[None]:
+    """Collect garbage, and then none: when Python does so by itself depends on all that ran before,
+    and tensors that refer to each other would count or not."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _finished(result: Tensor) -> Any:

@@ -1,5 +1,6 @@
 """overt/tools/plan/engine_step.py: the engine's step on fake tensors holds what a real one does."""
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,17 @@ def test_fsdp_holds_a_shard_of_weights_and_optimizer(tmp_path: Path) -> None:
     assert many.optimizer < 0.5 * few.optimizer
     assert many.peak < few.peak
     assert many.flops == few.flops
+
+
+def test_it_does_not_matter_when_garbage_is_collected(tmp_path: Path) -> None:
+    before, peaks = gc.get_threshold(), []
+    try:
+        for threshold in (0, 200):  # never, often
+            gc.set_threshold(threshold, 1, 1)
+            peaks.append(measure(tmp_path / str(threshold), "fsdp", 2).peak)
+    finally:
+        gc.set_threshold(*before)
+    assert peaks[0] == peaks[1]
 
 
 def test_a_custom_step_is_planned(tmp_path: Path) -> None:
