@@ -16,9 +16,9 @@ import overt
 ROOT = Path(overt.__file__).parent
 
 LEAVES = {
-    "errors", "checks", "nested", "progress", "terminal", "launch_environment", "distributed",
-    "schedule", "schedule_section", "evaluation", "files", "ops", "nn", "geometry", "data",
-    "metrics", "viz",
+    "errors", "checks", "nested", "garbage", "progress", "terminal", "launch_environment",
+    "distributed", "schedule", "schedule_section", "evaluation", "files", "ops", "nn", "geometry",
+    "data", "metrics", "viz",
 }  # fmt: skip
 SEAM = LEAVES | {"recipe", "tasks"}
 CONFIG = SEAM | {"config"}

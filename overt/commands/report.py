@@ -8,14 +8,13 @@ follows running runs in a browser of this host; RUN may then be a folder of runs
 from __future__ import annotations
 
 import argparse
-import gc
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from overt.checks import within
 from overt.files.atomic import new_file
+from overt.garbage import no_collection
 
 TOKEN = re.compile(r"[\w.~-]{8,128}")
 
@@ -52,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     from overt.tools.report.page import build_page
     from overt.tools.report.reading import open_runs
 
-    with _no_collection():
+    with no_collection():  # nothing becomes garbage before the page is written
         runs = open_runs(options.runs)
         page = build_page(runs, options.pictures, options.pin)
     output = options.output or options.runs[0] / "report.html"
@@ -60,18 +59,6 @@ def main(arguments: Sequence[str]) -> int:
         hidden.write_text(page, encoding="utf-8", errors="replace")
     print(f"{output}  ({len(page) / 1e6:.1f} MB, opens in any browser)")
     return 0
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Disable garbage collection: nothing becomes garbage before the page is written."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _serve(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:

@@ -35,6 +35,7 @@ from overt.engine.loader import MicroBatch, StepBatch
 from overt.engine.order import START
 from overt.engine.strategy import fsdp
 from overt.engine.trainer import Trainer
+from overt.garbage import no_collection
 from overt.nested import map_tensors
 from overt.recipe import Recipe
 from overt.tools.plan.cuda_rules import as_on_cuda
@@ -164,7 +165,10 @@ class EngineStep:
             self._assign(trainer, memory)
             # At step 0, or a round one, recipes may look closer than at most.
             trainer.state.step = self.recipe.largest_step()
-            with patch.object(self.recipe, "loss", self._counted(memory)), _collected_before():
+            # When Python collects by itself depends on all that ran before: tensors that refer to
+            # each other would count or not.
+            gc.collect()
+            with patch.object(self.recipe, "loss", self._counted(memory)), no_collection():
                 memory.reset()
                 held = {name: memory.live[name] for name in ("parameters", "frozen", "optimizer")}
                 trainer.train_step()
@@ -362,20 +366,6 @@ def local(tensor: Tensor) -> Tensor:
     """Return this rank's shard of a tensor."""
     shard: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return shard
-
-
-@contextmanager
-def _collected_before() -> Iterator[None]:
-    """Collect garbage, and then none: when Python does so by itself depends on all that ran before,
-    and tensors that refer to each other would count or not."""
-    gc.collect()
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _finished(result: Tensor) -> Any:
