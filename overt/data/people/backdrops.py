@@ -6,6 +6,7 @@ All randomness of a picture comes from its own generator. Letters: B pictures, S
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +19,8 @@ from overt.errors import DataError
 
 PICTURES = (".jpg", ".jpeg", ".png", ".webp")
 HIDDEN = 0.35  # pictures in which something stands before the person
+BLUR = 3  # pixels on each side that are mixed
+NOISE_STEPS = 32  # levels of a standard deviation of noise, stored as int8
 
 
 class Photographs:
@@ -106,19 +109,57 @@ def _shape(
     return torch.cat([(color * waves).clamp(0, 1), inside[None].float()])
 
 
-def camera_effects(pictures: Tensor, generators: list[np.random.Generator]) -> Tensor:
+class Surroundings(NamedTuple):
+    """Everything in pictures except the people, sampled before anything is rendered."""
+
+    backdrop: Tensor  # (B, 3, S, S), 0 to 1
+    occluder: Tensor  # (B, 4, S, S): color and mask, all 0 where nothing is in front
+    lens: Tensor  # (B, 4): gamma, gain, spread of the blur in pixels, strength of the noise
+    noise: Tensor  # (B, 3, S, S) standard normal
+
+    def to_bytes(self) -> Surroundings:
+        """Return pictures as uint8 and noise as int8: a quarter of the memory for transfers."""
+        return self._replace(
+            backdrop=(255 * self.backdrop).round().to(torch.uint8),
+            occluder=(255 * self.occluder).round().to(torch.uint8),
+            noise=(NOISE_STEPS * self.noise).round().clamp(-127, 127).to(torch.int8),
+        )
+
+    def from_bytes(self) -> Surroundings:
+        """Undo `to_bytes`, up to rounding."""
+        return self._replace(
+            backdrop=self.backdrop.float() / 255,
+            occluder=self.occluder.float() / 255,
+            noise=self.noise.float() / NOISE_STEPS,
+        )
+
+
+def draw_surroundings(
+    side: int, rng: np.random.Generator, photographs: Photographs
+) -> Surroundings:
+    """Sample the surroundings of one person, B = 1."""
+    behind = backdrop(side, rng, photographs)
+    in_front = occluder(side, rng)
+    gamma, gain = rng.uniform(0.75, 1.35), rng.uniform(0.75, 1.25)
+    spread = rng.uniform(0, 1.1) if rng.random() < 0.5 else 0.0
+    noise = torch.from_numpy(rng.standard_normal((3, side, side), np.float32))
+    lens = torch.tensor([gamma, gain, spread, rng.uniform(0.003, 0.03)], dtype=torch.float32)
+    if in_front is None:
+        in_front = torch.zeros(4, side, side)
+    return Surroundings(behind[None], in_front[None], lens[None], noise[None])
+
+
+def camera_effects(pictures: Tensor, lens: Tensor, noise: Tensor) -> Tensor:
     """Apply exposure, blur and noise of a camera to pictures (B, 3, S, S), 0 to 1."""
-    effects = []
-    for picture, rng in zip(pictures, generators, strict=True):
-        gamma, gain = rng.uniform(0.75, 1.35), rng.uniform(0.75, 1.25)
-        spread = rng.uniform(0, 1.1) if rng.random() < 0.5 else 0.0
-        noise = torch.from_numpy(rng.standard_normal(tuple(picture.shape), np.float32))
-        changed = (picture.clamp(1e-4, 1) ** gamma * gain)[None]
-        if spread > 0.2:
-            kernel = torch.exp(-0.5 * (torch.arange(-3, 4) / spread) ** 2)
-            kernel = (kernel / kernel.sum()).to(picture)
-            changed = F.pad(changed, (3, 3, 3, 3), mode="replicate")
-            changed = F.conv2d(changed, kernel.view(1, 1, 1, 7).expand(3, 1, 1, 7), groups=3)
-            changed = F.conv2d(changed, kernel.view(1, 1, 7, 1).expand(3, 1, 7, 1), groups=3)
-        effects.append(changed[0] + rng.uniform(0.003, 0.03) * noise.to(picture))
-    return torch.stack(effects).clamp(0, 1)
+    gamma, gain, spread, strength = lens[..., None, None].unbind(1)  # (B, 1, 1) each
+    exposed = pictures.clamp(1e-4, 1) ** gamma[:, None] * gain[:, None]
+    offsets = torch.arange(-BLUR, BLUR + 1, device=pictures.device)
+    kernel = torch.exp(-0.5 * (offsets / spread[:, 0]) ** 2)  # (B, 2 BLUR + 1)
+    kernel = kernel / kernel.sum(1, keepdim=True)
+    # Below a fifth of a pixel there is no blur.
+    kernel = torch.where(spread[:, 0] > 0.2, kernel, (offsets == 0).float())
+    kernel = kernel.repeat_interleave(3, 0)[:, None]  # (3 B, 1, 2 BLUR + 1)
+    planes = F.pad(exposed, (BLUR,) * 4, mode="replicate").flatten(0, 1)[None]
+    planes = F.conv2d(planes, kernel[:, :, None], groups=len(kernel))
+    planes = F.conv2d(planes, kernel[..., None], groups=len(kernel))
+    return (planes.view_as(pictures) + strength[:, None] * noise).clamp(0, 1)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from overt.data.people.backdrops import Photographs, occluder
+from overt.data.people.backdrops import Photographs, draw_surroundings, occluder
 from overt.data.people.outfits import HAIR, SHOES, SKIN, TOP, Looks, Tailor, draw_outfit
 from overt.data.people.painter import Painter
 from overt.data.people.scenes import PeopleOptions, draw_rows, see
@@ -15,6 +15,7 @@ from overt.data.rng import sample_rng
 from overt.errors import DataError
 from overt.geometry.body import BodyModel
 from overt.geometry.body_capsule import capsule_body
+from overt.nested import concatenated
 
 SIZE = 48
 
@@ -30,10 +31,13 @@ def painted(model: BodyModel, backgrounds: str | None = None) -> tuple[np.ndarra
     _, scene, _ = draw_rows(0, 2, model, options)
     generators = [sample_rng(9, 0, number) for number in range(2)]
     painter = Painter(model, SIZE, backgrounds)
-    outfits = [draw_outfit(rng) for rng in generators]
-    dressed = painter.dress(scene.vertices, outfits)
+    looks = Looks.of([draw_outfit(rng) for rng in generators], painter.device)
+    surroundings = concatenated(
+        [draw_surroundings(SIZE, rng, painter.photographs) for rng in generators]
+    )
+    dressed = painter.tailor.dress(scene.vertices, looks)
     pixels, depth = see(scene, dressed, orthographic=False)
-    made = painter.paint(pixels, depth, dressed, outfits, generators)
+    made = painter.paint(pixels, depth, dressed, looks, surroundings)
     return made.pictures, made.parts, made.depth_m, (dressed - scene.vertices).numpy()
 
 
@@ -59,7 +63,7 @@ def test_regions_are_where_they_belong(model: BodyModel) -> None:
     outfit = draw_outfit(np.random.default_rng(0))._replace(
         sleeve=0.5, trouser=1.0, waist=0.05, hairline=0.2
     )
-    looks = Looks([outfit], torch.device("cpu"))
+    looks = Looks.of([outfit], torch.device("cpu"))
     choice = looks.choice.expand(len(model.template), -1)
     region = tailor.regions(tailor.measures(), choice)
     owner = model.skin_weights.argmax(1)

@@ -2,7 +2,7 @@
 
 import torch
 
-from overt.data.people.scenes import PeopleOptions, draw_rows, place_people, see
+from overt.data.people.scenes import PeopleOptions, PeopleTensors, draw_rows, place_people, see
 from overt.geometry.body import BodyModel
 from overt.geometry.body_capsule import capsule_body
 
@@ -16,7 +16,7 @@ def test_orthographic_people_do_not_show_their_depth() -> None:
         options = PeopleOptions(size=SIZE, framing="portrait", orthographic=orthographic)
         people, scene, _ = draw_rows(0, 2, model, options)
         further = [person._replace(depth=2 * person.depth) for person in people]
-        far = place_people(further, model, options)
+        far = place_people(PeopleTensors.of(further, model.template.device), model, options)
         near_pixels, _ = see(scene, scene.vertices, orthographic)
         far_pixels, _ = see(far, far.vertices, orthographic)
         same = torch.allclose(near_pixels, far_pixels, atol=0.02)
