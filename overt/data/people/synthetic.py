@@ -113,10 +113,10 @@ def render(
     """Render some people, plain or dressed."""
     perspective = not options.orthographic
     if painter is None:
-        looks = [draw_look(rng, options.fixed_colors) for rng in generators]
+        plain_looks = [draw_look(rng, options.fixed_colors) for rng in generators]
         pixels, depth = see(scene, scene.vertices, options.orthographic)
         return paint(
-            pixels, depth, scene.vertices, model, looks, options.size, generators, perspective
+            pixels, depth, scene.vertices, model, plain_looks, options.size, generators, perspective
         )
     device = scene.vertices.device
     looks = Looks.of([draw_outfit(rng) for rng in generators], device)

@@ -1,0 +1,107 @@
+"""People without files: sampled as numbers on the host, rendered on the device that trains.
+
+Everything random is sampled by the loader from the sample's own generator; rendering is a function
+of these numbers alone. Letters: B people, V vertices, S pixels of a side.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from overt.data.people.backdrops import Photographs, Surroundings, draw_surroundings
+from overt.data.people.outfits import Looks, draw_outfit
+from overt.data.people.painter import Painter
+from overt.data.people.scenes import (
+    PeopleOptions,
+    PeopleTensors,
+    boxes,
+    draw_lively_person,
+    place_people,
+    see,
+    with_visibility,
+)
+from overt.geometry.body import BODY_JOINTS, BodyModel
+from overt.geometry.body_files import load_body
+from overt.nested import concatenated, map_tensors
+
+HOST = torch.device("cpu")
+TOGETHER = 64  # people rendered at a time: a body of 27,000 faces needs some 2 GiB for them
+
+
+class Drawn(NamedTuple):
+    """Sampled people that are not rendered yet."""
+
+    people: PeopleTensors
+    looks: Looks
+    surroundings: Surroundings  # as bytes
+
+
+class Shots(NamedTuple):
+    """Rendered people and the labels that need the body."""
+
+    pictures: Tensor  # (B, 3, S, S) uint8
+    boxes: Tensor  # (B, 4) x, y, w, h of the undressed body in the picture
+    joints: Tensor  # (B, 22, 3) pixels, and 1 within the picture
+    depth: Tensor  # (B,) meters, of the pelvis
+
+
+def draw_live(
+    rng: np.random.Generator, rest_joints: NDArray[np.float64], size: int, photographs: Photographs
+) -> Drawn:
+    """Sample one person in the order of `write_people`, B = 1."""
+    person = draw_lively_person(rng, rest_joints)
+    looks = Looks.of([draw_outfit(rng)], HOST)
+    surroundings = draw_surroundings(size, rng, photographs)
+    return Drawn(PeopleTensors.of([person], HOST), looks, surroundings.to_bytes())
+
+
+class Studio:
+    """Renders sampled people on one device."""
+
+    def __init__(self, options: PeopleOptions, model: BodyModel) -> None:
+        self.options, self.model = options, model
+        self.painter = Painter(model, options.size)
+
+    @classmethod
+    def open(cls, options: PeopleOptions, device: torch.device) -> Studio:
+        """Load the body onto a device."""
+        return cls(options, BodyModel(load_body(options.body, "data.synthetic.body")).to(device))
+
+    @torch.no_grad()
+    def shoot(self, drawn: Drawn) -> Shots:
+        """Render all people, some at a time; nobody depends on who else is in the batch."""
+        with torch.autocast(drawn.people.depth.device.type, enabled=False):
+            count = len(drawn.people.depth)
+            parts = [
+                range(first, min(first + TOGETHER, count)) for first in range(0, count, TOGETHER)
+            ]
+            return concatenated([self._shoot(_rows(drawn, part)) for part in parts])
+
+    def _shoot(self, drawn: Drawn) -> Shots:
+        options, looks = self.options, drawn.looks
+        # People cannot be sampled again here, so those too near step back.
+        scene = place_people(drawn.people, self.model, options, move_back=True)
+        pixels, _ = see(scene, scene.vertices, options.orthographic)
+        joints, _ = see(scene, scene.joints[:, :BODY_JOINTS], options.orthographic)
+        dressed = self.painter.tailor.dress(scene.vertices, looks)
+        dressed_pixels, depth = see(scene, dressed, options.orthographic)
+        surroundings, perspective = drawn.surroundings.from_bytes(), not options.orthographic
+        pictures, _ = self.painter.render(
+            dressed_pixels, depth, dressed, looks, surroundings, perspective
+        )
+        return Shots(
+            pictures,
+            boxes(pixels, options),
+            with_visibility(joints, options.size),
+            scene.joints[:, 0, 2],
+        )
+
+
+def _rows(drawn: Drawn, chosen: range) -> Drawn:
+    rows: Drawn = map_tensors(drawn, lambda tensor: tensor[chosen.start : chosen.stop])
+    return rows
