@@ -179,7 +179,7 @@ def measured_steps(given: list[str], seconds: float) -> int:
 def rendering_time(trainer: Trainer) -> float:
     """Return the seconds that the device needs to render one batch of sampled people."""
     people = trainer.recipe.build_dataset()
-    count = trainer.config.training.batch_size
+    count = trainer.plan.global_batch_size
     drawn = [people.sample(index, sample_rng(0, 0, index)) for index in range(count)]
     batch = trainer.recipe.collate(drawn)
     trainer.to_device(batch)

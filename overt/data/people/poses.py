@@ -48,10 +48,11 @@ def draw_pose(rng: np.random.Generator, rest_joints: Array) -> tuple[Array, Arra
     for joint in (3, 6, 9):
         body[joint, 0] += lean / 3
     limbs = [*_legs(rng, kind), *_arms(rng, kind)]
-    joints = np.array([*LEGS, *ARMS])  # (4, 3)
-    upper, lower = (rest_joints[joints[:, n + 1]] - rest_joints[joints[:, n]] for n in range(2))
-    body[joints[:, 0]] = _turns(upper, limbs)
-    for limb, joint, direction, forward in zip(limbs, joints[:, 1], lower, (-1, -1, 1, 1)):
+    first, second, third = np.array([*LEGS, *ARMS]).T  # (4,) each
+    body[first] = _turns(rest_joints[second] - rest_joints[first], limbs)
+    lower = rest_joints[third] - rest_joints[second]
+    # Knees bend backward, elbows forward.
+    for limb, joint, direction, forward in zip(limbs, second, lower, (-1, -1, 1, 1), strict=True):
         body[joint] = _hinge(direction, forward * _FORWARD, limb.bend)
     hands = np.clip(rng.normal(0, FINGER, (2, 15, 3)), -LIMIT * FINGER, LIMIT * FINGER)
     return body[1:], hands, kind

@@ -148,7 +148,7 @@ def centred_sides(limbs: Tensor, size: int) -> Tensor:
 
 def changed_pose(pose: Tensor, changes: Changes) -> Tensor:
     """Return root, body and hands (B, 52, 3) as they are in the crop, of all joints (B, 55, 3)."""
-    sizes = (1, BODY_JOINTS - 1, FACE_JOINTS, HAND_JOINTS, HAND_JOINTS)
+    sizes = [1, BODY_JOINTS - 1, FACE_JOINTS, HAND_JOINTS, HAND_JOINTS]
     root, body, _, left, right = torch.split(pose, sizes, dim=1)
     mirrored = torch.cat(mirror_pose(root, body, left, right), dim=1)
     chosen = torch.where(
