@@ -28,9 +28,10 @@ from overt.data.people.scenes import (
 from overt.geometry.body import BODY_JOINTS, BodyModel
 from overt.geometry.body_files import load_body
 from overt.nested import concatenated, map_tensors
+from overt.ops.exact import exact_products
 
 HOST = torch.device("cpu")
-TOGETHER = 64  # people rendered at a time: a body of 27,000 faces needs some 2 GiB for them
+TOGETHER = 128  # people rendered at a time: a body of 27,000 faces needs some 4 GiB for them
 
 
 class Drawn(NamedTuple):
@@ -75,12 +76,9 @@ class Studio:
     @torch.no_grad()
     def shoot(self, drawn: Drawn) -> Shots:
         """Render all people, some at a time; nobody depends on who else is in the batch."""
-        with torch.autocast(drawn.people.depth.device.type, enabled=False):
-            count = len(drawn.people.depth)
-            parts = [
-                range(first, min(first + TOGETHER, count)) for first in range(0, count, TOGETHER)
-            ]
-            return concatenated([self._shoot(_rows(drawn, part)) for part in parts])
+        with exact_products(drawn.people.depth.device):
+            starts = range(0, len(drawn.people.depth), TOGETHER)
+            return concatenated([self._shoot(_rows(drawn, start)) for start in starts])
 
     def _shoot(self, drawn: Drawn) -> Shots:
         options, looks = self.options, drawn.looks
@@ -102,6 +100,6 @@ class Studio:
         )
 
 
-def _rows(drawn: Drawn, chosen: range) -> Drawn:
-    rows: Drawn = map_tensors(drawn, lambda tensor: tensor[chosen.start : chosen.stop])
+def _rows(drawn: Drawn, start: int) -> Drawn:
+    rows: Drawn = map_tensors(drawn, lambda tensor: tensor[start : start + TOGETHER])
     return rows

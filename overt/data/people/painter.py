@@ -9,7 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from overt.data.people.backdrops import Photographs, Surroundings, camera_effects
+from overt.data.people.backdrops import (
+    Photographs,
+    Surroundings,
+    camera_effects,
+    paint_backdrops,
+    paint_shapes,
+)
 from overt.data.people.outfits import Looks, Tailor, shade
 from overt.data.people.render import SUPERSAMPLING, Painted
 from overt.geometry.body import BodyModel
@@ -38,15 +44,16 @@ class Painter:
         batch, side = len(pixels), SUPERSAMPLING * self.size
         faces = self.model.faces
         raster = rasterize(pixels * SUPERSAMPLING, depth, faces, (side, side), perspective)
-        picture = F.interpolate(surroundings.backdrop, (side, side), mode="bilinear")
+        behind = paint_backdrops(surroundings.backdrop, self.size)
+        picture = F.interpolate(behind, (side, side), mode="bilinear")
         picture = picture.permute(0, 2, 3, 1).reshape(-1, 3)  # (B side side, 3)
         covered = raster.mask.flatten().nonzero().squeeze(1)
         picture[covered] = shade(raster, covered, vertices, self.tailor, looks).clamp(0, 1)
         picture = picture.view(batch, side, side, 3).permute(0, 3, 1, 2)
         # The center of every second fine pixel coincides with that of a coarse one.
         picture = F.avg_pool2d(picture, 3, SUPERSAMPLING, 1, count_include_pad=False)
-        in_front = surroundings.occluder
-        picture = torch.where(in_front[:, 3:] > 0, in_front[:, :3], picture)
+        color, is_hidden = paint_shapes(surroundings.occluder, self.size)
+        picture = torch.where(is_hidden, color, picture)
         picture = camera_effects(picture, surroundings.lens, surroundings.noise)
         return (255 * picture).round().to(torch.uint8), raster
 
@@ -63,7 +70,7 @@ class Painter:
         """Render pictures, and part and depth of each pixel; occluded pixels are background."""
         levels, raster = self.render(pixels, depth, vertices, looks, surroundings, perspective)
         coarse = (slice(None), slice(None, None, SUPERSAMPLING), slice(None, None, SUPERSAMPLING))
-        hidden = surroundings.occluder[:, 3] > 0
+        hidden = paint_shapes(surroundings.occluder, self.size)[1][:, 0]
         parts = part_masks(raster, self.model.faces, self.model.part)[coarse]
         parts, meters = (
             parts.masked_fill(hidden, 0),

@@ -26,6 +26,7 @@ from overt.errors import ConfigError
 from overt.geometry.body import BODY_JOINTS, HAND_JOINTS
 from overt.geometry.pose import mirror_pose, rotate_in_plane
 from overt.geometry.rotation import axis_angle_to_matrix, matrix_to_axis_angle
+from overt.ops.exact import exact_products
 from overt.recipes.blade.camera import LIMB_JOINTS
 from overt.recipes.blade.config import (
     AugmentationSettings,
@@ -117,20 +118,18 @@ class LiveRenderer:
     def pose_batch(self, batch: LiveBatch) -> PoseBatch:
         """Return both crops of PoseNet, and pose and keypoints as they are in the second."""
         settings, changes = self.settings, batch.changes
-        shots = self.studio(changes.factor.device).shoot(batch.people)
+        device = changes.factor.device
+        shots = self.studio(device).shoot(batch.people)
         depth_crops, _ = cut_batch(shots.pictures, *squares(shots.boxes), settings.depth_size)
         limbs = shots.joints[:, LIMB_JOINTS, :]  # (B, 12, 3)
         middle = torch.full_like(limbs[:, 0, :2], shots.pictures.shape[-1] / 2)
         side = centred_sides(limbs, shots.pictures.shape[-1])
         crops, affine = cut_batch(shots.pictures, middle, side, settings.pose_size, changes)
-        return PoseBatch(
-            depth_crops,
-            crops,
-            changed_pose(batch.people.people.pose, changes),
-            batch.people.people.shape,
-            shots.depth,
-            limbs_in_crop(limbs, changes, affine, shots, settings.pose_size),
-        )
+        with exact_products(device):
+            pose = changed_pose(batch.people.people.pose, changes)
+            keypoints = limbs_in_crop(limbs, changes, affine, shots, settings.pose_size)
+        shape = batch.people.people.shape
+        return PoseBatch(depth_crops, crops, pose, shape, shots.depth, keypoints)
 
 
 def squares(boxes: Tensor) -> tuple[Tensor, Tensor]:
