@@ -206,7 +206,7 @@ def camera_effects(pictures: Tensor, lens: Tensor, noise: Tensor) -> Tensor:
     offsets = torch.arange(-BLUR, BLUR + 1, device=pictures.device)
     kernel = torch.exp(-0.5 * (offsets / spread[:, 0]) ** 2)  # (B, 2 BLUR + 1)
     kernel = kernel / kernel.sum(1, keepdim=True)
-    # Below a fifth of a pixel there is no blur.
+    # A spread below a fifth of a pixel leaves pictures sharp.
     kernel = torch.where(spread[:, 0] > 0.2, kernel, (offsets == 0).float())
     kernel = kernel.repeat_interleave(3, 0)[:, None]  # (3 B, 1, 2 BLUR + 1)
     planes = F.pad(exposed, (BLUR,) * 4, mode="replicate").flatten(0, 1)[None]

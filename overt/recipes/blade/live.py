@@ -85,7 +85,7 @@ class LivePeople:
         side = least + added * rng.random()
         change = draw_change(self.augmentation, rng)
         changes = Changes.of(change._replace(factor=side * change.factor))
-        # A generator of its own: with the run's seed it could repeat people of the test set.
+        # A separate generator: that of the run could repeat people of the test set.
         own = np.random.default_rng(int(rng.integers(2**63)))
         return LiveBatch(draw_live(own, self.rest_joints, self.size, self.photographs), changes)
 
