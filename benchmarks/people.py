@@ -206,7 +206,7 @@ def sampled_depths(config: Config) -> np.ndarray:
     """Return the depths of live people."""
     people = build_recipe(config).build_dataset()
     drawn = [people.sample(index, sample_rng(config.seed, 0, index)) for index in range(SAMPLED)]
-    return torch.cat([sample.people.people.depth for sample in drawn]).numpy()
+    return np.array([sample.person.person.depth for sample in drawn])
 
 
 def constant_error(config: Config) -> float:

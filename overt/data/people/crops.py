@@ -125,10 +125,9 @@ class Changes(NamedTuple):
     shift: Tensor  # (B, 2)
 
     @classmethod
-    def of(cls, change: Change) -> Changes:
-        """Return a batch of one."""
-        gains, mirrored, factor, degrees, shift = (torch.tensor([value]) for value in change)
-        return cls(gains, mirrored, factor, degrees, shift)
+    def of(cls, changes: list[Change]) -> Changes:
+        """Stack augmentations on the host."""
+        return cls(*(torch.tensor(column) for column in zip(*changes, strict=True)))
 
 
 def cut_batch(

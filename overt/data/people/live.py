@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from overt.data.people.backdrops import Photographs, Surroundings, draw_surroundings
-from overt.data.people.outfits import Looks, draw_outfit
+from overt.data.people.outfits import Looks, Outfit, draw_outfit
 from overt.data.people.painter import Painter
 from overt.data.people.scenes import (
     PeopleOptions,
     PeopleTensors,
+    Person,
     boxes,
     draw_lively_person,
     place_people,
@@ -31,15 +32,32 @@ from overt.nested import concatenated, map_tensors
 from overt.ops.exact import exact_products
 
 HOST = torch.device("cpu")
-TOGETHER = 128  # people rendered at a time: a body of 27,000 faces needs some 4 GiB for them
+TOGETHER = 128  # people rendered at a time: a body of 27,000 faces needs some 1.5 GiB for them
+
+
+class DrawnPerson(NamedTuple):
+    """One sampled person."""
+
+    person: Person
+    outfit: Outfit
+    surroundings: Surroundings  # as bytes, B = 1
 
 
 class Drawn(NamedTuple):
-    """Sampled people that are not rendered yet."""
+    """Sampled people that are not rendered yet, as tensors."""
 
     people: PeopleTensors
     looks: Looks
     surroundings: Surroundings  # as bytes
+
+    @classmethod
+    def of(cls, drawn: list[DrawnPerson]) -> Drawn:
+        """Stack sampled people on the host."""
+        return cls(
+            PeopleTensors.of([one.person for one in drawn], HOST),
+            Looks.of([one.outfit for one in drawn], HOST),
+            concatenated([one.surroundings for one in drawn]),
+        )
 
 
 class Shots(NamedTuple):
@@ -53,12 +71,10 @@ class Shots(NamedTuple):
 
 def draw_live(
     rng: np.random.Generator, rest_joints: NDArray[np.float64], size: int, photographs: Photographs
-) -> Drawn:
-    """Sample one person in the order of `write_people`, B = 1."""
-    person = draw_lively_person(rng, rest_joints)
-    looks = Looks.of([draw_outfit(rng)], HOST)
-    surroundings = draw_surroundings(size, rng, photographs)
-    return Drawn(PeopleTensors.of([person], HOST), looks, surroundings.to_bytes())
+) -> DrawnPerson:
+    """Sample one person in the order of `write_people`."""
+    person, outfit = draw_lively_person(rng, rest_joints), draw_outfit(rng)
+    return DrawnPerson(person, outfit, draw_surroundings(size, rng, photographs).to_bytes())
 
 
 class Studio:

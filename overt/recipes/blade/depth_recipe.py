@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from overt.distributed import World
 from overt.errors import ConfigError
 from overt.evaluation import Row, score_batches, summarize, with_names
-from overt.nested import concatenated
 from overt.recipe import Recipe, SampleSource, StepOutput
 from overt.recipes.blade.build import build_depthnet
 from overt.recipes.blade.config import CONV, DepthNetSettings
@@ -27,7 +26,7 @@ from overt.recipes.blade.depthnet import DepthNet
 from overt.recipes.blade.dpt import DepthAnything
 from overt.recipes.blade.evaluation import depth_row, table
 from overt.recipes.blade.example import example_samples
-from overt.recipes.blade.live import LiveBatch, LivePeople, LiveRenderer
+from overt.recipes.blade.live import LiveBatch, LivePeople, LiveRenderer, collate_live
 from overt.recipes.blade.loss import depth_errors
 from overt.viz.mesh import write_on
 
@@ -60,7 +59,7 @@ class DepthNetRecipe(Recipe):
         return open_training(data, body, DepthSource)
 
     def collate(self, samples: list[Any]) -> DepthBatch | LiveBatch:
-        return concatenated(samples) if self.settings.data.is_live else collate_depth(samples)
+        return collate_live(samples) if self.settings.data.is_live else collate_depth(samples)
 
     def on_device(self, batch: DepthBatch | LiveBatch) -> DepthBatch:
         return self.live.depth_batch(batch) if isinstance(batch, LiveBatch) else batch

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,11 +18,12 @@ from overt.data.people.backdrops import Photographs
 from overt.data.people.crops import (
     LIMB_MIRROR,
     Augmentation,
+    Change,
     Changes,
     cut_batch,
     draw_change,
 )
-from overt.data.people.live import Drawn, Shots, Studio, draw_live
+from overt.data.people.live import Drawn, DrawnPerson, Shots, Studio, draw_live
 from overt.errors import ConfigError
 from overt.geometry.body import BODY_JOINTS, HAND_JOINTS
 from overt.geometry.pose import mirror_pose, rotate_in_plane
@@ -39,15 +41,27 @@ from overt.recipes.blade.people import body_file
 FACE_JOINTS = 3  # between body and hands
 
 
+class LiveSample(NamedTuple):
+    """The numbers of one sample."""
+
+    person: DrawnPerson
+    change: Change  # of the augmented crop
+
+
 @dataclass(frozen=True)
 class LiveBatch:
     """Samples that are not rendered yet."""
 
     people: Drawn
-    changes: Changes  # of the augmented crop
+    changes: Changes  # of the augmented crops
 
     def __len__(self) -> int:
         return len(self.changes.factor)
+
+
+def collate_live(samples: list[LiveSample]) -> LiveBatch:
+    people = Drawn.of([sample.person for sample in samples])
+    return LiveBatch(people, Changes.of([sample.change for sample in samples]))
 
 
 class LivePeople:
@@ -79,15 +93,15 @@ class LivePeople:
     def __len__(self) -> int:
         return self.count
 
-    def sample(self, index: int, rng: np.random.Generator) -> LiveBatch:
-        """Return the numbers of one person and crop, B = 1."""
+    def sample(self, index: int, rng: np.random.Generator) -> LiveSample:
+        """Return the numbers of one person and crop."""
         least, added = self.side
         side = least + added * rng.random()
         change = draw_change(self.augmentation, rng)
-        changes = Changes.of(change._replace(factor=side * change.factor))
+        change = change._replace(factor=side * change.factor)
         # A separate generator: that of the run could repeat people of the test set.
         own = np.random.default_rng(int(rng.integers(2**63)))
-        return LiveBatch(draw_live(own, self.rest_joints, self.size, self.photographs), changes)
+        return LiveSample(draw_live(own, self.rest_joints, self.size, self.photographs), change)
 
 
 class LiveRenderer:

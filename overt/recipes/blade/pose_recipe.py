@@ -15,7 +15,6 @@ from overt.errors import ConfigError
 from overt.evaluation import summarize
 from overt.geometry.body import BODY_JOINTS, HAND_JOINTS, BodyModel
 from overt.geometry.rotation import axis_angle_to_matrix
-from overt.nested import concatenated
 from overt.recipe import Recipe, SampleSource, StepOutput
 from overt.recipes.blade.build import build_body, build_posenet
 from overt.recipes.blade.camera import LIMB_JOINTS
@@ -33,7 +32,7 @@ from overt.recipes.blade.dpt import DepthAnything
 from overt.recipes.blade.estimate import estimate_person
 from overt.recipes.blade.evaluation import table
 from overt.recipes.blade.example import example_samples
-from overt.recipes.blade.live import LiveBatch, LivePeople, LiveRenderer
+from overt.recipes.blade.live import LiveBatch, LivePeople, LiveRenderer, collate_live
 from overt.recipes.blade.loss import Bodies, Weights, pose_distances, pose_losses
 from overt.recipes.blade.metric_mesh import MetricMesh
 from overt.recipes.blade.pose_scores import Scorer, draw_people
@@ -69,7 +68,7 @@ class PoseNetRecipe(Recipe):
         return open_training(data, model.body, PoseSource)
 
     def collate(self, samples: list[Any]) -> PoseBatch | LiveBatch:
-        return concatenated(samples) if self.settings.data.is_live else collate_pose(samples)
+        return collate_live(samples) if self.settings.data.is_live else collate_pose(samples)
 
     def on_device(self, batch: PoseBatch | LiveBatch) -> PoseBatch:
         return self.live.pose_batch(batch) if isinstance(batch, LiveBatch) else batch

@@ -20,7 +20,6 @@ from overt.data.people.crops import (
 )
 from overt.errors import DataError
 from overt.geometry.crop import transform_points
-from overt.nested import concatenated
 
 
 def test_nothing_is_drawn_where_nothing_may_change() -> None:
@@ -80,7 +79,7 @@ def test_a_device_cuts_the_same_crops_at_once() -> None:
     crops = [draw_crop((22, 19.5), 31, (40, 40), options, rng) for rng in generators[0]]
     assert {crop.mirrored for crop in crops} == {True, False}
     made = [cut(picture, crop, 24) for picture, crop in zip(pictures, crops, strict=True)]
-    changes = concatenated([Changes.of(draw_change(options, rng)) for rng in generators[1]])
+    changes = Changes.of([draw_change(options, rng) for rng in generators[1]])
     batch = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2)
     centre, side = torch.tensor([[22, 19.5]]).expand(6, 2), torch.full((6,), 31.0)
     cropped, affine = cut_batch(batch, centre, side, 24, changes)

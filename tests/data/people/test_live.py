@@ -12,7 +12,7 @@ from overt.data.people.synthetic import render
 from overt.data.rng import sample_rng
 from overt.geometry.body import BODY_JOINTS, BodyModel
 from overt.geometry.body_capsule import capsule_body
-from overt.nested import concatenated, map_tensors
+from overt.nested import map_tensors
 
 SIZE, PEOPLE, SEED = 40, 4, 4
 
@@ -26,9 +26,7 @@ def model() -> BodyModel:
 def drawn(model: BodyModel) -> Drawn:
     rest_joints = model.rest_places[:BODY_JOINTS].double().numpy()
     generators = [sample_rng(SEED, 0, index) for index in range(PEOPLE)]
-    return concatenated(
-        [draw_live(rng, rest_joints, SIZE, Photographs(None)) for rng in generators]
-    )
+    return Drawn.of([draw_live(rng, rest_joints, SIZE, Photographs(None)) for rng in generators])
 
 
 @pytest.mark.parametrize(
