@@ -98,7 +98,7 @@ class Studio:
 
     def _shoot(self, drawn: Drawn) -> Shots:
         options, looks = self.options, drawn.looks
-        # People cannot be sampled again here, so those too near step back.
+        # People cannot be sampled again here, so those too near stand further away.
         scene = place_people(drawn.people, self.model, options, move_back=True)
         pixels, _ = see(scene, scene.vertices, options.orthographic)
         joints, _ = see(scene, scene.joints[:, :BODY_JOINTS], options.orthographic)

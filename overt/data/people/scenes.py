@@ -28,6 +28,8 @@ Array = NDArray[np.float64]
 
 NEAREST_M = 0.15  # no vertex may be closer to the camera
 TRIES, TOGETHER = 500, 16
+# Depths of lively people, log-uniform in two ranges, and the fraction in the first.
+CLOSE_M, FAR_M, CLOSE = (0.4, 2.0), (2.0, 8.0), 0.6
 FRAME = 1.1  # side of the picture over that of the person's box, in portraits
 NEWTON_STEPS = 8
 SUBSETS: dict[str, tuple[float, float]] = {  # limits of the distortion
@@ -138,7 +140,7 @@ def draw_lively_person(rng: np.random.Generator, rest_joints: Array) -> Person:
     high = rng.random() < 0.25  # seen from above or from below
     pitch = rng.uniform(-0.7, 0.7) if high else rng.normal(0, 0.2)
     roll = rng.normal(0, 0.07)
-    limits = (0.4, 2.0) if rng.random() < 0.6 else (2.0, 8.0)
+    limits = CLOSE_M if rng.random() < CLOSE else FAR_M
     depth = math.exp(rng.uniform(math.log(limits[0]), math.log(limits[1])))
     turns = torch.tensor([[math.pi, 0, 0], [pitch, 0, roll], [0, yaw, 0]], dtype=torch.float64)
     first, second, third = axis_angle_to_matrix(turns)
@@ -192,14 +194,14 @@ def place_people(
 ) -> Scene:
     """Place bodies in front of a camera that frames them.
 
-    With `move_back` the depth of people who reach closer than NEAREST_M is increased.
+    With `move_back` people who would reach closer than NEAREST_M stand further away.
     """
     shape, depth = people.shape, people.depth
     body = model(shape, axis_angle_to_matrix(people.pose))
     pelvis = body.joints[:, 0]
     vertices, joints = body.vertices - pelvis[:, None], body.joints - pelvis[:, None]
     if move_back:
-        depth = torch.maximum(depth, NEAREST_M - vertices[..., 2].amin(1))
+        depth = moved_back(depth, NEAREST_M - vertices[..., 2].amin(1))
     if options.framing == "portrait":
         translation, matrix = _portrait(vertices, depth, options)
     else:
@@ -214,6 +216,29 @@ def place_people(
     return Scene(
         vertices + translation[:, None], joints + translation[:, None], matrix, translation - pelvis
     )
+
+
+def moved_back(depth: Tensor, nearest: Tensor) -> Tensor:
+    """Return depths (B,) of lively people; those below `nearest` (B,) become others beyond it.
+
+    The result is distributed as if the depth had been sampled until it is beyond `nearest`.
+    """
+    low = _depth_rank(nearest)
+    rank = (_depth_rank(depth) / low).clamp(0, 1)  # uniform among depths that are too small
+    return torch.where(depth < nearest, _depth_of_rank(low + rank * (1 - low)), depth)
+
+
+def _depth_rank(depth: Tensor) -> Tensor:
+    """Return the probability of a smaller depth."""
+    close, far = ((depth / low).log() / math.log(high / low) for low, high in (CLOSE_M, FAR_M))
+    return torch.where(depth < CLOSE_M[1], CLOSE * close, CLOSE + (1 - CLOSE) * far)
+
+
+def _depth_of_rank(rank: Tensor) -> Tensor:
+    """Undo `_depth_rank`."""
+    close = CLOSE_M[0] * (CLOSE_M[1] / CLOSE_M[0]) ** (rank / CLOSE)
+    far = FAR_M[0] * (FAR_M[1] / FAR_M[0]) ** ((rank - CLOSE) / (1 - CLOSE))
+    return torch.where(rank < CLOSE, close, far)
 
 
 def _portrait(vertices: Tensor, depth: Tensor, options: PeopleOptions) -> tuple[Tensor, Tensor]:

@@ -57,11 +57,11 @@ def test_nobody_depends_on_the_batch(model: BodyModel, drawn: Drawn) -> None:
         torch.testing.assert_close(own.float(), shared[2:3].float(), atol=1.01, rtol=1e-4)
 
 
-def test_people_too_near_step_back(model: BodyModel, drawn: Drawn) -> None:
+def test_people_too_near_stand_further_away(model: BodyModel, drawn: Drawn) -> None:
     close = drawn.people._replace(depth=torch.full((PEOPLE,), 0.2))
     options = PeopleOptions(SIZE, body="capsule.npz")
     scene = place_people(close, model, options, move_back=True)
-    torch.testing.assert_close(scene.vertices[..., 2].amin(1), torch.full((PEOPLE,), NEAREST_M))
+    assert (scene.vertices[..., 2].amin(1) > NEAREST_M - 1e-5).all()
     shots = Studio(options, model).shoot(drawn._replace(people=close))
     assert (shots.depth > 0.2).all()
     torch.testing.assert_close(shots.depth, scene.joints[:, 0, 2])
