@@ -54,9 +54,9 @@ class Drawn(NamedTuple):
     def of(cls, drawn: list[DrawnPerson]) -> Drawn:
         """Stack sampled people on the host."""
         return cls(
-            PeopleTensors.of([one.person for one in drawn], HOST),
-            Looks.of([one.outfit for one in drawn], HOST),
-            concatenated([one.surroundings for one in drawn]),
+            PeopleTensors.of([sample.person for sample in drawn], HOST),
+            Looks.of([sample.outfit for sample in drawn], HOST),
+            concatenated([sample.surroundings for sample in drawn]),
         )
 
 

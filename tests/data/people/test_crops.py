@@ -86,7 +86,7 @@ def test_a_device_cuts_the_same_crops_at_once() -> None:
     truth = torch.from_numpy(np.stack([pixels for pixels, _ in made])).permute(0, 3, 1, 2)
     assert (cropped.int() - truth.int()).abs().max() <= 2
     assert (cropped.int() - truth.int()).abs().float().mean() < 0.1
-    maps = torch.from_numpy(np.stack([one for _, one in made])).float()
+    maps = torch.from_numpy(np.stack([matrix for _, matrix in made])).float()
     torch.testing.assert_close(affine, maps, atol=1e-4, rtol=1e-5)
     whole, _ = cut_batch(batch, torch.full((6, 2), 20.0), torch.full((6,), 40.0), 40)
     assert torch.equal(whole, batch)
