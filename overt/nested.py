@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
+
+Batch = TypeVar("Batch")
 
 
 def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
@@ -40,3 +43,11 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from tensors_in(item)
+
+
+def concatenated(batches: Sequence[Batch]) -> Batch:
+    """Return one batch of several: each tensor joined along its first dimension."""
+    columns = zip(*(tensors_in(batch) for batch in batches), strict=True)
+    joined = iter([torch.cat(column) for column in columns])
+    result: Batch = map_tensors(batches[0], lambda _: next(joined))
+    return result

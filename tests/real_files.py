@@ -16,7 +16,7 @@ from overt.data.people.human_data import HumanData
 from overt.data.people.scenes import PeopleOptions
 from overt.data.people.synthetic import write_people
 from overt.geometry.body import BODY_JOINTS, SMPL_JOINTS, BodyFile
-from overt.geometry.body_capsule import capsule_body
+from overt.geometry.body_capsule import capsule_body, write_capsule_body
 
 SMPL_VERTICES, SMPLX_VERTICES = 6890, 10475
 ROOT = 2**32 - 1  # the parent of the root
@@ -148,3 +148,12 @@ def rendered(root: Path, count: int = 2, size: int = 32) -> dict[str, np.ndarray
 
 def of_smpl(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: value for name, value in columns.items() if not name.startswith("smplx/")}
+
+
+def write_dressed_body(path: Path) -> Path:
+    """Write the project's own body, marked as one whose people wear clothes; return its path."""
+    write_capsule_body(path)
+    with np.load(path) as arrays:
+        content = dict(arrays) | {"overt_body": np.array("anny")}
+    np.savez(path, **content)
+    return path

@@ -31,3 +31,4 @@ def test_the_chain_on_dressed_people_trains_and_is_scored_on_one_body() -> None:
         settings = load(stage.words).settings
         assert settings.data.synthetic.body == settings.model.body.model == "anny"
         assert settings.data.depth_size == settings.data.synthetic.size
+        assert settings.data.is_live

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from overt.nested import map_tensors, tensors_in
+from overt.nested import concatenated, map_tensors, tensors_in
 
 
 class Pair(NamedTuple):
@@ -45,3 +45,11 @@ def test_a_mapped_value_keeps_its_types() -> None:
     assert isinstance(batch.pair, Pair)
     assert [float(tensor) for tensor in tensors_in(batch)] == [10, 11, 12, 13, 14]
     assert batch.names["text"] == "kept"
+
+
+def test_batches_are_joined_along_the_first_dimension() -> None:
+    parts = [Pair(torch.full((rows, 2), rows), torch.arange(rows)) for rows in (1, 2)]
+    joined = concatenated(parts)
+    assert isinstance(joined, Pair)
+    assert joined.first.tolist() == [[1, 1], [2, 2], [2, 2]]
+    assert joined.second.tolist() == [0, 0, 1]

@@ -28,6 +28,16 @@ def crop_affine(centre: tuple[float, float], side: float, degrees: float, output
     return np.concatenate([linear, shift[:, None]], axis=1)
 
 
+def crop_affines(centre: Tensor, side: Tensor, degrees: Tensor, output: int) -> Tensor:
+    """The maps (B, 2, 3) of `crop_affine` for centers (B, 2), sides (B,) and angles (B,)."""
+    angle, scale = torch.deg2rad(degrees), output / side
+    cosine, sine = scale * angle.cos(), scale * angle.sin()
+    rows = torch.stack([cosine, sine, -sine, cosine], dim=1)
+    linear = torch.unflatten(rows, 1, (2, 2))
+    shift = output / 2 - (linear * centre[:, None]).sum(-1)
+    return torch.cat([linear, shift[..., None]], dim=-1)
+
+
 def transform_points(affine: Affine, points: NDArray[np.floating]) -> NDArray[np.float64]:
     """Points (..., 2) through a map."""
     return np.asarray(points @ affine[:, :2].T + affine[:, 2])
@@ -49,6 +59,20 @@ def warp(picture: Picture, affine: Affine, output: int) -> Picture:
         (output, output), Image.Transform.AFFINE, coefficients, Image.Resampling.BILINEAR
     )
     return np.array(warped)
+
+
+def warp_batch(pictures: Tensor, affine: Tensor, output: int) -> Tensor:
+    """As `warp` for pictures (B, C, H, W) and maps (B, 2, 3) that turn and scale: (B, C, n, n)."""
+    height, width = pictures.shape[-2:]
+    line = torch.arange(output, dtype=affine.dtype, device=affine.device)
+    x = line[None, None] - affine[:, 0, 2, None, None]  # (B, 1, n)
+    y = line[None, :, None] - affine[:, 1, 2, None, None]  # (B, n, 1)
+    cosine, sine = affine[:, 0, 0, None, None], affine[:, 0, 1, None, None]
+    squared = cosine.square() + sine.square()
+    source_x = (cosine * x - sine * y) / squared  # (B, n, n)
+    source_y = (sine * x + cosine * y) / squared
+    grid = torch.stack([2 * source_x / (width - 1) - 1, 2 * source_y / (height - 1) - 1], dim=-1)
+    return F.grid_sample(pictures, grid, padding_mode="zeros", align_corners=True)
 
 
 def _shifted(picture: Picture, right: int, down: int, output: int) -> Picture:

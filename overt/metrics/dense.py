@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from overt.metrics.features import exact_products, vote
+from overt.metrics.features import vote
 from overt.metrics.probe_sweep import LinearHead
+from overt.ops.exact import exact_products
 
 IGNORED = 255
 

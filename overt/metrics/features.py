@@ -7,8 +7,7 @@ changes not a bit of the result.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +22,7 @@ from overt.distributed import World, all_reduce_sum, gather_objects
 from overt.errors import DataError
 from overt.evaluation import own_batches
 from overt.files.atomic import new_file
+from overt.ops.exact import exact_products
 from overt.progress import each
 
 # Queries compared with the bank at a time; with a fixed number every piece has the same rounding.
@@ -132,18 +132,6 @@ def knn_accuracies(
                 correct[position] += (predicted == truth).sum()
     totals: list[int] = (all_reduce_sum(correct) if world else correct).tolist()
     return {k: total / len(test_features) for k, total in zip(ks, totals, strict=True)}
-
-
-@contextmanager
-def exact_products(device: torch.device) -> Iterator[None]:
-    """Full float32, whatever the model computes in: features alike differ in the last digits."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        with torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def vote(labels: Tensor, votes: Tensor) -> Tensor:

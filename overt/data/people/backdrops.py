@@ -6,6 +6,7 @@ All randomness of a picture comes from its own generator. Letters: B pictures, S
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +19,13 @@ from overt.errors import DataError
 
 PICTURES = (".jpg", ".jpeg", ".png", ".webp")
 HIDDEN = 0.35  # pictures in which something stands before the person
+FURNITURE = 7  # at most
+CELLS = (4, 16, 48)  # of random patterns along a side
+# Of a shape: whether there is one, middle, extent, cosine and sine of its angle, whether it is a
+# rectangle, color, strength and frequency of its stripes.
+NUMBERS = 13
+BLUR = 3  # pixels on each side that are mixed
+NOISE_STEPS = 32  # levels of a standard deviation of noise, stored as int8
 
 
 class Photographs:
@@ -43,26 +51,68 @@ class Photographs:
         return F.interpolate(part, (side, side), mode="bilinear", antialias=True)[0]
 
 
-def backdrop(side: int, rng: np.random.Generator, photographs: Photographs) -> Tensor:
-    """Generate one background (3, S, S), 0 to 1."""
+class Backdrops(NamedTuple):
+    """What backgrounds are made of."""
+
+    corners: Tensor  # (B, 3, 2, 2) colors of a gradient
+    floor: Tensor  # (B, 3) its color
+    floor_light: Tensor  # (B, S) its brightness in each row; 0 above the horizon
+    furniture: Tensor  # (B, 7, NUMBERS) shapes
+    strength: Tensor  # (B, 3) of dirt, leaves, wallpaper
+    dirt: tuple[Tensor, ...]  # (B, 3, C, C) for each of CELLS
+    is_photograph: Tensor  # (B,) bool: a photograph replaces it all
+    photograph: Tensor  # (B, 3, S, S), 0 to 1; without a folder (B, 3, 0, 0)
+
+
+def draw_backdrop(side: int, rng: np.random.Generator, photographs: Photographs) -> Backdrops:
+    """Sample one background, B = 1."""
+    width = side if photographs.paths else 0
+    drawn = Backdrops(
+        torch.zeros(1, 3, 2, 2),
+        torch.zeros(1, 3),
+        torch.zeros(1, side),
+        torch.zeros(1, FURNITURE, NUMBERS),
+        torch.zeros(1, len(CELLS)),
+        tuple(torch.zeros(1, 3, cells, cells) for cells in CELLS),
+        torch.zeros(1, dtype=torch.bool),
+        torch.zeros(1, 3, width, width),
+    )
     if photographs.paths and rng.random() < 0.8:
-        return photographs.crop(side, rng)
-    corners = torch.from_numpy(_muted(rng, 4)).view(1, 2, 2, 3).permute(0, 3, 1, 2)
-    picture = F.interpolate(corners, (side, side), mode="bilinear", align_corners=True)[0]
+        drawn.is_photograph[0] = True
+        drawn.photograph[0] = photographs.crop(side, rng)
+        return drawn
+    drawn.corners[0] = torch.from_numpy(_muted(rng, 4)).view(2, 2, 3).permute(2, 0, 1)
     if rng.random() < 0.6:  # a floor and a wall
         horizon = int(side * rng.uniform(0.3, 0.9))
-        floor = torch.from_numpy(_muted(rng, 1)).view(3, 1, 1)
-        shaded = floor * torch.linspace(0.7, 1.1, side - horizon)[None, :, None]
-        picture[:, horizon:] = shaded.expand(3, -1, side)
-    for _ in range(int(rng.integers(0, 8))):  # furniture, windows, doors
-        furniture = _furniture(side, rng)
-        picture = torch.where(furniture[3:] > 0, furniture[:3], picture)
-    for cells in (4, 16, 48):  # dirt, leaves, wallpaper
-        strength, colored = rng.uniform(0, 0.14), rng.uniform(0, 0.4)
-        coarse = torch.from_numpy(rng.standard_normal((1, 4, cells, cells), np.float32))
-        coarse = coarse[:, :1] + colored * coarse[:, 1:]  # light and dark more than color
-        picture = picture + strength * F.interpolate(coarse, (side, side), mode="bilinear")[0]
-    return picture.clamp(0, 1)
+        drawn.floor[0] = torch.from_numpy(_muted(rng, 1))[0]
+        drawn.floor_light[0, horizon:] = torch.linspace(0.7, 1.1, side - horizon)
+    for number in range(int(rng.integers(0, FURNITURE + 1))):  # windows and doors, too
+        middle, extent = rng.uniform(0, 1, 2), rng.uniform(0.04, 0.4, 2)
+        drawn.furniture[0, number] = _draw_shape(rng, middle, extent)
+    for number, cells in enumerate(CELLS):
+        drawn.strength[0, number] = rng.uniform(0, 0.14)
+        colored = rng.uniform(0, 0.4)
+        coarse = torch.from_numpy(rng.standard_normal((4, cells, cells), np.float32))
+        # Light and dark more than color.
+        drawn.dirt[number][0] = coarse[:1] + colored * coarse[1:]
+    return drawn
+
+
+def paint_backdrops(drawn: Backdrops, side: int) -> Tensor:
+    """Return sampled backgrounds (B, 3, S, S), 0 to 1."""
+    picture = F.interpolate(drawn.corners, (side, side), mode="bilinear", align_corners=True)
+    light = drawn.floor_light[:, None, :, None]  # (B, 1, S, 1)
+    picture = torch.where(light > 0, drawn.floor[..., None, None] * light, picture)
+    for numbers in drawn.furniture.unbind(1):
+        color, mask = paint_shapes(numbers, side)
+        picture = torch.where(mask, color, picture)
+    for strength, coarse in zip(drawn.strength.unbind(1), drawn.dirt, strict=True):
+        fine = F.interpolate(coarse, (side, side), mode="bilinear")
+        picture = picture + strength[:, None, None, None] * fine
+    picture = picture.clamp(0, 1)
+    if drawn.photograph.shape[-1] == 0:
+        return picture
+    return torch.where(drawn.is_photograph[:, None, None, None], drawn.photograph, picture)
 
 
 def _muted(rng: np.random.Generator, count: int) -> NDArray[np.float32]:
@@ -72,53 +122,94 @@ def _muted(rng: np.random.Generator, count: int) -> NDArray[np.float32]:
     return (gray + strength * (color - gray)).astype(np.float32)
 
 
-def _furniture(side: int, rng: np.random.Generator) -> Tensor:
-    """Draw a rotated, striped rectangle or ellipse (4, S, S); the last channel is its mask."""
-    middle = rng.uniform(0, 1, 2)
-    extent = rng.uniform(0.04, 0.4, 2)
-    return _shape(side, rng, middle, extent)
-
-
-def occluder(side: int, rng: np.random.Generator) -> Tensor | None:
-    """Draw an occluder (4, S, S), the last channel its mask; None in most pictures."""
+def draw_occluder(rng: np.random.Generator) -> Tensor:
+    """Sample an occluder (NUMBERS,); all 0 in most pictures, which have none."""
     if rng.random() >= HIDDEN:
-        return None
+        return torch.zeros(NUMBERS)
     # More often from the sides or from below than from above.
     middle = np.array([rng.uniform(-0.1, 1.1), rng.uniform(0.3, 1.15)])
-    return _shape(side, rng, middle, rng.uniform(0.06, 0.3, 2))
+    return _draw_shape(rng, middle, rng.uniform(0.06, 0.3, 2))
 
 
-def _shape(
-    side: int, rng: np.random.Generator, middle: NDArray[np.float64], extent: NDArray[np.float64]
+def _draw_shape(
+    rng: np.random.Generator, middle: NDArray[np.float64], extent: NDArray[np.float64]
 ) -> Tensor:
-    line = torch.linspace(0, 1, side)
-    x, y = line[None] - middle[0], line[:, None] - middle[1]
+    """Sample a rotated, striped rectangle or ellipse, (NUMBERS,)."""
     angle = rng.normal(0, 0.3)
-    along = x * np.cos(angle) + y * np.sin(angle)
-    across = y * np.cos(angle) - x * np.sin(angle)
-    along, across = along / extent[0], across / extent[1]
-    if rng.random() < 0.6:
-        inside = (along.abs() < 1) & (across.abs() < 1)
-    else:
-        inside = along.square() + across.square() < 1
-    color = torch.from_numpy(_muted(rng, 1)).view(3, 1, 1)
-    waves = 1 + rng.uniform(0, 0.25) * torch.sin(along * rng.uniform(2, 20) + across)
-    return torch.cat([(color * waves).clamp(0, 1), inside[None].float()])
+    is_rectangle = rng.random() < 0.6
+    color = _muted(rng, 1)[0]
+    waves = (rng.uniform(0, 0.25), rng.uniform(2, 20))
+    turn = (np.cos(angle), np.sin(angle))
+    numbers = [1, *middle, *extent, *turn, is_rectangle, *color, *waves]
+    return torch.tensor(numbers, dtype=torch.float32)
 
 
-def camera_effects(pictures: Tensor, generators: list[np.random.Generator]) -> Tensor:
+def paint_shapes(numbers: Tensor, side: int) -> tuple[Tensor, Tensor]:
+    """Return colors (B, 3, S, S) and masks (B, 1, S, S) of shapes (B, NUMBERS)."""
+    columns = numbers[:, :, None, None].unbind(1)  # (B, 1, 1) each
+    present, left, top, width, height, cosine, sine, is_rectangle = columns[:8]
+    strength, frequency = columns[11:]
+    line = torch.linspace(0, 1, side, device=numbers.device)
+    x, y = line[None, None] - left, line[None, :, None] - top
+    along = (x * cosine + y * sine) / torch.where(present > 0, width, 1.0)
+    across = (y * cosine - x * sine) / torch.where(present > 0, height, 1.0)
+    in_rectangle = (along.abs() < 1) & (across.abs() < 1)
+    in_ellipse = along.square() + across.square() < 1
+    inside = torch.where(is_rectangle > 0, in_rectangle, in_ellipse) & (present > 0)
+    waves = 1 + strength * torch.sin(along * frequency + across)
+    color = (numbers[:, 8:11, None, None] * waves[:, None]).clamp(0, 1)
+    return color, inside[:, None]
+
+
+class Surroundings(NamedTuple):
+    """Everything in pictures except the people, sampled before anything is rendered."""
+
+    backdrop: Backdrops
+    occluder: Tensor  # (B, NUMBERS) a shape in front; all 0 where there is none
+    lens: Tensor  # (B, 4): gamma, gain, spread of the blur in pixels, strength of the noise
+    noise: Tensor  # (B, 3, S, S) standard normal
+
+    def to_bytes(self) -> Surroundings:
+        """Return photographs as uint8 and noise as int8: a quarter of the memory for transfers."""
+        photograph = (255 * self.backdrop.photograph).round().to(torch.uint8)
+        return self._replace(
+            backdrop=self.backdrop._replace(photograph=photograph),
+            noise=(NOISE_STEPS * self.noise).round().clamp(-127, 127).to(torch.int8),
+        )
+
+    def from_bytes(self) -> Surroundings:
+        """Undo `to_bytes`, up to rounding."""
+        photograph = self.backdrop.photograph.float() / 255
+        return self._replace(
+            backdrop=self.backdrop._replace(photograph=photograph),
+            noise=self.noise.float() / NOISE_STEPS,
+        )
+
+
+def draw_surroundings(
+    side: int, rng: np.random.Generator, photographs: Photographs
+) -> Surroundings:
+    """Sample the surroundings of one person, B = 1."""
+    backdrop = draw_backdrop(side, rng, photographs)
+    in_front = draw_occluder(rng)
+    gamma, gain = rng.uniform(0.75, 1.35), rng.uniform(0.75, 1.25)
+    spread = rng.uniform(0, 1.1) if rng.random() < 0.5 else 0.0
+    noise = torch.from_numpy(rng.standard_normal((3, side, side), np.float32))
+    lens = torch.tensor([gamma, gain, spread, rng.uniform(0.003, 0.03)], dtype=torch.float32)
+    return Surroundings(backdrop, in_front[None], lens[None], noise[None])
+
+
+def camera_effects(pictures: Tensor, lens: Tensor, noise: Tensor) -> Tensor:
     """Apply exposure, blur and noise of a camera to pictures (B, 3, S, S), 0 to 1."""
-    effects = []
-    for picture, rng in zip(pictures, generators, strict=True):
-        gamma, gain = rng.uniform(0.75, 1.35), rng.uniform(0.75, 1.25)
-        spread = rng.uniform(0, 1.1) if rng.random() < 0.5 else 0.0
-        noise = torch.from_numpy(rng.standard_normal(tuple(picture.shape), np.float32))
-        changed = (picture.clamp(1e-4, 1) ** gamma * gain)[None]
-        if spread > 0.2:
-            kernel = torch.exp(-0.5 * (torch.arange(-3, 4) / spread) ** 2)
-            kernel = (kernel / kernel.sum()).to(picture)
-            changed = F.pad(changed, (3, 3, 3, 3), mode="replicate")
-            changed = F.conv2d(changed, kernel.view(1, 1, 1, 7).expand(3, 1, 1, 7), groups=3)
-            changed = F.conv2d(changed, kernel.view(1, 1, 7, 1).expand(3, 1, 7, 1), groups=3)
-        effects.append(changed[0] + rng.uniform(0.003, 0.03) * noise.to(picture))
-    return torch.stack(effects).clamp(0, 1)
+    gamma, gain, spread, strength = lens[..., None, None].unbind(1)  # (B, 1, 1) each
+    exposed = pictures.clamp(1e-4, 1) ** gamma[:, None] * gain[:, None]
+    offsets = torch.arange(-BLUR, BLUR + 1, device=pictures.device)
+    kernel = torch.exp(-0.5 * (offsets / spread[:, 0]) ** 2)  # (B, 2 BLUR + 1)
+    kernel = kernel / kernel.sum(1, keepdim=True)
+    # A spread below a fifth of a pixel leaves pictures sharp.
+    kernel = torch.where(spread[:, 0] > 0.2, kernel, (offsets == 0).float())
+    kernel = kernel.repeat_interleave(3, 0)[:, None]  # (3 B, 1, 2 BLUR + 1)
+    planes = F.pad(exposed, (BLUR,) * 4, mode="replicate").flatten(0, 1)[None]
+    planes = F.conv2d(planes, kernel[:, :, None], groups=len(kernel))
+    planes = F.conv2d(planes, kernel[..., None], groups=len(kernel))
+    return (planes.view_as(pictures) + strength[:, None] * noise).clamp(0, 1)

@@ -9,10 +9,19 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from overt.errors import DataError
-from overt.geometry.crop import Affine, Picture, crop_affine, warp
+from overt.geometry.crop import (
+    Affine,
+    Picture,
+    crop_affine,
+    crop_affines,
+    warp,
+    warp_batch,
+)
 
 BOX_GROWTH = 1.25  # of a box about keypoints
 # Left and right among the twelve limb joints: shoulders, elbows, wrists, hips, knees, ankles.
@@ -48,6 +57,37 @@ class Crop(NamedTuple):
     gains: tuple[float, float, float] = (1.0, 1.0, 1.0)
 
 
+class Change(NamedTuple):
+    """A sampled augmentation of a crop, whatever the crop is."""
+
+    gains: tuple[float, float, float]
+    mirrored: bool
+    factor: float  # of the side
+    degrees: float
+    shift: tuple[float, float]  # of the center, in sides
+
+
+def draw_change(options: Augmentation, rng: np.random.Generator) -> Change:
+    """Sample what `options` allow."""
+    gains, factor, shift = (1.0, 1.0, 1.0), 1.0, (0.0, 0.0)
+    if options.noise > 0:
+        red, green, blue = rng.uniform(1 - options.noise, 1 + options.noise, size=3)
+        gains = (float(red), float(green), float(blue))
+    mirrored = options.mirror > 0 and bool(rng.random() < options.mirror)
+    degrees = 0.0
+    if options.scale > 0 or options.scale_added > 0:
+        factor = 1 + options.scale_added + options.scale * rng.standard_normal()
+        highest = 1 + options.scale + options.scale_added
+        factor = float(np.clip(factor, 1 - options.scale, highest))
+    if options.rotation > 0 and rng.random() < options.rotation_probability:
+        drawn = options.rotation * rng.standard_normal()
+        degrees = float(np.clip(drawn, -2 * options.rotation, 2 * options.rotation))
+    if options.shift > 0 and rng.random() < options.shift_probability:
+        right, down = np.clip(rng.standard_normal(2), -1, 1) * options.shift
+        shift = (float(right), float(down))
+    return Change(gains, mirrored, factor, degrees, shift)
+
+
 def draw_crop(
     centre: tuple[float, float],
     side: float,
@@ -56,25 +96,13 @@ def draw_crop(
     rng: np.random.Generator,
 ) -> Crop:
     """Sample a crop around a box with the augmentations that `options` allow."""
-    gains = (1.0, 1.0, 1.0)
-    if options.noise > 0:
-        red, green, blue = rng.uniform(1 - options.noise, 1 + options.noise, size=3)
-        gains = (float(red), float(green), float(blue))
-    mirrored = options.mirror > 0 and bool(rng.random() < options.mirror)
-    degrees = 0.0
-    if options.scale > 0 or options.scale_added > 0:
-        factor = 1 + options.scale_added + options.scale * rng.standard_normal()
-        side *= float(np.clip(factor, 1 - options.scale, 1 + options.scale + options.scale_added))
-    if options.rotation > 0 and rng.random() < options.rotation_probability:
-        drawn = options.rotation * rng.standard_normal()
-        degrees = float(np.clip(drawn, -2 * options.rotation, 2 * options.rotation))
+    change = draw_change(options, rng)
+    side *= change.factor
     x, y = centre
-    if mirrored:  # the center is mirrored with the picture
+    if change.mirrored:  # the center is mirrored with the picture
         x = image_size[1] - 1 - x
-    if options.shift > 0 and rng.random() < options.shift_probability:
-        move = np.clip(rng.standard_normal(2), -1, 1) * options.shift * side
-        x, y = x + float(move[0]), y + float(move[1])
-    return Crop((x, y), side, degrees, mirrored, gains)
+    moved = (x + change.shift[0] * side, y + change.shift[1] * side)
+    return Crop(moved, side, change.degrees, change.mirrored, change.gains)
 
 
 def cut(picture: Picture, crop: Crop, output: int) -> tuple[Picture, Affine]:
@@ -85,6 +113,46 @@ def cut(picture: Picture, crop: Crop, output: int) -> tuple[Picture, Affine]:
     if crop.gains != (1.0, 1.0, 1.0):
         cropped = np.clip(cropped * np.array(crop.gains), 0, 255).astype(np.uint8)
     return cropped, affine
+
+
+class Changes(NamedTuple):
+    """Augmentations of a batch as tensors; see `Change`."""
+
+    gains: Tensor  # (B, 3)
+    mirrored: Tensor  # (B,) bool
+    factor: Tensor  # (B,)
+    degrees: Tensor  # (B,)
+    shift: Tensor  # (B, 2)
+
+    @classmethod
+    def of(cls, changes: list[Change]) -> Changes:
+        """Stack augmentations on the host."""
+        return cls(*(torch.tensor(column) for column in zip(*changes, strict=True)))
+
+
+def cut_batch(
+    pictures: Tensor,  # (B, 3, H, W) uint8
+    centre: Tensor,  # (B, 2)
+    side: Tensor,  # (B,)
+    output: int,
+    changes: Changes | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Do as `draw_crop` and `cut` on any device: crops uint8, and the maps (B, 2, 3) to them."""
+    degrees = torch.zeros_like(side)
+    if changes is not None:
+        mirrored, degrees = changes.mirrored, changes.degrees
+        side = side * changes.factor
+        x, y = centre.unbind(1)
+        x = torch.where(mirrored, pictures.shape[-1] - 1 - x, x)
+        centre = torch.stack([x, y], dim=1) + changes.shift * side[:, None]
+        pictures = torch.where(mirrored[:, None, None, None], pictures.flip(-1), pictures)
+    affine = crop_affines(centre, side, degrees, output)
+    levels = warp_batch(pictures.float(), affine, output)
+    # Down to whole levels as in `cut`, unless only rounding has made them smaller.
+    levels = (levels + 1e-3).floor()
+    if changes is not None:
+        levels = (levels * changes.gains[..., None, None]).clamp(0, 255)
+    return levels.to(torch.uint8), affine
 
 
 def box_square(box: NDArray[np.floating]) -> tuple[tuple[float, float], float]:

@@ -144,51 +144,62 @@ class Tailor:
         )
 
     def regions(self, measures: Tensor, choice: Tensor) -> Tensor:
-        """Return regions (N,) of points from measures (N, 8) and the person's choices (N, 4)."""
-        arm, leg, height, scalp, hand, foot, head, eye = measures.unbind(1)
-        sleeve, trouser, waist, hairline = choice.unbind(1)
-        region = torch.full_like(arm, TOP, dtype=torch.int64)
-        region[height < waist] = BOTTOM
-        region[(arm > sleeve) & (arm > -0.9)] = SKIN
-        region[(leg > trouser) & (leg > -0.9)] = SKIN
-        region[(hand > 0.5)] = SKIN
-        region[foot > 0.5] = SHOES
-        region[head > 0.5] = SKIN
-        region[(head > 0.5) & (scalp > hairline)] = HAIR
-        region[eye > 0.5] = EYES
-        return region
+        """Return regions (...) of points from measures (..., 8) and choices (..., 4) of people."""
+        arm, leg, height, scalp, hand, foot, head, eye = measures.unbind(-1)
+        sleeve, trouser, waist, hairline = choice.unbind(-1)
+        region = torch.where(height < waist, BOTTOM, TOP)
+        region = region.masked_fill((arm > sleeve) & (arm > -0.9), SKIN)
+        region = region.masked_fill((leg > trouser) & (leg > -0.9), SKIN)
+        region = region.masked_fill(hand > 0.5, SKIN)
+        region = region.masked_fill(foot > 0.5, SHOES)
+        region = region.masked_fill(head > 0.5, SKIN)
+        region = region.masked_fill((head > 0.5) & (scalp > hairline), HAIR)
+        return region.masked_fill(eye > 0.5, EYES)
 
     def dress(self, vertices: Tensor, looks: Looks) -> Tensor:
         """Move vertices (B, V, 3) outward by cloth and hair, in smooth bulges."""
-        count = len(vertices)
-        measures = self.measures().repeat(count, 1)
-        person = torch.arange(count, device=vertices.device).repeat_interleave(len(self.template))
-        region = self.regions(measures, looks.choice[person])
-        thick = looks.thickness[person, region].view(count, -1, 1)
-        bulge = looks.field(person, self.template.repeat(count, 1)).view(count, -1, 1)
+        region = self.regions(self.measures(), looks.choice[:, None])  # (B, V)
+        thick = looks.thickness.gather(1, region)[..., None]
+        bulge = smooth_noise(looks.waves[:, None], self.template)[..., None]
         return vertices + vertex_normals(vertices, self.faces) * thick * (1 + 0.6 * bulge)
 
 
-class Looks:
-    """Hold the outfits of a batch as tensors."""
+def smooth_noise(waves: Tensor, positions: Tensor) -> Tensor:
+    """Return noise (...), about -1 to 1, of waves (..., W, 4) at points (..., 3) at rest."""
+    angles = (waves[..., :3] * positions[..., None, :]).sum(-1) + waves[..., 3]
+    return angles.sin().mean(-1) * math.sqrt(2 / WAVES) * 1.7
 
-    def __init__(self, outfits: list[Outfit], device: torch.device) -> None:
+
+class Looks(NamedTuple):
+    """Hold the outfits of a batch as tensors; see `Outfit`."""
+
+    colors: Tensor  # (B, 6, 3)
+    second: Tensor  # (B, 6, 3)
+    pattern: Tensor  # (B, 6) int64
+    frequency: Tensor  # (B, 6)
+    axis: Tensor  # (B, 6, 3)
+    thickness: Tensor  # (B, 6)
+    choice: Tensor  # (B, 4): sleeve, trouser, waist, hairline
+    waves: Tensor  # (B, 6, 4)
+    lights: Tensor  # (B, 3, 6)
+    ambient: Tensor  # (B, 2, 3)
+
+    @classmethod
+    def of(cls, outfits: list[Outfit], device: torch.device) -> Looks:
+        """Stack outfits on a device."""
+
         def stack(name: str) -> Tensor:
             rows = [np.asarray(getattr(outfit, name)) for outfit in outfits]
             return torch.tensor(np.stack(rows), dtype=torch.float32).to(device)
 
-        self.colors, self.second, self.axis = stack("colors"), stack("second"), stack("axis")
-        self.pattern, self.frequency = stack("pattern").long(), stack("frequency")
-        self.thickness, self.waves = stack("thickness"), stack("waves")
-        self.lights, self.ambient = stack("lights"), stack("ambient")
         chosen = ("sleeve", "trouser", "waist", "hairline")
-        self.choice = torch.stack([stack(name) for name in chosen], dim=1)
+        parts = {name: stack(name) for name in cls._fields if name != "choice"}
+        parts["pattern"] = parts["pattern"].long()
+        return cls(choice=torch.stack([stack(name) for name in chosen], dim=1), **parts)
 
     def field(self, person: Tensor, positions: Tensor) -> Tensor:
         """Return smooth noise (N,), about -1 to 1, at points (N, 3) of the body at rest."""
-        waves = self.waves[person]  # (N, W, 4)
-        angles = (waves[..., :3] * positions[:, None]).sum(-1) + waves[..., 3]
-        return angles.sin().mean(1) * math.sqrt(2 / WAVES) * 1.7
+        return smooth_noise(self.waves[person], positions)
 
     def texture(self, person: Tensor, region: Tensor, positions: Tensor) -> Tensor:
         """Return unlit colors (N, 3)."""

@@ -5,16 +5,21 @@ Letters: B pictures, V vertices, S pixels of a side.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from overt.data.people.backdrops import Photographs, backdrop, camera_effects, occluder
-from overt.data.people.outfits import Looks, Outfit, Tailor, shade
+from overt.data.people.backdrops import (
+    Photographs,
+    Surroundings,
+    camera_effects,
+    paint_backdrops,
+    paint_shapes,
+)
+from overt.data.people.outfits import Looks, Tailor, shade
 from overt.data.people.render import SUPERSAMPLING, Painted
 from overt.geometry.body import BodyModel
-from overt.geometry.silhouette import part_masks, rasterize
+from overt.geometry.silhouette import Raster, part_masks, rasterize
 
 
 class Painter:
@@ -26,44 +31,50 @@ class Painter:
         self.photographs = Photographs(backgrounds)
         self.device = model.template.device
 
-    def dress(self, vertices: Tensor, outfits: list[Outfit]) -> Tensor:
-        """Return vertices (B, V, 3) with cloth and hair on them."""
-        return self.tailor.dress(vertices, Looks(outfits, self.device))
-
-    @torch.no_grad()
-    def paint(
+    def render(
         self,
         pixels: Tensor,  # (B, V, 2)
         depth: Tensor,  # (B, V)
         vertices: Tensor,  # (B, V, 3) dressed, in the camera frame
-        outfits: list[Outfit],
-        generators: list[np.random.Generator],
+        looks: Looks,
+        surroundings: Surroundings,
         perspective: bool = True,
-    ) -> Painted:
-        """Render pictures, and part and depth of each pixel; occluded pixels are background."""
-        batch, size, side = len(outfits), self.size, SUPERSAMPLING * self.size
+    ) -> tuple[Tensor, Raster]:
+        """Return pictures (B, 3, S, S) uint8, and faces and depth of their fine pixels."""
+        batch, side = len(pixels), SUPERSAMPLING * self.size
         faces = self.model.faces
         raster = rasterize(pixels * SUPERSAMPLING, depth, faces, (side, side), perspective)
-        back = [backdrop(size, rng, self.photographs) for rng in generators]
-        picture = F.interpolate(torch.stack(back).to(self.device), (side, side), mode="bilinear")
+        behind = paint_backdrops(surroundings.backdrop, self.size)
+        picture = F.interpolate(behind, (side, side), mode="bilinear")
         picture = picture.permute(0, 2, 3, 1).reshape(-1, 3)  # (B side side, 3)
         covered = raster.mask.flatten().nonzero().squeeze(1)
-        looks = Looks(outfits, self.device)
         picture[covered] = shade(raster, covered, vertices, self.tailor, looks).clamp(0, 1)
         picture = picture.view(batch, side, side, 3).permute(0, 3, 1, 2)
         # The center of every second fine pixel coincides with that of a coarse one.
         picture = F.avg_pool2d(picture, 3, SUPERSAMPLING, 1, count_include_pad=False)
-        subsampling = slice(None, None, SUPERSAMPLING)
-        parts = part_masks(raster, faces, self.model.part)[:, subsampling, subsampling].clone()
-        meters = raster.depth[:, subsampling, subsampling].clone()
-        for index, rng in enumerate(generators):
-            cover = occluder(size, rng)
-            if cover is not None:
-                cover = cover.to(self.device)
-                hides = cover[3] > 0
-                picture[index] = torch.where(hides, cover[:3], picture[index])
-                parts[index][hides] = 0
-                meters[index][hides] = torch.inf
-        picture = camera_effects(picture, generators)
-        levels = (255 * picture).round().to(torch.uint8).permute(0, 2, 3, 1)
-        return Painted(levels.cpu().numpy(), parts.cpu().numpy(), meters.cpu().numpy())
+        color, is_hidden = paint_shapes(surroundings.occluder, self.size)
+        picture = torch.where(is_hidden, color, picture)
+        picture = camera_effects(picture, surroundings.lens, surroundings.noise)
+        return (255 * picture).round().to(torch.uint8), raster
+
+    @torch.no_grad()
+    def paint(
+        self,
+        pixels: Tensor,
+        depth: Tensor,
+        vertices: Tensor,
+        looks: Looks,
+        surroundings: Surroundings,
+        perspective: bool = True,
+    ) -> Painted:
+        """Render pictures, and part and depth of each pixel; occluded pixels are background."""
+        levels, raster = self.render(pixels, depth, vertices, looks, surroundings, perspective)
+        coarse = (slice(None), slice(None, None, SUPERSAMPLING), slice(None, None, SUPERSAMPLING))
+        hidden = paint_shapes(surroundings.occluder, self.size)[1][:, 0]
+        parts = part_masks(raster, self.model.faces, self.model.part)[coarse]
+        parts, meters = (
+            parts.masked_fill(hidden, 0),
+            raster.depth[coarse].masked_fill(hidden, torch.inf),
+        )
+        pictures = levels.permute(0, 2, 3, 1)
+        return Painted(pictures.cpu().numpy(), parts.cpu().numpy(), meters.cpu().numpy())

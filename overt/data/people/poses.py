@@ -47,19 +47,13 @@ def draw_pose(rng: np.random.Generator, rest_joints: Array) -> tuple[Array, Arra
     lean = rng.uniform(0.0, 0.25) if kind in ("sit", "reach", "free") else rng.normal(0, 0.05)
     for joint in (3, 6, 9):
         body[joint, 0] += lean / 3
-    for side, limb in enumerate(_legs(rng, kind)):
-        hip, knee, ankle = LEGS[side]
-        thigh, shin = rest_joints[knee] - rest_joints[hip], rest_joints[ankle] - rest_joints[knee]
-        body[hip] = _turn(thigh, limb)
-        body[knee] = _hinge(shin, -_FORWARD, limb.bend)
-    for side, limb in enumerate(_arms(rng, kind)):
-        shoulder, elbow, wrist = ARMS[side]
-        upper, lower = (
-            rest_joints[elbow] - rest_joints[shoulder],
-            rest_joints[wrist] - rest_joints[elbow],
-        )
-        body[shoulder] = _turn(upper, limb)
-        body[elbow] = _hinge(lower, _FORWARD, limb.bend)
+    limbs = [*_legs(rng, kind), *_arms(rng, kind)]
+    first, second, third = np.array([*LEGS, *ARMS]).T  # (4,) each
+    body[first] = _turns(rest_joints[second] - rest_joints[first], limbs)
+    lower = rest_joints[third] - rest_joints[second]
+    # Knees bend backward, elbows forward.
+    for limb, joint, direction, forward in zip(limbs, second, lower, (-1, -1, 1, 1), strict=True):
+        body[joint] = _hinge(direction, forward * _FORWARD, limb.bend)
     hands = np.clip(rng.normal(0, FINGER, (2, 15, 3)), -LIMIT * FINGER, LIMIT * FINGER)
     return body[1:], hands, kind
 
@@ -127,15 +121,18 @@ def _within(value: float, limits: tuple[float, float]) -> float:
     return float(np.clip(value, *limits))
 
 
-def _turn(direction_at_rest: Array, limb: Limb) -> Array:
-    """Return the shortest rotation (3,) that points a limb along its direction, then its twist."""
-    first = direction_at_rest / np.linalg.norm(direction_at_rest)
-    axis = np.cross(first, limb.direction)
-    sine, cosine = float(np.linalg.norm(axis)), float(first @ limb.direction)
-    if sine < 1e-9:  # along it, or exactly against
-        axis = np.array([1.0, 0.0, 0.0])
-    turn = axis / np.linalg.norm(axis) * math.atan2(sine, cosine)
-    vectors = torch.tensor(np.stack([limb.direction * limb.twist, turn]))
+def _turns(directions_at_rest: Array, limbs: list[Limb]) -> Array:
+    """Return rotations (N, 3) that point limbs (N, 3) along their directions, then twist them."""
+    turns = []
+    for direction_at_rest, limb in zip(directions_at_rest, limbs, strict=True):
+        first = direction_at_rest / np.linalg.norm(direction_at_rest)
+        axis = np.cross(first, limb.direction)
+        sine, cosine = float(np.linalg.norm(axis)), float(first @ limb.direction)
+        if sine < 1e-9:  # along it, or exactly against
+            axis = np.array([1.0, 0.0, 0.0])
+        turns.append(axis / np.linalg.norm(axis) * math.atan2(sine, cosine))
+    # All limbs at once: each operation on such small tensors costs the same.
+    vectors = torch.tensor(np.stack([[limb.direction * limb.twist for limb in limbs], turns]))
     twist, point = axis_angle_to_matrix(vectors)
     return np.asarray(matrix_to_axis_angle(twist @ point))
 

@@ -28,6 +28,8 @@ Array = NDArray[np.float64]
 
 NEAREST_M = 0.15  # no vertex may be closer to the camera
 TRIES, TOGETHER = 500, 16
+# Depths of lively people, log-uniform in two ranges, and the fraction in the first.
+CLOSE_M, FAR_M, CLOSE = (0.4, 2.0), (2.0, 8.0), 0.6
 FRAME = 1.1  # side of the picture over that of the person's box, in portraits
 NEWTON_STEPS = 8
 SUBSETS: dict[str, tuple[float, float]] = {  # limits of the distortion
@@ -138,7 +140,7 @@ def draw_lively_person(rng: np.random.Generator, rest_joints: Array) -> Person:
     high = rng.random() < 0.25  # seen from above or from below
     pitch = rng.uniform(-0.7, 0.7) if high else rng.normal(0, 0.2)
     roll = rng.normal(0, 0.07)
-    limits = (0.4, 2.0) if rng.random() < 0.6 else (2.0, 8.0)
+    limits = CLOSE_M if rng.random() < CLOSE else FAR_M
     depth = math.exp(rng.uniform(math.log(limits[0]), math.log(limits[1])))
     turns = torch.tensor([[math.pi, 0, 0], [pitch, 0, roll], [0, yaw, 0]], dtype=torch.float64)
     first, second, third = axis_angle_to_matrix(turns)
@@ -157,40 +159,86 @@ def standing_height(model: BodyModel, shape: Tensor, options: PeopleOptions) -> 
     return heights.amax(1) - heights.amin(1)
 
 
-def place_people(people: list[Person], model: BodyModel, options: PeopleOptions) -> Scene:
-    """Place bodies in front of a camera that frames them."""
-    device = model.template.device
+class PeopleTensors(NamedTuple):
+    """Parameters of several people as tensors; see `Person`."""
 
-    def on_device(rows: list[Any]) -> Tensor:
-        return torch.tensor(np.stack(rows), dtype=torch.float32).to(device)
+    shape: Tensor  # (B, 10)
+    pose: Tensor  # (B, 55, 3) axis-angle
+    depth: Tensor  # (B,)
+    height: Tensor  # (B,)
+    pelvis_xy: Tensor  # (B, 2)
 
-    shape = on_device([person.shape for person in people])
-    face = np.zeros((3, 3))
-    pose = [
-        np.concatenate([person.root[None], person.body, face, person.hands.reshape(30, 3)])
-        for person in people
-    ]
-    rotations = axis_angle_to_matrix(on_device(pose))
-    body = model(shape, rotations)
+    @classmethod
+    def of(cls, people: list[Person], device: torch.device) -> PeopleTensors:
+        """Stack people on a device."""
+
+        def stack(rows: list[Any]) -> Tensor:
+            return torch.tensor(np.stack(rows), dtype=torch.float32).to(device)
+
+        face = np.zeros((3, 3))
+        pose = [
+            np.concatenate([person.root[None], person.body, face, person.hands.reshape(30, 3)])
+            for person in people
+        ]
+        return cls(
+            stack([person.shape for person in people]),
+            stack(pose),
+            stack([person.depth for person in people]),
+            stack([person.height for person in people]),
+            stack([person.pelvis_xy for person in people]),
+        )
+
+
+def place_people(
+    people: PeopleTensors, model: BodyModel, options: PeopleOptions, move_back: bool = False
+) -> Scene:
+    """Place bodies in front of a camera that frames them.
+
+    With `move_back` people who would reach closer than NEAREST_M stand further away.
+    """
+    shape, depth = people.shape, people.depth
+    body = model(shape, axis_angle_to_matrix(people.pose))
     pelvis = body.joints[:, 0]
-    depth = on_device([person.depth for person in people])
     vertices, joints = body.vertices - pelvis[:, None], body.joints - pelvis[:, None]
+    if move_back:
+        depth = moved_back(depth, NEAREST_M - vertices[..., 2].amin(1))
     if options.framing == "portrait":
         translation, matrix = _portrait(vertices, depth, options)
     else:
         size = options.size
         height = standing_height(model, shape, options)
-        fraction = on_device([person.height for person in people])
-        focal = fraction * size * depth / height
+        focal = people.height * size * depth / height
         if options.is_plain:
             focal = focal.clamp(0.3 * size, 4.0 * size)
-        offset = on_device([person.pelvis_xy for person in people])
-        across = offset * size * (depth / focal)[:, None]
+        across = people.pelvis_xy * size * (depth / focal)[:, None]
         translation = torch.cat([across, depth[:, None]], dim=1)
-        matrix = intrinsics(focal, torch.full((len(people), 2), size / 2, device=device))
+        matrix = intrinsics(focal, torch.full_like(across, size / 2))
     return Scene(
         vertices + translation[:, None], joints + translation[:, None], matrix, translation - pelvis
     )
+
+
+def moved_back(depth: Tensor, nearest: Tensor) -> Tensor:
+    """Return depths (B,) of lively people; those below `nearest` (B,) become others beyond it.
+
+    The result is distributed as if the depth had been sampled until it is beyond `nearest`.
+    """
+    low = _depth_rank(nearest)
+    rank = (_depth_rank(depth) / low).clamp(0, 1)  # uniform among depths that are too small
+    return torch.where(depth < nearest, _depth_of_rank(low + rank * (1 - low)), depth)
+
+
+def _depth_rank(depth: Tensor) -> Tensor:
+    """Return the probability of a smaller depth."""
+    close, far = ((depth / low).log() / math.log(high / low) for low, high in (CLOSE_M, FAR_M))
+    return torch.where(depth < CLOSE_M[1], CLOSE * close, CLOSE + (1 - CLOSE) * far)
+
+
+def _depth_of_rank(rank: Tensor) -> Tensor:
+    """Undo `_depth_rank`."""
+    close = CLOSE_M[0] * (CLOSE_M[1] / CLOSE_M[0]) ** (rank / CLOSE)
+    far = FAR_M[0] * (FAR_M[1] / FAR_M[0]) ** ((rank - CLOSE) / (1 - CLOSE))
+    return torch.where(rank < CLOSE, close, far)
 
 
 def _portrait(vertices: Tensor, depth: Tensor, options: PeopleOptions) -> tuple[Tensor, Tensor]:
@@ -223,6 +271,21 @@ def see(scene: Scene, points: Tensor, orthographic: bool) -> tuple[Tensor, Tenso
     return pixels, points[..., 2]
 
 
+def boxes(pixels: Tensor, options: PeopleOptions) -> Tensor:
+    """Return boxes (B, 4) of projected vertices (B, V, 2) within the picture: x, y, w, h."""
+    size = options.size
+    low, high = pixels.amin(1).clamp(0, size - 1), pixels.amax(1).clamp(0, size - 1)
+    if options.framing == "portrait":  # the picture is the crop
+        low, high = torch.zeros_like(low), torch.full_like(high, size)
+    return torch.cat([low, high - low], dim=1)
+
+
+def with_visibility(pixels: Tensor, size: int) -> Tensor:
+    """Return points (B, N, 2) with a third number: 1 within the picture, otherwise 0."""
+    inside = ((pixels >= 0) & (pixels <= size - 1)).all(-1, keepdim=True).float()
+    return torch.cat([pixels, inside], dim=-1)
+
+
 def draw_rows(
     first: int, count: int, model: BodyModel, options: PeopleOptions
 ) -> tuple[list[Person], Scene, list[np.random.Generator]]:
@@ -234,6 +297,7 @@ def draw_rows(
     together = 1 if options.subset == "all" else TOGETHER
     calm = options.framing == "portrait"
     rest_joints = model.rest_places[:BODY_JOINTS].double().cpu().numpy()
+    device = model.template.device
 
     def draw(rng: np.random.Generator) -> Person:
         return draw_person(rng, calm) if options.is_plain else draw_lively_person(rng, rest_joints)
@@ -243,7 +307,7 @@ def draw_rows(
         if not waiting:
             break
         drawn = [draw(generators[n]) for n in waiting for _ in range(together)]
-        scene = place_people(drawn, model, options)
+        scene = place_people(PeopleTensors.of(drawn, device), model, options)
         good = scene.vertices[..., 2].amin(1) > NEAREST_M
         good &= (scene.distortion >= low) & (scene.distortion <= high)
         for index in reversed(good.nonzero().flatten().tolist()):  # the first one stays
@@ -251,4 +315,4 @@ def draw_rows(
     if None in people:
         raise DataError(f"no person of subset {options.subset} was found in {TRIES} draws")
     done = [person for person in people if person is not None]
-    return done, place_people(done, model, options), generators
+    return done, place_people(PeopleTensors.of(done, device), model, options), generators

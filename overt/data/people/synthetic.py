@@ -13,16 +13,27 @@ from PIL import Image
 from torch import Tensor
 
 from overt.data.making import map_in_processes
+from overt.data.people.backdrops import draw_surroundings
 from overt.data.people.human_data import write_human_data
-from overt.data.people.outfits import draw_outfit
+from overt.data.people.outfits import Looks, draw_outfit
 from overt.data.people.painter import Painter
 from overt.data.people.render import Painted, draw_look, paint
-from overt.data.people.scenes import SUBSETS, PeopleOptions, Person, Scene, draw_rows, see
+from overt.data.people.scenes import (
+    SUBSETS,
+    PeopleOptions,
+    Person,
+    Scene,
+    boxes,
+    draw_rows,
+    see,
+    with_visibility,
+)
 from overt.errors import DataError
 from overt.files.atomic import new_file
 from overt.geometry.body import BODY_JOINTS, BodyModel
 from overt.geometry.body_anny import ANNY
 from overt.geometry.body_files import CAPSULE, load_body
+from overt.nested import concatenated, map_tensors
 from overt.progress import report
 
 BATCH = 32  # rows rendered together
@@ -102,15 +113,18 @@ def render(
     """Render some people, plain or dressed."""
     perspective = not options.orthographic
     if painter is None:
-        looks = [draw_look(rng, options.fixed_colors) for rng in generators]
+        plain_looks = [draw_look(rng, options.fixed_colors) for rng in generators]
         pixels, depth = see(scene, scene.vertices, options.orthographic)
         return paint(
-            pixels, depth, scene.vertices, model, looks, options.size, generators, perspective
+            pixels, depth, scene.vertices, model, plain_looks, options.size, generators, perspective
         )
-    outfits = [draw_outfit(rng) for rng in generators]
-    dressed = painter.dress(scene.vertices, outfits)
+    device = scene.vertices.device
+    looks = Looks.of([draw_outfit(rng) for rng in generators], device)
+    drawn = [draw_surroundings(options.size, rng, painter.photographs) for rng in generators]
+    surroundings = map_tensors(concatenated(drawn), lambda tensor: tensor.to(device))
+    dressed = painter.tailor.dress(scene.vertices, looks)
     pixels, depth = see(scene, dressed, options.orthographic)
-    return painter.paint(pixels, depth, dressed, outfits, generators, perspective)
+    return painter.paint(pixels, depth, dressed, looks, surroundings, perspective)
 
 
 def _save(path: Path, pixels: NDArray[Any], kind: str, **options: int) -> None:
@@ -122,7 +136,7 @@ def _save(path: Path, pixels: NDArray[Any], kind: str, **options: int) -> None:
 def _labels(
     first: int, people: list[Person], scene: Scene, pixels: Tensor, options: PeopleOptions
 ) -> dict[str, NDArray[np.generic]]:
-    count, size = len(people), options.size
+    count = len(people)
     joint_pixels, _ = see(scene, scene.joints, options.orthographic)
     joint_pixels, pixels = joint_pixels.cpu(), pixels.cpu()
     coco = torch.stack(
@@ -133,12 +147,7 @@ def _labels(
         dim=1,
     )
     keypoints = torch.cat([coco, joint_pixels[:, :BODY_JOINTS]], dim=1)  # (B, 39, 2)
-    inside = ((keypoints >= 0) & (keypoints <= size - 1)).all(-1, keepdim=True).float()
-    low = pixels.amin(1).clamp(0, size - 1)
-    high = pixels.amax(1).clamp(0, size - 1)
-    if options.framing == "portrait":  # the picture is the crop
-        low, high = torch.zeros_like(low), torch.full_like(high, size)
-    box = torch.cat([low, high - low, torch.ones(count, 1)], dim=1)
+    box = torch.cat([boxes(pixels, options), torch.ones(count, 1)], dim=1)
     root = np.stack([person.root for person in people])
     body = np.stack([person.body for person in people])
     hands = np.stack([person.hands for person in people])
@@ -147,7 +156,7 @@ def _labels(
     names = np.array([f"imgs/{first + index:06d}.jpg" for index in range(count)])
     numbers: dict[str, NDArray[np.generic]] = {
         "bbox_xywh": box.numpy(),
-        "keypoints2d": torch.cat([keypoints, inside], dim=-1).numpy(),
+        "keypoints2d": with_visibility(keypoints, options.size).numpy(),
         "K": scene.matrix.cpu().numpy(),
         "focal_length": scene.matrix[:, 0, :1].cpu().numpy(),
         "distortion_max": scene.distortion.cpu().numpy(),

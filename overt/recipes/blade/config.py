@@ -262,12 +262,26 @@ class SyntheticSettings:
     # rendering device, cpu (null) or cuda, and number of worker processes (null: none)
     device: str | None = None
     workers: int | None = None
+    # render a new person for every training sample on the training device, instead of files; for
+    # dressed people. An epoch has `train` samples; the test set is written as usual
+    live: bool = False
 
     def __post_init__(self) -> None:
         each_within("data.synthetic", self, ("train", "test", "size"), 1)
         each_within("data.synthetic", self, ("workers",), 0)
         one_of("data.synthetic.framing", self.framing, ("camera", "portrait"))
         one_of("data.synthetic.device", self.device or "cpu", ("cpu", "cuda"))
+        if self.live and self.body in (None, "capsule"):
+            raise ConfigError(
+                f"data.synthetic.live=true with data.synthetic.body={self.body}: only dressed "
+                "people are rendered during training; set data.synthetic.body and "
+                "model.body.model to anny, or to a file of `overt data anny-body`"
+            )
+        if self.live and self.depth_maps:
+            raise ConfigError(
+                "data.synthetic.live=true with data.synthetic.depth_maps=true: depth maps are "
+                "written to files only; set one of them to false"
+            )
 
 
 @dataclass
@@ -311,6 +325,10 @@ class DataSettings:
     # ankles, left first; null: by the convention
     limb_keypoints: list[int] | None = None
 
+    @property
+    def is_live(self) -> bool:
+        return self.synthetic is not None and self.synthetic.live
+
     def __post_init__(self) -> None:
         each_within("data", self, ("depth_size", "pose_size"), 1)
         if self.keypoint_convention is not None:
@@ -319,6 +337,11 @@ class DataSettings:
             raise ConfigError(f"data.limb_keypoints={self.limb_keypoints}; give twelve")
         if not self.sources:
             raise ConfigError("data.sources is empty; name at least one data set")
+        if self.is_live and len(self.sources) > 1:
+            raise ConfigError(
+                f"data.synthetic.live=true with {len(self.sources)} data.sources: all training "
+                "people are rendered then; leave one entry, or set data.synthetic.live=false"
+            )
 
 
 @dataclass

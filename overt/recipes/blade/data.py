@@ -37,6 +37,7 @@ from overt.recipes.blade.config import (
     DataSettings,
     EvaluationSettings,
     SourceSettings,
+    SyntheticSettings,
 )
 from overt.recipes.blade.people import LabeledPeople, People
 
@@ -168,6 +169,21 @@ def whole_crop(image_size: tuple[int, int]) -> Crop:
 # --- opening -------------------------------------------------------------------------------------
 
 
+def people_options(synthetic: SyntheticSettings, seed: int) -> PeopleOptions:
+    """Return how the people of these settings are rendered."""
+    return PeopleOptions(
+        size=synthetic.size,
+        seed=seed,
+        framing=synthetic.framing,
+        orthographic=synthetic.orthographic,
+        fixed_colors=synthetic.fixed_colors,
+        depth_maps=synthetic.depth_maps,
+        body=synthetic.body or CAPSULE,
+        backgrounds=synthetic.backgrounds,
+        device=synthetic.device or "cpu",
+    )
+
+
 def make_missing_data(settings: DataSettings) -> None:
     """Render the people described by `data.synthetic`, unless they exist.
 
@@ -179,22 +195,12 @@ def make_missing_data(settings: DataSettings) -> None:
     root = Path(settings.root)
 
     def make() -> None:
-        for name, count, seed in (
-            ("people_train", synthetic.train, synthetic.seed),
-            ("people_test", synthetic.test, synthetic.seed + TEST_SEED_OFFSET),
-        ):
+        sets = [("people_test", synthetic.test, synthetic.seed + TEST_SEED_OFFSET)]
+        if not synthetic.live:
+            sets.insert(0, ("people_train", synthetic.train, synthetic.seed))
+        for name, count, seed in sets:
             if not (root / "preprocessed_datasets" / f"{name}.npz").exists():
-                options = PeopleOptions(
-                    size=synthetic.size,
-                    seed=seed,
-                    framing=synthetic.framing,
-                    orthographic=synthetic.orthographic,
-                    fixed_colors=synthetic.fixed_colors,
-                    depth_maps=synthetic.depth_maps,
-                    body=synthetic.body or CAPSULE,
-                    backgrounds=synthetic.backgrounds,
-                    device=synthetic.device or "cpu",
-                )
+                options = people_options(synthetic, seed)
                 write_people(root, name, count, options, workers=synthetic.workers or 0)
 
     main_first(make)

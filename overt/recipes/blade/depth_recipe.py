@@ -7,16 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from overt.data.people.mixture import DrawnMixture
 from overt.distributed import World
 from overt.errors import ConfigError
 from overt.evaluation import Row, score_batches, summarize, with_names
-from overt.recipe import Recipe, StepOutput
+from overt.recipe import Recipe, SampleSource, StepOutput
 from overt.recipes.blade.build import build_depthnet
 from overt.recipes.blade.config import CONV, DepthNetSettings
 from overt.recipes.blade.data import (
     DepthBatch,
-    DepthSample,
     DepthSource,
     collate_depth,
     depth_crop,
@@ -28,6 +26,7 @@ from overt.recipes.blade.depthnet import DepthNet
 from overt.recipes.blade.dpt import DepthAnything
 from overt.recipes.blade.evaluation import depth_row, table
 from overt.recipes.blade.example import example_samples
+from overt.recipes.blade.live import LiveBatch, LivePeople, LiveRenderer, collate_live
 from overt.recipes.blade.loss import depth_errors
 from overt.viz.mesh import write_on
 
@@ -41,11 +40,12 @@ class DepthNetRecipe(Recipe):
 
     def __init__(self, settings: DepthNetSettings) -> None:
         self.settings = settings
+        self.live = LiveRenderer(settings.data)
 
     def build_model(self) -> DepthNet:
         return build_depthnet(self.settings.model.depth, self.settings.data.depth_size)
 
-    def build_dataset(self) -> DrawnMixture:
+    def build_dataset(self) -> SampleSource:
         depth = self.settings.model.depth
         if depth.freeze_backbone and depth.backbone_checkpoint is None:
             raise ConfigError(
@@ -53,14 +53,20 @@ class DepthNetRecipe(Recipe):
                 "of Depth-Anything-V2 (metric, Hypersim; huggingface.co/depth-anything) or of a "
                 "run of recipe=blade_pretext. Without any, set model.depth.freeze_backbone=false"
             )
-        return open_training(self.settings.data, self.settings.model.body, DepthSource)
+        data, body = self.settings.data, self.settings.model.body
+        if data.is_live:
+            return LivePeople(data, body, data.depth_augmentation)
+        return open_training(data, body, DepthSource)
 
-    def collate(self, samples: list[DepthSample]) -> DepthBatch:
-        return collate_depth(samples)
+    def collate(self, samples: list[Any]) -> DepthBatch | LiveBatch:
+        return collate_live(samples) if self.settings.data.is_live else collate_depth(samples)
+
+    def on_device(self, batch: DepthBatch | LiveBatch) -> DepthBatch:
+        return self.live.depth_batch(batch) if isinstance(batch, LiveBatch) else batch
 
     def example_batch(self, size: int) -> DepthBatch:
         """Return crops of noise with people at different depths."""
-        return self.collate(example_samples(DepthSource, self.settings.data, size))
+        return collate_depth(example_samples(DepthSource, self.settings.data, size))
 
     def parameter_groups(self, model: DepthNet) -> list[dict[str, Any]]:
         """Train the head at twice the rate of the interface and of a trainable backbone."""

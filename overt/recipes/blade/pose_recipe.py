@@ -10,18 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from overt.data.people.mixture import DrawnMixture
 from overt.distributed import World
 from overt.errors import ConfigError
 from overt.evaluation import summarize
 from overt.geometry.body import BODY_JOINTS, HAND_JOINTS, BodyModel
 from overt.geometry.rotation import axis_angle_to_matrix
-from overt.recipe import Recipe, StepOutput
+from overt.recipe import Recipe, SampleSource, StepOutput
 from overt.recipes.blade.build import build_body, build_posenet
+from overt.recipes.blade.camera import LIMB_JOINTS
 from overt.recipes.blade.config import PoseNetSettings
 from overt.recipes.blade.data import (
     PoseBatch,
-    PoseSample,
     PoseSource,
     collate_pose,
     make_evaluation_data,
@@ -33,6 +32,7 @@ from overt.recipes.blade.dpt import DepthAnything
 from overt.recipes.blade.estimate import estimate_person
 from overt.recipes.blade.evaluation import table
 from overt.recipes.blade.example import example_samples
+from overt.recipes.blade.live import LiveBatch, LivePeople, LiveRenderer, collate_live
 from overt.recipes.blade.loss import Bodies, Weights, pose_distances, pose_losses
 from overt.recipes.blade.metric_mesh import MetricMesh
 from overt.recipes.blade.pose_scores import Scorer, draw_people
@@ -49,28 +49,37 @@ class PoseNetRecipe(Recipe):
     def __init__(self, settings: PoseNetSettings) -> None:
         self.settings = settings
         self.bodies: dict[torch.device, BodyModel] = {}
+        self.live = LiveRenderer(settings.data)
 
     def build_model(self) -> PoseNet:
         return build_posenet(self.settings.model, self.settings.data.depth_size)
 
-    def build_dataset(self) -> DrawnMixture:
-        model = self.settings.model
+    def build_dataset(self) -> SampleSource:
+        model, data = self.settings.model, self.settings.data
         if model.tz_conditioning and model.depthnet_checkpoint is None:
             raise ConfigError(
                 "PoseNet is trained on top of stage 1: set model.depthnet_checkpoint to a "
                 "checkpoint of DepthNet (runs/blade_depthnet/checkpoints/best), or run both by "
                 "`overt stages`. model.tz_conditioning=false trains the base without a depth"
             )
-        return open_training(self.settings.data, model.body, PoseSource)
+        if data.is_live:
+            least, added = data.pose_side
+            return LivePeople(data, model.body, data.pose_augmentation, (least, added))
+        return open_training(data, model.body, PoseSource)
 
-    def collate(self, samples: list[PoseSample]) -> PoseBatch:
-        return collate_pose(samples)
+    def collate(self, samples: list[Any]) -> PoseBatch | LiveBatch:
+        return collate_live(samples) if self.settings.data.is_live else collate_pose(samples)
+
+    def on_device(self, batch: PoseBatch | LiveBatch) -> PoseBatch:
+        return self.live.pose_batch(batch) if isinstance(batch, LiveBatch) else batch
 
     def example_batch(self, size: int) -> PoseBatch:
         """Return crops of noise with people in different poses."""
-        return self.collate(example_samples(PoseSource, self.settings.data, size))
+        return collate_pose(example_samples(PoseSource, self.settings.data, size))
 
-    def counts(self, batch: PoseBatch) -> dict[str, Tensor]:
+    def counts(self, batch: PoseBatch | LiveBatch) -> dict[str, Tensor]:
+        if isinstance(batch, LiveBatch):  # which keypoints are seen is known after rendering only
+            return {"keypoints": torch.tensor(float(len(LIMB_JOINTS) * len(batch)))}
         return {"keypoints": batch.keypoints[..., 2].sum()}
 
     def replays_at(self, step: int) -> int:

@@ -90,6 +90,11 @@ class PretextRecipe(Recipe):
 
     def __init__(self, settings: DepthNetSettings) -> None:
         self.settings = settings
+        if settings.data.is_live:
+            raise ConfigError(
+                "data.synthetic.live=true: the pretext needs the depth of every pixel, which only "
+                "written people have; set data.synthetic.live=false"
+            )
         if settings.model.depth.encoder == CONV:
             raise ConfigError(
                 "model.depth.encoder=conv is trained with DepthNet and needs no pretext; use vits, "

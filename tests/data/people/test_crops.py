@@ -2,13 +2,18 @@
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 from overt.data.people.crops import (
     Augmentation,
+    Changes,
     Crop,
     box_square,
     centred_side,
     cut,
+    cut_batch,
+    draw_change,
     draw_crop,
     keypoint_square,
     mirror_keypoints,
@@ -64,6 +69,27 @@ def test_draws_stay_within_their_limits() -> None:
     assert gains.max() <= 1.4
     again = draw_crop((50, 50), 10, (100, 100), options, np.random.default_rng(7))
     assert again == crops[7]
+
+
+def test_a_device_cuts_the_same_crops_at_once() -> None:
+    options = Augmentation(0.4, 0.5, 30, 0.8, 0.25, 0.25, 0.15, 0.5)
+    smooth = np.random.default_rng(0).integers(0, 256, (6, 8, 6, 3), dtype=np.uint8)
+    pictures = [np.array(Image.fromarray(small).resize((40, 40))) for small in smooth]
+    generators = [[np.random.default_rng(seed) for seed in range(6)] for _ in range(2)]
+    crops = [draw_crop((22, 19.5), 31, (40, 40), options, rng) for rng in generators[0]]
+    assert {crop.mirrored for crop in crops} == {True, False}
+    made = [cut(picture, crop, 24) for picture, crop in zip(pictures, crops, strict=True)]
+    changes = Changes.of([draw_change(options, rng) for rng in generators[1]])
+    batch = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2)
+    centre, side = torch.tensor([[22, 19.5]]).expand(6, 2), torch.full((6,), 31.0)
+    cropped, affine = cut_batch(batch, centre, side, 24, changes)
+    truth = torch.from_numpy(np.stack([pixels for pixels, _ in made])).permute(0, 3, 1, 2)
+    assert (cropped.int() - truth.int()).abs().max() <= 2
+    assert (cropped.int() - truth.int()).abs().float().mean() < 0.1
+    maps = torch.from_numpy(np.stack([matrix for _, matrix in made])).float()
+    torch.testing.assert_close(affine, maps, atol=1e-4, rtol=1e-5)
+    whole, _ = cut_batch(batch, torch.full((6, 2), 20.0), torch.full((6,), 40.0), 40)
+    assert torch.equal(whole, batch)
 
 
 def test_bright_colors_do_not_wrap_around() -> None:

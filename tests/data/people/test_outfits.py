@@ -17,7 +17,7 @@ def test_outfits_differ_and_come_back() -> None:
 
 def test_light_falls_on_what_faces_it() -> None:
     outfit = draw_outfit(np.random.default_rng(0))
-    looks = Looks([outfit], torch.device("cpu"))
+    looks = Looks.of([outfit], torch.device("cpu"))
     towards = looks.lights[0, :1, :3]
     person = torch.zeros(1, dtype=torch.int64)
     assert (looks.light(person, towards) > looks.light(person, -towards)).all()

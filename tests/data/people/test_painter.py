@@ -7,7 +7,14 @@ import pytest
 import torch
 from PIL import Image
 
-from overt.data.people.backdrops import Photographs, occluder
+from overt.data.people.backdrops import (
+    Photographs,
+    draw_backdrop,
+    draw_occluder,
+    draw_surroundings,
+    paint_backdrops,
+    paint_shapes,
+)
 from overt.data.people.outfits import HAIR, SHOES, SKIN, TOP, Looks, Tailor, draw_outfit
 from overt.data.people.painter import Painter
 from overt.data.people.scenes import PeopleOptions, draw_rows, see
@@ -15,6 +22,7 @@ from overt.data.rng import sample_rng
 from overt.errors import DataError
 from overt.geometry.body import BodyModel
 from overt.geometry.body_capsule import capsule_body
+from overt.nested import concatenated
 
 SIZE = 48
 
@@ -30,10 +38,13 @@ def painted(model: BodyModel, backgrounds: str | None = None) -> tuple[np.ndarra
     _, scene, _ = draw_rows(0, 2, model, options)
     generators = [sample_rng(9, 0, number) for number in range(2)]
     painter = Painter(model, SIZE, backgrounds)
-    outfits = [draw_outfit(rng) for rng in generators]
-    dressed = painter.dress(scene.vertices, outfits)
+    looks = Looks.of([draw_outfit(rng) for rng in generators], painter.device)
+    surroundings = concatenated(
+        [draw_surroundings(SIZE, rng, painter.photographs) for rng in generators]
+    )
+    dressed = painter.tailor.dress(scene.vertices, looks)
     pixels, depth = see(scene, dressed, orthographic=False)
-    made = painter.paint(pixels, depth, dressed, outfits, generators)
+    made = painter.paint(pixels, depth, dressed, looks, surroundings)
     return made.pictures, made.parts, made.depth_m, (dressed - scene.vertices).numpy()
 
 
@@ -59,7 +70,7 @@ def test_regions_are_where_they_belong(model: BodyModel) -> None:
     outfit = draw_outfit(np.random.default_rng(0))._replace(
         sleeve=0.5, trouser=1.0, waist=0.05, hairline=0.2
     )
-    looks = Looks([outfit], torch.device("cpu"))
+    looks = Looks.of([outfit], torch.device("cpu"))
     choice = looks.choice.expand(len(model.template), -1)
     region = tailor.regions(tailor.measures(), choice)
     owner = model.skin_weights.argmax(1)
@@ -72,18 +83,27 @@ def test_regions_are_where_they_belong(model: BodyModel) -> None:
     assert hair[:, 1].mean() > face[:, 1].mean()
 
 
-def test_photographs_are_backgrounds(model: BodyModel, tmp_path: Path) -> None:
+def test_photographs_are_backgrounds(tmp_path: Path) -> None:
     Image.new("RGB", (60, 40), (255, 0, 0)).save(tmp_path / "red.png")
-    crop = Photographs(tmp_path).crop(16, np.random.default_rng(0))
+    photographs = Photographs(tmp_path)
+    crop = photographs.crop(16, np.random.default_rng(0))
     assert crop.shape == (3, 16, 16)
     assert float(crop[0].min()) > 0.999
     assert float(crop[1:].max()) == 0.0
+    drawn = concatenated([draw_backdrop(16, sample_rng(1, 0, n), photographs) for n in range(4)])
+    chosen = drawn.is_photograph
+    assert chosen.any()
+    assert not chosen.all()
+    is_red = paint_backdrops(drawn, 16)[:, 1:].amax((1, 2, 3)) == 0
+    assert is_red.tolist() == chosen.tolist()
     with pytest.raises(DataError, match="no picture below it"):
         Photographs(tmp_path / "none")
 
 
 def test_some_people_are_hidden_in_part() -> None:
-    things = [occluder(16, np.random.default_rng(seed)) for seed in range(30)]
-    hiding = [thing for thing in things if thing is not None]
-    assert 3 < len(hiding) < 22
-    assert all(thing.shape == (4, 16, 16) for thing in hiding)
+    drawn = torch.stack([draw_occluder(np.random.default_rng(seed)) for seed in range(30)])
+    colors, masks = paint_shapes(drawn, 16)
+    assert colors.shape == (30, 3, 16, 16)
+    hiding = masks.flatten(1).any(1)
+    assert 3 < int(hiding.sum()) < 22
+    assert not hiding[drawn[:, 0] == 0].any()

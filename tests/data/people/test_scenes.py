@@ -2,7 +2,14 @@
 
 import torch
 
-from overt.data.people.scenes import PeopleOptions, draw_rows, place_people, see
+from overt.data.people.scenes import (
+    PeopleOptions,
+    PeopleTensors,
+    draw_rows,
+    moved_back,
+    place_people,
+    see,
+)
 from overt.geometry.body import BodyModel
 from overt.geometry.body_capsule import capsule_body
 
@@ -16,7 +23,7 @@ def test_orthographic_people_do_not_show_their_depth() -> None:
         options = PeopleOptions(size=SIZE, framing="portrait", orthographic=orthographic)
         people, scene, _ = draw_rows(0, 2, model, options)
         further = [person._replace(depth=2 * person.depth) for person in people]
-        far = place_people(further, model, options)
+        far = place_people(PeopleTensors.of(further, model.template.device), model, options)
         near_pixels, _ = see(scene, scene.vertices, orthographic)
         far_pixels, _ = see(far, far.vertices, orthographic)
         same = torch.allclose(near_pixels, far_pixels, atol=0.02)
@@ -29,3 +36,16 @@ def test_subsets_keep_their_distortion() -> None:
         _, scene, _ = draw_rows(0, 4, model, PeopleOptions(size=SIZE, subset=subset))
         assert (scene.distortion >= low).all()
         assert (scene.distortion <= high).all()
+
+
+def test_depths_that_are_too_small_become_others_as_if_sampled_again() -> None:
+    ranks = torch.linspace(0.0005, 0.9995, 1000)
+    close, far = 0.4 * 5 ** (ranks[:600] / 0.6), 2 * 4 ** ((ranks[600:] - 0.6) / 0.4)
+    depth = torch.cat([close, far])
+    nearest = torch.full_like(depth, 0.9)
+    moved = moved_back(depth, nearest)
+    assert torch.equal(moved[depth >= 0.9], depth[depth >= 0.9])
+    quantiles = torch.tensor([0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0])
+    expected = depth[depth >= 0.9].quantile(quantiles)
+    torch.testing.assert_close(moved.quantile(quantiles), expected, atol=0, rtol=0.01)
+    assert torch.equal(moved_back(depth, 0 * nearest + 0.3), depth)

@@ -1,0 +1,121 @@
+"""People without files: sampled as numbers on the host, rendered on the device that trains.
+
+Everything random is sampled by the loader from the sample's own generator; rendering is a function
+of these numbers alone. Letters: B people, V vertices, S pixels of a side.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from overt.data.people.backdrops import Photographs, Surroundings, draw_surroundings
+from overt.data.people.outfits import Looks, Outfit, draw_outfit
+from overt.data.people.painter import Painter
+from overt.data.people.scenes import (
+    PeopleOptions,
+    PeopleTensors,
+    Person,
+    boxes,
+    draw_lively_person,
+    place_people,
+    see,
+    with_visibility,
+)
+from overt.geometry.body import BODY_JOINTS, BodyModel
+from overt.geometry.body_files import load_body
+from overt.nested import concatenated, map_tensors
+from overt.ops.exact import exact_products
+
+HOST = torch.device("cpu")
+TOGETHER = 128  # people rendered at a time: a body of 27,000 faces needs some 1.5 GiB for them
+
+
+class DrawnPerson(NamedTuple):
+    """One sampled person."""
+
+    person: Person
+    outfit: Outfit
+    surroundings: Surroundings  # as bytes, B = 1
+
+
+class Drawn(NamedTuple):
+    """Sampled people that are not rendered yet, as tensors."""
+
+    people: PeopleTensors
+    looks: Looks
+    surroundings: Surroundings  # as bytes
+
+    @classmethod
+    def of(cls, drawn: list[DrawnPerson]) -> Drawn:
+        """Stack sampled people on the host."""
+        return cls(
+            PeopleTensors.of([sample.person for sample in drawn], HOST),
+            Looks.of([sample.outfit for sample in drawn], HOST),
+            concatenated([sample.surroundings for sample in drawn]),
+        )
+
+
+class Shots(NamedTuple):
+    """Rendered people and the labels that need the body."""
+
+    pictures: Tensor  # (B, 3, S, S) uint8
+    boxes: Tensor  # (B, 4) x, y, w, h of the undressed body in the picture
+    joints: Tensor  # (B, 22, 3) pixels, and 1 within the picture
+    depth: Tensor  # (B,) meters, of the pelvis
+
+
+def draw_live(
+    rng: np.random.Generator, rest_joints: NDArray[np.float64], size: int, photographs: Photographs
+) -> DrawnPerson:
+    """Sample one person in the order of `write_people`."""
+    person, outfit = draw_lively_person(rng, rest_joints), draw_outfit(rng)
+    return DrawnPerson(person, outfit, draw_surroundings(size, rng, photographs).to_bytes())
+
+
+class Studio:
+    """Renders sampled people on one device."""
+
+    def __init__(self, options: PeopleOptions, model: BodyModel) -> None:
+        self.options, self.model = options, model
+        self.painter = Painter(model, options.size)
+
+    @classmethod
+    def open(cls, options: PeopleOptions, device: torch.device) -> Studio:
+        """Load the body onto a device."""
+        return cls(options, BodyModel(load_body(options.body, "data.synthetic.body")).to(device))
+
+    @torch.no_grad()
+    def shoot(self, drawn: Drawn) -> Shots:
+        """Render all people, some at a time; nobody depends on who else is in the batch."""
+        with exact_products(drawn.people.depth.device):
+            starts = range(0, len(drawn.people.depth), TOGETHER)
+            return concatenated([self._shoot(_rows(drawn, start)) for start in starts])
+
+    def _shoot(self, drawn: Drawn) -> Shots:
+        options, looks = self.options, drawn.looks
+        # People cannot be sampled again here, so those too near stand further away.
+        scene = place_people(drawn.people, self.model, options, move_back=True)
+        pixels, _ = see(scene, scene.vertices, options.orthographic)
+        joints, _ = see(scene, scene.joints[:, :BODY_JOINTS], options.orthographic)
+        dressed = self.painter.tailor.dress(scene.vertices, looks)
+        dressed_pixels, depth = see(scene, dressed, options.orthographic)
+        surroundings, perspective = drawn.surroundings.from_bytes(), not options.orthographic
+        pictures, _ = self.painter.render(
+            dressed_pixels, depth, dressed, looks, surroundings, perspective
+        )
+        return Shots(
+            pictures,
+            boxes(pixels, options),
+            with_visibility(joints, options.size),
+            scene.joints[:, 0, 2],
+        )
+
+
+def _rows(drawn: Drawn, start: int) -> Drawn:
+    rows: Drawn = map_tensors(drawn, lambda tensor: tensor[start : start + TOGETHER])
+    return rows

@@ -1,0 +1,138 @@
+"""Live people as training samples: the same crops and labels as of written people."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from real_files import write_dressed_body
+from small_recipes import SMALL_BLADE
+
+from overt.config import load
+from overt.data.people.crops import draw_change
+from overt.data.people.live import draw_live
+from overt.data.rng import sample_rng
+from overt.errors import ConfigError
+from overt.nested import tensors_in
+from overt.recipes.blade.data import collate_depth, collate_pose
+from overt.recipes.blade.live import LiveSample
+
+ROWS = range(6)
+SIZES = (
+    "data.synthetic.train=6",
+    "data.synthetic.test=2",
+    "data.synthetic.fixed_colors=false",
+)
+AUGMENTED = tuple(
+    f"data.{stage}_augmentation.{name}={value}"
+    for stage in ("depth", "pose")
+    for name, value in (
+        ("mirror", 0.5),
+        ("rotation", 30),
+        ("rotation_probability", 0.7),
+        ("scale", 0.2),
+        ("shift", 0.1),
+        ("shift_probability", 0.7),
+    )
+)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("live")
+    write_dressed_body(folder / "body.npz")
+    return folder
+
+
+def words(root: Path, *more: str) -> list[str]:
+    body = root / "body.npz"
+    return [f"data.synthetic.body={body}", f"model.body.model={body}", *SIZES, *more]
+
+
+@pytest.mark.parametrize("stage", ["depthnet", "posenet"])
+def test_crops_and_labels_are_those_of_written_people(root: Path, stage: str) -> None:
+    given = words(root, "data.synthetic.framing=camera", *AUGMENTED)
+    if stage == "posenet":
+        given += ["model.depthnet_checkpoint=none", "data.pose_side=[0.9,0.3]"]
+    source = SMALL_BLADE[stage].recipe(root, *given).build_dataset().sources[0]
+    source.people.whole_image = False  # as for people who are scored
+    recipe = SMALL_BLADE[stage].recipe(root, *given, "data.synthetic.live=true")
+    people = recipe.build_dataset()
+    drawn, written, mirrored = [], [], set()
+    for row in ROWS:
+        person = draw_live(sample_rng(0, 0, row), people.rest_joints, 32, people.photographs)
+        if abs(person.person.depth - float(source.people.pelvis(row)[2])) > 1e-4:
+            continue  # too near: sampled again before it was written
+        written.append(source.sample(row, sample_rng(7, 0, row)))
+        rng = sample_rng(7, 0, row)
+        side = 0.9 + 0.3 * rng.random() if stage == "posenet" else 1.0
+        change = draw_change(people.augmentation, rng)
+        mirrored.add(change.mirrored)
+        drawn.append(LiveSample(person, change._replace(factor=side * change.factor)))
+    assert len(drawn) > 3
+    assert mirrored == {True, False}
+    expected = (collate_depth if stage == "depthnet" else collate_pose)(written)
+    made = recipe.on_device(recipe.collate(drawn))
+    for field in dataclasses.fields(expected):
+        values, truth = getattr(made, field.name), getattr(expected, field.name)
+        assert (values.dtype, values.shape) == (truth.dtype, truth.shape)
+        if values.dtype == torch.uint8:  # the written ones were compressed
+            assert (values.int() - truth.int()).abs().float().mean() < 8
+        else:
+            torch.testing.assert_close(values, truth, atol=2e-4, rtol=1e-4)
+
+
+def test_a_sample_is_a_function_of_its_generator(root: Path) -> None:
+    recipe = SMALL_BLADE["depthnet"].recipe(root, *words(root, "data.synthetic.live=true"))
+    people = recipe.build_dataset()
+    assert len(people) == 6
+    first, again, other = (
+        recipe.collate([people.sample(0, sample_rng(seed, 0, 0))]) for seed in (0, 0, 1)
+    )
+    for values, repeated in zip(tensors_in(first), tensors_in(again), strict=True):
+        assert torch.equal(values, repeated)
+    pose = other.people.people.pose[0, 1:22].numpy()
+    assert not np.allclose(first.people.people.pose[0, 1:22], pose)
+    # A run with the seed of the test set does not train on it.
+    test_person = draw_live(sample_rng(1, 0, 0), people.rest_joints, 32, people.photographs)
+    assert not np.allclose(test_person.person.body, pose)
+
+
+def test_both_stages_train_without_training_files(root: Path, tmp_path: Path) -> None:
+    given = words(root, "data.synthetic.live=true", "training.num_steps=2", "training.batch_size=2")
+    run = SMALL_BLADE["depthnet"].train(tmp_path, *given)
+    checkpoint = f"model.depthnet_checkpoint={run / 'checkpoints' / 'best'}"
+    orthographic = "data.synthetic.orthographic=true"
+    trainer = SMALL_BLADE["posenet"].trainer(tmp_path, *given, checkpoint, orthographic)
+    scores = trainer.train()
+    assert np.isfinite(scores["mpjpe_mm"])
+    written = [path.name for path in tmp_path.rglob("preprocessed_datasets/*.npz")]
+    assert written == ["people_test.npz"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "more", "message"),
+    [
+        ("blade_depthnet_tiny", ["data.synthetic.body=null"], "only dressed people"),
+        ("blade_depthnet_tiny", ["data.synthetic.depth_maps=true"], "written to files only"),
+        ("blade_pretext_tiny", [], "depth_maps=true"),
+    ],
+)
+def test_what_cannot_be_rendered_live_is_refused(
+    recipe: str, more: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load([f"recipe={recipe}", "data.synthetic.body=anny", "data.synthetic.live=true", *more])
+
+
+def test_one_body_and_one_source(root: Path) -> None:
+    live = words(root, "data.synthetic.live=true")
+    small = SMALL_BLADE["pretext"]
+    with pytest.raises(ConfigError, match="the pretext needs the depth of every pixel"):
+        small.recipe(root, *live, "data.synthetic.depth_maps=false")
+    with pytest.raises(ConfigError, match="name the same body for both"):
+        SMALL_BLADE["depthnet"].recipe(root, *live, "model.body.model=anny").build_dataset()
+    settings = SMALL_BLADE["depthnet"].config(root, *live).settings.data
+    with pytest.raises(ConfigError, match=r"with 2 data\.sources"):
+        dataclasses.replace(settings, sources=2 * settings.sources)
