@@ -210,6 +210,10 @@ class EvaluationSettings(ScoringSettings):
     visible_threshold: float = MISSING
     # TAP-Vid and `overt track`: (height, width) to which videos are resized for the model
     resolution: list[int] = MISSING
+    # offline model: (height, width) of a second pass, which refines the tracks of the first in
+    # fine_iters iterations; null: one pass
+    fine_resolution: list[int] | None = None
+    fine_iters: int = 2
     # TAP-Vid, offline model: each query with separate support points, as in the paper's tables;
     # false: all queries together, which is faster
     single_point: bool = MISSING
@@ -228,6 +232,9 @@ class EvaluationSettings(ScoringSettings):
         each_within("evaluation", self, ("grid_size", "local_grid_size", "random_points"), 0)
         within("evaluation.queries_per_batch", self.queries_per_batch, 1)
         height_width("evaluation.resolution", self.resolution, least=2)
+        if self.fine_resolution is not None:
+            height_width("evaluation.fine_resolution", self.fine_resolution, least=2)
+        within("evaluation.fine_iters", self.fine_iters, 1)
 
 
 @dataclass
@@ -252,6 +259,8 @@ class Settings:
             )
         self._check_size("data.crop_size", self.data.crop_size)
         self._check_size("evaluation.resolution", self.evaluation.resolution)
+        if self.evaluation.fine_resolution is not None:
+            self._check_size("evaluation.fine_resolution", self.evaluation.fine_resolution)
 
     def _check_size(self, key: str, size: list[int]) -> None:
         """Reject frame sizes for which no feature pyramid can be built."""

@@ -341,19 +341,31 @@ class CoTracker3Offline(CoTracker3):
         self, pyramid: Pyramid, queries: Tensor, iters: int, is_train: bool = False
     ) -> Tracks:
         """Do the same for an encoded video."""
-        query_xy = queries[..., 1:].float() / self.stride
-        support = self.query_features(pyramid, queries[..., 0].long(), query_xy)
-        pyramid = pyramid.after_queries()
-        cells_xy = query_xy.unsqueeze(2).expand(-1, -1, pyramid.map_rows.shape[2], -1)
-        logits = torch.zeros_like(cells_xy[..., 0])
-        estimates = self.refine(
-            pyramid, support, cells_xy, logits, logits, iters, self.repeated(pyramid)
-        )
+        estimates = self.estimates(pyramid, queries, iters)
         last = estimates[-1]
         train_data = None
         if is_train:
             train_data = TrainData([estimates], torch.ones_like(last.visibility))
         return Tracks.from_estimate(last, train_data)
+
+    def estimates(
+        self, pyramid: Pyramid, queries: Tensor, iters: int, start: Estimate | None = None
+    ) -> list[Estimate]:
+        """Return the estimate after each iteration; the first one refines `start`.
+
+        Without it, every point is at its query in all frames.
+        """
+        query_xy = queries[..., 1:].float() / self.stride
+        support = self.query_features(pyramid, queries[..., 0].long(), query_xy)
+        pyramid = pyramid.after_queries()
+        if start is None:
+            cells_xy = query_xy.unsqueeze(2).expand(-1, -1, pyramid.map_rows.shape[2], -1)
+            visibility = confidence = torch.zeros_like(cells_xy[..., 0])
+        else:
+            tracks_xy, visibility, confidence = (part.transpose(1, 2) for part in start)
+            cells_xy = tracks_xy / self.stride
+        repeated = self.repeated(pyramid)
+        return self.refine(pyramid, support, cells_xy, visibility, confidence, iters, repeated)
 
 
 def relative_motion(positions_xy: Tensor) -> Tensor:

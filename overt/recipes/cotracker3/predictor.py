@@ -18,6 +18,7 @@ from overt.errors import ConfigError, DataError
 from overt.geometry.grid import point_grid
 from overt.recipes.cotracker3.model import CoTracker3Offline, Tracks
 from overt.recipes.cotracker3.online import CoTracker3Online
+from overt.recipes.cotracker3.pyramid import Pyramid
 from overt.recipes.cotracker3.windows import since_query, sliding_windows
 
 LOCAL_EXTENT = (50.0, 50.0)  # (height, width), pixels of the resized video
@@ -78,12 +79,20 @@ class Predictor:
     points_per_chunk: int | None = None
     # set every point to its query position, visible, in its query frame
     pin_queries: bool = False
+    # offline model: size of a second pass, which refines the tracks of the first; None: one pass
+    fine_resolution: tuple[int, int] | None = None
+    fine_iters: int = 2
 
     def __post_init__(self) -> None:
         for name in ("queries_per_batch", "points_per_chunk"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value}; it must be at least 1")
+        if self.fine_resolution is not None and isinstance(self.model, CoTracker3Online):
+            raise ConfigError(
+                f"fine_resolution={self.fine_resolution}, but the online model sees a video once; "
+                "leave it out, or use an offline model"
+            )
 
     @torch.no_grad()
     def __call__(
@@ -112,20 +121,40 @@ class Predictor:
         if isinstance(self.model, CoTracker3Online):
             scaled_prediction = self._streams(video, scaled, report)
         elif self.single_point:
-            scaled_prediction = self._one_by_one(self.resized(video, device), scaled)
+            scaled_prediction = self._one_by_one(video, scaled)
         else:
-            scaled_prediction = self._together(self.resized(video, device), scaled, report)
+            scaled_prediction = self._together(video, scaled, report)
         prediction = scaled_prediction._replace(tracks_xy=scaled_prediction.tracks_xy / scale_xy)
         return _pin(prediction, queries) if self.pin_queries else prediction
 
-    def resized(self, video: Tensor, device: torch.device) -> Tensor:
-        """Return the frames on the device at the model's size, (B, T, 3, *resolution) float32."""
-        result = torch.empty((*video.shape[:3], *self.resolution), device=device)
+    def _encode(self, video: Tensor, device: torch.device) -> list[Pyramid]:
+        """Encode the video for each pass."""
+        sizes = [self.resolution, *([] if self.fine_resolution is None else [self.fine_resolution])]
+        return [self.model.encode(self.resized(video, device, size)) for size in sizes]
+
+    def _track(self, pyramids: list[Pyramid], queries: Tensor) -> Tracks:
+        """Track through a video encoded for each pass; pixels are those of the first."""
+        assert isinstance(self.model, CoTracker3Offline)
+        estimate = self.model.estimates(pyramids[0], queries, self.iters)[-1]
+        if self.fine_resolution is not None:
+            (height, width), (fine_height, fine_width) = self.resolution, self.fine_resolution
+            scale_xy = queries.new_tensor(
+                [(fine_width - 1) / (width - 1), (fine_height - 1) / (height - 1)]
+            )
+            queries = torch.cat([queries[..., :1], queries[..., 1:] * scale_xy], dim=-1)
+            start = estimate._replace(tracks_xy=estimate.tracks_xy * scale_xy)
+            fine = self.model.estimates(pyramids[1], queries, self.fine_iters, start)[-1]
+            estimate = fine._replace(tracks_xy=fine.tracks_xy / scale_xy)
+        return Tracks.from_estimate(estimate, None)
+
+    def resized(self, video: Tensor, device: torch.device, size: tuple[int, int]) -> Tensor:
+        """Return the frames on the device at a size, (B, T, 3, *size) float32."""
+        result = torch.empty((*video.shape[:3], *size), device=device)
         targets, parts = (torch.split(frames, FRAMES_RESIZED, dim=1) for frames in (result, video))
         for target, part in zip(targets, parts, strict=True):
             frames = F.interpolate(
                 part.to(device).flatten(0, 1).float(),
-                self.resolution,
+                size,
                 mode="bilinear",
                 align_corners=True,
             )
@@ -136,18 +165,18 @@ class Predictor:
         self, video: Tensor, queries: Tensor, report: Callable[[float], None] | None = None
     ) -> Prediction:
         """Track all queries of a video with one set of support points, or chunk by chunk."""
-        assert isinstance(self.model, CoTracker3Offline)
-        model, shared = self.model, self._support_points(video).expand(len(video), -1, -1)
-        pyramid = model.encode(video)
-        backward = model.encode(video.flip(1)) if self.reversed_before_query else None
+        device = queries.device
+        shared = self._support_points(video.shape[1], device).expand(len(video), -1, -1)
+        pyramids = self._encode(video, device)
+        backward = self._encode(video.flip(1), device) if self.reversed_before_query else None
         results, done = [], 0
         for chunk in torch.split(queries, self.points_per_chunk or queries.shape[1], dim=1):
             count = chunk.shape[1]
-            tracks = model.track(pyramid, torch.cat([chunk, shared], dim=1), self.iters)
+            tracks = self._track(pyramids, torch.cat([chunk, shared], dim=1))
             prediction = _first_points(tracks, count)
             if backward is not None:
                 turned = reversed_queries(chunk, video.shape[1])
-                before = model.track(backward, torch.cat([turned, shared], dim=1), self.iters)
+                before = self._track(backward, torch.cat([turned, shared], dim=1))
                 prediction = _before_query(prediction, _first_points(before, count), chunk)
             results.append(prediction)
             done += count
@@ -157,12 +186,11 @@ class Predictor:
 
     def _one_by_one(self, video: Tensor, queries: Tensor) -> Prediction:
         """Track each query with its own support points; encode the video once."""
-        assert isinstance(self.model, CoTracker3Offline)
-        batch, points = queries.shape[:2]
-        pyramid = self.model.encode(video)
-        shared = self._support_points(video)  # (G, 3)
-        local_xy = point_grid(self.local_grid_size, LOCAL_EXTENT, (0.0, 0.0), video.device)
-        owners = torch.arange(batch, device=video.device).repeat_interleave(points)
+        (batch, points), device = queries.shape[:2], queries.device
+        pyramids = self._encode(video, device)
+        shared = self._support_points(video.shape[1], device)  # (G, 3)
+        local_xy = point_grid(self.local_grid_size, LOCAL_EXTENT, (0.0, 0.0), device)
+        owners = torch.arange(batch, device=device).repeat_interleave(points)
         results = []
         for queries_of_owner, owner in zip(
             torch.split(queries.reshape(-1, 1, 3), self.queries_per_batch),
@@ -173,7 +201,7 @@ class Predictor:
             together = torch.cat(
                 [queries_of_owner, around, shared.expand(len(queries_of_owner), -1, -1)], dim=1
             )
-            tracks = self.model.track(pyramid.samples(owner), together, self.iters)
+            tracks = self._track([pyramid.samples(owner) for pyramid in pyramids], together)
             results.append(_first_points(tracks, 1))
         # Parts of (M, T, 1, ...) become (B, T, N, ...).
         return Prediction(
@@ -183,15 +211,15 @@ class Predictor:
             )
         )
 
-    def _support_points(self, video: Tensor) -> Tensor:
+    def _support_points(self, frames: int, device: torch.device) -> Tensor:
         """Return the support points that all queries share, (G, 3)."""
         height, width = self.resolution
-        grid = _in_first_frame(point_grid(self.grid_size, (height, width), device=video.device))
+        grid = _in_first_frame(point_grid(self.grid_size, (height, width), device=device))
         generator = torch.Generator().manual_seed(RANDOM_POINTS_SEED)
-        size = torch.tensor([video.shape[1], width, height])
+        size = torch.tensor([frames, width, height])
         anywhere = torch.rand(self.random_points, 3, generator=generator) * size
         anywhere[:, 0].floor_()
-        return torch.cat([grid, anywhere.to(video.device)])
+        return torch.cat([grid, anywhere.to(device)])
 
     def _streams(
         self, video: Tensor, queries: Tensor, report: Callable[[float], None] | None
@@ -234,7 +262,8 @@ class Predictor:
                 new = video[:, done : span.stop]
             # The frames shared with the previous window are already resized.
             shared = chunk[:, chunk.shape[1] - (done - span.start) :]
-            chunk, done = torch.cat([shared, self.resized(new, queries.device)], dim=1), span.stop
+            frames_new = self.resized(new, queries.device, self.resolution)
+            chunk, done = torch.cat([shared, frames_new], dim=1), span.stop
             tracks = self.model(chunk, queries, self.iters, is_online=True)
             if report is not None:
                 report(done / frames)

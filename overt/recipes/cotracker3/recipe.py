@@ -331,12 +331,14 @@ class _CoTracker3Recipe(Recipe):
     def predictor(self, model: nn.Module, **options: Any) -> Predictor:
         """Return the model with the inference settings of the configuration and `options`."""
         settings = self.settings.evaluation
-        height, width = settings.resolution
+        (height, width), fine = settings.resolution, settings.fine_resolution
         assert isinstance(model, CoTracker3Offline | CoTracker3Online)
         return Predictor(
             model,
             resolution=(height, width),
             iters=self.settings.model.eval_iters,
+            fine_resolution=None if fine is None else (fine[0], fine[1]),
+            fine_iters=settings.fine_iters,
             random_points=settings.random_points,
             local_grid_size=settings.local_grid_size,
             queries_per_batch=settings.queries_per_batch,
@@ -370,6 +372,11 @@ class CoTracker3OnlineRecipe(_CoTracker3Recipe):
                 f"data.random_sequence_len={settings.data.random_sequence_len}, but the online "
                 "model is trained on clips with equally many windows, whose losses are averaged "
                 "window by window; set data.random_sequence_len=null"
+            )
+        if settings.evaluation.fine_resolution is not None:
+            raise ConfigError(
+                f"evaluation.fine_resolution={settings.evaluation.fine_resolution}, but the online "
+                "model sees a video once; set evaluation.fine_resolution=null"
             )
 
     def windows(self, frames: int) -> list[slice]:

@@ -51,6 +51,37 @@ def test_joint_mode_adds_a_grid_in_the_first_frame_and_drops_it() -> None:
     assert_same(predictor(video, queries), expected)
 
 
+@pytest.mark.parametrize("manner", [{}, {"single_point": True}, {"points_per_chunk": 2}])
+def test_a_second_pass_of_the_same_size_goes_on_with_the_first(manner: dict[str, Any]) -> None:
+    model, (video, queries) = small_tracker(CoTracker3Offline), tracker_inputs()
+    once = Predictor(model, SIZE, iters=3, **manner)(video, queries)
+    twice = Predictor(model, SIZE, iters=1, fine_resolution=SIZE, fine_iters=2, **manner)
+    assert_same(twice(video, queries), once)
+
+
+def test_a_second_pass_begins_with_the_tracks_of_the_first_in_its_own_pixels() -> None:
+    model, (video, queries) = small_tracker(CoTracker3Offline), tracker_inputs()
+    frames, scaled = resized(video, queries)  # to SIZE, from 32 x 40
+    first = model.estimates(model.encode(video), queries, 2)[-1]
+    start = first._replace(tracks_xy=first.tracks_xy * scale_xy())
+    expected = model.estimates(model.encode(frames), scaled, 1, start)[-1]
+    predict = Predictor(
+        model, (32, 40), iters=2, grid_size=0, fine_resolution=SIZE, fine_iters=1
+    )  # fmt: skip
+    prediction = predict(video, queries)
+    torch.testing.assert_close(
+        prediction.tracks_xy, expected.tracks_xy / scale_xy(), atol=1e-4, rtol=0
+    )
+    torch.testing.assert_close(
+        prediction.visibility, expected.visibility.sigmoid(), atol=1e-4, rtol=0
+    )
+
+
+def test_the_online_model_has_one_pass() -> None:
+    with pytest.raises(ConfigError, match=r"fine_resolution=\(48, 64\).*online"):
+        Predictor(small_tracker(CoTracker3Online), SIZE, fine_resolution=SIZE)
+
+
 def test_random_support_points_change_the_result_always_alike() -> None:
     model, (video, queries) = small_tracker(CoTracker3Offline), tracker_inputs()
     predictor = Predictor(model, SIZE, iters=2, grid_size=0, random_points=20)
@@ -113,7 +144,7 @@ def test_frames_are_resized_a_few_at_a_time_with_the_same_result(
     model, (video, queries) = small_tracker(kind), tracker_inputs(frames=37)
     predict = Predictor(model, SIZE, iters=2, **manner)
     frames, _ = resized(video, queries)
-    monkeypatch.setattr(Predictor, "resized", lambda self, part, device: frames_of(part))
+    monkeypatch.setattr(Predictor, "resized", lambda self, part, *_: frames_of(part))
 
     def frames_of(part: Tensor) -> Tensor:  # what was resized in one go
         return torch.unflatten(
@@ -134,7 +165,7 @@ def test_frames_are_resized_a_few_at_a_time_with_the_same_result(
 
     monkeypatch.setattr(predictor.F, "interpolate", noted)
     found = predict(video, queries)
-    assert torch.equal(predict.resized(video, video.device), frames)
+    assert torch.equal(predict.resized(video, video.device, SIZE), frames)
     assert max(sizes) <= len(video) * FRAMES_RESIZED
     assert FRAMES_RESIZED < 37
     for one, other in zip(found, whole, strict=True):
@@ -147,9 +178,9 @@ def test_the_online_model_is_given_a_window_at_a_time(monkeypatch: pytest.Monkey
     asked: list[int] = []
     usual = Predictor.resized
 
-    def noted(self: Predictor, part: Tensor, device: torch.device) -> Tensor:
+    def noted(self: Predictor, part: Tensor, *rest: Any) -> Tensor:
         asked.append(part.shape[1])
-        return usual(self, part, device)
+        return usual(self, part, *rest)
 
     monkeypatch.setattr(Predictor, "resized", noted)
     Predictor(model, SIZE, iters=2)(video, queries)

@@ -115,6 +115,11 @@ def test_online_positions_are_learned_from_the_query_on(data_root: Path) -> None
     assert (batch.queries[..., 0] > 0).any()
 
 
+def test_an_online_model_with_a_second_pass_is_refused(data_root: Path) -> None:
+    with pytest.raises(ConfigError, match=r"evaluation\.fine_resolution=\[64, 64\]"):
+        SMALL["cotracker3_online_tiny"].recipe(data_root, "evaluation.fine_resolution=[64,64]")
+
+
 def test_online_clips_of_random_length_are_refused(data_root: Path) -> None:
     with pytest.raises(ConfigError, match=r"data\.random_sequence_len=null"):
         SMALL["cotracker3_online_tiny"].recipe(data_root, "data.random_sequence_len=10")
