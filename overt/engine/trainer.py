@@ -63,7 +63,7 @@ class Trainer:
         lock: Held | None = None,  # of the run folder, where the caller holds it
     ) -> None:
         self.config, self.recipe, self.world, self.device = config, recipe, world, world.device
-        self.phases = phases or Phases()  # of this start; they end with the first step
+        self.stop, self.phases = stop or StopSignal(), phases or Phases()  # until the first step
         alone = parts is not None  # for a step alone: nothing is written, resumed or heard
         self.run = Run(config, world, silent=alone)
         self.run.take_lock(lock)
@@ -85,7 +85,6 @@ class Trainer:
         self.spikes, self.pace = self.progress.spikes, self.progress.pace
         bare = partial(self.wrapping.bare, self.model)
         self.replay = Replay(recipe, bare, self.to_device, self.autocast)
-        self.stop = stop or StopSignal()
         stores = [None if alone else open_store(name) for name in ("stop", "heartbeat")]
         self.preemption = Preemption(self.stop, world, stores[0], training.timeout_minutes)
         self.heartbeat = Heartbeat.of_run(training, world, stores[1], paths.hang)

@@ -1,5 +1,6 @@
 """overt/engine/trainer.py: what one run does with bad steps, precisions, scores and settings."""
 
+import inspect
 import json
 import shutil
 from collections.abc import Callable
@@ -31,6 +32,10 @@ RUNS = Callable[..., list[Any]]
 AVERAGE = "training.ema_momentum=0.9"
 DROPOUT = "model.dropout=0.3"
 SKIPS = ["training.nonfinite=skip", "data.nan_sample=3"]
+
+
+def test_the_file_can_be_read_in_one_sitting() -> None:
+    assert len(Path(inspect.getfile(Trainer)).read_text().splitlines()) <= 350
 
 
 def make(folder: Path, *overrides: str, recipe: type[Toy] = Toy) -> Trainer:
