@@ -115,7 +115,7 @@ def test_no_model_sees_more_points_than_a_chunk(tmp_path, video, monkeypatch, ki
     recipe = small.recipe(tmp_path)
     model = recipe.build_model().eval()
     seen: list[int] = []
-    name = "track" if kind == "offline" else "track_chunk"
+    name = "estimates" if kind == "offline" else "track_chunk"
     run = getattr(model, name)
 
     def counted(inputs, queries, *given):
