@@ -37,14 +37,13 @@ FREED = {"opt_pose": "optimize_pose", "opt_tz": "optimize_depth"}
 def main(arguments: Sequence[str]) -> int:
     options = make_parser().parse_intermixed_args(arguments)
     images, overrides = split_words(options.words)
-    given_options = [
-        name for name in ("mask", "keypoints", "boxes", "output") if getattr(options, name)
-    ]
+    given_options = [name for name in ("mask", "keypoints", "boxes") if getattr(options, name)]
     if len(images) > 1 and given_options:
         raise ConfigError(
             f"--{given_options[0]} belongs to one picture, but {len(images)} are given; call "
             "the command once for each"
         )
+    folders = output_folders(images, options.output)
     freed = [f"evaluation.camera.{FREED[name]}=true" for name in FREED if getattr(options, name)]
     estimator = Estimator(
         options.checkpoint,
@@ -54,10 +53,9 @@ def main(arguments: Sequence[str]) -> int:
         overrides=[*freed, *overrides],
         rename=options.rename,
     )
-    for image in images:
+    for image, folder in zip(images, folders, strict=True):
         picture = read_picture(image)
         people = estimator.people(picture, options.mask, options.keypoints, options.boxes)
-        folder = options.output or Path(f"{image.stem}_person")
         _write_people(folder, picture, people, options.format)
     return 0
 
@@ -83,7 +81,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--opt-tz", action="store_true", help="with a mask: also optimize the depth"
     )
-    parser.add_argument("--output", type=Path, metavar="FOLDER", help="default: IMAGE_person")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FOLDER",
+        help="default: IMAGE_person; of several pictures, each has a folder IMAGE_person in it",
+    )
     parser.add_argument("--format", choices=("obj", "ply", "glb"), default="obj")
     return parser
 
@@ -95,6 +98,21 @@ def split_words(words: Sequence[str]) -> tuple[list[Path], list[str]]:
     if not images:
         raise ConfigError("overt estimate needs a picture: overt estimate IMAGE --checkpoint FILE")
     return images, overrides
+
+
+def output_folders(images: Sequence[Path], output: Path | None) -> list[Path]:
+    """Return a folder for each picture; reject pictures that would overwrite each other's."""
+    folders = [Path(f"{image.stem}_person") for image in images]
+    if output is not None:
+        folders = [output] if len(images) == 1 else [output / folder for folder in folders]
+    for index, folder in enumerate(folders):
+        if folder in folders[:index]:
+            first = images[folders.index(folder)]
+            raise ConfigError(
+                f"{first} and {images[index]} would both be written to {folder}; rename one, or "
+                "call the command once for each with its own --output"
+            )
+    return folders
 
 
 class Estimator:

@@ -84,6 +84,8 @@ def test_wrong_inputs_are_explained(root: Path, tmp_path: Path) -> None:
         Estimator(checkpoint(root)).people(picture(root), boxes=np.ones(2))
     with pytest.raises(ConfigError, match="--mask belongs to one picture, but 2 are given"):
         main(["a.jpg", "b.jpg", "--checkpoint", "c", "--mask", "m.png"])
+    with pytest.raises(ConfigError, match=r"a/x\.jpg and b/x\.png would both be .* x_person"):
+        main(["a/x.jpg", "b/x.png", "--checkpoint", "c"])
     with pytest.raises(ConfigError, match="needs a picture"):
         main(["training.device=cpu", "--checkpoint", "c"])
 
@@ -107,8 +109,8 @@ def test_several_people_and_pictures(
     assert depths[0] >= depths[1]  # the nearest one last
     assert Image.open(folder / "overlay.png").size == (32, 32)
     other = picture(root).with_name("000001.jpg")
-    assert main([str(picture(root)), str(other), *words]) == 0
-    assert (tmp_path / "000001_person" / "mesh.obj").is_file()
+    assert main([str(picture(root)), str(other), *words, "--output", "all"]) == 0
+    assert (tmp_path / "all" / "000001_person" / "mesh.obj").is_file()
 
 
 def test_the_second_look_is_closer(root: Path) -> None:
