@@ -29,6 +29,7 @@ from omegaconf import OmegaConf
 
 from overt.config import Config, build_recipe, load
 from overt.data.people.human_data import HumanData
+from overt.data.people.scenes import place_people
 from overt.data.rng import sample_rng
 from overt.distributed import World, init_distributed
 from overt.engine.trainer import Trainer
@@ -44,7 +45,7 @@ TINY = (
 )  # fmt: skip
 TINY_POSE = ("model.branch.width=8", "model.branch.blocks=[1,1,1,1]")
 WARM_UP, TIMED, RENDERED = 40, 60, 5
-SAMPLED = 1000  # live people whose depths the constant is chosen for
+SAMPLED, TOGETHER = 1000, 50  # live people whose depths the constant is chosen for
 SHOWN = ("relative_Tz", "mpjpe_mm", "pa_mpjpe_mm", "pve_mm")
 # Limits of the distortion: 1.8 and 3 are those of the protocols P3 and P5.
 DISTORTIONS = (1.0, 1.2, 1.8, 3.0, math.inf)
@@ -204,10 +205,18 @@ def depths(config: Config, name: str) -> np.ndarray:
 
 
 def sampled_depths(config: Config) -> np.ndarray:
-    """Return the depths of live people."""
-    people = build_recipe(config).build_dataset()
-    drawn = [people.sample(index, sample_rng(config.seed, 0, index)) for index in range(SAMPLED)]
-    return np.array([sample.person.person.depth for sample in drawn])
+    """Return the depths of live people as they are trained on: those too near have moved back."""
+    recipe: Any = build_recipe(config)
+    people, studio = recipe.build_dataset(), recipe.live.studio(torch.device("cpu"))
+    parts = []
+    for first in range(0, SAMPLED, TOGETHER):
+        indices = range(first, first + TOGETHER)
+        drawn = [people.sample(index, sample_rng(config.seed, 0, index)) for index in indices]
+        stacked = recipe.collate(drawn).people.people
+        with torch.no_grad():
+            scene = place_people(stacked, studio.model, studio.options, move_back=True)
+        parts.append(scene.joints[:, 0, 2])
+    return torch.cat(parts).numpy()
 
 
 def constant_error(config: Config) -> float:
