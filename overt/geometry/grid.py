@@ -1,4 +1,4 @@
-"""Regular grids of points over an image or over a square around a point."""
+"""Pixels of images: regular grids of points, and the scale between two image sizes."""
 
 from __future__ import annotations
 
@@ -26,3 +26,13 @@ def point_grid(
     y = torch.linspace(middle_y - half_y, middle_y + half_y, size, device=device)
     rows, columns = torch.meshgrid(y, x, indexing="ij")
     return torch.stack([columns, rows], dim=-1).flatten(0, 1)
+
+
+def pixel_scale(
+    size: tuple[int, int], other: tuple[int, int], device: torch.device | str | None = None
+) -> Tensor:
+    """Factors (x, y) from pixels of one (height, width) to those of another, corners on corners."""
+    (height, width), (other_height, other_width) = size, other
+    return torch.tensor(
+        [(other_width - 1) / (width - 1), (other_height - 1) / (height - 1)], device=device
+    )

@@ -2,7 +2,7 @@
 
 import torch
 
-from overt.geometry.grid import point_grid
+from overt.geometry.grid import pixel_scale, point_grid
 
 
 def test_rows_run_along_x_and_a_margin_stays_free() -> None:
@@ -21,3 +21,9 @@ def test_one_point_is_the_centre_and_none_is_none() -> None:
     assert point_grid(1, (10, 20)).tolist() == [[10.0, 5.0]]
     assert point_grid(1, (10, 20), centre=(3.0, 4.0)).tolist() == [[4.0, 3.0]]
     assert point_grid(0, (10, 20)).shape == (0, 2)
+
+
+def test_corners_of_one_size_are_those_of_another() -> None:
+    last_xy = torch.tensor([127.0, 63.0])
+    scaled = last_xy * pixel_scale((64, 128), (33, 9))
+    torch.testing.assert_close(scaled, torch.tensor([8.0, 32.0]))

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from overt.data.tracking.clips import refuse_points_outside
 from overt.errors import DataError
+from overt.geometry.grid import pixel_scale
 from overt.recipes.cotracker3.model import Tracks
 from overt.recipes.cotracker3.online import CoTracker3Online
 from overt.tasks import PointTracks
@@ -54,11 +55,7 @@ class LiveTracker:
         self.seen = 0  # frames
         self.window: list[Tensor] = []  # resized frames that the next window has
         self.tracks: Tracks | None = None
-        height, width = frame_size
-        self.scale_xy = torch.tensor(
-            [(resolution[1] - 1) / (width - 1), (resolution[0] - 1) / (height - 1)],
-            device=self.device,
-        )
+        self.scale_xy = pixel_scale(frame_size, resolution, self.device)
         model.init_video_online_processing()
 
     @torch.no_grad()

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from overt.data.tracking.clips import QUERY_MARGIN
 from overt.errors import ConfigError, DataError
-from overt.geometry.grid import point_grid
+from overt.geometry.grid import pixel_scale, point_grid
 from overt.recipes.cotracker3.model import CoTracker3Offline, Tracks
 from overt.recipes.cotracker3.online import CoTracker3Online
 from overt.recipes.cotracker3.pyramid import Pyramid
@@ -108,16 +108,13 @@ class Predictor:
         """
         check_queries(video, queries)
         device = next(self.model.parameters()).device
-        (batch, frames), (height, width) = video.shape[:2], video.shape[-2:]
+        batch, frames, _, height, width = video.shape
         queries = queries.to(device, torch.float32)
         if queries.shape[1] == 0:
             nothing = queries.new_zeros(batch, frames, 0)
             return Prediction(queries.new_zeros(batch, frames, 0, 2), nothing, nothing)
-        scale_xy = torch.tensor(
-            [(self.resolution[1] - 1) / (width - 1), (self.resolution[0] - 1) / (height - 1)],
-            device=device,
-        )
-        scaled = torch.cat([queries[..., :1], queries[..., 1:] * scale_xy], dim=-1)
+        scale_xy = pixel_scale((height, width), self.resolution, device)
+        scaled = _scaled(queries, scale_xy)
         if isinstance(self.model, CoTracker3Online):
             scaled_prediction = self._streams(video, scaled, report)
         elif self.single_point:
@@ -137,13 +134,10 @@ class Predictor:
         assert isinstance(self.model, CoTracker3Offline)
         estimate = self.model.estimates(pyramids[0], queries, self.iters)[-1]
         if self.fine_resolution is not None:
-            (height, width), (fine_height, fine_width) = self.resolution, self.fine_resolution
-            scale_xy = queries.new_tensor(
-                [(fine_width - 1) / (width - 1), (fine_height - 1) / (height - 1)]
-            )
-            queries = torch.cat([queries[..., :1], queries[..., 1:] * scale_xy], dim=-1)
+            scale_xy = pixel_scale(self.resolution, self.fine_resolution, queries.device)
             start = estimate._replace(tracks_xy=estimate.tracks_xy * scale_xy)
-            fine = self.model.estimates(pyramids[1], queries, self.fine_iters, start)[-1]
+            fine_queries = _scaled(queries, scale_xy)
+            fine = self.model.estimates(pyramids[1], fine_queries, self.fine_iters, start)[-1]
             estimate = fine._replace(tracks_xy=fine.tracks_xy / scale_xy)
         return Tracks.from_estimate(estimate, None)
 
@@ -296,6 +290,11 @@ def check_queries(video: Tensor, queries: Tensor) -> None:
             f"{frames - 1}, x 0 to {width - 1} and y 0 to {height - 1} pixels; "
             "correct it or drop it."
         )
+
+
+def _scaled(queries: Tensor, scale_xy: Tensor) -> Tensor:
+    """Return queries (B, N, 3) in pixels of another size."""
+    return torch.cat([queries[..., :1], queries[..., 1:] * scale_xy], dim=-1)
 
 
 def reversed_queries(queries: Tensor, frames: int) -> Tensor:

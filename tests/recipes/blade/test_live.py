@@ -14,7 +14,7 @@ from overt.data.people.crops import draw_change
 from overt.data.people.live import draw_live
 from overt.data.rng import sample_rng
 from overt.errors import ConfigError
-from overt.nested import tensors_in
+from overt.nested import map_tensors, tensors_in
 from overt.recipes.blade.data import collate_depth, collate_pose
 from overt.recipes.blade.live import LiveSample
 
@@ -97,6 +97,28 @@ def test_a_sample_is_a_function_of_its_generator(root: Path) -> None:
     # A run with the seed of the test set does not train on it.
     test_person = draw_live(sample_rng(1, 0, 0), people.rest_joints, 32, people.photographs)
     assert not np.allclose(test_person.person.body, pose)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("stage", ["depthnet", "posenet"])
+def test_a_gpu_renders_the_same_bits(root: Path, stage: str) -> None:
+    """With training.deterministic=true: normals are sums over faces, in any order otherwise."""
+    given = words(root, "data.synthetic.live=true", *AUGMENTED)
+    if stage == "posenet":
+        given.append("model.depthnet_checkpoint=none")
+    recipe = SMALL_BLADE[stage].recipe(root, *given)
+    people = recipe.build_dataset()
+    samples = [people.sample(row, sample_rng(0, 0, row)) for row in ROWS]
+    batch = map_tensors(recipe.collate(samples), lambda tensor: tensor.cuda())
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        first, second = recipe.on_device(batch), recipe.on_device(batch)
+    finally:
+        torch.use_deterministic_algorithms(before)
+    for values, repeated in zip(tensors_in(first), tensors_in(second), strict=True):
+        assert torch.equal(values, repeated)
 
 
 def test_both_stages_train_without_training_files(root: Path, tmp_path: Path) -> None:
