@@ -21,7 +21,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from overt.checkpoint.trained import configure, load_model, shipped_weights
+from overt.checkpoint.trained import (
+    configure,
+    load_model,
+    recorded_recipe,
+    shipped_weights,
+)
 from overt.config import build_recipe
 from overt.errors import ConfigError, DataError
 from overt.progress import report as progress_of
@@ -144,8 +149,9 @@ def load_tracker(
 ) -> Tracker:
     """Load a tracker: the small one that comes with overt, a checkpoint, or an official file.
 
-    A checkpoint folder knows its recipe; for another file it is `recipe`, or guessed from the name
-    of CoTracker3's released files. `rename` maps its keys, as for `overt.load_checkpoint`.
+    A checkpoint folder and an exported safetensors file know their recipe; for another file it is
+    `recipe`, or guessed from the name of CoTracker3's released files. `rename` maps its keys, as
+    for `overt.load_checkpoint`.
 
     Examples:
         >>> tracker = overt.load_tracker(device="cpu")
@@ -182,7 +188,10 @@ def open_tracker(
 
 
 def recipe_of(file: Path) -> str:
-    """Return the recipe of a released file, by its name."""
+    """Return the recipe that a file names, or that of a released file, by the file's name."""
+    recorded = recorded_recipe(file)
+    if recorded is not None:
+        return recorded
     for word, recipe in OFFICIAL.items():
         if word in file.name:
             return recipe

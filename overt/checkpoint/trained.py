@@ -9,8 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from omegaconf import OmegaConf
+
 from overt.config import Config, load
 from overt.errors import CheckpointError, ConfigError
+from overt.files.yaml_text import read_yaml
 
 if TYPE_CHECKING:
     from torch import nn
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     from overt.checkpoint.weights import LoadReport
     from overt.files.key_maps import KeyRule
     from overt.recipe import Recipe
+
+RECIPE_KEY = "overt.recipe"  # in the metadata of exported safetensors files
 
 
 def configure(
@@ -27,7 +32,7 @@ def configure(
     remedy: str = "recipe=NAME",
     needs_data: bool = True,
 ) -> Config:
-    """Compose `recipe=NAME` where the overrides have it, else read the checkpoint's configuration.
+    """Compose `recipe=NAME` of the overrides, else the checkpoint's configuration or recipe.
 
     `remedy` is what the user must add where neither is there. `needs_data=False` builds a model
     for inference: no data set has to be named.
@@ -37,9 +42,44 @@ def configure(
     if any(word.startswith("recipe=") for word in overrides):
         return load(overrides, packages=packages, needs_data=needs_data)
     stored = checkpoint / "config.yaml"
-    if not stored.is_file():
+    if stored.is_file():
+        return load(overrides, str(stored), packages, needs_data)
+    recipe = recorded_recipe(checkpoint)
+    if recipe is None:
         raise ConfigError(f"{checkpoint} holds no configuration; add {remedy}")
-    return load(overrides, str(stored), packages, needs_data)
+    return load([f"recipe={recipe}", *overrides], packages=packages, needs_data=needs_data)
+
+
+def recorded_recipe(checkpoint: Path) -> str | None:
+    """Return the recipe that a checkpoint folder or an exported safetensors file names."""
+    name = (
+        _stored_name(checkpoint) if checkpoint.is_dir() else _metadata(checkpoint).get(RECIPE_KEY)
+    )
+    return name if isinstance(name, str) and name.isidentifier() else None
+
+
+def _stored_name(folder: Path) -> object:
+    """Return the name of the recipe in a folder's configuration, which need not be usable here."""
+    try:
+        values = read_yaml(folder / "config.yaml")
+    except ConfigError:
+        return None
+    return OmegaConf.select(values, "recipe.name") if OmegaConf.is_dict(values) else None
+
+
+def _metadata(file: Path) -> dict[str, str]:
+    """Return the metadata of a safetensors file; no other file has any."""
+    from safetensors import SafetensorError, safe_open
+
+    from overt.files.weight_files import is_safetensors
+
+    if not is_safetensors(file):
+        return {}
+    try:
+        with safe_open(file, framework="np") as opened:
+            return opened.metadata() or {}
+    except (SafetensorError, OSError):
+        return {}  # whoever reads its tensors says what is wrong with it
 
 
 def shipped_weights(recipe: str) -> Path:

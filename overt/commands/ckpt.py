@@ -141,13 +141,15 @@ def export(
 ) -> int:
     """Write the weights of a checkpoint as one file with the keys of the bare model.
 
-    `rename` maps the keys of other projects first. A torch file holds the weights directly, or
+    `rename` maps the keys of other projects first. A safetensors file names its recipe, if that is
+    known. A torch file holds the weights directly, or
     below `key` beside an epoch, where training scripts that save {"epoch": ...,
     "model_state": ...} look for them.
     """
     _check_output(output, force)
     from overt.checkpoint.reading import read_tensors
     from overt.checkpoint.tensor_files import TensorFile, write_file
+    from overt.checkpoint.trained import RECIPE_KEY, recorded_recipe
     from overt.checkpoint.writing import megabytes, write_whole_file
     from overt.files.key_maps import rename_keys
     from overt.files.weight_files import clean_keys
@@ -160,7 +162,9 @@ def export(
         for name, tensor in weights.items()
     }
     content: dict[str, Any] = {"epoch": 0, key: tensors} if key else tensors
-    file = TensorFile(tensors, {"format": "pt"})
+    recipe = recorded_recipe(path)
+    facts = {"format": "pt"} if recipe is None else {"format": "pt", RECIPE_KEY: recipe}
+    file = TensorFile(tensors, facts)
     if to == "safetensors":
         write_whole_file(output, lambda hidden: write_file(hidden, file), file.size)
     else:

@@ -129,6 +129,7 @@ class Trainer:
         """Run one optimizer step over one global batch."""
         self.heartbeat.at(self.state.step, "waiting for data")
         batch = self.loader.next_step()
+        self.phases.end("first batch")
         self.heartbeat.at(self.state.step, "computing")
         counts = global_counts(self.recipe, batch, self.device)  # what the losses are divided by
         self.speed.begin(partial(self.replay.loss_of, batch, counts, self.state.step))
@@ -188,8 +189,7 @@ class Trainer:
         if is_padding:
             output = output.scaled(0.0)
         loss, scale = poison_if_nonfinite(output.total), self.wrapping.gradient_scale
-        loss = loss if scale == 1 else loss * scale
-        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        self.scaler.scale(loss if scale == 1 else loss * scale).backward()  # type: ignore[no-untyped-call]
         return output
 
     def update(self, only: Only = None) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,9 @@ class Phases:
         self._last = time.monotonic() if began is None else began
 
     def end(self, name: str) -> None:
-        """Close the current phase under this name."""
+        """Close the current phase under this name; after the first step nothing is counted."""
+        if self.told:
+            return
         now = time.monotonic()
         self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
         self._last = now

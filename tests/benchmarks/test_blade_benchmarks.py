@@ -1,10 +1,12 @@
 """BLADE's benchmarks run at tiny sizes and print what the documentation quotes."""
 
 import json
+import math
+import runpy
 from pathlib import Path
 
 import pytest
-from benchmark_scripts import run
+from benchmark_scripts import BENCHMARKS, run
 from small_recipes import SMALL_BLADE
 
 
@@ -22,6 +24,24 @@ def test_the_camera_solve_is_measured_and_finds_something() -> None:
     printed = run("camera.py", "--device", "cpu", *words)
     for word in ("ms an iteration", "off at the start: focal length", "off at the end:"):
         assert word in printed
+
+
+def test_joints_tell_less_of_the_depth_if_blurred_and_if_the_pose_is_unknown() -> None:
+    words = ["--body", "capsule", "--people", "6", "--pixels", "0.5", "2"]
+    *_, last = run("depth_floor.py", *words).splitlines()
+    people, *errors = (float(cell) for cell in last.split("|")[2:-1])
+    known, blurred, sampled, both = errors
+    assert people == 6
+    assert 0 < known < blurred < both
+    assert known < sampled < both
+
+
+def test_the_best_guess_of_a_depth_is_off_by_its_deviation() -> None:
+    functions = runpy.run_path(str(BENCHMARKS / "depth_floor.py"))
+    exact, narrow, wide = functions["relative_error"]([0.0, 0.01, 1.0])
+    assert exact == 0
+    assert narrow == pytest.approx(0.01 * math.sqrt(2 / math.pi), rel=0.05)
+    assert 0.5 < wide < 1  # a guess of 0 has an error of 1
 
 
 @pytest.mark.long

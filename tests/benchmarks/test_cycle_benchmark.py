@@ -30,9 +30,12 @@ class Shifting:
         return VideoTracks(tracks, visible, visible, visible, queries, frames, 12.0)
 
 
-@pytest.mark.parametrize(("error", "returned"), [(0.0, 1.0), (1.0, 0.0)])
-def test_points_are_followed_forth_and_back(error, returned):
+@pytest.mark.parametrize(
+    ("error", "returned", "exact"), [(0.0, 1.0, 1.0), (0.2, 1.0, 0.0), (1.0, 0.0, 0.0)]
+)
+def test_points_are_followed_forth_and_back(error, returned, exact):
     row = forth_and_back(Shifting(2.0, error), FRAMES, 3)
     assert (row.points, row.moving) == (9, 8)
     assert row.visible == pytest.approx(8 / 9)
     assert row.returned == row.moving_returned == returned
+    assert row.moving_exact == exact

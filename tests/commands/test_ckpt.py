@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from overt.checkpoint.manager import CheckpointManager
+from overt.checkpoint.trained import recorded_recipe
 from overt.commands.ckpt import main
 from overt.errors import CheckpointError, ConfigError
 
@@ -117,6 +118,14 @@ def test_export_writes_clean_keys(run, tmp_path, part):
         assert tensors.keys() == model.state_dict().keys()
         equal = [torch.equal(tensors[key], value) for key, value in model.state_dict().items()]
         assert all(equal) == (part == "model")
+
+
+def test_an_exported_file_names_its_recipe(tmp_path):
+    folder, files = tmp_path / "run", [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
+    CheckpointManager(folder).save_checkpoint(0, build(), config_yaml="recipe: {name: lbm_tiny}")
+    for source, output in zip((folder / "latest", files[0]), files, strict=True):
+        assert main(["export", str(source), "--to", "safetensors", "--output", str(output)]) == 0
+        assert recorded_recipe(output) == "lbm_tiny"
 
 
 def test_export_below_a_key_is_what_the_old_scripts_read(run, tmp_path):

@@ -278,8 +278,8 @@ def test_an_exit_waits_for_a_store_that_answers_late(monkeypatch: pytest.MonkeyP
 # --- the command ----------------------------------------------------------------------------------
 
 
-def start(folder: Path, *overrides: str) -> subprocess.Popen[str]:
-    words = ["--package", str(TOY), "recipe=toy", f"output_dir={folder}", *overrides]
+def start(folder: Path, *overrides: str, recipe: str = "toy") -> subprocess.Popen[str]:
+    words = ["--package", str(TOY), f"recipe={recipe}", f"output_dir={folder}", *overrides]
     return subprocess.Popen(
         [sys.executable, "-m", "overt.train", *words],
         stdout=subprocess.PIPE,
@@ -290,21 +290,34 @@ def start(folder: Path, *overrides: str) -> subprocess.Popen[str]:
     )
 
 
-def test_the_command_ends_with_the_code_for_requeue_although_all_its_processes_are_signalled(
-    tmp_path: Path,
-) -> None:
-    """Loader processes get the signal as well; if they died of it, the run could not save."""
-    settings = ["training.num_steps=1000000", "training.num_workers=2", "logging.every_steps=1"]
-    child = start(tmp_path, *settings)
+def signal_all(child: subprocess.Popen[str], step: int) -> None:
+    """Signal all processes of a run after a step; it must save and ask to be run again."""
     assert child.stdout is not None
     for line in child.stdout:
-        if "step 2/" in line:
+        if f"step {step}/" in line:
             break
     os.killpg(child.pid, signal.SIGTERM)
     os.killpg(child.pid, signal.SIGUSR1)
     _, said = child.communicate(timeout=240)
     assert child.returncode == PREEMPTED_EXIT_CODE, said
     assert "the same command resumes from there" in said
+
+
+def test_the_command_ends_with_the_code_for_requeue_although_all_its_processes_are_signalled(
+    tmp_path: Path,
+) -> None:
+    """Loader processes get the signal as well; if they died of it, the run could not save."""
+    settings = ["training.num_steps=1000000", "training.num_workers=2", "logging.every_steps=1"]
+    signal_all(start(tmp_path, *settings), 2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_compiled_and_recorded_run_saves_as_well(tmp_path: Path) -> None:
+    """By then compilers run beside it, and a step is a single launch."""
+    settings = ["training.num_steps=1000000", "training.num_workers=2", "logging.every_steps=5"]
+    faster = ["training.compile=blocks", "training.cuda_graph=true"]
+    signal_all(start(tmp_path, *settings, *faster, recipe="cotracker3_tiny"), 20)
 
 
 @pytest.mark.long
