@@ -18,6 +18,7 @@ from toy_recipe.recipe import Toy
 from toy_runs import HERE, TOY, losses_by_step, same_bits, train_toy, weights
 
 import overt
+from overt.commands.ckpt import main as export
 from overt.errors import CheckpointError, ConfigError
 from overt.train import main
 
@@ -77,7 +78,7 @@ def test_a_run_is_that_of_the_command_line(trained: overt.Result, tmp_path: Path
     assert losses_by_step(trained.run_dir) == losses_by_step(tmp_path / "toy")
 
 
-def test_everything_that_was_trained_can_be_scored(trained: overt.Result) -> None:
+def test_everything_that_was_trained_can_be_scored(trained: overt.Result, tmp_path: Path) -> None:
     scores = trained.scores
     assert scores["error"] > 0
     assert overt.evaluate(trained) == pytest.approx(scores)
@@ -86,6 +87,10 @@ def test_everything_that_was_trained_can_be_scored(trained: overt.Result) -> Non
     weights_alone = trained.checkpoint / "model.safetensors"
     given = overt.evaluate(weights_alone, recipe="toy", packages=[TOY])
     assert given == pytest.approx(scores)
+    exported = tmp_path / "toy.safetensors"
+    words = ["export", str(trained.checkpoint), "--to", "safetensors", "--output", str(exported)]
+    assert export(words) == 0
+    assert overt.evaluate(exported, packages=[TOY]) == pytest.approx(scores)
     fewer = overt.evaluate(trained, settings={"evaluation": {"samples": 2}})
     assert fewer != pytest.approx(scores)
 

@@ -1,10 +1,10 @@
 """`overt complete SCAN --checkpoint FILE`: complete a defective skull with an implant.
 
 SCAN is a CT or a mask (DICOM folder, .nrrd, .nii.gz, .inv3, .npz), a closed mesh (.stl, .ply, .obj)
-or a cloud of points (.npy, (points, 3)). A checkpoint folder of overt stores its recipe; for any
-other file, give --recipe. --mirror needs neither: it mirrors the healthy side. --voxels names a
-trained second stage (pcdiff_voxels), which turns the sampled points into volumes, instead of
-rolling a ball around them.
+or a cloud of points (.npy, (points, 3)). A checkpoint folder and an exported safetensors file name
+their recipe; for any other file, give --recipe. --mirror needs neither: it mirrors the healthy
+side. --voxels names a trained second stage (pcdiff_voxels), which turns the sampled points into
+volumes, instead of rolling a ball around them.
 
 Everything is written in patient space (LPS, mm): implant.stl, implant.obj, implant.nrrd and
 implant.nii.gz, report.html (an interactive 3D view), case.json, the sampled points (sample_N.ply),

@@ -3,9 +3,9 @@
 VIDEO is any video file, a folder of frames, a GIF or WebP, or a uint8 array (.npy, .npz). With
 --online frames are tracked as they arrive, by LBM or CoTracker3 online, and VIDEO may be the number
 of a camera; --frames or Ctrl-C ends it. --page opens VIDEO in a browser, where a click is a point.
-A checkpoint folder of overt stores its recipe; for any other file, give --recipe. Without
---checkpoint, overt uses the small tracker that it ships with. Writes a video with colored trails,
-and the tracks as tracks.npz and tracks.csv.
+A checkpoint folder and an exported safetensors file name their recipe; for any other file, give
+--recipe. Without --checkpoint, overt uses the small tracker that it ships with. Writes a video with
+colored trails, and the tracks as tracks.npz and tracks.csv.
 """
 
 from __future__ import annotations
