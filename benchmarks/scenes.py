@@ -67,7 +67,7 @@ def words(options: argparse.Namespace, missing: str, seed: int, folder: str) -> 
 
 
 def train(options: argparse.Namespace, missing: str, seed: int) -> Row:
-    """Train and score a run in a process of its own."""
+    """Train and score a run in another process."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log.txt"
         with log.open("w") as output:
