@@ -31,7 +31,7 @@ from overt.engine.optimizer import (
     parameters_of_each,
     weight_decay_schedule,
 )
-from overt.engine.precision import set_precision
+from overt.engine.precision import set_precision, slow_precision
 from overt.engine.strategy.automatic import Speed, choose, fit_memory
 from overt.engine.strategy.blocks import compile_model, need_blocks, recompute_in_backward
 from overt.engine.strategy.fsdp import (
@@ -265,6 +265,7 @@ def introduction(
         learning_rate=parts.learning_rate,
         schedule=describe(parts.schedule, parts.total_steps),
         loaded=parts.loaded,
+        slow=slow_precision(config.training.precision, world.device),
         resumed=resumed,
         done=done,
     )

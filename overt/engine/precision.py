@@ -20,6 +20,19 @@ def set_precision(precision: str, deterministic: bool) -> None:
     torch.use_deterministic_algorithms(deterministic, warn_only=True)
 
 
+def slow_precision(precision: str, device: torch.device) -> str | None:
+    """Return what to set instead where the CPU emulates bf16: a step can take an hour then."""
+    if precision != "bf16" or device.type != "cpu":
+        return None
+    has_kernels = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if not has_kernels or torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return None
+    return (
+        "this CPU has no bf16 and emulates it, many times slower than float32; set "
+        "training.precision=fp32"
+    )
+
+
 def memory_in_use(device: torch.device) -> int:
     """Bytes: the peak on the CUDA device, or what a Mac's GPU or this process on the host holds."""
     if device.type == "cuda":

@@ -37,6 +37,7 @@ class Introduction:
     learning_rate: float
     schedule: str
     loaded: str | None  # what became of the weights of checkpoint.init_from
+    slow: str | None  # why the precision is a bad choice for the device
     resumed: str | None
     done: str | None  # why nothing is left to train
 
@@ -86,6 +87,7 @@ class Introduction:
         hint = advice(self.config.training, self.config.optimizer, self.plan)
         return [
             *([] if self.loaded is None else [self.loaded]),
+            *([] if self.slow is None else [f"slow: {self.slow}"]),
             *([] if hint is None else [f"advice: {hint}"]),
             *([] if self.done is None else [f"nothing is left to train: {self.done}"]),
         ]

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from overt.engine.precision import memory_in_use, set_precision
+from overt.engine.precision import memory_in_use, set_precision, slow_precision
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +30,18 @@ def test_deterministic_kernels_on_request(deterministic: bool) -> None:
     set_precision("fp32", deterministic)
     assert torch.are_deterministic_algorithms_enabled() == deterministic
     assert torch.backends.cudnn.benchmark != deterministic
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("supported", [True, False])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_bf16_is_called_slow_on_a_cpu_that_emulates_it(
+    monkeypatch: pytest.MonkeyPatch, precision: str, supported: bool, device: str
+) -> None:
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: supported)
+    said = slow_precision(precision, torch.device(device))
+    assert (said is not None) == (precision == "bf16" and device == "cpu" and not supported)
 
 
 def test_memory_of_this_process_grows_with_what_it_holds() -> None:

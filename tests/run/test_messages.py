@@ -29,6 +29,7 @@ def introduction(*overrides: str, world_size: int = 1, **changed: Any) -> Introd
         "learning_rate": config.optimizer.lr,
         "schedule": "cosine",
         "loaded": None,
+        "slow": None,
         "resumed": None,
         "done": None,
     }
@@ -66,6 +67,7 @@ def test_remarks_are_what_was_loaded_and_advice() -> None:
     quiet = introduction()
     assert quiet.remarks() == []
     assert replace(quiet, loaded="all 8 tensors of a.pth").remarks() == ["all 8 tensors of a.pth"]
+    assert replace(quiet, slow="no bf16").remarks() == ["slow: no bf16"]
     assert replace(quiet, done="enough").remarks() == ["nothing is left to train: enough"]
     large = introduction("training.batch_size=512", "optimizer.lr_base_batch=8")
     assert all(remark.startswith("advice: ") for remark in large.remarks())

@@ -16,6 +16,7 @@ import torch
 
 from overt import __version__
 from overt.distributed import World
+from overt.engine.precision import slow_precision
 from overt.launch_environment import Launch
 from overt.tools.doctor.report import Check, fail, ok, warn
 
@@ -51,7 +52,9 @@ def gpus(device: str, world: World | None, precision: str = "fp32") -> Check:
     """Check that the CUDA devices compute correctly and are free."""
     name = "GPUs"
     if device == "cpu":
-        return ok(name, "not used: training.device=cpu")
+        slow = slow_precision(precision, torch.device("cpu"))
+        text = "not used: training.device=cpu"
+        return ok(name, text) if slow is None else warn(name, text, slow)
     if not torch.cuda.is_available():
         built = torch.version.cuda
         problem = "torch sees no CUDA device"
