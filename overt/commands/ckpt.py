@@ -142,9 +142,8 @@ def export(
     """Write the weights of a checkpoint as one file with the keys of the bare model.
 
     `rename` maps the keys of other projects first. A safetensors file names its recipe, if that is
-    known. A torch file holds the weights directly, or
-    below `key` beside an epoch, where training scripts that save {"epoch": ...,
-    "model_state": ...} look for them.
+    known and can load it. A torch file holds the weights directly, or below `key` beside an epoch,
+    where training scripts that save {"epoch": ..., "model_state": ...} look for them.
     """
     _check_output(output, force)
     from overt.checkpoint.reading import read_tensors
@@ -162,7 +161,7 @@ def export(
         for name, tensor in weights.items()
     }
     content: dict[str, Any] = {"epoch": 0, key: tensors} if key else tensors
-    recipe = recorded_recipe(path)
+    recipe = None if prefix else recorded_recipe(path)
     facts = {"format": "pt"} if recipe is None else {"format": "pt", RECIPE_KEY: recipe}
     file = TensorFile(tensors, facts)
     if to == "safetensors":

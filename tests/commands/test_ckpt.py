@@ -126,6 +126,10 @@ def test_an_exported_file_names_its_recipe(tmp_path):
     for source, output in zip((folder / "latest", files[0]), files, strict=True):
         assert main(["export", str(source), "--to", "safetensors", "--output", str(output)]) == 0
         assert recorded_recipe(output) == "lbm_tiny"
+    other = tmp_path / "prefixed.safetensors"
+    words = ["--to", "safetensors", "--prefix", "module.", "--output", str(other)]
+    assert main(["export", str(files[0]), *words]) == 0
+    assert recorded_recipe(other) is None  # keys that its recipe would not find
 
 
 def test_export_below_a_key_is_what_the_old_scripts_read(run, tmp_path):
