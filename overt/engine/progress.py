@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -68,9 +68,17 @@ class Progress:
             self.observer.see_gradients(model, step)
 
     @contextmanager
-    def pause(self) -> Iterator[None]:
-        """Exclude evaluation and saving from the speeds, and show how far they are."""
-        with self.meter.pause(), told_to(self.console.working):
+    def pause(self, look_up: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Exclude evaluation and saving from the speeds, and show how far they are.
+
+        They call `look_up` whenever they are further.
+        """
+
+        def working(label: str, done: int, total: int) -> None:
+            self.console.working(label, done, total)
+            look_up()
+
+        with self.meter.pause(), told_to(working):
             yield
 
     def read(self, step: int, epoch: float, learning_rate: float, skipped: int) -> LogLine:

@@ -254,7 +254,7 @@ class Trainer:
         self.check_weights(self.state.step)
         weights = self.wrapping.bare(self.model if self.average is None else self.average)
         log = partial(self.run.logger.log_sample, step=self.state.step)
-        with self.progress.pause():
+        with self.progress.pause(partial(self.preemption.leave_evaluation, self.stop_if_asked)):
             scores = score(self.recipe, weights, self.world, self.autocast(), log, sets)
         self.state.record_scores(scores)
         self.run.write_scores(scores, self.state.step)

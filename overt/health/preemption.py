@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 import signal
 import threading
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 START_SECONDS = 20.0  # Slurm and torchrun kill after 30: a start that takes longer is left
+EVALUATION_SECONDS = 20.0  # an evaluation that goes on for longer than this is broken off
 POLL_SECONDS = 0.25  # how often a process asks whether another one was told to stop
 EXIT_SECONDS = 10.0  # how long the exit of a process waits for an answer of the store
 
@@ -44,6 +46,7 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.name: str | None = None
+        self.asked_at = math.inf  # by the clock of `time.monotonic`
         self.forward: Callable[[int], object] | None = None  # told of every signal as well
         self._before: dict[signal.Signals, Any] = {}
         self._depth = 0
@@ -112,7 +115,7 @@ class StopSignal:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.name is None:  # a second signal changes nothing
-            self.name = signal.Signals(number).name
+            self.name, self.asked_at = signal.Signals(number).name, time.monotonic()
             if self._is_starting:
                 self._set_alarm()
         if self.forward is not None:
@@ -203,6 +206,15 @@ class Preemption:
         self._held_at = None
         self._stop.start_is_over()
         return self._asked if self._passed == self._stop_at else None
+
+    def leave_evaluation(self, stop: Callable[[], None]) -> None:
+        """Call `stop` in an evaluation that would make a launcher lose patience.
+
+        Of several processes none may leave alone: they meet at the end of the evaluation.
+        """
+        late = time.monotonic() - self._stop.asked_at > EVALUATION_SECONDS
+        if late and self._store is None:
+            stop()
 
     def _listen(self, store: Store) -> None:
         try:

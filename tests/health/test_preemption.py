@@ -18,6 +18,7 @@ from toy_runs import TOY, losses_by_step, read_events, same_bits, toy_config, tr
 from overt.config import load
 from overt.distributed import World
 from overt.errors import PREEMPTED_EXIT_CODE, Preempted, StoppedAtStart
+from overt.health import preemption
 from overt.health.preemption import SIGNALS, Preemption, StopSignal
 from overt.train import main as train_main
 
@@ -137,15 +138,23 @@ def test_a_step_that_was_saved_is_not_saved_again(tmp_path: Path) -> None:
     assert names == ["step_00000008", f"step_{STEPS:08d}"]
 
 
-@pytest.mark.parametrize("during", ["loss", "evaluate"])
-def test_no_evaluation_is_lost(during: str, tmp_path: Path) -> None:
-    """A signal during step 5: evaluated after the restart; during its evaluation: before it."""
+@pytest.mark.parametrize(
+    ("during", "seconds"), [("loss", 20.0), ("evaluate", 20.0), ("evaluate", 0.0)]
+)
+def test_no_evaluation_is_lost(
+    during: str, seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal during step 5: evaluated after the restart; during its evaluation: before it.
+
+    An evaluation that takes too long is broken off, and is made after the restart.
+    """
+    monkeypatch.setattr(preemption, "EVALUATION_SECONDS", seconds)
     settings = [*SETTINGS, "training.evaluate_every_steps=6", "checkpoint.metric_name=error"]
     train_toy(tmp_path / "whole", *settings)
     at = {5 if during == "loss" else 6: "SIGTERM"}
     assert train_and_signal(tmp_path, *settings, at=at, during=during)[0] == 6
     rows = (tmp_path / "toy/metrics.jsonl").read_text()
-    assert ('"evaluation/error"' in rows) == (during == "evaluate")
+    assert ('"evaluation/error"' in rows) == (during == "evaluate" and seconds > 0)
     train_toy(tmp_path, *settings)
 
     def scores(run: Path) -> dict[int, float]:
