@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
@@ -110,6 +110,10 @@ class Wrapping:
     def reduces(self, only: Only) -> bool:
         """Return whether torch reduces these gradients: FSDP does any, DDP all or none."""
         return self.sharded is not None or (self.ddp is not None and only is None)
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """Return the loss whose gradients, averaged over ranks, are those of the sum."""
+        return loss if self.gradient_scale == 1 else loss * self.gradient_scale
 
     def bare(self, model: nn.Module) -> AbstractContextManager[nn.Module]:
         """Return the model as its author wrote it; a sharded one is gathered inside the context."""

@@ -188,8 +188,8 @@ class Trainer:
         self.pace.end_forward()
         if is_padding:
             output = output.scaled(0.0)
-        loss, scale = poison_if_nonfinite(output.total), self.wrapping.gradient_scale
-        self.scaler.scale(loss if scale == 1 else loss * scale).backward()  # type: ignore[no-untyped-call]
+        loss = self.wrapping.scaled(poison_if_nonfinite(output.total))
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         return output
 
     def update(self, only: Only = None) -> tuple[Tensor, Tensor]:

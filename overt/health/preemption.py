@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 START_SECONDS = 20.0  # Slurm and torchrun kill after 30: a start that takes longer is left
-EVALUATION_SECONDS = 20.0  # an evaluation that goes on for longer than this is broken off
+EVALUATION_SECONDS = 20.0  # an evaluation that takes longer after a signal is broken off
 POLL_SECONDS = 0.25  # how often a process asks whether another one was told to stop
 EXIT_SECONDS = 10.0  # how long the exit of a process waits for an answer of the store
 

@@ -1,6 +1,7 @@
 """overt/engine/build.py: from a configuration to what computes, the same on every rank."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,9 @@ def test_one_process_wraps_nothing(tmp_path: Path) -> None:
     wrapping = parts.wrapping
     assert wrapping.module is parts.model
     assert (wrapping.ddp, wrapping.sharded, wrapping.gradient_scale) == (None, None, 1)
+    loss = torch.ones(())
+    assert wrapping.scaled(loss) is loss  # no kernel for a factor of one
+    assert replace(wrapping, gradient_scale=3).scaled(loss) == 3
     assert wrapping.has_blocks
     with wrapping.bare(parts.model) as bare:
         assert bare is parts.model
