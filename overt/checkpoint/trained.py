@@ -73,7 +73,7 @@ def _metadata(file: Path) -> dict[str, str]:
 
     from overt.files.weight_files import is_safetensors
 
-    if not is_safetensors(file):
+    if not file.is_file() or not is_safetensors(file):
         return {}
     try:
         with safe_open(file, framework="np") as opened:

@@ -126,6 +126,7 @@ def test_a_folder_without_a_readable_recipe_names_none(tmp_path: Path, text: str
     assert recorded_recipe(tmp_path) is None
 
 
-def test_a_broken_file_names_no_recipe(tmp_path: Path) -> None:
+def test_a_broken_or_missing_file_names_no_recipe(tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes(b"\x10" + 7 * b"\0" + b"{nothing")
     assert recorded_recipe(tmp_path / "a.safetensors") is None
+    assert recorded_recipe(tmp_path / "missing.safetensors") is None
