@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import NamedTuple
 
 import numpy as np
@@ -73,7 +74,7 @@ def look(model: BodyModel, options: PeopleOptions, count: int, crop: int) -> lis
     tensors = PeopleTensors.of(people, torch.device("cpu"))
     pixels, _ = see(scene, scene.vertices, orthographic=False)
     squares = [box_square(box.numpy()) for box in boxes(pixels, options)]
-    precise = BodyModel(load_body(options.body, "--body")).double()
+    precise = deepcopy(model).double()
     seen = []
     for row, (_, side) in enumerate(squares):
         pose, depth = tensors.pose[row].double(), scene.joints[row, 0, 2].double()
@@ -143,11 +144,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seen = look(model, scenes, options.people, options.crop)
     depths = np.array([person.depth for person in seen])
     columns: dict[str, np.ndarray] = {}
-    for known, pixels in itertools.product((True, False), options.pixels):
+    for known, pose in ((True, "pose known"), (False, "pose as sampled")):
         inverse = prior(model, depths.tolist(), known=known)
-        errors = relative_error([deviation(person, inverse, pixels) for person in seen])
-        pose = "pose known" if known else "pose as sampled"
-        columns[f"{pose}, {pixels:g} px"] = np.array(errors)
+        for pixels in options.pixels:
+            errors = relative_error([deviation(person, inverse, pixels) for person in seen])
+            columns[f"{pose}, {pixels:g} px"] = np.array(errors)
     print(f"| depth, m | people | {' | '.join(columns)} |\n|{' --- |' * (len(columns) + 2)}")
     for low, high in [*itertools.pairwise(LIMITS_M), (LIMITS_M[0], LIMITS_M[-1])]:
         inside = (depths >= low) & (depths < high)

@@ -1,11 +1,13 @@
 """What each property of rendered clips is worth: a tracker trained without it, on held-out clips.
 
-    python benchmarks/scenes.py --textures photographs/train --test data/moving
-    python benchmarks/scenes.py --show benchmarks/scenes_rows.jsonl      the rows that were measured
+    python benchmarks/scenes.py --textures photographs/train --test data/moving --rows rows.jsonl
+    python benchmarks/scenes.py --textures photographs/train --test data/moving --only everything \\
+        --seeds 1 2 --rows rows.jsonl
+    python benchmarks/scenes.py --show rows.jsonl
 
 Each row trains recipe=cotracker3_small from random weights, at half its size (128 x 128, 16 frames,
-128 points) for `--steps`, and scores one pass on the clips of `overt data photographs`. The row
-`everything` is repeated with several seeds: a difference below their spread means nothing.
+128 points) for `--steps`, and scores one pass on the clips of `overt data photographs`. Repeat
+the row `everything` with further seeds: a difference below their spread means nothing.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from overt.data.tracking.clips import TrackBatch
 from overt.data.tracking.settings import TeacherSettings, UnlabeledSettings
 from overt.data.tracking.unlabeled import UnlabeledBatch
 from overt.errors import ConfigError, DataError
-from overt.geometry.grid import point_grid
+from overt.geometry.grid import pixel_scale, point_grid
 from overt.recipes.cotracker3.windows import since_query
 from overt.tasks import open_tracker
 
@@ -247,14 +247,12 @@ def _at_resolution(
     if resolution is None:
         return teacher.track(video, queries)
     height, width = video.shape[-2:]
-    resized = F.interpolate(
-        video.float(), (resolution[0], resolution[1]), mode="bilinear", align_corners=True
-    )
-    scale = queries.new_tensor(
-        [1.0, (resolution[1] - 1) / (width - 1), (resolution[0] - 1) / (height - 1)]
-    )
-    tracks, visibility = teacher.track(resized.round().to(torch.uint8), queries * scale)
-    return tracks / scale[1:].to(tracks.device), visibility
+    size = (resolution[0], resolution[1])
+    resized = F.interpolate(video.float(), size, mode="bilinear", align_corners=True)
+    scale_xy = pixel_scale((height, width), size, queries.device)
+    scaled = torch.cat([queries[:, :1], queries[:, 1:] * scale_xy], dim=1)
+    tracks, visibility = teacher.track(resized.round().to(torch.uint8), scaled)
+    return tracks / scale_xy.to(tracks.device), visibility
 
 
 def teachers_of(settings: UnlabeledSettings | None) -> Faculty | None:
