@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Batch = TypeVar("Batch")
 
@@ -32,17 +32,29 @@ def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
     """Yield every tensor in `value`, in the order in which `map_tensors` visits them."""
-    if isinstance(value, Tensor):
-        yield value
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+    return (leaf for leaf in _leaves(value) if isinstance(leaf, Tensor))
+
+
+def stays_on_device(value: Any) -> bool:
+    """Return whether there is a module in `value`, or a tensor that is not on the CPU."""
+    return any(
+        isinstance(leaf, nn.Module) or (isinstance(leaf, Tensor) and leaf.device.type != "cpu")
+        for leaf in _leaves(value)
+    )
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
-            yield from tensors_in(getattr(value, field.name))
+            yield from _leaves(getattr(value, field.name))
     elif isinstance(value, dict):
         for item in value.values():
-            yield from tensors_in(item)
+            yield from _leaves(item)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from tensors_in(item)
+            yield from _leaves(item)
+    else:
+        yield value
 
 
 def concatenated(batches: Sequence[Batch]) -> Batch:

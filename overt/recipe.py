@@ -123,6 +123,20 @@ class Recipe(ABC):
     def evaluate(self, model: Any, world: World) -> dict[str, float]:
         """Return scores on held-out data, the same on every rank, each sample counted once."""
 
+    # --- loader processes -------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a loader process gets of the recipe: modules and device tensors are None.
+
+        A process that receives a tensor of a GPU starts CUDA for it, which takes seconds and memory
+        of the GPU. Objects that keep such tensors have to define `__getstate__` as well.
+        """
+        from overt.nested import stays_on_device
+
+        return {
+            name: None if stays_on_device(value) else value for name, value in vars(self).items()
+        }
+
     # --- data and model ---------------------------------------------------------------------
 
     def begin(self, total_steps: int, steps_per_epoch: int) -> None:

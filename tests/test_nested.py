@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from overt.nested import concatenated, map_tensors, tensors_in
+from overt.nested import concatenated, map_tensors, stays_on_device, tensors_in
 
 
 class Pair(NamedTuple):
@@ -53,3 +53,11 @@ def test_batches_are_joined_along_the_first_dimension() -> None:
     assert isinstance(joined, Pair)
     assert joined.first.tolist() == [[1, 1], [2, 2], [2, 2]]
     assert joined.second.tolist() == [0, 0, 1]
+
+
+def test_modules_and_tensors_of_a_device_stay_there() -> None:
+    elsewhere = torch.empty(1, device="meta")
+    assert stays_on_device({"cuda": nn.Linear(1, 1)})
+    assert stays_on_device({"pair": Pair(torch.zeros(1), elsewhere)})
+    assert not stays_on_device(make_batch())
+    assert not stays_on_device("text")

@@ -241,8 +241,9 @@ class SeedRecipe(HJEPARecipe):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        # Loader processes read images and draw masks; they need neither of the two.
-        return self.__dict__ | {"given_model": None, "loss_fn": None, "monitor": None}
+        # Loader processes read images and draw masks; they do not need the loss, and it may be
+        # a closure, which cannot be pickled.
+        return super().__getstate__() | {"loss_fn": None}
 
     def build_model(self) -> HJEPA:
         fresh = super().build_model()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import pickle
 import tempfile
 from collections.abc import Callable, Collection, Mapping
+from io import BytesIO
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from overt.api import refuse_import_by_child
 from overt.checkpoint import random_state
@@ -51,6 +54,38 @@ def check_pure(subject: Subject) -> None:
         f"{difference}. The engine calls loss more than once; what later code needs goes into "
         "StepOutput.carry, for after_step"
     )
+
+
+def check_loaders(subject: Subject) -> None:
+    """Check that loader processes can be sent what they need, and no module along with it."""
+    subject.need_importable()
+    recipe = subject.whole.recipe
+    for name, sent in (("data set", recipe.build_dataset()), ("recipe's collate", recipe.collate)):
+        found: list[str] = []
+        try:
+            _ModuleFinder(found).dump(sent)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise AssertionError(
+                f"the {name} cannot be pickled for loader processes: {error}. Leave what they do "
+                "not need out of __getstate__"
+            ) from error
+        assert not found, (
+            f"the {name} carries a {found[0]} to every loader process, which on a GPU starts CUDA "
+            "for it. Keep it as an attribute of the recipe, or leave it out of __getstate__"
+        )
+
+
+class _ModuleFinder(pickle.Pickler):
+    """Pickles a value and notes the classes of the modules in it."""
+
+    def __init__(self, found: list[str]) -> None:
+        super().__init__(BytesIO())
+        self.found = found
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, nn.Module):
+            self.found.append(type(value).__qualname__)
+        return NotImplemented
 
 
 def check_falls(subject: Subject) -> None:
@@ -171,6 +206,7 @@ def _require_same(
 CHECKS: Mapping[str, Callable[[Subject], None]] = {
     "step": check_step,
     "pure": check_pure,
+    "loaders": check_loaders,
     "falls": check_falls,
     "resume": check_resume,
     "accumulation": check_accumulation,

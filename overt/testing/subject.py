@@ -184,10 +184,13 @@ class Subject:
         assert not isinstance(curve, str), curve
         return curve
 
-    def _train_in_processes(self, strategies: Sequence[str]) -> None:
+    def need_importable(self) -> None:
         kind = type(self.recipe)
         if not is_importable(kind):
             raise Skipped(f"other processes cannot import {dotted(kind)}")
+
+    def _train_in_processes(self, strategies: Sequence[str]) -> None:
+        self.need_importable()
         size = max(self.largest // RANKS, 1)
         configs = {
             strategy: self.named(strategy, batch_size=size, strategy=strategy)

@@ -53,6 +53,25 @@ class Counting(Toy):
         return super().loss(model, batch, counts, step)
 
 
+class Helper:
+    def __init__(self) -> None:
+        self.network = nn.Linear(1, 1)
+
+
+class Helped(Toy):
+    """Its own modules stay in the training process; those of its helper do not."""
+
+    def __init__(self, settings: Any) -> None:
+        super().__init__(settings)
+        self.network, self.helper = nn.Linear(1, 1), Helper()
+
+
+class Unpicklable(Toy):
+    def __init__(self, settings: Any) -> None:
+        super().__init__(settings)
+        self.double = lambda value: 2 * value
+
+
 class Climbing(Toy):
     def loss(self, model: Any, batch: Any, counts: Any, step: int) -> Any:
         output = super().loss(model, batch, counts, step)
@@ -125,6 +144,8 @@ class Planless(Toy):
     [
         (NotANumber, "step", "NaN or Inf"),
         (Counting, "pure", r"loss changed the recipe\.calls.*StepOutput\.carry"),
+        (Helped, "loaders", "the recipe's collate carries a Linear to every loader process"),
+        (Unpicklable, "loaders", r"collate cannot be pickled .*__getstate__"),
         (Climbing, "falls", r"the loss of one repeated batch went from .* in 20 steps"),
         (Forgetful, "resume", r"resumed at step 1, step 3 differs.*Recipe\.state_dict"),
         (MeanOfMeans, "accumulation", "one batch and two micro-batches differ: the loss of step 1"),
@@ -177,9 +198,10 @@ def test_a_class_that_no_other_process_can_import() -> None:
     class Local(Toy):
         pass
 
-    report = check_recipe(configured(Local), only=["step", "processes"])
+    report = check_recipe(configured(Local), only=["step", "loaders", "processes"])
     assert report["step"] == "passed"
-    assert "other processes cannot import" in report["processes"]
+    for check in ("loaders", "processes"):
+        assert "other processes cannot import" in report[check]
 
 
 def test_a_check_that_does_not_exist_is_refused() -> None:

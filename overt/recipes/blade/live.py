@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -110,6 +110,9 @@ class LiveRenderer:
     def __init__(self, settings: DataSettings) -> None:
         self.settings = settings
         self.studios: dict[torch.device, Studio] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"studios": {}}  # loader processes render nothing
 
     @torch.inference_mode(False)
     def studio(self, device: torch.device) -> Studio:

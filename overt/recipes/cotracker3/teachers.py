@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -146,6 +146,9 @@ class Faculty:
     def __init__(self, settings: Sequence[TeacherSettings]) -> None:
         self.settings = list(settings)
         self._loaded: dict[tuple[int, torch.device], Teacher] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_loaded": {}}  # loader processes need no teacher
 
     def teacher(self, number: int, device: torch.device) -> Teacher:
         if (number, device) not in self._loaded:

@@ -1,6 +1,7 @@
 """Live people as training samples: the same crops and labels as of written people."""
 
 import dataclasses
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -94,6 +95,9 @@ def test_a_sample_is_a_function_of_its_generator(root: Path) -> None:
         assert torch.equal(values, repeated)
     pose = other.people.people.pose[0, 1:22].numpy()
     assert not np.allclose(first.people.people.pose[0, 1:22], pose)
+    recipe.on_device(first)
+    assert recipe.live.studios
+    assert not pickle.loads(pickle.dumps(recipe.live)).studios  # not for loader processes
     # A run with the seed of the test set does not train on it.
     test_person = draw_live(sample_rng(1, 0, 0), people.rest_joints, 32, people.photographs)
     assert not np.allclose(test_person.person.body, pose)

@@ -1,5 +1,6 @@
 """Pseudo-labels: what teachers say, what of it is learned, and that labels cannot leak."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,8 @@ def test_labels_do_not_depend_on_the_split_and_teachers_load_once(pseudo, monkey
     assert torch.equal(together.visibility[1], alone.visibility[0])
     assert len(loads) == 1
     assert not together.tracks.requires_grad
+    assert pseudo.teachers._loaded
+    assert not pickle.loads(pickle.dumps(pseudo.teachers))._loaded  # not for loader processes
 
 
 def test_the_head_of_visibility_stays(pseudo):
