@@ -123,11 +123,11 @@ def follow_points(
     track_x, track_y = to_image(
         owner_layer, pick_layer(scene.forward, owner), u[:, None], v[:, None]
     )
-    hidden = torch.zeros_like(track_x, dtype=torch.bool)
-    for number in range(1, scene.layers.shape[2]):
-        layer = Layer(*scene.layers[:, :, number, :, None].unbind(0))  # fields of (B, T, 1)
-        covered = cover(layer, *to_surface(layer, track_x, track_y)) > SOLID
-        hidden |= covered & (owner[:, None] < number)
+    layers = Layer(*scene.layers[..., None].unbind(0))  # fields of (B, L, T, 1)
+    covered = cover(layers, *to_surface(layers, track_x[:, None], track_y[:, None])) > SOLID
+    numbers = torch.arange(scene.layers.shape[2], device=frame.device)
+    in_front_of_owner = numbers[:, None] > owner[:, None]  # (B, L, N)
+    hidden = (covered & in_front_of_owner[:, :, None]).any(1)  # (B, T, N)
     height, width = size
     half = min(size) / 2
     pixels_x, pixels_y = track_x * half + (width - 1) / 2, track_y * half + (height - 1) / 2
@@ -163,14 +163,11 @@ def _candidates(
 
 def _top(scene: Scene, frame: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the foremost layer at positions (B, M) of frames, and the surface coordinates."""
-    owner = torch.zeros_like(frame)
-    top_u, top_v = torch.zeros_like(x), torch.zeros_like(y)
-    for index in range(scene.layers.shape[2]):
-        layer = Layer(*pick_frame(scene.layers[:, :, index], frame).unbind(0))
-        u, v = to_surface(layer, x, y)
-        is_covered = cover(layer, u, v) > SOLID
-        owner = torch.where(is_covered, index, owner)
-        top_u, top_v = torch.where(is_covered, u, top_u), torch.where(is_covered, v, top_v)
+    layers = Layer(*pick_frame(scene.layers, frame).unbind(0))  # fields of (B, L, M)
+    u, v = to_surface(layers, x[:, None], y[:, None])
+    numbers = torch.arange(scene.layers.shape[2], device=frame.device)[:, None]
+    owner = torch.where(cover(layers, u, v) > SOLID, numbers, 0).amax(1)
+    top_u, top_v = (value.gather(1, owner[:, None]).squeeze(1) for value in (u, v))
     return owner, top_u, top_v
 
 

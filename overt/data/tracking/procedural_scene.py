@@ -303,5 +303,6 @@ def pick_layer(table: Tensor, chosen: Tensor) -> Tensor:
 
 
 def pick_frame(table: Tensor, frame: Tensor) -> Tensor:
-    """Select from (F, B, T) the frame of each of N points, (B, N): (F, B, N)."""
-    return table.gather(2, frame[None].expand(len(table), -1, -1))
+    """Select from (F, B, L, T) the frame of each of N points, (B, N): (F, B, L, N)."""
+    fields, _, layers, _ = table.shape
+    return table.gather(3, frame[None, :, None].expand(fields, -1, layers, -1))

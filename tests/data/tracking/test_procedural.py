@@ -3,10 +3,16 @@
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from overt.data.rng import sample_rng
-from overt.data.tracking.procedural import ProceduralClips, make_clips, to_batch
-from overt.data.tracking.procedural_scene import DRAWS
+from overt.data.tracking.procedural import (
+    ProceduralClips,
+    follow_points,
+    make_clips,
+    to_batch,
+)
+from overt.data.tracking.procedural_scene import DRAWS, draw_scene
 from overt.data.tracking.textures import load_textures
 from overt.errors import ConfigError
 from tests.data.tracking.procedural_values import small_settings
@@ -93,6 +99,26 @@ def test_what_lies_behind_a_layer_is_hidden(textures):
     inside = ((clip.tracks >= 0) & (clip.tracks <= torch.tensor([39.0, 31.0]))).all(-1)
     assert (inside & ~clip.visible).float().mean() > 0.05
     assert not (clip.visible & ~inside)[clip.queries[..., 0:1].shape[0] :].any()
+
+
+class Operations(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        self.count += 1
+        return function(*arguments, **(options or {}))
+
+
+def test_points_need_no_more_operations_with_more_layers():
+    """On a GPU each is a launch, and there are few pixels in it."""
+    counts = []
+    for layers in (2, 7):
+        settings = small_settings(layers=layers)
+        scene = draw_scene(numbers(), FRAMES, settings, 16.0)
+        with Operations() as operations:
+            follow_points(scene, settings, SIZE, POINTS)
+        counts.append(operations.count)
+    assert counts[0] == counts[1]
 
 
 def test_noise_and_compression_change_pixels_only(textures):
