@@ -5,8 +5,8 @@
     python benchmarks/tracker_training.py --run runs/cotracker3_small
 
 The first command measures the parts; what `on_device` does (making clips, augmenting, labelling)
-is the generator. The second reads a run's metrics: when its evaluations reached AJ 50, 60 and 70,
-from the start of training, evaluations and saving included.
+is the generator. The second reads a finished run: when its evaluations reached AJ 50, 60 and 70,
+from the start of the command, compilation, evaluations and saving included.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from overt.config import build_recipe, load
 from overt.distributed import init_distributed
 from overt.engine.strategy.graph import WARM_UP
 from overt.engine.trainer import Trainer
+from overt.run.events import Started
 from overt.run.reader import read_rows
 
 AJ = "evaluation/average_jaccard"
@@ -72,16 +73,20 @@ def measure(recipe_name: str, overrides: Sequence[str], device: str, steps: int)
     ]
 
 
-def minutes_to(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+def start_of(events: Iterable[Mapping[str, Any]]) -> float:
+    """Return when the command of a run was started, by what its first step waited for."""
+    for event in events:
+        if event.get("kind") == Started.kind:
+            spent = (value for name, value in event.items() if name not in ("time", "kind", "step"))
+            return float(event["time"]) - sum(map(float, spent))
+    raise SystemExit("the events of this run do not say when it started")
+
+
+def minutes_to(start: float, rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return a line for each goal: when an evaluation first reached it."""
-    first: float | None = None
-    scores: list[tuple[float, int, float]] = []  # time, step, AJ
-    for row in rows:
-        moment, score = row.get("time"), row.get(AJ)
-        if isinstance(moment, int | float):
-            first = moment if first is None else first
-            if isinstance(score, int | float):
-                scores.append((moment - first, int(row.get("step", 0)), float(score)))
+    scores = [  # time, step, AJ
+        (float(row["time"]) - start, int(row["step"]), float(row[AJ])) for row in rows if AJ in row
+    ]
     if not scores:
         return [f"no {AJ} in the metrics of this run"]
     lines = []
@@ -101,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("recipe", nargs="?", help="what to measure; with --run nothing")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
-    parser.add_argument("--run", type=Path, metavar="FOLDER", help="read the metrics of this run")
+    parser.add_argument("--run", type=Path, metavar="FOLDER", help="read what this run wrote")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--steps", type=int, default=20, help="measured for each figure")
     options = parser.parse_intermixed_args(arguments)
@@ -111,7 +116,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lines = measure(options.recipe, options.overrides, options.device, options.steps)
         print("\n".join(lines))
     if options.run is not None:
-        print("\n".join(minutes_to(read_rows(options.run / "metrics.jsonl"))))
+        start = start_of(read_rows(options.run / "events.jsonl"))
+        print("\n".join(minutes_to(start, read_rows(options.run / "metrics.jsonl"))))
     return 0
 
 

@@ -41,6 +41,11 @@ def test_the_table_shows_what_is_lost(tmp_path: Path) -> None:
     assert "| photographs | 30.0 | 50.0 | 90.0 | +11.0 | 1 |" in printed
 
 
+def test_the_page_shows_the_measured_rows() -> None:
+    printed = run("scenes.py", "--show", str(BENCHMARKS / "scenes_rows.jsonl"))
+    assert printed.strip() in (BENCHMARKS.parent / "docs" / "tracking.md").read_text()
+
+
 def test_the_last_evaluation_counts() -> None:
     names = FUNCTIONS["SCORES"]
     rows = [{"train/loss": 1.0}, *({f"evaluation/{name}": n / 4 for name in names} for n in (1, 2))]

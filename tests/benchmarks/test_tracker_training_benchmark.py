@@ -17,13 +17,15 @@ def test_parts_of_a_training_and_minutes_to_a_score(tmp_path: Path) -> None:
     ]
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    started = {"time": 100.0, "kind": "started", "step": 1, "imports": 10.0, "first step": 20.0}
+    (tmp_path / "run" / "events.jsonl").write_text(json.dumps(started))
     words = ["cotracker3_tiny", *SMALL_COTRACKER3.words, f"data.root={tmp_path / 'data'}"]
     words += ["training.num_workers=0", "--device", "cpu", "--steps", "1"]
     printed = run("tracker_training.py", *words, "--run", str(tmp_path / "run")).splitlines()
     assert [line.split()[0] for line in printed[-6:-3]] == ["generator", "step", "evaluation"]
     assert printed[-3:] == [
-        "AJ 50  1.0 minutes, step 50",
-        "AJ 60  2.0 minutes, step 99",
+        "AJ 50  1.5 minutes, step 50",
+        "AJ 60  2.5 minutes, step 99",
         "AJ 70  not reached; best 65.0",
     ]
 
