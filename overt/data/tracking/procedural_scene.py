@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from overt.data.tracking.procedural_bodies import Motion, Parts, join_layers
 from overt.data.tracking.procedural_settings import ProceduralSettings
 from overt.ops.layers.plain import LEAST_DEPTH, Layer, bent
 
@@ -22,6 +23,7 @@ HARMONICS = 5  # of an outline
 DRAWS = 8192  # random numbers of a clip: enough for 16 layers and 1,000 points
 REFERENCE_FRAMES = 24  # motion is described for clips of this many; longer ones have more of it
 BENDS = 2
+NO_HOLES = -9.0  # a level that no lattice falls below
 INVERSIONS = 14  # of a bend, by iteration: each leaves at most 0.4 of the error
 
 
@@ -131,6 +133,12 @@ def draw_scene(
     shear = (layer_motion[:, :, 4:6] * settings.shear).clamp(-0.4, 0.4)  # stretch along and across
     tilt = (layer_motion[:, :, 6:8] * settings.perspective).clamp(-0.2, 0.2)
     forward = _homography(x, y, roll, growth, shear, tilt)
+    parts = None
+    if settings.solids or settings.articulated:
+        chances = (settings.solids, settings.articulated)
+        motions = Motion(x, y, roll, growth)
+        parts = join_layers(draws, smooth, chances, things_move, motions, forward)
+        forward = parts.forward
     inverse = _inverted(forward)
 
     # Bends of the surface: one fixed on it that the camera's motion reveals, one that travels over
@@ -140,6 +148,8 @@ def draw_scene(
     bend = draws.spread(count, BENDS, median=settings.bend, deviation=0.7)
     bend = bend * draws.chance(0.7, count, BENDS)
     bend = torch.minimum(bend, 0.2 / wave_number)  # so that a bend can be undone by iteration
+    if parts is not None:
+        bend = bend * ~parts.belongs[..., None]
     phase = draws.uniform(count, BENDS, high=2 * math.pi)
     wobble = smooth(count, 2) * things_move[..., None, None]
     relief = torch.tanh(pan_xy[:, :1] * 3).expand(-1, count, -1)
@@ -172,7 +182,7 @@ def draw_scene(
     wiggle = 0.22 * draws.normal(count, 2, HARMONICS) / order
     sharpness = draws.uniform(count, low=0.4, high=1.0) * pixels_per_unit
     lattice_phase = draws.uniform(count, high=2 * math.pi)
-    level = torch.where(lattice > 0, draws.uniform(count, low=-0.5, high=0.3), -9.0)
+    level = torch.where(lattice > 0, draws.uniform(count, low=-0.5, high=0.3), NO_HOLES)
     outline = [
         1 / (size * aspect.sqrt()),
         1 / (size / aspect.sqrt()),
@@ -187,7 +197,10 @@ def draw_scene(
         *(wiggle[:, :, 0, k] for k in range(HARMONICS)),
         *(wiggle[:, :, 1, k] for k in range(HARMONICS)),
     ]
-    layers = torch.stack([*inverse, *bends, *(per_layer(value) for value in outline)])
+    outline = [per_layer(value) for value in outline]
+    if parts is not None:
+        outline = _with_parts(outline, parts)
+    layers = torch.stack([*inverse, *bends, *outline])
 
     return Scene(
         layers,
@@ -200,6 +213,24 @@ def draw_scene(
         _finish(draws, settings),
         draws,
     )
+
+
+def _with_parts(outline: list[Tensor], parts: Parts) -> list[Tensor]:
+    """Return the fields of outlines, with those of boxes for the parts of objects."""
+    first, second = parts.half
+    own = {
+        "inverse_x": 1 / first[..., None],
+        "inverse_y": 1 / second[..., None],
+        "size": torch.minimum(first, second)[..., None],
+        "is_box": torch.ones_like(first)[..., None],
+        "lattice_level": torch.full_like(first, NO_HOLES)[..., None],
+        "margin": torch.where(parts.is_seen, 0.0, -50.0),
+    }
+    names = Layer._fields[-len(outline) :]
+    return [
+        torch.where(parts.belongs[..., None], own[name], value) if name in own else value
+        for name, value in zip(names, outline, strict=True)
+    ]
 
 
 def _texture_map(draws: Draws, settings: ProceduralSettings, pixels_per_unit: float) -> Tensor:

@@ -10,9 +10,13 @@ from overt.checks import each_within, within
 from overt.errors import ConfigError
 
 MOST_LAYERS = 16
+# Layers that are the faces of a box, and the limbs of a chain, in clips that have one.
+SOLID_LAYERS = (1, 2, 3)
+ARTICULATED_LAYERS = (4, 5, 6)
 PROBABILITIES = (
-    "present", "thin", "holes", "boxes", "static_clips", "static_camera", "static_things",
-    "lights", "motion_blur", "blur", "gray", "noisy", "compressed", "first_frame", "foreground",
+    "present", "thin", "holes", "boxes", "solids", "articulated", "static_clips", "static_camera",
+    "static_things", "lights", "motion_blur", "blur", "gray", "noisy", "compressed", "first_frame",
+    "foreground",
 )  # fmt: skip
 
 
@@ -32,6 +36,10 @@ class ProceduralSettings:
     thin: float = MISSING
     holes: float = MISSING
     boxes: float = MISSING
+    # probabilities of a clip with a box that rotates in space (layers 1 to 3), and with three limbs
+    # on joints (layers 4 to 6)
+    solids: float = MISSING
+    articulated: float = MISSING
     # side of the square crops of textures
     texture_size: int = MISSING
     # computed textures, besides the photographs
@@ -77,6 +85,12 @@ class ProceduralSettings:
         within(f"{key}.layers", self.layers, 2, MOST_LAYERS)
         within(f"{key}.made_textures", self.made_textures, 0)
         each_within(key, self, PROBABILITIES, 0, 1)
+        for name, needed in (("solids", SOLID_LAYERS), ("articulated", ARTICULATED_LAYERS)):
+            if getattr(self, name) > 0 and self.layers <= needed[-1]:
+                raise ConfigError(
+                    f"{key}.{name}={getattr(self, name)} needs {key}.layers of at least "
+                    f"{needed[-1] + 1}; there are {self.layers}"
+                )
         lengths = (
             "shift", "rotation", "zoom", "camera_shift", "spread", "shear", "perspective",
             "bend", "light", "noise",

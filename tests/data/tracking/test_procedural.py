@@ -133,7 +133,7 @@ def test_noise_and_compression_change_pixels_only(textures):
 
 
 def test_samples_are_enough_numbers_for_the_largest_scene():
-    settings = small_settings(layers=16)
+    settings = small_settings(layers=16, solids=1.0, articulated=1.0)
     row = torch.from_numpy(np.random.default_rng(0).random((1, DRAWS), dtype=np.float32))
     clip = make_clips(row, load_textures(None, 32, 1), settings, (16, 16), 2, 1000)
     assert clip.tracks.isfinite().all()
