@@ -61,30 +61,30 @@ def check_loaders(subject: Subject) -> None:
     subject.need_importable()
     recipe = subject.whole.recipe
     for name, sent in (("data set", recipe.build_dataset()), ("recipe's collate", recipe.collate)):
-        found: list[str] = []
+        modules: list[str] = []
         try:
-            _ModuleFinder(found).dump(sent)
+            _ModuleFinder(modules).dump(sent)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             raise AssertionError(
                 f"the {name} cannot be pickled for loader processes: {error}. Leave what they do "
                 "not need out of __getstate__"
             ) from error
-        assert not found, (
-            f"the {name} carries a {found[0]} to every loader process, which on a GPU starts CUDA "
-            "for it. Keep it as an attribute of the recipe, or leave it out of __getstate__"
+        assert not modules, (
+            f"the {name} carries a {modules[0]} to every loader process, which on a GPU starts "
+            "CUDA for it. Keep it as an attribute of the recipe, or leave it out of __getstate__"
         )
 
 
 class _ModuleFinder(pickle.Pickler):
     """Pickles a value and notes the classes of the modules in it."""
 
-    def __init__(self, found: list[str]) -> None:
+    def __init__(self, modules: list[str]) -> None:
         super().__init__(BytesIO())
-        self.found = found
+        self.modules = modules
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, nn.Module):
-            self.found.append(type(value).__qualname__)
+            self.modules.append(type(value).__qualname__)
         return NotImplemented
 
 

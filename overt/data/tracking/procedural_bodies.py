@@ -7,15 +7,13 @@ flat, so a homography maps each to the image, as it does any other layer.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from overt.data.tracking.procedural_draws import Draws
 from overt.data.tracking.procedural_settings import ARTICULATED_LAYERS, SOLID_LAYERS
-
-if TYPE_CHECKING:
-    from overt.data.tracking.procedural_scene import Draws
 
 # Faces of a box that the rotations below turn toward the camera: axis, its sign, and the two axes
 # of the surface.

@@ -2,7 +2,7 @@
 
 import torch
 
-from overt.data.tracking.procedural_scene import DRAWS, Draws, draw_scene, to_image
+from overt.data.tracking.procedural_scene import DRAWS, draw_scene, to_image
 from overt.ops.layers.plain import Layer, to_surface
 from tests.data.tracking.procedural_values import small_settings
 
@@ -22,11 +22,3 @@ def test_there_and_back():
         back_x, back_y = to_image(layer, forward, *to_surface(layer, x, y))
         error = torch.maximum((back_x - x).abs(), (back_y - y).abs())
         assert error.max() < 2e-3
-
-
-def test_draws_are_taken_in_turn():
-    draws = Draws(torch.linspace(0, 1, 20)[None])
-    first, second = draws.uniform(4), draws.uniform(2, 2, low=1.0, high=2.0)
-    assert torch.allclose(first[0], torch.linspace(0, 1, 20)[:4])
-    assert torch.allclose(second.flatten(), 1 + torch.linspace(0, 1, 20)[4:8])
-    assert draws.normal(4).abs().max() < 3.1
