@@ -6,6 +6,7 @@ flat, so a homography maps each to the image, as it does any other layer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -19,7 +20,8 @@ from overt.data.tracking.procedural_settings import ARTICULATED_LAYERS, SOLID_LA
 # of the surface.
 FACES = ((0, 1.0, 1, 2), (1, -1.0, 0, 2), (2, -1.0, 0, 1))
 YAW, PITCH = (0.79, 0.5), (0.65, 0.35)  # middle and largest deviation, radians
-JOINT = 0.8  # standard deviation of a joint's angle, radians
+BENT = 1.25  # largest angle of a joint at rest, radians
+JOINT = 0.8  # standard deviation of its motion
 
 
 class Motion(NamedTuple):
@@ -131,9 +133,8 @@ def _limbs(
     count = len(ARTICULATED_LAYERS)
     length = draws.uniform(count, low=0.1, high=0.28)  # (B, 3) half of it
     width = draws.uniform(count, low=0.03, high=0.09)
-    rest = draws.uniform(count, low=-torch.pi, high=torch.pi) / torch.tensor(
-        [1.0, *[2.5] * (count - 1)], device=length.device
-    )
+    first = draws.uniform(1, low=-math.pi, high=math.pi)
+    rest = torch.cat([first, draws.uniform(count - 1, low=-BENT, high=BENT)], 1)
     bends = smooth(count) * things_move[..., None] * JOINT  # (B, 3, T)
     scale, angle = motion.growth.exp(), motion.roll
     x, y = motion.x, motion.y  # of the joint
