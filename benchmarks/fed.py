@@ -120,7 +120,7 @@ def measure(recipe: str, words: list[str], folder: str, options: argparse.Namesp
 
     from overt.config import build_recipe, load
     from overt.distributed import init_distributed
-    from overt.engine.loader import MicroBatch, StepBatch
+    from overt.engine.loader import StepBatch
     from overt.engine.strategy.graph import WARM_UP
     from overt.engine.trainer import Trainer
 
@@ -159,15 +159,8 @@ def measure(recipe: str, words: list[str], folder: str, options: argparse.Namesp
     run(WARM_UP + 2 + 2 * options.workers)
     steps = options.steps
     seconds, waited = run(steps)
-    resident = trainer.loader.next_step()
-    micros = [
-        MicroBatch((), trainer.to_device(micro.batch), is_padding=False)
-        for micro in resident.micro_batches
-    ]
-    built.on_device = lambda batch: batch  # type: ignore[method-assign]  # it has been there
-    kept = StepBatch(micros, resident.samples, 0.0)
-    fed = lambda: kept  # noqa: E731
-    run(WARM_UP + 2)
+    keep_batch(trainer)
+    trainer.loader.next_step, fed = watched, trainer.loader.next_step  # type: ignore[method-assign]
     alone, _ = run(steps)
     trainer.close()
     return {
@@ -175,6 +168,23 @@ def measure(recipe: str, words: list[str], folder: str, options: argparse.Namesp
         "fed": steps * size / seconds,
         "wait": waited / seconds,
     }
+
+
+def keep_batch(trainer: Any) -> None:
+    """Train on the next batch from now on, which stays on the device."""
+    from overt.engine.loader import MicroBatch, StepBatch
+    from overt.engine.strategy.graph import WARM_UP
+
+    batch = trainer.loader.next_step()
+    micros = [
+        MicroBatch((), trainer.to_device(micro.batch), is_padding=False)
+        for micro in batch.micro_batches
+    ]
+    kept = StepBatch(micros, batch.samples, 0.0)
+    trainer.recipe.on_device = lambda batch: batch
+    trainer.loader.next_step = lambda: kept
+    for _ in range(WARM_UP + 2):
+        trainer.train_step()
 
 
 def rows_of(recipe: str, options: argparse.Namespace) -> None:

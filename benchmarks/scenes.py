@@ -77,9 +77,10 @@ def train(options: argparse.Namespace, missing: str, seed: int) -> Row:
             code = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT).returncode
         if code:
             raise SystemExit(f"without {missing}: exit code {code}\n{log.read_text()[-2000:]}")
-        return {"missing": missing, "seed": seed, "steps": options.steps} | last_scores(
-            read_rows(Path(folder) / "run" / "metrics.jsonl")
-        )
+        row: Row = {"missing": missing, "seed": seed, "steps": options.steps}
+        if options.overrides:
+            row["settings"] = list(options.overrides)
+        return row | last_scores(read_rows(Path(folder) / "run" / "metrics.jsonl"))
 
 
 def last_scores(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
@@ -88,21 +89,27 @@ def last_scores(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     return {name: float(scored[-1][f"evaluation/{name}"]) for name in SCORES}
 
 
+def name_of(row: Row) -> str:
+    """Return what the run of a row was trained without, and the settings it was given."""
+    missing = "nothing" if row["missing"] == EVERYTHING else row["missing"]
+    return ", ".join([missing, *row.get("settings", [])])
+
+
 def table(rows: Sequence[Row]) -> str:
-    """Return the mean of each row's seeds, and the difference to everything."""
+    """Return the mean and spread of each row's seeds, and the difference to everything."""
     lines = [f"| without | {' | '.join(SCORES.values())} | AJ lost | seeds |"]
     lines += [f"| --- |{' --- |' * (len(SCORES) + 2)}"]
-    runs = {name: [row for row in rows if row["missing"] == name] for name in MISSING}
-    full = [100 * row["average_jaccard"] for row in runs[EVERYTHING]]
+    runs: dict[str, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: list(MISSING).index(row["missing"])):
+        runs.setdefault(name_of(row), []).append(row)
+    full = [100 * row["average_jaccard"] for row in runs.get("nothing", [])]
     for name, some in runs.items():
-        if not some:
-            continue
         means = [100 * statistics.fmean(row[score] for row in some) for score in SCORES]
-        lost = f"{statistics.fmean(full) - means[0]:+.1f}" if full else ""
-        if name == EVERYTHING:
-            lost = f"± {statistics.stdev(full):.1f}" if len(full) > 1 else ""
-        cells = [f"{mean:.1f}" for mean in means] + [lost, str(len(some))]
-        lines.append(f"| {'nothing' if name == EVERYTHING else name} | {' | '.join(cells)} |")
+        spread = statistics.stdev(100 * row["average_jaccard"] for row in some) if some[1:] else 0
+        lost = f"{statistics.fmean(full) - means[0]:+.1f}" if full and name != "nothing" else ""
+        lost += f" ± {spread:.1f}" if spread else ""
+        cells = [f"{mean:.1f}" for mean in means] + [lost.strip(), str(len(some))]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -34,10 +34,12 @@ def test_the_table_shows_what_is_lost(tmp_path: Path) -> None:
     scores = {"average_pts_within_thresh": 0.5, "occlusion_accuracy": 0.9}
     measured = (("everything", 0.40), ("everything", 0.42), ("photographs", 0.30))
     rows = [{"missing": name, "average_jaccard": score, **scores} for name, score in measured]
+    rows += [{**rows[0], "average_jaccard": 0.44, "settings": ["data.procedural.solids=0.5"]}]
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     printed = run("scenes.py", "--show", str(file))
     assert "| nothing | 41.0 | 50.0 | 90.0 | ± 1.4 | 2 |" in printed
+    assert "| nothing, data.procedural.solids=0.5 | 44.0 | 50.0 | 90.0 | -3.0 | 1 |" in printed
     assert "| photographs | 30.0 | 50.0 | 90.0 | +11.0 | 1 |" in printed
 
 

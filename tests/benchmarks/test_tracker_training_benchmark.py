@@ -22,7 +22,8 @@ def test_parts_of_a_training_and_minutes_to_a_score(tmp_path: Path) -> None:
     words = ["cotracker3_tiny", *SMALL_COTRACKER3.words, f"data.root={tmp_path / 'data'}"]
     words += ["training.num_workers=0", "--device", "cpu", "--steps", "1"]
     printed = run("tracker_training.py", *words, "--run", str(tmp_path / "run")).splitlines()
-    assert [line.split()[0] for line in printed[-6:-3]] == ["generator", "step", "evaluation"]
+    parts = [line.split()[0] for line in printed[-7:-3]]
+    assert parts == ["generator", "step", "resident", "evaluation"]
     assert printed[-3:] == [
         "AJ 50  1.5 minutes, step 50",
         "AJ 60  2.5 minutes, step 99",
