@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from overt.errors import DataError
-from overt.geometry.rotation import axis_angle_to_matrix
+from overt.geometry.rotation import axis_angle_to_matrix, compose, rotate
 
 BODY_JOINTS = 22  # pelvis and the 21 of `body_pose`
 HAND_JOINTS = 15
@@ -51,10 +51,10 @@ def blend_skin(
         shaped = shaped + (features @ pose_directions).view_as(shaped)
     world, joints = chain(rotations, rest_joints, parents)
     # What takes a vertex at rest to its place: turn about the resting joint, move to the posed one.
-    moves = joints - (world @ rest_joints[..., None]).squeeze(-1)  # (B, J, 3)
+    moves = joints - rotate(world, rest_joints)  # (B, J, 3)
     maps = torch.cat([world, moves[..., None]], dim=-1).flatten(2)  # (B, J, 12)
     blended = torch.unflatten(weights @ maps, -1, (3, 4))  # (B, V, 3, 4)
-    vertices = (blended[..., :3] @ shaped[..., None]).squeeze(-1) + blended[..., 3]
+    vertices = rotate(blended[..., :3], shaped) + blended[..., 3]
     return Body(vertices, joints)
 
 
@@ -76,8 +76,8 @@ def chain(
         turned = turns[-1] if is_unchanged else _columns(turns[-1], above)  # (B, j, 3, 3)
         start = positions[-1] if is_unchanged else _columns(positions[-1], above)
         offset = _columns(rest_joints, joints) - _columns(rest_joints, [parents[j] for j in joints])
-        positions.append(start + (turned @ offset[..., None]).squeeze(-1))
-        turns.append(turned @ _columns(rotations, joints))
+        positions.append(start + rotate(turned, offset))
+        turns.append(compose(turned, _columns(rotations, joints)))
     order = [joint for joints in levels for joint in joints]
     back = sorted(range(len(order)), key=order.__getitem__)
     return _columns(torch.cat(turns, dim=1), back), _columns(torch.cat(positions, dim=1), back)

@@ -15,6 +15,16 @@ _SMALL = 1e-2
 _TANGENT_FROM = 1.0 - 1e-4
 
 
+def rotate(matrices: Tensor, vectors: Tensor) -> Tensor:  # (..., 3, 3), (..., 3) to (..., 3)
+    """Products of many small matrices and vectors; on a GPU a matrix product of these is slow."""
+    return (matrices * vectors[..., None, :]).sum(-1)
+
+
+def compose(first: Tensor, second: Tensor) -> Tensor:  # (..., 3, 3) twice to (..., 3, 3)
+    """Products of small matrices; see `rotate`."""
+    return (first[..., None] * second[..., None, :, :]).sum(-2)
+
+
 def axis_angle_to_matrix(vectors: Tensor) -> Tensor:  # (..., 3) to (..., 3, 3)
     """Rotation by |vector| about the vector's direction (Rodrigues)."""
     squared = vectors.square().sum(-1)[..., None, None]
@@ -32,7 +42,7 @@ def axis_angle_to_matrix(vectors: Tensor) -> Tensor:  # (..., 3) to (..., 3, 3)
     )
     cross = skew(vectors)
     eye = torch.eye(3, dtype=vectors.dtype, device=vectors.device)
-    return eye + first * cross + second * (cross @ cross)
+    return eye + first * cross + second * compose(cross, cross)
 
 
 def skew(vectors: Tensor) -> Tensor:  # (..., 3) to (..., 3, 3)

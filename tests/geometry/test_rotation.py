@@ -7,10 +7,12 @@ import torch
 
 from overt.geometry.rotation import (
     axis_angle_to_matrix,
+    compose,
     matrix_to_axis_angle,
     matrix_to_quaternion,
     matrix_to_six,
     relative_angle,
+    rotate,
     rotation_about_z,
     six_to_matrix,
     skew,
@@ -60,3 +62,12 @@ def test_the_relative_angle_is_the_angle_but_near_its_ends() -> None:
     found = relative_angle(about, torch.eye(3).expand(3, 3, 3))
     torch.testing.assert_close(found, torch.tensor([0.5, 1.0, 2.0]))
     assert relative_angle(torch.eye(3), torch.eye(3)).item() == pytest.approx(0.00707, abs=1e-5)
+
+
+def test_products_of_small_matrices_are_matrix_products() -> None:
+    first, second = axis_angle_to_matrix(vectors()), axis_angle_to_matrix(vectors())
+    points = vectors()
+    torch.testing.assert_close(compose(first, second), first @ second)
+    torch.testing.assert_close(rotate(first, points), (first @ points[..., None]).squeeze(-1))
+    # One matrix for many points, as in a body whose joints share a rotation.
+    torch.testing.assert_close(rotate(first[0], points), points @ first[0].T)
