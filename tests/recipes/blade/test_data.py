@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from real_files import write_dressed_body
 from small_recipes import SMALL_BLADE
 
 from overt.data.people.crops import centred_side, draw_crop
@@ -14,6 +16,7 @@ from overt.recipes.blade.pose_recipe import true_rotations
 
 AUGMENTED = [
     "model.depthnet_checkpoint=none",
+    "data.pose_side=[1.0,0.0]",
     "data.pose_augmentation.rotation=30",
     "data.pose_augmentation.rotation_probability=1",
 ]
@@ -27,6 +30,31 @@ def test_a_sample_is_a_function_of_row_and_generator(tmp_path: Path, stage: str)
     changed = 0 if stage == "depthnet" else 1  # the crop that the draws change
     assert torch.equal(one[changed], again[changed])
     assert not torch.equal(one[changed], other[changed])
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_people_are_as_large_in_training_as_in_the_scored_pictures(
+    tmp_path: Path, live: bool
+) -> None:
+    """PoseNet is scored on whole pictures: a crop of another scale has not seen their people."""
+    words = ["model.depthnet_checkpoint=none", "data.pose_augmentation.mirror=0"]
+    written = SMALL_BLADE["posenet"].recipe(tmp_path, *words).build_dataset().sources[0]
+    recipe = SMALL_BLADE["posenet"].recipe(tmp_path, *words)
+    if live:
+        write_dressed_body(tmp_path / "body.npz")
+        for key in ("data.synthetic.body", "model.body.model"):
+            words.append(f"{key}={tmp_path / 'body.npz'}")
+        recipe = SMALL_BLADE["posenet"].recipe(
+            tmp_path, *words, "data.synthetic.live=true", "data.synthetic.fixed_colors=false"
+        )
+    source = recipe.build_dataset() if live else written
+    samples = [source.sample(row % len(source), sample_rng(0, row, 0)) for row in range(16)]
+    trained = recipe.on_device(recipe.collate(samples)).keypoints[..., :2] - 0.5
+    scored = [written.people.limb_keypoints(row)[:, :2] / 32 - 0.5 for row in range(len(written))]
+    # The largest distance of a limb joint from the middle of the picture.
+    reached = trained.abs().amax((1, 2)).median()
+    expected = torch.tensor(np.stack(scored)).abs().amax((1, 2)).median()
+    assert 0.8 < reached / expected < 1.25
 
 
 def test_labels_follow_the_augmented_crop(tmp_path: Path) -> None:
