@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
+from pathlib import Path
 
+from overt.commands.arguments import finite_number
 from overt.commands.data.arguments import (
     Verbs,
     add_seed,
@@ -12,6 +15,18 @@ from overt.commands.data.arguments import (
     positive,
     side_length,
 )
+from overt.errors import ConfigError
+
+# Options of one source only, with their defaults and what to do instead with the other source.
+_SYNTHETIC = {
+    "side": (64, "the size of its voxels is set by --voxel-mm"),
+    "kind": ("skulls", "the skull is that of the scan"),
+}
+_SCANNED = {
+    "voxel_mm": (1.0, "the resolution of a synthetic skull is set by --side"),
+    "threshold": (None, "synthetic skulls are masks"),
+    "spacing": (None, "the resolution of a synthetic skull is set by --side"),
+}
 
 
 def add_verbs(verbs: Verbs) -> None:
@@ -27,15 +42,38 @@ def _add_skulls(verbs: Verbs) -> None:
         _skulls,
         help="synthetic skulls with defects and implants, in SkullBreak's layout",
         description="Write synthetic skulls with five defects each: volumes, point clouds "
-        "and the lists train.csv and test.csv. Existing skulls are kept.",
+        "and the lists train.csv and test.csv. With --scan, cut the defects out of a real skull, "
+        "to score models on it. Existing skulls are kept.",
         root="folder of the data set",
     )
-    parser.add_argument("--skulls", type=positive, default=20, help="how many skulls")
-    parser.add_argument("--side", type=side_length, default=64, help="voxels along a side")
+    parser.add_argument(
+        "--skulls",
+        type=positive,
+        help="how many skulls; with --scan, how many rounds of five defects; default: 20, 2",
+    )
+    parser.add_argument("--side", type=side_length, help="voxels along a side; default: 64")
     parser.add_argument("--points", type=positive, default=8000, help="points of a cloud")
     parser.add_argument("--workers", type=not_negative, default=0, help="worker processes")
     parser.add_argument(
-        "--kind", choices=("skulls", "shells"), default="skulls", help="shells: coarse and quick"
+        "--kind",
+        choices=("skulls", "shells"),
+        help="shells: coarse and quick; default: skulls",
+    )
+    parser.add_argument(
+        "--scan", type=Path, metavar="SCAN", help="a complete head, as `overt complete` reads it"
+    )
+    above_zero = finite_number(0, above=True)
+    parser.add_argument(
+        "--voxel-mm", type=above_zero, metavar="MM", help="of --scan, resampled; default: 1.0"
+    )
+    parser.add_argument(
+        "--threshold",
+        type=finite_number(-10_000),
+        metavar="HU",
+        help="of --scan: lowest intensity of bone; default: 300 in CT",
+    )
+    parser.add_argument(
+        "--spacing", type=above_zero, nargs=3, metavar="MM", help="of a .npy volume of --scan"
     )
     add_seed(parser)
 
@@ -61,11 +99,15 @@ def _add_prepare(verbs: Verbs) -> None:
 
 
 def _skulls(options: argparse.Namespace) -> int:
+    if options.scan is not None:
+        return _cut(options)
     from overt.data.skulls.synthetic import write_skulls
 
+    _settle(options, _SYNTHETIC, _SCANNED, "belongs to --scan", "add --scan SCAN")
+    count = options.skulls or 20
     written = write_skulls(
         options.root,
-        options.skulls,
+        count,
         options.side,
         options.points,
         options.seed,
@@ -73,10 +115,54 @@ def _skulls(options: argparse.Namespace) -> int:
         kind=options.kind,
     )
     print(
-        f"{options.root}: {options.skulls} skulls with 5 defects each, {options.side}^3 voxels, "
-        f"{options.points} points a cloud; {written} written, {options.skulls - written} were there"
+        f"{options.root}: {count} skulls with 5 defects each, {options.side}^3 voxels, "
+        f"{options.points} points a cloud; {written} written, {count - written} were there"
     )
     return 0
+
+
+def _cut(options: argparse.Namespace) -> int:
+    from overt.data.skulls.cut import read_complete, write_rounds
+
+    _settle(options, _SCANNED, _SYNTHETIC, "is for synthetic skulls", "drop --scan")
+    spacing = None if options.spacing is None else tuple(options.spacing)
+    complete, how = read_complete(options.scan, options.voxel_mm, options.threshold, spacing)
+    print(f"{options.scan}: {how}")
+    count = options.skulls or 2
+    written = write_rounds(
+        options.root,
+        options.scan,
+        complete,
+        count,
+        options.points,
+        options.seed,
+        workers=options.workers,
+    )
+    shape = " x ".join(map(str, complete.values.shape))
+    print(
+        f"{options.root}: {count} rounds of 5 defects, {shape} voxels of {options.voxel_mm:g} mm, "
+        f"{options.points} points a cloud; {written} written, {count - written} were there"
+    )
+    return 0
+
+
+def _settle(
+    options: argparse.Namespace,
+    own: Mapping[str, tuple[object, str]],
+    others: Mapping[str, tuple[object, str]],
+    belongs: str,
+    remedy: str,
+) -> None:
+    """Reject options of the other source; set those of this one to their defaults."""
+    for name, (_, instead) in others.items():
+        value = getattr(options, name)
+        if value is not None:
+            option = f"--{name.replace('_', '-')}"
+            given = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+            raise ConfigError(f"{option} {given} {belongs}: {instead}; drop {option} or {remedy}")
+    for name, (default, _) in own.items():
+        if getattr(options, name) is None:
+            setattr(options, name, default)
 
 
 def _prepare(options: argparse.Namespace) -> int:

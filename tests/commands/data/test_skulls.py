@@ -7,6 +7,7 @@ import pytest
 
 from overt.cli import main
 from overt.data.skulls.nrrd import write_nrrd
+from overt.data.skulls.shapes import make_skull
 from overt.data.skulls.volumes import Volume
 
 SIZES = ["--side", "24", "--points", "60"]
@@ -44,3 +45,58 @@ def test_a_folder_without_volumes_is_refused(
 ) -> None:
     assert main(["data", "prepare", str(tmp_path)]) == 1
     assert "holds no volumes" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def scan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    bone = make_skull(np.random.default_rng(0), 50)
+    path = tmp_path_factory.mktemp("scan") / "head.nrrd"
+    write_nrrd(path, Volume.of(np.where(bone, 900, -1000).astype(np.int16), (4.0, 4.0, 4.0)))
+    return path
+
+
+def test_defects_are_cut_out_of_a_scan_once(
+    scan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["data", "skulls", str(tmp_path / "set"), "--scan", str(scan)]
+    sizes = ["--voxel-mm", "4", "--points", "60"]
+    assert main([*words, *sizes]) == 0
+    printed = capsys.readouterr().out
+    assert "bone from 300 on" in printed
+    assert "2 rounds of 5 defects" in printed
+    assert main([*words, *sizes, "--skulls", "3"]) == 0
+    assert "1 written, 2 were there" in capsys.readouterr().out
+    assert len((tmp_path / "set" / "test.csv").read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--scan", "SCAN", "--kind", "shells"],
+        ["--scan", "SCAN", "--side", "64"],
+        ["--voxel-mm", "1.5"],
+        ["--threshold", "200.0"],
+        ["--spacing", "1.0", "1.0", "2.0"],
+    ],
+)
+def test_options_of_the_other_source_are_refused(
+    words: list[str], scan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = words[2:] if words[0] == "--scan" else words
+    root = tmp_path / "set"
+    words = [str(scan) if word == "SCAN" else word for word in words]
+    assert main(["data", "skulls", str(root), *words]) != 0
+    error = capsys.readouterr().err
+    assert " ".join(given) in error
+    assert f"drop {given[0]} or " in error
+    assert not root.exists()
+
+
+def test_an_unreadable_scan_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    damaged = tmp_path / "head.nrrd"
+    damaged.write_text("not a volume")
+    for scan in (damaged, tmp_path / "missing.nrrd"):
+        assert main(["data", "skulls", str(tmp_path / "set"), "--scan", str(scan)]) == 1
+        error = capsys.readouterr().err
+        assert str(scan) in error
+        assert "Traceback" not in error
