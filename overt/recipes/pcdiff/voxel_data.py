@@ -63,20 +63,33 @@ def bone_at_nodes(
     side: int,
     turned_back: Callable[[Points], Points] | None = None,
 ) -> NDArray[np.bool_]:
-    """Return which nodes (R, R, R) of the cube are bone; outside the volume none are."""
+    """Return which nodes (R, R, R) of the cube are bone; outside the volume none are.
+
+    Both maps have to be affine: their matrix is probed at four points.
+    """
+    probes = np.concatenate([np.zeros((1, 3)), np.eye(3)])
+    points: Points = probes * cloud.scale + cloud.shift
+    images = to_indices(points if turned_back is None else turned_back(points))
+    origin, matrix = images[0], images[1:] - images[0]  # matrix: a row for each axis of the nodes
     nodes = (np.arange(side) / side - 0.5) * _SIDE
+    # Indices outside are clipped to a border that is not bone.
+    padded = np.pad(bone, 1)
+    flat = padded.ravel(order="K")  # in memory order: NRRD is read in Fortran order
+    strides = np.array(padded.strides) // padded.itemsize
+    # An axis of the volume parallel to one of the nodes keeps a size of 1 along the others.
+    planes = [
+        origin[axis]
+        + (matrix[1, axis] * nodes if matrix[1, axis] else np.zeros(1))[:, None]
+        + (matrix[2, axis] * nodes if matrix[2, axis] else np.zeros(1))
+        for axis in range(3)
+    ]
     result = np.zeros((side,) * 3, dtype=bool)
-    y, z = np.meshgrid(nodes, nodes, indexing="ij")
-    last = np.array(bone.shape) - 1
     for index, x in enumerate(nodes):  # slab by slab: a field may have 512 nodes along a side
-        normalized = np.stack([np.full_like(y, x), y, z], axis=-1)
-        points: Points = normalized * cloud.scale + cloud.shift
-        if turned_back is not None:
-            points = turned_back(points)
-        indices = np.round(to_indices(points)).astype(np.int64)
-        inside = ((indices >= 0) & (indices <= last)).all(axis=-1)
-        i, j, k = np.moveaxis(np.clip(indices, 0, last), -1, 0)
-        result[index] = bone[i, j, k] & inside
+        offset: NDArray[np.float64] = np.full((1, 1), float(strides.sum()))
+        for axis, plane in enumerate(planes):
+            indices = np.clip(plane + matrix[0, axis] * x, -1, bone.shape[axis])
+            offset = offset + np.rint(indices, out=indices) * strides[axis]
+        result[index] = flat[offset.astype(np.intp)]
     return result
 
 

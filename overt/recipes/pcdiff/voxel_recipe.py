@@ -98,31 +98,38 @@ class VoxelRecipe(Recipe):
         return with_names([item.name for item in cases.items], rows)
 
     def score_cases(self, model: VoxelNetwork, batch: list[HeldOutCase]) -> list[Row]:
-        """Score volumes of the true points, next to stage one's solid of the same points."""
-        settings = self.settings.evaluation
+        """Score the volumes that the network makes of true points."""
         clouds = [torch.cat([torch.from_numpy(case.cloud.points), case.implant]) for case in batch]
         fields = self.fields(model, torch.stack(clouds))
-        rows = []
-        for case, field in zip(batch, fields, strict=True):
-            volumes = load_case(case.item, self.settings.data.dataset)
-            grid = ScanGrid(volumes.skull, volumes.spacing, volumes.to_indices)
-            bone = bone_at_nodes(
-                volumes.skull | volumes.implant, volumes.to_indices, case.cloud, len(field)
+        return [self.score_case(*each) for each in zip(batch, fields, strict=True)]
+
+    def score_case(self, case: HeldOutCase, field: Any) -> Row:
+        """Score a field, next to stage one's solid of the same points, and to the true field."""
+        settings = self.settings.evaluation
+        volumes = load_case(case.item, self.settings.data.dataset)
+        grid = ScanGrid(volumes.skull, volumes.spacing, volumes.to_indices)
+        bone = bone_at_nodes(
+            volumes.skull | volumes.implant, volumes.to_indices, case.cloud, len(field)
+        )
+        exact = np.where(bone, -0.5, 0.5).astype(np.float32)
+        points = case.to_cloud(case.implant)
+
+        def score(mask: Mask) -> Row:
+            return implant_scores(
+                mask, volumes.implant, volumes.skull, volumes.spacing, settings.border_mm
             )
-            points = case.to_cloud(case.implant)
-            volume = implant_of_field(field, points, unit_map(case.cloud), grid)
-            solid = solid_of_votes(
-                volumes.to_indices(points)[None], volumes.skull, volumes.spacing, settings.solid_mm
-            )
-            row: Row = {"val_loss": float(np.square(field - np.where(bone, -0.5, 0.5)).mean())}
-            row |= implant_scores(
-                volume, volumes.implant, volumes.skull, volumes.spacing, settings.border_mm
-            )
-            simple = implant_scores(
-                solid, volumes.implant, volumes.skull, volumes.spacing, settings.border_mm
-            )
-            rows.append(row | {f"solid_{key}": simple[key] for key in ("dsc", "bdsc", "hd95")})
-        return rows
+
+        solid = solid_of_votes(
+            volumes.to_indices(points)[None], volumes.skull, volumes.spacing, settings.solid_mm
+        )
+        volume, ceiling = (
+            implant_of_field(values, points, unit_map(case.cloud), grid)
+            for values in (field, exact)
+        )
+        row: Row = {"val_loss": float(np.square(field - exact).mean())} | score(volume)
+        for name, scores in (("solid", score(solid)), ("ceiling", score(ceiling))):
+            row |= {f"{name}_{key}": scores[key] for key in ("dsc", "bdsc", "hd95")}
+        return row
 
     @torch.no_grad()
     def fields(self, model: VoxelNetwork, clouds: Tensor) -> Any:

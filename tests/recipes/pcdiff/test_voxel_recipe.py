@@ -2,12 +2,16 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from small_recipes import SMALL_VOXELS, curve, first_batch
 
 from overt.config import load
+from overt.data.skulls.prepare import load_case
 from overt.errors import ConfigError
+from overt.recipes.pcdiff.data import HeldOutCases
+from overt.recipes.pcdiff.voxel_data import bone_at_nodes
 
 
 def test_it_learns_and_is_scored(tmp_path: Path) -> None:
@@ -17,6 +21,26 @@ def test_it_learns_and_is_scored(tmp_path: Path) -> None:
     assert sum(losses[-3:]) < 0.5 * sum(losses[:3])
     assert {"dsc", "bdsc", "val_loss", "solid_dsc", "solid_bdsc", "solid_hd95"} <= set(scores)
     assert scores["solid_dsc"] > 0.3
+
+
+def test_the_ceiling_is_the_score_of_the_true_field_and_rises_with_its_nodes(
+    tmp_path: Path,
+) -> None:
+    recipe = SMALL_VOXELS.recipe(tmp_path)
+    recipe.build_dataset()  # writes the skulls
+    settings = recipe.settings
+    case = HeldOutCases(settings.data, settings.evaluation).case(0)
+    volumes = load_case(case.item, settings.data.dataset)
+    ceilings = []
+    for side in (16, 32, 64):
+        complete = volumes.skull | volumes.implant
+        bone = bone_at_nodes(complete, volumes.to_indices, case.cloud, side)
+        row = recipe.score_case(case, np.where(bone, -0.5, 0.5).astype(np.float32))
+        assert row["dsc"] == row["ceiling_dsc"]
+        assert row["val_loss"] == 0
+        ceilings.append(row["ceiling_dsc"])
+    assert ceilings[0] < ceilings[1] < ceilings[2]
+    assert ceilings[2] > 0.8
 
 
 def test_the_loss_is_a_share_of_the_global_batch(tmp_path: Path) -> None:
