@@ -2,9 +2,10 @@
 
 SCAN is a CT or a mask (DICOM folder, .nrrd, .nii.gz, .inv3, .npz), a closed mesh (.stl, .ply, .obj)
 or a cloud of points (.npy, (points, 3)). A checkpoint folder and an exported safetensors file name
-their recipe; for any other file, give --recipe. --mirror needs neither: it mirrors the healthy
-side. --voxels names a trained second stage (pcdiff_voxels), which turns the sampled points into
-volumes, instead of rolling a ball around them.
+their recipe; for any other file, give --recipe. --mirror and --interpolate need neither: they
+mirror the healthy side, or continue the vault across a hole in it. --voxels names a trained second
+stage (pcdiff_voxels), which turns the sampled points into volumes, instead of rolling a ball around
+them.
 
 Everything is written in patient space (LPS, mm): implant.stl, implant.obj, implant.nrrd and
 implant.nii.gz, report.html (an interactive 3D view), case.json, the sampled points (sample_N.ply),
@@ -79,11 +80,12 @@ def main(arguments: Sequence[str]) -> int:
     options = make_parser().parse_intermixed_args(arguments)
     clock = Clock()
     folder = options.output or Path(f"{options.scan.name.partition('.')[0]}_implant")
-    if options.mirror:
-        return mirror(options, folder, clock)
+    if options.mirror or options.interpolate:
+        return complete_untrained(options, folder, clock)
     if options.checkpoint is None:
         raise ConfigError(
-            "--checkpoint is missing: the weights of a trained model, or use --mirror"
+            "--checkpoint is missing: the weights of a trained model; or use --mirror or "
+            "--interpolate, which need none"
         )
     config = _configure(options)
     # What the user gave is read before torch is: a mistake in it shows at once.
@@ -116,7 +118,7 @@ def make_parser() -> argparse.ArgumentParser:
         prog="overt complete",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        parents=[model_options(default="none, with --mirror")],
+        parents=[model_options(default="none, with --mirror or --interpolate")],
     )
     parser.add_argument("scan", type=Path, metavar="SCAN")
     parser.add_argument("--samples", type=whole_number(1), metavar="N", help="how many implants")
@@ -135,7 +137,15 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="FOLDER",
         help="default: SCAN_implant",
     )
-    parser.add_argument("--mirror", action="store_true", help="baseline: mirror the healthy side")
+    untrained = parser.add_mutually_exclusive_group()
+    untrained.add_argument(
+        "--mirror", action="store_true", help="baseline: mirror the healthy side"
+    )
+    untrained.add_argument(
+        "--interpolate",
+        action="store_true",
+        help="baseline: continue the vault across a hole, also across the midline",
+    )
     parser.add_argument(
         "--threshold",
         type=finite_number(-10_000),
@@ -328,25 +338,30 @@ def write_volumes(
     return written
 
 
-def mirror(options: argparse.Namespace, folder: Path, clock: Clock) -> int:
-    """Write the baseline: the mirrored other side, where bone is missing."""
+def complete_untrained(options: argparse.Namespace, folder: Path, clock: Clock) -> int:
+    """Write an implant without a model: the mirrored other side, or the interpolated vault."""
     from overt.geometry.implant import finish
     from overt.geometry.symmetry import mirrored_implant
+    from overt.geometry.vault import interpolated_implant
     from overt.tools.report.case_folder import Case, write_case
 
     volume, how = read_bone(options)
     clock.end("read", how)
-    implant, matrix, mismatch = mirrored_implant(volume.values, volume.affine)
-    clock.end("mirror", f"the halves differ by {mismatch:.2f} mm on average")
+    facts: dict[str, Any]
+    if options.mirror:
+        implant, matrix, mismatch = mirrored_implant(volume.values, volume.affine)
+        facts = {"method": "mirror", "mirror": matrix.tolist(), "mismatch_mm": mismatch}
+        note = f"Mirrored from the other side; the halves differ by {mismatch:.2f} mm."
+    else:
+        implant, area = interpolated_implant(volume.values, volume.affine)
+        facts = {"method": "interpolate", "hole_mm2": area}
+        note = f"Interpolated across the largest hole of the vault, {area / 100:.0f} cm²."
+    clock.end(facts["method"], note)
     finished = finish(implant, volume.values, volume.spacing, finishing_of(options))
     skull = Skull(volume, how, np.zeros((0, 3)), None)
-    facts = facts_of(options, skull, clock) | {
-        "method": "mirror", "mirror": matrix.tolist(), "mismatch_mm": mismatch,
-    }  # fmt: skip
-    notes = [how, f"Mirrored from the other side; the halves differ by {mismatch:.2f} mm."]
-    written = write_case(
-        folder, Case(options.scan.name, volume, finished, [], facts | timing(clock), notes)
-    )
+    facts = facts_of(options, skull, clock) | facts
+    case = Case(options.scan.name, volume, finished, [], facts | timing(clock), [how, note])
+    written = write_case(folder, case)
     clock.end("write")
     print(f"written to {folder}: {', '.join(written)}")
     return 0

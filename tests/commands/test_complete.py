@@ -114,13 +114,20 @@ def test_the_patient_s_frame_decides_where_the_implant_is(folder: Path, tmp_path
     np.testing.assert_allclose(facts["affine_lps"], affine)
 
 
-def test_the_mirror_needs_no_checkpoint(
+def test_mirror_and_interpolation_need_no_checkpoint(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     skull = str(folder / "skulls" / "defective_skull/parietotemporal/000.nrrd")
     assert main(["complete", skull, "--mirror", "--out", str(tmp_path / "out")]) == 0
     assert "a mask (two values)" in capsys.readouterr().out
     assert (tmp_path / "out" / "report.html").is_file()
+    assert main(["complete", skull, "--interpolate", "--out", str(tmp_path / "top")]) == 0
+    facts = json.loads((tmp_path / "top" / "case.json").read_text())
+    assert facts["method"] == "interpolate"
+    assert facts["hole_mm2"] > 1000
+    small = str(folder / "skulls" / "defective_skull/bilateral/000.nrrd")
+    assert main(["complete", small, "--interpolate", "--out", str(tmp_path / "small")]) == 1
+    assert "expected a whole vault" in capsys.readouterr().err
     assert main(["complete", skull]) == 2
     assert "--checkpoint is missing" in capsys.readouterr().err
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from overt.data.skulls.volumes import Matrix
 from overt.errors import DataError
+from overt.geometry.vault import vault_middle
 from overt.geometry.voxels import Mask
 
 # Direction from the center of the vault (x left, y back, z up), its variation, and the radius in mm
@@ -23,7 +24,6 @@ _KINDS: dict[str, tuple[tuple[float, float, float], float, tuple[float, float]]]
     "random_2": ((0.0, 0.0, 0.0), 1.0, (22.0, 45.0)),
 }
 KINDS = tuple(_KINDS)
-_VAULT_MM = 90.0  # below the vertex, where width and length are those of the vault
 _LOWEST_MM = 48.0  # below the middle of the vault nothing is cut
 
 
@@ -54,17 +54,6 @@ def cut_defect(complete: Mask, affine: Matrix, kind: str, rng: np.random.Generat
     implant = np.zeros_like(complete)
     implant[tuple(indices[removed].T)] = True
     return largest_part(implant)
-
-
-def vault_middle(points: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the center of the vault, (3,), of bone at points (N, 3) in mm."""
-    top = points[:, 2].max()
-    vault = points[points[:, 2] > top - _VAULT_MM]
-    low, high = vault.min(axis=0), vault.max(axis=0)
-    middle = (low + high) / 2
-    # The height of a vault above its center is about 0.42 of its length.
-    middle[2] = top - 0.42 * (high[1] - low[1])
-    return np.asarray(middle)
 
 
 def _tangents(direction: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -7,13 +7,14 @@ import pytest
 from small_recipes import SMALL_PCDIFF
 
 from overt.data.skulls.cut import read_complete, write_rounds
-from overt.data.skulls.defects import KINDS, vault_middle
+from overt.data.skulls.defects import KINDS
 from overt.data.skulls.lists import SkullList
 from overt.data.skulls.nrrd import read_nrrd, write_nrrd
 from overt.data.skulls.prepare import prepare
 from overt.data.skulls.shapes import make_skull
 from overt.data.skulls.volumes import Volume
 from overt.errors import DataError
+from overt.geometry.vault import vault_middle
 from overt.recipes.pcdiff.data import HeldOutCases
 
 SIDE, VOXEL_MM, POINTS = 80, 2.5, 800
