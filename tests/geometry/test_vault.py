@@ -34,8 +34,9 @@ def test_a_ball_is_closed_along_both_surfaces(wall: float, hole: float) -> None:
     implant, area = interpolated_implant(shell, AFFINE)
     assert dice(implant, cap) > 0.85
     assert not (implant & shell).any()
-    sphere = 2 * np.pi * 80**2 * (1 - np.sqrt(1 - (hole / 80) ** 2))  # area of the cap
-    assert area == pytest.approx(sphere, rel=0.3)
+    exact = 2 * np.pi * 80**2 * (1 - np.sqrt(1 - (hole / 80) ** 2))  # of the cap
+    # The rim is known to a voxel of 2 mm.
+    assert abs(np.sqrt(area / np.pi) - np.sqrt(exact / np.pi)) < 2.0
 
 
 @pytest.mark.parametrize("seed", range(3))

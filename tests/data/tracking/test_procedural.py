@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from overt.config import load
 from overt.data.rng import sample_rng
 from overt.data.tracking.procedural import (
     ProceduralClips,
@@ -92,13 +93,19 @@ def test_a_static_clip_stands_still(textures):
     assert (clip.video == clip.video[:, :1]).all()
 
 
-def test_what_lies_behind_a_layer_is_hidden(textures):
-    """With large layers that move over the background some of its points vanish and return."""
+def test_what_lies_behind_a_layer_is_hidden_and_returns(textures):
+    """Large layers that move over the background hide points of it, some of them for long."""
     settings = small_settings(present=1.0, sizes=[0.5, 0.9], thin=0.0, foreground=0.0)
-    clip = make_clips(numbers(4), textures, settings, SIZE, 12, 64)
+    clip = make_clips(numbers(8), textures, settings, SIZE, 24, 64)
     inside = ((clip.tracks >= 0) & (clip.tracks <= torch.tensor([39.0, 31.0]))).all(-1)
     assert (inside & ~clip.visible).float().mean() > 0.05
-    assert not (clip.visible & ~inside)[clip.queries[..., 0:1].shape[0] :].any()
+    assert not (clip.visible & ~inside).any()
+    # Hidden in eight frames in a row, a third of the clip, visible before and afterwards.
+    long = (~clip.visible).unfold(1, 8, 1).all(-1)  # (B, 17, N)
+    seen = clip.visible.long().cumsum(1)  # (B, 24, N)
+    before = torch.cat([torch.zeros_like(seen[:, :1]), seen], 1)[:, : long.shape[1]]
+    returned = long & (before > 0) & (seen[:, -1:] > before)
+    assert returned.any(1).float().mean() > 0.01
 
 
 class Operations(TorchDispatchMode):
@@ -121,15 +128,20 @@ def test_points_need_no_more_operations_with_more_layers():
     assert counts[0] == counts[1]
 
 
-def test_noise_and_compression_change_pixels_only(textures):
-    plain = small_settings(noisy=0.0, compressed=0.0)
-    rough = small_settings(noisy=1.0, compressed=1.0)
+APPEARANCE = ("lights", "motion_blur", "blur", "gray", "noisy", "compressed")
+
+
+@pytest.mark.parametrize("name", APPEARANCE)
+def test_appearance_changes_pixels_and_no_track(textures, name):
+    # All clips move: nothing else is blurred by motion.
+    off = dict.fromkeys((*APPEARANCE, "static_clips", "static_camera", "static_things"), 0.0)
     first, second = (
-        make_clips(numbers(1), textures, settings, SIZE, FRAMES, POINTS)
-        for settings in (plain, rough)
+        make_clips(numbers(), textures, small_settings(**values), SIZE, FRAMES, POINTS)
+        for values in (off, off | {name: 1.0})
     )
     assert torch.equal(first.tracks, second.tracks)
-    assert (first.video != second.video).any()
+    assert torch.equal(first.visible, second.visible)
+    assert (first.video != second.video).flatten(1).any(1).all()  # of every clip
 
 
 def test_samples_are_enough_numbers_for_the_largest_scene():
@@ -144,3 +156,7 @@ def test_settings_that_cannot_be_are_refused():
         small_settings(layers=40)
     with pytest.raises(ConfigError, match="smaller"):
         small_settings(sizes=[0.5, 0.1])
+
+
+def test_the_recipe_starts_no_loader_process():
+    assert load(["recipe=cotracker3_small"]).training.num_workers == 0
