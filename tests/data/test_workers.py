@@ -10,13 +10,16 @@ from collections.abc import Iterator
 from fcntl import ioctl
 from struct import pack, unpack
 from termios import FIONREAD
+from types import ModuleType
 
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from overt.config import load
 from overt.data import workers
 from overt.data.workers import LoaderContext, loader_context
+from overt.engine.trainer import Trainer
 from overt.errors import LoaderError
 
 # Only the main process imports the recipe and the engine: workers know the first from their server,
@@ -53,6 +56,19 @@ def test_workers_are_forked_with_the_modules_of_their_training_process(tmp_path,
     file.write_text(PROGRAM.replace("CONTEXT", context))
     done = subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout.strip()) == (0, known), done.stderr
+
+
+def test_what_the_main_script_imports_is_imported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = ModuleType("__main__")
+    script.load = load  # type: ignore[attr-defined]
+    script.Trainer = Trainer  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    preloaded: list[str] = []
+    monkeypatch.setattr(
+        LoaderContext, "set_forkserver_preload", lambda _, names: preloaded.extend(names)
+    )
+    loader_context("overt.evaluation")
+    assert {"torch", "overt.evaluation", load.__module__, Trainer.__module__} <= set(preloaded)
 
 
 class Items:
