@@ -1,6 +1,6 @@
 """Train PCDiff on synthetic skulls for some seconds, then complete unseen and real ones.
 
-    python benchmarks/skulls.py --seconds 100 --workers 14 --real data/cranium    on CUDA
+    python benchmarks/skulls.py --seconds 870 --workers 14 --real data/cranium    on CUDA
     python benchmarks/skulls.py pcdiff_tiny --seconds 20 --skulls 6 --cases 2     anywhere, to try
 
 Skulls are made while kernels are compiled. The number of steps follows from the time of the first
@@ -37,12 +37,12 @@ from overt.recipes.pcdiff.sampling import make_plan
 
 START = time.time()
 PROBE_STEPS = 60
-# sampler, steps, eta, box margin
+# sampler, steps, eta, spacing of DDIM's steps
 SAMPLERS = (
-    ("ddim", 50, 1.0, "0.1"),
-    ("ddim", 200, 1.0, "0.1"),
-    ("dpm_solver", 20, 0.0, "0.1"),
-    ("dpm_solver", 20, 1.0, "0.1"),
+    ("ddim", 50, 1.0, 2.0),
+    ("ddim", 50, 1.0, 1.0),
+    ("dpm_solver", 20, 1.0, 2.0),
+    ("dpm_solver", 20, 0.0, 2.0),
 )
 
 
@@ -78,14 +78,14 @@ def main() -> int:
     roots = [options.real] if options.real else []
     tables = {}
     for folder in [*roots, root]:
-        for sampler, steps, eta, margin in SAMPLERS:
+        for sampler, steps, eta, power in SAMPLERS:
             extra = [
                 f"data.root={folder}", "data.synthetic=null", f"evaluation.sampler={sampler}",
                 f"evaluation.steps={steps}", f"evaluation.eta={eta}", "evaluation.volumes=true",
-                f"evaluation.box_margin={margin}",
+                f"evaluation.step_power={power}",
                 f"evaluation.ensemble={options.samples}", f"evaluation.cases={options.cases}",
             ]  # fmt: skip
-            name = f"{folder.name}_{sampler}{steps}_eta{eta:g}_box_{margin}"
+            name = f"{folder.name}_{sampler}{steps}_eta{eta:g}_power{power:g}"
             recipe = build_recipe(load([*words, *extra]))
             tables[name] = complete(recipe, model, trainer, options, name)
     (options.output / "scores.json").write_text(json.dumps(tables, indent=1))
@@ -97,7 +97,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("recipe", nargs="?", default="pcdiff_medium")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--seconds", type=float, default=100.0, help="of training")
-    parser.add_argument("--skulls", type=int, default=150, help="a fifth of them is held out")
+    parser.add_argument("--skulls", type=int, default=500, help="a fifth of them is held out")
     parser.add_argument("--cases", type=int, default=10, help="completed of each kind of skull")
     parser.add_argument("--samples", type=int, default=5, help="implants of a case, that vote")
     parser.add_argument("--workers", type=int, default=0, help="processes that make and score")

@@ -228,6 +228,9 @@ class EvaluationSettings:
     sampler: str = MISSING
     # steps of ddim and dpm_solver
     steps: int = MISSING
+    # spacing of ddim's steps: 1, as published, even; 2, as dpm_solver's, denser where little noise
+    # is left
+    step_power: float = 1.0
     # randomness of ddim and dpm_solver: 0 none, 1 as much as ddpm
     eta: float = MISSING
     # clamp a predicted implant to the box of the known points, enlarged by this fraction of its
@@ -262,6 +265,7 @@ class EvaluationSettings:
         within("evaluation.loss_times", self.loss_times, 0)
         within("evaluation.eta", self.eta, 0, 1)
         within("evaluation.box_margin", self.box_margin, 0)
+        within("evaluation.step_power", self.step_power, 0, above=True)
         each_within("evaluation", self, ("border_mm", "found_mm", "solid_mm"), 0, above=True)
 
 

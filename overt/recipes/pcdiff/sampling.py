@@ -70,7 +70,7 @@ def make_plan(diffusion: DiffusionSettings, evaluation: EvaluationSettings) -> P
         eta = evaluation.eta
         solver = make_solver(spaced.arrays, spaced.timesteps, eta)
         return Plan(spaced.arrays, spaced.timesteps, None, eta, solver, shared, margin)
-    spaced = respace(arrays, evaluation.steps)
+    spaced = respace(arrays, evaluation.steps, evaluation.step_power)
     return Plan(spaced.arrays, spaced.timesteps, None, evaluation.eta, None, shared, margin)
 
 

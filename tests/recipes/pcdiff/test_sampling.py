@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from small_recipes import SMALL_PCDIFF
@@ -134,6 +135,23 @@ def test_a_plan_is_random_where_noise_is_added() -> None:
     assert Plan(arrays_, [0], "fixedsmall", 0.0).is_random
     assert Plan(arrays_, [0], None, 0.5).is_random
     assert not Plan(arrays_, [0], None, 0.0).is_random
+
+
+def test_ddim_takes_denser_steps_where_little_noise_is_left(tmp_path: Path) -> None:
+    def steps(power: float) -> list[int]:
+        words = [
+            f"evaluation.step_power={power}",
+            "model.diffusion.steps=1000",
+            "evaluation.steps=50",
+        ]
+        settings = SMALL_PCDIFF.recipe(tmp_path, *words).settings
+        return make_plan(settings.model.diffusion, settings.evaluation).timesteps
+
+    even, dense = steps(1.0), steps(2.0)
+    assert (even[0], even[-1]) == (dense[0], dense[-1]) == (999, 0)
+    assert sum(time < 100 for time in dense) > 2 * sum(time < 100 for time in even)
+    gaps = -np.diff(dense)
+    assert (np.diff(gaps) <= 1).all()  # up to rounding they shrink towards the end
 
 
 def test_dpm_solver_needs_fewer_steps_than_ddim(tmp_path: Path) -> None:
