@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from overt.geometry.implant import Finishing, finish
-from overt.geometry.voxels import Mask, distance_to
+from overt.geometry.implant import Finishing, finish, measures
+from overt.geometry.voxels import Mask
 from overt.metrics.implants import implant_scores
 
 VOXEL_MM = 0.5
@@ -70,8 +70,8 @@ def main() -> int:
                 print(f"{'':26s} wall in the thin place: {walls[0]:.2f} -> {walls[1]:.2f} of true")
         for clearance in (0.5, 1.0):
             kept = finish(implant, skull, SPACING, Finishing(clearance_mm=clearance)).implant
-            gap = float(distance_to(skull, SPACING)[kept].min())
-            print(f"{wall:7g}  clearance {clearance:g} mm: the nearest voxel is {gap:.2f} mm away")
+            gap = measures(kept, skull, SPACING)["gap_to_skull_mm"]
+            print(f"{wall:7g}  clearance {clearance:g} mm: the skull is {gap:.2f} mm away")
     return 0
 
 

@@ -33,6 +33,7 @@ from overt.tasks import ImplantVoxelizer, SkullCompleter, need_task
 
 if TYPE_CHECKING:
     from overt.data.skulls.volumes import CloudFrame, Volume
+    from overt.geometry.implant import Finished
 
 CLOUD_FACTOR = 2  # points on a volume's surface for each one that is drawn
 
@@ -67,6 +68,14 @@ class Skull(NamedTuple):
         return self.volume.to_patient(self.frame.to_indices(cloud))
 
 
+class Voxelizer(NamedTuple):
+    """A second stage."""
+
+    task: ImplantVoxelizer
+    model: Any
+    how: str
+
+
 # Options of the finished implant, 0 where they are not given.
 LENGTHS = {
     "--clearance": "distance kept from the skull; default: 0",
@@ -79,7 +88,8 @@ LENGTHS = {
 def main(arguments: Sequence[str]) -> int:
     options = make_parser().parse_intermixed_args(arguments)
     clock = Clock()
-    folder = options.output or Path(f"{options.scan.name.partition('.')[0]}_implant")
+    folder = options.output or default_folder(options.scan)
+    refuse_unused(options)
     if options.mirror or options.interpolate:
         return complete_untrained(options, folder, clock)
     if options.checkpoint is None:
@@ -91,26 +101,68 @@ def main(arguments: Sequence[str]) -> int:
     # What the user gave is read before torch is: a mistake in it shows at once.
     skull = read_skull(options, config)
     clock.end("read", skull.how)
+    voxelizer = None if options.voxels is None else load_voxelizer(options)
     with shown():
         completion = sample(options, config, skull, clock)
     known, implants = completion.known, completion.implants.numpy()
     clouds = implants * known.scale + known.shift  # (n, K, 3) in the coordinates of clouds
+    samples = make_volumes(config, skull, completion, voxelizer, clock)
     written = write_clouds(folder, completion, skull.to_patient(clouds))
+    is_empty = False
     if skull.volume is not None:
         facts = facts_of(options, skull, clock) | {
             "checkpoint": str(options.checkpoint),
             "recipe": config.recipe.name,
             "sampling": vars(config.settings.evaluation),
             "second_stage": None if options.voxels is None else str(options.voxels),
-            "finishing": finishing_of(options)._asdict(),
         }
-        samples = make_volumes(options, config, skull, completion, clock)
-        written += write_volumes(options, folder, skull, samples, facts, clock)
+        finished, files = write_volumes(options, folder, skull, samples, facts, clock)
+        written += files
+        is_empty = not finished.implant.any()
     print(
         f"{len(implants)} implant(s) of {implants.shape[1]} points\n"
         f"written to {folder}: {', '.join(written)}"
     )
+    if is_empty:
+        raise DataError(
+            f"the implant in {folder} is empty: {why_empty(options)}. The sampled points are there"
+        )
     return 0
+
+
+def default_folder(scan: Path) -> Path:
+    """Return SCAN_implant, beside a folder of images instead of in it."""
+    scan = scan.resolve()
+    name = scan.name.removesuffix(".gz")
+    name = name if scan.is_dir() else Path(name).stem
+    folder = Path(f"{name}_implant")
+    return scan.parent / folder if scan in folder.resolve().parents else folder
+
+
+def refuse_unused(options: argparse.Namespace) -> None:
+    """Raise an error for options that would have no effect."""
+    method = "--mirror" if options.mirror else "--interpolate" if options.interpolate else None
+    if method is not None:
+        of_networks = ("checkpoint", "recipe", "rename", "samples", "steps", "voxels", "overrides")
+        given = [name for name in of_networks if getattr(options, name)]
+        if given:
+            raise ConfigError(
+                f"{method} needs no network, and {', '.join(given)} would have no effect; leave "
+                f"out {method}, or what belongs to a network"
+            )
+    if options.spacing is not None and options.scan.suffix.lower() != ".npy":
+        raise ConfigError(
+            f"--spacing is for volumes in .npy files; {options.scan.name} has its own spacing"
+        )
+
+
+def why_empty(options: argparse.Namespace) -> str:
+    """Return the likely reason."""
+    if options.clearance:
+        return f"no voxel is {options.clearance:g} mm from the skull, as --clearance asks"
+    if options.mirror:
+        return "nothing of the mirrored side is missing here"
+    return "at least half of the samples must share a volume; take more steps, or another model"
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -126,7 +178,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--vote",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="majority vote of the samples; --no-vote: use the first sample",
+        help="what at least half of the samples fill; --no-vote: the first sample",
     )
     parser.add_argument("--steps", type=whole_number(2), metavar="N", help="steps of the sampler")
     parser.add_argument(
@@ -189,7 +241,10 @@ def read_bone(options: argparse.Namespace) -> tuple[Volume, str]:
 
     spacing = None if options.spacing is None else tuple(options.spacing)
     scan = read_scan(options.scan, spacing)
-    return find_bone(scan, str(options.scan), options.threshold)
+    bone = find_bone(scan, str(options.scan), options.threshold)
+    if not bone[0].values.any():
+        raise DataError(f"{options.scan} holds no bone: all its voxels are empty")
+    return bone
 
 
 def read_skull(options: argparse.Namespace, config: Config) -> Skull:
@@ -203,6 +258,7 @@ def read_skull(options: argparse.Namespace, config: Config) -> Skull:
     if path.suffix.lower() == ".npy" and options.spacing is None:
         if not path.is_file():
             raise DataError(f"no skull at {path}; check the path")
+        refuse_volume(path)
         return Skull(None, "a cloud of points", load_cloud(path, required_points), None)
     volume, how = read_bone(options)
     frame = cloud_frame(volume, getattr(config.settings.data, "axes", None) or "LPS")
@@ -210,6 +266,19 @@ def read_skull(options: argparse.Namespace, config: Config) -> Skull:
     return Skull(
         volume, how, cloud_of(volume.mask, CLOUD_FACTOR * required_points, rng, path, frame), frame
     )
+
+
+def refuse_volume(path: Path) -> None:
+    """Raise an error that names the missing option if an array is a volume."""
+    try:
+        shape = np.load(path, mmap_mode="r", allow_pickle=False).shape
+    except (ValueError, OSError, EOFError):
+        return  # whoever reads it as a cloud says what is wrong
+    if len(shape) == 3:
+        raise DataError(
+            f"{path} holds a volume of shape {shape}: give its voxels in mm by --spacing MM MM MM. "
+            "A cloud of points has the shape (points, 3)"
+        )
 
 
 def sample(options: argparse.Namespace, config: Config, skull: Skull, clock: Clock) -> Any:
@@ -226,7 +295,8 @@ def sample(options: argparse.Namespace, config: Config, skull: Skull, clock: Clo
     model, report = load_model(recipe, options.checkpoint, options.part, options.rename)
     clock.end("load", str(report))
     set_precision(config.training.precision, config.training.deterministic)
-    dtype = AUTOCAST.get(config.training.precision)
+    # CPUs without 16-bit arithmetic emulate it, at a tenth of the speed.
+    dtype = AUTOCAST.get(config.training.precision) if world.device.type == "cuda" else None
     with (
         torch.inference_mode(),
         torch.autocast(world.device.type, dtype, enabled=dtype is not None),
@@ -241,9 +311,11 @@ def write_clouds(folder: Path, completion: Any, implants: Points) -> list[str]:
     import torch
 
     from overt.data.skulls.meshes import write_ply_points
+    from overt.tools.report.case_folder import clear_case
     from overt.viz.points import Shown, draw_clouds
     from overt.viz.tracks import save_image
 
+    clear_case(folder)
     folder.mkdir(parents=True, exist_ok=True)
     known, parts = completion.known, completion.implants
     completed = [np.concatenate([known.points, part]) for part in parts.numpy()]
@@ -272,15 +344,26 @@ def finishing_of(options: argparse.Namespace) -> Any:
     )
 
 
+def load_voxelizer(options: argparse.Namespace) -> Voxelizer:
+    """Return the second stage of --voxels."""
+    from overt.checkpoint.trained import load_model
+
+    config = configure_model(options.voxels, None, [], options.package)
+    recipe = build_recipe(config)
+    task = need_task(recipe, ImplantVoxelizer, config.recipe.name)
+    model, report = load_model(recipe, options.voxels, options.part)
+    return Voxelizer(task, model, f"by {config.recipe.name}; {report}")
+
+
 def make_volumes(
-    options: argparse.Namespace, config: Config, skull: Skull, completion: Any, clock: Clock
+    config: Config, skull: Skull, completion: Any, voxelizer: Voxelizer | None, clock: Clock
 ) -> list[NDArray[np.bool_]]:
     """Return a volume for each sample: by the second stage, or by rolling a ball around points."""
     volume, frame = skull.volume, skull.frame
-    assert volume is not None
-    assert frame is not None
+    if volume is None or frame is None:
+        return []
     known = completion.known
-    if options.voxels is None:
+    if voxelizer is None:
         from overt.geometry.solid import solid_of_points
 
         ball = vars(config.settings.evaluation).get("solid_mm", 8.0)
@@ -292,20 +375,15 @@ def make_volumes(
         ]
         clock.end("solid", f"{len(samples)} volume(s)")
         return samples
-    from overt.checkpoint.trained import load_model
     from overt.distributed import init_distributed
     from overt.geometry.indicator import ScanGrid
 
-    second = configure_model(options.voxels, None, [], options.package)
-    recipe = build_recipe(second)
-    voxelizer = need_task(recipe, ImplantVoxelizer, second.recipe.name)
-    model, report = load_model(recipe, options.voxels, options.part)
     device = init_distributed(config.training.device).device
     grid = ScanGrid(volume.values, volume.spacing, frame.to_indices)
-    volumes: list[NDArray[np.bool_]] = voxelizer.implant_volumes(
-        model.to(device), known, completion.implants, grid
+    volumes: list[NDArray[np.bool_]] = voxelizer.task.implant_volumes(
+        voxelizer.model.to(device), known, completion.implants, grid
     )
-    clock.end("voxels", f"{len(volumes)} volume(s) by {second.recipe.name}; {report}")
+    clock.end("voxels", f"{len(volumes)} volume(s) {voxelizer.how}")
     return volumes
 
 
@@ -316,7 +394,7 @@ def write_volumes(
     samples: list[NDArray[np.bool_]],
     facts: dict[str, Any],
     clock: Clock,
-) -> list[str]:
+) -> tuple[Finished, list[str]]:
     """Write the implant that the samples agree on as volume, meshes and page."""
     from overt.geometry.implant import finish
     from overt.tools.report.case_folder import Case, write_case
@@ -328,14 +406,12 @@ def write_volumes(
     votes = np.sum(voters, axis=0, dtype=np.int32)
     chosen = np.asarray(votes >= (len(voters) + 1) // 2)
     finished = finish(chosen, volume.values, spacing, finishing_of(options))
-    if not finished.implant.any():
-        print("the samples enclose no volume that most of them share: the implant is empty")
     notes = [skull.how, f"Implant by {'vote of ' if options.vote else 'the first of '}"
              f"{len(samples)} sample(s), clearance {options.clearance:g} mm."]  # fmt: skip
     case = Case(options.scan.name, volume, finished, samples, facts | timing(clock), notes)
     written = write_case(folder, case)
     clock.end("write")
-    return written
+    return finished, written
 
 
 def complete_untrained(options: argparse.Namespace, folder: Path, clock: Clock) -> int:
@@ -343,7 +419,7 @@ def complete_untrained(options: argparse.Namespace, folder: Path, clock: Clock) 
     from overt.geometry.implant import finish
     from overt.geometry.symmetry import mirrored_implant
     from overt.geometry.vault import interpolated_implant
-    from overt.tools.report.case_folder import Case, write_case
+    from overt.tools.report.case_folder import Case, clear_case, write_case
 
     volume, how = read_bone(options)
     clock.end("read", how)
@@ -358,6 +434,9 @@ def complete_untrained(options: argparse.Namespace, folder: Path, clock: Clock) 
         note = f"Interpolated across the largest hole of the vault, {area / 100:.0f} cm²."
     clock.end(facts["method"], note)
     finished = finish(implant, volume.values, volume.spacing, finishing_of(options))
+    if not finished.implant.any():
+        raise DataError(f"the implant is empty, nothing was written: {why_empty(options)}")
+    clear_case(folder)
     skull = Skull(volume, how, np.zeros((0, 3)), None)
     facts = facts_of(options, skull, clock) | facts
     case = Case(options.scan.name, volume, finished, [], facts | timing(clock), [how, note])
@@ -382,6 +461,7 @@ def facts_of(options: argparse.Namespace, skull: Skull, clock: Clock) -> dict[st
         "affine_lps": volume.affine.tolist(),
         "space": "LPS, mm",
         "versions": _versions(packages, version) | {"python": platform.python_version()},
+        "finishing": finishing_of(options)._asdict(),
     }
 
 

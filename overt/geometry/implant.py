@@ -26,7 +26,7 @@ Faces = NDArray[np.int64]
 class Finishing(NamedTuple):
     """What is done to an implant; lengths in mm, 0 leaves a treatment out."""
 
-    clearance_mm: float = 0.0  # distance kept from the skull
+    clearance_mm: float = 0.0  # distance kept from the skull, between the surfaces
     min_wall_mm: float = 0.0  # thinner walls are made as thick
     smooth_mm: float = 0.0  # width of the smoothing; the rim stays as it is
     hole_mm: float = 0.0  # holes through the wall up to this width are closed
@@ -76,16 +76,36 @@ def finish(
     if how.hole_mm > 0:
         current = keep("through_holes", close_holes(current, occupied, spacing, how.hole_mm))
     if how.smooth_mm > 0:
-        current = keep("smoothing", smooth(current, occupied, spacing, how.smooth_mm))
+        smoothed = keep("smoothing", smooth(current, occupied, spacing, how.smooth_mm))
+        if smoothed.sum() < current.sum() / 2:
+            raise DataError(
+                f"smoothing by {how.smooth_mm:g} mm would take away {_percent(current, smoothed)} "
+                "of the implant, whose wall is thinner than that; use a smaller width"
+            )
+        current = smoothed
     if how.min_wall_mm > 0:
         current = keep("thin_walls", thicken(current, occupied, spacing, how.min_wall_mm))
     if how.clearance_mm > 0 and occupied.any():
-        near = distance_to(occupied, spacing) <= how.clearance_mm
+        near = gap_to(occupied, spacing) < how.clearance_mm
         current = keep("clearance", current & ~near)
-        if how.largest_part and current.any():
-            current = keep("parts_after_clearance", largest_part(current))
+    if how.largest_part and current.any():  # each of these may have cut something off
+        current = keep("parts_at_last", largest_part(current))
     volume[box] = current
     return Finished(volume, changed)
+
+
+def _percent(before: Mask, after: Mask) -> str:
+    return f"{100 * (1 - after.sum() / before.sum()):.0f} %"
+
+
+def gap_to(mask: Mask, spacing: Sequence[float]) -> NDArray[np.float64]:
+    """Return the distance in mm of every voxel to a mask, from surface to surface.
+
+    Between centers it would be a voxel more: those that touch would be apart.
+    """
+    from scipy.ndimage import binary_dilation
+
+    return distance_to(binary_dilation(mask, np.ones((3, 3, 3))), spacing)
 
 
 def largest_part(mask: Mask) -> Mask:
@@ -178,7 +198,7 @@ def measures(implant: Mask, skull: Mask, spacing: Sequence[float]) -> dict[str, 
         f"extent_{axis}_mm": float(n * s) for axis, n, s in zip("ijk", sizes, spacing, strict=True)
     }
     if skull[box].any():
-        distance = distance_to(skull[box], spacing)[implant[box]]
+        distance = gap_to(skull[box], spacing)[implant[box]]
         result["gap_to_skull_mm"] = float(distance.min())
         result["furthest_from_skull_mm"] = float(distance.max())
     return result

@@ -11,6 +11,7 @@ from small_recipes import SMALL_PCDIFF, SMALL_VOXELS
 from toy_runs import TOY, train_toy
 
 from overt.cli import main
+from overt.commands.complete import default_folder
 from overt.config import build_recipe, load
 from overt.data.skulls.nrrd import read_nrrd, write_nrrd
 from overt.data.skulls.volumes import Volume
@@ -132,6 +133,47 @@ def test_mirror_and_interpolation_need_no_checkpoint(
     assert "--checkpoint is missing" in capsys.readouterr().err
 
 
+def test_what_would_have_no_effect_is_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    skull = str(folder / "skulls" / "defective_skull/parietotemporal/000.nrrd")
+    words = ["complete", skull, "--mirror", "--out", str(tmp_path / "out")]
+    assert main([*words, "--checkpoint", "x.pth", "--samples", "7"]) == 2
+    assert "checkpoint, samples would have no effect" in capsys.readouterr().err
+    assert main([*words, "--spacing", "3", "3", "3"]) == 2
+    assert "has its own spacing" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_empty_implant_is_no_success_and_no_older_one_is_taken_for_it(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    skull = str(folder / "skulls" / "defective_skull/parietotemporal/000.nrrd")
+    words = ["complete", skull, "--mirror", "--out", str(tmp_path / "out")]
+    assert main([*words, "--clearance", "200"]) == 1
+    assert "as --clearance asks" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert main([*words, "--close-holes", "1"]) == 0
+    facts = json.loads((tmp_path / "out" / "case.json").read_text())
+    assert facts["finishing"]["hole_mm"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("scan", "name"),
+    [("anna.2024.nii.gz", "anna.2024"), ("skull.nrrd", "skull"), ("a.b.stl", "a.b")],
+)
+def test_every_scan_has_a_folder_of_its_own(scan: str, name: str) -> None:
+    assert default_folder(Path(scan)) == Path(f"{name}_implant")
+
+
+def test_nothing_is_written_into_a_folder_of_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "CT.1").mkdir()
+    monkeypatch.chdir(tmp_path / "CT.1")
+    assert default_folder(Path()) == tmp_path / "CT.1_implant"
+
+
 def test_a_cloud_gets_implants_and_no_volume(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     skull = "defective_skull/random_1/001_surf.npy"
@@ -161,6 +203,11 @@ def test_too_few_and_broken_points_are_refused(
     np.save(folder / "skulls" / "few.npy", np.zeros((9, 3)))
     assert complete(folder, "few.npy") == 1
     assert "9 points, expected at least 128" in capsys.readouterr().err
+    np.save(folder / "skulls" / "volume.npy", np.zeros((9, 8, 7)))
+    assert complete(folder, "volume.npy") == 1
+    assert (
+        "a volume of shape (9, 8, 7): give its voxels in mm by --spacing" in capsys.readouterr().err
+    )
     np.save(folder / "skulls" / "broken.npy", np.full((300, 3), np.nan))
     assert complete(folder, "broken.npy") == 1
     assert "is not finite" in capsys.readouterr().err

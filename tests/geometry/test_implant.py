@@ -2,7 +2,10 @@
 
 import numpy as np
 import pytest
+from scipy.ndimage import label
+from scipy.spatial import KDTree
 
+from overt.errors import DataError
 from overt.geometry import implant as implants
 from overt.geometry.isosurface import mask_surface
 
@@ -35,6 +38,41 @@ def test_specks_parts_holes_and_clearance_are_treated_and_counted() -> None:
     assert changed["clearance"] < 0
     nothing = np.zeros_like(rough)
     assert not implants.finish(nothing, skull, SPACING).implant.any()
+
+
+@pytest.mark.parametrize("clearance", [0.2, 0.5, 0.7, 1.3])
+def test_the_clearance_is_between_the_surfaces(clearance: float) -> None:
+    """It was between the centers of voxels: with less than a voxel nothing was taken away."""
+    skull = np.zeros_like(plate())
+    skull[:10], skull[:, :, :5] = True, True
+    how = implants.Finishing(clearance_mm=clearance)
+    kept = implants.finish(plate(), skull, SPACING, how).implant
+    meshes = [mask_surface(mask)[0] * SPACING for mask in (kept, skull)]
+    assert KDTree(meshes[1]).query(meshes[0])[0].min() >= clearance
+    assert kept.sum() > plate().sum() / 2
+
+
+@pytest.mark.parametrize("how", [{"hole_mm": 5.0}, {"min_wall_mm": 12.0}, {"smooth_mm": 1.0}])
+def test_one_part_is_left_whatever_was_done(how: dict[str, float]) -> None:
+    """What closes a hole or thickens a wall beyond bone is cut off by it."""
+    mask, skull = plate(), np.zeros_like(plate())
+    mask[25:35] = False
+    mask[25:35, 10:50, 8] = True  # a bridge of one voxel
+    skull[10:50, 10:50, 12:14] = True
+    skull[24:36, 10:50, 3:5] = True
+    finished = implants.finish(mask, skull, SPACING, implants.Finishing(**how))
+    assert label(finished.implant)[1] == 1
+    assert (
+        implants.finish(
+            mask, skull, SPACING, implants.Finishing(largest_part=False, **how)
+        ).implant.sum()
+        >= finished.implant.sum()
+    )
+
+
+def test_smoothing_that_would_take_the_implant_away_is_refused() -> None:
+    with pytest.raises(DataError, match=r"smoothing by 6 mm would take away \d+ % of the implant"):
+        implants.finish(plate(), np.zeros_like(plate()), SPACING, implants.Finishing(smooth_mm=6.0))
 
 
 def test_parts_are_kept_where_asked() -> None:
@@ -102,4 +140,6 @@ def test_measures_are_in_millimeters() -> None:
     found = implants.measures(mask, skull, SPACING)
     assert found["volume_cm3"] == pytest.approx(2.4)
     assert found["extent_k_mm"] == 6.0
-    assert found["gap_to_skull_mm"] == pytest.approx(1.5)  # centers of voxels 7 and 10
+    assert found["gap_to_skull_mm"] == pytest.approx(1.0)  # voxels 8 and 9 are between them
+    skull[:10] = True
+    assert implants.measures(mask, skull, SPACING)["gap_to_skull_mm"] == 0.0  # they touch

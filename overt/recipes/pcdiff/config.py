@@ -236,7 +236,8 @@ class EvaluationSettings:
     # clamp a predicted implant to the box of the known points, enlarged by this fraction of its
     # sides, so that errors of the noisiest steps do not accumulate. null: no limit, as published
     box_margin: float | None = None
-    # implants sampled per skull; scores are those of their mean, a volume is their majority vote
+    # implants sampled per skull; scores are those of their mean, a volume is what at least half of
+    # them fill
     ensemble: int = MISSING
     # number of scored skulls, evenly spaced in the test list; null: all
     cases: int | None = MISSING

@@ -77,7 +77,7 @@ def sample_batch(
 def score_case(
     case: HeldOutCase, implants: Tensor, noise: Tensor, settings: EvaluationSettings, dataset: str
 ) -> Row:
-    """Return mean distances of an ensemble (n, K, 3) and of noise; overlap of its majority vote."""
+    """Return mean distances of an ensemble (n, K, 3) and of noise; overlap of its vote."""
     unit = case.unit_mm
     threshold = settings.found_mm / unit
     sample_scores = [cloud_scores(implant, case.implant, threshold) for implant in implants]
@@ -94,7 +94,7 @@ def score_case(
 def volume_scores(
     case: HeldOutCase, implants: Tensor, settings: EvaluationSettings, dataset: str
 ) -> Row:
-    """Score the majority vote of an ensemble (n, K, 3) as a volume in the case's grid.
+    """Score the vote of an ensemble (n, K, 3) as a volume in the case's grid.
 
     `ceiling_dsc` and `ceiling_hd95` are the scores of the true points, an upper bound for samples.
     """

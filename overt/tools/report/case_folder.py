@@ -27,6 +27,13 @@ _SKULL_VOXEL_MM = 2.0  # of the skull on the page, which has to be small
 _BONE, _METAL, _SAMPLE = (0.85, 0.82, 0.75, 1.0), (0.95, 0.45, 0.1, 1.0), (0.2, 0.45, 0.8, 1.0)
 
 
+# All that `overt complete` writes.
+FILES = (
+    "implant.*", "sample_*.ply", "case.json", "report.html", "picture.png",
+    "input.npy", "sample.npy", "shift.npy", "scale.npy",
+)  # fmt: skip
+
+
 class Case(NamedTuple):
     """A completed skull in the grid of its scan."""
 
@@ -36,6 +43,13 @@ class Case(NamedTuple):
     samples: Sequence[Mask]  # those that voted; none for a baseline
     facts: dict[str, Any]  # for case.json
     notes: Sequence[str]  # for the page
+
+
+def clear_case(folder: Path) -> None:
+    """Remove the files of an earlier case: none of them must be taken for one of the next."""
+    for pattern in FILES:
+        for path in folder.glob(pattern):
+            path.unlink()
 
 
 def write_case(folder: Path, case: Case) -> list[str]:

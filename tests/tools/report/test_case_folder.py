@@ -11,7 +11,7 @@ from overt.data.skulls.nrrd import read_nrrd
 from overt.data.skulls.scans import read_nifti
 from overt.data.skulls.volumes import Volume
 from overt.geometry.implant import finish
-from overt.tools.report.case_folder import Case, write_case
+from overt.tools.report.case_folder import Case, clear_case, write_case
 
 # Left-handed, oblique and anisotropic.
 AFFINE = np.array([[0, 0.8, 0.6, 50], [1.0, 0, 0, -20], [0, -0.6, 0.8, 7], [0, 0, 0, 1]])
@@ -47,6 +47,13 @@ def test_mesh_and_volumes_are_in_one_place(flip: float, tmp_path: Path) -> None:
     assert facts["implant"]["open_edges"] == 0
     assert facts["implant"]["volume_cm3"] == pytest.approx(mm3 / 1000)
     assert facts["samples"][0]["dice_with_other_samples"] == pytest.approx(11 / 12)
+
+
+def test_nothing_of_an_earlier_case_stays(tmp_path: Path) -> None:
+    for name in ("implant.stl", "sample_4.ply", "case.json", "notes.txt", "implant.nii.gz"):
+        (tmp_path / name).touch()
+    clear_case(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_an_empty_implant_has_no_mesh(tmp_path: Path) -> None:
