@@ -166,7 +166,12 @@ def _examine_run(config: Config, options: argparse.Namespace, world: World) -> l
     except (OvertError, OSError, ImportError) as error:
         return [*checks, fail("data", str(error), remedy)]
     checks.append(attempt("evaluation data", lambda: run.evaluation_data(recipe), remedy))
-    checks.append(attempt("disk space", lambda: run.disk_space(config, recipe), remedy))
+    try:
+        size = run.checkpoint_bytes(config, recipe)
+    except (OvertError, OSError) as error:  # of weights that the model starts from
+        checks.append(fail("model", str(error), remedy))
+    else:
+        checks.append(attempt("disk space", lambda: run.disk_space(config, size), remedy))
     check, seconds = run.read_samples(source, config, options.samples, world.rank)
     checks.append(check)
     if seconds is not None:

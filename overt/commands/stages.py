@@ -89,6 +89,11 @@ def main(arguments: Sequence[str]) -> int:
         print(f"[{number}/{len(stages)}] {stage.name}: {progress}", flush=True)
         if progress.is_done:
             continue
+        if options.dry_run and stage.nodes > 1 and options.processes is None:
+            print(
+                f"on each of {stage.nodes} nodes:\n$ {shlex.join(node_command(stage))}", flush=True
+            )
+            continue
         command = local_command(stage, options.processes)
         print(f"$ {shlex.join(command)}", flush=True)
         if options.dry_run:
@@ -112,6 +117,13 @@ def local_command(stage: Stage, processes: int | None = None) -> list[str]:
         return [sys.executable, "-m", "overt.train", *stage.words]
     start = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"]
     return [sys.executable, *start, "-m", "overt.train", *stage.words]
+
+
+def node_command(stage: Stage) -> list[str]:
+    """Return what each node of a stage runs, as docs/launch.md starts several."""
+    size = [f"--nnodes={stage.nodes}", f"--nproc_per_node={stage.gpus or 1}"]
+    meeting = ["--rdzv_backend=c10d", "--rdzv_endpoint=FIRST_HOST:29500"]
+    return ["torchrun", *size, *meeting, "-m", "overt.train", *stage.words]
 
 
 def run(stage: Stage, command: list[str]) -> None:

@@ -15,6 +15,7 @@ from toy_runs import TOY
 from overt.cli import main as overt
 from overt.commands.doctor import main
 from overt.distributed import World
+from overt.errors import CheckpointError
 
 TOY_RUN = ["--package", str(TOY), "recipe=toy"]
 ALONE = World(0, 1, 0, torch.device("cpu"))
@@ -64,6 +65,19 @@ def test_a_run_that_cannot_work_fails_with_a_remedy(
     assert found[name]["level"] == "FAIL"
     assert text in found[name]["found"]
     assert found[name]["remedy"]
+
+
+def test_weights_that_do_not_fit_are_the_model_s_fault(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def misfit(*_: object) -> int:
+        raise CheckpointError("the checkpoint is of another model")
+
+    monkeypatch.setattr("overt.tools.doctor.run.checkpoint_bytes", misfit)
+    code, found = findings(TOY_RUN, capsys)
+    assert code != 0
+    assert found["model"]["level"] == "FAIL"
+    assert "disk space" not in found
 
 
 def test_strict_makes_a_warning_a_failure(

@@ -83,6 +83,19 @@ def test_a_dry_run_shows_the_commands_and_runs_nothing(
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_dry_run_of_several_nodes_shows_what_each_runs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It was an error that named Slurm, on the workstation where a plan is read."""
+    file = Path(__file__).parents[2] / "examples" / "blade" / "stages.yaml"
+    assert main([str(file), "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "on each of 8 nodes:\n$ torchrun --nnodes=8 --nproc_per_node=8" in shown
+    assert "-m overt.train recipe=blade_posenet" in shown
+    with pytest.raises(LaunchError, match="needs 8 nodes"):
+        main([str(file)])
+
+
 @pytest.mark.usefixtures("_here")
 def test_a_finished_stage_with_other_settings_is_not_taken_for_done(tmp_path: Path) -> None:
     main([str(write_chain(tmp_path))])

@@ -48,9 +48,8 @@ def evaluation_data(recipe: Recipe) -> Check:
     return ok("evaluation data", "the evaluation data exists and can be opened")
 
 
-def disk_space(config: Config, recipe: Recipe) -> Check:
-    """Room for the checkpoints that will be kept, and for the one being written beside them."""
-    size = checkpoint_bytes(config, recipe)
+def disk_space(config: Config, size: int) -> Check:
+    """Room for the checkpoints of that size to be kept, and for one being written beside them."""
     checkpoints_kept = config.checkpoint.keep_last_n
     if config.checkpoint.metric_name is not None:
         checkpoints_kept += config.checkpoint.keep_best_n

@@ -38,7 +38,7 @@ def test_a_small_disk_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     for checkpoints in (1, 3, 100):
         usage = SimpleNamespace(total=0, used=0, free=checkpoints * size)
         monkeypatch.setattr("shutil.disk_usage", lambda path, usage=usage: usage)
-        levels.append(run.disk_space(config, recipe).level)
+        levels.append(run.disk_space(config, size).level)
     assert levels == [Level.FAIL, Level.WARN, Level.OK]
 
 
