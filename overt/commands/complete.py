@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from overt.commands.arguments import configure_model, finite_number, model_options, whole_number
 from overt.config import Config, build_recipe
 from overt.errors import ConfigError, DataError
+from overt.files.bounds import open_arrays
 from overt.progress import shown
 from overt.tasks import ImplantVoxelizer, SkullCompleter, need_task
 
@@ -271,7 +272,7 @@ def read_skull(options: argparse.Namespace, config: Config) -> Skull:
 def refuse_volume(path: Path) -> None:
     """Raise an error that names the missing option if an array is a volume."""
     try:
-        shape = np.load(path, mmap_mode="r", allow_pickle=False).shape
+        shape = open_arrays(path, mapped=True).shape
     except (ValueError, OSError, EOFError):
         return  # whoever reads it as a cloud says what is wrong
     if len(shape) == 3:

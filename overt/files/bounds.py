@@ -25,6 +25,7 @@ from overt.errors import DataError
 
 UNSUSPICIOUS = 1 << 30  # bytes; what claims less is read whatever its file looks like
 LARGEST_RATIO = 200  # of bytes claimed to bytes on disk, beyond that
+_DROPPED_AT_ONCE = 1 << 24  # bytes
 LARGEST_HEADER = 1 << 16  # bytes of an array's header
 ADVICE = "get it again from its source, or create it again"
 
@@ -89,18 +90,45 @@ def read_file(path: Path) -> bytes:
 
 
 def unpack_gzip(content: bytes, expected: int, name: str) -> bytes:
-    """Return the first `expected` bytes of gzip data, refused where that is a bomb."""
+    """Return the first `expected` bytes of gzip data, refused where that is a bomb.
+
+    The stream that holds the last of them is unpacked to its end, where its checksum is.
+    """
     _check_claim(expected, len(content), name)
     parts: list[bytes] = []
     missing = expected
     while missing > 0 and content:
         stream = zlib.decompressobj(wbits=31)
-        parts.append(stream.decompress(content, missing))
+        parts.append(_unpack(stream, content, missing))
         missing -= len(parts[-1])
-        if not stream.eof:
-            break
+        _check_end(stream, name)
         content = stream.unused_data  # a file may hold several streams, one after the other
     return b"".join(parts)
+
+
+def _check_end(stream: zlib._Decompress, name: str) -> None:
+    """Unpack the rest of a stream without keeping it; zlib compares the checksum at the end."""
+    surplus = 0
+    while not stream.eof:
+        content = stream.unconsumed_tail
+        part = _unpack(stream, content, _DROPPED_AT_ONCE)
+        surplus += len(part)
+        if surplus > UNSUSPICIOUS:
+            raise DataError(
+                f"{name} unpacks to {_gigabytes(surplus)} more than its header says: it is "
+                f"damaged, or a bomb; {ADVICE}"
+            )
+        if not part and not stream.eof and len(stream.unconsumed_tail) == len(content):
+            raise EOFError("the gzip data end early: the file is truncated")
+
+
+def _unpack(stream: zlib._Decompress, content: bytes, at_most: int) -> bytes:
+    try:
+        return stream.decompress(content, at_most)
+    except zlib.error as error:
+        if "incorrect data check" in str(error):
+            raise zlib.error("CRC check failed") from error
+        raise
 
 
 def _check_claim(claimed: int, held: int, name: str) -> None:

@@ -79,7 +79,7 @@ def finish(
         smoothed = keep("smoothing", smooth(current, occupied, spacing, how.smooth_mm))
         if smoothed.sum() < current.sum() / 2:
             raise DataError(
-                f"smoothing by {how.smooth_mm:g} mm would take away {_percent(current, smoothed)} "
+                f"smoothing by {how.smooth_mm:g} mm would remove {_percent(current, smoothed)} "
                 "of the implant, whose wall is thinner than that; use a smaller width"
             )
         current = smoothed

@@ -6,6 +6,7 @@ import os
 import resource
 import struct
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,19 @@ def test_a_volume_is_unpacked_no_further_than_its_header_says(tmp_path: Path) ->
         with pytest.raises(DataError, match="expected a voxel"):
             read_nrrd(path)
     assert unpack_gzip(gzip.compress(b"ab") + gzip.compress(b"cd"), 3, "x") == b"abc"
+
+
+def test_the_checksum_of_packed_data_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = gzip.compress(b"abcd", 0)
+    assert unpack_gzip(packed + b"padding", 4, "x") == b"abcd"
+    with pytest.raises(zlib.error, match="CRC check failed"):
+        unpack_gzip(packed.replace(b"abcd", b"abce"), 4, "x")
+    with pytest.raises(EOFError, match="truncated"):
+        unpack_gzip(packed[:-1], 4, "x")
+    # The checksum is not sought for longer than that.
+    monkeypatch.setattr(bounds, "UNSUSPICIOUS", 10**6)
+    with pytest.raises(DataError, match="more than its header says"):
+        unpack_gzip(gzip.compress(bytes(10**7)), 4, "x")
 
 
 def test_an_archive_of_frames_is_looked_at_before_it_is_read(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_one_part_is_left_whatever_was_done(how: dict[str, float]) -> None:
 
 
 def test_smoothing_that_would_take_the_implant_away_is_refused() -> None:
-    with pytest.raises(DataError, match=r"smoothing by 6 mm would take away \d+ % of the implant"):
+    with pytest.raises(DataError, match=r"smoothing by 6 mm would remove \d+ % of the implant"):
         implants.finish(plate(), np.zeros_like(plate()), SPACING, implants.Finishing(smooth_mm=6.0))
 
 

@@ -17,6 +17,14 @@ BONE_HU = 300.0  # above soft tissue and contrast agent, below the thinnest bone
 HEIGHT_MM = 180.0  # from the vertex down; below are neck and lower jaw, as the data sets cut them
 _AIR_HU = -500.0
 _MASK_VALUES = 2
+_EXPORT = "Export the scan again as numbers."
+# By the kind of a NumPy type: what it holds, and the remedy.
+_NOT_NUMBERS = {
+    "c": ("complex values", "Save their magnitude."),
+    "V": ("colors (RGB) or other records", "Save one channel of them."),
+    "U": ("text instead of numbers", _EXPORT),
+    "S": ("text instead of numbers", _EXPORT),
+}
 
 
 class Bone(NamedTuple):
@@ -30,9 +38,7 @@ def find_bone(scan: Volume, source: str, threshold: float | None = None) -> Bone
     `threshold` is in the units of the scan. None: 300 HU if the values are Hounsfield units.
     """
     values = scan.values
-    finite = np.isfinite(values).all() if values.dtype.kind == "f" else True
-    if values.dtype.kind not in "biuf" or not finite:
-        raise DataError(f"{source}: values of type {values.dtype} that are not finite numbers")
+    check_values(values, source)
     if threshold is None and is_mask(values):
         return Bone(scan.with_values(scan.mask), "a mask (two values), used as is")
     low, high = float(values.min()), float(values.max())
@@ -55,6 +61,23 @@ def find_bone(scan: Volume, source: str, threshold: float | None = None) -> Bone
         scan.with_values(bone_mask),
         f"{unit} from {low:g} to {high:g}, bone from {threshold:g} on; {note}",
     )
+
+
+def check_values(values: Array, source: str) -> None:
+    """Refuse what is neither a mask nor intensities: one finite number for each voxel."""
+    kind = values.dtype.kind
+    if kind not in "biuf":
+        problem, remedy = _NOT_NUMBERS.get(kind, (f"values of type {values.dtype}", _EXPORT))
+        raise DataError(
+            f"{source}: {problem}; expected one real number for each voxel, Hounsfield units or a "
+            f"mask of 0 and 1. {remedy}"
+        )
+    count = values.size - int(np.isfinite(values).sum()) if kind == "f" else 0
+    if count:
+        raise DataError(
+            f"{source}: {count} of {values.size} voxels are non-finite (NaN or Inf); replace them, "
+            "for example by -1000, the Hounsfield units of air"
+        )
 
 
 def is_mask(values: Array) -> bool:

@@ -39,11 +39,18 @@ def read_invesalius(path: Path) -> Volume:
                     f"expected three axes of one of {', '.join(sorted(_TYPES))}"
                 )
             body = _content(archive, members, str(matrix["filename"]), path)
+    except tarfile.ReadError as error:  # its text lists every compression that was tried
+        raise DataError(
+            f"{path} is not an InVesalius project, or is truncated: expected a tar archive; save "
+            "the project again"
+        ) from error
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         raise DataError(
             f"{path} cannot be read as an InVesalius project ({error}); expected a tar archive"
         ) from error
-    except (plistlib.InvalidFileException, ExpatError, KeyError, TypeError, ValueError) as error:
+    except (
+        plistlib.InvalidFileException, ExpatError, KeyError, TypeError, ValueError, OverflowError,
+    ) as error:  # fmt: skip
         raise DataError(
             f"{path}: its main.plist lacks or misstates {error}; save the project again"
         ) from error

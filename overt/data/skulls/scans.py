@@ -7,23 +7,32 @@ become masks. The packages that read them are optional. Never imports torch.
 from __future__ import annotations
 
 import gzip
+import logging
 import math
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from overt.data.skulls.invesalius import read_invesalius
-from overt.data.skulls.meshes import MESHES, read_mesh
+from overt.data.skulls.meshes import MESHES, Faces, Points, read_mesh
 from overt.data.skulls.nrrd import read_nrrd
-from overt.data.skulls.volumes import LPS_TO_RAS, Volume
+from overt.data.skulls.volumes import LPS_TO_RAS, Array, Matrix, Volume
 from overt.errors import DataError
 from overt.files.atomic import new_file
-from overt.files.bounds import check_file, check_unpacked, open_arrays
+from overt.files.bounds import check_file, check_unpacked, open_arrays, read_file, unpack_gzip
+from overt.geometry.isosurface import enclosed_volume
 from overt.geometry.solid import solid_of_mesh
 
+logger = logging.getLogger(__name__)
+
 MESH_VOXEL_MM = 0.5
+SMALLEST_MESH_MM, LARGEST_MESH_MM = 5.0, 1000.0  # along the longest axis
+# A scan of the whole body is shorter; one of mm that was saved in meters is smaller.
+SMALLEST_MM, LARGEST_MM = 1.0, 2000.0  # along the longest axis
+LARGEST_VOXEL_MM = 20.0
 _MEDICAL = "pip install 'overt[medical]'"
 FORMATS = (
     "a DICOM folder, .nrrd, .nii, .nii.gz, .inv3, .npz (array `values`, `spacing` or `affine`), "
@@ -50,9 +59,32 @@ def read_scan(path: Path, spacing: tuple[float, float, float] | None = None) -> 
         volume = volume_of_mesh(path)
     else:
         raise DataError(f"{path} is not a readable scan; expected {FORMATS}")
-    if volume.values.ndim != 3 or min(volume.values.shape) < 2:
-        raise DataError(f"{path}: an array of shape {volume.values.shape}; expected three axes")
-    return volume.check(str(path))
+    shape = volume.values.shape
+    if len(shape) != 3:
+        raise DataError(f"{path}: an array of shape {shape}; expected three axes")
+    if min(shape) < 2:
+        raise DataError(
+            f"{path}: an array of shape {shape}; expected at least two slices, and two voxels "
+            "along every axis"
+        )
+    check_extent(volume.check(str(path)), str(path))
+    return volume
+
+
+def check_extent(volume: Volume, source: str) -> None:
+    """Refuse voxels whose size was not given in mm: resampling them may take all memory."""
+    spacing = volume.spacing
+    extent = [size * step for size, step in zip(volume.values.shape, spacing, strict=True)]
+    if max(extent) > LARGEST_MM or max(spacing) > LARGEST_VOXEL_MM or max(extent) < SMALLEST_MM:
+        raise DataError(
+            f"{source}: voxels of {_by(spacing)} mm, an extent of {_by(extent)} mm; expected "
+            f"voxels up to {LARGEST_VOXEL_MM:g} mm and an extent of {SMALLEST_MM:g} to "
+            f"{LARGEST_MM:g} mm. Save the scan with its spacing in mm."
+        )
+
+
+def _by(numbers: Iterable[float]) -> str:
+    return " x ".join(f"{number:.6g}" for number in numbers)
 
 
 def read_nifti(path: Path) -> Volume:
@@ -64,14 +96,32 @@ def read_nifti(path: Path) -> Volume:
     try:
         check_file(path)
         image: Any = nibabel.load(path)
-        check_unpacked(math.prod(image.shape) * image.get_data_dtype().itemsize, path)
+        size = math.prod(image.shape) * image.get_data_dtype().itemsize
+        check_unpacked(size, path)
+        if max(image.shape[3:], default=1) > 1:
+            raise DataError(
+                f"{path}: an array of shape {image.shape}; expected three axes. Save one volume "
+                "of it."
+            )
+        if path.suffix.lower() == ".gz":
+            # nibabel stops before the checksum, which is at the end.
+            unpack_gzip(read_file(path), image.dataobj.offset + size, str(path))
         values = np.asanyarray(image.dataobj)
         affine = LPS_TO_RAS @ np.asarray(image.affine, dtype=np.float64)
+        affine[:3] *= _millimeters(image.header)
     except DataError:
         raise
     except Exception as error:  # nibabel stops with almost any error on a damaged file
         raise DataError(f"{path} cannot be read as NIfTI ({error})") from error
     return Volume(values.reshape(values.shape[:3]) if values.size else values, affine)
+
+
+def _millimeters(header: Any) -> float:
+    """Return the mm of a NIfTI header's unit of length; an unknown one is mm, as in most files."""
+    if "xyzt_units" not in header.keys():  # noqa: SIM118  (not a dict; Analyze has no units)
+        return 1.0
+    unit = int(header["xyzt_units"]) & 7  # 1: m, 2: mm, 3: micrometers; the other bits are of time
+    return {1: 1e3, 3: 1e-3}.get(unit, 1.0)
 
 
 def write_nifti(path: Path, volume: Volume) -> None:
@@ -104,30 +154,60 @@ def read_array(path: Path, spacing: tuple[float, float, float] | None) -> Volume
                 f"{path} has no voxel size; give --spacing X Y Z in mm, or an "
                 ".npz with `values` and `spacing`"
             )
-        return Volume.of(content, spacing)
+        return _of_spacing(content, spacing, path)
     with content:
         if "values" not in content or not {"spacing", "affine"} & set(content.files):
             raise DataError(
                 f"{path} holds {', '.join(content.files) or 'nothing'}; expected `values` and "
                 "`spacing` (3 numbers, mm) or `affine` (4 x 4, voxel indices to LPS in mm)"
             )
+        values = _member(content, "values", path)
         if "affine" in content:
-            return Volume(content["values"], np.asarray(content["affine"], dtype=np.float64))
-        x, y, z = (float(step) for step in content["spacing"])
-        return Volume.of(content["values"], (x, y, z))
+            return Volume(values, _numbers(content, "affine", (4, 4), path))
+        x, y, z = (float(step) for step in _numbers(content, "spacing", (3,), path))
+    return _of_spacing(values, (x, y, z), path)
+
+
+def _of_spacing(values: Array, spacing: tuple[float, float, float], path: Path) -> Volume:
+    if min(spacing) <= 0:  # a negative one would mirror the patient
+        raise DataError(f"{path}: a spacing of {_by(spacing)}; expected three sizes above 0, in mm")
+    return Volume.of(values, spacing)
+
+
+def _member(archive: Any, name: str, path: Path) -> Array:
+    try:
+        return np.asarray(archive[name])
+    except Exception as error:  # zipfile, zlib and numpy stop with almost any error on damage
+        raise DataError(
+            f"{path}: its array `{name}` cannot be read ({error}); expected an array of numbers"
+        ) from error
+
+
+def _numbers(archive: Any, name: str, shape: tuple[int, ...], path: Path) -> Matrix:
+    array = _member(archive, name, path)
+    if array.shape != shape or array.dtype.kind not in "iuf":
+        raise DataError(
+            f"{path}: its array `{name}` has the shape {array.shape} and the type {array.dtype}; "
+            f"expected real numbers of shape {shape}, in mm"
+        )
+    return array.astype(np.float64)
 
 
 def volume_of_mesh(path: Path) -> Volume:
     """Return a closed mesh in LPS and mm as a mask with voxels of half a millimeter."""
     vertices, faces = read_mesh(path)
+    extent = vertices.max(axis=0) - vertices.min(axis=0)
+    # A skull in meters is smaller than a voxel, one in micrometers needs all memory.
+    if not SMALLEST_MESH_MM <= extent.max() <= LARGEST_MESH_MM:
+        raise DataError(
+            f"{path}: the mesh measures {_by(extent)} mm; meshes are in mm, expected "
+            f"{SMALLEST_MESH_MM:g} to {LARGEST_MESH_MM:g} mm. Scale it to mm, by 1000 if it is in "
+            "meters."
+        )
+    faces = _outward(vertices, faces, path)
     # Offset by a quarter voxel, so that axis-aligned faces do not pass through voxel centers.
     low, high = vertices.min(axis=0) - 4.5 * MESH_VOXEL_MM, vertices.max(axis=0) + 2
-    size = high - low
-    if not np.isfinite(size).all() or size.max() > 1000:
-        raise DataError(
-            f"{path}: the mesh measures {size.tolist()}; expected a head in millimeters"
-        )
-    shape = tuple(int(count) for count in np.ceil(size / MESH_VOXEL_MM))
+    shape = tuple(int(count) for count in np.ceil((high - low) / MESH_VOXEL_MM))
     affine = np.diag([MESH_VOXEL_MM] * 3 + [1.0])
     affine[:3, 3] = low
     mask = solid_of_mesh((vertices - low) / MESH_VOXEL_MM, faces, shape)
@@ -136,27 +216,101 @@ def volume_of_mesh(path: Path) -> Volume:
     return Volume(mask, affine)
 
 
+def _outward(vertices: Points, faces: Faces, path: Path) -> Faces:
+    """Return the faces of a closed mesh with normals that point outward; refuse an open one."""
+    open_count, total = count_open_edges(vertices, faces)
+    if open_count:
+        raise DataError(
+            f"{path}: {open_count} of {total} edges of the mesh are open: they lack a face on one "
+            "side, or its normal is reversed. Expected a closed mesh; close its holes and unify "
+            "its normals, for example in MeshLab."
+        )
+    if enclosed_volume(vertices - vertices.mean(axis=0), faces) >= 0:
+        return faces
+    logger.warning("%s: the normals of the mesh point inward; they are reversed", path)
+    return faces[:, ::-1]
+
+
+def count_open_edges(vertices: Points, faces: Faces) -> tuple[int, int]:
+    """Return how many edges have more faces on one side than on the other, and how many there are.
+
+    Vertices at the same position are one: STL files repeat them for each face.
+    """
+    order = np.lexsort(vertices.T)  # several times as fast as np.unique
+    ordered = vertices[order]
+    merged = np.zeros(len(vertices), dtype=np.int64)
+    merged[order[1:]] = (ordered[1:] != ordered[:-1]).any(axis=1).cumsum()
+    corners = merged[faces]  # (F, 3)
+    start, end = corners.ravel(), corners[:, [1, 2, 0]].ravel()
+    low, high = np.minimum(start, end), np.maximum(start, end)
+    _, edge = np.unique(low * len(vertices) + high, return_inverse=True)
+    # A degenerate face has an edge from a vertex to itself, which adds 0.
+    balance = np.bincount(edge, weights=np.sign(end - start))
+    return int(np.count_nonzero(balance)), len(balance)
+
+
+class Series(NamedTuple):
+    """Images of one series with the same orientation."""
+
+    uid: str
+    orientation: Matrix  # (6,)
+    paths: list[Path]
+    number: str
+    description: str
+
+    def has(self, uid: str, orientation: Matrix) -> bool:
+        return self.uid == uid and float(np.abs(self.orientation - orientation).max()) < 1e-3
+
+    def __str__(self) -> str:
+        return f"series {self.number} ({self.description})"
+
+
 def read_dicom(folder: Path) -> Volume:
-    """Read the largest series of a folder, in Hounsfield units if its headers define them."""
+    """Read the largest series of a folder, in Hounsfield units if its headers define them.
+
+    Images of one series with other orientations, such as scouts, are separate series.
+    """
     try:
         import pydicom
     except ImportError as error:
         raise DataError(f"DICOM is read by pydicom, which is not installed; {_MEDICAL}") from error
-    series: dict[str, list[Any]] = {}
+    candidates: list[Series] = []
     for path in sorted(file for file in folder.rglob("*") if file.is_file()):
         try:
-            header = pydicom.dcmread(path, stop_before_pixels=True)
-            series.setdefault(str(header.SeriesInstanceUID), []).append((path, header))
-            _ = header.ImagePositionPatient, header.ImageOrientationPatient, header.PixelSpacing
-        except Exception:  # not DICOM, or an image without a place, such as a scout
+            _add(candidates, path, pydicom.dcmread(path, stop_before_pixels=True))
+        except Exception:  # not DICOM, or an image without a position, such as a scout
             continue
-    slices = max(series.values(), key=len, default=[])
-    if len(slices) < 2:
+    largest = max((len(series.paths) for series in candidates), default=0)
+    if largest < 2:
         raise DataError(
             f"{folder} holds no series of DICOM images with a position in space; expected two "
             "slices or more, each a file"
         )
-    return stack_slices([pydicom.dcmread(path) for path, _ in slices], folder)
+    chosen, *others = (series for series in candidates if len(series.paths) == largest)
+    if others:
+        logger.warning(
+            "%s holds %d series of %d slices each; reading %s, not %s. To read another one, move "
+            "it to a separate folder.",
+            folder, len(others) + 1, largest, chosen, ", ".join(map(str, others)),
+        )  # fmt: skip
+    return stack_slices([pydicom.dcmread(path) for path in chosen.paths], folder)
+
+
+def _add(candidates: list[Series], path: Path, header: Any) -> None:
+    """Add an image to its series; raises almost any error where it has no position in space."""
+    uid = str(header.SeriesInstanceUID)
+    numbers = header.ImagePositionPatient, header.ImageOrientationPatient, header.PixelSpacing
+    position, orientation, spacing = (np.array(values, dtype=np.float64) for values in numbers)
+    if (position.shape, orientation.shape, spacing.shape) != ((3,), (6,), (2,)):
+        raise ValueError("an image without a position")
+    for series in candidates:
+        if series.has(uid, orientation):
+            series.paths.append(path)
+            return
+    number = header.get("SeriesNumber")
+    described = header.get("SeriesDescription") or "no description"
+    name = f"of UID {uid}" if number is None else str(number)
+    candidates.append(Series(uid, orientation, [path], name, str(described)))
 
 
 def stack_slices(slices: list[Any], folder: Path) -> Volume:

@@ -1,5 +1,7 @@
 """overt/data/skulls/bone.py: a mask is told from Hounsfield units, and bone from the table."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -46,5 +48,24 @@ def test_other_values_need_a_threshold() -> None:
     assert "intensities from 0 to 254, bone from 100" in find_bone(gray, "x", 100.0).how
     with pytest.raises(DataError, match="no value reaches the threshold 1000"):
         find_bone(gray, "x", 1000.0)
-    with pytest.raises(DataError, match="not finite"):
-        find_bone(Volume.of(np.full((3, 3, 3), np.nan), SPACING), "x")
+
+
+def test_voxels_that_are_not_finite_are_counted() -> None:
+    values = np.zeros((3, 3, 3))
+    values[0, 0] = np.nan, np.inf, 1
+    with pytest.raises(DataError, match=r"2 of 27 voxels are non-finite.*replace them.*-1000"):
+        find_bone(Volume.of(values, SPACING), "x")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (np.complex64, r"complex values; expected one real number.*magnitude"),
+        ([("R", "u1"), ("G", "u1"), ("B", "u1")], r"colors \(RGB\).*one channel"),
+        ("U3", "text instead of numbers"),
+        ("M8[s]", "values of type datetime64"),
+    ],
+)
+def test_what_is_not_a_number_is_named(kind: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        find_bone(Volume.of(np.zeros((3, 3, 3), dtype=kind), SPACING), "x")

@@ -41,6 +41,7 @@ def test_a_project_gives_its_volume_in_patient_space(tmp_path: Path) -> None:
         ({"body": b"12"}, "2 bytes of values, expected 48"),
         ({"spacing": [1.0, 0.0, 1.0]}, "expected three finite axes"),
         ({"matrix": {"dtype": "object", "filename": "m", "shape": [1, 1, 1]}}, "type object"),
+        ({"matrix": {"dtype": "int16", "shape": [float("inf")]}}, "lacks or misstates"),
         ({"matrix": {"dtype": "int16"}}, "lacks or misstates 'shape'"),
         ({"matrix": {"dtype": "int16", "filename": "m", "shape": [2, 3, 4]}}, "no m in"),
     ],
@@ -50,7 +51,9 @@ def test_broken_projects_are_refused(changes: Any, message: str, tmp_path: Path)
         read_invesalius(write_project(tmp_path / "x.inv3", **changes))
 
 
-def test_other_files_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.inv3").write_bytes(b"no archive")
-    with pytest.raises(DataError, match="expected a tar archive"):
+@pytest.mark.parametrize("content", [b"", b"no archive", b"text " * 200])
+def test_other_files_are_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x.inv3").write_bytes(content)
+    with pytest.raises(DataError, match="expected a tar archive") as caught:
         read_invesalius(tmp_path / "x.inv3")
+    assert "\n" not in str(caught.value)

@@ -1,5 +1,6 @@
 """overt/data/skulls/nrrd.py: NRRD files and the patient space they say they are in."""
 
+import gzip
 from pathlib import Path
 
 import numpy as np
@@ -44,8 +45,11 @@ def test_other_types_byte_orders_and_spacings_are_read(tmp_path: Path) -> None:
         ("type: uint8\nsizes: 2 2 2\nencoding: raw", b"1234", "4 bytes of values, expected 8"),
         ("type: uint8\nsizes: 2 2 2\nencoding: gzip", b"1234", "cannot be unpacked"),
         ("type: uint8\nsizes: 2 2 2\nencoding: hex", b"1234", "allowed: raw and gzip"),
-        ("type: block\nsizes: 2 2 2\nencoding: raw", b"1234", "lacks or misstates 'block'"),
-        ("sizes: 2 2 2\nencoding: raw", b"1234", "lacks or misstates 'type'"),
+        ("type: block\nsizes: 2 2 2\nencoding: raw", b"1234", "type 'block'; allowed: int8, uint8"),
+        ("sizes: 2 2 2\nencoding: raw", b"1234", "lacks the field 'type'"),
+        ("type: uint8\nsizes: 2 2 x\nencoding: raw", b"1234", "expected three integers"),
+        (f"type: uint8\nsizes: 2 2 {10**400}\nencoding: gz", b"1234", "expected three integers"),
+        ("type: short\nsizes: 1 1 1\nencoding: raw\nendian: x", b"12", "allowed: little and big"),
         ("type: uint8\nsizes: 2 2 2\nencoding: raw\ndata file: x.raw", b"", "in another file"),
         (
             "type: uint8\nsizes: 1 1 1\nencoding: raw\nspace directions: (a,b)",
@@ -99,3 +103,74 @@ def test_other_spaces_are_refused(tmp_path: Path) -> None:
     header = "type: uint8\nsizes: 1 1 1\nencoding: raw\nspace: scanner-xyz"
     with pytest.raises(DataError, match="space scanner-xyz; allowed: left-posterior-superior"):
         nrrd.read_nrrd(write_raw(tmp_path / "x.nrrd", header, b"1"))
+
+
+SKIPPED_TO = bytes(range(8))
+
+
+def test_damaged_values_are_refused(tmp_path: Path) -> None:
+    header = "type: uint8\nsizes: 10 10 10\nencoding: gzip"
+    packed = bytearray(gzip.compress(np.random.default_rng(0).bytes(1000), 0))  # stored as it is
+    packed[500] ^= 0x55
+    with pytest.raises(DataError, match=r"cannot be unpacked \(CRC check failed\); get it again"):
+        nrrd.read_nrrd(write_raw(tmp_path / "x.nrrd", header, bytes(packed)))
+    with pytest.raises(DataError, match="the file is truncated"):
+        nrrd.read_nrrd(write_raw(tmp_path / "x.nrrd", header, bytes(packed[:-5])))
+
+
+@pytest.mark.parametrize(
+    ("fields", "body"),
+    [
+        ("encoding: raw\nbyte skip: -1", b"any number of bytes" + SKIPPED_TO),
+        ("encoding: raw\nbyteskip: 3", b"abc" + SKIPPED_TO + b"rest"),
+        ("encoding: raw\nline skip: 2\nbyte skip: 1", b"a\nbb\nc" + SKIPPED_TO),
+        ("encoding: gz\nlineskip: 1\nbyte skip: 2", b"a\n" + gzip.compress(b"ab" + SKIPPED_TO)),
+    ],
+    ids=["last bytes", "bytes", "lines and bytes", "gzip"],
+)
+def test_lines_and_bytes_before_the_values_are_skipped(
+    fields: str, body: bytes, tmp_path: Path
+) -> None:
+    path = write_raw(tmp_path / "x.nrrd", f"type: uint8\nsizes: 2 2 2\n{fields}", body)
+    assert nrrd.read_nrrd(path).values.ravel(order="F").tolist() == list(SKIPPED_TO)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ("encoding: gzip\nbyte skip: -1", "byte skip -1 of gzip values; expected 0 or more"),
+        ("encoding: raw\nbyte skip: -2", "byte skip -2 of raw values"),
+        ("encoding: raw\nline skip: -1", "line skip -1"),
+        ("encoding: raw\nline skip: x", "line skip: 'x' in its header; expected an integer"),
+        ("encoding: raw\nline skip: 1000000", "0 bytes of values, expected 8"),
+        ("encoding: raw\nbyte skip: 5", "3 bytes of values, expected 8"),
+    ],
+)
+def test_other_skips_are_refused(fields: str, message: str, tmp_path: Path) -> None:
+    header = f"type: uint8\nsizes: 2 2 2\n{fields}"
+    with pytest.raises(DataError, match=message):
+        nrrd.read_nrrd(write_raw(tmp_path / "x.nrrd", header, bytes(8)))
+
+
+def test_headers_with_other_line_ends_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "x.nrrd"
+    path.write_bytes(b"NRRD0004\r\ntype: uint8\r\nsizes: 1 1 2\r\nencoding: raw\r\n\r\n\n\n")
+    assert nrrd.read_nrrd(path).values.tolist() == [[[10, 10]]]
+    path.write_bytes(b"NRRD0004\ntype: uint8\nsizes: 1 1 2\nencoding: raw\ndata file: x.raw\n")
+    with pytest.raises(DataError, match="in another file"):
+        nrrd.read_nrrd(path)
+
+
+@pytest.mark.parametrize("name", ["int64", "signed short", "uint", "unsigned long long int"])
+def test_all_integer_types_of_the_format_are_read(name: str, tmp_path: Path) -> None:
+    kind = {"int64": "<i8", "signed short": "<i2", "uint": "<u4"}.get(name, "<u8")
+    header = f"type: {name}\nsizes: 1 1 2\nencoding: raw\nendian: Little"
+    body = np.array([1, 300], kind).tobytes()
+    found = nrrd.read_nrrd(write_raw(tmp_path / "x.nrrd", header, body))
+    assert found.values.dtype == kind
+    assert found.values.ravel().tolist() == [1, 300]
+
+
+def test_metadata_of_the_same_name_as_a_field_is_ignored(tmp_path: Path) -> None:
+    header = "type: uint8\nsizes: 1 1 1\nencoding: raw\nsizes:=9 9 9"
+    assert nrrd.read_nrrd(write_raw(tmp_path / "x.nrrd", header, b"1")).values.shape == (1, 1, 1)

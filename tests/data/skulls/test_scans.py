@@ -1,6 +1,8 @@
 """overt/data/skulls/scans.py: the same patient from every format."""
 
+import gzip
 from pathlib import Path
+from typing import Any
 
 import nibabel
 import numpy as np
@@ -73,6 +75,118 @@ def test_a_dicom_folder_is_stacked_by_position(tmp_path: Path) -> None:
         scans.read_scan(tmp_path)
 
 
+ALONG = np.diag([0.5, 0.5, 1.5, 1.0])
+
+
+def rewrite(path: Path, **changes: Any) -> None:
+    """Change elements of a DICOM file; None deletes one."""
+    file = pydicom.dcmread(path)
+    for name, value in changes.items():
+        if value is None:
+            delattr(file, name)
+        else:
+            setattr(file, name, value)
+    file.save_as(path)
+
+
+def test_images_without_a_position_or_with_another_orientation_are_skipped(tmp_path: Path) -> None:
+    series = generate_uid()
+    for height in range(6):
+        write_slice(tmp_path / f"x{height}", series, height, ALONG)
+    for number in range(9):  # more of them than slices
+        write_slice(tmp_path / f"a{number}", series, 0, ALONG)
+        rewrite(tmp_path / f"a{number}", ImagePositionPatient=None)
+    write_slice(tmp_path / "b", series, 0, ALONG)
+    rewrite(tmp_path / "b", ImageOrientationPatient=[0, 1, 0, 0, 0, 1])
+    write_slice(tmp_path / "c", series, 0, ALONG)
+    rewrite(tmp_path / "c", ImagePositionPatient="")
+    np.testing.assert_array_equal(scans.read_scan(tmp_path).values, VALUES)
+
+
+def test_of_series_of_the_same_size_the_one_that_is_read_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, number in (("soft", 4), ("bone", 5)):
+        series = generate_uid()
+        for height in range(3):
+            write_slice(tmp_path / f"{name}{height}", series, height, ALONG)
+            rewrite(tmp_path / f"{name}{height}", SeriesNumber=number, SeriesDescription=name)
+    scans.read_scan(tmp_path)
+    assert "2 series of 3 slices each; reading series 5 (bone), not series 4 (soft)" in caplog.text
+    (tmp_path / "soft0").unlink()
+    caplog.clear()
+    scans.read_scan(tmp_path)
+    assert not caplog.text
+
+
+@pytest.mark.parametrize(("unit", "scale"), [("meter", 1e-3), ("micron", 1e3), ("mm", 1)])
+def test_nifti_units_are_converted_to_mm(unit: str, scale: float, tmp_path: Path) -> None:
+    affine = np.diag([scale, scale, scale, 1]) @ LPS_TO_RAS @ OBLIQUE
+    image = nibabel.Nifti1Image(VALUES, affine)
+    image.header.set_xyzt_units(unit, "sec")
+    nibabel.save(image, tmp_path / "x.nii")
+    np.testing.assert_allclose(scans.read_scan(tmp_path / "x.nii").affine, OBLIQUE, rtol=1e-5)
+
+
+def test_nifti_with_several_volumes_or_one_slice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.nii"
+    nibabel.save(nibabel.Nifti1Image(np.stack([VALUES] * 2, axis=3), np.eye(4)), path)
+    with pytest.raises(DataError, match=r"shape \(4, 5, 6, 2\); expected three axes"):
+        scans.read_scan(path)
+    nibabel.save(nibabel.Nifti1Image(VALUES[..., None], np.eye(4)), path)
+    assert scans.read_scan(path).values.shape == VALUES.shape
+    nibabel.save(nibabel.Nifti1Image(VALUES[..., :1], np.eye(4)), path)
+    with pytest.raises(DataError, match=r"shape \(4, 5, 1\); expected at least two slices"):
+        scans.read_scan(path)
+
+
+def test_a_damaged_compressed_nifti_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.nii.gz"
+    image = nibabel.Nifti1Image(np.zeros((64, 64, 64), dtype=np.int16), np.eye(4))
+    packed = bytearray(gzip.compress(image.to_bytes(), 0))
+    packed[-200_000] ^= 0x55
+    path.write_bytes(packed)
+    with pytest.raises(DataError, match="CRC check failed"):
+        scans.read_scan(path)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"spacing": [1, 2]}, r"`spacing` has the shape \(2,\).*expected real.* \(3,\)"),
+        ({"spacing": 2.0}, r"`spacing` has the shape \(\)"),
+        ({"spacing": ["a", "b", "c"]}, r"`spacing`.* type <U1"),
+        ({"spacing": [-1, 1, 1]}, "-1 x 1 x 1; expected three sizes above 0"),
+        ({"affine": np.eye(3)}, r"`affine` has the shape \(3, 3\).*expected real.* \(4, 4\)"),
+        ({"affine": np.full((4, 4), "x")}, r"`affine`.* type <U1"),
+        ({"values": np.array([{}]), "spacing": [1, 1, 1]}, "`values` cannot be read"),
+    ],
+)
+def test_arrays_of_other_shapes_and_types_are_refused(
+    arrays: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "x.npz", **({"values": VALUES} | arrays))
+    with pytest.raises(DataError, match=message):
+        scans.read_scan(tmp_path / "x.npz")
+
+
+def test_a_damaged_archive_of_arrays_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    np.savez(path, values=VALUES, spacing=[1, 1, 1])
+    path.write_bytes(path.read_bytes().replace(VALUES.tobytes()[:20], bytes(20)))
+    with pytest.raises(DataError, match=r"`values` cannot be read \(Bad CRC-32"):
+        scans.read_scan(path)
+
+
+@pytest.mark.parametrize("steps", [(1000, 1000, 1000), (1, 1, 25), (1e-3, 1e-3, 1e-3)])
+def test_a_spacing_that_is_not_in_mm_is_refused(
+    steps: tuple[float, float, float], tmp_path: Path
+) -> None:
+    np.save(tmp_path / "x.npy", VALUES)
+    with pytest.raises(DataError, match=r"an extent of .* to 2000 mm\. Save the scan"):
+        scans.read_scan(tmp_path / "x.npy", steps)
+
+
 def test_arrays_need_a_spacing(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", VALUES)
     with pytest.raises(DataError, match="--spacing X Y Z"):
@@ -85,10 +199,54 @@ def test_arrays_need_a_spacing(tmp_path: Path) -> None:
         scans.read_scan(tmp_path / "y.npz")
 
 
-def test_a_mesh_becomes_a_mask_where_it_was(tmp_path: Path) -> None:
+def cube() -> tuple[np.ndarray, np.ndarray]:
     mask = np.zeros((20, 20, 20), dtype=bool)
     mask[5:15, 5:15, 5:15] = True
-    vertices, faces = mask_surface(mask)
+    return mask_surface(mask)
+
+
+def test_an_open_mesh_is_refused(tmp_path: Path) -> None:
+    vertices, faces = cube()
+    write_stl(tmp_path / "x.stl", vertices, faces[1:])
+    edges = len(faces) * 3 // 2
+    with pytest.raises(DataError, match=f"3 of {edges} edges of the mesh are open.*closed mesh"):
+        scans.read_scan(tmp_path / "x.stl")
+
+
+def test_open_edges_are_counted_whatever_vertices_are_repeated() -> None:
+    vertices, faces = cube()
+    soup, numbers = vertices[faces].reshape(-1, 3), np.arange(faces.size).reshape(-1, 3)
+    assert scans.count_open_edges(soup, numbers) == (0, len(faces) * 3 // 2)
+    assert scans.count_open_edges(soup, numbers[2:])[0] > 0
+    numbers[0] = numbers[0, ::-1]  # a face that looks inward
+    assert scans.count_open_edges(soup, numbers)[0] == 3
+    # A face without area, and the same surface twice, do not open a mesh.
+    assert scans.count_open_edges(vertices, np.vstack([faces, [[0, 0, 1]]]))[0] == 0
+    both = np.vstack([faces, faces])
+    assert scans.count_open_edges(vertices, both)[0] == 0
+
+
+def test_a_mesh_whose_normals_point_inward_is_reversed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    vertices, faces = cube()
+    write_stl(tmp_path / "x.stl", vertices, faces)
+    expected = scans.read_scan(tmp_path / "x.stl")
+    assert not caplog.text
+    write_stl(tmp_path / "x.stl", vertices, faces[:, ::-1])
+    np.testing.assert_array_equal(scans.read_scan(tmp_path / "x.stl").values, expected.values)
+    assert "normals of the mesh point inward; they are reversed" in caplog.text
+
+
+def test_a_mesh_in_meters_is_refused(tmp_path: Path) -> None:
+    vertices, faces = cube()
+    write_stl(tmp_path / "x.stl", vertices / 1000, faces)
+    with pytest.raises(DataError, match=r"measures 0\.01\S* x .* mm; meshes are in mm.*by 1000"):
+        scans.read_scan(tmp_path / "x.stl")
+
+
+def test_a_mesh_becomes_a_mask_where_it_was(tmp_path: Path) -> None:
+    vertices, faces = cube()
     write_stl(tmp_path / "x.stl", vertices + np.array([100, -50, 30]), faces)
     volume = scans.read_scan(tmp_path / "x.stl")
     inside = volume.to_patient(np.argwhere(volume.values))
