@@ -1,17 +1,19 @@
 """`overt estimate IMAGE... --checkpoint FILE`: estimate mesh and camera of people in pictures.
 
 For one person nothing else is needed: the model finds limbs in the whole picture, then crops.
-Detections can be given instead: a mask of the person (--mask, PNG) improves the camera,
-keypoints (--keypoints, JSON) replace those of the model, boxes (--boxes, JSON: rows x, y,
-width, height) select several people. Written into IMAGE_person, or below it for each person:
-mesh.obj (or .ply, .glb), view.html (an interactive 3D view), camera.json with focal length, pose
-and shape, and overlay.png. In Python: `overt.commands.estimate.estimate(image, checkpoint)`, or
-`Estimator`.
+Detections can be given instead: a mask of the person (--mask: not black, or a cut-out with
+transparency) improves the camera, keypoints (--keypoints, JSON) replace those of the model if
+their confidence is above 0.5, boxes (--boxes, JSON: rows x, y, width, height) select several
+people. Written into IMAGE_person, or for several boxes into its folders person_0, person_1 and so
+forth in their order: mesh.obj (or .ply, .glb), view.html (an interactive 3D view), camera.json
+with focal length, pose, shape and box, and overlay.png. In Python:
+`overt.commands.estimate.estimate(image, checkpoint)`, or `Estimator`.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +30,8 @@ from overt.files.bounds import read_file
 from overt.tasks import PersonEstimator, need_task
 
 if TYPE_CHECKING:
+    from PIL import Image
+
     from overt.files.key_maps import KeyRule
     from overt.tasks import PersonEstimate
 
@@ -43,7 +47,14 @@ def main(arguments: Sequence[str]) -> int:
             f"--{given_options[0]} belongs to one picture, but {len(images)} are given; call "
             "the command once for each"
         )
+    flags = [f"--{name.replace('_', '-')}" for name in FREED if getattr(options, name)]
+    if flags and options.mask is None:
+        raise ConfigError(
+            f"{' and '.join(flags)} can only be used with a mask, against which pose and depth are "
+            "optimized; add --mask FILE"
+        )
     folders = output_folders(images, options.output)
+    boxes = None if options.boxes is None else read_boxes(options.boxes)
     freed = [f"evaluation.camera.{FREED[name]}=true" for name in FREED if getattr(options, name)]
     estimator = Estimator(
         options.checkpoint,
@@ -55,8 +66,8 @@ def main(arguments: Sequence[str]) -> int:
     )
     for image, folder in zip(images, folders, strict=True):
         picture = read_picture(image)
-        people = estimator.people(picture, options.mask, options.keypoints, options.boxes)
-        _write_people(folder, picture, people, options.format)
+        people = estimator.people(picture, options.mask, options.keypoints, boxes)
+        _write_people(folder, picture, people, boxes, options.format)
     return 0
 
 
@@ -70,7 +81,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "words", nargs="+", metavar="IMAGE|KEY=VALUE", help="pictures; settings of the model"
     )
-    parser.add_argument("--mask", type=Path, help="PNG of the picture's size, person not black")
+    parser.add_argument("--mask", type=Path, help="PNG, JPEG or WebP of the picture's size")
     parser.add_argument(
         "--keypoints", type=Path, help="JSON: 12 rows x, y, confidence; shoulders to ankles"
     )
@@ -150,6 +161,7 @@ class Estimator:
         shown = None if mask is None else read_mask(mask)
         points = None if keypoints is None else read_rows(keypoints, "--keypoints")
         person: PersonEstimate = self.recipe.estimate(self.model, picture, shown, points, box)
+        refuse_nonfinite(person)
         return person
 
     def people(
@@ -159,16 +171,12 @@ class Estimator:
         keypoints: Path | str | NDArray[Any] | None = None,
         boxes: Path | str | NDArray[Any] | None = None,
     ) -> list[PersonEstimate]:
-        """Return one person for each box, the nearest last; without boxes, one person."""
+        """Return one person for each box, in their order; without boxes, one person."""
         if boxes is None:
             return [self.person(image, mask, keypoints)]
         if mask is not None or keypoints is not None:
             raise ConfigError("--boxes is for several people; a mask or keypoints are of one")
-        rows = np.atleast_2d(read_rows(boxes, "--boxes"))
-        if rows.ndim != 2 or rows.shape[1] < 4 or len(rows) == 0:
-            raise DataError(f"--boxes: expected rows of x, y, width and height, got {rows.shape}")
-        people = [self.person(image, box=row[:4]) for row in rows]
-        return sorted(people, key=lambda person: -float(person.pelvis[2]))
+        return [self.person(image, box=box) for box in read_boxes(boxes)]
 
 
 def estimate(
@@ -213,8 +221,60 @@ def read_picture(image: Path | str | NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 def read_mask(mask: Path | str | NDArray[Any]) -> NDArray[np.bool_]:
     """Return a mask (H, W) of the person."""
-    pixels = mask if isinstance(mask, np.ndarray) else read_picture(mask).max(axis=2)
-    return np.asarray(pixels > 0)
+    if isinstance(mask, np.ndarray):
+        return np.asarray(mask > 0)
+    from PIL import Image, ImageOps
+
+    from overt.data.images.decode import BROKEN, FORMATS, read_file
+
+    try:
+        with Image.open(io.BytesIO(read_file(Path(mask))), formats=FORMATS) as stored:
+            return mask_of_image(ImageOps.exif_transpose(stored))
+    except BROKEN as error:
+        raise DataError(
+            f"--mask {mask}: not a readable JPEG, PNG or WebP ({error}); save the mask again"
+        ) from error
+
+
+def mask_of_image(image: Image.Image) -> NDArray[np.bool_]:
+    """Return the person (H, W) in a mask of any mode: what is not transparent, or not black."""
+    if image.has_transparency_data:
+        alpha = np.asarray(image.convert("RGBA"))[..., 3]
+        if alpha.min() < alpha.max():  # a cut-out; its edge belongs to whatever covers more of it
+            return np.asarray(alpha > alpha.max() / 2)
+    levels = _mask_levels(image)
+    low, high = levels.min(), levels.max()
+    # Of two levels the lower one is the background, even where it is not black.
+    is_binary = low < high and bool(((levels == low) | (levels == high)).all())
+    return np.asarray(levels > (low if is_binary else 0))
+
+
+def _mask_levels(image: Image.Image) -> NDArray[np.int64]:
+    """Return a number for each pixel (H, W), at the depth of the file."""
+    if image.mode in ("1", "L") or image.mode.startswith("I"):
+        return np.asarray(image, np.int64)
+    brightness = np.asarray(image.convert("RGB"), np.int64).max(axis=2)
+    if image.mode == "P" and not brightness.any():  # labels, whose palette nobody has filled in
+        return np.asarray(image, np.int64)
+    return np.asarray(brightness)
+
+
+def read_boxes(boxes: Path | str | NDArray[Any]) -> NDArray[np.float32]:
+    """Return boxes (N, 4) x, y, width, height, from a JSON file or as given."""
+    rows = np.atleast_2d(read_rows(boxes, "--boxes"))
+    if rows.ndim != 2 or rows.shape[1] < 4 or len(rows) == 0:
+        raise DataError(f"--boxes: expected rows of x, y, width and height, got {rows.shape}")
+    return rows[:, :4]
+
+
+def refuse_nonfinite(person: PersonEstimate) -> None:
+    """Raise a DataError where an estimate has NaN or Inf, which other programs stumble over."""
+    wrong = [name for name, value in vars(person).items() if not np.isfinite(value).all()]
+    if wrong:
+        raise DataError(
+            f"the estimate has non-finite {', '.join(wrong)}, so nothing is written; give a mask, "
+            "keypoints or a box of the person, or use another --checkpoint"
+        )
 
 
 def read_rows(rows: Path | str | NDArray[Any], option: str) -> NDArray[np.float32]:
@@ -228,35 +288,43 @@ def read_rows(rows: Path | str | NDArray[Any], option: str) -> NDArray[np.float3
 
 
 def _write_people(
-    folder: Path, picture: NDArray[np.uint8], people: list[PersonEstimate], kind: str
+    folder: Path,
+    picture: NDArray[np.uint8],
+    people: list[PersonEstimate],
+    boxes: NDArray[np.float32] | None,
+    kind: str,
 ) -> None:
     """Write and print results: one person into the folder, several into folders below it."""
     several = len(people) > 1
     for index, person in enumerate(people):
         person_folder = folder / f"person_{index}" if several else folder
-        write(person_folder, person, kind)
+        origin = {} if boxes is None else {"box": boxes[index].tolist(), "box_index": index}
+        write(person_folder, person, kind, origin)
         x, y, z = person.pelvis
         print(f"pelvis at {x:.3f}, {y:.3f}, {z:.3f} m, focal length {person.focal:.1f} pixels")
+        print(f"written to {person_folder}: mesh.{kind}, view.html, camera.json, overlay.png")
     if several:
         from PIL import Image
 
         Image.fromarray(overlay_of(picture, people)).save(folder / "overlay.png")
-    print(f"written to {folder}: mesh.{kind}, view.html, camera.json, overlay.png")
+        print(f"written to {folder}: overlay.png of all {len(people)} people")
 
 
 def overlay_of(
     picture: NDArray[np.uint8], people: list[PersonEstimate]
 ) -> NDArray[np.uint8]:  # (H, W, 3)
-    """Return the picture with all meshes over it, the last in front."""
+    """Return the picture with all meshes over it, the nearest in front."""
     together = picture.copy()
-    for person in people:
+    for person in sorted(people, key=lambda person: -float(person.pelvis[2])):
         covered = (person.overlay != picture).any(-1)
         together[covered] = person.overlay[covered]
     return together
 
 
-def write(folder: Path, person: PersonEstimate, kind: str) -> None:
-    """Write mesh, page, camera and overlay into a folder."""
+def write(
+    folder: Path, person: PersonEstimate, kind: str, origin: dict[str, Any] | None = None
+) -> None:
+    """Write mesh, page, camera and overlay into a folder; `origin` is added to the camera."""
     from PIL import Image
 
     from overt.data.people.mesh import write_mesh
@@ -265,5 +333,6 @@ def write(folder: Path, person: PersonEstimate, kind: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_mesh(folder / f"mesh.{kind}", person.vertices, person.faces)
     (folder / "view.html").write_text(mesh_page(person.vertices, person.faces, folder.name))
-    (folder / "camera.json").write_text(json.dumps(person.camera(), indent=1) + "\n")
+    camera = {**person.camera(), **(origin or {})}
+    (folder / "camera.json").write_text(json.dumps(camera, indent=1) + "\n")
     Image.fromarray(person.overlay).save(folder / "overlay.png")

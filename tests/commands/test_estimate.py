@@ -9,11 +9,29 @@ import torch
 from PIL import Image
 from small_recipes import SMALL_BLADE, stage_one
 
-from overt.commands.estimate import Estimator, estimate, main, read_picture, read_rows
+from overt.commands.estimate import (
+    Estimator,
+    estimate,
+    main,
+    overlay_of,
+    read_mask,
+    read_picture,
+    read_rows,
+    refuse_nonfinite,
+)
 from overt.data.people.human_data import HumanData
 from overt.errors import ConfigError, DataError
+from overt.geometry.silhouette import rasterize
 from overt.recipes.blade.data import whole_crop
-from overt.recipes.blade.estimate import _look_twice
+from overt.recipes.blade.estimate import (
+    LEAST_PX,
+    Shrunk,
+    _look_twice,
+    check_picture,
+    checked_box,
+    good_keypoints,
+)
+from overt.tasks import PersonEstimate
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +106,140 @@ def test_wrong_inputs_are_explained(root: Path, tmp_path: Path) -> None:
         main(["a/x.jpg", "b/x.png", "--checkpoint", "c"])
     with pytest.raises(ConfigError, match="needs a picture"):
         main(["training.device=cpu", "--checkpoint", "c"])
+    with pytest.raises(ConfigError, match="--opt-pose and --opt-tz can only be used with a mask"):
+        main(["a.jpg", "--checkpoint", "c", "--opt-pose", "--opt-tz"])
+
+
+def test_keypoints_count_by_confidence_and_position() -> None:
+    rows = np.random.default_rng(0).uniform(10, 90, (12, 3)).astype(np.float32)
+    rows[:, 2] = 1.0
+    rows[0, 2], rows[1, 2], rows[2, 0], rows[3, 1] = 0.5, 0.51, -1, 100
+    assert good_keypoints(rows, (100, 100))[:, 2].tolist() == [0, 1, 0, 0, *[1] * 8]
+    assert rows[0, 2] == 0.5  # the caller's array stays
+    assert good_keypoints(rows[:, :2], (100, 100))[:, 2].sum() == 10
+    near = rows.copy()
+    near[:, :2] = 50 + np.arange(12)[:, None] / 10
+    alone = rows.copy()
+    alone[1:, 2] = 0
+    alone[0, 2] = 1
+    broken = rows.copy()
+    broken[:2, 0] = np.nan
+    for wrong, message in (
+        (near, "within 1 pixels of each other; a camera needs two that are at least 4"),
+        (alone, "1 of 12 keypoints have a confidence above 0.5 .* needs at least 2"),
+        (broken, "keypoints with 2 non-finite values"),
+    ):
+        with pytest.raises(DataError, match=message):
+            good_keypoints(wrong, (100, 100))
+
+
+@pytest.mark.parametrize(
+    ("box", "message"),
+    [
+        ([100, 100, 1, 1], "has 1 x 1 pixels inside the picture of 300 x 400; .* at least 4 x 4"),
+        ([10, 10, 1e-3, 1e-3], "has 0.001"),
+        ([5000, 5000, 100, 100], "has 0 x 0 pixels inside"),
+        ([297, 10, 100, 100], "has 3 x 100 pixels inside"),
+        ([10, 10, -5, 10], "has 0 x 10 pixels inside"),
+        ([0, 0, 1e30, 1e30], "more than 10 times as large"),
+        ([np.nan, 0, 10, 10], "expected finite x, y, width and height"),
+        ([1, 2, 3], "expected finite x, y, width and height"),
+    ],
+)
+def test_boxes_show_a_person(box: list[float], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        checked_box(np.array(box, np.float32), (400, 300))
+
+
+def test_pictures_and_masks_of_a_few_pixels_are_refused() -> None:
+    with pytest.raises(DataError, match=r"2 x 3 pixels is too small .* at least 4 x 4"):
+        check_picture((3, 2), None)
+    dot = np.zeros((LEAST_PX, 600), bool)
+    dot[0, 5] = True
+    with pytest.raises(DataError, match="a person of 1 pixels"):
+        check_picture(dot.shape, dot)
+    dot[0, 5:9] = True
+    check_picture(dot.shape, dot)
+
+
+def test_masks_of_every_kind(tmp_path: Path) -> None:
+    """A cut-out has its mask in alpha, two levels are a mask at any depth, labels any palette."""
+    person = np.zeros((4, 5), bool)
+    person[1:3, 2:] = True
+    gray = np.where(person, 255, 0).astype(np.uint8)
+    colors = np.random.default_rng(0).integers(1, 256, (4, 5, 4), dtype=np.uint8)
+    colors[..., 3] = np.where(person, 255, 30)
+    black_labels = Image.fromarray(person.astype(np.uint8)).convert("P")
+    black_labels.putpalette([0] * 768)
+    inverted_palette = Image.fromarray((~person).astype(np.uint8)).convert("P")
+    inverted_palette.putpalette([255, 255, 255, 0, 0, 0])
+    images = {
+        "cutout": Image.fromarray(colors),
+        "opaque": Image.fromarray(gray).convert("RGBA"),
+        "deep": Image.fromarray(person.astype(np.uint16)),
+        "deepest": Image.fromarray(person.astype(np.uint16) * 65535),
+        "two_levels": Image.fromarray(np.where(person, 2, 1).astype(np.uint8)),
+        "labels": black_labels,
+        "palette": inverted_palette,
+        "bits": Image.fromarray(gray).convert("1"),
+        "colors": Image.fromarray(gray).convert("RGB"),
+    }
+    for name, image in images.items():
+        image.save(tmp_path / f"{name}.png")
+        assert np.array_equal(read_mask(tmp_path / f"{name}.png"), person), name
+    Image.fromarray(np.zeros((4, 5), np.uint16)).save(tmp_path / "nobody.png")
+    assert not read_mask(tmp_path / "nobody.png").any()
+    (tmp_path / "broken.png").write_bytes(b"text")
+    with pytest.raises(DataError, match="not a readable JPEG, PNG or WebP"):
+        read_mask(tmp_path / "broken.png")
+
+
+@pytest.mark.parametrize("image_size", [(400, 267), (61, 400), (400, 5), (100, 80)])
+def test_a_shrunken_picture_keeps_positions(image_size: tuple[int, int]) -> None:
+    """Mask and keypoints agree in it to a part of a pixel, whatever sides are rounded."""
+    shrunk = Shrunk.of(image_size, 100)
+    assert max(shrunk.size) <= 100
+    assert min(shrunk.size) >= 1
+    mask = np.zeros(image_size, bool)
+    height, width = image_size
+    mask[height // 5 : height // 2, width // 5 : width // 2] = True
+    small = shrunk.mask(mask)[0].numpy()
+    assert small.shape == shrunk.size
+    middle = np.array([axis.mean() for axis in np.nonzero(mask)])
+    grid = np.indices(small.shape)
+    found = (grid * small).sum((1, 2)) / small.sum()
+    assert np.abs(found - shrunk.pixel(middle)).max() < 0.2
+
+
+def person_at(depth: float, overlay: np.ndarray) -> PersonEstimate:
+    return PersonEstimate(
+        vertices=np.zeros((4, 3), np.float32),
+        faces=np.zeros((2, 3), np.int64),
+        joints=np.zeros((55, 3), np.float32),
+        focal=500.0,
+        centre=(1.0, 1.0),
+        image_size=(2, 2),
+        pelvis=np.array([0, 0, depth], np.float32),
+        translation=np.zeros(3, np.float32),
+        global_orient=np.zeros(3, np.float32),
+        body_pose=np.zeros((21, 3), np.float32),
+        betas=np.zeros(10, np.float32),
+        keypoints=np.zeros((12, 2), np.float32),
+        overlay=overlay,
+    )
+
+
+def test_the_nearest_person_is_drawn_in_front() -> None:
+    nobody = np.zeros((2, 2, 3), np.uint8)
+    near, far = (person_at(depth, nobody + color) for depth, color in ((1, 50), (3, 90)))
+    for people in ([near, far], [far, near]):
+        assert (overlay_of(nobody, people) == 50).all()
+
+
+def test_estimates_that_are_not_finite_are_refused() -> None:
+    refuse_nonfinite(person_at(2.0, np.zeros((2, 2, 3), np.uint8)))
+    with pytest.raises(DataError, match="non-finite pelvis, so nothing is written"):
+        refuse_nonfinite(person_at(np.nan, np.zeros((2, 2, 3), np.uint8)))
 
 
 def test_several_people_and_pictures(
@@ -98,15 +250,20 @@ def test_several_people_and_pictures(
     (tmp_path / "boxes.json").write_text("[[2, 2, 14, 28], [16, 4, 14, 26]]")
     words = ["--checkpoint", str(checkpoint(root)), "evaluation.camera.iterations=0"]
     assert main([str(picture(root)), *words, "--boxes", "boxes.json", "--format", "glb"]) == 0
-    assert capsys.readouterr().out.count("focal length") == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("focal length" in line for line in lines) == 2
+    for line in lines:
+        if line.startswith("written to"):
+            written, names = line.removeprefix("written to ").split(": ")
+            names = names.removesuffix(" of all 2 people").split(", ")
+            assert all((tmp_path / written / name).is_file() for name in names), line
     folder = tmp_path / "000000_person"
-    depths = []
-    for number in range(2):
+    for number, box in enumerate([[2, 2, 14, 28], [16, 4, 14, 26]]):  # in their order
         own = folder / f"person_{number}"
         assert (own / "mesh.glb").read_bytes()[:4] == b"glTF"
         assert "<canvas" in (own / "view.html").read_text()
-        depths.append(json.loads((own / "camera.json").read_text())["pelvis"][2])
-    assert depths[0] >= depths[1]  # the nearest one last
+        camera = json.loads((own / "camera.json").read_text())
+        assert (camera["box"], camera["box_index"]) == (box, number)
     assert Image.open(folder / "overlay.png").size == (32, 32)
     other = picture(root).with_name("000001.jpg")
     assert main([str(picture(root)), str(other), *words, "--output", "all"]) == 0
@@ -127,6 +284,22 @@ def test_the_second_look_is_closer(root: Path) -> None:
     assert closer.side <= whole.side
     found = estimator.person(large)
     assert np.isfinite(found.vertices).all()
+
+
+def test_the_overlay_is_seen_through_the_camera(root: Path) -> None:
+    """Also where the solve has a smaller picture, whose shorter side is rounded."""
+    pixels = np.zeros((96, 128, 3), np.uint8)
+    pixels[32:64, 48:80] = read_picture(picture(root))
+    small = ["evaluation.camera.iterations=0", "evaluation.camera.size=10"]
+    found = estimate(pixels, checkpoint(root), overrides=small)
+    image = found.vertices @ np.array(found.camera()["K"], np.float32).T
+    drawn = rasterize(
+        torch.tensor(image[None, :, :2] / image[None, :, 2:]), torch.tensor(image[None, :, 2]),
+        torch.tensor(found.faces), found.image_size,
+    ).mask[0].numpy()  # fmt: skip
+    covered = (found.overlay != pixels).any(-1)
+    assert covered.any()
+    assert (drawn ^ covered).sum() <= 2
 
 
 def test_a_recipe_without_people_is_refused(root: Path) -> None:

@@ -163,14 +163,25 @@ def box_square(box: NDArray[np.floating]) -> tuple[tuple[float, float], float]:
     return (x + width / 2, y + height / 2), max(width, height)
 
 
-def keypoint_square(keypoints: NDArray[np.floating]) -> tuple[tuple[float, float], float]:
-    """Return center and side of the enlarged square around visible keypoints (J, 3)."""
+def keypoint_square(
+    keypoints: NDArray[np.floating], least: float = 0.0
+) -> tuple[tuple[float, float], float]:
+    """Return center and side, at least `least`, of the enlarged square around visible keypoints.
+
+    Keypoints (J, 3) are x, y and confidence.
+    """
     visible_xy = keypoints[keypoints[:, 2] > 0, :2]
     if len(visible_xy) == 0:
         raise DataError("there is neither a box nor a visible keypoint")
     low, high = visible_xy.min(0), visible_xy.max(0)
     centre = (low + high) / 2
-    return (float(centre[0]), float(centre[1])), BOX_GROWTH * float((high - low).max())
+    side = max(BOX_GROWTH * float((high - low).max()), least)
+    if not side > 0:
+        raise DataError(
+            f"the visible keypoints ({len(visible_xy)}) are all at {low[0]:g}, {low[1]:g}, which "
+            "gives a crop no size; at least two different ones are needed"
+        )
+    return (float(centre[0]), float(centre[1])), side
 
 
 def centred_side(keypoints: NDArray[np.floating] | None, image_size: tuple[int, int]) -> float:

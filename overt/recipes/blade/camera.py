@@ -43,6 +43,8 @@ class Observation(NamedTuple):
     keypoints: Tensor  # (B, 12, 2)
     good: Tensor  # (B, 12) bool
     size: tuple[int, int]
+    # Principal point x, y; None: the middle. A shrunken picture of whole pixels may differ.
+    centre: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -66,10 +68,30 @@ class Solution(NamedTuple):
 
 def start_camera(joints: Tensor, depth: Tensor, observed: Observation) -> tuple[Tensor, Tensor]:
     """Return focal length (B,) and pelvis position (B, 3) in closed form from keypoints."""
-    start = fit_camera(
-        joints[:, LIMB_JOINTS, :], depth, observed.keypoints, observed.good, observed.size
-    )
-    return start.focal.clamp(*FOCAL_LIMITS), start.translation
+    limbs = joints[:, LIMB_JOINTS, :]
+    keypoints = observed.keypoints
+    if observed.centre is not None:
+        # `fit_camera` has its principal point in the middle: the keypoints are moved instead.
+        height, width = observed.size
+        x, y = observed.centre
+        keypoints = keypoints + keypoints.new_tensor([width / 2 - x, height / 2 - y])
+    start = fit_camera(limbs, depth, keypoints, observed.good, observed.size)
+    focal = start.focal.clamp(*FOCAL_LIMITS)
+    moved = _shifted_to_keypoints(limbs, depth, focal, observed)
+    unclamped = (focal == start.focal)[:, None]
+    return focal, torch.where(unclamped, start.translation, moved)
+
+
+def _shifted_to_keypoints(
+    limbs: Tensor, depth: Tensor, focal: Tensor, observed: Observation
+) -> Tensor:  # (B, 3)
+    """Return the pelvis position at which limbs (B, 12, 3) lie on the keypoints on average."""
+    centre = observed.keypoints.new_tensor(observed.centre or middle(observed.size))
+    distance = limbs[..., 2:] + depth[:, None, None]
+    offsets = (observed.keypoints - centre) * distance / focal[:, None, None] - limbs[..., :2]
+    total = torch.where(observed.good[..., None], offsets, 0.0).sum(1)
+    shift = total / observed.good.sum(1).clamp_min(1)[:, None]
+    return torch.cat([shift, depth[:, None]], dim=1)
 
 
 def pelvis_relative(model: BodyModel, shape: Tensor, rotations: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,10 +114,11 @@ def solve_camera(
     """Solve the camera of each person and of what `options` free; keep the best iterate."""
     # Copies: tensors created in inference mode cannot take part in a gradient.
     shape, rotations, depth = (part.detach().clone() for part in (shape, rotations, depth))
-    observed = Observation(
-        None if observed.mask is None else observed.mask.clone(), observed.keypoints.clone(),
-        observed.good.clone(), observed.size,
-    )  # fmt: skip
+    observed = observed._replace(
+        mask=None if observed.mask is None else observed.mask.clone(),
+        keypoints=observed.keypoints.clone(),
+        good=observed.good.clone(),
+    )
     vertices, joints = pelvis_relative(model, shape, rotations)
     focal, translation = start_camera(joints, depth, observed)
     nothing = torch.full_like(focal, torch.nan)
@@ -105,7 +128,7 @@ def solve_camera(
     capacity: int | None = None
     if focal.device.type == "cuda":
         with torch.no_grad():
-            capacity = int(ROOM * int(_silhouette(model, start, observed.size, None)[1]))
+            capacity = int(ROOM * int(_silhouette(model, start, observed, None)[1]))
     while True:
         descent = Descent(model, shape, start, depth, observed, options, capacity)
         descent.run()
@@ -183,7 +206,7 @@ class Descent:
 
     def iterate(self, blur: Blur) -> None:
         state = self.solution()
-        alpha, count = _silhouette(self.model, state, self.observed.size, self.capacity)
+        alpha, count = _silhouette(self.model, state, self.observed, self.capacity)
         iou = blur.soft_iou(alpha)
         gradients = torch.autograd.grad(self.energy(state, iou).sum(), list(self.free.values()))
         with torch.no_grad():
@@ -221,22 +244,36 @@ class Descent:
 
 
 def _silhouette(
-    model: BodyModel, state: Solution, size: tuple[int, int], capacity: int | None
+    model: BodyModel, state: Solution, observed: Observation, capacity: int | None
 ) -> tuple[Tensor, Tensor]:
-    pixels, depth = look(state.vertices, state.translation, state.focal, size)
+    size = observed.size
+    pixels, depth = look(state.vertices, state.translation, state.focal, size, observed.centre)
     return soft_silhouette(pixels, depth, model.faces, size, capacity=capacity)
 
 
 def look(
-    points: Tensor, translation: Tensor, focal: Tensor, size: tuple[int, int]
+    points: Tensor,
+    translation: Tensor,
+    focal: Tensor,
+    size: tuple[int, int],
+    centre: tuple[float, float] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return pixels (B, N, 2) and depths (B, N) of points (B, N, 3); centered principal point."""
+    """Return pixels (B, N, 2) and depths (B, N) of points (B, N, 3).
+
+    The principal point is `centre`, by default the middle of the picture.
+    """
     moved = points + translation[:, None]
     depth = moved[..., 2]
     scale = focal[:, None] / depth
-    height, width = size
-    x, y = moved[..., 0] * scale + width / 2, moved[..., 1] * scale + height / 2
+    centre_x, centre_y = centre or middle(size)
+    x, y = moved[..., 0] * scale + centre_x, moved[..., 1] * scale + centre_y
     return torch.stack([x, y], dim=-1), depth
+
+
+def middle(size: tuple[int, int]) -> tuple[float, float]:
+    """Return the middle x, y of a picture of (height, width)."""
+    height, width = size
+    return width / 2, height / 2
 
 
 @lru_cache
@@ -248,9 +285,8 @@ def limb_index(device: torch.device) -> Tensor:
 def keypoint_energy(state: Solution, observed: Observation) -> Tensor:
     """Return mean distances (B,) of projected joints to keypoints, relative to their extent."""
     limbs = limb_index(state.joints.device)
-    pixels, _ = look(
-        state.joints.index_select(1, limbs), state.translation, state.focal, observed.size
-    )
+    limb_joints = state.joints.index_select(1, limbs)
+    pixels, _ = look(limb_joints, state.translation, state.focal, observed.size, observed.centre)
     good = observed.good[..., None]
     low = torch.where(good, observed.keypoints, torch.inf).amin(1)
     high = torch.where(good, observed.keypoints, -torch.inf).amax(1)
@@ -275,7 +311,9 @@ class Blur:
         maps = F.conv2d(maps[:, None], self.kernel.view(1, 1, -1, 1), padding=(margin, 0))
         maps = F.conv2d(maps, self.kernel.view(1, 1, 1, -1), padding=(0, margin))
         if self.size != 1.0:
-            maps = resize(maps, scale_factor=(self.size, self.size))
+            # A side of too few pixels would vanish: it keeps its size.
+            factors = [self.size if self.size * side >= 1 else 1.0 for side in maps.shape[-2:]]
+            maps = resize(maps, scale_factor=factors)
         return maps[:, 0]
 
     def soft_iou(self, alpha: Tensor) -> Tensor:  # (B,)

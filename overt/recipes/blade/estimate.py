@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
 from overt.data.images.decode import as_tensor
@@ -26,6 +27,10 @@ Array = NDArray[np.float32]
 
 ROOM = 1.25  # of PoseNet's square about what was found of a person
 SMALLEST = 8  # the second look is at least this part of the picture
+GOOD_SCORE = 0.5  # detected keypoints with a higher confidence count
+FEWEST_KEYPOINTS = 2  # that determine focal length and position at a given depth
+LEAST_PX = 4  # extent of a person, below which a camera would be arbitrary
+LARGEST_BOX = 10  # times the longer side of the picture
 
 
 @torch.no_grad()
@@ -48,11 +53,11 @@ def estimate_person(
         raise DataError(
             "a model with model.tz_conditioning=false predicts no depth, so no camera can be solved"
         )
-    if mask is not None and (mask.shape != (height, width) or not np.any(mask)):
-        raise DataError(
-            f"the mask is {mask.shape} with {np.count_nonzero(mask)} pixels set; it must be "
-            f"{(height, width)} like the picture, and show the person"
-        )
+    check_picture((height, width), mask)
+    if keypoints is not None:
+        keypoints = good_keypoints(keypoints, (height, width))
+    if box is not None:
+        box = checked_box(box, (height, width))
     device = body.template.device
     if mask is None and keypoints is None and box is None:
         near, crop = _look_twice(model, picture, settings, device)
@@ -64,34 +69,35 @@ def estimate_person(
     output: PoseOutput = model(crops.to(device), crop_pixels)
     rotations, shape, depth = (part.float() for part in output[:3] if part is not None)
     limb_pixels, good = _limb_pixels(output, crop, keypoints, device)
-    scale = min(1.0, settings.evaluation.camera.size / max(height, width))
-    size = (round(height * scale), round(width * scale))
-    seen_mask = None if mask is None else _shrunk(mask, size).to(device)
-    observed = Observation(seen_mask, limb_pixels * scale, good, size)
     chosen = settings.evaluation.camera
+    shrunk = Shrunk.of((height, width), chosen.size)
+    centre = (width / 2, height / 2)
+    seen_mask = None if mask is None else shrunk.mask(mask).to(device)
+    small_centre = (shrunk.pixel(centre[0]), shrunk.pixel(centre[1]))
+    observed = Observation(seen_mask, shrunk.pixel(limb_pixels), good, shrunk.size, small_centre)
     options = SolveOptions(
         chosen.iterations, chosen.keypoint_weight, chosen.optimize_depth, chosen.optimize_pose
     )
     if box is not None:
         # In an off-center crop the person appears rotated by the angle between both views.
         start = solve_camera(body, shape, rotations, depth, observed, SolveOptions(iterations=0))
-        turn = _ray_turn(crop, (height, width), float(start.focal[0]) / scale)
+        turn = _ray_turn(crop, (height, width), float(start.focal[0]) / shrunk.scale)
         first = torch.tensor(turn, dtype=rotations.dtype, device=device) @ rotations[:, :1]
         rotations = torch.cat([first, rotations[:, 1:]], dim=1)
     solved = solve_camera(body, shape, rotations, depth, observed, options)
     pelvis = solved.translation[0]
-    pixels, _ = look(solved.vertices, solved.translation, solved.focal, size)
+    focal = solved.focal / shrunk.scale
+    pixels, _ = look(solved.vertices, solved.translation, focal, (height, width))
     vertices = solved.vertices[0] + pelvis
-    picture_tensor = as_tensor(picture).to(device)
-    over = draw_mesh(picture_tensor, vertices, body.faces, pixels[0] / scale)
+    over = draw_mesh(as_tensor(picture).to(device), vertices, body.faces, pixels[0])
     rest_pelvis = body.joints(shape, torch.eye(3, device=device).expand(1, 22, 3, 3))[0, 0]
     turns = matrix_to_axis_angle(solved.rotations[0])
     return PersonEstimate(
         vertices=vertices.cpu().numpy(),
         faces=body.faces.cpu().numpy(),
         joints=(solved.joints[0] + pelvis).cpu().numpy(),
-        focal=float(solved.focal[0]) / scale,
-        centre=(width / 2, height / 2),
+        focal=float(focal[0]),
+        centre=centre,
         image_size=(height, width),
         pelvis=pelvis.cpu().numpy(),
         translation=(pelvis - rest_pelvis).cpu().numpy(),
@@ -101,6 +107,129 @@ def estimate_person(
         keypoints=limb_pixels[0].cpu().numpy(),
         overlay=over.permute(1, 2, 0).cpu().numpy(),
     )
+
+
+def check_picture(image_size: tuple[int, int], mask: NDArray[Any] | None) -> None:
+    """Refuse a picture, or a person in its mask, too small for a camera; and a wrong mask."""
+    height, width = image_size
+    if min(height, width) < LEAST_PX:
+        raise DataError(
+            f"a picture of {width} x {height} pixels is too small to show a person; use one of at "
+            f"least {LEAST_PX} x {LEAST_PX} pixels"
+        )
+    if mask is None:
+        return
+    if mask.shape != image_size or not np.any(mask):
+        raise DataError(
+            f"the mask is {mask.shape} with {np.count_nonzero(mask)} pixels set; it must be "
+            f"{image_size} like the picture, and show the person"
+        )
+    rows, columns = np.nonzero(mask)
+    extent = int(max(np.ptp(rows), np.ptp(columns))) + 1
+    if extent < LEAST_PX:
+        raise DataError(
+            f"the mask shows a person of {extent} pixels; give one that covers at least "
+            f"{LEAST_PX} pixels in height or width"
+        )
+
+
+def good_keypoints(keypoints: Array, image_size: tuple[int, int]) -> Array:  # (12, 3)
+    """Return a detector's keypoints with 1 in the last column where they count, else 0.
+
+    A keypoint counts if its confidence is above `GOOD_SCORE` and it lies inside the picture.
+    """
+    rows = np.array(keypoints, np.float32)
+    if rows.shape == (LIMBS, 2):
+        rows = _with_confidence(rows)
+    if rows.shape != (LIMBS, 3):
+        raise DataError(
+            f"keypoints of shape {rows.shape}; expected 12 rows of x, y and confidence: left "
+            "and right shoulder, elbow, wrist, hip, knee, ankle"
+        )
+    if not np.isfinite(rows).all():
+        raise DataError(
+            f"keypoints with {np.count_nonzero(~np.isfinite(rows))} non-finite values (NaN or "
+            "Inf); give a keypoint that was not detected any position and confidence 0"
+        )
+    height, width = image_size
+    pixels_xy, score = rows[:, :2], rows[:, 2]
+    is_inside = ((pixels_xy >= 0) & (pixels_xy < (width, height))).all(1)
+    is_good = (score > GOOD_SCORE) & is_inside
+    if is_good.sum() < FEWEST_KEYPOINTS:
+        raise DataError(
+            f"{is_good.sum()} of {LIMBS} keypoints have a confidence above {GOOD_SCORE} and lie "
+            f"inside the picture of {width} x {height} pixels; a camera needs at least "
+            f"{FEWEST_KEYPOINTS}: without --keypoints, the model predicts them"
+        )
+    extent = float(np.ptp(pixels_xy[is_good], axis=0).max())
+    if extent < LEAST_PX:
+        raise DataError(
+            f"the {is_good.sum()} keypoints that count are within {extent:.3g} pixels of each "
+            f"other; a camera needs two that are at least {LEAST_PX} pixels apart"
+        )
+    rows[:, 2] = is_good
+    return rows
+
+
+def checked_box(box: Array, image_size: tuple[int, int]) -> Array:  # (4,)
+    """Return a box x, y, width, height; refuse one in which the picture shows no person."""
+    numbers = np.asarray(box, np.float32).ravel()
+    if numbers.shape != (4,) or not np.isfinite(numbers).all():
+        raise DataError(
+            f"a box of {numbers.tolist()}; expected finite x, y, width and height of a person in "
+            "pixels"
+        )
+    height, width = image_size
+    name = f"the box [{', '.join(f'{number:g}' for number in numbers)}]"
+    low = np.maximum(numbers[:2], 0)
+    high = np.minimum(numbers[:2] + numbers[2:], (width, height))
+    inside = np.maximum(high - low, 0)
+    if inside.min() < LEAST_PX:
+        raise DataError(
+            f"{name} has {inside[0]:g} x {inside[1]:g} pixels inside the picture of {width} x "
+            f"{height}; a person needs at least {LEAST_PX} x {LEAST_PX} (x, y, width, height)"
+        )
+    if numbers[2:].max() > LARGEST_BOX * max(height, width):
+        raise DataError(
+            f"{name} is more than {LARGEST_BOX} times as large as the picture of {width} x "
+            f"{height} pixels; give the box of a person in it (x, y, width, height)"
+        )
+    return numbers
+
+
+class Shrunk(NamedTuple):
+    """A smaller picture in which cameras are solved; pixels are counted at their middles."""
+
+    scale: float  # the same in x and y, whatever is rounded: the focal length has one value
+    size: tuple[int, int]
+
+    @classmethod
+    def of(cls, image_size: tuple[int, int], longest: int) -> Shrunk:
+        """Return the picture whose longer side is at most `longest`."""
+        longer = max(image_size)
+        if longer <= longest:
+            return cls(1.0, image_size)
+        # Rounded up, so that the last row and column are not lost.
+        height, width = (-(-side * longest // longer) for side in image_size)
+        return cls(longest / longer, (height, width))
+
+    def pixel(self, position: Any) -> Any:
+        """Return a coordinate, or a tensor of them, in the smaller picture."""
+        return self.scale * (position + 0.5) - 0.5
+
+    def mask(self, mask: NDArray[Any]) -> Tensor:  # (1, H, W)
+        """Return how much of each pixel of the smaller picture a mask covers."""
+        covered = (np.array(mask) > 0).astype(np.float32)
+        if self.scale == 1.0:
+            return torch.from_numpy(covered)[None]
+        height, width = self.size
+        # The last row and column may reach beyond the picture; a person at its edge continues.
+        spans = (height / self.scale, width / self.scale)
+        missing = [int(span) + 1 - side for span, side in zip(spans, mask.shape, strict=True)]
+        padded = np.pad(covered, [(0, max(0, count)) for count in missing], mode="edge")
+        frame = (0, 0, spans[1], spans[0])
+        small = Image.fromarray(padded).resize((width, height), Image.Resampling.BOX, frame)
+        return torch.from_numpy(np.array(small))[None]
 
 
 def _cut(picture: Picture, crop: Crop, size: int) -> Tensor:  # (1, 3, S, S)
@@ -123,11 +252,11 @@ def _look_twice(
         return full_crop, full_crop
     limb_pixels, _ = _limb_pixels(output, full_crop, None, device)
     limbs = _with_confidence(limb_pixels[0].cpu().numpy())
-    centre, side = keypoint_square(limbs)
     least = full_crop.side / SMALLEST
+    centre, side = keypoint_square(limbs, least)
     reach = ROOM * 2 * float(np.abs(limbs[:, :2] - full_crop.centre).max())
     closer = Crop(full_crop.centre, float(np.clip(reach, least, full_crop.side)))
-    return Crop(centre, max(side, least)), closer
+    return Crop(centre, side), closer
 
 
 def _sizes(settings: PoseNetSettings) -> tuple[int, int]:
@@ -136,12 +265,7 @@ def _sizes(settings: PoseNetSettings) -> tuple[int, int]:
 
 def _box_crop(box: Array, growth: float = 1.0) -> Crop:
     """The square about a box (4,)."""
-    numbers = np.asarray(box, np.float32).ravel()
-    if numbers.shape != (4,) or not np.isfinite(numbers).all() or (numbers[2:] <= 0).any():
-        raise DataError(
-            f"a box of {numbers.tolist()}; expected x, y, width and height of a person in pixels"
-        )
-    (centre, side) = box_square(np.append(numbers, 1.0))
+    centre, side = box_square(box)
     return Crop(centre, growth * side)
 
 
@@ -159,7 +283,7 @@ def _ray_turn(crop: Crop, size: tuple[int, int], focal: float) -> NDArray[np.flo
 def _near_crop(
     picture: Picture,
     mask: NDArray[Any] | None,
-    keypoints: Array | None,
+    keypoints: Array | None,  # those of `good_keypoints`
     box: Array | None,
     size: int,
 ) -> Tensor:
@@ -171,7 +295,7 @@ def _near_crop(
     if box is not None:
         return _cut(picture, _box_crop(box), size)
     assert keypoints is not None
-    return _cut(picture, Crop(*keypoint_square(_with_confidence(keypoints))), size)
+    return _cut(picture, Crop(*keypoint_square(keypoints)), size)
 
 
 def _limb_pixels(
@@ -179,32 +303,22 @@ def _limb_pixels(
 ) -> tuple[Tensor, Tensor]:
     """Limb joints (1, 12, 2) in pixels and whether they count: those given, or those found."""
     if keypoints is not None:
-        labeled = torch.from_numpy(_with_confidence(keypoints)).to(device)[None]
+        labeled = torch.from_numpy(keypoints).to(device)[None]
         return labeled[..., :2], labeled[..., 2] > 0
     if output.keypoints is None:
         raise DataError(
             "this model finds no keypoints (model.keypoint_head=false): give those of a detector "
             "by --keypoints FILE, twelve rows of x, y and confidence"
         )
+    if not torch.isfinite(output.keypoints).all():
+        raise DataError(
+            "the model predicts non-finite keypoints (NaN or Inf), so its weights are damaged or "
+            "diverged; use another --checkpoint"
+        )
     corner = torch.tensor(crop.centre, device=device) - crop.side / 2
     limb_pixels = corner + crop.side * output.keypoints.float()
     return limb_pixels, torch.ones(1, LIMBS, dtype=torch.bool, device=device)
 
 
-def _with_confidence(keypoints: Array) -> Array:
-    rows = np.asarray(keypoints, np.float32)
-    if rows.shape == (LIMBS, 2):
-        rows = np.concatenate([rows, np.ones((LIMBS, 1), np.float32)], axis=1)
-    if rows.shape != (LIMBS, 3) or not np.isfinite(rows).all():
-        raise DataError(
-            f"keypoints of shape {rows.shape}; expected 12 rows of x, y and confidence: left "
-            "and right shoulder, elbow, wrist, hip, knee, ankle"
-        )
-    return rows
-
-
-def _shrunk(mask: NDArray[Any], size: tuple[int, int]) -> Tensor:
-    full_mask = torch.from_numpy((np.array(mask) > 0).astype(np.float32))[None, None]
-    if tuple(mask.shape) == size:
-        return full_mask[0]
-    return torch.nn.functional.interpolate(full_mask, size, mode="area")[0]
+def _with_confidence(keypoints: Array) -> Array:  # (12, 2) to (12, 3)
+    return np.concatenate([keypoints, np.ones((LIMBS, 1), np.float32)], axis=1)

@@ -106,6 +106,10 @@ def test_squares() -> None:
     assert keypoint_square(keypoints) == ((4, 2), 10)
     with pytest.raises(DataError, match="neither a box nor a visible keypoint"):
         keypoint_square(np.zeros((3, 3)))
+    coinciding = np.array([[7, 5, 1], [7, 5, 1], [100, 100, 0.0]])
+    with pytest.raises(DataError, match=r"keypoints \(2\) are all at 7, 5"):
+        keypoint_square(coinciding)
+    assert keypoint_square(coinciding, least=6) == ((7, 5), 6)
     assert centred_side(np.array([[30, 20, 1.0]]), (100, 100)) == 60
     assert centred_side(None, (100, 80)) == 80
 

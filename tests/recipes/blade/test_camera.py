@@ -12,6 +12,9 @@ from overt.geometry.rotation import axis_angle_to_matrix
 from overt.geometry.silhouette import rasterize
 from overt.recipes.blade import camera
 from overt.recipes.blade.camera import (
+    COARSE,
+    FINE,
+    FOCAL_LIMITS,
     LIMB_JOINTS,
     Blur,
     Observation,
@@ -109,6 +112,46 @@ def test_the_blurred_overlap_is_best_at_the_mask_itself() -> None:
         blur = Blur(*kind, mask)
         itself, moved = blur.soft_iou(mask), blur.soft_iou(mask.roll(6, 2))
         assert moved < itself <= 1.0
+
+
+@pytest.mark.parametrize("size", [(2, 3), (1, 48), (1, 1)])
+def test_thin_masks_are_blurred_too(size: tuple[int, int]) -> None:
+    mask = torch.ones(1, *size)
+    for kind in (COARSE, FINE):
+        assert 0 < float(Blur(*kind, mask).soft_iou(mask)) <= 1
+
+
+def test_the_principal_point_need_not_be_the_middle() -> None:
+    """A picture that is moved with its principal point has the same camera."""
+    known = Known(noise=1.0)
+    expected = known.solve(2)
+    moved = torch.zeros(2, SIZE + 6, SIZE + 10)
+    moved[:, 6:, 10:] = known.seen.mask
+    known.seen = Observation(
+        moved,
+        known.seen.keypoints + torch.tensor([10.0, 6.0]),
+        known.seen.good,
+        (SIZE + 6, SIZE + 10),
+        (SIZE / 2 + 10, SIZE / 2 + 6),
+    )
+    found = known.solve(2)
+    # The start of the focal length and its step depend on the size of the picture.
+    torch.testing.assert_close(found.focal, expected.focal, rtol=0.02, atol=0)
+    torch.testing.assert_close(found.translation, expected.translation, rtol=0, atol=0.01)
+
+
+def test_a_clamped_focal_length_leaves_the_person_on_the_keypoints() -> None:
+    """Keypoints on a few hundredths of a pixel, off the middle, once gave kilometers."""
+    known = Known(noise=0.0)
+    small = 60 + 1e-3 * (known.seen.keypoints - 60)
+    known.seen = Observation(None, small, torch.ones_like(known.seen.good), (SIZE, SIZE))
+    found = known.solve(0)
+    assert found.focal.tolist() == [FOCAL_LIMITS[0]] * 2
+    limbs = found.joints[:, LIMB_JOINTS, :]
+    depth = limbs[..., 2:] + found.translation[:, None, 2:]
+    shift = ((small - SIZE / 2) * depth / FOCAL_LIMITS[0] - limbs[..., :2]).mean(1)
+    torch.testing.assert_close(found.translation[:, :2], shift)
+    assert found.translation.abs().max() < 100
 
 
 @pytest.mark.gpu
