@@ -13,7 +13,6 @@ with focal length, pose, shape and box, and overlay.png. In Python:
 from __future__ import annotations
 
 import argparse
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,8 +29,6 @@ from overt.files.bounds import read_file
 from overt.tasks import PersonEstimator, need_task
 
 if TYPE_CHECKING:
-    from PIL import Image
-
     from overt.files.key_maps import KeyRule
     from overt.tasks import PersonEstimate
 
@@ -223,40 +220,9 @@ def read_mask(mask: Path | str | NDArray[Any]) -> NDArray[np.bool_]:
     """Return a mask (H, W) of the person."""
     if isinstance(mask, np.ndarray):
         return np.asarray(mask > 0)
-    from PIL import Image, ImageOps
+    from overt.data.images.masks import read_mask_file
 
-    from overt.data.images.decode import BROKEN, FORMATS, read_file
-
-    try:
-        with Image.open(io.BytesIO(read_file(Path(mask))), formats=FORMATS) as stored:
-            return mask_of_image(ImageOps.exif_transpose(stored))
-    except BROKEN as error:
-        raise DataError(
-            f"--mask {mask}: not a readable JPEG, PNG or WebP ({error}); save the mask again"
-        ) from error
-
-
-def mask_of_image(image: Image.Image) -> NDArray[np.bool_]:
-    """Return the person (H, W) in a mask of any mode: what is not transparent, or not black."""
-    if image.has_transparency_data:
-        alpha = np.asarray(image.convert("RGBA"))[..., 3]
-        if alpha.min() < alpha.max():  # a cut-out; its edge belongs to whatever covers more of it
-            return np.asarray(alpha > alpha.max() / 2)
-    levels = _mask_levels(image)
-    low, high = levels.min(), levels.max()
-    # Of two levels the lower one is the background, even where it is not black.
-    is_binary = low < high and bool(((levels == low) | (levels == high)).all())
-    return np.asarray(levels > (low if is_binary else 0))
-
-
-def _mask_levels(image: Image.Image) -> NDArray[np.int64]:
-    """Return a number for each pixel (H, W), at the depth of the file."""
-    if image.mode in ("1", "L") or image.mode.startswith("I"):
-        return np.asarray(image, np.int64)
-    brightness = np.asarray(image.convert("RGB"), np.int64).max(axis=2)
-    if image.mode == "P" and not brightness.any():  # labels, whose palette nobody has filled in
-        return np.asarray(image, np.int64)
-    return np.asarray(brightness)
+    return read_mask_file(Path(mask))
 
 
 def read_boxes(boxes: Path | str | NDArray[Any]) -> NDArray[np.float32]:

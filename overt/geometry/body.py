@@ -23,6 +23,7 @@ BODY_JOINTS = 22  # pelvis and the 21 of `body_pose`
 HAND_JOINTS = 15
 SHAPE_NUMBERS = EXPRESSION_NUMBERS = 10
 SMPL_JOINTS = 24
+SMPLX_JOINTS = 55
 HEAD_PART, LEFT_HAND_PART, RIGHT_HAND_PART = 16, 23, 24
 # Where the expression begins among the directions of a file: after 300 shape numbers in the files
 # of 2020 and later, after 10 in the first release.

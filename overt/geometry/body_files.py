@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 
 from overt.errors import DataError
 from overt.files.bounds import open_arrays
-from overt.geometry.body import HAND_JOINTS, BodyFile
+from overt.geometry.body import HAND_JOINTS, SMPL_JOINTS, SMPLX_JOINTS, BodyFile
 from overt.geometry.body_anny import ANNY, anny_body
 from overt.geometry.body_capsule import capsule_body
 from overt.geometry.smpl_pickle import array_of, read_smpl_pickle
 
 CAPSULE = "capsule"
+# Settings whose body has the joints of SMPL-X; the others may name one of SMPL.
+NEED_SMPLX = ("model.body.model", "data.synthetic.body", "--body")
 NEEDED = (
     "v_template", "f", "shapedirs", "posedirs", "J_regressor", "weights", "kintree_table",
 )  # fmt: skip
@@ -62,6 +64,7 @@ def load_body(
     else:
         raise DataError(f"{title}: a body model is a .npz or .pkl file")
     _check_shapes(arrays, title)
+    _check_joints(arrays["kintree_table"].shape[1], key, title)
     body = replace(_file_of(arrays), rendered_as=rendered_as)
     if joint_regressor is not None:
         body = _with_regressor(body, Path(joint_regressor), regressor_key)
@@ -131,6 +134,16 @@ def _check_shapes(arrays: dict[str, NDArray[Any]], title: str) -> None:
                 f"{title}: the shape of {name} is {array.shape}, but a body of {vertices} vertices "
                 f"and {joints} joints has {expected[name]}; name a file of SMPL or SMPL-X"
             )
+
+
+def _check_joints(joints: int, key: str, title: str) -> None:
+    if key not in NEED_SMPLX or joints == SMPLX_JOINTS:
+        return
+    hint = "; SMPL's body goes to model.body.smpl" if joints == SMPL_JOINTS else ""
+    raise DataError(
+        f"{title}: this body has {joints} joints, expected the {SMPLX_JOINTS} of SMPL-X; name "
+        f"SMPLX_NEUTRAL.npz{hint}"
+    )
 
 
 def _file_of(arrays: dict[str, NDArray[Any]]) -> BodyFile:

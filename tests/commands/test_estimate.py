@@ -14,7 +14,6 @@ from overt.commands.estimate import (
     estimate,
     main,
     overlay_of,
-    read_mask,
     read_picture,
     read_rows,
     refuse_nonfinite,
@@ -160,38 +159,6 @@ def test_pictures_and_masks_of_a_few_pixels_are_refused() -> None:
         check_picture(dot.shape, dot)
     dot[0, 5:9] = True
     check_picture(dot.shape, dot)
-
-
-def test_masks_of_every_kind(tmp_path: Path) -> None:
-    """A cut-out has its mask in alpha, two levels are a mask at any depth, labels any palette."""
-    person = np.zeros((4, 5), bool)
-    person[1:3, 2:] = True
-    gray = np.where(person, 255, 0).astype(np.uint8)
-    colors = np.random.default_rng(0).integers(1, 256, (4, 5, 4), dtype=np.uint8)
-    colors[..., 3] = np.where(person, 255, 30)
-    black_labels = Image.fromarray(person.astype(np.uint8)).convert("P")
-    black_labels.putpalette([0] * 768)
-    inverted_palette = Image.fromarray((~person).astype(np.uint8)).convert("P")
-    inverted_palette.putpalette([255, 255, 255, 0, 0, 0])
-    images = {
-        "cutout": Image.fromarray(colors),
-        "opaque": Image.fromarray(gray).convert("RGBA"),
-        "deep": Image.fromarray(person.astype(np.uint16)),
-        "deepest": Image.fromarray(person.astype(np.uint16) * 65535),
-        "two_levels": Image.fromarray(np.where(person, 2, 1).astype(np.uint8)),
-        "labels": black_labels,
-        "palette": inverted_palette,
-        "bits": Image.fromarray(gray).convert("1"),
-        "colors": Image.fromarray(gray).convert("RGB"),
-    }
-    for name, image in images.items():
-        image.save(tmp_path / f"{name}.png")
-        assert np.array_equal(read_mask(tmp_path / f"{name}.png"), person), name
-    Image.fromarray(np.zeros((4, 5), np.uint16)).save(tmp_path / "nobody.png")
-    assert not read_mask(tmp_path / "nobody.png").any()
-    (tmp_path / "broken.png").write_bytes(b"text")
-    with pytest.raises(DataError, match="not a readable JPEG, PNG or WebP"):
-        read_mask(tmp_path / "broken.png")
 
 
 @pytest.mark.parametrize("image_size", [(400, 267), (61, 400), (400, 5), (100, 80)])

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import real_files
 import torch
 
 from overt.errors import DataError
@@ -83,3 +84,11 @@ def test_a_regressor_of_another_mesh_is_refused(tmp_path: Path) -> None:
     np.save(regressor, np.zeros((17, 6890)))
     with pytest.raises(DataError, match=r"\(17, 6890\).*17 joints"):
         load_body(str(body), "model.body.model", str(regressor))
+
+
+def test_the_body_of_smpl_is_not_the_body_of_posenet(tmp_path: Path) -> None:
+    path = tmp_path / "SMPL_NEUTRAL.npz"
+    np.savez(path, **real_files.body_arrays(len(capsule_body().v_template), 24, hands=False))
+    assert load_body(str(path), "model.body.smpl").joint_count == 24
+    with pytest.raises(DataError, match=r"24 joints, expected the 55 .* goes to model\.body\.smpl"):
+        load_body(str(path), "model.body.model")

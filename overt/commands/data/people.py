@@ -174,7 +174,7 @@ def _smplx_labels(options: argparse.Namespace) -> int:
     errors = convert_labels(options.source, options.out, chosen, world.device)
     poor = int((errors > POOR_MM).sum())
     print(
-        f"{options.out}: {len(errors)} people, vertices within {float(errors.mean()):.1f} mm on "
+        f"{options.out}: {errors.count()} people, vertices within {float(errors.mean()):.1f} mm on "
         f"average, the worst {float(errors.max()):.1f} mm (row {int(errors.argmax())}); {poor} "
         f"above {POOR_MM:g} mm"
     )

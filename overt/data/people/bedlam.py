@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,44 +15,30 @@ from overt.errors import DataError
 
 def read_bedlam(path: str | Path) -> HumanData:
     """Return its rows as HumanData columns, with `pelvis_camcoord` or with `smplx`."""
-    import torch
-
     file = Path(path)
-    if not file.is_file():
-        raise DataError(f"{file}: no such annotation file")
-    try:
-        content = torch.load(file, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise DataError(
-            f"{file}: not a dictionary of torch.save with plain values ({reason}); nothing of it "
-            "was run. For .npz files of MMHuman3D use layout=humandata."
-        ) from None
-    if not isinstance(content, Mapping) or "img_fn" not in content:
-        keys = ", ".join(map(str, content)) if isinstance(content, Mapping) else "not a dictionary"
-        raise DataError(f"{file}: the annotations lack img_fn; found {keys}")
-    names = [str(name) for name in content["img_fn"]]
-    if "sequence_name" in content:
-        folders = [str(name) for name in content["sequence_name"]]
-        names = [
-            name if "/" in name else f"{folder}/{name}"
-            for folder, name in zip(folders, names, strict=True)
-        ]
-    columns: dict[str, NDArray[Any]] = {"image_path": np.array(names)}
+    content = _load(file)
+    columns: dict[str, NDArray[Any]] = {"image_path": _picture_names(content, file)}
     if "center" in content and "scale" in content:
-        centre, side = _rows(content["center"], 2), _rows(content["scale"], -1)[:, :1]
+        centre = _rows(content, "center", file, (2,))
+        side = _rows(content, "scale", file)[:, :1]
+        _same_length({"center": centre, "scale": side}, file)
         ones = np.ones_like(side)
         columns["bbox_xywh"] = np.concatenate([centre - side / 2, side, side, ones], axis=1)
     if "focal_length" in content:
-        columns["focal_length"] = _rows(content["focal_length"], -1)
+        columns["focal_length"] = _rows(content, "focal_length", file)
     if "pelvis_camcoord" in content:
-        columns["pelvis"] = _rows(content["pelvis_camcoord"], 3)
+        columns["pelvis"] = _rows(content, "pelvis_camcoord", file, (3,))
     parameters = content.get("smplx", content)
+    if not isinstance(parameters, Mapping):
+        raise DataError(
+            f"{file}: smplx is a {type(parameters).__name__}; expected a dictionary with "
+            f"{', '.join(SMPLX_SHAPES)}"
+        )
     for name, shape in SMPLX_SHAPES.items():
         if name in parameters:
-            rows = _rows(parameters[name], -1)
-            columns[f"smplx/{name}"] = rows.reshape(len(rows), *shape)
+            columns[f"smplx/{name}"] = _rows(parameters, name, file, shape)
     data = HumanData(file, columns)
+    data.check_rows()
     if "pelvis" not in data and "smplx/transl" not in data:
         raise DataError(
             f"{file}: there is neither pelvis_camcoord nor smplx with transl, so the depth is "
@@ -62,10 +47,65 @@ def read_bedlam(path: str | Path) -> HumanData:
     return data
 
 
-def _rows(value: Any, width: int) -> NDArray[np.float32]:
-    """Return rows (N, width) of a tensor, an array or a list of either."""
-    if isinstance(value, list | tuple):
-        array = np.stack([np.asarray(row, dtype=np.float32) for row in value])
-    else:
-        array = np.asarray(value, dtype=np.float32)
-    return array.reshape(len(array), width)
+def _load(file: Path) -> Mapping[str, Any]:
+    import torch
+
+    if not file.is_file():
+        raise DataError(f"{file}: no such annotation file")
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # junk stops the unpickler with almost any, such as KeyError
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise DataError(
+            f"{file}: not a dictionary of torch.save with plain values ({reason}); nothing of it "
+            "was run. For .npz files of MMHuman3D use layout=humandata."
+        ) from None
+    if not isinstance(content, Mapping) or "img_fn" not in content:
+        keys = ", ".join(map(str, content)) if isinstance(content, Mapping) else "not a dictionary"
+        raise DataError(f"{file}: the annotations lack img_fn; found {keys}")
+    return content
+
+
+def _picture_names(content: Mapping[str, Any], file: Path) -> NDArray[np.str_]:
+    """Return paths of the pictures (N,), below the folder of their sequence where that is given."""
+    names = _words(content, "img_fn", file)
+    if not names:
+        raise DataError(f"{file}: it has no rows: img_fn is empty")
+    if "sequence_name" in content:
+        folders = _words(content, "sequence_name", file)
+        _same_length({"img_fn": names, "sequence_name": folders}, file)
+        names = [
+            name if "/" in name else f"{folder}/{name}"
+            for folder, name in zip(folders, names, strict=True)
+        ]
+    return np.array(names, dtype=str)
+
+
+def _words(content: Mapping[str, Any], name: str, file: Path) -> list[str]:
+    value = content[name]
+    if not isinstance(value, list | tuple):
+        raise DataError(f"{file}: {name} is a {type(value).__name__}; expected a list of names")
+    return [str(word) for word in value]
+
+
+def _same_length(columns: Mapping[str, Any], file: Path) -> None:
+    counts = {name: len(column) for name, column in columns.items()}
+    if len(set(counts.values())) > 1:
+        raise DataError(f"{file}: its columns have different numbers of rows: {counts}")
+
+
+def _rows(
+    content: Mapping[str, Any], name: str, file: Path, shape: tuple[int, ...] = (-1,)
+) -> NDArray[np.float32]:
+    """Return rows (N, *shape) of a tensor, an array or a list of either; -1: any length."""
+    value = content[name]
+    try:
+        if isinstance(value, list | tuple):
+            array = np.stack([np.asarray(row, dtype=np.float32) for row in value])
+        else:
+            array = np.asarray(value, dtype=np.float32)
+        return array.reshape(len(array), *shape)
+    # Text, a single number, rows of different or of the wrong length.
+    except (ValueError, TypeError, RuntimeError) as error:
+        expected = "numbers for each person" if shape == (-1,) else str(("N", *shape))
+        raise DataError(f"{file}: {name} is not usable ({error}); expected {expected}") from None

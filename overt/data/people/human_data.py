@@ -110,14 +110,20 @@ class HumanData:
         single = [name for name, column in columns.items() if column.ndim == 0]
         if single:
             raise DataError(f"{file}: {', '.join(single)} has one value, not one for each person")
+        if "K" in columns:
+            columns["K"] = _matrices(columns["K"], file)
         data = cls(file, columns, header)
         data.require(required)
-        counts = {name: len(column) for name, column in columns.items()}
-        if len(set(counts.values())) > 1:
-            raise DataError(f"{file}: its columns have different numbers of rows: {counts}")
-        if len(data) == 0:
-            raise DataError(f"{file}: it has no rows")
+        data.check_rows()
         return data
+
+    def check_rows(self) -> None:
+        """Reject columns of different lengths, and a file without rows."""
+        counts = {name: len(column) for name, column in self.columns.items()}
+        if len(set(counts.values())) > 1:
+            raise DataError(f"{self.path}: its columns have different numbers of rows: {counts}")
+        if len(self) == 0:
+            raise DataError(f"{self.path}: it has no rows")
 
     def require(self, names: Sequence[str]) -> None:
         """Raise an error that names missing and available columns."""
@@ -155,6 +161,28 @@ def bad_boxes(data: HumanData) -> NDArray[np.int64]:
     return np.nonzero(~good)[0]
 
 
+def non_finite_rows(data: HumanData, name: str) -> NDArray[np.int64]:
+    """Return rows that hold NaN or Inf in a column."""
+    values = data.columns[name].reshape(len(data), -1)
+    return np.nonzero(~np.isfinite(values).all(1))[0]
+
+
+def labeled_rows(data: HumanData) -> NDArray[np.bool_]:
+    """Return whether each row has a label (N,): all of them unless the file has `has_smpl`."""
+    if "has_smpl" not in data:
+        return np.ones(len(data), dtype=bool)
+    return np.asarray(np.ravel(data.columns["has_smpl"]) > 0)
+
+
+def _matrices(matrices: Array, path: Path) -> Array:
+    """Return K as (N, 3, 3), which may be stored flat."""
+    if matrices.shape[1:] not in ((3, 3), (9,)):
+        raise DataError(
+            f"{path}: K has shape {matrices.shape}; expected camera matrices, (N, 3, 3) or (N, 9)"
+        )
+    return matrices.reshape(len(matrices), 3, 3)
+
+
 def read_columns(path: Path) -> tuple[dict[str, Array], Header]:
     """Read all columns of an annotation file into memory, and what it stores once."""
     try:
@@ -162,6 +190,11 @@ def read_columns(path: Path) -> tuple[dict[str, Array], Header]:
         with zipfile.ZipFile(path) as archive:
             names = {name.removesuffix(".npy"): name for name in archive.namelist()}
             columns_read = [name for name in (*PLAIN, *GROUPS, *SINGLE) if name in names]
+            if not columns_read and any(name.endswith("/data.pkl") for name in names):
+                raise DataError(
+                    f"{path}: looks like a file of torch.save, not an .npz file; BEDLAM-CC's "
+                    "files, which are such, need layout=bedlamcc"
+                )
             raw = {name: _member(archive, names[name], path) for name in columns_read}
     except zipfile.BadZipFile as error:
         raise DataError(

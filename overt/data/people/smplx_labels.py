@@ -7,6 +7,7 @@ B people, V vertices of SMPL-X.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from overt.data.people.human_data import HumanData, write_human_data
+from overt.data.people.human_data import (
+    SMPL_SHAPES,
+    HumanData,
+    labeled_rows,
+    non_finite_rows,
+    write_human_data,
+)
 from overt.errors import DataError
 from overt.files.atomic import new_file
 from overt.files.bounds import open_arrays
@@ -27,11 +34,14 @@ from overt.geometry.body_transfer import VertexTransfer, load_transfer
 from overt.geometry.rotation import axis_angle_to_matrix, matrix_to_axis_angle
 from overt.progress import report
 
+logger = logging.getLogger(__name__)
+
 FACE_JOINTS = 3  # jaw and eyes: at rest
 PARTS_SUFFIX = ".parts"
 POOR_MM = 20.0  # a mean vertex error above this is worth a look
 HISTORY = 20  # of L-BFGS
 STOP_AT = 1e-9  # change of the energy, in square meters
+SOURCE_COLUMNS = tuple(f"smpl/{name}" for name in SMPL_SHAPES)
 
 
 @dataclass(frozen=True)
@@ -161,7 +171,7 @@ class Converter:
         if options.vertices is not None:
             self.counted = _read_counted(Path(options.vertices), counts[1]).to(device)
 
-    def convert(self, data: HumanData, rows: slice) -> dict[str, NDArray[np.float32]]:
+    def convert(self, data: HumanData, rows: NDArray[np.int64]) -> dict[str, NDArray[np.float32]]:
         """Return the SMPL-X columns of some rows, and the fitting errors."""
 
         def take(name: str) -> Tensor:
@@ -205,39 +215,87 @@ def convert_labels(
     out: Path,
     options: FitOptions,
     device: torch.device,
-) -> NDArray[np.float32]:
+) -> np.ma.MaskedArray[Any, Any]:
     """Write SOURCE's annotations with SMPL-X labels to OUT; return errors (N,) in mm.
 
-    Fitted rows are kept in OUT.parts until all are done: an interrupted call resumes there.
+    Rows without a label (has_smpl=0) are not fitted: their labels in OUT are NaN, their errors are
+    masked. Fitted rows are kept in OUT.parts until all are done: an interrupted call resumes there.
     """
     if out.resolve() == source.resolve():
         raise DataError(f"{out}: name another file; the labels of SMPL stay as they are")
     data = HumanData.load(source)
-    data.require([f"smpl/{name}" for name in ("global_orient", "body_pose", "betas", "transl")])
+    data.require(SOURCE_COLUMNS)
+    is_labeled = labeled_rows(data)
+    _check_labels(data, is_labeled)
     folder = out.with_name(out.name + PARTS_SUFFIX)
     folder.mkdir(parents=True, exist_ok=True)
     converter = Converter(options, device)
     parts = []
     for first in range(0, len(data), options.batch):
-        rows = slice(first, min(first + options.batch, len(data)))
-        path = folder / f"{rows.start:08d}_{rows.stop:08d}.npz"
-        if not path.is_file():
-            converted: dict[str, Any] = {
-                name.replace("/", "."): value
-                for name, value in converter.convert(data, rows).items()
-            }
-            with new_file(path) as hidden, hidden.open("wb") as file:
-                np.savez(file, **converted)
-        with open_arrays(path) as part:
-            parts.append({name.replace("smplx.", "smplx/"): part[name] for name in part.files})
-        report("fitting people", rows.stop, len(data))
-    joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    errors: NDArray[np.float32] = joined.pop("error_mm")
+        rows = np.arange(first, min(first + options.batch, len(data)))
+        fitted_rows = rows[is_labeled[rows]]
+        last = first + len(rows)
+        path = folder / f"{first:08d}_{last:08d}.npz"
+        part = _read_part(path)
+        if part is None or len(part.get("error_mm", ())) != len(fitted_rows):
+            part = converter.convert(data, fitted_rows) if len(fitted_rows) else {}
+            _write_part(path, part)
+        parts.append(part)
+        report("fitting people", last, len(data))
+    fitted = [part for part in parts if part]  # a batch without any label has no columns
+    joined = {
+        name: _all_rows(np.concatenate([part[name] for part in fitted]), is_labeled)
+        for name in fitted[0]
+    }
+    errors = np.ma.masked_array(joined.pop("error_mm"), mask=~is_labeled)
     write_human_data(out, {**data.columns, **joined}, **_single(data))
     for path in folder.glob("*.npz"):
         path.unlink()
     folder.rmdir()
     return errors
+
+
+def _read_part(path: Path) -> dict[str, NDArray[np.float32]] | None:
+    """Return the rows that an interrupted call has fitted."""
+    if not path.is_file():
+        return None
+    with open_arrays(path) as part:
+        return {name.replace("smplx.", "smplx/"): part[name] for name in part.files}
+
+
+def _write_part(path: Path, part: dict[str, NDArray[np.float32]]) -> None:
+    arrays: dict[str, Any] = {name.replace("/", "."): value for name, value in part.items()}
+    with new_file(path) as hidden, hidden.open("wb") as file:
+        np.savez(file, **arrays)
+
+
+def _check_labels(data: HumanData, is_labeled: NDArray[np.bool_]) -> None:
+    """Reject rows that cannot be fitted: one of them would spoil all people of its batch."""
+    count = int(is_labeled.sum())
+    if count == 0:
+        raise DataError(f"{data.path}: has_smpl is 0 in all {len(data)} rows: nobody is labeled")
+    for name in SOURCE_COLUMNS:
+        bad = [row for row in non_finite_rows(data, name).tolist() if is_labeled[row]]
+        if bad:
+            raise DataError(
+                f"{data.path}: {name} is non-finite in {len(bad)} of {count} labeled rows, first "
+                f"in row {bad[0]} ({data.columns['image_path'][bad[0]]}). Fix these rows, or set "
+                "their has_smpl to 0"
+            )
+    if count < len(data):
+        logger.warning(
+            "%s: %d of %d rows have no label (has_smpl) and are not fitted",
+            data.path, len(data) - count, len(data),
+        )  # fmt: skip
+
+
+def _all_rows(
+    fitted: NDArray[np.float32], is_labeled: NDArray[np.bool_]
+) -> NDArray[np.float32]:  # (F, ...) to (N, ...)
+    """Return the rows of a whole file: NaN, which every reader refuses, where none was fitted."""
+    rows = np.full((len(is_labeled), *fitted.shape[1:]), np.nan, np.float32)
+    rows[is_labeled] = fitted
+    return rows
 
 
 def _single(data: HumanData) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -56,10 +56,11 @@ def write_people(
         raise DataError(f"subset {options.subset!r}; allowed: {', '.join(SUBSETS)}")
     if options.framing not in ("camera", "portrait"):
         raise DataError(f"framing {options.framing!r}; allowed: camera and portrait")
+    _check_backgrounds(options)
+    studio = _studio(options)  # refuses a body or a folder that is not there
     images = root / "datasets" / name
     for folder in ("imgs", "masks", *(["depth"] if options.depth_maps else [])):
         (images / folder).mkdir(parents=True, exist_ok=True)
-    _studio(options)  # refuses a body or a folder that is not there
     ranges = [(first, min(BATCH, count - first)) for first in range(0, count, BATCH)]
     parts: list[dict[str, NDArray[np.generic]]] = []
     write = partial(_write_rows, images, options)
@@ -70,17 +71,46 @@ def write_people(
         report("rendering people", sum(len(done["image_path"]) for done in parts), count)
     columns = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     path = root / "preprocessed_datasets" / f"{name}.npz"
-    mark = CAPSULE if options.is_plain else ANNY
-    write_human_data(path, columns, keypoints2d_convention="people", overt_body=mark)
+    write_human_data(path, columns, keypoints2d_convention="people", overt_body=studio.mark)
     return path
 
 
+def _check_backgrounds(options: PeopleOptions) -> None:
+    folder = options.backgrounds
+    if folder is None:
+        return
+    if options.is_plain:
+        raise DataError(
+            f"backgrounds {folder}: people of the body {CAPSULE} have none; use the body {ANNY}, "
+            "or no backgrounds"
+        )
+    if not Path(folder).is_dir():
+        raise DataError(f"backgrounds {folder}: no such folder; name one with photographs")
+
+
+class Studio(NamedTuple):
+    """What people are rendered with."""
+
+    model: BodyModel
+    painter: Painter | None  # None: plain colors
+    mark: str  # of the body, by which training recognizes it
+
+
 @lru_cache(maxsize=1)
-def _studio(options: PeopleOptions) -> tuple[BodyModel, Painter | None]:
-    """Return body and painter of a process, created once."""
-    model = BodyModel(load_body(options.body, "--body")).to(torch.device(options.device))
-    plain = options.is_plain
-    return model, None if plain else Painter(model, options.size, options.backgrounds)
+def _studio(options: PeopleOptions) -> Studio:
+    """Return the studio of a process, created once."""
+    file = load_body(options.body, "--body")
+    if file.rendered_as is None:
+        # Training would take the people for those of another body.
+        raise DataError(
+            f"--body {options.body}: not a body for rendered people; use {CAPSULE}, {ANNY}, or a "
+            "file of `overt data anny-body`"
+        )
+    model = BodyModel(file).to(torch.device(options.device))
+    painter = None
+    if not options.is_plain:
+        painter = Painter(model, options.size, options.backgrounds)
+    return Studio(model, painter, file.rendered_as)
 
 
 def _write_rows(
@@ -88,7 +118,7 @@ def _write_rows(
 ) -> dict[str, NDArray[np.generic]]:
     """Sample, render and save some rows; return their labels."""
     first, count = rows
-    model, painter = _studio(options)
+    model, painter, _ = _studio(options)
     people, scene, generators = draw_rows(first, count, model, options)
     pixels, _ = see(scene, scene.vertices, options.orthographic)
     painted = render(scene, model, painter, options, generators)

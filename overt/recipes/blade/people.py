@@ -16,7 +16,14 @@ from overt.data.images.decode import decode_image, read_file
 from overt.data.people.bedlam import read_bedlam
 from overt.data.people.conventions import CONVENTIONS, limb_columns, names_of
 from overt.data.people.crops import box_square, keypoint_square
-from overt.data.people.human_data import SMPLX_SHAPES, HumanData, bad_boxes
+from overt.data.people.human_data import (
+    SMPL_SHAPES,
+    SMPLX_SHAPES,
+    HumanData,
+    bad_boxes,
+    labeled_rows,
+    non_finite_rows,
+)
 from overt.errors import DataError
 from overt.geometry.body import BODY_JOINTS, HAND_JOINTS, SMPL_JOINTS, BodyFile, BodyModel
 from overt.geometry.body_anny import ANNY
@@ -28,10 +35,17 @@ from overt.recipes.blade.config import BodySettings, DataSettings, SourceSetting
 logger = logging.getLogger(__name__)
 
 Array = NDArray[np.float32]
-HIP_ROWS = (0, 1)  # of J_regressor_extra.npy
+# Rows of J_regressor_extra.npy, and which of them are the hips.
+EXTRA_JOINTS, HIP_ROWS = 9, (0, 1)
 # Folders that appear in the annotation paths of a source, but not in its pictures.
 DROPPED_FOLDERS = {"h36m": "images"}
 RENDERED_BODIES = (CAPSULE, ANNY)
+
+
+# The columns of a label, in the order of `SmplxLabel`.
+SMPLX_PARTS = (
+    "global_orient", "body_pose", "left_hand_pose", "right_hand_pose", "betas", "transl",
+)  # fmt: skip
 
 
 class SmplxLabel(NamedTuple):
@@ -88,8 +102,8 @@ class People:
         check_body(data, body, needs_pose or "pelvis" not in data)
         if needs_pose:
             require_smplx(data)
-        if not (data.has("smplx") or data.has("smpl") or "pelvis" in data):
-            data.require(("smplx/body_pose", "smplx/transl"))
+        if "pelvis" not in data:
+            require_labels(data)
         self.data = self._usable(_labeled(data), settings.drop_bad_rows)
         self.limbs = limbs_of(self.data, settings)
         if "pelvis" not in data and not (data.has("smplx") and "smplx/transl" in data):
@@ -113,6 +127,8 @@ class People:
             boxes = data.columns["bbox_xywh"]
             for row in bad_boxes(data).tolist():
                 bad[row] = f"has a box without size ({boxes[row, 2]:g} x {boxes[row, 3]:g})"
+        for row, problem in bad_labels(data).items():
+            bad.setdefault(row, problem)
         depth = pelvis_depths(data, self.body)
         for row in np.nonzero(~(depth > 0))[0].tolist():
             bad.setdefault(row, f"is behind the camera (pelvis at {depth[row]:.3g} m)")
@@ -176,23 +192,22 @@ class People:
         of the body, as for predictions.
         """
         values = []
-        for name in ("global_orient", "body_pose", "left_hand_pose", "right_hand_pose", "betas"):
+        for name in SMPLX_PARTS:
             column = self.data.columns.get(f"smplx/{name}")
             if column is not None:
-                values.append(np.asarray(column[row], np.float32))
+                # A copy: cached columns are read-only maps, of which torch warns.
+                values.append(np.array(column[row], np.float32))
             elif name.endswith("_hand_pose"):
                 values.append(self.mean_hands[int(name.startswith("right"))])
             else:
                 values.append(np.zeros(SMPLX_SHAPES[name], np.float32))
-        column = self.data.columns.get("smplx/transl")
-        values.append(np.zeros(3, np.float32) if column is None else np.asarray(column[row]))
         return SmplxLabel(*values)
 
     def pelvis(self, row: int) -> Array:
         """Return the pelvis position in the camera frame, (3,) meters."""
         columns = self.data.columns
         if "pelvis" in self.data:
-            return np.asarray(columns["pelvis"][row], np.float32)
+            return np.array(columns["pelvis"][row], np.float32)
         if self.data.has("smplx") and "smplx/transl" in columns:
             rest_pelvis = self.root(columns["smplx/betas"][row][None])[0]
             return np.asarray(rest_pelvis + columns["smplx/transl"][row], np.float32)
@@ -271,6 +286,50 @@ def require_smplx(data: HumanData) -> None:
     data.require([f"smplx/{name}" for name in ("global_orient", "body_pose", "betas")])
 
 
+def require_labels(data: HumanData) -> None:
+    """Reject labels that lack a part, before such a row is used."""
+    has_smpl = any(name.startswith("smpl/") for name in data.columns)
+    if has_smpl and not (data.has("smplx") and "smplx/transl" in data):
+        data.require([f"smpl/{name}" for name in SMPL_SHAPES])
+    elif not data.has("smplx"):
+        data.require(("smplx/body_pose", "smplx/transl"))
+    if data.has("smplx"):
+        require_smplx(data)
+
+
+def require_scored(data: HumanData) -> None:
+    """Reject labels without a whole pose, which no prediction can be compared with."""
+    if "pelvis" in data and data.has("smplx"):
+        require_smplx(data)
+    else:
+        require_labels(data)
+
+
+def bad_labels(data: HumanData) -> dict[int, str]:
+    """Return what is wrong with rows whose label or camera is non-finite or impossible."""
+    columns = data.columns
+    bad: dict[int, str] = {}
+    camera = "K" if "K" in data else "focal_length"
+    for name in (*_used_labels(data), camera):
+        if name in data:
+            for row in non_finite_rows(data, name).tolist():
+                bad.setdefault(row, f"has a non-finite {name}")
+    if camera in data:
+        focal = np.asarray(columns[camera]).reshape(len(data), -1)[:, 0]
+        for row in np.nonzero(~(focal > 0))[0].tolist():
+            bad.setdefault(row, f"has a focal length of {focal[row]:g} pixels ({camera})")
+    return bad
+
+
+def _used_labels(data: HumanData) -> list[str]:
+    """Return the columns that pose and pelvis come from."""
+    groups = ["smplx/"] if data.has("smplx") else ["smpl/"]
+    if "pelvis" not in data and "smplx/transl" not in data:
+        groups.append("smpl/")
+    labels = [name for name in data.columns if name.startswith(tuple(groups))]
+    return ["pelvis", *labels]
+
+
 def limbs_of(data: HumanData, settings: DataSettings) -> list[int] | None:
     """Return the columns of the twelve limb joints, or None without keypoints."""
     if "keypoints2d" not in data:
@@ -291,9 +350,7 @@ def limbs_of(data: HumanData, settings: DataSettings) -> list[int] | None:
 
 def _labeled(data: HumanData) -> HumanData:
     """Return the rows that have labels, if the file states it."""
-    if "has_smpl" not in data:
-        return data
-    rows = np.nonzero(np.ravel(data.columns["has_smpl"]) > 0)[0]
+    rows = np.nonzero(labeled_rows(data))[0]
     if len(rows) == len(data):
         return data
     if len(rows) == 0:
@@ -343,7 +400,7 @@ class SmplHips:
         if body.smpl is None:
             raise DataError(
                 "these people are labeled with SMPL; set model.body.smpl to SMPL_NEUTRAL.pkl (or "
-                ".npz) and model.body.smpl_regressor to J_regressor_extra.npy, or capsule for both"
+                ".npz) and model.body.smpl_regressor to J_regressor_extra.npy"
             )
         file = load_body(body.smpl, "model.body.smpl")
         if body.smpl == CAPSULE:
@@ -355,8 +412,7 @@ class SmplHips:
                 "J_regressor_extra.npy"
             )
         else:
-            path, key = Path(body.smpl_regressor), "model.body.smpl_regressor"
-            hips = read_regressor(path, key, len(file.v_template))[list(HIP_ROWS)]
+            hips = _read_hips(Path(body.smpl_regressor), len(file.v_template))
         row = hips.mean(0).astype(np.float32)  # (V,)
         used = np.nonzero(row)[0]
         self.row = torch.from_numpy(row[used])
@@ -380,7 +436,21 @@ class SmplHips:
         rotations = axis_angle_to_matrix(torch.from_numpy(pose.astype(np.float32)))[None]
         if len(self.model.parents) > SMPL_JOINTS:  # the stand-in: its hands are joints of fingers
             rotations = rotations[:, :BODY_JOINTS]
-        shape = torch.from_numpy(np.asarray(columns["smpl/betas"][row], np.float32))[None]
+        # A copy: cached columns are read-only maps, of which torch warns.
+        shape = torch.from_numpy(np.array(columns["smpl/betas"][row], np.float32))[None]
         vertices = self.model(shape, rotations).vertices[0]
         middle = (self.row @ vertices).numpy()
         return np.asarray(middle + columns["smpl/transl"][row], np.float32)
+
+
+def _read_hips(path: Path, vertices: int) -> NDArray[np.floating]:  # (2, V)
+    """Return the rows of the hips in J_regressor_extra.npy; in others they are other joints."""
+    key = "model.body.smpl_regressor"
+    regressor = read_regressor(path, key, vertices)
+    if len(regressor) != EXTRA_JOINTS:
+        raise DataError(
+            f"{key}={path}: its shape is {regressor.shape}, expected {(EXTRA_JOINTS, vertices)}: "
+            "name J_regressor_extra.npy (J_regressor_h36m.npy, with 17 rows, goes to "
+            "model.body.smpl_joint_regressor)"
+        )
+    return np.asarray(regressor[list(HIP_ROWS)])

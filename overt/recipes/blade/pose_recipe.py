@@ -35,6 +35,7 @@ from overt.recipes.blade.example import example_samples
 from overt.recipes.blade.live import LiveBatch, LivePeople, LiveRenderer, collate_live
 from overt.recipes.blade.loss import Bodies, Weights, pose_distances, pose_losses
 from overt.recipes.blade.metric_mesh import MetricMesh
+from overt.recipes.blade.people import require_scored
 from overt.recipes.blade.pose_scores import Scorer, draw_people
 from overt.recipes.blade.posenet import PoseNet, PoseOutput
 from overt.tasks import PersonEstimate
@@ -147,6 +148,7 @@ class PoseNetRecipe(Recipe):
         settings = self.settings
         make_evaluation_data(settings.data, settings.evaluation)
         people = open_evaluation(settings.data, settings.evaluation, settings.model.body, False)
+        require_scored(people.data)
         body = self.body(torch.device("cpu"))
         MetricMesh(body, settings.model.body, people.data.has("smplx"))
 

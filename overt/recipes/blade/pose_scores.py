@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
+from numpy.typing import NDArray
 from torch import Tensor
 
 from overt.data.images.decode import as_tensor
+from overt.data.images.masks import read_mask_file
 from overt.data.people.crops import cut
 from overt.distributed import World
+from overt.errors import DataError
 from overt.evaluation import Row, score_batches, with_names
 from overt.geometry.body import BodyModel
 from overt.geometry.crop import Picture
@@ -33,7 +36,7 @@ from overt.recipes.blade.config import PoseNetSettings
 from overt.recipes.blade.data import depth_crop, whole_crop
 from overt.recipes.blade.evaluation import depth_row
 from overt.recipes.blade.metric_mesh import MetricMesh
-from overt.recipes.blade.people import People
+from overt.recipes.blade.people import People, require_scored
 from overt.recipes.blade.posenet import PoseNet, PoseOutput
 from overt.viz.mesh import draw_mesh, write_on
 
@@ -60,6 +63,7 @@ class Scorer:
     ) -> None:
         self.model, self.body, self.people, self.settings = model, body, people, settings
         self.device = body.template.device
+        require_scored(people.data)
         self.mesh = MetricMesh(body, settings.model.body, people.data.has("smplx"))
         chosen = settings.evaluation.camera
         self.options = SolveOptions(
@@ -119,9 +123,9 @@ class Scorer:
         """
         if self.device.type != "cuda":
             return [[index] for index in seen]
-        groups: dict[tuple[int, int], list[int]] = {}
+        groups: dict[object, list[int]] = {}
         for index, (observed, _) in seen.items():
-            groups.setdefault(observed.size, []).append(index)
+            groups.setdefault((observed.size, observed.centre), []).append(index)
         return list(groups.values())
 
     def camera_rows(
@@ -204,35 +208,28 @@ class Scorer:
         chosen = self.settings.evaluation.camera
         height, width = picture.shape[:2]
         scale = min(1.0, chosen.size / max(height, width))
-        size = (round(height * scale), round(width * scale))
+        size = (max(round(height * scale), 1), max(round(width * scale), 1))
+        # Rounding the size does not move the principal point.
+        centre = (width * scale / 2, height * scale / 2)
         pixels = self.project_truth(truth.joints[list(LIMB_JOINTS)], truth) * scale
         noise = np.random.default_rng(row).standard_normal((12, 2)) * chosen.keypoint_noise
         pixels = pixels + torch.tensor(noise, dtype=torch.float32, device=self.device)
         inside = (pixels >= 0) & (pixels <= pixels.new_tensor([size[1] - 1, size[0] - 1]))
-        mask = self.mask_file(row, size)
-        if mask is None:
+        path = self.masks.path(self.people.picture_path(row))
+        if path is None:
             mask = self.parts_of_truth(truth, size, scale) > 0
-        return Observation(mask.float()[None], pixels[None], inside.all(-1)[None], size), scale
+        else:
+            full_mask = read_mask(path, (height, width))
+            mask = torch.from_numpy(shrunk_mask(full_mask, size, scale)).to(self.device)
+        keypoints, good = pixels[None], inside.all(-1)[None]
+        return Observation(mask.float()[None], keypoints, good, size, centre), scale
 
-    def mask_path(self, row: int) -> Path:
-        """Return the path of a mask next to the picture: masks/NAME.png."""
-        picture = self.people.picture_path(row)
-        return picture.parent.parent / "masks" / f"{picture.stem}.png"
+    @cached_property
+    def masks(self) -> MaskFiles:
+        return MaskFiles(self.people)
 
     def has_mask(self, row: int) -> bool:
-        return self.mask_path(row).is_file()
-
-    def mask_file(self, row: int, size: tuple[int, int]) -> Tensor | None:
-        """Return the mask next to the picture, if there is one."""
-        path = self.mask_path(row)
-        if not path.is_file():
-            return None
-        with Image.open(path) as image:
-            mask = np.asarray(image) > 0
-        if mask.shape != size:
-            resized = Image.fromarray(mask).resize((size[1], size[0]), Image.Resampling.NEAREST)
-            mask = np.asarray(resized)
-        return torch.from_numpy(np.array(mask)).to(self.device)
+        return self.masks.path(self.people.picture_path(row)) is not None
 
     def project_truth(self, points: Tensor, truth: Truth) -> Tensor:
         """Project points relative to joint 0 to pixels with the true camera."""
@@ -253,7 +250,9 @@ class Scorer:
     ) -> Row:
         """Return the overlap of estimated and true mesh masks, whole and by parts."""
         true = self.parts_of_truth(truth, observed.size, scale)[None].cpu().numpy()
-        pixels, depth = look(solved.vertices, solved.translation, solved.focal, observed.size)
+        pixels, depth = look(
+            solved.vertices, solved.translation, solved.focal, observed.size, observed.centre
+        )
         raster = rasterize(pixels, depth, self.body.faces, observed.size)
         parts = part_masks(raster, self.body.faces, self.body.part).cpu().numpy()
         return {
@@ -262,12 +261,82 @@ class Scorer:
         }
 
 
+class MaskFiles:
+    """Finds masks: `masks` has the folders that the pictures have below their image folder.
+
+    imgs/A/0001.jpg has masks/A/0001.png, and imgs/0001.jpg has masks/0001.png. A `masks` folder
+    next to the one of the picture is found too.
+    """
+
+    def __init__(self, people: People) -> None:
+        self.people = people
+
+    def path(self, picture: Path) -> Path | None:
+        """Return the mask of a picture, if there is one; reject one that several would share."""
+        path = self._first(picture)
+        if path is None:
+            return None
+        owners = [other for other in self._possible_owners[path] if self._first(other) == path]
+        if len(owners) > 1:
+            own = self.people.images / "masks" / owners[0].relative_to(self.people.images)
+            raise DataError(
+                f"{path} could be the mask of {owners[0]} or of {owners[1]}; give each its own, "
+                f"such as {own.with_suffix('.png')}"
+            )
+        return path
+
+    def _first(self, picture: Path) -> Path | None:
+        return next((path for path in self._candidates(picture) if path.is_file()), None)
+
+    def _candidates(self, picture: Path) -> list[Path]:
+        images = self.people.images
+        below = picture.relative_to(images).with_suffix(".png")
+        mirrored = [images / "masks" / below]
+        if len(below.parts) > 1:
+            mirrored.insert(0, images / "masks" / Path(*below.parts[1:]))
+        return [*mirrored, picture.parent.parent / "masks" / below.name]
+
+    @cached_property
+    def _possible_owners(self) -> dict[Path, list[Path]]:
+        """Return the pictures that a mask may belong to, without a look at the file system."""
+        owners: dict[Path, list[Path]] = {}
+        for picture in sorted({self.people.picture_path(row) for row in range(len(self.people))}):
+            for path in dict.fromkeys(self._candidates(picture)):
+                owners.setdefault(path, []).append(picture)
+        return owners
+
+
+def read_mask(path: Path, image_size: tuple[int, int]) -> NDArray[np.bool_]:
+    """Return the mask (H, W) of a picture of this size."""
+    mask = read_mask_file(path)
+    if mask.shape != image_size:
+        height, width = image_size
+        raise DataError(
+            f"{path}: the mask has {mask.shape[1]} x {mask.shape[0]} pixels, its picture {width} x "
+            f"{height}; write it in the size of the picture, or remove it"
+        )
+    if not mask.any():
+        raise DataError(f"{path}: the mask is black, without a person; draw it, or remove it")
+    return mask
+
+
+def shrunk_mask(
+    mask: NDArray[np.bool_], size: tuple[int, int], scale: float
+) -> NDArray[np.bool_]:  # `size`
+    """Return the nearest pixels of a mask, at the exact scale although the size is rounded."""
+    rows, columns = (
+        np.minimum(np.rint(np.arange(new) / scale).astype(np.int64), old - 1)
+        for new, old in zip(size, mask.shape, strict=True)
+    )
+    return np.asarray(mask[rows[:, None], columns])
+
+
 def stack_observations(observed: Sequence[Observation]) -> Observation:
-    """Make one observation of several people, of observations of one size with a mask each."""
+    """Make one observation of several people, of one size and center, with a mask each."""
     masks = [single.mask for single in observed if single.mask is not None]
     keypoints = torch.cat([single.keypoints for single in observed])
     good = torch.cat([single.good for single in observed])
-    return Observation(torch.cat(masks), keypoints, good, observed[0].size)
+    return Observation(torch.cat(masks), keypoints, good, observed[0].size, observed[0].centre)
 
 
 def person_of(solution: Solution, index: int) -> Solution:
@@ -313,7 +382,9 @@ def _draw(
             observed, SolveOptions(iterations=0),
         )  # fmt: skip
         vertices = solved.vertices[0] + solved.translation[0]
-        pixels, _ = look(solved.vertices, solved.translation, solved.focal, observed.size)
+        pixels, _ = look(
+            solved.vertices, solved.translation, solved.focal, observed.size, observed.centre
+        )
         over = draw_mesh(image, vertices, scorer.body.faces, pixels[0] / scale)
         both = torch.cat([image, over], dim=1).cpu()
         drawn.append(write_on(both, text))

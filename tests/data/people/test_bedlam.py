@@ -1,6 +1,7 @@
 """overt/data/people/bedlam.py: both published layouts are read, and what is missing is named."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,3 +68,41 @@ def test_bedlam_without_a_depth_is_refused(tmp_path: Path) -> None:
     torch.save({"names": []}, path)
     with pytest.raises(DataError, match="lack img_fn; found names"):
         read_bedlam(path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"img_fn": ["a.png"]}, "different numbers of rows: {'image_path': 1, 'bbox_xywh': 2"),
+        ({"img_fn": []}, "it has no rows: img_fn is empty"),
+        ({"img_fn": 5}, "img_fn is a int; expected a list of names"),
+        ({"sequence_name": ["a"] * 3}, "{'img_fn': 2, 'sequence_name': 3}"),
+        ({"center": torch.ones(2, 3)}, r"center is not usable .*expected \('N', 2\)"),
+        ({"scale": torch.ones(3)}, "{'center': 2, 'scale': 3}"),
+        ({"focal_length": ["long", "short"]}, "focal_length is not usable .*convert string"),
+        ({"focal_length": 5.0}, "focal_length is not usable .*numbers for each person"),
+        ({"smplx": {"betas": torch.ones(2, 1, 11)}}, r"betas is not usable .*\('N', 10\)"),
+        ({"smplx": [1, 2]}, "smplx is a list; expected a dictionary with global_orient"),
+    ],
+)
+def test_what_is_no_row_for_each_person_is_refused(
+    tmp_path: Path, changed: dict[str, Any], message: str
+) -> None:
+    path = tmp_path / "bedlamcc.npz"
+    content = {
+        "img_fn": ["a.png", "b.png"],
+        "center": torch.ones(2, 2),
+        "scale": torch.ones(2),
+        "focal_length": torch.ones(2),
+        "smplx": {"transl": torch.ones(2, 3)},
+    }
+    torch.save(content | changed, path)
+    with pytest.raises(DataError, match=message):
+        read_bedlam(path)
+
+
+def test_junk_is_no_file_of_bedlam(tmp_path: Path) -> None:
+    for junk in (b"junk", b"junk\n", b""):
+        (tmp_path / "junk.npz").write_bytes(junk)
+        with pytest.raises(DataError, match=r"not a dictionary of torch\.save"):
+            read_bedlam(tmp_path / "junk.npz")

@@ -69,6 +69,16 @@ def test_the_focal_length_comes_from_k_or_from_its_column(tmp_path: Path) -> Non
     assert HumanData.load(path).focal(0, (8, 6)) == (70.0, (3.0, 4.0))
 
 
+def test_matrices_of_cameras_may_be_flat(tmp_path: Path) -> None:
+    path = tmp_path / "people.npz"
+    write_human_data(path, columns() | {"K": columns()["K"].reshape(5, 9)})
+    for _ in range(2):  # the second one from the cache
+        assert HumanData.load(path, cache=True).focal(0, (8, 6)) == (50.0, (3.0, 4.0))
+    write_human_data(path, columns() | {"K": np.ones((5, 4))})
+    with pytest.raises(DataError, match=r"K has shape \(5, 4\); expected .*\(N, 9\)"):
+        HumanData.load(path)
+
+
 def test_key_points_keep_to_their_mask(tmp_path: Path) -> None:
     """Compressed or not, only the points that the file has are kept, and which ones they are."""
     path = tmp_path / "people.npz"
@@ -121,6 +131,12 @@ def test_absent_and_broken_files_are_refused(tmp_path: Path) -> None:
     broken.write_bytes(b"PK nonsense")
     with pytest.raises(DataError, match=r"not an \.npz file"):
         HumanData.load(broken)
+
+
+def test_files_of_bedlam_name_their_layout(tmp_path: Path) -> None:
+    torch.save({"img_fn": ["a.png"]}, tmp_path / "bedlamcc.npz")
+    with pytest.raises(DataError, match=r"looks like a file of torch\.save.*layout=bedlamcc"):
+        HumanData.load(tmp_path / "bedlamcc.npz")
 
 
 def test_complex_numbers_are_refused(tmp_path: Path) -> None:

@@ -52,16 +52,16 @@ def test_labels_are_fitted_at_real_size(root: Path, capsys: pytest.CaptureFixtur
 
 
 def test_an_interrupted_fit_goes_on(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[slice] = []
+    calls: list[np.ndarray] = []
 
-    def convert(self: Converter, data: HumanData, rows: slice) -> dict[str, np.ndarray]:
+    def convert(self: Converter, data: HumanData, rows: np.ndarray) -> dict[str, np.ndarray]:
         if len(calls) == 2:
             calls.clear()
             raise KeyboardInterrupt
         calls.append(rows)
-        count = rows.stop - rows.start
+        count = len(rows)
         return {
-            "smplx/betas": np.full((count, 10), rows.start, np.float32),
+            "smplx/betas": np.full((count, 10), rows[0], np.float32),
             "smplx/body_pose": np.zeros((count, 21, 3), np.float32),
             "error_mm": np.ones(count, np.float32),
         }
@@ -76,10 +76,56 @@ def test_an_interrupted_fit_goes_on(root: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(KeyboardInterrupt):
         convert_labels(*arguments)
     errors = convert_labels(*arguments)
-    assert [rows.start for rows in calls] == [2, 3]
+    assert [int(rows[0]) for rows in calls] == [2, 3]
     assert len(errors) == 4
     columns = HumanData.load(root / "four_smplx.npz").columns
     assert columns["smplx/betas"][:, 0].tolist() == [0, 1, 2, 3]
+
+
+def unlabeled(root: Path, name: str, has_smpl: list[int]) -> Path:
+    """Write four people, of whom row 1 has no pose."""
+    known = real_files.of_smpl(real_files.rendered(root / "rows", count=4, size=16))
+    known["smpl/body_pose"][1] = np.nan
+    path = root / name
+    real_files.write_annotations(path, known | {"has_smpl": np.array(has_smpl)})
+    return path
+
+
+def test_rows_without_a_label_are_not_fitted(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One NaN would spoil all people of its batch."""
+    source, out = unlabeled(root, "rows.npz", [1, 0, 1, 1]), root / "rows_smplx.npz"
+    fitted: list[int] = []
+
+    def convert(self: Converter, data: HumanData, rows: np.ndarray) -> dict[str, np.ndarray]:
+        fitted.extend(rows.tolist())
+        poses = np.array(data.columns["smpl/body_pose"][rows, :21])
+        return {"smplx/body_pose": poses, "error_mm": rows.astype(np.float32)}
+
+    monkeypatch.setattr(Converter, "convert", convert)
+    monkeypatch.setattr(Converter, "__init__", lambda self, options, device: None)
+    # A part of other rows, as an earlier version left it, is fitted again.
+    parts = root / "rows_smplx.npz.parts"
+    parts.mkdir()
+    np.savez(parts / "00000000_00000001.npz", error_mm=np.zeros(3, np.float32))
+    errors = convert_labels(source, out, options(root, batch=1), torch.device("cpu"))
+    assert fitted == [0, 2, 3]
+    assert (float(errors.mean()), int(errors.argmax())) == (pytest.approx(5 / 3), 3)
+    columns = HumanData.load(out).columns
+    assert columns["has_smpl"].tolist() == [1, 0, 1, 1]
+    assert np.isnan(columns["smplx/body_pose"][1]).all()
+    known = columns["smpl/body_pose"][[0, 2, 3], :21]
+    np.testing.assert_array_equal(columns["smplx/body_pose"][[0, 2, 3]], known)
+
+
+def test_labels_that_are_not_finite_are_refused_before_the_fit(root: Path) -> None:
+    source, out = unlabeled(root, "nan.npz", [0, 1, 1, 1]), root / "nan_smplx.npz"
+    cpu = torch.device("cpu")
+    with pytest.raises(DataError, match=r"body_pose is non-finite in 1 of 3 .*row 1 \(imgs/000001"):
+        convert_labels(source, out, options(root), cpu)
+    assert not (root / "nan_smplx.npz.parts").exists()
+    nobody = unlabeled(root, "nobody.npz", [0, 0, 0, 0])
+    with pytest.raises(DataError, match="has_smpl is 0 in all 4 rows"):
+        convert_labels(nobody, out, options(root), cpu)
 
 
 def test_wrong_files_are_named(root: Path) -> None:

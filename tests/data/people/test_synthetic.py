@@ -12,7 +12,7 @@ from overt.data.people.scenes import PeopleOptions
 from overt.data.people.synthetic import COCO, write_people
 from overt.errors import DataError
 from overt.geometry.body import BodyModel
-from overt.geometry.body_capsule import capsule_body
+from overt.geometry.body_capsule import capsule_body, write_capsule_body
 from overt.geometry.camera import project
 from overt.geometry.rotation import axis_angle_to_matrix
 from overt.geometry.silhouette import part_masks, rasterize
@@ -97,3 +97,20 @@ def test_an_unknown_subset_is_refused(tmp_path: Path) -> None:
         write_people(tmp_path, "x", 1, PeopleOptions(subset="p9"))
     with pytest.raises(DataError, match="allowed: camera and portrait"):
         write_people(tmp_path, "x", 1, PeopleOptions(framing="wide"))
+
+
+def test_only_bodies_of_rendered_people_are_rendered(tmp_path: Path) -> None:
+    """Training would take people of another body for dressed ones of anny."""
+    write_capsule_body(tmp_path / "SMPLX_NEUTRAL.npz")  # which, as a file, has no mark
+    options = PeopleOptions(size=SIZE, body=str(tmp_path / "SMPLX_NEUTRAL.npz"))
+    with pytest.raises(DataError, match=r"NEUTRAL\.npz: not a body for rendered people; use caps"):
+        write_people(tmp_path, "x", 1, options)
+    assert not (tmp_path / "datasets").exists()
+
+
+def test_backgrounds_are_for_dressed_people(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"people of the body capsule have none; use the body anny"):
+        write_people(tmp_path, "x", 1, PeopleOptions(backgrounds=str(tmp_path)))
+    options = PeopleOptions(body="anny", backgrounds=str(tmp_path / "none"))
+    with pytest.raises(DataError, match="none: no such folder"):
+        write_people(tmp_path, "x", 1, options)

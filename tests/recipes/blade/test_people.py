@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import real_files
+import torch
 from small_recipes import SMALL_BLADE
 
 from overt.data.people.human_data import HumanData, write_human_data
@@ -12,7 +13,7 @@ from overt.data.people.scenes import PeopleOptions
 from overt.data.people.synthetic import write_people
 from overt.errors import DataError
 from overt.recipes.blade.config import BodySettings, DataSettings, SourceSettings
-from overt.recipes.blade.people import People
+from overt.recipes.blade.people import People, SmplHips
 
 BODY = BodySettings("capsule", None, "capsule", None, None)
 
@@ -79,6 +80,49 @@ def test_people_behind_the_camera_are_refused(root: Path, settings: DataSettings
         people(root, settings, known)
 
 
+@pytest.mark.parametrize(
+    ("column", "index", "value", "message"),
+    [
+        ("K", (0, 2), np.nan, "has a non-finite K"),
+        ("K", (0, 0), 0.0, r"has a focal length of 0 pixels \(K\)"),
+        ("focal_length", (0,), np.nan, "has a non-finite focal_length"),
+        ("focal_length", (0,), -3.0, r"has a focal length of -3 pixels \(focal_length\)"),
+        ("smplx/transl", (0,), np.nan, "has a non-finite smplx/transl"),
+        ("smplx/transl", (2,), np.nan, "has a non-finite smplx/transl"),
+        ("smplx/body_pose", (4, 1), np.inf, "has a non-finite smplx/body_pose"),
+        ("smplx/betas", (0,), np.nan, "has a non-finite smplx/betas"),
+    ],
+)
+def test_labels_and_cameras_that_are_not_finite_are_refused_or_left_out(
+    root: Path,
+    settings: DataSettings,
+    column: str,
+    index: tuple[int, ...],
+    value: float,
+    message: str,
+) -> None:
+    known = columns(root)
+    if column == "focal_length":
+        del known["K"]  # which has precedence
+    known[column][(1, *index)] = value
+    with pytest.raises(DataError, match=rf"1 of 4 rows.*row 1 .*{message}.*data\.drop_bad_rows"):
+        people(root, settings, known)
+    lenient = DataSettings(**{**vars(settings), "drop_bad_rows": True})
+    assert len(people(root, lenient, known)) == 3
+
+
+@pytest.mark.parametrize("group", ["smpl", "smplx"])
+@pytest.mark.parametrize("part", ["betas", "global_orient", "body_pose"])
+def test_labels_that_lack_a_part_are_refused_when_opened(
+    root: Path, settings: DataSettings, group: str, part: str
+) -> None:
+    other = {"smpl": "smplx/", "smplx": "smpl/"}[group]
+    known = {name: value for name, value in columns(root).items() if not name.startswith(other)}
+    del known[f"{group}/{part}"]
+    with pytest.raises(DataError, match=f"the annotations lack {group}/{part}[,;]"):
+        people(root, settings, known)
+
+
 def test_absent_pictures_are_named(root: Path, settings: DataSettings) -> None:
     known = columns(root)
     known["image_path"][0] = "imgs/gone.jpg"
@@ -103,7 +147,8 @@ def test_labels_of_smpl_need_its_body(root: Path, settings: DataSettings) -> Non
     smpl = {name: value for name, value in columns(root).items() if "smplx" not in name}
     write_human_data(root / "preprocessed_datasets" / "smpl.npz", smpl)
     source = SourceSettings("x", "preprocessed_datasets/smpl.npz", "datasets/people_train", 1.0)
-    with pytest.raises(DataError, match=r"set model\.body\.smpl to SMPL_NEUTRAL"):
+    message = r"set model\.body\.smpl to SMPL_NEUTRAL.* to J_regressor_extra\.npy$"
+    with pytest.raises(DataError, match=message):
         People(source, settings, BodySettings("capsule", None, None, None, None), root, False)
 
 
@@ -133,6 +178,31 @@ def test_real_files_of_190_points_are_read_by_name(root: Path, settings: DataSet
     wrong = DataSettings(**{**vars(settings), "keypoint_convention": "coco"})
     with pytest.raises(DataError, match=r"190 points, but data\.keypoint_convention=coco"):
         real(root, wrong)
+
+
+def test_the_hips_come_from_the_extra_joints_alone(root: Path) -> None:
+    """Of the 17 joints of Human3.6M, the first two are others."""
+    files = root / "bodies"
+    if not files.exists():
+        real_files.write_bodies(files)
+    smpl = str(files / "SMPL_NEUTRAL.pkl")
+    np.save(files / "one_row.npy", np.zeros((1, real_files.SMPL_VERTICES)))
+    for name in ("J_regressor_h36m.npy", "one_row.npy"):
+        body = BodySettings("none.npz", None, smpl, str(files / name), None)
+        with pytest.raises(DataError, match=r"expected \(9, 6890\): name J_regressor_extra\.npy"):
+            SmplHips(body)
+
+
+@pytest.mark.filterwarnings("error:The given NumPy array is not writable")
+@pytest.mark.parametrize("other", ["smpl/", "smplx/"])
+def test_cached_labels_are_copied(root: Path, settings: DataSettings, other: str) -> None:
+    """The cache is mapped read-only, of which torch warns."""
+    known = {name: value for name, value in columns(root).items() if not name.startswith(other)}
+    cached = DataSettings(**{**vars(settings), "cache_annotations": True})
+    opened = people(root, cached, known)
+    assert not opened.data.columns["bbox_xywh"].flags.writeable
+    parts = [opened.pelvis(0), *opened.label(0)]
+    assert all(torch.from_numpy(part).isfinite().all() for part in parts)
 
 
 def test_rows_without_a_label_are_left_out(root: Path, settings: DataSettings) -> None:
