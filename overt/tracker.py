@@ -11,10 +11,12 @@ first pixel. Imports torch when a tracker is loaded.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +45,11 @@ SHIPPED = "cotracker3_small"  # the recipe of the weights that come with the pac
 # Weights that come with the package, by the words that stand for them.
 SHIPPED_AS = {SMALL: SHIPPED, "tiny": "cotracker3_tiny"}
 USUAL_FPS = 12.0
+USUAL_GRID = 20
+MOST_GRID = 1000  # points along a side: a typo should not ask for more than memory holds
+# Frames per second: GIF stores delays of up to 655 s, and MP4 rates as fractions.
+LOWEST_FPS, HIGHEST_FPS = 0.1, 1000.0
+FPS_RANGE = f"from {LOWEST_FPS:g} to {HIGHEST_FPS:g}"
 DRAWN_SIDE = 384  # pixels: smaller videos than this are drawn enlarged
 # Keys of CoTracker's released weights, by which a file without a recipe is recognized.
 OFFICIAL = {"offline": "cotracker3_offline", "online": "cotracker3_online"}
@@ -70,7 +77,7 @@ class VideoTracks:
         from overt.data.tracking.video import write_video
         from overt.viz.tracks import draw_video
 
-        path = Path(path)
+        path, rate = Path(path), drawn_fps(fps, self.fps)
         scale = max(1, DRAWN_SIDE // max(self.video.shape[2:]))
         drawn = draw_video(
             torch.from_numpy(self.video),
@@ -78,7 +85,7 @@ class VideoTracks:
             torch.from_numpy(self.visible),
             scale=scale,
         )
-        write_video(path, drawn.numpy(), fps or self.fps)
+        write_video(path, drawn.numpy(), rate)
         return path
 
     def save(self, path: Path | str) -> Path:
@@ -102,7 +109,7 @@ class Tracker:
         grid: int | None = None,
         mask: Any = None,
         dense: bool = False,
-        query_frame: int = 0,
+        query_frame: int | None = None,
         frames: int | None = None,
         as_hub: bool = False,
         progress: bool = True,
@@ -111,10 +118,10 @@ class Tracker:
 
         `video` is a path, an array (T, 3, H, W) or (T, H, W, 3) of bytes, or the number of a
         camera; no more than `frames` of it are read, which a camera needs. The points are `queries`
-        (N, 3) of frame, x and y; or `grid` x `grid` points of frame `query_frame` (default: 20 x
-        20), of those only the ones in `mask` (H, W) where it is given; or with `dense` every pixel
-        of that frame. `as_hub` tracks back and calls visible as CoTracker's published predictor
-        does. `progress` says how long it still takes.
+        (N, 3) of frame, x and y; or `grid` x `grid` points (default: 20 x 20) of frame
+        `query_frame` (default: 0), of those only the ones in `mask` (H, W) where it is given; or
+        with `dense` every pixel of that frame. `as_hub` tracks back and calls visible as
+        CoTracker's published predictor does. `progress` says how long it still takes.
         """
         import torch
 
@@ -208,64 +215,155 @@ def read_frames(
     from overt.data.tracking.video import read_video
     from overt.data.tracking.video_stream import stream_frames
 
-    if most is not None and most < 1:
-        raise ConfigError(f"frames={most}; it must be at least 1")
+    if most is not None:
+        need_integer("frames", most, 1)
     if isinstance(video, int):
         if most is None:
             raise ConfigError(
                 f"camera {video} never ends; set frames=N, the number of frames to record"
             )
-        return np.stack(list(islice(stream_frames(video), most))), None
+        recorded = list(islice(stream_frames(video), most))
+        if not recorded:
+            raise DataError(f"camera {video}: no frame arrived; check that it is connected")
+        return np.stack(recorded), None
     if isinstance(video, Path | str):
         content = read_video(video)
         return content.frames[:most], content.fps
-    frames = np.asarray(video)[:most]
-    if frames.ndim == 4 and frames.shape[1] != 3 and frames.shape[3] == 3:
-        frames = frames.transpose(0, 3, 1, 2)
-    if frames.ndim != 4 or frames.shape[1] != 3 or frames.dtype != np.uint8 or not len(frames):
+    given = _read_array("video", video)
+    is_channels_last = given.ndim == 4 and given.shape[1] != 3 and given.shape[3] == 3
+    frames = given.transpose(0, 3, 1, 2) if is_channels_last else given
+    is_video = frames.ndim == 4 and frames.shape[1] == 3 and frames.dtype == np.uint8
+    if not is_video or not len(frames) or min(frames.shape[2:]) < 2:
         raise DataError(
-            f"a video of shape {frames.shape} and type {frames.dtype}; expected bytes (uint8) "
-            "of shape (frames, 3, height, width) or (frames, height, width, 3)"
+            f"a video of shape {given.shape} and type {given.dtype}; expected bytes (uint8) "
+            "of shape (frames, 3, height, width) or (frames, height, width, 3), at least one frame "
+            "of 2 x 2 pixels"
         )
-    return np.ascontiguousarray(frames), None
+    return np.ascontiguousarray(frames[:most]), None
 
 
 def choose_queries(
-    frames: Frames, queries: Any, grid: int | None, mask: Any, dense: bool, query_frame: int
+    frames: Frames, queries: Any, grid: int | None, mask: Any, dense: bool, query_frame: int | None
 ) -> Queries:
     """Return the points that the arguments of a tracker's call mean."""
     from overt.geometry.grid import point_grid
 
     count, _, height, width = frames.shape
-    if not 0 <= query_frame < count:
-        raise DataError(f"query_frame={query_frame}; the video has frames 0 to {count - 1}")
     if queries is not None:
-        if grid is not None or mask is not None or dense:
-            raise ConfigError("give queries, or grid, mask and dense, not both")
-        points = np.asarray(queries, dtype=np.float32)
-        if points.ndim != 2 or points.shape[1] != 3:
-            raise DataError(f"queries of shape {points.shape}; expected (N, 3): frame, x, y")
-        return np.ascontiguousarray(points)
+        if grid is not None or mask is not None or dense or query_frame is not None:
+            raise ConfigError("give queries, or grid, mask, dense and query_frame, not both")
+        return _read_queries(queries, count, (height, width))
+    query_frame = 0 if query_frame is None else query_frame
+    if not is_integer(query_frame) or not 0 <= query_frame < count:
+        raise DataError(
+            f"query_frame={query_frame}; the video has frames 0 to {count - 1}, choose one of them"
+        )
     if dense:
         if grid is not None:
             raise ConfigError(f"dense=True follows every pixel; drop grid={grid}")
         rows, columns = np.mgrid[0:height, 0:width]
         points_xy = np.stack([columns.ravel(), rows.ravel()], -1).astype(np.float32)
     else:
-        points_xy = point_grid(20 if grid is None else grid, (height, width)).numpy()
+        side = USUAL_GRID if grid is None else need_integer("grid", grid, 1, MOST_GRID)
+        points_xy = point_grid(side, (height, width)).numpy()
     if mask is not None:
-        inside = np.asarray(mask, dtype=bool)
-        if inside.shape != (height, width):
-            raise DataError(
-                f"mask of shape {inside.shape}; the frames have {height} rows and {width} columns"
-            )
-        column, row = points_xy.round().astype(int).T
-        column, row = column.clip(0, width - 1), row.clip(0, height - 1)
-        points_xy = points_xy[inside[row, column]]
-        if not len(points_xy):
-            raise DataError("no point of the grid lies in the mask; raise grid, or set dense=True")
+        points_xy = _points_in_mask(points_xy, mask, (height, width))
     times = np.full((len(points_xy), 1), query_frame, np.float32)
     return np.concatenate([times, points_xy], axis=1, dtype=np.float32)
+
+
+def _read_queries(queries: Any, count: int, frame_size: tuple[int, int]) -> Queries:
+    """Return the queries of a call, refused where they are not points of the video."""
+    points = _read_array("queries", queries)
+    if points.dtype.kind not in "iuf" or points.ndim != 2 or points.shape[1] != 3:
+        raise DataError(
+            f"queries of shape {points.shape} and type {points.dtype}; expected numbers of shape "
+            "(N, 3): frame, x, y"
+        )
+    if not len(points):
+        raise DataError("queries has no rows; give at least one (frame, x, y)")
+    refuse_outside(points, frame_size, count)
+    return np.ascontiguousarray(points, dtype=np.float32)
+
+
+def refuse_outside(points: NDArray[Any], frame_size: tuple[int, int], count: int | None) -> None:
+    """Refuse queries (N, 3) that start between or outside `count` frames of (height, width).
+
+    The count is None for a stream, which may end at any time.
+    """
+    from overt.data.tracking.clips import QUERY_MARGIN
+
+    height, width = frame_size
+    last = np.array([np.inf if count is None else count - 1, width - 1, height - 1])
+    margin = np.array([0, QUERY_MARGIN, QUERY_MARGIN])
+    is_inside = ((points >= -margin) & (points <= last + margin)).all(1)  # false for NaN
+    if not is_inside.all():
+        index = int(np.argmin(is_inside))
+        query_text = ", ".join(f"{value:g}" for value in points[index].tolist())
+        frame_text = "from 0 on" if count is None else f"0 to {count - 1}"
+        raise DataError(
+            f"{int((~is_inside).sum())} of {len(points)} queries lie outside the video, first "
+            f"query {index}: ({query_text}). A query is (frame, x, y) with frame {frame_text}, "
+            f"x 0 to {width - 1} and y 0 to {height - 1} pixels; correct it or drop it."
+        )
+    is_between = points[:, 0] % 1 != 0
+    if is_between.any():
+        index = int(np.argmax(is_between))
+        raise DataError(
+            f"query {index} starts in frame {points[index, 0]:g}, which is not an integer; round it"
+        )
+
+
+def _points_in_mask(
+    points_xy: NDArray[np.float32], mask: Any, frame_size: tuple[int, int]
+) -> NDArray[np.float32]:
+    """Return the points (N, 2) whose nearest pixel is in the mask (H, W)."""
+    height, width = frame_size
+    pixels = _read_array("mask", mask)
+    if pixels.shape != frame_size or pixels.dtype.kind not in "biuf":
+        raise DataError(
+            f"mask of shape {pixels.shape} and type {pixels.dtype}; expected numbers for "
+            f"{height} rows and {width} columns, as the frames have"
+        )
+    column, row = points_xy.round().astype(int).T
+    column, row = column.clip(0, width - 1), row.clip(0, height - 1)
+    points_xy = points_xy[pixels[row, column] != 0]
+    if not len(points_xy):
+        raise DataError("no point of the grid lies in the mask; raise grid, or set dense=True")
+    return points_xy
+
+
+def _read_array(name: str, given: Any) -> NDArray[Any]:
+    try:
+        return np.asarray(given)
+    except (ValueError, TypeError, RuntimeError) as error:  # ragged lists; tensors of a GPU
+        raise DataError(f"{name} cannot be read as one array ({error}); give an array") from None
+
+
+def is_integer(value: object) -> bool:
+    """Return whether a value is an integer of Python or NumPy; True and False are none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def need_integer(name: str, value: int, least: int, most: int | None = None) -> int:
+    """Return an argument, refused where it is not an integer from `least` to `most`."""
+    if not is_integer(value) or value < least or (most is not None and value > most):
+        bound = f"at least {least}" if most is None else f"from {least} to {most}"
+        raise ConfigError(f"{name}={value!r}; expected an integer, {bound}")
+    return int(value)
+
+
+def drawn_fps(given: float | None, stored: float) -> float:
+    """Return the frame rate of a drawn video: as given, or about that of the source."""
+    if given is None:
+        return min(max(stored, LOWEST_FPS), HIGHEST_FPS)
+    try:
+        rate = float(given)
+    except (TypeError, ValueError):
+        rate = math.nan
+    if not LOWEST_FPS <= rate <= HIGHEST_FPS:
+        raise ConfigError(f"fps={given!r}; expected a number {FPS_RANGE}")
+    return rate
 
 
 def point_counter(points: int) -> Callable[[float], None]:

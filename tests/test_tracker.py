@@ -11,7 +11,15 @@ import overt
 from overt.errors import ConfigError, DataError
 from overt.progress import told_to
 from overt.recipes.cotracker3 import recipe as cotracker3
-from overt.tracker import Tracker, choose_queries, point_counter, read_frames, recipe_of
+from overt.tracker import (
+    Tracker,
+    VideoTracks,
+    choose_queries,
+    drawn_fps,
+    point_counter,
+    read_frames,
+    recipe_of,
+)
 
 FRAMES, HEIGHT, WIDTH = 5, 36, 48
 
@@ -79,17 +87,32 @@ def test_which_points_are_meant(video):
     masked = choose_queries(frames, None, 10, left, False, 0)
     assert len(masked) == 50
     assert (masked[:, 1] < WIDTH / 2).all()
-    assert np.array_equal(choose_queries(frames, dense, None, None, False, 0), dense)
+    assert np.array_equal(choose_queries(frames, dense, None, None, False, None), dense)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"query_frame": 9}, "frames 0 to 4"),
+        ({"query_frame": 0.5}, "query_frame=0.5; the video has frames 0 to 4"),
+        ({"grid": 0}, "grid=0; expected an integer, from 1 to 1000"),
+        ({"grid": -1}, "grid=-1; expected an integer"),
+        ({"grid": 2.5}, "grid=2.5; expected an integer"),
+        ({"grid": 1001}, "from 1 to 1000"),
+        ({"frames": 1.5}, "frames=1.5; expected an integer, at least 1"),
+        ({"queries": [[0, 1, 1], [0, 1]]}, "queries cannot be read as one array"),
+        ({"queries": [["0", "1", "1"]]}, "expected numbers of shape"),
+        ({"queries": np.zeros((0, 3))}, "at least one"),
+        ({"queries": [[0, 1, 1], [0.5, 1, 1]]}, "query 1 starts in frame 0.5"),
+        ({"queries": [[-1, 1, 1]]}, "frame 0 to 4"),
+        ({"queries": [[0, np.nan, 1]]}, "1 of 1 queries lie outside"),
+        ({"queries": [[0, 1, 1]], "query_frame": 0}, "not both"),
         ({"queries": [[0, 1]]}, r"\(N, 3\)"),
         ({"queries": [[0, 1, 1]], "grid": 3}, "not both"),
         ({"dense": True, "grid": 3}, "drop grid"),
         ({"mask": np.zeros((2, 2))}, "rows"),
+        ({"mask": "mask.png"}, "rows"),
+        ({"mask": [[1, 0], [1]]}, "mask cannot be read as one array"),
         ({"mask": np.zeros((HEIGHT, WIDTH))}, "raise grid"),
     ],
 )
@@ -101,6 +124,13 @@ def test_refused_points(tracker, video, options, message):
 def test_refused_videos_and_files(tmp_path, tracker):
     with pytest.raises(DataError, match="expected bytes"):
         tracker(np.zeros((2, 8, 8)))
+    for shape in ((3, 1, 50, 3), (2, 0, 50, 3), (0, 8, 8, 3)):
+        with pytest.raises(DataError, match="of 2 x 2 pixels"):
+            tracker(np.zeros(shape, np.uint8), grid=1)
+    with pytest.raises(DataError, match=r"shape \(2, 8, 9, 3\) and type float64"):
+        tracker(np.zeros((2, 8, 9, 3)))
+    with pytest.raises(DataError, match="video cannot be read as one array"):
+        tracker([[1, 2], [3]])
     with pytest.raises(DataError, match="no such file"):
         tracker(tmp_path / "none.mp4")
     assert recipe_of(Path("scaled_offline.pth")) == "cotracker3_offline"
@@ -141,6 +171,20 @@ def test_a_camera_is_recorded(tracker, video, monkeypatch):
         tracker(0)
     with pytest.raises(ConfigError, match="at least 1"):
         tracker(video, frames=0)
+    monkeypatch.setattr(video_stream, "stream_frames", lambda source: iter(()))
+    with pytest.raises(DataError, match="no frame arrived"):
+        tracker(0, frames=3)
+
+
+def test_refused_frame_rates(tmp_path):
+    pixels = np.zeros((1, 3, 4, 4), np.uint8)
+    ones = np.ones((1, 1), np.float32)
+    tracks = VideoTracks(np.ones((1, 1, 2), np.float32), ones > 0, ones, ones, ones, pixels, 12.0)
+    for fps in (float("nan"), 0, 0.001, 1e9, "fast"):
+        with pytest.raises(ConfigError, match=r"expected a number from 0.1 to 1000"):
+            tracks.draw(tmp_path / "out.gif", fps=fps)
+    assert drawn_fps(np.float32(2), 12.0) == 2
+    assert drawn_fps(None, 1e-4) == 0.1  # a slide show as a GIF
 
 
 def test_progress_counts_points():

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,6 @@ from numpy.typing import NDArray
 from overt.checkpoint.trained import load_model, shipped_weights
 from overt.commands.arguments import (
     configure_model,
-    finite_number,
     model_options,
     whole_number,
 )
@@ -32,16 +32,27 @@ from overt.errors import ConfigError, DataError, need_folder
 from overt.progress import report as report_progress
 from overt.progress import shown
 from overt.tasks import OnlinePointTracker, PointTracker, need_task
-from overt.tracker import SHIPPED, choose_queries, point_counter
+from overt.tracker import (
+    FPS_RANGE,
+    HIGHEST_FPS,
+    LOWEST_FPS,
+    MOST_GRID,
+    SHIPPED,
+    USUAL_FPS,
+    USUAL_GRID,
+    choose_queries,
+    drawn_fps,
+    point_counter,
+    refuse_outside,
+)
 
 if TYPE_CHECKING:
     from overt.tasks import PointTracks
 
 SMALL = 384  # pixels: shorter videos than this are drawn enlarged
-USUAL_FPS = 12.0
-USUAL_GRID = 20
 
 Queries = NDArray[np.float32]  # (N, 3): frame, x, y in pixels
+Mask = NDArray[np.bool_]  # (H, W)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -55,12 +66,7 @@ def _track(options: argparse.Namespace) -> int:
     from overt.data.tracking.track_files import read_mask, read_queries, write_tracks
     from overt.data.tracking.video import has_pyav, need_pyav, read_video, write_video
 
-    if options.page and options.online:
-        raise ConfigError("--page shows a video that is read at once; drop --online")
-    if options.port is not None and not options.page:
-        raise ConfigError("--port is for --page; add --page, or drop --port")
-    if options.frames is not None and not options.online:
-        raise ConfigError("--frames ends a stream; add --online, or drop --frames")
+    _refuse_contradictions(options)
     folder = need_folder("--output", options.output or Path(f"{options.video.stem}_tracks"))
     format = options.format or ("mp4" if has_pyav() else "webp")
     if format == "mp4":
@@ -70,11 +76,10 @@ def _track(options: argparse.Namespace) -> int:
     if not options.online:
         video, fps = read_video(options.video)
     given_queries = None if options.queries is None else read_queries(options.queries)
+    mask = None if options.mask is None else read_mask(options.mask)
     if not options.online:
-        mask = None if options.mask is None else read_mask(options.mask)
-        grid = None if given_queries is not None or options.dense else options.grid or USUAL_GRID
         chosen = choose_queries(
-            video, given_queries, grid, mask, options.dense, options.query_frame
+            video, given_queries, options.grid, mask, options.dense, options.query_frame
         )
         height, width = video.shape[2:]
         points = "the points you click" if options.page else f"{len(chosen)} points"
@@ -83,8 +88,6 @@ def _track(options: argparse.Namespace) -> int:
             f"{points} with {config.recipe.name}"
         )
     else:
-        if options.query_frame:
-            raise ConfigError("--query-frame is for videos that are read at once; give --queries")
         until = f"after {options.frames} frames" if options.frames else "with Ctrl-C"
         print(f"{options.video}: following points as frames arrive; it ends with them, or {until}")
 
@@ -100,14 +103,15 @@ def _track(options: argparse.Namespace) -> int:
     if options.checkpoint != shipped_weights(SHIPPED):
         print(report)
     model.to(world.device)
-    rate = options.fps or fps or USUAL_FPS
+    rate = drawn_fps(options.fps, fps or USUAL_FPS)
 
     def write(queries: Queries, tracks: PointTracks) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        # First what took long to find: the video may fail to be drawn or encoded.
+        write_tracks(folder, queries, {key: part.numpy() for key, part in tracks._asdict().items()})
         scale = max(1, SMALL // max(video.shape[2:]))
         drawn = draw_video(torch.from_numpy(video), tracks.tracks_xy, tracks.visible, scale=scale)
-        folder.mkdir(parents=True, exist_ok=True)
         write_video(folder / f"video.{format}", drawn.numpy(), rate)
-        write_tracks(folder, queries, {key: part.numpy() for key, part in tracks._asdict().items()})
 
     def track(queries: Queries) -> PointTracks:
         tracker_options = tracking_options(recipe, options, queries)
@@ -121,7 +125,7 @@ def _track(options: argparse.Namespace) -> int:
         files = {name: folder / name for name in (f"video.{format}", "tracks.npz", "tracks.csv")}
         return show_page(options, video, rate, track, write, files)
     if options.online:
-        video, queries, tracks = follow(recipe, model, options, given_queries)
+        video, queries, tracks = follow(recipe, model, options, given_queries, mask)
     else:
         queries = chosen
         report_progress("tracking", 0, 1)  # the stage has a name before the first points are done
@@ -134,6 +138,51 @@ def _track(options: argparse.Namespace) -> int:
         f"written to {folder}: video.{format}, tracks.npz, tracks.csv"
     )
     return 0
+
+
+def _refuse_contradictions(options: argparse.Namespace) -> None:
+    """Refuse options that would be ignored beside others."""
+    if options.page and options.online:
+        raise ConfigError("--page shows a video that is read at once; drop --online")
+    if options.port is not None and not options.page:
+        raise ConfigError("--port is for --page; add --page, or drop --port")
+    if options.frames is not None and not options.online:
+        raise ConfigError("--frames ends a stream; add --online, or drop --frames")
+    if options.online and options.query_frame:
+        raise ConfigError("--query-frame is for videos that are read at once; give --queries")
+    if options.online and options.as_hub:
+        raise ConfigError("--as-hub tracks backward in a video that is read at once; drop it")
+    _refuse_two_choices_of_points(options)
+
+
+def _refuse_two_choices_of_points(options: argparse.Namespace) -> None:
+    choices = {
+        "--grid": options.grid is not None,
+        "--mask": options.mask is not None,
+        "--dense": options.dense,
+        "--query-frame": options.query_frame is not None,
+    }
+    chosen = [option for option, is_given in choices.items() if is_given]
+    if options.page and (chosen or options.queries is not None):
+        named = chosen if options.queries is None else ["--queries", *chosen]
+        raise ConfigError(f"--page follows the points you click; drop {', '.join(named)}")
+    if options.queries is not None and chosen:
+        raise ConfigError(
+            f"--queries names every point; drop {', '.join(chosen)}, or drop --queries"
+        )
+    if options.dense and options.grid is not None:
+        raise ConfigError(f"--dense follows every pixel; drop --grid {options.grid}")
+
+
+def _frame_rate(text: str) -> float:
+    """Parse --fps, within what every format of a video stores."""
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = math.nan
+    if not LOWEST_FPS <= rate <= HIGHEST_FPS:
+        raise argparse.ArgumentTypeError(f"{text} is not a number {FPS_RANGE}")
+    return rate
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -156,18 +205,17 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--grid",
-        type=whole_number(1, most=1000),
+        type=whole_number(1, most=MOST_GRID),
         metavar="N",
         help=f"N x N points of the first frame; default: {USUAL_GRID}",
     )
     parser.add_argument("--dense", action="store_true", help="every pixel instead of a grid")
     parser.add_argument(
-        "--mask", type=Path, metavar="PICTURE", help="only points where this image is not black"
+        "--mask", type=Path, metavar="PICTURE", help="points where this is not black or transparent"
     )
     parser.add_argument(
         "--query-frame",
         type=whole_number(0),
-        default=0,
         metavar="T",
         help="place grid, mask or pixels in frame T instead of the first",
     )
@@ -187,7 +235,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--format", choices=("mp4", "webp", "gif"), help="default: mp4; webp where PyAV is missing"
     )
     parser.add_argument(
-        "--fps", type=finite_number(0, above=True), help="default: that of the video, or 12"
+        "--fps", type=_frame_rate, help=f"{FPS_RANGE}; default: that of the video, or 12"
     )
     parser.add_argument(
         "overrides", nargs="*", default=[], metavar="KEY=VALUE", help="settings to change"
@@ -234,14 +282,17 @@ def tracking_options(recipe: Any, options: argparse.Namespace, queries: Queries)
 
 
 def follow(
-    recipe: Any, model: Any, options: argparse.Namespace, given_queries: Queries | None
+    recipe: Any,
+    model: Any,
+    options: argparse.Namespace,
+    given_queries: Queries | None,
+    mask: Mask | None,
 ) -> tuple[NDArray[np.uint8], Queries, PointTracks]:
     """The frames seen (T, 3, H, W), the queries, and their tracks, found as the frames arrived."""
     import time
 
     import torch
 
-    from overt.data.tracking.track_files import read_mask
     from overt.data.tracking.video_stream import stream_frames
     from overt.tasks import HindsightTracker, PointTracks
 
@@ -255,9 +306,10 @@ def follow(
         for frame in stream_frames(source):
             if tracker is None or queries is None:
                 if queries is None:
-                    mask = None if options.mask is None else read_mask(options.mask)
-                    grid = None if options.dense else options.grid or USUAL_GRID
-                    queries = choose_queries(frame[None], None, grid, mask, options.dense, 0)
+                    queries = choose_queries(
+                        frame[None], None, options.grid, mask, options.dense, 0
+                    )
+                refuse_outside(queries, frame.shape[1:], options.frames)
                 tracker = recipe.online_tracker(model, frame.shape[1:], len(queries))
                 began = time.perf_counter()
             tracker.observe(torch.from_numpy(frame))

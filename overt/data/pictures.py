@@ -1,10 +1,25 @@
-"""Convert decoded pictures to three channels of 8 bits."""
+"""Convert decoded pictures to three channels of 8 bits, upright on request."""
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
+
+# What Pillow raises for a damaged EXIF block, depending on the location of the damage.
+_BROKEN_EXIF = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    IndexError,
+    KeyError,
+    EOFError,
+    OverflowError,
+    struct.error,
+)
 
 
 def to_rgb(image: Image.Image) -> NDArray[np.uint8]:
@@ -16,3 +31,13 @@ def to_rgb(image: Image.Image) -> NDArray[np.uint8]:
         gray = (np.asarray(image).astype(np.int64).clip(0, 65535) >> 8).astype(np.uint8)
         return np.repeat(gray[:, :, None], 3, axis=2)
     return np.array(image.convert("RGB"))
+
+
+def to_upright_rgb(image: Image.Image) -> NDArray[np.uint8]:
+    """Return pixels like `to_rgb`, with the EXIF orientation applied; damaged EXIF is ignored."""
+    image.load()  # outside `try`: pixels that cannot be decoded are an error
+    try:
+        upright = ImageOps.exif_transpose(image)
+    except _BROKEN_EXIF:
+        upright = image
+    return to_rgb(upright)

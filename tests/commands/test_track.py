@@ -158,6 +158,7 @@ def test_a_checkpoint_folder_knows_its_recipe_and_names_are_given(
 BAD_QUERIES = [
     ("outside.csv", "0,10,10\n0,60,10", "1 of 2 queries lie outside the video"),
     ("late.csv", "7,10,10", "frame 0 to 6"),
+    ("early.csv", "-1,10,10\n0,20,20", "query 0 is ['-1', '10', '10']"),
     ("half.csv", "0.5,10,10", "query 0 is ['0.5', '10', '10']"),
     ("words.csv", "frame,column,row\n0,1,2", "query 0 is ['frame', 'column', 'row']"),
     ("nan.csv", "0,nan,2", "expected [t, x, y]"),
@@ -198,8 +199,10 @@ def test_bad_queries_are_refused(
         (["--grid", "x"], "argument --grid: x is not a whole number of at least 1"),
         (["--grid", "0"], "argument --grid: 0 is not a whole number of at least 1"),
         (["--online", "--frames", "1.5"], "argument --frames: 1.5 is not a whole number"),
-        (["--fps", "fast"], "argument --fps: fast is not a number above 0"),
-        (["--fps", "-1"], "argument --fps: -1 is not a number above 0"),
+        (["--fps", "fast"], "argument --fps: fast is not a number from 0.1 to 1000"),
+        (["--fps", "-1"], "argument --fps: -1 is not a number from 0.1 to 1000"),
+        (["--fps", "0.001"], "argument --fps: 0.001 is not a number from 0.1 to 1000"),
+        (["--fps", "nan"], "argument --fps: nan is not a number from 0.1 to 1000"),
     ],
 )
 def test_numbers_that_are_none_are_refused_with_what_is_allowed(
@@ -208,6 +211,38 @@ def test_numbers_that_are_none_are_refused_with_what_is_allowed(
     with pytest.raises(SystemExit):
         make_parser().parse_intermixed_args(["video.gif", *words])
     assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--queries", "q.csv", "--grid", "5"], "--queries names every point; drop --grid"),
+        (["--queries", "q.csv", "--query-frame", "0"], "drop --query-frame"),
+        (["--queries", "q.csv", "--mask", "m.png", "--dense"], "drop --mask, --dense"),
+        (["--online", "--queries", "q.csv", "--mask", "m.png"], "drop --mask"),
+        (["--online", "--as-hub"], "--as-hub tracks backward"),
+        (["--dense", "--grid", "3"], "--dense follows every pixel; drop --grid 3"),
+        (["--page", "--queries", "q.csv"], "the points you click; drop --queries"),
+        (["--page", "--grid", "3"], "the points you click; drop --grid"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(
+    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["track", "video.gif", *words]) == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_tracks_are_kept_if_the_video_cannot_be_written(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full_disk(*_: Any) -> None:
+        raise DataError("no space left")
+
+    monkeypatch.setattr("overt.data.tracking.video.write_video", full_disk)
+    words = ["--grid", "1", "--output", str(tmp_path), "--format", "gif"]
+    assert track(folder, str(folder / "shapes.npy"), *words) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tracks.csv", "tracks.npz"]
 
 
 def test_other_mistakes_are_refused(

@@ -78,6 +78,16 @@ def test_mistakes_are_said(
     video = str(folder / "shapes.npy")
     assert track(folder, video, "--online", "--queries", str(tmp_path / "late.csv")) != 0
     assert "starts in frame 9, but 5 frames arrived" in capsys.readouterr().err
+    asked = ["--online", "--output", str(tmp_path / "out"), "--queries", str(tmp_path / "q.csv")]
+    for text, more, message in (
+        ("-1,5,6\n0,5,6\n", [], "integer frame index from 0 on"),
+        ("0,5,6\n0,90,6\n", [], "1 of 2 queries lie outside the video, first query 1: (0, 90, 6)"),
+        ("3,5,6\n", ["--frames", "3"], "frame 0 to 2"),
+    ):
+        (tmp_path / "q.csv").write_text(text)
+        assert track(folder, video, *asked, *more) == 1
+        assert message in capsys.readouterr().err
+        assert not (tmp_path / "out").exists()
     assert track(folder, video, "--frames", "3") != 0
     assert "add --online" in capsys.readouterr().err
     monkeypatch.setattr(sys, "platform", "plan9")

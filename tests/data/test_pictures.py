@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from overt.data.pictures import to_rgb
+from overt.data.pictures import to_rgb, to_upright_rgb
 from overt.data.tracking.kubric import read_frames
 from overt.data.tracking.textures import cut_squares
 from overt.data.tracking.video import read_video
@@ -36,3 +36,26 @@ def test_every_reader_of_frames(deep):
 def test_color_and_transparency():
     colors = np.arange(4 * 4 * 4, dtype=np.uint8).reshape(4, 4, 4)
     assert (to_rgb(Image.fromarray(colors, "RGBA")) == colors[..., :3]).all()
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp", ".tif"])
+def test_upright(suffix, tmp_path):
+    """Orientation 6: viewers rotate clockwise, so the top left corner moves to the top right."""
+    pixels = np.zeros((16, 32, 3), np.uint8)
+    pixels[:8, :8] = 255
+    exif = Image.Exif()
+    exif[0x112] = 6
+    Image.fromarray(pixels).save(tmp_path / f"frame{suffix}", exif=exif)
+    with Image.open(tmp_path / f"frame{suffix}") as image:
+        upright = to_upright_rgb(image)
+    assert upright.shape == (32, 16, 3)
+    assert upright[:6, 10:].min() > 200
+    assert upright[10:].max() < 50
+
+
+def test_damaged_exif_is_ignored(tmp_path):
+    pixels = np.zeros((16, 32, 3), np.uint8)
+    damaged = b"Exif\0\0not the header of a TIFF"
+    Image.fromarray(pixels).save(tmp_path / "frame.jpg", exif=damaged)
+    with Image.open(tmp_path / "frame.jpg") as image:
+        assert to_upright_rgb(image).shape == pixels.shape

@@ -11,6 +11,14 @@ def test_rows_run_along_x_and_a_margin_stays_free() -> None:
     assert grid[-1].tolist() == [126.0, 62.0]
 
 
+def test_the_points_of_a_very_wide_picture_stay_inside() -> None:
+    x, y = point_grid(4, (16, 2000)).unbind(-1)
+    assert (x.min(), x.max()) == (31.25, 1968.75)
+    assert (y.min(), y.max()) == (0.25, 15.75)
+    # The published margin is kept where it fits, even where it turns the order of the rows.
+    assert point_grid(2, (32, 2000))[:, 1].tolist() == [31.25, 31.25, 0.75, 0.75]
+
+
 def test_a_centre_shifts_the_grid() -> None:
     shift = torch.tensor([7.0, -40.0])
     moved = point_grid(4, (50, 50), centre=(25 - 40.0, 25 + 7.0))

@@ -234,6 +234,11 @@ def _count_frames(value: Any, source: str) -> int:
             f"{source}: frames of shape {value.shape} and type {value.dtype}, expected uint8 of "
             f"shape (frames, height, width, 3). {_REMEDY}"
         )
+    if is_array and 0 in value.shape[1:3]:
+        height, width = value.shape[1:3]
+        raise DataError(
+            f"{source}: frames of {width} x {height} pixels, expected at least 1 x 1. {_REMEDY}"
+        )
     files = isinstance(value, list | tuple | np.ndarray) and not is_array
     if files and not all(isinstance(frame, bytes) for frame in value):
         raise DataError(
@@ -276,7 +281,7 @@ def _check_tracks(
     content: dict[str, Any], frames: int, source: str
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     """Return positions (N, T, 2) as fractions of the image, and occlusion (N, T); both copies."""
-    points, occluded = np.asarray(content["points"]), np.asarray(content["occluded"])
+    points, occluded = (_as_array(content, key, source) for key in ("points", "occluded"))
     if points.ndim != 3 or points.shape[1:] != (frames, 2) or points.dtype.kind not in "fiu":
         raise DataError(
             f"{source}: points of shape {points.shape} and type {points.dtype}, expected "
@@ -295,3 +300,13 @@ def _check_tracks(
             f"expected fractions of width and height, from 0 to 1. {_REMEDY}"
         )
     return points, occluded
+
+
+def _as_array(content: dict[str, Any], key: str, source: str) -> NDArray[Any]:
+    try:
+        return np.asarray(content[key])
+    except (ValueError, TypeError, OverflowError) as error:
+        raise DataError(
+            f"{source}: {key} has rows of different lengths, expected one row per track, all of "
+            f"equal length. {_REMEDY}"
+        ) from error

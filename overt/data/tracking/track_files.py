@@ -22,20 +22,26 @@ Queries = NDArray[np.float32]  # (N, 3): frame, x, y in pixels
 
 
 def read_mask(path: Path) -> NDArray[np.bool_]:
-    """Read a picture as a mask that is true where it is not black."""
+    """Read a picture of any format as a mask: what is not black, or not transparent."""
     from PIL import Image
 
+    from overt.data.images.decode import BROKEN
+    from overt.data.images.masks import mask_of_image
+
     try:
-        with Image.open(path) as picture:
-            return np.asarray(picture.convert("RGB")).max(-1) > 0  # type: ignore[no-any-return]
-    except (OSError, SyntaxError, ValueError) as error:
-        raise DataError(f"--mask {path}: not a readable picture ({error})") from error
+        with Image.open(io.BytesIO(read_file(path))) as picture:
+            return mask_of_image(picture)
+    except BROKEN as error:
+        raise DataError(
+            f"--mask {path}: not a readable picture ({error}); save it again, in the size of the "
+            "video"
+        ) from error
 
 
 def read_queries(path: Path) -> Queries:
     """Read queries from CSV, with or without a header t,x,y, or from JSON triples."""
     try:
-        text = read_file(path).decode()
+        text = read_file(path).decode("utf-8-sig")  # spreadsheets put a byte order mark first
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"--queries {path}: it cannot be read ({error})") from error
     rows = _json_rows(path, text) if path.suffix.lower() == ".json" else _csv_rows(path, text)
@@ -47,7 +53,8 @@ def read_queries(path: Path) -> Queries:
             values = [float(value) for value in row]
         except (TypeError, ValueError, OverflowError):
             values = []
-        if len(values) != 3 or not all(map(math.isfinite, values)) or values[0] % 1:
+        is_query = len(values) == 3 and all(map(math.isfinite, values))
+        if not is_query or values[0] % 1 or values[0] < 0:
             raise _bad_query(path, index, row)
         queries[index] = values
     return queries
@@ -81,8 +88,8 @@ def _json_rows(path: Path, text: str) -> list[Any]:
 
 def _bad_query(path: Path, number: int, row: object) -> DataError:
     return DataError(
-        f"--queries {path}: query {number} is {row}; expected [t, x, y]: integer frame index, "
-        "then x and y in pixels"
+        f"--queries {path}: query {number} is {row}; expected [t, x, y]: integer frame index "
+        "from 0 on, then x and y in pixels"
     )
 
 

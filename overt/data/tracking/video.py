@@ -6,9 +6,11 @@ T frames of H x W pixels, uint8 RGB. This file does not import torch.
 from __future__ import annotations
 
 import importlib.util
+import math
 import re
 import struct
 import zipfile
+import zlib
 from collections.abc import Iterable
 from fractions import Fraction
 from pathlib import Path
@@ -18,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageSequence
 
-from overt.data.pictures import to_rgb
+from overt.data.pictures import to_upright_rgb
 from overt.errors import DataError
 from overt.files.bounds import open_arrays
 from overt.progress import each
@@ -27,14 +29,22 @@ IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
 MOVING_IMAGES = (".gif", ".webp", ".apng")
 WRITTEN = (".gif", ".webp", ".mp4")
 
-# Pillow raises SyntaxError, ValueError, IndexError or struct.error for a broken header, OSError
-# otherwise.
+# Seconds that a frame lasts at most: GIF has 16 bits for hundredths, WebP 24 bits for thousandths,
+# and the frame rate of an MP4 is a fraction with a denominator up to 1000.
+LONGEST = {".gif": 655.35, ".webp": 16777.215, ".mp4": 1000.0}
+FASTEST = 1000.0  # frames per second; MP4 counts its length in milliseconds
+
+# Pillow raises one of these for a broken header, depending on format and location of the damage,
+# and OSError otherwise.
 _BROKEN = (
     OSError,
     SyntaxError,
     ValueError,
+    TypeError,
     IndexError,
+    KeyError,
     struct.error,
+    zlib.error,
     EOFError,
     Image.DecompressionBombError,
 )
@@ -84,40 +94,70 @@ def read_video(path: Path | str) -> Video:
 
 
 def write_video(path: Path | str, frames: NDArray[np.uint8], fps: float) -> None:
-    """Write frames (T, 3, H, W) as GIF, WebP or MP4, by suffix."""
+    """Write frames (T, 3, H, W) as GIF, WebP or MP4, by suffix.
+
+    A frame rate outside the range of the format is replaced by the nearest that it can store.
+    """
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix not in WRITTEN:
         raise DataError(f"{path}: a video is written as {', '.join(WRITTEN)}, not as {suffix!r}")
+    if not (math.isfinite(fps) and fps > 0):
+        raise DataError(f"{path}: fps={fps:g} is not a positive finite number; give one such as 25")
+    if not len(frames):
+        raise DataError(f"{path}: got 0 frames to write; give at least one")
     pictures = [np.ascontiguousarray(frame.transpose(1, 2, 0)) for frame in frames]
+    fps = min(max(fps, 1 / LONGEST[suffix]), FASTEST)
     path.parent.mkdir(parents=True, exist_ok=True)
-    if suffix == ".mp4":
-        _write_by_pyav(path, pictures, fps)
-        return
-    # GIF stores hundredths of a second, and viewers replace delays below two of them.
-    duration = max(round(1000 / fps), 20)
-    options: dict[str, Any] = {"quality": 85, "method": 2} if suffix == ".webp" else {}
-    first, *rest = map(Image.fromarray, pictures)
-    first.save(path, save_all=True, append_images=rest, duration=duration, loop=0, **options)
+    try:
+        if suffix == ".mp4":
+            _write_by_pyav(path, pictures, fps)
+        else:
+            _write_by_pillow(path, pictures, fps)
+    # Sizes and total durations that a format cannot store; Pillow adds up those of equal frames.
+    except (ValueError, ArithmeticError, RuntimeError, struct.error) as error:
+        others = " or ".join(other for other in WRITTEN if other != suffix)
+        raise DataError(
+            f"{path}: {len(frames)} frames of shape {frames.shape[1:]} at {fps:g} frames per "
+            f"second cannot be stored as {suffix} ({error}); write {others}"
+        ) from error
 
 
 def ordered_images(folder: Path) -> list[Path]:
     """Return the image files of a folder of frames in temporal order."""
-    paths = [path for path in folder.iterdir() if path.suffix.lower() in (*IMAGES, ".webp")]
+    paths = [path for path in folder.iterdir() if is_frame(path)]
     if not paths:
-        raise DataError(f"{folder}: it has no images; expected {', '.join(IMAGES)}")
+        raise DataError(f"{folder}: it has no images; expected {', '.join(IMAGES)} or still .webp")
     return sorted(paths, key=_natural_order)
 
 
+def is_frame(path: Path) -> bool:
+    """Return whether a file is one frame of a video: an image, but not an animated WebP."""
+    suffix = path.suffix.lower()
+    return suffix in IMAGES or (suffix == ".webp" and not _is_animated_webp(path))
+
+
+def _is_animated_webp(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            header = file.read(21)
+    except OSError:  # reading its pixels reports this better
+        return False
+    # Only the extended header, VP8X, has flags; bit 1 announces an animation.
+    return header[8:16] == b"WEBPVP8X" and bool(header[20:] and header[20] & 2)
+
+
+def read_image(path: Path) -> NDArray[np.uint8]:
+    """Return the pixels (H, W, 3) of one frame of a folder, upright."""
+    try:
+        with Image.open(path) as image:
+            return to_upright_rgb(image)
+    except _BROKEN as error:
+        raise DataError(f"{path}: not a readable image ({error}); remove it") from error
+
+
 def _read_folder(folder: Path) -> NDArray[np.uint8]:
-    frames = []
-    for path in ordered_images(folder):
-        try:
-            with Image.open(path) as image:
-                frames.append(to_rgb(image))
-        except _BROKEN as error:
-            raise DataError(f"{path}: not a readable image ({error}); remove it") from error
-    return _stack(frames, folder)
+    return _stack([read_image(path) for path in ordered_images(folder)], folder)
 
 
 def _natural_order(path: Path) -> list[tuple[int, str]]:
@@ -133,7 +173,7 @@ def _read_moving_image(path: Path) -> Video:
                 raise EOFError("it is truncated: its last frame lacks an end mark")
             frames, durations = [], []
             for frame in ImageSequence.Iterator(image):
-                frames.append(np.asarray(frame.convert("RGB")))
+                frames.append(to_upright_rgb(frame))
                 durations.append(frame.info.get("duration", 0))  # milliseconds
     except _BROKEN as error:
         raise DataError(f"{path}: it cannot be decoded ({error})") from error
@@ -178,11 +218,12 @@ def _read_array(path: Path) -> NDArray[np.uint8]:
                 content = content["video" if "video" in names else names[0]]
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{path}: not a readable array ({error})") from error
+    stored_shape = content.shape
     if content.ndim == 4 and content.shape[1] != 3 and content.shape[3] == 3:
         content = content.transpose(0, 3, 1, 2)
     if content.ndim != 4 or content.shape[1] != 3 or content.dtype != np.uint8 or not len(content):
         raise DataError(
-            f"{path}: an array of shape {content.shape} and type {content.dtype}; expected "
+            f"{path}: an array of shape {stored_shape} and type {content.dtype}; expected "
             "uint8 of shape (frames, height, width, 3) or (frames, 3, height, width)"
         )
     return np.ascontiguousarray(content)
@@ -201,14 +242,30 @@ def _read_by_pyav(path: Path) -> Video:
                 raise DataError(f"{path}: it has no video stream")
             stream = container.streams.video[0]
             stream.thread_type = "AUTO"
-            frames = [
-                np.asarray(frame.to_ndarray(format="rgb24"), np.uint8)
-                for frame in container.decode(stream)
-            ]
+            frames = [upright_pixels(frame) for frame in container.decode(stream)]
             fps = float(stream.average_rate) if stream.average_rate else None
     except (av.error.FFmpegError, OSError) as error:
         raise DataError(f"{path}: it cannot be decoded ({error})") from error
     return Video(_stack(frames, path), fps)
+
+
+def upright_pixels(frame: Any) -> NDArray[np.uint8]:
+    """Return the pixels (H, W, 3) of a decoded frame of PyAV as players show it.
+
+    Phones store frames as the sensor reads them, and the rotation in the display matrix.
+    """
+    pixels = np.asarray(frame.to_ndarray(format="rgb24"), np.uint8)
+    # Degrees counterclockwise, like np.rot90. Older versions of PyAV do not report them.
+    quarters = round(getattr(frame, "rotation", 0) / 90)
+    return np.rot90(pixels, quarters)
+
+
+def _write_by_pillow(path: Path, pictures: list[NDArray[np.uint8]], fps: float) -> None:
+    # GIF stores hundredths of a second, and viewers replace delays below two of them.
+    duration = max(round(1000 / fps), 20)
+    options: dict[str, Any] = {"quality": 85, "method": 2} if path.suffix.lower() == ".webp" else {}
+    first, *rest = map(Image.fromarray, pictures)
+    first.save(path, save_all=True, append_images=rest, duration=duration, loop=0, **options)
 
 
 def _write_by_pyav(path: Path, pictures: list[NDArray[np.uint8]], fps: float) -> None:

@@ -12,14 +12,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from overt.data.images.decode import decode_image
 from overt.data.tracking.video import (
-    IMAGES,
     MOVING_IMAGES,
     has_pyav,
+    is_frame,
     need_pyav,
     ordered_images,
+    read_image,
     read_video,
+    upright_pixels,
 )
 from overt.errors import DataError
 
@@ -38,7 +39,7 @@ def find_videos(root: Path | str) -> list[Path]:
         suffix = path.suffix.lower()
         if any(part.startswith(".") for part in path.relative_to(root).parts):
             continue
-        if suffix in IMAGES:
+        if is_frame(path):
             frame_folders.add(path.parent)
         elif suffix in (*CONTAINERS, *MOVING_IMAGES) or suffix == ".npz":
             videos.append(path)
@@ -81,7 +82,7 @@ def read_frames(video: Path, indices: Sequence[int] | NDArray[np.intp]) -> NDArr
     """Return the frames (T, 3, H, W) with these increasing indices, decoding little more."""
     if video.is_dir():
         paths = ordered_images(video)
-        frames = [decode_image(paths[index].read_bytes(), str(paths[index])) for index in indices]
+        frames = [read_image(paths[index]) for index in indices]
     elif video.suffix.lower() in CONTAINERS:
         frames = _decode_some(video, {int(index) for index in indices})
     else:
@@ -107,7 +108,7 @@ def _decode_some(video: Path, indices: set[int]) -> list[NDArray[np.uint8]]:
             stream.thread_type = "AUTO"
             for index, frame in enumerate(container.decode(stream)):
                 if index in indices:
-                    frames.append(np.asarray(frame.to_ndarray(format="rgb24"), np.uint8))
+                    frames.append(upright_pixels(frame))
                 if index >= last:
                     break
     except (av.error.FFmpegError, OSError) as error:

@@ -12,7 +12,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from overt.data.tracking.video import IMAGES, MOVING_IMAGES, need_pyav, read_video
+from overt.data.tracking.video import (
+    IMAGES,
+    MOVING_IMAGES,
+    need_pyav,
+    read_video,
+    upright_pixels,
+)
 from overt.errors import DataError
 
 # FFmpeg's names of the camera interface of a system, and of camera n.
@@ -60,7 +66,6 @@ def _decode(name: str, kind: str | None) -> Iterator[Frame]:
             if not container.streams.video:
                 raise DataError(f"{name}: it has no video stream")
             for frame in container.decode(container.streams.video[0]):
-                pixels = frame.to_ndarray(format="rgb24")
-                yield np.ascontiguousarray(pixels.transpose(2, 0, 1))
+                yield np.ascontiguousarray(upright_pixels(frame).transpose(2, 0, 1))
     except (av.error.FFmpegError, OSError) as error:
         raise DataError(f"{name}: it cannot be opened or decoded ({error})") from error

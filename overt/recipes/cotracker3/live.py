@@ -52,6 +52,7 @@ class LiveTracker:
         self.queries = torch.full((1, points, 3), NEVER, device=self.device)
         self.queries[..., 1:] = 0
         self.given = 0  # points that have been added
+        self.covered = 0  # points that had been added when the last window ran
         self.seen = 0  # frames
         self.window: list[Tensor] = []  # resized frames that the next window has
         self.tracks: Tracks | None = None
@@ -88,14 +89,16 @@ class LiveTracker:
         return list(range(first, last))
 
     def advance(self) -> LiveFrame:
-        """Run a window if one is complete; return the newest known positions."""
+        """Run a window if one is complete; return the newest known positions.
+
+        Until the first window that contains it has run, a point stays at its query, invisible.
+        """
         if len(self.window) == self.model.window_len:
             self._run()
         if self.tracks is None:
             count = self.given
             nothing = torch.zeros(count, device=self.device)
-            points_xy = self.queries[0, :count, 1:] / self.scale_xy
-            return LiveFrame(points_xy, nothing > 0, nothing, 1 - nothing)
+            return LiveFrame(self._query_xy(), nothing > 0, nothing, 1 - nothing)
         tracks = self._points()
         return LiveFrame(
             tracks.tracks_xy[-1],
@@ -117,9 +120,8 @@ class LiveTracker:
         tracks = self._points()
         times = torch.arange(self.seen, device=self.device)[:, None]
         before = times < self.queries[0, : self.given, 0]
-        points_xy = self.queries[0, : self.given, 1:] / self.scale_xy
         result = PointTracks(
-            torch.where(before[..., None], points_xy, tracks.tracks_xy),
+            torch.where(before[..., None], self._query_xy(), tracks.tracks_xy),
             tracks.visible & ~before,
             tracks.visibility.masked_fill(before, 0),
             tracks.confidence.masked_fill(before, 0),
@@ -130,10 +132,19 @@ class LiveTracker:
     def _run(self) -> None:
         chunk = torch.stack(self.window)[None]
         self.tracks = self.model(chunk, self.queries, self.iters, is_online=True)
+        self.covered = self.given
         self.window = self.window[self.model.step :] if len(chunk[0]) > self.model.step else []
 
     def _points(self) -> PointTracks:
         assert self.tracks is not None
         tracks_xy, visibility, confidence = (part[0, :, : self.given] for part in self.tracks[:3])
-        visible = visibility * confidence > self.threshold
-        return PointTracks(tracks_xy / self.scale_xy, visible, visibility, confidence)
+        # To the last window, points added since were placeholders at (0, 0).
+        waiting = torch.arange(self.given, device=self.device) >= self.covered
+        points_xy = torch.where(waiting[:, None], self._query_xy(), tracks_xy / self.scale_xy)
+        visibility, confidence = (part.masked_fill(waiting, 0) for part in (visibility, confidence))
+        visible = (visibility * confidence > self.threshold) & ~waiting
+        return PointTracks(points_xy, visible, visibility, confidence)
+
+    def _query_xy(self) -> Tensor:
+        """Return the query positions (N, 2) of the points added so far, in pixels of the frames."""
+        return self.queries[0, : self.given, 1:] / self.scale_xy

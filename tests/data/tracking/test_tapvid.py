@@ -255,6 +255,7 @@ def test_cut_off_file(tmp_path):
     [
         ({"video": np.zeros((6, 20, 30, 3), np.float32)}, "type float32, expected uint8"),
         ({"video": np.zeros((6, 20, 30, 4), np.uint8)}, r"shape \(6, 20, 30, 4\)"),
+        ({"video": np.zeros((6, 0, 30, 3), np.uint8)}, "frames of 30 x 0 pixels"),
         ({"video": []}, "no frames"),
         ({"video": None}, "no frames"),
         ({"video": ["a.jpg"]}, "neither one uint8 array nor JPEG"),
@@ -263,6 +264,8 @@ def test_cut_off_file(tmp_path):
         ({"points": np.full((4, 6, 2), np.nan)}, "visible points from nan"),
         ({"occluded": np.zeros((3, 6), bool)}, r"occluded of shape \(3, 6\)"),
         ({"occluded": np.full((4, 6), 2)}, "true or false for each"),
+        ({"points": [[1, 2], [3]]}, "points has rows of different lengths"),
+        ({"occluded": [[True], []]}, "occluded has rows of different lengths"),
     ],
 )
 def test_wrong_content(tmp_path, change, message):

@@ -24,3 +24,26 @@ def test_a_mask_is_true_where_it_is_not_black(tmp_path):
     (tmp_path / "bad.png").write_text("nothing")
     with pytest.raises(DataError, match="not a readable picture"):
         read_mask(tmp_path / "bad.png")
+
+
+def test_masks_of_other_formats_and_of_too_many_pixels(tmp_path, monkeypatch):
+    Image.fromarray(np.array([[0, 255]], np.uint8)).save(tmp_path / "mask.bmp")
+    assert read_mask(tmp_path / "mask.bmp").tolist() == [[False, True]]
+    cutout = np.full((1, 2, 4), 255, np.uint8)
+    cutout[0, 0, 3] = 0
+    Image.fromarray(cutout).save(tmp_path / "cutout.png")
+    assert read_mask(tmp_path / "cutout.png").tolist() == [[False, True]]
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1)
+    Image.new("1", (3, 3)).save(tmp_path / "large.png")
+    with pytest.raises(DataError, match=r"--mask .*not a readable picture"):
+        read_mask(tmp_path / "large.png")
+
+
+def test_a_byte_order_mark_is_skipped(tmp_path):
+    for name, text in (
+        ("bare.csv", "0,2,3\n"),
+        ("head.csv", "t,x,y\n0,2,3\n"),
+        ("q.json", "[[0,2,3]]"),
+    ):
+        (tmp_path / name).write_text(text, encoding="utf-8-sig")
+        assert read_queries(tmp_path / name).tolist() == [[0, 2, 3]]

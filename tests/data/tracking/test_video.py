@@ -1,5 +1,6 @@
 """Videos from and to files: what was written is what is read, and what is broken is said."""
 
+import struct
 import sys
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from overt.data.tracking.video import read_video, write_video
+from overt.data.tracking.video_files import read_frames
+from overt.data.tracking.video_stream import stream_frames
 from overt.errors import DataError
 
 
@@ -44,6 +47,88 @@ def test_mp4_is_read_again(frames: NDArray[np.uint8], tmp_path: Path) -> None:
     (tmp_path / "broken.mp4").write_bytes(b"no video at all")
     with pytest.raises(DataError, match="cannot be decoded"):
         read_video(tmp_path / "broken.mp4")
+
+
+def set_display_matrix(path: Path, matrix: tuple[int, int, int, int]) -> None:
+    """Store a rotation in the header of an MP4, as phones do: x' = ax + cy, y' = bx + dy."""
+    a, b, c, d = (65536 * value for value in matrix)
+    content = path.read_bytes()
+    upright = struct.pack(">9i", 65536, 0, 0, 0, 65536, 0, 0, 0, 1 << 30)
+    start = content.index(upright, content.index(b"tkhd"))
+    rotated = struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 1 << 30)
+    path.write_bytes(content[:start] + rotated + content[start + len(rotated) :])
+
+
+@pytest.mark.parametrize(
+    ("matrix", "corner"),
+    [
+        ((0, 1, -1, 0), (0, -1)),  # clockwise
+        ((-1, 0, 0, -1), (-1, -1)),
+        ((0, -1, 1, 0), (-1, 0)),  # counterclockwise
+    ],
+)
+def test_every_reader_applies_the_rotation_of_a_film(
+    matrix: tuple[int, int, int, int], corner: tuple[int, int], tmp_path: Path
+) -> None:
+    pytest.importorskip("av")
+    frames = np.zeros((2, 3, 32, 48), np.uint8)
+    frames[:, :, :8, :8] = 255  # the top left corner
+    film = tmp_path / "film.mp4"
+    write_video(film, frames, 10)
+    set_display_matrix(film, matrix)
+    size = (48, 32) if matrix[0] == 0 else (32, 48)
+    whole = read_video(film).frames
+    assert whole.shape == (2, 3, *size)
+    row, column = corner
+    assert whole[:, :, row, column].min() > 200
+    assert np.mean(whole > 128) == pytest.approx(64 / (32 * 48), rel=0.2)
+    np.testing.assert_array_equal(np.stack(list(stream_frames(film))), whole)
+    np.testing.assert_array_equal(read_frames(film, [0, 1]), whole)
+
+
+def test_photographs_of_a_folder_are_upright(tmp_path: Path) -> None:
+    pixels = np.zeros((16, 32, 3), np.uint8)
+    pixels[:8, :8] = 255
+    exif = Image.Exif()
+    exif[0x112] = 6  # viewers rotate it clockwise
+    Image.fromarray(pixels).save(tmp_path / "0.jpg", exif=exif)
+    frames = read_video(tmp_path).frames
+    assert frames.shape == (1, 3, 32, 16)
+    assert frames[0, :, 0, -1].min() > 200
+    np.testing.assert_array_equal(read_frames(tmp_path, [0]), frames)
+
+
+@pytest.mark.parametrize("suffix", [".gif", ".webp", ".mp4"])
+def test_any_frame_rate_is_written_or_refused(
+    suffix: str, frames: NDArray[np.uint8], tmp_path: Path
+) -> None:
+    if suffix == ".mp4":
+        pytest.importorskip("av")
+    path = tmp_path / f"video{suffix}"
+    slowest = {".gif": 1 / 655.35, ".webp": 1 / 16777.215, ".mp4": 0.001}[suffix]
+    for slow in (1e-9, 5e-324):
+        write_video(path, frames[:3], slow)
+        assert read_video(path).fps == pytest.approx(slowest, rel=1e-3)
+    write_video(path, frames[:3], 1e12)
+    assert len(read_video(path).frames) == 3
+    for wrong in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(DataError, match=r"is not a positive finite number"):
+            write_video(path, frames, wrong)
+    with pytest.raises(DataError, match="got 0 frames to write"):
+        write_video(path, frames[:0], 10)
+
+
+def test_a_gif_that_cannot_hold_its_durations(tmp_path: Path) -> None:
+    """Pillow writes equal frames as one, which lasts as long as all of them."""
+    still = np.zeros((3, 3, 8, 8), np.uint8)
+    with pytest.raises(DataError, match=r"cannot be stored as \.gif .*write \.webp or \.mp4"):
+        write_video(tmp_path / "still.gif", still, 0.002)
+
+
+def test_an_animated_webp_is_not_a_frame(frames: NDArray[np.uint8], tmp_path: Path) -> None:
+    Image.fromarray(frames[0].transpose(1, 2, 0)).save(tmp_path / "0.webp", lossless=True)
+    write_video(tmp_path / "1.webp", frames, 10)
+    np.testing.assert_array_equal(read_video(tmp_path).frames, frames[:1])
 
 
 def test_without_pyav_it_is_named(
@@ -110,7 +195,7 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, frames: NDArray[np.uint8]) 
     (tmp_path / "broken.gif").write_bytes(b"GIF89a and then nothing")
     (tmp_path / "broken.npy").write_bytes(b"\x93NUMPY nonsense")
     (tmp_path / "broken.npz").write_bytes(b"PK nonsense")
-    np.save(tmp_path / "floats.npy", frames / 255)
+    np.save(tmp_path / "floats.npy", frames.transpose(0, 2, 3, 1) / 255)
     np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
     np.save(tmp_path / "none.npy", frames[:0])
     np.save(tmp_path / "thin.npy", frames[:, :, :1])
@@ -127,7 +212,7 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, frames: NDArray[np.uint8]) 
         "broken.npy": "not a readable array",
         "broken.npz": "not a readable array",
         "objects.npy": "not a readable array",
-        "floats.npy": "type float64; expected uint8",
+        "floats.npy": r"shape \(12, 21, 33, 3\) and type float64; expected uint8",
         "none.npy": r"shape \(0, 3, 21, 33\)",
         "thin.npy": "at least 2 x 2",
         "two.npz": "it holds a, b; name the array `video`",

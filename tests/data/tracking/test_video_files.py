@@ -34,6 +34,24 @@ def test_files_and_folders_of_frames_are_videos(folder):
     assert read_frames(videos[1], [0, 5]).shape == (2, 3, 16, 24)
 
 
+def test_a_still_webp_is_a_frame_and_an_animated_one_a_video(tmp_path):
+    for number, frame in enumerate(FRAMES):
+        picture = Image.fromarray(frame.transpose(1, 2, 0))
+        picture.save(tmp_path / f"{number}.webp", lossless=True, exif=Image.Exif())
+    write_video(tmp_path / "film.webp", FRAMES, 10)
+    videos = find_videos(tmp_path)
+    assert videos == [tmp_path, tmp_path / "film.webp"]
+    assert [frame_count(path) for path in videos] == [6, 6]
+    assert np.array_equal(read_frames(tmp_path, range(6)), FRAMES)
+
+
+def test_every_kind_of_image_that_is_a_frame_is_read(tmp_path):
+    picture = Image.fromarray(FRAMES[0].transpose(1, 2, 0))
+    for number, suffix in enumerate((".bmp", ".tif", ".png")):
+        picture.save(tmp_path / f"{number}{suffix}")
+    assert np.array_equal(read_frames(tmp_path, [0, 1, 2]), FRAMES[[0, 0, 0]])
+
+
 @pytest.mark.skipif(not has_pyav(), reason="PyAV is not installed")
 def test_only_the_frames_asked_for_are_kept_of_a_film(tmp_path):
     write_video(tmp_path / "film.mp4", np.repeat(np.arange(0, 250, 25), 16 * 24 * 3)

@@ -41,6 +41,31 @@ def test_frames_that_arrive_give_the_tracks_of_the_whole_video(model, frames):
     assert not tracks.visible[~after].any()
 
 
+def test_a_point_added_after_a_window_waits_at_its_query(model):
+    """The window that has run saw a placeholder at (0, 0) instead."""
+    video, _ = tracker_inputs(batch=1, frames=model.window_len + model.step)
+    early, late = torch.tensor([[8.0, 9.0]]), torch.tensor([[30.0, 20.0]])
+    tracker = live(model)
+    for time, frame in enumerate(video[0]):
+        tracker.observe(frame)
+        if time == 0:
+            tracker.add(early)
+        if time == model.window_len:
+            tracker.add(late)
+        state = tracker.advance()
+        if model.window_len <= time < len(video[0]) - 1:
+            assert torch.allclose(state.points_xy[1:], late)
+            assert not state.visible[1]
+            assert state.visibility[1] == 0
+            assert state.rho[1] == 1
+            assert state.visibility[0] > 0
+    assert state.visibility[1] > 0, "the second window contains the point"
+    tracker.add(late)  # no window follows
+    tracks = tracker.finish()
+    assert torch.allclose(tracks.tracks_xy[-1, 2:], late)
+    assert not tracks.visible[:, 2].any()
+
+
 def test_refusals(model):
     tracker = live(model, points=1)
     with pytest.raises(DataError, match="before the first frame"):
