@@ -18,6 +18,7 @@ from overt.errors import (
     Preempted,
     exit_code_of,
     file_problem,
+    full_disk_problem,
     nearest,
 )
 from overt.terminal import paint
@@ -91,10 +92,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MemoryError:
         print("MemoryError: the input of this command does not fit into memory", file=sys.stderr)
         return FAILED_EXIT_CODE
-    except (OSError, RuntimeError) as error:
-        problem = file_problem(error)
+    except Exception as error:
         # What training raises may be a bug of a recipe, whose traceback is needed.
-        if problem is None or verb == "train" or os.environ.get(SHOW_TRACEBACK):
+        problem = full_disk_problem(error) if verb == "train" else file_problem(error)
+        if problem is None or os.environ.get(SHOW_TRACEBACK):
             raise
         print(problem, file=sys.stderr)
         return FAILED_EXIT_CODE

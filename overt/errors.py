@@ -6,6 +6,7 @@ The command line prints them without a traceback; anything else that escapes is 
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -90,11 +91,39 @@ def error_of(exit_code: int) -> type[OvertError]:
     return ConfigError if exit_code == USAGE_EXIT_CODE else OvertError
 
 
-def file_problem(error: OSError | RuntimeError) -> str | None:
-    """Explain a file that cannot be read or written; None for any other error."""
+# What helps against a full disk, by the error that the system reports.
+_FULL_DISK = {
+    errno.ENOSPC: "Free space (`df -h` shows how full each disk is)",
+    errno.EDQUOT: "Free space or ask for a larger quota (`quota -s` shows yours)",
+}
+
+
+def full_disk_problem(error: BaseException) -> str | None:
+    """Explain an error that a full disk or an exhausted quota has caused; None for any other."""
+    for code, remedy in _FULL_DISK.items():
+        cause: BaseException | None = error
+        while cause is not None:
+            # A SafetensorError has no errno: only its message tells.
+            if getattr(cause, "errno", None) == code or os.strerror(code) in str(cause):
+                name = getattr(cause, "filename", None)
+                where = "on a disk that the system does not name" if name is None else f"for {name}"
+                return (
+                    f"{os.strerror(code)}, {where}. {remedy}, or write to another disk; "
+                    f"{SHOW_TRACEBACK}=1 shows where this happened"
+                )
+            # An archive that fails to close hides the error of its last write.
+            cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return None
+
+
+def file_problem(error: BaseException) -> str | None:
+    """Explain a full disk, or a file that cannot be read or written; None for any other error."""
+    if (full := full_disk_problem(error)) is not None:
+        return full
     if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
         problem = f"{error.filename}: {error.strerror or error}"
-    elif str(error).startswith("Symlink loop"):  # of pathlib before Python 3.13
+    # Of pathlib before Python 3.13.
+    elif isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):
         problem = str(error)
     else:
         return None

@@ -131,7 +131,15 @@ def _refuse_unknown(options: Iterable[str], allowed: Iterable[str], where: str) 
                 f"{where}.{name} follows from optimizer.lr and the length of training; remove it"
             )
         if name not in allowed:
-            raise ConfigError(f"{where}.{name} is not an option here{_allowed(name, allowed)}")
+            # Of a list, as `levels` is, no single option can be removed on the command line.
+            remedy = (
+                "remove it there"
+                if "[" in where
+                else f"remove an option of another schedule with '~{where}.{name}'"
+            )
+            raise ConfigError(
+                f"{where}.{name} is not an option here{_allowed(name, allowed)}; {remedy}"
+            )
 
 
 def _allowed(name: object, names: Iterable[str]) -> str:

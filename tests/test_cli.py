@@ -140,6 +140,25 @@ def test_a_file_that_cannot_be_written_is_explained_and_its_traceback_at_hand(
         main(["recipes"])
 
 
+@pytest.mark.parametrize("verb", ["recipes", "train"])
+@pytest.mark.parametrize("kind", [OSError, Exception])
+def test_a_full_disk_is_one_sentence_in_any_verb(
+    verb: str,
+    kind: type[Exception],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fill(words: list[str]) -> int:
+        raise kind(28, "No space left on device")
+
+    monkeypatch.setattr(f"{VERBS[verb][0]}.main", fill)
+    assert main([verb]) == 1
+    assert capsys.readouterr().err.startswith("No space left on device, on a disk")
+    monkeypatch.setenv("OVERT_TRACEBACK", "1")
+    with pytest.raises(kind):
+        main([verb])
+
+
 def test_the_installed_command_and_the_module_are_the_same(tmp_path: Path) -> None:
     for command in ([str(Path(sys.executable).parent / "overt")], [sys.executable, "-m", "overt"]):
         done = subprocess.run([*command, "nonsense"], capture_output=True, text=True, cwd=tmp_path)

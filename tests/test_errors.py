@@ -1,11 +1,13 @@
 """overt/errors.py: what a misspelt word was meant to be, and which errors let a run save."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
 from overt import errors
-from overt.errors import ConfigError, OvertError, StopError, nearest, need_folder
+from overt.errors import ConfigError, OvertError, StopError, file_problem, nearest, need_folder
 
 KEYS = ["training.num_steps", "training.num_epochs", "optimizer.lr", "model.depth", "data.root"]
 
@@ -65,3 +67,27 @@ def test_a_folder_below_a_file_is_refused_before_any_work(tmp_path: Path) -> Non
     for name in ("x" * 300, "a\0b"):
         with pytest.raises(ConfigError, match="--output="):
             need_folder("--output", tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"), [(errno.ENOSPC, "`df -h`"), (errno.EDQUOT, "`quota -s`")]
+)
+def test_a_full_disk_is_explained_with_and_without_a_name(code: int, remedy: str) -> None:
+    words = os.strerror(code)
+    unnamed = OSError(code, words)  # as write and close raise it
+    foreign = Exception(f"Error while serializing: I/O error: {words} (os error {code})")
+    closing = RuntimeError("unexpected pos 64 vs 0")  # of an archive whose last write failed
+    closing.__context__ = unnamed
+    for error in (unnamed, foreign, closing):
+        problem = str(file_problem(error))
+        assert problem.startswith(f"{words}, on a disk that the system does not name. Free space")
+        assert remedy in problem
+    named = file_problem(OSError(code, words, "there/file"))
+    assert str(named).startswith(f"{words}, for there/file. Free space")
+
+
+def test_other_errors_are_not_explained_as_those_of_files() -> None:
+    hidden = ValueError("wrong")
+    hidden.__context__, hidden.__suppress_context__ = OSError(errno.ENOSPC, "full"), True
+    for error in (hidden, ValueError("Symlink loop"), OSError(errno.EIO, "broken"), OSError("odd")):
+        assert file_problem(error) is None

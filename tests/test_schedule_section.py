@@ -67,7 +67,11 @@ COSINE = {"_target_": "overt.schedule.CosineScheduler", "final_value": 0.0}
         ),
         (
             {"_target_": "overt.schedule.EMAScheduler", "final_value": 1, "start_warmup_value": 0},
-            r"schedule\.start_warmup_value is not an option here",
+            r"schedule\.start_warmup_value is not an option here.*'~schedule\.start_warmup_value'$",
+        ),
+        (
+            {"_target_": HIERARCHICAL, "levels": [COSINE | {"gamma": 1}]},
+            r"schedule\.levels\[0\]\.gamma is not an option here.*; remove it there$",
         ),
         (
             {"_target_": "overt.schedule.OneCycleScheduler", "initial_divisor": 0.5},

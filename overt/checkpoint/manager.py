@@ -95,6 +95,7 @@ class CheckpointManager:
         )
         self._snapshots: dict[str, Snapshot] | None = {} if background else None
         self._writer = BackgroundWriter()
+        self._resumed_from: Path | None = None  # until the first save after loading
         # Runs at the latest when Python exits: a failed save is never silent.
         weakref.finalize(self, self._writer.report)
         if is_main_process():
@@ -174,6 +175,7 @@ class CheckpointManager:
         else:
             self.wait()
             _refuse_nonfinite(name, poisoned)
+            self._make_space()
             name = storage.free_name(self.checkpoint_dir, name)
         metric = self._metric(metrics, is_best)
         best = is_best
@@ -231,6 +233,7 @@ class CheckpointManager:
             self.wait()
             _refuse_nonfinite(name, poisoned)
             if is_main_process():
+                self._make_space()
                 name = storage.free_name(self.checkpoint_dir, name)
                 hidden = self.checkpoint_dir / storage.hidden_name("writing", name)
                 storage.remove([hidden])  # of an earlier save that failed, in this process
@@ -243,6 +246,16 @@ class CheckpointManager:
             raise CheckpointError("; ".join(problems))
         agreed: tuple[str, Path] = answers[0][0]
         return agreed
+
+    def _make_space(self) -> None:
+        """Prune before the first save of a resumed run: fewer may be kept since the disk was full.
+
+        Not while loading, since a resume may still be refused and must then change nothing.
+        """
+        resumed_from, self._resumed_from = self._resumed_from, None
+        if resumed_from is not None and resumed_from.parent == self.checkpoint_dir.resolve():
+            protected = {self.checkpoint_dir / resumed_from.name, *self._retention.linked()}
+            storage.remove(self._retention.prune(protected))
 
     def _metric(self, metrics: Mapping[str, Any] | None, is_best: bool | None) -> float | None:
         if metrics and self.metric_name is not None and self.metric_name in metrics:
@@ -352,6 +365,7 @@ class CheckpointManager:
         restored = restore_folder(path, model, optimizer, scaler, ema)
         if self.best_metric is None:  # the best one itself is gone, or lies in another folder
             self.best_metric = restored["best_metric"]
+        self._resumed_from = path.resolve()
         return restored
 
     def _agree_on(self, requested: str | Path | None) -> Path:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,11 +109,17 @@ class Retention:
             link = self.directory / f"best_{name.replace('/', '_')}"
             storage.point(link, None if best is None else best.path)
 
-    def prune(self) -> list[Path]:
+    def linked(self) -> set[Path]:
+        """Return the checkpoints that a link names: `latest`, `best`, `best_METRIC` and others."""
+        links = (path for path in self.directory.iterdir() if path.is_symlink())
+        return {self.directory / Path(os.readlink(link)).name for link in links}
+
+    def prune(self, protected: Collection[Path] = ()) -> list[Path]:
         """Hide the checkpoints that are neither new, nor good, nor pinned; the caller deletes."""
         keep = {checkpoint.path for checkpoint in self.stored[-self.keep_last_n :]}
         keep |= {checkpoint.path for checkpoint in self.ranking()[: self.keep_best_n]}
         keep |= {best.path for best in map(self.best_by, self.also_best) if best is not None}
+        keep |= set(protected)
         superfluous = [
             checkpoint.path
             for checkpoint in self.stored

@@ -86,7 +86,7 @@ def write_whole_file(path: Path, write: Callable[[Path], object], needed: int) -
     except BaseException as error:
         hidden.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            raise save_error(path.parent, path.name, needed, error) from error
+            raise save_error(path.parent, path.name, needed, error, export=True) from error
         raise
 
 
@@ -146,23 +146,33 @@ def _wait_for(hidden: Path, others: OtherShards) -> dict[str, Any]:
 # --- disks -----------------------------------------------------------------------------------
 
 
-def save_error(directory: Path, name: str, needed: int, error: OSError) -> CheckpointError:
-    """Word the error of a failed save: what was needed, what there is, and what to do."""
+def save_error(
+    directory: Path, name: str, needed: int, error: OSError, export: bool = False
+) -> CheckpointError:
+    """Word the error of a failed save: what was needed, what there is, and what to do.
+
+    An `export` is a single file, which no setting of a run makes smaller.
+    """
     reason = f"{name} could not be written to {directory}: {error.strerror or error}"
-    kept = "The checkpoints already there are unharmed."
+    target, kept, fewer = (
+        "the run folder",
+        " The checkpoints already there are unharmed.",
+        ", or keep fewer checkpoints (checkpoint.keep_last_n, checkpoint.keep_best_n)",
+    )
+    if export:
+        target, kept, fewer = "the file", "", ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         cause = {
-            errno.ENOSPC: "free space, or put the run folder on a larger disk",
+            errno.ENOSPC: f"free space, or put {target} on a larger disk",
             errno.EDQUOT: "free space or ask for a larger quota (`quota -s` shows yours)",
             errno.EFBIG: "raise the limit on file sizes (`ulimit -f` shows it)",
         }[error.errno]
         return CheckpointError(
             f"{reason}. It needs {megabytes(needed)}, and {megabytes(free_bytes(directory))} are "
-            f"free there. {kept} To continue: {cause}, or keep fewer checkpoints "
-            "(checkpoint.keep_last_n, checkpoint.keep_best_n)."
+            f"free there.{kept} To continue: {cause}{fewer}."
         )
     return CheckpointError(
-        f"{reason}. {kept} Check that {directory} exists, is writable and its disk is healthy."
+        f"{reason}.{kept} Check that {directory} exists, is writable and its disk is healthy."
     )
 
 

@@ -68,6 +68,7 @@ def main(arguments: Sequence[str]) -> int:
     folder = need_folder("output", output) if output else free_folder(config)
 
     from overt.distributed import init_distributed, shutdown
+    from overt.metrics.features import late_export_errors
 
     world = init_distributed(config.training.device, config.training.timeout_minutes)
     recipe = build_recipe(config)
@@ -79,14 +80,15 @@ def main(arguments: Sequence[str]) -> int:
         from overt.engine.strategy.blocks import compile_model
 
         compile_model(recipe, model, replace(config.training, compile="blocks"))
-    with shown() if world.is_main else nullcontext():
-        result = score(config, recipe, model, world)
-        if options.baselines:
-            scorer = need_task(recipe, BaselineScorer, config.recipe.name)
-            result = with_baselines(result, scorer.baseline_rows(world))
-    if world.is_main:
-        write(folder, checkpoint, config, result)
-        print(f"written to {folder}")
+    with late_export_errors():  # scores may have taken hours: they are written in any case
+        with shown() if world.is_main else nullcontext():
+            result = score(config, recipe, model, world)
+            if options.baselines:
+                scorer = need_task(recipe, BaselineScorer, config.recipe.name)
+                result = with_baselines(result, scorer.baseline_rows(world))
+        if world.is_main:
+            write(folder, checkpoint, config, result)
+            print(f"written to {folder}")
     shutdown()
     return 0
 

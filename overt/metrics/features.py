@@ -7,7 +7,11 @@ changes not a bit of the result.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +31,9 @@ from overt.progress import each
 
 # Queries compared with the bank at a time; with a fixed number every piece has the same rounding.
 _QUERIES = 256
+
+# Within `late_export_errors`, the errors of failed exports; elsewhere None.
+_late_errors: ContextVar[list[OSError] | None] = ContextVar("late_errors", default=None)
 
 
 class Features(NamedTuple):
@@ -147,7 +154,8 @@ def export_features(
 ) -> None:
     """Write features (n, ...), labels (n,) and names as one safetensors file, whole or not at all.
 
-    The names are a JSON list in the bytes of the tensor `names`.
+    The names are a JSON list in the bytes of the tensor `names`. Within `late_export_errors` an
+    OSError is raised later.
     """
     path = Path(path)
     assert len(features) == len(labels) == len(names), "one label and one name for each feature"
@@ -157,8 +165,38 @@ def export_features(
         "labels": labels.detach().cpu().contiguous(),
         "names": torch.frombuffer(bytearray(text), dtype=torch.uint8),
     }
-    with new_file(path) as hidden:
-        save_file(tensors, hidden, metadata={"names": "a JSON list, as UTF-8 bytes"})
+    try:
+        with new_file(path) as hidden, _os_errors(path):
+            save_file(tensors, hidden, metadata={"names": "a JSON list, as UTF-8 bytes"})
+    except OSError as error:
+        if (late := _late_errors.get()) is None:
+            raise
+        late.append(error)
+
+
+@contextmanager
+def late_export_errors() -> Iterator[None]:
+    """Raise the first error of an export when the block ends, so that its scores can be kept."""
+    errors: list[OSError] = []
+    token = _late_errors.set(errors)
+    try:
+        yield
+    finally:
+        _late_errors.reset(token)
+    if errors:
+        raise errors[0]
+
+
+@contextmanager
+def _os_errors(path: Path) -> Iterator[None]:
+    """Raise an OSError of `path` where the message of a SafetensorError has the error number."""
+    try:
+        yield
+    except SafetensorError as error:
+        if (number := re.search(r"\(os error (\d+)\)", str(error))) is None:
+            raise
+        code = int(number[1])
+        raise OSError(code, os.strerror(code), str(path)) from error
 
 
 def load_features(path: Path | str) -> tuple[Tensor, Tensor, list[str]]:

@@ -174,6 +174,7 @@ class Run:
                 self._best = (value, step)
             text = f"{checkpoint.metric_name} {value:.4g} (best {self._best[0]:.4g})"
             self.console.keep_score(text)
+        warn_of_unknown(self.config, scores)
         self.console.say(score_table(step, scores, checkpoint.metric_name))
 
     def conclude(self, step: int, total_steps: int, best: Path | None, value: float | None) -> None:
@@ -300,8 +301,7 @@ def ranks_checkpoints(
 
     `set_of` names the evaluation set of a score: where another set was due, nothing is missing.
     """
-    missing = metric_name is not None and metric_name not in scores
-    if missing and set_of(str(metric_name)) in map(set_of, scores):
+    if metric_name is not None and _is_missing(metric_name, scores, set_of):
         logger.warning(
             "checkpoint.metric_name=%s is not among the scores (%s): no checkpoint is called best, "
             "and training.patience does not count",
@@ -309,3 +309,25 @@ def ranks_checkpoints(
             ", ".join(scores),
         )
     return metric_name is not None and metric_name in scores
+
+
+def warn_of_unknown(config: Config, scores: dict[str, float]) -> None:
+    """Warn of metrics in `checkpoint.also_best` that these scores should hold and do not."""
+
+    def set_of(score: str) -> str:
+        # All sets are due together except those with a separate interval.
+        name = score.partition("/")[0]
+        return name if "/" in score and name in config.training.evaluate_sets else ""
+
+    for name in config.checkpoint.also_best:
+        if _is_missing(name, scores, set_of):
+            logger.warning(
+                "checkpoint.also_best=%s is not among the scores (%s): no checkpoint is called "
+                "best by it",
+                name,
+                ", ".join(scores),
+            )
+
+
+def _is_missing(name: str, scores: dict[str, float], set_of: Callable[[str], str]) -> bool:
+    return name not in scores and set_of(name) in map(set_of, scores)

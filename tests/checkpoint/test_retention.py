@@ -1,5 +1,6 @@
 """Best, last and pinned checkpoints: what is kept, and what the links name."""
 
+import errno
 import math
 import os
 
@@ -120,3 +121,44 @@ def test_nothing_is_deleted_when_the_new_one_is_not_as_it_should_be(tmp_path, mo
     assert manager.load_checkpoint()["epoch"] == 0
     assert "epoch_0001.broken" in names(tmp_path)
     assert os.readlink(tmp_path / "latest") == "epoch_0000"
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_resumed_run_prunes_to_its_new_setting_before_it_saves(tmp_path, monkeypatch, background):
+    """Fewer checkpoints, as the error of a full disk advises, make space for the next one."""
+    save_values(CheckpointManager(tmp_path, 1, keep_last_n=9), [3.0, 1.0, 4.0, 5.0, 6.0])
+    manager = CheckpointManager(tmp_path, 0, keep_last_n=1, background=background)
+    before = names(tmp_path)
+    manager.load_checkpoint(tmp_path / "epoch_0002", Net())
+    assert names(tmp_path) == before  # the resume may still be refused
+    with monkeypatch.context() as patch:
+        patch.setattr(writing, "write_file", full_disk)
+        with pytest.raises(CheckpointError, match="keep fewer checkpoints"):
+            save_at_once(manager)
+    # The one it resumed from, the newest, and what the links name.
+    kept = ["best", "epoch_0001", "epoch_0002", "epoch_0004", "latest"]
+    assert names(tmp_path) == kept
+    assert not list(tmp_path.glob(".*"))
+    save_at_once(manager)
+    assert names(tmp_path) == ["epoch_0005", "latest"]
+
+
+def test_resuming_from_another_folder_prunes_nothing_before_the_save(tmp_path, monkeypatch):
+    for folder in ("a", "b"):
+        save_values(CheckpointManager(tmp_path / folder, keep_last_n=9), [3.0, 2.0, 1.0])
+    manager = CheckpointManager(tmp_path / "b", keep_best_n=0, keep_last_n=1)
+    before = names(tmp_path / "b")
+    manager.load_checkpoint(tmp_path / "a" / "epoch_0001", Net())
+    monkeypatch.setattr(writing, "write_file", full_disk)
+    with pytest.raises(CheckpointError, match="keep fewer checkpoints"):
+        manager.save_checkpoint(5, Net())
+    assert names(tmp_path / "b") == before
+
+
+def save_at_once(manager):
+    manager.save_checkpoint(5, Net())
+    manager.wait()
+
+
+def full_disk(*_, **__):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

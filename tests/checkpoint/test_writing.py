@@ -11,7 +11,7 @@ import torch
 from overt.checkpoint.manifest import Verification, read_manifest, verify
 from overt.checkpoint.storage import hidden_name
 from overt.checkpoint.tensor_files import Bytes, TensorFile
-from overt.checkpoint.writing import OtherShards, write_folder, write_shard
+from overt.checkpoint.writing import OtherShards, write_folder, write_shard, write_whole_file
 from overt.errors import CheckpointError
 from tests.checkpoint.small_folders import FILES, visible, write
 
@@ -45,11 +45,25 @@ def test_a_failing_disk_leaves_the_last_good_one_and_says_what_to_do(
     if code != errno.EIO:
         assert "needs 0.0 MB" in str(caught.value)
         assert "are free there" in str(caught.value)
+        assert "keep fewer checkpoints" in str(caught.value)
     assert str(tmp_path) in str(caught.value)
     assert "unharmed" in str(caught.value)
     assert visible(tmp_path) == ["step_00000001"]
     assert verify(good).good
     assert write(tmp_path, "step_00000002", 2).exists()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_an_export_that_fails_is_not_told_to_keep_fewer_checkpoints(
+    tmp_path: Path, code: int
+) -> None:
+    def fail(hidden: Path) -> None:
+        raise OSError(code, os.strerror(code))
+
+    with pytest.raises(CheckpointError, match=r"^weights\.pt could not be written") as caught:
+        write_whole_file(tmp_path / "weights.pt", fail, 1_000_000)
+    assert "checkpoints" not in str(caught.value)
+    assert ("needs 1.0 MB" in str(caught.value)) == (code != errno.EIO)
 
 
 def test_a_limit_on_file_sizes_is_met_like_a_full_disk(tmp_path):

@@ -166,6 +166,30 @@ def test_rows_table_and_pictures_of_a_recipe_that_has_them(
             assert image.size == (5, 4)
 
 
+def test_a_failed_export_of_features_does_not_cost_the_scores(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load(["recipe=toy"], packages=[str(TOY)])  # makes it importable
+    from toy_recipe.recipe import Toy
+
+    from overt.metrics.features import export_features
+
+    (tmp_path / "file").touch()
+
+    def score(*_: object) -> dict[str, float]:
+        below_a_file = tmp_path / "file" / "features.safetensors"
+        export_features(below_a_file, torch.zeros(1, 2), torch.zeros(1), ["a"])
+        return {"error": 0.5}
+
+    monkeypatch.setattr(Toy, "evaluate", score)
+    output = tmp_path / "output"
+    assert evaluate(f"checkpoint={run / 'checkpoints' / 'latest'}", f"output={output}") == 1
+    assert scores_in(output)["scores"] == {"error": 0.5}
+    shown = capsys.readouterr()
+    assert "error *    0.5" in shown.out
+    assert f"{tmp_path / 'file'}: " in shown.err
+
+
 def test_what_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = tmp_path / "other.pth"
     torch.save({"backbone.weight": torch.zeros(3)}, other)

@@ -1,10 +1,12 @@
 """Features of a set on any number of processes, k-NN against its definition, and export."""
 
+import errno
 import math
 
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from overt.distributed import World, init_distributed
 from overt.errors import DataError
@@ -15,6 +17,7 @@ from overt.metrics.features import (
     gather_features,
     knn_accuracies,
     knn_accuracy,
+    late_export_errors,
     load_features,
 )
 
@@ -166,3 +169,36 @@ def test_no_file_of_features(tmp_path):
     (tmp_path / "broken").write_bytes(b"12345678")
     with pytest.raises(DataError, match="not a readable file of features"):
         load_features(tmp_path / "broken")
+
+
+def fill_the_disk(monkeypatch):
+    def save_file(*_, **__):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(module, "save_file", save_file)
+
+
+def test_a_full_disk_is_an_error_of_the_file(tmp_path, monkeypatch):
+    fill_the_disk(monkeypatch)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        export_features(tmp_path / "f.safetensors", *clusters(2, 0), ["a", "b"])
+    assert caught.value.errno == errno.ENOSPC
+    assert caught.value.filename == str(tmp_path / "f.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_export_may_fail_when_the_scores_are_kept(tmp_path, monkeypatch):
+    fill_the_disk(monkeypatch)
+    reached = []
+
+    @late_export_errors()
+    def evaluate():
+        for name in ("first", "second"):
+            export_features(tmp_path / f"{name}.safetensors", *clusters(2, 0), ["a", "b"])
+            reached.append(name)
+
+    with pytest.raises(OSError, match=r"first\.safetensors"):
+        evaluate()
+    assert reached == ["first", "second"]
+    with pytest.raises(OSError, match="third"):  # and again at once
+        export_features(tmp_path / "third.safetensors", *clusters(2, 0), ["a", "b"])

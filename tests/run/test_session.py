@@ -206,3 +206,23 @@ def test_only_scores_that_hold_the_metric_rank_a_checkpoint(
     assert caplog.messages == []
     assert not ranks_checkpoints("eror", {"error": 1.0})
     assert "checkpoint.metric_name=eror is not among the scores (error)" in caplog.messages[0]
+
+
+def test_an_unknown_further_metric_is_reported_where_its_set_was_due(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = "checkpoint.also_best=[eror,error,rare/aj,often/aj,ofen/aj]"
+    # `rare` has a separate interval; all other sets are due together.
+    run = Run(toy_config(tmp_path, names), MAIN)
+    run.config.training.evaluate_sets["rare"] = 100
+    run.write_scores({"error": 0.25, "often/aj": 0.5}, 6)
+    assert [message.partition(" (")[0] for message in caplog.messages] == [
+        f"checkpoint.also_best={name} is not among the scores" for name in ("eror", "ofen/aj")
+    ]
+    caplog.clear()
+    run.write_scores({"rare/oa": 0.25}, 8)
+    run.close(0)
+    assert caplog.messages == [
+        "checkpoint.also_best=rare/aj is not among the scores (rare/oa): no checkpoint is called "
+        "best by it"
+    ]

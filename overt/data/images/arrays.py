@@ -17,6 +17,11 @@ from overt.data.images.files import UNLABELED, Names
 from overt.errors import DataError, nearest
 from overt.files.bounds import open_arrays
 
+# Every number up to the largest label is a class. Even a few images of ImageNet-21k, or of a face
+# data set, stay below this; numbers that are not classes (ids, hashes, times) do not.
+_CLASSES = 100_000
+_CLASSES_PER_IMAGE = 10
+
 
 class ImageArrays:
     """The images (n, H, W), (n, H, W, C) or (n, C, H, W) uint8 of an archive, C 1, 3 or 4.
@@ -103,5 +108,12 @@ def _check_labels(
         raise DataError(
             f"{path}: {key} has shape {labels.shape} and type {labels.dtype}; expected {count} "
             "whole numbers from 0 on, one for each image."
+        )
+    allowed = max(_CLASSES, _CLASSES_PER_IMAGE * count)
+    if (largest := int(flat.max())) >= allowed:
+        raise DataError(
+            f"{path}: the largest of {key} is {largest}, with {len(np.unique(flat))} distinct ones "
+            f"for {count} images; labels count from 0 and must be below {allowed}. Number the "
+            "classes from 0, as np.unique(labels, return_inverse=True)[1] does."
         )
     return flat.astype(np.int64)

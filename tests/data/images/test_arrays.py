@@ -55,6 +55,11 @@ def test_other_keys_and_no_labels(tmp_path):
         ({"images": COLOR, "labels": LABELS[:3]}, "expected 4 whole numbers"),
         ({"images": COLOR, "labels": LABELS / 2}, "whole numbers"),
         ({"images": COLOR, "labels": LABELS - 1}, "from 0 on"),
+        (
+            {"images": COLOR, "labels": LABELS * 10**12},
+            "is 2000000000000, with 3 distinct ones for 4 images; labels count from 0",
+        ),
+        ({"images": COLOR, "labels": LABELS.astype(np.uint64) - 1}, "is 18446744073709551615"),
         ({"images": np.array([{}]), "labels": LABELS}, "plain arrays"),
     ],
 )
@@ -62,6 +67,11 @@ def test_refusals(tmp_path, arrays, message):
     np.savez(tmp_path / "set.npz", **arrays)
     with pytest.raises(DataError, match=message):
         ImageArrays(tmp_path / "set.npz")
+
+
+def test_few_images_of_many_classes_are_allowed(tmp_path):
+    np.savez(tmp_path / "set.npz", images=COLOR, labels=np.array([0, 999, 3, 21840]))
+    assert len(ImageArrays(tmp_path / "set.npz").classes) == 21841
 
 
 def test_files_that_are_no_archive(tmp_path):
