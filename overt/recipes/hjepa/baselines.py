@@ -211,6 +211,8 @@ class Classifier(FeatureModel):
 class SupervisedRecipe(BaselineRecipe):
     """What the same encoder learns from labels, from random or from trained weights."""
 
+    learns_labels = True
+
     def build_model(self) -> Classifier:
         return Classifier(self.build_encoder(), self.settings.model.head.width, self.build_pixels())
 

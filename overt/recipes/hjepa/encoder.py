@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Self
 
 from torch import Tensor, nn
 
+from overt.errors import CheckpointError
 from overt.nn.vit import Grid, VisionTransformer
+from overt.recipes.hjepa.model_config import ENCODERS, parts_of_name
 
 # Prefixes of encoder keys: here, in I-JEPA, in timm.
 CONTEXT = ("context_encoder.vit.", "encoder.", "")
@@ -71,6 +74,16 @@ class FeatureModel(nn.Module):
         tokens = vit.last_tokens(self.pixels(images), layers)
         return [layer[:, vit.prefix :] for layer in tokens]
 
+    def adapt_tensors(
+        self, tensors: Mapping[str, Tensor], settings: Mapping[str, Any] | None = None
+    ) -> dict[str, Tensor]:
+        """Return the tensors as they are, unless they are of an encoder with other heads."""
+        vit = self.context_encoder.vit
+        keys = keys_of_encoder(tensors, vit, CONTEXT[:1])
+        if keys:
+            _refuse_another_encoder(tensors, keys, vit, settings)
+        return dict(tensors)
+
 
 def keys_of_encoder(
     tensors: Mapping[str, Tensor], vit: VisionTransformer, prefixes: Sequence[str]
@@ -82,6 +95,53 @@ def keys_of_encoder(
         if keys:
             return keys
     return {}
+
+
+def fit_encoder(
+    tensors: Mapping[str, Tensor],
+    keys: Mapping[str, str],
+    vit: VisionTransformer,
+    settings: Mapping[str, Any] | None,
+) -> dict[str, Tensor]:
+    """Return the tensors of a file under `keys` by their names in `vit`, and in its sizes."""
+    part = {name: tensors[key] for name, key in keys.items()}
+    fitted = vit.fit(part, grid_of_run(part, settings))  # refuses another width
+    _refuse_another_encoder(tensors, keys, vit, settings)
+    return fitted
+
+
+def _refuse_another_encoder(
+    tensors: Mapping[str, Tensor],
+    keys: Mapping[str, str],
+    vit: VisionTransformer,
+    settings: Mapping[str, Any] | None,
+) -> None:
+    """Refuse what no shape shows: trained blocks above those of `vit`, and other heads."""
+    name, key = next(iter(keys.items()))
+    block = re.compile(re.escape(key.removesuffix(name)) + r"blocks\.(\d+)\.")
+    numbers = [int(match[1]) for match in map(block.match, tensors) if match]
+    blocks, own = max(numbers, default=-1) + 1, len(vit.blocks)
+    if blocks > own:
+        raise CheckpointError(
+            f"the encoder in the file has {blocks} blocks, the model's has {own}. Set model.depth="
+            f"{blocks} (or the model.encoder_type of the file), or give a file of this depth."
+        )
+    heads, own = heads_of_run(settings), vit.norm.weight.numel() // vit.head_width
+    if heads is not None and heads != own:
+        raise CheckpointError(
+            f"the encoder in the file was trained with {heads} attention heads, the model's has "
+            f"{own}. Set model.num_heads={heads} (or the model.encoder_type of the file)."
+        )
+
+
+def heads_of_run(settings: Mapping[str, Any] | None) -> int | None:
+    """Return the attention heads of the encoder of the run that wrote a file, if known."""
+    model = (settings or {}).get("model")
+    if not isinstance(model, Mapping):
+        return None
+    parts = parts_of_name(str(model.get("encoder_type")))
+    heads = model.get("num_heads") if parts is None else ENCODERS[parts[0]].heads
+    return heads if isinstance(heads, int) else None  # may be another recipe's
 
 
 def grid_of_run(part: Mapping[str, Tensor], settings: Mapping[str, Any] | None) -> Grid | None:

@@ -13,6 +13,7 @@ from overt.data.images.segmented import open_segmented
 from overt.data.images.transforms import EvaluationTransform, Normalize
 from overt.data.images.views import make_views
 from overt.distributed import World
+from overt.errors import ConfigError
 from overt.nn.vit import VisionTransformer
 from overt.recipe import Recipe
 from overt.recipes.hjepa import evaluation
@@ -36,8 +37,15 @@ class EncoderRecipe(Recipe):
     """A method that trains an encoder of images."""
 
     runs_on_mps = True
+    learns_labels = False  # whether data.label_fraction has an effect
 
     def __init__(self, settings: Settings) -> None:
+        fraction = settings.data.label_fraction
+        if fraction != 1 and not self.learns_labels:
+            raise ConfigError(
+                f"data.label_fraction={fraction} has no effect in a recipe that does not learn "
+                "labels; remove it, or use recipe=finetune, finetune_cifar or supervised_cifar"
+            )
         self.settings = settings
         self.grid = patch_grid(settings)
         self.transform = training_transform(settings.data)

@@ -6,9 +6,10 @@ are left out, counted and named.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,8 @@ from overt.recipes.hjepa.model import HJEPA, Output
 
 Collate = Callable[[list[Sample]], Batch]
 LevelLosses = Callable[[Output, Tensor], list[Tensor]]
+
+log = logging.getLogger(__name__)
 
 
 def spread_over_classes(labels: NDArray[np.int64], count: int) -> NDArray[np.int64]:
@@ -154,13 +157,16 @@ def score_features(
         test.values.to(device),
         test.labels.to(device),
     )
+    if world.is_main:
+        warn_of_few_neighbors(evaluation.k, tuple(evaluation.further_k), len(bank.values))
     counts = {min(k, len(bank.values)) for k in (evaluation.k, *evaluation.further_k)}
     accuracies = knn_accuracies(*pairs, sorted(counts), evaluation.temperature, world)
     nearest = accuracies[min(evaluation.k, len(bank.values))]
     scores |= {"knn_top1": nearest, "feature_score": nearest}
     scores["unreadable_training_images"] = float(sample_count - len(bank.ids))
     for k in evaluation.further_k:
-        scores[f"knn_top1_k{k}"] = accuracies[min(k, len(bank.values))]
+        if k <= len(bank.values):  # its name says k, so it is not scored with fewer
+            scores[f"knn_top1_k{k}"] = accuracies[k]
     linear, attentive = evaluation.linear_probe, evaluation.attentive_probe
     if linear.enabled and linear.sweep:
         chosen = ProbeSettings(epochs=linear.epochs, batch_size=linear.batch_size)
@@ -206,6 +212,27 @@ def score_features(
         )
         scores |= {f"attentive_{name}": value for name, value in accuracy.items()}
     return scores
+
+
+@cache  # once, not in every evaluation
+def warn_of_few_neighbors(k: int, further_k: tuple[int, ...], images: int) -> None:
+    """Warn if k-NN is asked for more neighbors than there are training images.
+
+    Not an error: small sets are common in trials of a recipe whose defaults are for large ones.
+    """
+    if k > images:
+        log.warning(
+            "evaluation.k=%d, but k-NN has %d training images: knn_top1 is that of k=%d; set "
+            "evaluation.k to %d or less",
+            *(k, images, images, images),
+        )
+    skipped = [str(other) for other in further_k if other > images]
+    if skipped:
+        log.warning(
+            "evaluation.further_k has %s, but k-NN has %d training images: knn_top1_k%s is not "
+            "scored; remove it from evaluation.further_k, or raise evaluation.max_samples",
+            *(", ".join(skipped), images, ", knn_top1_k".join(skipped)),
+        )
 
 
 def stream_tokens(

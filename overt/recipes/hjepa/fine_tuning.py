@@ -17,7 +17,7 @@ from overt.errors import ConfigError, DataError
 from overt.nn.vit import VisionTransformer
 from overt.recipes.hjepa.config import Settings
 from overt.recipes.hjepa.data import Part
-from overt.recipes.hjepa.encoder import CONTEXT, TARGET, grid_of_run, keys_of_encoder
+from overt.recipes.hjepa.encoder import CONTEXT, TARGET, fit_encoder, keys_of_encoder
 from overt.recipes.hjepa.evaluation import spread_over_classes
 
 log = logging.getLogger(__name__)
@@ -34,17 +34,21 @@ def adapt_encoder(
 ) -> dict[str, Tensor]:
     """Return the scored encoder of a file with a classifier's keys and sizes.
 
-    That is the target encoder if the file has one. A head for other classes is not loaded.
+    That is the target encoder if the file has one. A head for other classes is not loaded. Other
+    tensors keep their keys, so that the report lists them.
     """
     keys = keys_of_encoder(tensors, vit, TARGET) or keys_of_encoder(tensors, vit, CONTEXT)
-    part = {name: tensors[key] for name, key in keys.items()}
-    adapted = {
-        key: value
-        for key, value in tensors.items()
-        if not key.startswith((ENCODER, *TARGET)) and key not in keys.values()
-    }
-    fitted = vit.fit(part, grid_of_run(part, settings)) if part else {}
-    adapted |= {ENCODER + name: value for name, value in fitted.items()}
+    used = set(keys.values())
+    adapted = {key: value for key, value in tensors.items() if key not in used}
+    fitted = fit_encoder(tensors, keys, vit, settings) if keys else {}
+    loaded = {ENCODER + name: value for name, value in fitted.items()}
+    replaced = adapted.keys() & loaded.keys()
+    if replaced:  # they cannot be listed: the target's tensors have their keys now
+        log.info(
+            "%d tensors of the file's context encoder are not used: its target encoder is loaded",
+            len(replaced),
+        )
+    adapted |= loaded
     for name, own in head.items():
         other = adapted.get(HEAD + name)
         if other is not None and other.shape != own.shape:

@@ -15,12 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from overt.errors import CheckpointError
 from overt.nn.vit import PackedPatches, VisionTransformer, initialize
 from overt.recipes.hjepa.encoder import (
     CONTEXT,
     TARGET,
     FeatureModel,
-    grid_of_run,
+    fit_encoder,
     keys_of_encoder,
 )
 from overt.recipes.hjepa.levels import Pooling, SequencePooling, dense_cells, to_device
@@ -253,6 +254,8 @@ class HJEPA(FeatureModel):
         # The monitor's state belongs to its own run, and fixed positions are computed.
         own_keys = [key for key in current if key.startswith("monitor.") or key == PREDICTOR_TABLE]
         adapted = dict(tensors) | {key: current[key] for key in own_keys if key in tensors}
+        if any(key.startswith("predictor.") for key in tensors):
+            self._refuse_other_predictor_heads(settings)
         vit = self.context_encoder.vit
         context, target = (keys_of_encoder(tensors, vit, prefix) for prefix in (CONTEXT, TARGET))
         if not context and not target:
@@ -266,12 +269,24 @@ class HJEPA(FeatureModel):
         for encoder, keys in sources.items():
             first = next(iter(keys.values()))
             if first not in fitted:
-                part = {name: tensors[key] for name, key in keys.items()}
-                fitted[first] = vit.fit(part, grid_of_run(part, settings))
+                fitted[first] = fit_encoder(tensors, keys, vit, settings)
             adapted |= {f"{encoder}.vit.{name}": value for name, value in fitted[first].items()}
         if any(key.startswith(CONTEXT[0]) for key in tensors):
             return adapted  # a complete model of this kind: all of it has to fit
         return _without_other_predictor(adapted, current)
+
+    def _refuse_other_predictor_heads(self, settings: Mapping[str, Any] | None) -> None:
+        """Refuse a predictor of a run with another number of heads, which no shape shows."""
+        model = (settings or {}).get("model")
+        predictor = model.get("predictor") if isinstance(model, Mapping) else None
+        heads = predictor.get("num_heads") if isinstance(predictor, Mapping) else None
+        blocks: list[Any] = self.predictor.blocks_in_order
+        own = blocks[0].attn.heads
+        if isinstance(heads, int) and heads != own:
+            raise CheckpointError(
+                f"the predictor in the file was trained with {heads} attention heads, the model's "
+                f"has {own}. Set model.predictor.num_heads={heads}."
+            )
 
 
 def _without_other_predictor(

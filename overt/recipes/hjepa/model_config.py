@@ -31,6 +31,12 @@ ENCODERS = {
 }
 
 
+def parts_of_name(encoder_type: str) -> tuple[str, str] | None:
+    """Return the size and the pixels of a patch of a known encoder's name; None for others."""
+    match = re.fullmatch(r"vit_([a-z]+)_patch(\d+)_(\d+)", encoder_type)
+    return None if match is None or match[1] not in ENCODERS else (match[1], match[2])
+
+
 @dataclass
 class PredictorSettings:
     # narrow (I-JEPA's, with a separate position table) or reference (H-JEPA's, which takes the
@@ -225,11 +231,11 @@ class ModelSettings:
         return self.patch_size if self.patch_size is not None else int(self._parts()[1])
 
     def _parts(self) -> tuple[str, str]:
-        match = re.fullmatch(r"vit_([a-z]+)_patch(\d+)_(\d+)", self.encoder_type)
-        if match is None or match[1] not in ENCODERS:
+        parts = parts_of_name(self.encoder_type)
+        if parts is None:
             known = [f"vit_{name}_patch16_224" for name in ENCODERS]
             raise ConfigError(
                 f"model.encoder_type={self.encoder_type}{nearest(self.encoder_type, known)}; "
                 f"allowed: custom, {', '.join(known)} and other patch sizes of these"
             )
-        return match[1], match[2]
+        return parts

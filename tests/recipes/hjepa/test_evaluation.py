@@ -16,6 +16,7 @@ from overt.recipes.hjepa.evaluation import (
     pooled_features,
     spread_of_features,
     spread_over_classes,
+    warn_of_few_neighbors,
 )
 
 
@@ -61,8 +62,24 @@ def test_without_classes_features_are_written_all_the_same(root: Path, tmp_path:
     scores = scores_here(root, f"evaluation.export={tmp_path / 'features'}", "data.labeled=false")
     assert "knn_top1" not in scores
     assert scores["feature_score"] == pytest.approx(scores["rankme"] / 32)
+    assert SMALL_HJEPA.config(root).checkpoint.metric_name == "feature_score"  # best needs it
     _, labels, _ = load_features(tmp_path / "features" / "held_out.safetensors")
     assert set(labels.tolist()) == {-1}
+
+
+def test_neighbors_beyond_the_images_are_not_scored_and_named_once(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_of_few_neighbors.cache_clear()
+    words = ("evaluation.max_samples=8", "evaluation.k=20", "evaluation.further_k=[1,8,9,200]")
+    for _ in range(2):
+        scores = scores_here(root, *words)
+        assert {key for key in scores if "_k" in key} == {"knn_top1_k1", "knn_top1_k8"}
+        assert scores["knn_top1"] == scores["knn_top1_k8"]
+    first, second = (record.getMessage() for record in caplog.records)
+    assert "evaluation.k=20, but k-NN has 8 training images: knn_top1 is that of k=8" in first
+    assert "evaluation.further_k has 9, 200" in second
+    assert "knn_top1_k9, knn_top1_k200 is not scored" in second
 
 
 def test_the_last_layer_is_the_last_of_several(root: Path) -> None:

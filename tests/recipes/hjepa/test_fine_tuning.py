@@ -1,6 +1,7 @@
 """Fine-tuning: weights of any method, rates that fall with depth, few labels."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from small_recipes import SMALL_HJEPA
 from torch import nn
 
 from overt.checkpoint.weights import load_initial
-from overt.errors import ConfigError, DataError
+from overt.errors import CheckpointError, ConfigError, DataError
 from overt.recipes.hjepa.baselines import Classifier
 
 CLASSIFIER = (
@@ -67,6 +68,42 @@ def test_a_classifier_is_loaded_with_its_head_unless_the_classes_are_others(
         assert torch.equal(vit.blocks[0].attn.qkv.weight, expected.blocks[0].attn.qkv.weight)
 
 
+@pytest.mark.parametrize("prefix", ["target_encoder.", "context_encoder.vit.", ""])
+def test_an_encoder_with_more_blocks_is_refused(prefix: str, root: Path, tmp_path: Path) -> None:
+    deep = SMALL_HJEPA.recipe(root, "model.depth=3").build_model().context_encoder.vit.state_dict()
+    torch.save({prefix + key: value for key, value in deep.items()}, tmp_path / "deep.pth")
+    with pytest.raises(CheckpointError, match=r"has 3 blocks, the model's has 2.*model.depth=3"):
+        load_initial(tmp_path / "deep.pth", build(root), optional=("head.",))
+
+
+def test_tensors_of_an_encoder_that_are_not_used_are_listed(root: Path, tmp_path: Path) -> None:
+    pretrained = SMALL_HJEPA.recipe(root).build_model()
+    unused = {
+        f"{encoder}.vit.blocks.0.attn.gate": torch.ones(2)
+        for encoder in ("context_encoder", "target_encoder")
+    }
+    torch.save(pretrained.state_dict() | unused, tmp_path / "gates.pth")
+    report = load_initial(tmp_path / "gates.pth", build(root), optional=("head.",))
+    assert unused.keys() <= set(report.unexpected)
+
+
+@pytest.mark.parametrize(
+    "source", [{"num_heads": 4}, {"encoder_type": "vit_tiny_patch16_224", "num_heads": None}]
+)
+@pytest.mark.parametrize(
+    "method", ["baselines.SupervisedRecipe", "baselines.SimCLRRecipe", "recipe.HJEPARecipe"]
+)
+def test_an_encoder_with_other_heads_is_refused(
+    method: str, source: dict[str, Any], root: Path
+) -> None:
+    target = f"recipe._target_=overt.recipes.hjepa.{method}"
+    model = SMALL_HJEPA.recipe(root, *CLASSIFIER[1:4], target).build_model()
+    heads = source["num_heads"] or 3
+    with pytest.raises(CheckpointError, match=rf"with {heads} attention heads, the model's has 2"):
+        model.adapt_tensors(model.state_dict(), {"model": source})
+    model.adapt_tensors(model.state_dict(), {"model": {"num_heads": 2}})
+
+
 def test_rates_halve_from_layer_to_layer(root: Path) -> None:
     recipe = SMALL_HJEPA.recipe(root, *CLASSIFIER)
     model = recipe.build_model()
@@ -93,6 +130,13 @@ def test_few_labels_are_of_every_class(root: Path) -> None:
     assert counts.max() - counts.min() <= 1
     fewest = SMALL_HJEPA.recipe(root, *CLASSIFIER, "data.label_fraction=0.001").build_dataset()
     assert sorted(fewest.images.labels) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("target", ["baselines.SimCLRRecipe", "recipe.HJEPARecipe"])
+def test_a_fraction_of_labels_is_refused_where_none_are_learned(target: str, root: Path) -> None:
+    words = (f"recipe._target_=overt.recipes.hjepa.{target}", "data.label_fraction=0.5")
+    with pytest.raises(ConfigError, match=r"data.label_fraction=0.5 has no effect"):
+        SMALL_HJEPA.recipe(root, *words)
 
 
 def test_a_head_too_small_and_missing_classes_are_refused(root: Path) -> None:

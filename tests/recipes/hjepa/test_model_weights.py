@@ -131,6 +131,12 @@ def test_an_encoder_of_another_width_is_refused_with_file_and_widths(
         load_weights(tmp_path / "timm.pth", build(root))
 
 
+def test_a_predictor_with_other_heads_is_refused(root: Path) -> None:
+    model = build(root)
+    with pytest.raises(CheckpointError, match=r"predictor .* with 4 attention heads.* has 2"):
+        model.adapt_tensors(model.state_dict(), {"model": {"predictor": {"num_heads": 4}}})
+
+
 def test_a_run_without_a_target_encoder_fills_both(root: Path) -> None:
     end_to_end = ["model.use_target_encoder=false", "loss.detach_targets=false"]
     source = train(root, "end_to_end", *end_to_end, "training.num_steps=1")

@@ -56,7 +56,7 @@ def test_on_cifar_the_defaults_are_what_docs_ssl_measured(name: str) -> None:
     assert config.optimizer.weight_decay == (0.05 if contrasts else 0.2)
     assert config.optimizer.lr == 1e-3
     assert config.settings.model.ema.momentum == 0.996
-    assert (config.checkpoint.metric_name, config.checkpoint.mode) == ("knn_top1", "max")
+    assert (config.checkpoint.metric_name, config.checkpoint.mode) == ("feature_score", "max")
 
 
 REFUSED = {
