@@ -84,6 +84,7 @@ def test_a_signalled_job_is_requeued_under_its_number_and_ends_with_the_same_wei
     assert same_bits(weights(tmp_path / "gated", LAST_STEP), weights(undisturbed, LAST_STEP))
 
 
+@pytest.mark.long
 def test_a_killed_node_is_survived(
     cluster: Cluster, launch: Callable[..., list[str]], gate: Gate, undisturbed: Path,
     tmp_path: Path,
