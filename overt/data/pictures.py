@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import struct
+import zlib
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-# What Pillow raises for a damaged EXIF block, depending on the location of the damage.
-_BROKEN_EXIF = (
+# What Pillow raises for broken files, depending on format and location of the damage.
+BROKEN = (
     OSError,
     SyntaxError,
     ValueError,
@@ -19,6 +20,8 @@ _BROKEN_EXIF = (
     EOFError,
     OverflowError,
     struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
 )
 
 
@@ -38,6 +41,6 @@ def to_upright_rgb(image: Image.Image) -> NDArray[np.uint8]:
     image.load()  # outside `try`: pixels that cannot be decoded are an error
     try:
         upright = ImageOps.exif_transpose(image)
-    except _BROKEN_EXIF:
+    except BROKEN:
         upright = image
     return to_rgb(upright)

@@ -6,8 +6,6 @@ torch is imported when a tensor is first requested: listing and packing do not n
 from __future__ import annotations
 
 import io
-import struct
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from overt.data.pictures import to_rgb
+from overt.data.pictures import BROKEN, to_rgb
 from overt.errors import DataError
 from overt.files import bounds
 
@@ -25,20 +23,6 @@ if TYPE_CHECKING:
 
 FORMATS = ("JPEG", "PNG", "WEBP")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
-
-# What Pillow raises for broken files, depending on format and location of the damage.
-BROKEN = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    TypeError,
-    IndexError,
-    KeyError,
-    EOFError,
-    struct.error,
-    zlib.error,
-    Image.DecompressionBombError,
-)
 
 _ORIENTATION = 0x0112  # tag of EXIF
 _UPRIGHT = {

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from overt.data.images.decode import BROKEN, FORMATS, read_file
+from overt.data.images.decode import FORMATS, read_file
+from overt.data.pictures import BROKEN
 from overt.errors import DataError
 
 

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from overt.data.images.decode import BROKEN, as_tensor, decode_image, read_file
+from overt.data.images.decode import as_tensor, decode_image, read_file
 from overt.data.images.files import list_images
+from overt.data.pictures import BROKEN
 from overt.errors import DataError
 
 if TYPE_CHECKING:

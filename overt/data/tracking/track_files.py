@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from overt.data.pictures import BROKEN
 from overt.errors import DataError
 from overt.files.bounds import read_file
 
@@ -25,7 +26,6 @@ def read_mask(path: Path) -> NDArray[np.bool_]:
     """Read a picture of any format as a mask: what is not black, or not transparent."""
     from PIL import Image
 
-    from overt.data.images.decode import BROKEN
     from overt.data.images.masks import mask_of_image
 
     try:

@@ -10,7 +10,6 @@ import math
 import re
 import struct
 import zipfile
-import zlib
 from collections.abc import Iterable
 from fractions import Fraction
 from pathlib import Path
@@ -20,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageSequence
 
-from overt.data.pictures import to_upright_rgb
+from overt.data.pictures import BROKEN, to_upright_rgb
 from overt.errors import DataError
 from overt.files.bounds import open_arrays
 from overt.progress import each
@@ -33,21 +32,6 @@ WRITTEN = (".gif", ".webp", ".mp4")
 # and the frame rate of an MP4 is a fraction with a denominator up to 1000.
 LONGEST = {".gif": 655.35, ".webp": 16777.215, ".mp4": 1000.0}
 FASTEST = 1000.0  # frames per second; MP4 counts its length in milliseconds
-
-# Pillow raises one of these for a broken header, depending on format and location of the damage,
-# and OSError otherwise.
-_BROKEN = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    TypeError,
-    IndexError,
-    KeyError,
-    struct.error,
-    zlib.error,
-    EOFError,
-    Image.DecompressionBombError,
-)
 
 
 class Video(NamedTuple):
@@ -152,7 +136,7 @@ def read_image(path: Path) -> NDArray[np.uint8]:
     try:
         with Image.open(path) as image:
             return to_upright_rgb(image)
-    except _BROKEN as error:
+    except BROKEN as error:
         raise DataError(f"{path}: not a readable image ({error}); remove it") from error
 
 
@@ -175,7 +159,7 @@ def _read_moving_image(path: Path) -> Video:
             for frame in ImageSequence.Iterator(image):
                 frames.append(to_upright_rgb(frame))
                 durations.append(frame.info.get("duration", 0))  # milliseconds
-    except _BROKEN as error:
+    except BROKEN as error:
         raise DataError(f"{path}: it cannot be decoded ({error})") from error
     total = sum(durations)
     return Video(_stack(frames, path), 1000 * len(frames) / total if total else None)

@@ -27,10 +27,10 @@ _SKULL_VOXEL_MM = 2.0  # of the skull on the page, which has to be small
 _BONE, _METAL, _SAMPLE = (0.85, 0.82, 0.75, 1.0), (0.95, 0.45, 0.1, 1.0), (0.2, 0.45, 0.8, 1.0)
 
 
-# All that `overt complete` writes.
+# All that `overt complete` writes; other files in its folder are the user's.
 FILES = (
-    "implant.*", "sample_*.ply", "case.json", "report.html", "picture.png",
-    "input.npy", "sample.npy", "shift.npy", "scale.npy",
+    "implant.nrrd", "implant.nii.gz", "implant.stl", "implant.obj", "sample_[0-9]*.ply",
+    "case.json", "report.html", "picture.png", "input.npy", "sample.npy", "shift.npy", "scale.npy",
 )  # fmt: skip
 
 

@@ -50,10 +50,12 @@ def test_mesh_and_volumes_are_in_one_place(flip: float, tmp_path: Path) -> None:
 
 
 def test_nothing_of_an_earlier_case_stays(tmp_path: Path) -> None:
-    for name in ("implant.stl", "sample_4.ply", "case.json", "notes.txt", "implant.nii.gz"):
+    written = ("implant.stl", "sample_4.ply", "sample_12.ply", "case.json", "implant.nii.gz")
+    own = {"notes.txt", "implant.blend", "sample_final.ply"}
+    for name in (*written, *own):
         (tmp_path / name).touch()
     clear_case(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    assert {path.name for path in tmp_path.iterdir()} == own
 
 
 def test_an_empty_implant_has_no_mesh(tmp_path: Path) -> None:
