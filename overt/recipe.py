@@ -80,6 +80,9 @@ class Recipe(ABC):
     # False, or a string that says why: `training.compile=auto` leaves the blocks as they are.
     compile_pays: bool | str = True
 
+    # True: `on_device` reads nothing that a step changes: it may run beside the step before it.
+    prepares_beside_step: bool = False
+
     # True: samples are stacked to micro-batches of any size. A string says by which setting they
     # have different shapes, so that a micro-batch holds one.
     stackable: bool | str = True

@@ -33,13 +33,13 @@ from overt.engine.strategy.automatic import Attempt
 from overt.engine.strategy.ddp import average_over_ranks, settle_buckets
 from overt.engine.trainable import Only
 from overt.engine.training_files import continue_run, is_training_file
+from overt.engine.transfer import Transfer
 from overt.errors import NonFiniteError, Preempted
 from overt.health.heartbeat import Heartbeat
 from overt.health.nonfinite import check_gradients
 from overt.health.phases import Phases
 from overt.health.preemption import Preemption, StopSignal
 from overt.health.profile import StepProfile
-from overt.nested import map_tensors
 from overt.nn.ema import update_ema
 from overt.recipe import Recipe, StepOutput
 from overt.run import messages
@@ -84,6 +84,7 @@ class Trainer:
         self.progress = Progress(config, world, parts.total_steps, self.run)
         self.spikes, self.pace = self.progress.spikes, self.progress.pace
         bare = partial(self.wrapping.bare, self.model)
+        self.to_device = Transfer(recipe, self.device)
         self.replay = Replay(recipe, bare, self.to_device, self.autocast)
         stores = [None if alone else open_store(name) for name in ("stop", "heartbeat")]
         self.preemption = Preemption(self.stop, world, stores[0], training.timeout_minutes)
@@ -337,13 +338,6 @@ class Trainer:
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context of 16-bit matrix products where `training.precision` asks for them."""
         return torch.autocast(self.device.type, self.dtype) if self.dtype else nullcontext()
-
-    def to_device(self, batch: Any) -> Any:
-        """Return the batch on the device as the loss takes it; nobody waits for the copy."""
-        if self.device.type != "cpu":
-            early = self.device.type == "cuda"  # elsewhere memory is not pinned
-            batch = map_tensors(batch, lambda tensor: tensor.to(self.device, non_blocking=early))
-        return self.recipe.on_device(batch)
 
     def close(self, error: BaseException | None = None) -> None:
         """End loader, writer and logs. The end is recorded once the last file is safe."""

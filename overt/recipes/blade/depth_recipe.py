@@ -37,6 +37,7 @@ class DepthNetRecipe(Recipe):
     """Predicts the distance of a person from a crop."""
 
     replayable = True
+    prepares_beside_step = True  # people are rendered while the last ones are trained on
 
     def __init__(self, settings: DepthNetSettings) -> None:
         self.settings = settings

@@ -45,6 +45,7 @@ class PoseNetRecipe(Recipe):
     """Predicts pose and shape of a person from a picture and the predicted depth."""
 
     replayable = True
+    prepares_beside_step = True  # people are rendered while the last ones are trained on
     compile_pays = "compiling its parts takes minutes, and a recording alone halves the step"
 
     def __init__(self, settings: PoseNetSettings) -> None:

@@ -111,6 +111,7 @@ class EngineStep:
             global_batch_size=None,
         )
         recipe.stackable = True  # example samples have one shape
+        recipe.prepares_beside_step = False  # nothing runs, so nothing runs beside it
         self.numbers = self._count(self._build_model())
 
     def _build_model(self) -> nn.Module:
