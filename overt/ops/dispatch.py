@@ -26,7 +26,7 @@ class Kernels:
     reason: str  # why they are repeatable, or are not
     dtypes: tuple[torch.dtype, ...] = FLOATS
     longest: int | None = None  # tokens of a sequence
-    widest: int | None = None  # features of a head
+    widest: int | None = None  # features of a head, or channels of a group
     alignment: int = 1  # the features of a head are a multiple of this
     needs_triton: bool = True
 
@@ -46,6 +46,11 @@ KERNELS = {
     "coverage": Kernels(False, "pixels add what faces cover with float atomics", (torch.float32,)),
     "deformable": Kernels(False, "the backward pass adds to the values with float atomics"),
     "dropout": Kernels(True, "each number depends on its index and the seed alone"),
+    "group_norm": Kernels(
+        True,
+        "one program computes whole groups of an image; torch adds images in a fixed order",
+        widest=1024,  # channels of a group, which are read at once
+    ),
     "jitter": Kernels(True, "its atomic sums are of integers, exact in any order", (torch.uint8,)),
     "layers": Kernels(True, "each pixel is computed by one program", (torch.float32,)),
     "linear_gelu": Kernels(
@@ -58,6 +63,9 @@ KERNELS = {
         False, "spreading rows, the gradient of mixing them, adds with float atomics"
     ),
     "point_search": Kernels(True, "comparisons only: each choice is made by one program"),
+    "raster": Kernels(
+        True, "its atomic minima are of integers, exact in any order", (torch.float32,)
+    ),
 }
 
 

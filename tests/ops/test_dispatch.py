@@ -22,6 +22,11 @@ from overt.ops.dispatch import (
 
 FOLDER = Path(overt.ops.__file__).parent
 SHARED = {"norm_sums"}  # programs that several kernels call
+# Of integers: the tensor, and how it is made.
+INTEGER_ATOMICS = {
+    "jitter": ("sums", "torch.zeros(count"),
+    "raster": ("keys", "keys = torch.full(shape, EMPTY"),
+}
 
 
 def sources(operation: str) -> str:
@@ -47,11 +52,12 @@ def test_every_operation_with_kernels_is_declared() -> None:
 
 @pytest.mark.parametrize("operation", KERNELS)
 def test_kernels_that_add_with_atomics_are_not_declared_repeatable(operation: str) -> None:
-    """Unless they add integers, as those of jitter do."""
+    """Unless they add or compare integers, as those of jitter and raster do."""
     atomics = re.findall(r"tl\.atomic_\w+\(\s*(\w+)", sources(operation))
-    if operation == "jitter":
-        assert atomics == ["sums"]
-        assert "torch.zeros(count, dtype=torch.int64" in sources(operation)
+    if operation in INTEGER_ATOMICS:
+        name, made = INTEGER_ATOMICS[operation]
+        assert atomics == [name]
+        assert f"{made}, dtype=torch.int64" in sources(operation)
         atomics = []
     assert KERNELS[operation].repeatable == (not atomics)
     assert KERNELS[operation].reason

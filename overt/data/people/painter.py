@@ -45,11 +45,12 @@ class Painter:
         faces = self.model.faces
         raster = rasterize(pixels * SUPERSAMPLING, depth, faces, (side, side), perspective)
         behind = paint_backdrops(surroundings.backdrop, self.size)
-        picture = F.interpolate(behind, (side, side), mode="bilinear")
-        picture = picture.permute(0, 2, 3, 1).reshape(-1, 3)  # (B side side, 3)
+        picture = F.interpolate(behind, (side, side), mode="bilinear").flatten(2)
         covered = raster.mask.flatten().nonzero().squeeze(1)
-        picture[covered] = shade(raster, covered, vertices, self.tailor, looks).clamp(0, 1)
-        picture = picture.view(batch, side, side, 3).permute(0, 3, 1, 2)
+        person, pixel = covered // side**2, covered % side**2
+        colors = shade(raster, covered, vertices, self.tailor, looks).clamp(0, 1)
+        picture[person, :, pixel] = colors
+        picture = picture.view(batch, 3, side, side)
         # The center of every second fine pixel coincides with that of a coarse one.
         picture = F.avg_pool2d(picture, 3, SUPERSAMPLING, 1, count_include_pad=False)
         color, is_hidden = paint_shapes(surroundings.occluder, self.size)

@@ -114,7 +114,7 @@ def _shade(
 
 def vertex_normals(vertices: Tensor, faces: Tensor) -> Tensor:
     """Return unit normals (B, V, 3): area-weighted means of the adjacent faces' normals."""
-    first, second, third = (vertices[:, faces[:, corner]] for corner in range(3))
+    first, second, third = (vertices.index_select(1, faces[:, corner]) for corner in range(3))
     normal = torch.linalg.cross(second - first, third - first)  # (B, F, 3)
     total = torch.zeros_like(vertices)
     for corner in range(3):

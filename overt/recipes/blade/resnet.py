@@ -5,20 +5,37 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from overt.ops.group_norm.api import group_norm
 from overt.ops.max_pool.api import max_pool
 from overt.recipes.blade.norm import FrozenBatchNorm2d
 
 EXPANSION = 4
 
 
+class GroupNorm(nn.GroupNorm):
+    """Group norm fused with the following addition and ReLU; keeps the dtype of its input."""
+
+    def forward(self, maps: Tensor, relu: bool = False, residual: Tensor | None = None) -> Tensor:
+        return group_norm(maps, self.weight, self.bias, self.num_groups, self.eps, relu, residual)
+
+
 def make_norm(kind: str, channels: int) -> nn.Module:
     """Return group norm, which keeps samples independent, or frozen batch norm."""
     if kind == "frozen":
         return FrozenBatchNorm2d(channels)
-    return nn.GroupNorm(math.gcd(32, channels // 4) or 1, channels)
+    return GroupNorm(math.gcd(32, channels // 4) or 1, channels)
+
+
+def norm_relu(norm: nn.Module, maps: Tensor, residual: Tensor | None = None) -> Tensor:
+    """Normalize, add `residual` if it is given, and apply ReLU."""
+    if isinstance(norm, GroupNorm):
+        return norm(maps, relu=True, residual=residual)  # type: ignore[no-any-return]
+    maps = norm(maps)
+    return F.relu(maps if residual is None else maps + residual)
 
 
 class Bottleneck(nn.Module):
@@ -39,9 +56,9 @@ class Bottleneck(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         skipped = maps if self.downsample is None else self.downsample(maps)
-        inner = F.relu(self.bn1(self.conv1(maps)))
-        inner = F.relu(self.bn2(self.conv2(inner)))
-        return F.relu(self.bn3(self.conv3(inner)) + skipped)
+        inner = norm_relu(self.bn1, self.conv1(maps))
+        inner = norm_relu(self.bn2, self.conv2(inner))
+        return norm_relu(self.bn3, self.conv3(inner), skipped)
 
 
 class ResNet(nn.Module):
@@ -71,7 +88,9 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        maps = F.relu(self.bn1(self.conv1(images)))
+        if images.is_cuda:  # the layout that tensor cores convolve in
+            images = images.contiguous(memory_format=torch.channels_last)
+        maps = norm_relu(self.bn1, self.conv1(images))
         if self.pool:
             maps = max_pool(maps, 3, 2, 1)
         features = []

@@ -3,9 +3,12 @@
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
 
 from overt.recipes.blade.norm import FrozenBatchNorm2d
-from overt.recipes.blade.resnet import ResNet, make_norm
+from overt.recipes.blade.resnet import Bottleneck, ResNet, make_norm
+from overt.tools.plan.cuda_rules import as_on_cuda
 
 
 @pytest.mark.parametrize(("stem", "stride"), [("conv7", 8), ("conv3", 4)])
@@ -41,3 +44,29 @@ def test_group_norm_fits_any_width() -> None:
         assert isinstance(norm, nn.GroupNorm)
         assert channels % norm.num_groups == 0
     assert isinstance(make_norm("frozen", 8), FrozenBatchNorm2d)
+
+
+@pytest.mark.parametrize("kind", ["group", "frozen"])
+def test_norms_are_followed_by_relu_and_the_last_by_the_addition(kind: str) -> None:
+    block = Bottleneck(16, 8, 2, kind).eval()
+    for parameter in block.parameters():
+        nn.init.normal_(parameter)
+    maps = torch.randn(2, 16, 9, 9)
+    assert block.downsample is not None
+    inner = F.relu(block.bn1(block.conv1(maps)))
+    inner = F.relu(block.bn2(block.conv2(inner)))
+    expected = F.relu(block.bn3(block.conv3(inner)) + block.downsample(maps))
+    assert torch.equal(block(maps), expected)
+
+
+@pytest.mark.parametrize("kind", ["group", "frozen"])
+def test_on_cuda_maps_stay_channels_last_and_16_bit(kind: str) -> None:
+    with FakeTensorMode(), as_on_cuda():
+        model = ResNet(8, (1, 1, 1, 1), "conv7", kind)
+        with torch.autocast("cuda", torch.bfloat16):
+            maps = model(torch.rand(2, 3, 64, 96, device="cuda"))
+        for each in maps:
+            assert each.dtype == torch.bfloat16
+            assert each.is_contiguous(memory_format=torch.channels_last)
+        sum(each.float().sum() for each in maps).backward()
+        assert all(each.grad is not None for each in model.parameters() if each.requires_grad)
