@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from overt.data.images.decode import decode_image, read_file
+from overt.data.rng import uniform
 from overt.errors import DataError
 
 PICTURES = (".jpg", ".jpeg", ".png", ".webp")
@@ -66,36 +67,45 @@ class Backdrops(NamedTuple):
 
 def draw_backdrop(side: int, rng: np.random.Generator, photographs: Photographs) -> Backdrops:
     """Sample one background, B = 1."""
+
+    # Arrays, as in all sampling: torch takes ten times as long to assign a few numbers.
+    def zeros(*shape: int) -> NDArray[np.float32]:
+        return np.zeros((1, *shape), np.float32)
+
+    corners, floor, floor_light = zeros(3, 2, 2), zeros(3), zeros(side)
+    furniture, strength = zeros(FURNITURE, NUMBERS), zeros(len(CELLS))
+    dirt = [zeros(3, cells, cells) for cells in CELLS]
     width = side if photographs.paths else 0
-    drawn = Backdrops(
-        torch.zeros(1, 3, 2, 2),
-        torch.zeros(1, 3),
-        torch.zeros(1, side),
-        torch.zeros(1, FURNITURE, NUMBERS),
-        torch.zeros(1, len(CELLS)),
-        tuple(torch.zeros(1, 3, cells, cells) for cells in CELLS),
-        torch.zeros(1, dtype=torch.bool),
-        torch.zeros(1, 3, width, width),
+    photograph = torch.zeros(1, 3, width, width)
+    is_photograph = bool(photographs.paths) and rng.random() < 0.8
+    if is_photograph:
+        photograph[0] = photographs.crop(side, rng)
+    else:
+        corners[0] = _muted(rng, 4).reshape(2, 2, 3).transpose(2, 0, 1)
+        if rng.random() < 0.6:  # a floor and a wall
+            horizon = int(side * uniform(rng, 0.3, 0.9))
+            floor[:] = _muted(rng, 1)
+            floor_light[0, horizon:] = torch.linspace(0.7, 1.1, side - horizon).numpy()
+        for number in range(int(rng.integers(0, FURNITURE + 1))):  # windows and doors, too
+            middle = (rng.random(), rng.random())
+            extent = (uniform(rng, 0.04, 0.4), uniform(rng, 0.04, 0.4))
+            furniture[0, number] = _draw_shape(rng, middle, extent)
+        for number, cells in enumerate(CELLS):
+            strength[0, number] = uniform(rng, 0, 0.14)
+            colored = uniform(rng, 0, 0.4)
+            coarse = rng.standard_normal((4, cells, cells), np.float32)
+            # Light and dark more than color.
+            dirt[number][0] = coarse[:1] + colored * coarse[1:]
+    return Backdrops(
+        torch.from_numpy(corners),
+        torch.from_numpy(floor),
+        torch.from_numpy(floor_light),
+        torch.from_numpy(furniture),
+        torch.from_numpy(strength),
+        tuple(torch.from_numpy(cells) for cells in dirt),
+        torch.tensor([is_photograph]),
+        photograph,
     )
-    if photographs.paths and rng.random() < 0.8:
-        drawn.is_photograph[0] = True
-        drawn.photograph[0] = photographs.crop(side, rng)
-        return drawn
-    drawn.corners[0] = torch.from_numpy(_muted(rng, 4)).view(2, 2, 3).permute(2, 0, 1)
-    if rng.random() < 0.6:  # a floor and a wall
-        horizon = int(side * rng.uniform(0.3, 0.9))
-        drawn.floor[0] = torch.from_numpy(_muted(rng, 1))[0]
-        drawn.floor_light[0, horizon:] = torch.linspace(0.7, 1.1, side - horizon)
-    for number in range(int(rng.integers(0, FURNITURE + 1))):  # windows and doors, too
-        middle, extent = rng.uniform(0, 1, 2), rng.uniform(0.04, 0.4, 2)
-        drawn.furniture[0, number] = _draw_shape(rng, middle, extent)
-    for number, cells in enumerate(CELLS):
-        drawn.strength[0, number] = rng.uniform(0, 0.14)
-        colored = rng.uniform(0, 0.4)
-        coarse = torch.from_numpy(rng.standard_normal((4, cells, cells), np.float32))
-        # Light and dark more than color.
-        drawn.dirt[number][0] = coarse[:1] + colored * coarse[1:]
-    return drawn
 
 
 def paint_backdrops(drawn: Backdrops, side: int) -> Tensor:
@@ -117,7 +127,7 @@ def paint_backdrops(drawn: Backdrops, side: int) -> Tensor:
 
 def _muted(rng: np.random.Generator, count: int) -> NDArray[np.float32]:
     """Sample colors (count, 3), most of them nearly gray, as in rooms and streets."""
-    gray, color = rng.uniform(0.05, 0.95, (count, 1)), rng.uniform(0, 1, (count, 3))
+    gray, color = rng.uniform(0.05, 0.95, (count, 1)), rng.random((count, 3))
     strength = rng.beta(1, 2.5, (count, 1))
     return (gray + strength * (color - gray)).astype(np.float32)
 
@@ -127,21 +137,22 @@ def draw_occluder(rng: np.random.Generator) -> Tensor:
     if rng.random() >= HIDDEN:
         return torch.zeros(NUMBERS)
     # More often from the sides or from below than from above.
-    middle = np.array([rng.uniform(-0.1, 1.1), rng.uniform(0.3, 1.15)])
-    return _draw_shape(rng, middle, rng.uniform(0.06, 0.3, 2))
+    middle = (uniform(rng, -0.1, 1.1), uniform(rng, 0.3, 1.15))
+    extent = (uniform(rng, 0.06, 0.3), uniform(rng, 0.06, 0.3))
+    return torch.from_numpy(_draw_shape(rng, middle, extent))
 
 
 def _draw_shape(
-    rng: np.random.Generator, middle: NDArray[np.float64], extent: NDArray[np.float64]
-) -> Tensor:
+    rng: np.random.Generator, middle: tuple[float, float], extent: tuple[float, float]
+) -> NDArray[np.float32]:
     """Sample a rotated, striped rectangle or ellipse, (NUMBERS,)."""
     angle = rng.normal(0, 0.3)
     is_rectangle = rng.random() < 0.6
-    color = _muted(rng, 1)[0]
-    waves = (rng.uniform(0, 0.25), rng.uniform(2, 20))
+    color = _muted(rng, 1)[0].tolist()
+    waves = (uniform(rng, 0, 0.25), uniform(rng, 2, 20))
     turn = (np.cos(angle), np.sin(angle))
     numbers = [1, *middle, *extent, *turn, is_rectangle, *color, *waves]
-    return torch.tensor(numbers, dtype=torch.float32)
+    return np.array(numbers, np.float32)
 
 
 def paint_shapes(numbers: Tensor, side: int) -> tuple[Tensor, Tensor]:
@@ -171,10 +182,10 @@ class Surroundings(NamedTuple):
 
     def to_bytes(self) -> Surroundings:
         """Return photographs as uint8 and noise as int8: a quarter of the memory for transfers."""
-        photograph = (255 * self.backdrop.photograph).round().to(torch.uint8)
+        photograph = (255 * self.backdrop.photograph).round_().to(torch.uint8)
         return self._replace(
             backdrop=self.backdrop._replace(photograph=photograph),
-            noise=(NOISE_STEPS * self.noise).round().clamp(-127, 127).to(torch.int8),
+            noise=(NOISE_STEPS * self.noise).round_().clamp_(-127, 127).to(torch.int8),
         )
 
     def from_bytes(self) -> Surroundings:
@@ -192,11 +203,11 @@ def draw_surroundings(
     """Sample the surroundings of one person, B = 1."""
     backdrop = draw_backdrop(side, rng, photographs)
     in_front = draw_occluder(rng)
-    gamma, gain = rng.uniform(0.75, 1.35), rng.uniform(0.75, 1.25)
-    spread = rng.uniform(0, 1.1) if rng.random() < 0.5 else 0.0
-    noise = torch.from_numpy(rng.standard_normal((3, side, side), np.float32))
-    lens = torch.tensor([gamma, gain, spread, rng.uniform(0.003, 0.03)], dtype=torch.float32)
-    return Surroundings(backdrop, in_front[None], lens[None], noise[None])
+    gamma, gain = uniform(rng, 0.75, 1.35), uniform(rng, 0.75, 1.25)
+    spread = uniform(rng, 0, 1.1) if rng.random() < 0.5 else 0.0
+    noise = torch.from_numpy(rng.standard_normal((1, 3, side, side), np.float32))
+    lens = np.array([[gamma, gain, spread, uniform(rng, 0.003, 0.03)]], np.float32)
+    return Surroundings(backdrop, in_front[None], torch.from_numpy(lens), noise)
 
 
 def camera_effects(pictures: Tensor, lens: Tensor, noise: Tensor) -> Tensor:

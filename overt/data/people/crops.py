@@ -78,12 +78,12 @@ def draw_change(options: Augmentation, rng: np.random.Generator) -> Change:
     if options.scale > 0 or options.scale_added > 0:
         factor = 1 + options.scale_added + options.scale * rng.standard_normal()
         highest = 1 + options.scale + options.scale_added
-        factor = float(np.clip(factor, 1 - options.scale, highest))
+        factor = min(max(factor, 1 - options.scale), highest)
     if options.rotation > 0 and rng.random() < options.rotation_probability:
         drawn = options.rotation * rng.standard_normal()
-        degrees = float(np.clip(drawn, -2 * options.rotation, 2 * options.rotation))
+        degrees = min(max(drawn, -2 * options.rotation), 2 * options.rotation)
     if options.shift > 0 and rng.random() < options.shift_probability:
-        right, down = np.clip(rng.standard_normal(2), -1, 1) * options.shift
+        right, down = rng.standard_normal(2).clip(-1, 1) * options.shift
         shift = (float(right), float(down))
     return Change(gains, mirrored, factor, degrees, shift)
 

@@ -19,11 +19,12 @@ from overt.data.people.painter import Painter
 from overt.data.people.scenes import (
     PeopleOptions,
     PeopleTensors,
-    Person,
+    PersonSketch,
     boxes,
-    draw_lively_person,
+    finished,
     place_people,
     see,
+    sketch_lively_person,
     with_visibility,
 )
 from overt.geometry.body import BODY_JOINTS, BodyModel
@@ -32,13 +33,13 @@ from overt.nested import concatenated, map_tensors
 from overt.ops.exact import exact_products
 
 HOST = torch.device("cpu")
-TOGETHER = 128  # people rendered at a time: a body of 27,000 faces needs some 1.5 GiB for them
+TOGETHER = 256  # people rendered at a time: a body of 27,000 faces needs some 3 GiB for them
 
 
 class DrawnPerson(NamedTuple):
     """One sampled person."""
 
-    person: Person
+    sketch: PersonSketch
     outfit: Outfit
     surroundings: Surroundings  # as bytes, B = 1
 
@@ -54,7 +55,7 @@ class Drawn(NamedTuple):
     def of(cls, drawn: list[DrawnPerson]) -> Drawn:
         """Stack sampled people on the host."""
         return cls(
-            PeopleTensors.of([sample.person for sample in drawn], HOST),
+            PeopleTensors.of(finished([sample.sketch for sample in drawn]), HOST),
             Looks.of([sample.outfit for sample in drawn], HOST),
             concatenated([sample.surroundings for sample in drawn]),
         )
@@ -73,8 +74,8 @@ def draw_live(
     rng: np.random.Generator, rest_joints: NDArray[np.float64], size: int, photographs: Photographs
 ) -> DrawnPerson:
     """Sample one person in the order of `write_people`."""
-    person, outfit = draw_lively_person(rng, rest_joints), draw_outfit(rng)
-    return DrawnPerson(person, outfit, draw_surroundings(size, rng, photographs).to_bytes())
+    sketch, outfit = sketch_lively_person(rng, rest_joints), draw_outfit(rng)
+    return DrawnPerson(sketch, outfit, draw_surroundings(size, rng, photographs).to_bytes())
 
 
 class Studio:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from overt.data.people.render import vertex_normals
+from overt.data.rng import choose, cumulative, uniform
 from overt.geometry.body import BodyModel
 from overt.geometry.silhouette import Raster
 
@@ -32,6 +33,11 @@ _LEGS, _FEET = (1, 2, 4, 5), (7, 8, 10, 11)
 _HEAD, _EYES = (15, 22), (23, 24)
 # Two ends of human skin, dark and light, as red, green and blue.
 _DARK, _LIGHT = np.array([0.25, 0.15, 0.10]), np.array([0.96, 0.80, 0.70])
+_HAIR_COLORS = np.array(
+    [[0.06, 0.05, 0.04], [0.25, 0.15, 0.08], [0.75, 0.6, 0.35], [0.6, 0.6, 0.6]]
+)
+_PATTERN_SUMS = cumulative((0.45, 0.25, 0.1, 0.2))
+_RANGE_SUMS = cumulative((0.42, 0.46, 0.12))
 
 
 class Outfit(NamedTuple):
@@ -55,49 +61,48 @@ class Outfit(NamedTuple):
 def draw_outfit(rng: np.random.Generator) -> Outfit:
     """Sample clothes, hair, skin and light of one person."""
     tone = rng.beta(1.2, 1.0)
-    skin = np.clip(_DARK + tone * (_LIGHT - _DARK) + rng.normal(0, 0.02, 3), 0.05, 1)
+    skin = (_DARK + tone * (_LIGHT - _DARK) + rng.normal(0, 0.02, 3)).clip(0.05, 1)
     colors = rng.uniform(0.02, 0.98, (REGIONS, 3))
     gray = rng.random(REGIONS) < 0.35  # cloth is often black, gray or white
-    colors[gray] = colors[gray].mean(1, keepdims=True)
-    hair = np.array([[0.06, 0.05, 0.04], [0.25, 0.15, 0.08], [0.75, 0.6, 0.35], [0.6, 0.6, 0.6]])
+    colors[gray] = colors[gray].sum(1, keepdims=True) / 3
     colors[SKIN] = skin
-    colors[HAIR] = np.clip(hair[rng.integers(4)] + rng.normal(0, 0.04, 3), 0.02, 1)
+    colors[HAIR] = (_HAIR_COLORS[rng.integers(4)] + rng.normal(0, 0.04, 3)).clip(0.02, 1)
     colors[EYES] = (0.12, 0.1, 0.09)
     if rng.random() < 0.12:  # a dress, an overall
         colors[BOTTOM] = colors[TOP]
-    pattern = rng.choice(len(PATTERNS), size=REGIONS, p=(0.45, 0.25, 0.1, 0.2))
+    pattern = choose(rng, _PATTERN_SUMS, REGIONS)
     pattern[[SKIN, EYES]], pattern[HAIR] = 0, 3
     axis = rng.standard_normal((REGIONS, 3))
     thickness = np.zeros(REGIONS)
-    thickness[HAIR] = rng.uniform(0.004, 0.035)
+    thickness[HAIR] = uniform(rng, 0.004, 0.035)
     thickness[TOP], thickness[BOTTOM] = rng.uniform(0.002, 0.02, 2)
-    thickness[SHOES] = rng.uniform(0.004, 0.012)
+    thickness[SHOES] = uniform(rng, 0.004, 0.012)
     towards = rng.standard_normal((LIGHTS, 3)) + np.array([0.0, -0.8, -0.6])
     towards /= np.linalg.norm(towards, axis=1, keepdims=True)
-    power = np.array([rng.uniform(0.4, 1.0), *rng.uniform(0.0, 0.35, LIGHTS - 1)])
-    warm = np.clip(1 + rng.normal(0, 0.12, (LIGHTS, 3)), 0.5, 1.5)
+    power = np.array([uniform(rng, 0.4, 1.0), *rng.uniform(0.0, 0.35, LIGHTS - 1)])
+    warm = (1 + rng.normal(0, 0.12, (LIGHTS, 3))).clip(0.5, 1.5)
     return Outfit(
         colors,
-        np.clip(colors + rng.normal(0, 0.25, colors.shape), 0, 1),
+        (colors + rng.normal(0, 0.25, colors.shape)).clip(0, 1),
         pattern,
         rng.uniform(4, 30, REGIONS),
         axis / np.linalg.norm(axis, axis=1, keepdims=True),
         thickness,
         _one_of(rng, (0.2, 0.8), (1.6, 2.1), (-0.5, -0.4)),
         _one_of(rng, (0.4, 1.0), (1.6, 2.1), (1.6, 2.1)),
-        rng.uniform(-0.02, 0.14),
-        rng.uniform(-0.1, 0.35) if rng.random() > 0.08 else 9.0,
+        uniform(rng, -0.02, 0.14),
+        uniform(rng, -0.1, 0.35) if rng.random() > 0.08 else 9.0,
         np.concatenate(
             [rng.normal(0, 12, (WAVES, 3)), rng.uniform(0, 2 * math.pi, (WAVES, 1))], axis=1
         ),
         np.concatenate([towards, power[:, None] * warm], axis=1),
-        rng.uniform(0.15, 0.5) * np.clip(1 + rng.normal(0, 0.1, (2, 3)), 0.5, 1.5),
+        uniform(rng, 0.15, 0.5) * (1 + rng.normal(0, 0.1, (2, 3))).clip(0.5, 1.5),
     )  # fmt: skip
 
 
 def _one_of(rng: np.random.Generator, *ranges: tuple[float, float]) -> float:
     """Sample mostly from the first or second range, otherwise from the third."""
-    return float(rng.uniform(*ranges[int(rng.choice(3, p=(0.42, 0.46, 0.12)))]))
+    return uniform(rng, *ranges[choose(rng, _RANGE_SUMS)])
 
 
 class Tailor:
@@ -124,6 +129,12 @@ class Tailor:
         about = (self.template - middle) / (head.amax(0) - head.amin(0)).clamp_min(1e-3) * 2
         # High where hair grows: on top and at the back, not in the face.
         self.scalp = 0.9 * about[:, 1] - 0.8 * about[:, 2]
+        flags = [self.is_hand, self.is_foot, self.is_head, self.is_eye]
+        self._measures = torch.stack(
+            [self.along_arm, self.along_leg, self.template[:, 1], self.scalp]
+            + [flag.float() for flag in flags],
+            dim=1,
+        )
 
     def _along(self, rest_joints: Tensor, joints: tuple[int, int, int]) -> Tensor:
         """Return 0 at the first joint, 1 at the second, 2 at the third, on both sides."""
@@ -136,12 +147,7 @@ class Tailor:
 
     def measures(self) -> Tensor:
         """Return per-vertex numbers (V, 8) that decide regions; interpolated over faces."""
-        flags = [self.is_hand, self.is_foot, self.is_head, self.is_eye]
-        return torch.stack(
-            [self.along_arm, self.along_leg, self.template[:, 1], self.scalp]
-            + [flag.float() for flag in flags],
-            dim=1,
-        )
+        return self._measures
 
     def regions(self, measures: Tensor, choice: Tensor) -> Tensor:
         """Return regions (...) of points from measures (..., 8) and choices (..., 4) of people."""
@@ -168,6 +174,16 @@ def smooth_noise(waves: Tensor, positions: Tensor) -> Tensor:
     """Return noise (...), about -1 to 1, of waves (..., W, 4) at points (..., 3) at rest."""
     angles = (waves[..., :3] * positions[..., None, :]).sum(-1) + waves[..., 3]
     return angles.sin().mean(-1) * math.sqrt(2 / WAVES) * 1.7
+
+
+def take_rows(table: Tensor, index: Tensor) -> Tensor:
+    """Return rows (N, ...) of a table (R, ...), in memory as (..., N).
+
+    CUDA copies short rows one by one, each with a block of threads; it copies columns much faster.
+    """
+    columns = table.flatten(1).t()
+    chosen = columns.gather(1, index.expand(len(columns), -1))
+    return torch.unflatten(chosen.t(), 1, table.shape[1:])
 
 
 class Looks(NamedTuple):
@@ -199,29 +215,35 @@ class Looks(NamedTuple):
 
     def field(self, person: Tensor, positions: Tensor) -> Tensor:
         """Return smooth noise (N,), about -1 to 1, at points (N, 3) of the body at rest."""
-        return smooth_noise(self.waves[person], positions)
+        return smooth_noise(take_rows(self.waves, person), positions)
 
     def texture(self, person: Tensor, region: Tensor, positions: Tensor) -> Tensor:
         """Return unlit colors (N, 3)."""
-        first, second = self.colors[person, region], self.second[person, region]
-        pattern, frequency = self.pattern[person, region], self.frequency[person, region]
-        across = (self.axis[person, region] * positions).sum(-1) * frequency
-        along = (self.axis[person, region].roll(1, -1) * positions).sum(-1) * frequency
-        stripes = (torch.sin(2 * math.pi * across) > 0).float()
-        checks = (torch.sin(2 * math.pi * across) * torch.sin(2 * math.pi * along) > 0).float()
-        blotches = torch.sigmoid(6 * self.field(person, positions * 3))
-        mixed = torch.stack([torch.zeros_like(stripes), stripes, checks, blotches], dim=1)
-        part = mixed.gather(1, pattern[:, None])
+        kind = torch.stack([self.pattern.float(), self.frequency], dim=-1)
+        axes = (self.axis, self.axis.roll(1, -1))
+        table = torch.cat([self.colors, self.second, *axes, kind], dim=-1).flatten(0, 1)
+        numbers = take_rows(table, person * REGIONS + region)  # (N, 14)
+        first, second, axis, other_axis, kind = torch.split(numbers, [3, 3, 3, 3, 2], dim=1)
+        pattern, frequency = kind.unbind(1)
+        across = (axis * positions).sum(-1) * frequency
+        along = (other_axis * positions).sum(-1) * frequency
+        wave, waves = torch.sin(2 * math.pi * across), take_rows(self.waves, person)
+        stripes = (wave > 0).float()
+        checks = (wave * torch.sin(2 * math.pi * along) > 0).float()
+        blotches = torch.sigmoid(6 * smooth_noise(waves, positions * 3))
+        part = torch.zeros_like(stripes)
+        for number, mixed in enumerate((stripes, checks, blotches), start=1):
+            part = torch.where(pattern == number, mixed, part)
         # Cloth is never perfectly uniform.
-        uneven = 1 + 0.08 * self.field(person, positions * 1.7)
-        return (first + part * (second - first)) * uneven[:, None]
+        uneven = 1 + 0.08 * smooth_noise(waves, positions * 1.7)
+        return (first + part[:, None] * (second - first)) * uneven[:, None]
 
     def light(self, person: Tensor, normal: Tensor) -> Tensor:
         """Return the light (N, 3) that falls on surfaces."""
-        lights = self.lights[person]  # (N, L, 6)
+        lights = take_rows(self.lights, person)  # (N, L, 6)
         facing = (lights[..., :3] * normal[:, None]).sum(-1).clamp_min(0.0)
         up = 0.5 - 0.5 * normal[:, 1:2]  # y points down in the camera frame
-        above, below = self.ambient[person].unbind(1)
+        above, below = take_rows(self.ambient, person).unbind(1)
         direct = (facing[..., None] * lights[..., 3:]).sum(1)
         return direct + up * above + (1 - up) * below
 
@@ -231,11 +253,19 @@ def shade(
 ) -> Tensor:
     """Return colors (N, 3) of the covered pixels."""
     person = covered // raster.face[0].numel()
-    corners = tailor.faces[raster.face.flatten()[covered]]  # (N, 3)
-    weights = raster.weights.flatten(0, 2)[covered][..., None]  # (N, 3, 1)
-    positions = (weights * tailor.template[corners]).sum(1)
-    measures = (weights * tailor.measures()[corners]).sum(1)
-    normals = vertex_normals(vertices, tailor.faces)
-    normal = F.normalize((weights * normals[person[:, None], corners]).sum(1), dim=-1)
-    region = tailor.regions(measures, looks.choice[person])
+    face = raster.face.flatten().index_select(0, covered)
+    corners = take_rows(tailor.faces, face)  # (N, 3)
+    weights = take_rows(raster.weights.flatten(0, 2), covered)[..., None]  # (N, 3, 1)
+
+    def interpolated(table: Tensor, index: Tensor) -> Tensor:
+        """Return weighted sums (N, C) of three rows of a table (R, C) each, with numbers (N, 3)."""
+        at_corners = torch.unflatten(take_rows(table, index.t().flatten()), 0, (3, -1))
+        return (weights * at_corners.transpose(0, 1)).sum(1)  # of (N, 3, C)
+
+    positions = interpolated(tailor.template, corners)
+    measures = interpolated(tailor.measures(), corners)
+    normals = vertex_normals(vertices, tailor.faces).flatten(0, 1)  # (B V, 3)
+    corners_of_all = corners + person[:, None] * vertices.shape[1]
+    normal = F.normalize(interpolated(normals, corners_of_all), dim=-1)
+    region = tailor.regions(measures, take_rows(looks.choice, person))
     return looks.texture(person, region, positions) * looks.light(person, normal)

@@ -7,12 +7,14 @@ fits any body, whatever its rest pose.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from overt.data.rng import choose, cumulative, uniform
 from overt.geometry.rotation import axis_angle_to_matrix, matrix_to_axis_angle
 
 Array = NDArray[np.float64]
@@ -21,11 +23,18 @@ KINDS = {"stand": 0.3, "walk": 0.2, "sit": 0.15, "reach": 0.2, "free": 0.15}
 # Shoulder, elbow, wrist; hip, knee, ankle: left, then right.
 ARMS = ((16, 18, 20), (17, 19, 21))
 LEGS = ((1, 4, 7), (2, 5, 8))
+UPPER, HINGES, ENDS = np.array([*LEGS, *ARMS]).T  # (4,) each
 # Largest bending angles of joints, in radians.
 ELBOW, KNEE = (0.05, 2.4), (0.0, 2.4)
 SPINE, NECK, HEAD, COLLAR, WRIST, ANKLE, FINGER = 0.09, 0.15, 0.18, 0.06, 0.3, 0.18, 0.12
 LIMIT = 2.5  # of their standard deviations
-_FORWARD, _DOWN = np.array([0.0, 0.0, 1.0]), np.array([0.0, -1.0, 0.0])
+# Joints that stay near their rest, in the order in which they are sampled.
+_CALM = {3: SPINE, 6: SPINE, 9: SPINE, 12: NECK, 15: HEAD, 13: COLLAR, 14: COLLAR,
+         20: WRIST, 21: WRIST, 7: ANKLE, 8: ANKLE}  # fmt: skip
+_CALM_JOINTS, _CALM_SPREADS = list(_CALM), np.array(list(_CALM.values()))[:, None]
+_KINDS, _KIND_SUMS = list(KINDS), cumulative(list(KINDS.values()))
+# Knees bend backward, elbows forward.
+_BENDS_TO = np.outer((-1, -1, 1, 1), (0.0, 0.0, 1.0))
 
 
 class Limb(NamedTuple):
@@ -36,48 +45,80 @@ class Limb(NamedTuple):
     bend: float  # of elbow or knee
 
 
+class PoseSketch(NamedTuple):
+    """A sampled pose in which rotations of upper limbs are not multiplied out yet."""
+
+    body: Array  # (22, 3) axis-angle, without pelvis and upper limbs
+    limbs: Array  # (2, 4, 3) axis-angle of UPPER; see `upper_limbs`
+    hands: Array  # (2, 15, 3) axis-angle
+    kind: str
+
+
 def draw_pose(rng: np.random.Generator, rest_joints: Array) -> tuple[Array, Array, str]:
     """Sample body (21, 3) and hands (2, 15, 3), axis-angle, for rest joints (22, 3), and a kind."""
-    kind = str(rng.choice(list(KINDS), p=list(KINDS.values())))
-    body = np.zeros((22, 3))
-    for joints, spread in (((3, 6, 9), SPINE), ((12,), NECK), ((15,), HEAD), ((13, 14), COLLAR),
-                           ((20, 21), WRIST), ((7, 8), ANKLE)):  # fmt: skip
-        for joint in joints:
-            body[joint] = _limited(rng, spread, 3)
-    lean = rng.uniform(0.0, 0.25) if kind in ("sit", "reach", "free") else rng.normal(0, 0.05)
-    for joint in (3, 6, 9):
-        body[joint, 0] += lean / 3
-    limbs = [*_legs(rng, kind), *_arms(rng, kind)]
-    first, second, third = np.array([*LEGS, *ARMS]).T  # (4,) each
-    body[first] = _turns(rest_joints[second] - rest_joints[first], limbs)
-    lower = rest_joints[third] - rest_joints[second]
-    # Knees bend backward, elbows forward.
-    for limb, joint, direction, forward in zip(limbs, second, lower, (-1, -1, 1, 1), strict=True):
-        body[joint] = _hinge(direction, forward * _FORWARD, limb.bend)
-    hands = np.clip(rng.normal(0, FINGER, (2, 15, 3)), -LIMIT * FINGER, LIMIT * FINGER)
+    body, limbs, hands, kind = sketch_pose(rng, rest_joints)
+    body[UPPER] = upper_limbs(limbs)
     return body[1:], hands, kind
 
 
-def _limited(rng: np.random.Generator, spread: float, count: int) -> Array:
-    return np.clip(rng.normal(0, spread, count), -LIMIT * spread, LIMIT * spread)
+def upper_limbs(turns: Array) -> Array:  # (..., 2, 4, 3) to (..., 4, 3)
+    """Multiply two rotations of each upper limb.
+
+    For many people at once: each operation on small tensors costs the same.
+    """
+    first, second = axis_angle_to_matrix(torch.from_numpy(turns)).unbind(-4)
+    return np.asarray(matrix_to_axis_angle(first @ second))
+
+
+def sketch_pose(rng: np.random.Generator, rest_joints: Array) -> PoseSketch:
+    """Sample a pose for rest joints (22, 3)."""
+    kind = _KINDS[choose(rng, _KIND_SUMS)]
+    body = np.zeros((22, 3))
+    body[_CALM_JOINTS] = _limited(rng, _CALM_SPREADS, (len(_CALM), 3))
+    lean = uniform(rng, 0.0, 0.25) if kind in ("sit", "reach", "free") else rng.normal(0, 0.05)
+    body[3:10:3, 0] += lean / 3
+    limbs = [*_legs(rng, kind), *_arms(rng, kind)]
+    directions, hinges = _at_rest(rest_joints.tobytes())
+    body[HINGES] = hinges * np.array([[limb.bend] for limb in limbs])
+    return PoseSketch(body, _turns(directions, limbs), _limited(rng, FINGER, (2, 15, 3)), kind)
+
+
+def _limited(rng: np.random.Generator, spread: float | Array, shape: tuple[int, ...]) -> Array:
+    return (spread * rng.standard_normal(shape)).clip(-LIMIT * spread, LIMIT * spread)
+
+
+@lru_cache(maxsize=4)
+def _at_rest(rest_joints: bytes) -> tuple[Array, Array]:
+    """Return unit directions of upper limbs, and axes of their hinges, (4, 3) each.
+
+    Cached: all people of a body have the same.
+    """
+    joints = np.frombuffer(rest_joints).reshape(-1, 3)
+    directions, hinges = joints[HINGES] - joints[UPPER], joints[ENDS] - joints[HINGES]
+    hinges = np.cross(hinges, _BENDS_TO)
+    for direction, hinge in zip(directions, hinges, strict=True):
+        direction /= np.linalg.norm(direction)
+        length = np.linalg.norm(hinge)
+        hinge /= length if length >= 1e-9 else math.inf  # no axis: it never bends
+    return directions, hinges
 
 
 def _legs(rng: np.random.Generator, kind: str) -> list[Limb]:
     limbs = []
-    stride = rng.uniform(0.15, 0.65) * rng.choice([-1, 1])
-    seat = rng.uniform(1.1, 1.75)
+    stride = uniform(rng, 0.15, 0.65) * (-1, 1)[rng.integers(2)]
+    seat = uniform(rng, 1.1, 1.75)
     for side in (1, -1):  # left is where x is positive
         apart = abs(rng.normal(0.04, 0.06))
         forward, bend = rng.normal(0, 0.06), abs(rng.normal(0.05, 0.08))
         if kind == "walk":
             forward = stride * side
-            bend = rng.uniform(0.1, 0.4) if forward > 0 else rng.uniform(0.3, 1.1)
+            bend = uniform(rng, 0.1, 0.4) if forward > 0 else uniform(rng, 0.3, 1.1)
         elif kind == "sit":
-            forward, bend = seat + rng.normal(0, 0.1), rng.uniform(1.0, 1.9)
-            apart = rng.uniform(0.0, 0.35)
+            forward, bend = seat + rng.normal(0, 0.1), uniform(rng, 1.0, 1.9)
+            apart = uniform(rng, 0.0, 0.35)
         elif kind == "free":
-            forward, bend = rng.uniform(-0.4, 1.5), rng.uniform(0.0, 1.8)
-            apart = rng.uniform(0.0, 0.6)
+            forward, bend = uniform(rng, -0.4, 1.5), uniform(rng, 0.0, 1.8)
+            apart = uniform(rng, 0.0, 0.6)
         limbs.append(
             Limb(_pointing(apart * side, forward), rng.normal(0, 0.12), _within(bend, KNEE))
         )
@@ -86,24 +127,24 @@ def _legs(rng: np.random.Generator, kind: str) -> list[Limb]:
 
 def _arms(rng: np.random.Generator, kind: str) -> list[Limb]:
     limbs = []
-    swing = rng.uniform(-0.5, 0.5)
-    reaching_side = rng.choice(["left", "right", "both"])
+    swing = uniform(rng, -0.5, 0.5)
+    reaching_side = ("left", "right", "both")[rng.integers(3)]
     for side in (1, -1):
         apart, forward = abs(rng.normal(0.2, 0.12)), rng.normal(0.05, 0.15)
         bend = abs(rng.normal(0.35, 0.25))
         reaches = kind == "reach" and reaching_side in ("both", "left" if side > 0 else "right")
         if kind == "walk":
-            forward, bend = swing * side, rng.uniform(0.2, 1.2)
+            forward, bend = swing * side, uniform(rng, 0.2, 1.2)
         elif kind == "sit":
-            forward, bend = rng.uniform(0.1, 0.8), rng.uniform(0.5, 1.9)
+            forward, bend = uniform(rng, 0.1, 0.8), uniform(rng, 0.5, 1.9)
         elif reaches:
-            forward, apart = rng.uniform(0.6, 2.7), rng.uniform(0.0, 0.9)
-            bend = rng.uniform(0.05, 0.9)
+            forward, apart = uniform(rng, 0.6, 2.7), uniform(rng, 0.0, 0.9)
+            bend = uniform(rng, 0.05, 0.9)
         elif kind == "free":
-            forward, apart = rng.uniform(-0.5, 2.7), rng.uniform(0.0, 1.6)
-            bend = rng.uniform(0.05, 2.2)
+            forward, apart = uniform(rng, -0.5, 2.7), uniform(rng, 0.0, 1.6)
+            bend = uniform(rng, 0.05, 2.2)
         elif rng.random() < 0.25:  # hands at the hips, arms folded, a telephone
-            forward, bend = rng.uniform(-0.2, 0.7), rng.uniform(1.0, 2.3)
+            forward, bend = uniform(rng, -0.2, 0.7), uniform(rng, 1.0, 2.3)
         limbs.append(
             Limb(_pointing(apart * side, forward), rng.normal(0, 0.35), _within(bend, ELBOW))
         )
@@ -112,33 +153,25 @@ def _arms(rng: np.random.Generator, kind: str) -> list[Limb]:
 
 def _pointing(apart: float, forward: float) -> Array:
     """Return the direction of a hanging limb swung forward, then sideways, by these radians."""
-    direction = np.array([0.0, -math.cos(forward), math.sin(forward)])
-    sideways = np.array([1.0, 0.0, 0.0])
-    return math.cos(apart) * direction + math.sin(apart) * sideways
+    down = math.cos(apart)
+    return np.array([math.sin(apart), down * -math.cos(forward), down * math.sin(forward)])
 
 
 def _within(value: float, limits: tuple[float, float]) -> float:
-    return float(np.clip(value, *limits))
+    return min(max(value, limits[0]), limits[1])
 
 
 def _turns(directions_at_rest: Array, limbs: list[Limb]) -> Array:
-    """Return rotations (N, 3) that point limbs (N, 3) along their directions, then twist them."""
-    turns = []
-    for direction_at_rest, limb in zip(directions_at_rest, limbs, strict=True):
-        first = direction_at_rest / np.linalg.norm(direction_at_rest)
-        axis = np.cross(first, limb.direction)
-        sine, cosine = float(np.linalg.norm(axis)), float(first @ limb.direction)
+    """Return rotations (2, N, 3): twists, and those that point limbs along their directions."""
+    turns = np.empty((2, len(limbs), 3))
+    for number, (first, limb) in enumerate(zip(directions_at_rest, limbs, strict=True)):
+        # By hand: functions of numpy take longer to check three numbers than to use them.
+        (a, b, c), (x, y, z) = first.tolist(), limb.direction.tolist()
+        axis = np.array([b * z - c * y, c * x - a * z, a * y - b * x])
+        sine, cosine = math.sqrt(axis.dot(axis)), float(first.dot(limb.direction))
+        turns[0, number] = limb.direction * limb.twist
         if sine < 1e-9:  # along it, or exactly against
-            axis = np.array([1.0, 0.0, 0.0])
-        turns.append(axis / np.linalg.norm(axis) * math.atan2(sine, cosine))
-    # All limbs at once: each operation on such small tensors costs the same.
-    vectors = torch.tensor(np.stack([[limb.direction * limb.twist for limb in limbs], turns]))
-    twist, point = axis_angle_to_matrix(vectors)
-    return np.asarray(matrix_to_axis_angle(twist @ point))
-
-
-def _hinge(direction_at_rest: Array, towards: Array, angle: float) -> Array:
-    """Return a rotation (3,) that bends the lower half of a limb from its rest toward a side."""
-    axis = np.cross(direction_at_rest, towards)
-    length = float(np.linalg.norm(axis))
-    return np.zeros(3) if length < 1e-9 else axis / length * angle
+            turns[1, number] = math.atan2(sine, cosine), 0.0, 0.0
+        else:
+            turns[1, number] = axis / sine * math.atan2(sine, cosine)
+    return turns

@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from overt.data.people.poses import draw_pose
-from overt.data.rng import sample_rng
+from overt.data.people.poses import UPPER, sketch_pose, upper_limbs
+from overt.data.rng import sample_rng, uniform
 from overt.errors import DataError
 from overt.geometry.body import BODY_JOINTS, BodyModel
 from overt.geometry.body_capsule import STANDING_HEIGHT_M
@@ -131,23 +131,48 @@ class Scene(NamedTuple):
         return (depth[:, :1] / depth).amax(1)
 
 
-def draw_lively_person(rng: np.random.Generator, rest_joints: Array) -> Person:
+class PersonSketch(NamedTuple):
+    """A sampled person in whom products of rotations are not multiplied out yet."""
+
+    person: Person  # with zeros for root and upper limbs
+    root: Array  # (3, 3) axis-angle
+    limbs: Array  # (2, 4, 3) axis-angle
+
+
+def sketch_lively_person(rng: np.random.Generator, rest_joints: Array) -> PersonSketch:
     """Sample one person in an everyday pose, from 0.4 m to 8 m away, seen from any side."""
-    shape = np.clip(rng.standard_normal(10), -2, 2)
-    body, hands, _ = draw_pose(rng, rest_joints)
+    shape = rng.standard_normal(10).clip(-2, 2)
+    body, limbs, hands, _ = sketch_pose(rng, rest_joints)
     near = rng.random() < 0.7
-    yaw = rng.uniform(-math.pi / 3, math.pi / 3) if near else rng.uniform(-math.pi, math.pi)
+    yaw = uniform(rng, -math.pi / 3, math.pi / 3) if near else uniform(rng, -math.pi, math.pi)
     high = rng.random() < 0.25  # seen from above or from below
-    pitch = rng.uniform(-0.7, 0.7) if high else rng.normal(0, 0.2)
+    pitch = uniform(rng, -0.7, 0.7) if high else rng.normal(0, 0.2)
     roll = rng.normal(0, 0.07)
     limits = CLOSE_M if rng.random() < CLOSE else FAR_M
-    depth = math.exp(rng.uniform(math.log(limits[0]), math.log(limits[1])))
-    turns = torch.tensor([[math.pi, 0, 0], [pitch, 0, roll], [0, yaw, 0]], dtype=torch.float64)
-    first, second, third = axis_angle_to_matrix(turns)
-    root = matrix_to_axis_angle(first @ second @ third).numpy()
-    return Person(
-        shape, root, body, hands, depth, rng.uniform(0.5, 1.4), rng.uniform(-0.25, 0.25, size=2)
-    )
+    depth = math.exp(uniform(rng, math.log(limits[0]), math.log(limits[1])))
+    person = Person(
+        shape, np.zeros(3), body[1:], hands, depth, uniform(rng, 0.5, 1.4),
+        rng.uniform(-0.25, 0.25, size=2),
+    )  # fmt: skip
+    turns = np.array([[math.pi, 0, 0], [pitch, 0, roll], [0, yaw, 0]])
+    return PersonSketch(person, turns, limbs)
+
+
+def finished(sketches: list[PersonSketch]) -> list[Person]:
+    """Multiply rotations out, for all people at once."""
+    limbs = upper_limbs(np.stack([sketch.limbs for sketch in sketches]))
+    turns = axis_angle_to_matrix(torch.from_numpy(np.stack([sketch.root for sketch in sketches])))
+    # One product at a time: batched ones round differently from those of sets already written.
+    products = [
+        first @ second @ third for first, second, third in zip(*turns.unbind(1), strict=True)
+    ]
+    roots = matrix_to_axis_angle(torch.stack(products)).numpy()
+    people = []
+    for sketch, root, upper in zip(sketches, roots, limbs, strict=True):
+        body = sketch.person.body.copy()
+        body[UPPER - 1] = upper
+        people.append(sketch.person._replace(root=root, body=body))
+    return people
 
 
 def standing_height(model: BodyModel, shape: Tensor, options: PeopleOptions) -> Tensor:  # (B,)
@@ -299,14 +324,16 @@ def draw_rows(
     rest_joints = model.rest_places[:BODY_JOINTS].double().cpu().numpy()
     device = model.template.device
 
-    def draw(rng: np.random.Generator) -> Person:
-        return draw_person(rng, calm) if options.is_plain else draw_lively_person(rng, rest_joints)
+    def draw(rngs: list[np.random.Generator]) -> list[Person]:
+        if options.is_plain:
+            return [draw_person(rng, calm) for rng in rngs]
+        return finished([sketch_lively_person(rng, rest_joints) for rng in rngs])
 
     for _ in range(TRIES):
         waiting = [number for number in range(count) if people[number] is None]
         if not waiting:
             break
-        drawn = [draw(generators[n]) for n in waiting for _ in range(together)]
+        drawn = draw([generators[n] for n in waiting for _ in range(together)])
         scene = place_people(PeopleTensors.of(drawn, device), model, options)
         good = scene.vertices[..., 2].amin(1) > NEAREST_M
         good &= (scene.distortion >= low) & (scene.distortion <= high)

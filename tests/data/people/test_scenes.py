@@ -1,14 +1,17 @@
 """Drawn people: what perspective shows of their depth, and the distortion of subsets."""
 
+import numpy as np
 import torch
 
 from overt.data.people.scenes import (
     PeopleOptions,
     PeopleTensors,
     draw_rows,
+    finished,
     moved_back,
     place_people,
     see,
+    sketch_lively_person,
 )
 from overt.geometry.body import BodyModel
 from overt.geometry.body_capsule import capsule_body
@@ -28,6 +31,16 @@ def test_orthographic_people_do_not_show_their_depth() -> None:
         far_pixels, _ = see(far, far.vertices, orthographic)
         same = torch.allclose(near_pixels, far_pixels, atol=0.02)
         assert same == orthographic
+
+
+def test_people_have_the_same_bits_in_any_batch() -> None:
+    rest_joints = BodyModel(capsule_body()).rest_places[:22].double().numpy()
+    sketches = [sketch_lively_person(np.random.default_rng(n), rest_joints) for n in range(9)]
+    alone = [finished([sketch])[0] for sketch in sketches]
+    for own, shared in zip(alone, finished(sketches), strict=True):
+        for value, other in zip(own, shared, strict=True):
+            np.testing.assert_array_equal(value, other)
+        assert np.abs(own.body[[0, 1, 15, 16]]).max(1).min() > 0  # thighs and upper arms
 
 
 def test_subsets_keep_their_distortion() -> None:

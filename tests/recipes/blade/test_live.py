@@ -63,7 +63,7 @@ def test_crops_and_labels_are_those_of_written_people(root: Path, stage: str) ->
     drawn, written, mirrored = [], [], set()
     for row in ROWS:
         person = draw_live(sample_rng(0, 0, row), people.rest_joints, 32, people.photographs)
-        if abs(person.person.depth - float(source.people.pelvis(row)[2])) > 1e-4:
+        if abs(person.sketch.person.depth - float(source.people.pelvis(row)[2])) > 1e-4:
             continue  # too near: sampled again before it was written
         written.append(source.sample(row, sample_rng(7, 0, row)))
         rng = sample_rng(7, 0, row)
@@ -100,7 +100,7 @@ def test_a_sample_is_a_function_of_its_generator(root: Path) -> None:
     assert not pickle.loads(pickle.dumps(recipe.live)).studios  # not for loader processes
     # A run with the seed of the test set does not train on it.
     test_person = draw_live(sample_rng(1, 0, 0), people.rest_joints, 32, people.photographs)
-    assert not np.allclose(test_person.person.body, pose)
+    assert not np.allclose(test_person.sketch.person.body, pose)
 
 
 @pytest.mark.gpu
