@@ -173,7 +173,7 @@ def measured_steps(given: list[str], seconds: float) -> int:
     pace = (time.perf_counter() - began) / TIMED
     rendering = rendering_time(trainer) if trainer.config.settings.data.is_live else None
     trainer.close()
-    part = "" if rendering is None else f", {1000 * rendering:.1f} ms of it to render the batch"
+    part = "" if rendering is None else f"; rendering alone takes {1000 * rendering:.1f} ms"
     say(f"{1000 * pace:.1f} ms a step{part}")
     return max(int(seconds / pace), 1)
 
