@@ -7,6 +7,7 @@ thickness of an implant. Letters: P points, V vertices, F faces. Never imports t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,12 +17,17 @@ from numpy.typing import NDArray
 from overt.errors import DataError
 from overt.geometry.voxels import Mask
 
+logger = logging.getLogger(__name__)
+
 Points = NDArray[np.floating[Any]]  # (P, 3)
 Faces = NDArray[np.int64]  # (F, 3), counter-clockwise seen from outside
 
 BALL_MM = 8.0  # radius; walls of up to 14 mm are filled, dents of a skull are not
 _BALL_SPACINGS = 2.0  # the ball must not fall through between points of a sparse cloud
 _NEIGHBOURS = 6
+# Largest surface, estimated from the distances between points. With any number of points, true
+# implants measure up to 450 cm². A ball as large as scattered points need fills the whole head.
+LARGEST_CM2 = 1000.0
 _SMOOTHED = 12  # nearest vertices that smoothing looks at
 _SAME_SIDE = 0.9  # cosine between normals above which two vertices are on one side of an edge
 # Points on marching cubes at level 0 are spread over one voxel outside the boundary: half a voxel,
@@ -44,9 +50,28 @@ def solid_of_points(
     `outset` says by how much of a voxel, along the axis of the largest normal component, the points
     are outside the boundary: clouds of marching cubes at level 0 lie on voxels just outside.
     """
+    solid = _find_solid(points, shape, spacing, ball_mm, outset)
+    if solid is None:
+        logger.warning(
+            "%d points enclose no solid: they are too far apart (a surface above %.0f cm²) or in "
+            "one plane. The model that sampled them may need more training.",
+            len(points), LARGEST_CM2,
+        )  # fmt: skip
+        return np.zeros(shape, dtype=bool)
+    return solid
+
+
+def _find_solid(
+    points: Points,
+    shape: tuple[int, ...],
+    spacing: Sequence[float],
+    ball_mm: float,
+    outset: float = OUTSET,
+) -> Mask | None:
+    """Return the solid of the points; None where they enclose none."""
     vertices, faces = surface_of_points(points * np.asarray(spacing), ball_mm)
     if not len(faces):
-        return np.zeros(shape, dtype=bool)
+        return None
     vertices = smooth_sides(vertices, faces)
     inner = move_inwards(vertices / np.asarray(spacing), faces, outset)
     return solid_of_mesh(inner, faces, shape)
@@ -58,15 +83,23 @@ def solid_of_votes(
     spacing: Sequence[float],
     ball_mm: float = BALL_MM,
 ) -> Mask:
-    """Return the voxels where at least half of the clouds are solid and nothing else is."""
+    """Return the voxels where at least half of the clouds are solid and nothing else is.
+
+    Clouds that enclose no solid vote for empty, without a warning: callers have many of them.
+    """
     votes = np.zeros(occupied.shape, dtype=np.int32)
     for points in clouds:
-        votes += solid_of_points(points, occupied.shape, spacing, ball_mm)
+        solid = _find_solid(points, occupied.shape, spacing, ball_mm)
+        if solid is not None:
+            votes += solid
     return np.asarray((votes >= (len(clouds) + 1) // 2) & ~occupied)
 
 
 def surface_of_points(points: Points, ball_mm: float = BALL_MM) -> tuple[Points, Faces]:
-    """Return a surface through points in mm; it may touch itself, never leaves a gap."""
+    """Return a surface through points in mm; it may touch itself, never leaves a gap.
+
+    It is empty for points in one plane, and for points too far apart to enclose a solid.
+    """
     try:
         from scipy.spatial import Delaunay, KDTree, QhullError
     except ImportError as error:
@@ -79,7 +112,12 @@ def surface_of_points(points: Points, ball_mm: float = BALL_MM) -> tuple[Points,
     if len(points) <= _NEIGHBOURS:
         return nothing
     reach = KDTree(points).query(points, _NEIGHBOURS + 1)[0][:, -1]
-    radius = max(ball_mm, _BALL_SPACINGS * float(np.median(reach)))
+    distance = float(np.median(reach))
+    radius = max(ball_mm, _BALL_SPACINGS * distance)
+    # A disk that reaches from a point to its sixth neighbor has the area of six points.
+    area_cm2 = len(points) * np.pi * distance**2 / _NEIGHBOURS / 100
+    if radius > ball_mm and area_cm2 > LARGEST_CM2:
+        return nothing
     # Clouds of a grid have many points on one sphere; a hair of noise makes the cells unique.
     extent = float(np.ptp(points, axis=0).max())
     noise = np.random.default_rng(0).normal(size=points.shape) * 1e-5 * extent

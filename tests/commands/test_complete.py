@@ -42,8 +42,13 @@ def complete(folder: Path, skull: str, *words: str) -> int:
 
 
 def test_a_volume_gets_an_implant_of_its_own_shape(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # Points of an untrained network are 500 mm apart.
+    monkeypatch.setattr("overt.geometry.solid.LARGEST_CM2", float("inf"))
     out = tmp_path / "out"
     skull = "defective_skull/bilateral/000.nrrd"
     assert complete(folder, skull, "--samples", "2", "--output", str(out)) == 0
@@ -87,8 +92,11 @@ def test_a_second_stage_makes_the_volumes(
     assert complete(folder, skull, "--samples", "1", *wrong) == 2
 
 
-def test_the_patient_s_frame_decides_where_the_implant_is(folder: Path, tmp_path: Path) -> None:
+def test_the_patient_s_frame_decides_where_the_implant_is(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same head in another grid, turned, moved and anisotropic, gets the same implant."""
+    monkeypatch.setattr("overt.geometry.solid.LARGEST_CM2", float("inf"))
     source = read_nrrd(folder / "skulls" / "defective_skull/bilateral/000.nrrd")
     flat = np.repeat(source.values, 2, axis=0)[:, ::-1].transpose(2, 0, 1)  # (z, x, -y)
     step, side = 200 / 24, len(source.values)
@@ -156,6 +164,21 @@ def test_an_empty_implant_is_no_success_and_no_older_one_is_taken_for_it(
     assert main([*words, "--close-holes", "1"]) == 0
     facts = json.loads((tmp_path / "out" / "case.json").read_text())
     assert facts["finishing"]["hole_mm"] == 1.0
+
+
+def test_scattered_points_are_no_implant(
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    out = tmp_path / "out"
+    skull = "defective_skull/bilateral/000.nrrd"
+    assert complete(folder, skull, "--samples", "1", "--out", str(out)) == 1
+    assert "32 points enclose no solid: they are too far apart" in caplog.text
+    assert "is empty: at least half of the samples must share a volume" in capsys.readouterr().err
+    assert (out / "sample_0.ply").is_file()
+    assert not (out / "implant.stl").exists()
 
 
 @pytest.mark.parametrize(

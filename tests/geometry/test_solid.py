@@ -82,6 +82,30 @@ def test_points_without_a_volume_are_no_solid(count: int) -> None:
     assert not solid.solid_of_points(points, (10, 10, 10), (1.0, 1.0, 1.0)).any()
 
 
+@pytest.mark.parametrize(("count", "spread"), [(128, 60), (1024, 45), (3072, 45), (3072, 300)])
+def test_scattered_points_do_not_fill_the_head(
+    count: int, spread: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Samples of an untrained network: a ball that joins them would fill everything."""
+    points = np.random.default_rng(0).normal(size=(count, 3)) * spread / 4 + 24
+    ones = (4.0, 4.0, 4.0)
+    assert not solid.solid_of_points(points, (48, 48, 48), ones).any()
+    assert "enclose no solid: they are too far apart" in caplog.text
+    caplog.clear()
+    skull = np.zeros((48, 48, 48), dtype=bool)
+    assert not solid.solid_of_votes(points[None], skull, ones).any()
+    assert not caplog.records  # scores of many cases say it once
+
+
+@pytest.mark.parametrize("count", [32, 128, 1024])
+def test_sparse_clouds_of_a_large_implant_are_a_solid(count: int) -> None:
+    grid = np.indices((44, 44, 30)) * 4.0 - np.array([86, 86, -4])[:, None, None, None]
+    distance = np.linalg.norm(grid, axis=0)
+    mask = (distance > 72) & (distance < 84) & (grid[2] > 35)  # 440 cm² on both sides
+    found = solid.solid_of_points(drawn_points(mask, count), mask.shape, (4.0, 4.0, 4.0))
+    assert dice(found, mask) > {32: 0.25, 128: 0.4, 1024: 0.7}[count]
+
+
 def test_overlapping_boxes_are_one_solid() -> None:
     corners = np.array([[x, y, z] for x in (1, 5) for y in (1, 5) for z in (1, 5)], dtype=float)
     quads = [(0, 1, 3, 2), (4, 6, 7, 5), (0, 4, 5, 1), (2, 3, 7, 6), (0, 2, 6, 4), (1, 5, 7, 3)]

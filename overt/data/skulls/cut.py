@@ -69,8 +69,7 @@ def write_rounds(
 ) -> int:
     """Write missing rounds 0 to `count` - 1 of five defects each; return how many.
 
-    All rounds are of one skull, so all are in test.csv. train.csv is empty: its absence would make
-    `overt data prepare` write one that shares skulls with test.csv.
+    All rounds are of one skull, so all are in test.csv, and train.csv is empty.
     """
     root = Path(root)
     content = hashlib.sha256(np.packbits(complete.values).tobytes())

@@ -107,9 +107,11 @@ class SkullList:
     def __init__(self, path: Path | str, dataset: str) -> None:
         self.path = Path(path)
         self.dataset = dataset
+        skulls = read_list(self.path)
+        self.roots = list(dict.fromkeys(root for root, _ in skulls))
         self.items = [
             item_of(root, dataset, defect, number)
-            for root, number in read_list(self.path)
+            for root, number in skulls
             for defect in DEFECTS[dataset]
         ]
 
@@ -118,16 +120,14 @@ class SkullList:
 
     def check(self, skull_points: int, implant_points: int) -> None:
         """Reject missing files and clouds of the wrong shape or size, listing all of them."""
-        missing = [
-            path for item in self.items for path in (item.skull, item.implant) if not path.is_file()
-        ]
+        missing = {
+            cloud: item.volume(part)
+            for item in self.items
+            for part, cloud in (("skull", item.skull), ("implant", item.implant))
+            if not cloud.is_file()
+        }
         if missing:
-            raise DataError(
-                f"{self.path}: {len(missing)} of {2 * len(self)} clouds are missing:\n  "
-                + "\n  ".join(map(str, missing))
-                + "\nMake clouds of the volumes by `overt data prepare ROOT`, or remove the "
-                "rows from the list."
-            )
+            raise DataError(self._describe_missing(missing))
         wrong = [
             problem
             for item in self.items
@@ -141,9 +141,54 @@ class SkullList:
             raise DataError(
                 f"{self.path}: {len(wrong)} clouds cannot be used:\n  "
                 + "\n  ".join(wrong)
-                + "\nMake them again by `overt data prepare ROOT --force`, or ask for fewer points "
+                + f"\nMake them again by `{self._prepare_command()} --points "
+                f"{max(skull_points, implant_points)}` (or more), or ask for fewer points "
                 "(data.num_points, data.num_implant_points)."
             )
+
+    def _prepare_command(self) -> str:
+        option = "" if self.dataset == DATASETS[0] else f" --dataset {self.dataset}"
+        return f"overt data prepare ROOT{option}"
+
+    def _describe_missing(self, volumes: dict[Path, Path]) -> str:
+        """List missing clouds, given with their volumes; say what to do about each kind."""
+        lines = [f"{self.path}: {len(volumes)} of {2 * len(self)} clouds are missing:"]
+        without_volume = 0
+        for cloud, volume in volumes.items():
+            is_lost = not volume.is_file()
+            without_volume += is_lost
+            lines.append(f"  {cloud}" + (f" (its volume {volume.name} too)" if is_lost else ""))
+        other = next(filter(None, (other_layout(root, self.dataset) for root in self.roots)), None)
+        if other is not None:
+            lines.append(
+                f"The folder has the layout of {other}: set data.dataset={other}, and use "
+                f"`--dataset {other}` with `overt data prepare`."
+            )
+        elif without_volume:
+            lines.append(
+                f"{without_volume} of them have no volume beside them: copy it from the data set, "
+                f"then run `{self._prepare_command()}`, or remove the rows from the list."
+            )
+        else:
+            lines.append(
+                f"Make clouds of the volumes by `{self._prepare_command()}`, or remove the rows "
+                "from the list."
+            )
+        return "\n".join(lines)
+
+
+def other_layout(root: Path, dataset: str) -> str | None:
+    """Return the data set whose layout `root` has, if it is not that of `dataset`."""
+    folder = root / "defective_skull"
+    layouts = {
+        "skullbreak": any((folder / defect).is_dir() for defect in DEFECTS["skullbreak"]),
+        "skullfix": any(
+            next(folder.glob(name), None) is not None for name in ("*.nrrd", f"*{SUFFIX}.npy")
+        ),
+    }
+    # A folder with both layouts, or with neither, does not tell.
+    matches = [name for name, is_there in layouts.items() if is_there]
+    return matches[0] if len(matches) == 1 and matches[0] != dataset else None
 
 
 def read_list(path: Path) -> list[tuple[Path, str]]:
@@ -152,20 +197,17 @@ def read_list(path: Path) -> list[tuple[Path, str]]:
     A row is the path of `complete_skull/NNN.nrrd` or `complete_skull/NNN_surf.npy`, absolute or
     relative to the list.
     """
-    try:
-        with path.open(newline="") as file:
-            rows = [row[0].strip() for row in csv.reader(file) if row and row[0].strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"the list of skulls {path} cannot be read ({error}); `overt data prepare ROOT` writes "
-            "train.csv and test.csv, or name yours by data.train_list and data.test_list"
-        ) from error
+    rows = _read_rows(path)
     if not rows:
-        raise DataError(f"the list of skulls {path} is empty; expected a path in each row")
+        raise DataError(
+            f"the list of skulls {path} is empty; expected a path in each row. One skull cannot be "
+            "split: add skulls and rows, or use another list, such as data.test_list=train.csv to "
+            "score training skulls"
+        )
     skulls = []
     for index, row in enumerate(rows):
         skull = path.parent / row  # an absolute row stays as it is
-        name = skull.name.removesuffix(".nrrd").removesuffix(f"{SUFFIX}.npy")
+        name = _name_of(skull)
         if name == skull.name or skull.parent.name != "complete_skull":
             raise DataError(
                 f"{path}, row {index + 1}: {row!r}; expected complete_skull/NNN.nrrd or "
@@ -173,6 +215,26 @@ def read_list(path: Path) -> list[tuple[Path, str]]:
             )
         skulls.append((skull.parent.parent, name))
     return skulls
+
+
+def names_in_list(path: Path) -> list[str]:
+    """Return the skull number of every row, of a list that may be empty."""
+    return [_name_of(Path(row)) for row in _read_rows(path)]
+
+
+def _name_of(skull: Path) -> str:
+    return skull.name.removesuffix(".nrrd").removesuffix(f"{SUFFIX}.npy")
+
+
+def _read_rows(path: Path) -> list[str]:
+    try:
+        with path.open(newline="") as file:
+            return [row[0].strip() for row in csv.reader(file) if row and row[0].strip()]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(
+            f"the list of skulls {path} cannot be read ({error}); `overt data prepare ROOT` writes "
+            "train.csv and test.csv, or name yours by data.train_list and data.test_list"
+        ) from error
 
 
 def item_of(root: Path, dataset: str, defect: str, number: str) -> SkullItem:

@@ -6,8 +6,9 @@ where it stopped. Never imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+import logging
+from collections.abc import Callable, Collection, Iterable
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,16 +16,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overt.data.making import map_in_processes
-from overt.data.skulls.lists import DEFECTS, SUFFIX, Points, SkullItem, cloud_problem
+from overt.data.skulls.lists import (
+    DEFECTS,
+    SUFFIX,
+    Points,
+    SkullItem,
+    cloud_problem,
+    names_in_list,
+    other_layout,
+)
 from overt.data.skulls.nrrd import read_nrrd
 from overt.data.skulls.surfaces import sample_surface, surface_triangles
-from overt.data.skulls.volumes import CloudFrame, Volume, cloud_frame, skullfix_frame
+from overt.data.skulls.volumes import (
+    CloudFrame,
+    Frame,
+    Matrix,
+    Volume,
+    cloud_frame,
+    skullfix_frame,
+)
 from overt.errors import DataError
 from overt.files.atomic import new_file
 from overt.progress import report
 
 TRAIN_FRACTION = 0.8
 LISTS = ("train.csv", "test.csv")
+# By which axes of one skull's volumes may differ, relative to a voxel: half a voxel across 512.
+AXES_TOLERANCE = 1e-3
+
+logger = logging.getLogger(__name__)
 
 
 class Prepared(NamedTuple):
@@ -49,6 +69,12 @@ def prepare(
         raise DataError(
             f"{root / 'complete_skull'} holds no volumes (*.nrrd); expected complete_skull, "
             "defective_skull and implant as the data set is published"
+        )
+    other = other_layout(root, dataset)
+    if other is not None:
+        raise DataError(
+            f"{root / 'defective_skull'} has the layout of {other}, not of {dataset}; use "
+            f"--dataset {other} (and data.dataset={other} in training)"
         )
     work = partial(prepare_skull, dataset=dataset, points=points, seed=seed, force=force)
     written, skipped, problems = 0, 0, []
@@ -87,7 +113,8 @@ def prepare_skull(complete: Path, dataset: str, points: int, seed: int, force: b
             return Prepared(0, len(volumes) - len(due), [str(error)])
         for path, target in due:
             try:
-                volume = _same_shape(path, complete_volume)
+                volume = read_nrrd(path)
+                _check_same_grid(volume, path, _grid_of(complete_volume), complete)
                 mask = volume.mask if frame is None else frame.apply(volume.values)
                 coordinates = None if frame is not None else cloud_frame(complete_volume)
                 # Every file has its own stream, so neither order nor workers change a cloud.
@@ -99,14 +126,43 @@ def prepare_skull(complete: Path, dataset: str, points: int, seed: int, force: b
     return Prepared(len(due) - len(problems), len(volumes) - len(due), problems)
 
 
-def _same_shape(path: Path, reference: Volume) -> Volume:
-    volume = read_nrrd(path)
-    if volume.values.shape != reference.values.shape:
+class _Grid(NamedTuple):
+    """Shape and axes of a volume."""
+
+    shape: tuple[int, ...]
+    axes: Matrix  # (3, 3) in LPS and mm, a column for each axis of the array
+
+
+def _grid_of(volume: Volume) -> _Grid:
+    return _Grid(volume.values.shape, volume.affine[:3, :3])
+
+
+def _check_same_grid(volume: Volume, path: Path, expected: _Grid, other: Path) -> None:
+    """Reject a volume with another shape, spacing or direction than the one at `other`.
+
+    Clouds are in voxels, so other axes would mirror or scale one part of a skull only. Origins may
+    differ, as in published files.
+    """
+    grid = _grid_of(volume)
+    if grid.shape != expected.shape:
         raise DataError(
-            f"{path}: a volume of shape {volume.values.shape}, but the complete skull has "
-            f"{reference.values.shape}; all volumes of a skull have one shape"
+            f"{path}: a volume of shape {grid.shape}, but {other} has {expected.shape}; all "
+            "volumes of a skull have one shape"
         )
-    return volume
+    if any(np.array_equal(axes, np.eye(3)) for axes in (grid.axes, expected.axes)):
+        return  # what a header without axes is read as
+    voxel = np.linalg.norm(expected.axes, axis=0)
+    # NaN is not within the tolerance either.
+    if not (np.abs(grid.axes - expected.axes) <= AXES_TOLERANCE * voxel).all():
+        raise DataError(
+            f"{path}: axes {_axes_text(grid.axes)}, but {other} has {_axes_text(expected.axes)} "
+            "(mm per voxel in LPS); all volumes of a skull have the same directions and spacing. "
+            "Resample it to the other's grid, for example in 3D Slicer, or correct the wrong header"
+        )
+
+
+def _axes_text(axes: Matrix) -> str:
+    return " ".join(f"({','.join(f'{step + 0.0:g}' for step in axis)})" for axis in axes.T)
 
 
 def cloud_of(
@@ -136,18 +192,56 @@ def save_cloud(target: Path, cloud: Points) -> None:
         np.save(file, cloud.astype(np.float32))
 
 
-def write_lists(root: Path, names: list[str], seed: int, replace: bool = False) -> None:
-    """Write train.csv and test.csv by a seeded shuffle, 80 to 20; existing lists stay, unless
-    they are to be replaced."""
-    order = np.random.default_rng(seed).permutation(len(names))
-    split = min(max(round(TRAIN_FRACTION * len(names)), 1), max(len(names) - 1, 1))
-    for file, part in zip(LISTS, (order[:split], order[split:]), strict=True):
-        target = root / file
-        if replace or not target.exists():
-            rows = (f"complete_skull/{names[number]}{SUFFIX}.npy\n" for number in sorted(part))
-            # Replaced atomically: another process may be training from it.
-            with new_file(target) as hidden:
-                hidden.write_text("".join(rows))
+def write_lists(root: Path, names: list[str], seed: int, added: Collection[str] = ()) -> None:
+    """Write train.csv and test.csv by a seeded shuffle, 80 to 20; existing rows stay.
+
+    A list that alone is missing gets the skulls that the other one lacks. Of existing lists, only
+    the `added` skulls are appended, so that 80 to 20 is reached or approached again.
+    """
+    targets = [root / file for file in LISTS]
+    exists = [target.exists() for target in targets]
+    listed = [names_in_list(target) if target.exists() else [] for target in targets]
+    used = {name for rows in listed for name in rows}
+    order = (names[index] for index in np.random.default_rng(seed).permutation(len(names)))
+    unlisted = [name for name in order if name not in used]
+    to_split = [name for name in unlisted if name in added or not any(exists)]
+    others = [name for name in unlisted if name not in to_split]
+    new: list[list[str]] = [[], []]
+    if any(exists) and not all(exists):
+        new[exists.index(False)], others = others, []
+    in_train, in_test = (len(old) + len(rows) for old, rows in zip(listed, new, strict=True))
+    total = in_train + in_test + len(to_split)
+    split = min(max(round(TRAIN_FRACTION * total), 1), max(total - 1, 1))
+    first_of_test = min(max(split - in_train, 0), len(to_split))
+    new[0] += to_split[:first_of_test]
+    new[1] += to_split[first_of_test:]
+    for target, is_there, rows in zip(targets, exists, new, strict=True):
+        if rows or not is_there:
+            append_rows(target, [name for name in names if name in rows])
+            if not rows:
+                logger.warning(
+                    "%s is empty: %s. Add skulls, or use another list: data.test_list=train.csv "
+                    "scores training skulls",
+                    target,
+                    "one skull cannot be split" if total == 1 else "all skulls are in the other",
+                )
+    if others:
+        logger.warning(
+            "%s: %d of %d skulls are in neither train.csv nor test.csv, so they are not used; add "
+            "rows, or remove both lists to split all skulls again",
+            root,
+            len(others),
+            len(names),
+        )
+
+
+def append_rows(target: Path, names: Iterable[str]) -> None:
+    """Append skulls to a list, which may be missing; rows that are there stay as they are."""
+    text = target.read_text() if target.exists() else ""
+    text += "" if not text or text.endswith("\n") else "\n"
+    # Replaced atomically: another process may be training from it.
+    with new_file(target) as hidden:
+        hidden.write_text(text + "".join(f"complete_skull/{name}{SUFFIX}.npy\n" for name in names))
 
 
 class CaseVolumes(NamedTuple):
@@ -161,15 +255,27 @@ class CaseVolumes(NamedTuple):
 
 def load_case(item: SkullItem, dataset: str) -> CaseVolumes:
     """Read the volumes of a case; SkullFix is also scored in its own grid, as published."""
-    skull, implant = (read_nrrd(item.volume(part)) for part in ("skull", "implant"))
-    if skull.values.shape != implant.values.shape:
-        raise DataError(
-            f"{item.volume('implant')}: a volume of shape {implant.values.shape}, but the skull's "
-            f"is {skull.values.shape}; all volumes of a skull have one shape"
-        )
+    paths = [item.volume(part) for part in ("skull", "implant")]
+    skull, implant = map(read_nrrd, paths)
+    _check_same_grid(implant, paths[1], _grid_of(skull), paths[0])
     to_indices: Callable[[Points], Points] = cloud_frame(skull).to_indices
     if dataset == "skullfix":
-        path = item.volume("skull")
-        complete = path.parents[1] / "complete_skull" / path.name
-        to_indices = skullfix_frame(read_nrrd(complete), complete).to_indices
+        complete = paths[0].parents[1] / "complete_skull" / paths[0].name
+        frame, grid = _complete_frame(complete, _last_change(complete))
+        _check_same_grid(skull, paths[0], grid, complete)
+        to_indices = frame.to_indices
     return CaseVolumes(skull.mask, implant.mask, skull.spacing, to_indices)
+
+
+def _last_change(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.exists() else 0  # read_nrrd names a missing file
+
+
+@lru_cache(maxsize=4096)
+def _complete_frame(complete: Path, last_change: int) -> tuple[Frame, _Grid]:
+    """Return the conversion and the grid of a complete SkullFix volume.
+
+    The conversion resamples the volume, seconds for a large one, so it is kept for later epochs.
+    """
+    volume = read_nrrd(complete)
+    return skullfix_frame(volume, complete), _grid_of(volume)

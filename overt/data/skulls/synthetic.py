@@ -5,6 +5,7 @@ Volumes, clouds and lists are like those of real skulls. Never imports torch.
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from pathlib import Path
 
@@ -12,9 +13,9 @@ import numpy as np
 
 from overt.data.making import claim_folder, map_in_processes
 from overt.data.skulls.defects import cut_defect
-from overt.data.skulls.lists import DEFECTS, SUFFIX
+from overt.data.skulls.lists import DEFECTS, SUFFIX, names_in_list
 from overt.data.skulls.nrrd import write_nrrd
-from overt.data.skulls.prepare import save_cloud, write_lists
+from overt.data.skulls.prepare import LISTS, save_cloud, write_lists
 from overt.data.skulls.shapes import HEAD_MM, make_skull
 from overt.data.skulls.shells import make_shell, take_ball
 from overt.data.skulls.surfaces import sample_surface, scatter_on_surface, surface_triangles
@@ -24,6 +25,8 @@ from overt.progress import report
 
 # Format version of each kind: incremented when the same settings produce different volumes.
 KINDS = {"shells": 1, "skulls": 2}
+
+logger = logging.getLogger(__name__)
 
 
 def write_skulls(
@@ -37,7 +40,8 @@ def write_skulls(
 ) -> int:
     """Write missing skulls 0 to `count` - 1 with five defects each; return how many.
 
-    A skull depends only on the settings and its number. `kind` is skulls, or shells for demos:
+    A skull depends only on the settings and its number, and stays in its list if the set grows.
+    Skulls from `count` on are kept as well. `kind` is skulls, or shells for demos:
     coarse and quick. `side` is the number of voxels along a side of the volumes, `points` the size
     of a cloud.
     """
@@ -53,8 +57,32 @@ def write_skulls(
     work = partial(write_skull, root, side=side, points=points, seed=seed, kind=kind)
     for done, _ in enumerate(map_in_processes(work, missing, workers), start=1):
         report("writing skulls", count - len(missing) + done, count)
-    write_lists(root, [f"{index:03d}" for index in range(count)], seed, replace=bool(missing))
+    names = [f"{index:03d}" for index in range(count)]
+    write_lists(root, names, seed, added=_added(root, names, missing))
+    held = sum(1 for _ in (root / "complete_skull").glob(f"*{SUFFIX}.npy"))
+    if held > count:
+        logger.warning(
+            "%s holds %d skulls, more than the %d requested; all in its train.csv and test.csv are "
+            "used. For fewer, choose another folder",
+            root,
+            held,
+            count,
+        )
     return len(missing)
+
+
+def _added(root: Path, names: list[str], written: list[int]) -> list[str]:
+    """Return the skulls that the lists do not have yet: those that were just written.
+
+    Skulls of an interrupted call follow the listed ones. A row that a user removed stays removed.
+    """
+    if not written:
+        return []
+    listed = [
+        name for file in LISTS if (root / file).exists() for name in names_in_list(root / file)
+    ]
+    last = max((int(name) for name in listed if name.isdecimal()), default=-1)
+    return [name for number, name in enumerate(names) if number > last or number in written]
 
 
 def write_skull(root: Path, number: int, side: int, points: int, seed: int, kind: str) -> None:

@@ -170,8 +170,9 @@ class DataSettings:
     dataset: str = MISSING
     # folder with complete_skull, defective_skull and implant, prepared by `overt data prepare`
     root: str | None = MISSING
-    # axis orientation of the data set, three letters such as RAS; null: LPS (left, posterior,
-    # superior). `overt complete` converts scans to it
+    # axis orientation of the training data, three letters such as RAS; null: LPS (left, posterior,
+    # superior). `overt complete` converts scans to it; `overt evaluate` does not, and needs test
+    # data of the same orientation
     axes: str | None = None
     # CSV lists of skulls; a relative path is below root
     train_list: str = MISSING
@@ -204,6 +205,11 @@ class DataSettings:
             raise ConfigError(
                 "data.synthetic writes the layout of skullbreak; set data.dataset=skullbreak"
             )
+        if self.synthetic is not None and (self.axes or "LPS").upper() != "LPS":
+            raise ConfigError(
+                f"data.axes={self.axes}, but data.synthetic writes skulls with the axes LPS; set "
+                "data.axes=null, or data.synthetic=null for existing skulls"
+            )
 
     @property
     def num_known_points(self) -> int:
@@ -226,10 +232,10 @@ class LossSettings:
 class EvaluationSettings:
     # ddpm (all T steps), ddim, or dpm_solver (DPM-Solver++ of second order: fewer steps)
     sampler: str = MISSING
-    # steps of ddim and dpm_solver
+    # steps of ddim and dpm_solver; ddpm ignores this, step_power and eta
     steps: int = MISSING
-    # spacing of ddim's steps: 1, as published, even; 2, as dpm_solver's, denser where little noise
-    # is left
+    # spacing of the steps: 1, as published, even; 2 denser where little noise is left. dpm_solver
+    # needs denser ones, and takes 2 where this is 1
     step_power: float = 1.0
     # randomness of ddim and dpm_solver: 0 none, 1 as much as ddpm
     eta: float = MISSING
@@ -251,7 +257,7 @@ class EvaluationSettings:
     volumes: bool = MISSING
     # radius in mm of the ball rolled around the points: regions it cannot enter are solid. Larger
     # than half the thickest wall, smaller than the dents of a skull; increased automatically for
-    # sparse clouds
+    # sparse clouds. Points that would need a surface above 1000 cm² enclose no solid
     solid_mm: float = MISSING
     # distance to the skull for border Dice, in mm
     border_mm: float = MISSING

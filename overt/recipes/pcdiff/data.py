@@ -6,7 +6,9 @@ Letters: B clouds, S known points, K implant points.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +40,8 @@ FIXED_NOISE_SEED = 570
 # a fraction of that, and the height above which it is the implant.
 SKULL_EXTENT, WALL, CAP_HEIGHT = (2.4, 3.0, 2.6), 0.06, 0.75
 SKULLBREAK_SPACING = 0.4  # mm, without a volume to tell
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -230,4 +234,18 @@ def voxel_size(item: SkullItem, dataset: str) -> float:
     if dataset == "skullfix":
         return SKULLFIX_SPACING
     volume = item.volume("skull")
-    return cloud_frame(read_nrrd(volume)).unit_mm if volume.is_file() else SKULLBREAK_SPACING
+    if volume.is_file():
+        return cloud_frame(read_nrrd(volume)).unit_mm
+    _warn_of_assumed_spacing(volume.parents[2])
+    return SKULLBREAK_SPACING
+
+
+@cache
+def _warn_of_assumed_spacing(root: Path) -> None:
+    """Warn once for each data set."""
+    logger.warning(
+        "%s: no volume beside the clouds: voxels of %g mm assumed, as SkullBreak's, in all scores "
+        "in mm",
+        root,
+        SKULLBREAK_SPACING,
+    )

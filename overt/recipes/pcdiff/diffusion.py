@@ -89,16 +89,21 @@ class Respaced(NamedTuple):
 
 
 def respace(arrays: Arrays, steps: int, power: float = 1.0) -> Respaced:
-    """Keep `steps` of the T steps, including the first and the last.
+    """Keep exactly `steps` of the T steps, including the first and the last.
 
-    They are evenly spaced (DDIM); with a power of 2 they are denser where little noise is left.
+    They are evenly spaced (DDIM); with a power of 2 they are denser where little noise is left, up
+    to every one.
     """
     total = len(arrays.betas)
     # numpy rounds halves to even, as the published code does.
     spread = np.linspace(0, total - 1, steps)
     if power != 1.0:
         spread = (spread / (total - 1)) ** power * (total - 1)
-    timesteps = np.unique(np.round(spread).astype(int))
+    # Dense steps round to the same t; each takes the next free one, below those that follow.
+    order = np.arange(steps)
+    rounded = np.round(spread).astype(int)
+    timesteps = np.maximum.accumulate(rounded - order) + order
+    timesteps = np.minimum(timesteps, total - steps + order)
     cumulative = arrays.alphas_cumprod.numpy()
     betas = np.zeros(total, dtype=np.float32)
     before = np.float32(1.0)

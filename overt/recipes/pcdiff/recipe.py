@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from typing import NamedTuple, cast
 
 import torch
@@ -35,6 +37,8 @@ from overt.recipes.pcdiff.geometry import find_geometry
 from overt.recipes.pcdiff.layers import FeaturePropagation, PVConv, SetAbstraction
 from overt.recipes.pcdiff.sampling import base_arrays, make_plan
 from overt.viz.points import Shown, draw_clouds
+
+logger = logging.getLogger(__name__)
 
 CASES_DRAWN = 2
 
@@ -153,6 +157,14 @@ class PCDiffRecipe(Recipe):
             return score_batch(cast(Denoiser, model), cases, indices, settings, plan, arrays)
 
         rows = score_batches(world, len(cases), settings.batch_size, score)
+        # Distances between surfaces are NaN where a volume is empty; ground truth never is.
+        empty = sum(math.isnan(row.get("hd95", 0.0)) for row in rows)
+        if empty and world.is_main:
+            logger.warning(
+                "%d of %d sampled implants are empty: fewer than half of their samples enclose a "
+                "solid in the volume. The model may need more training.",
+                empty, len(rows),
+            )  # fmt: skip
         return with_names([item.name for item in cases.items], rows)
 
     def visualize(self, model: nn.Module) -> dict[str, Tensor]:

@@ -6,12 +6,15 @@ synchronization, so on CUDA it is recorded once as a graph and replayed.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from overt.distributed import is_main_process
 from overt.errors import ConfigError
 from overt.progress import each
 from overt.recipes.pcdiff.config import DiffusionSettings, EvaluationSettings
@@ -31,6 +34,10 @@ from overt.recipes.pcdiff.diffusion import (
     respace,
     solver_step,
 )
+
+logger = logging.getLogger(__name__)
+
+SOLVER_POWER = 2.0  # of DPM-Solver++, where evaluation.step_power is 1
 
 
 class Plan(NamedTuple):
@@ -61,17 +68,30 @@ def make_plan(diffusion: DiffusionSettings, evaluation: EvaluationSettings) -> P
     arrays = base_arrays(diffusion)
     shared, margin = diffusion.shared_noise, evaluation.box_margin
     if evaluation.sampler == "ddpm":
+        _announce_all_steps(diffusion.steps)
         steps = list(range(diffusion.steps - 1, -1, -1))
         return Plan(arrays, steps, diffusion.variance, 0.0, None, shared, margin)
     if evaluation.sampler == "dpm_solver":
         # The last steps change the signal-to-noise ratio most: a second-order solver needs them
         # closer together.
-        spaced = respace(arrays, evaluation.steps, power=2.0)
+        power = SOLVER_POWER if evaluation.step_power == 1 else evaluation.step_power
+        spaced = respace(arrays, evaluation.steps, power)
         eta = evaluation.eta
         solver = make_solver(spaced.arrays, spaced.timesteps, eta)
         return Plan(spaced.arrays, spaced.timesteps, None, eta, solver, shared, margin)
     spaced = respace(arrays, evaluation.steps, evaluation.step_power)
     return Plan(spaced.arrays, spaced.timesteps, None, evaluation.eta, None, shared, margin)
+
+
+@cache
+def _announce_all_steps(total: int) -> None:
+    """Log once that some settings have no effect: recipes set them for other samplers."""
+    if is_main_process():
+        logger.warning(
+            "evaluation.sampler=ddpm takes all %d steps of training; evaluation.steps, step_power "
+            "and eta have no effect (use ddim or dpm_solver for fewer steps)",
+            total,
+        )
 
 
 class ReverseStep:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from overt.cli import main
-from overt.data.skulls.nrrd import write_nrrd
+from overt.data.skulls.nrrd import read_nrrd, write_nrrd
 from overt.data.skulls.shapes import make_skull
 from overt.data.skulls.volumes import Volume
 
@@ -30,8 +30,8 @@ def test_volumes_are_prepared_and_problems_named(
     main(["data", "skulls", str(root), "--skulls", "1", *SIZES])
     for cloud in root.rglob("*_surf.npy"):
         cloud.unlink()
-    empty = Volume.of(np.zeros((24, 24, 24), dtype=bool), (1.0, 1.0, 1.0))
-    write_nrrd(root / "implant" / "random_1" / "000.nrrd", empty)
+    path = root / "implant" / "random_1" / "000.nrrd"
+    write_nrrd(path, read_nrrd(path).with_values(np.zeros((24, 24, 24), dtype=bool)))
     capsys.readouterr()
     assert main(["data", "prepare", str(root), "--points", "40"]) == 1
     printed = capsys.readouterr().out

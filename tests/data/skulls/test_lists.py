@@ -58,6 +58,31 @@ def test_missing_clouds_are_all_named_at_once(tmp_path: Path) -> None:
     assert "overt data prepare" in str(error.value)
 
 
+def test_a_missing_volume_is_named_beside_its_cloud(tmp_path: Path) -> None:
+    write_clouds(tmp_path, "skullfix", ["000", "001"])
+    (tmp_path / "train.csv").write_text("complete_skull/000.nrrd\ncomplete_skull/001.nrrd\n")
+    clouds = lists.SkullList(tmp_path / "train.csv", "skullfix")
+    (tmp_path / "implant/000_surf.npy").unlink()
+    (tmp_path / "implant/000.nrrd").touch()
+    with pytest.raises(DataError, match="overt data prepare ROOT --dataset skullfix") as error:
+        clouds.check(5, 5)
+    assert "volume " not in str(error.value)
+    (tmp_path / "implant/001_surf.npy").unlink()
+    with pytest.raises(DataError, match=r"001_surf.npy \(its volume 001.nrrd too\)") as error:
+        clouds.check(5, 5)
+    assert "1 of them have no volume beside them: copy it" in str(error.value)
+
+
+@pytest.mark.parametrize(("stored", "named"), [lists.DATASETS, lists.DATASETS[::-1]])
+def test_clouds_of_the_other_data_set_are_recognized(
+    stored: str, named: str, tmp_path: Path
+) -> None:
+    write_clouds(tmp_path, stored, ["000"])
+    (tmp_path / "train.csv").write_text("complete_skull/000.nrrd\n")
+    with pytest.raises(DataError, match=f"set data.dataset={stored}"):
+        lists.SkullList(tmp_path / "train.csv", named).check(5, 5)
+
+
 def test_clouds_of_the_wrong_size_and_shape_are_all_named_at_once(tmp_path: Path) -> None:
     write_clouds(tmp_path, "skullfix", ["000", "001"])
     (tmp_path / "train.csv").write_text("complete_skull/000.nrrd\ncomplete_skull/001.nrrd\n")
@@ -69,6 +94,7 @@ def test_clouds_of_the_wrong_size_and_shape_are_all_named_at_once(tmp_path: Path
     text = str(error.value)
     assert "3 clouds cannot be used" in text
     assert "3 points, expected at least 10" in text
+    assert "`overt data prepare ROOT --dataset skullfix --points 20`" in text
     assert "(50, 2); expected floats of shape (points, 3)" in text
     assert "not a readable array" in text
 
@@ -76,7 +102,7 @@ def test_clouds_of_the_wrong_size_and_shape_are_all_named_at_once(tmp_path: Path
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "is empty"),
+        ("", "is empty.* data.test_list=train.csv"),
         ("skulls/000.nrrd\n", "row 1: 'skulls/000.nrrd'; expected complete_skull"),
         ("complete_skull/000.nrrd\ncomplete_skull/001.npy\n", "row 2"),
     ],

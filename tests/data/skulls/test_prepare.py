@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from overt.data.skulls import prepare as preparing
-from overt.data.skulls.lists import DEFECTS, SkullList
-from overt.data.skulls.nrrd import write_nrrd
-from overt.data.skulls.volumes import Volume
+from overt.data.skulls.lists import DATASETS, DEFECTS, SkullList
+from overt.data.skulls.nrrd import read_nrrd, write_nrrd
+from overt.data.skulls.volumes import Frame, Volume, skullfix_frame
 from overt.errors import DataError
 
 POINTS = 30
@@ -101,6 +101,131 @@ def test_lists_are_a_seeded_split_and_stay_once_written(tmp_path: Path) -> None:
     assert (tmp_path / "train.csv").read_text().split() == train
 
 
+def rows(root: Path, file: str) -> list[str]:
+    return [Path(row).name.removesuffix("_surf.npy") for row in (root / file).read_text().split()]
+
+
+@pytest.mark.parametrize("missing", preparing.LISTS)
+def test_a_missing_list_gets_the_skulls_that_the_other_one_lacks(
+    missing: str, tmp_path: Path
+) -> None:
+    names = [f"{number:03d}" for number in range(10)]
+    (kept,) = set(preparing.LISTS) - {missing}
+    # Both styles of rows.
+    (tmp_path / kept).write_text("complete_skull/009.nrrd\n/data/complete_skull/004_surf.npy\n")
+    before = (tmp_path / kept).read_text()
+    preparing.write_lists(tmp_path, names, seed=42)
+    assert rows(tmp_path, missing) == [name for name in names if name not in ("004", "009")]
+    assert (tmp_path / kept).read_text() == before
+
+
+def test_added_skulls_are_appended_and_no_skull_changes_its_list(tmp_path: Path) -> None:
+    names = [f"{number:03d}" for number in range(20)]
+    preparing.write_lists(tmp_path, names[:10], seed=0)
+    before = [rows(tmp_path, file) for file in preparing.LISTS]
+    preparing.write_lists(tmp_path, names, seed=0, added=names[10:])
+    train, test = (rows(tmp_path, file) for file in preparing.LISTS)
+    assert (train[:8], test[:2]) == tuple(before)
+    assert (len(train), len(test)) == (16, 4)
+    assert sorted(train + test) == names
+
+
+def test_skulls_in_neither_list_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "train.csv").write_text("complete_skull/000.nrrd\n")
+    (tmp_path / "test.csv").write_text("complete_skull/001.nrrd\n")
+    preparing.write_lists(tmp_path, ["000", "001", "002"], seed=0)
+    assert "1 of 3 skulls are in neither train.csv nor test.csv" in caplog.text
+    assert rows(tmp_path, "train.csv") == ["000.nrrd"]
+
+
+def test_one_skull_cannot_be_split(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    preparing.write_lists(tmp_path, ["000"], seed=0)
+    assert "test.csv is empty: one skull cannot be split" in caplog.text
+    assert "data.test_list=train.csv" in caplog.text
+    assert rows(tmp_path, "train.csv") == ["000"]
+
+
+FLIPPED = np.diag([-0.45, 0.45, 0.45, 1.0])
+COARSER = np.diag([0.45, 0.45, 0.9, 1.0])
+
+
+@pytest.mark.parametrize("dataset", DEFECTS)
+@pytest.mark.parametrize("part", ["defective_skull", "implant"])
+@pytest.mark.parametrize(
+    ("affine", "text"),
+    [
+        (FLIPPED, "(-0.45,0,0) (0,0.45,0) (0,0,0.45)"),
+        (COARSER, "(0.45,0,0) (0,0.45,0) (0,0,0.9)"),
+    ],
+)
+def test_volumes_of_a_skull_with_other_axes_or_spacing_are_refused(
+    dataset: str,
+    part: str,
+    affine: np.ndarray,
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("overt.data.skulls.volumes.SIDE", 12)
+    write_volumes(tmp_path, dataset, ["000"])
+    preparing.prepare(tmp_path, dataset, POINTS)
+    item = SkullList(tmp_path / "train.csv", dataset).items[0]
+    path = item.volume("skull" if part == "defective_skull" else "implant")
+    write_nrrd(path, Volume(read_nrrd(path).values, affine))
+    (problem,) = preparing.prepare(tmp_path, dataset, POINTS, force=True).problems
+    assert problem.startswith(f"{path}: axes {text}, but {tmp_path}/complete_skull/000.nrrd has ")
+    assert "(0.45,0,0) (0,0.45,0) (0,0,0.45)" in problem
+    with pytest.raises(DataError, match="have the same directions and spacing"):
+        preparing.load_case(item, dataset)
+
+
+def test_another_origin_and_rounded_axes_are_accepted(tmp_path: Path) -> None:
+    write_volumes(tmp_path, "skullbreak", ["000"])
+    path = tmp_path / "implant/random_1/000.nrrd"
+    affine = np.diag([0.4501, 0.45, 0.45, 1.0])
+    affine[:3, 3] = 7.0
+    affine[1, 0] = 1e-5
+    write_nrrd(path, Volume(read_nrrd(path).values, affine))
+    assert preparing.prepare(tmp_path, "skullbreak", POINTS).problems == []
+    preparing.load_case(SkullList(tmp_path / "train.csv", "skullbreak").items[3], "skullbreak")
+
+
+def test_a_complete_skullfix_skull_is_resampled_once_until_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("overt.data.skulls.volumes.SIDE", 12)
+    write_volumes(tmp_path, "skullfix", ["000", "001"])
+    preparing.prepare(tmp_path, "skullfix", POINTS)
+    resampled: list[Path] = []
+
+    def count(volume: Volume, path: Path) -> Frame:
+        resampled.append(path)
+        return skullfix_frame(volume, path)
+
+    monkeypatch.setattr(preparing, "skullfix_frame", count)
+    item = SkullList(tmp_path / "train.csv", "skullfix").items[0]
+    points = np.ones((1, 3))
+    first, again = (preparing.load_case(item, "skullfix").to_indices(points) for _ in range(2))
+    np.testing.assert_array_equal(first, again)
+    complete = tmp_path / "complete_skull" / item.volume("skull").name
+    assert resampled == [complete]
+    moved = np.roll(read_nrrd(complete).values, 1, axis=0)
+    write_nrrd(complete, Volume.of(moved, (0.45,) * 3))
+    changed = preparing.load_case(item, "skullfix").to_indices(points)
+    np.testing.assert_array_equal(changed - first, [[1, 0, 0]])
+
+
+@pytest.mark.parametrize(("stored", "named"), [DATASETS, DATASETS[::-1]])
+def test_the_layout_of_the_other_data_set_is_recognized(
+    stored: str, named: str, tmp_path: Path
+) -> None:
+    write_volumes(tmp_path, stored, ["000"])
+    with pytest.raises(DataError, match=f"has the layout of {stored}.* --dataset {stored}"):
+        preparing.prepare(tmp_path, named, POINTS)
+
+
 def test_what_is_wrong_with_volumes_is_all_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,7 +240,8 @@ def test_what_is_wrong_with_volumes_is_all_reported(
     assert done.written == 6
     text = "\n".join(done.problems)
     assert "implant/000.nrrd: the volume has no voxels" in text
-    assert "001.nrrd: a volume of shape (8, 8, 9), but the complete skull has (8, 8, 8)" in text
+    assert "defective_skull/001.nrrd: a volume of shape (8, 8, 9), but" in text
+    assert "complete_skull/001.nrrd has (8, 8, 8)" in text
     assert "implant/002.nrrd cannot be read" in text
 
 
@@ -128,4 +254,14 @@ def test_a_full_volume_has_no_surface(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is full"):
         preparing.cloud_of(
             np.ones((4, 4, 4), dtype=bool), 5, np.random.default_rng(0), tmp_path / "x.nrrd"
+        )
+
+
+def test_a_header_without_axes_is_not_compared() -> None:
+    values = np.ones((2, 2, 2), np.uint8)
+    unknown = Volume(values, np.eye(4))
+    known = Volume(values, np.diag([0.4, 0.4, 0.4, 1.0]))
+    for first, second in ((unknown, known), (known, unknown)):
+        preparing._check_same_grid(
+            first, Path("a.nrrd"), preparing._grid_of(second), Path("b.nrrd")
         )

@@ -9,8 +9,9 @@ from small_recipes import SMALL_PCDIFF
 
 from overt.config import load
 from overt.data.rng import sample_rng
+from overt.data.skulls.lists import item_of
 from overt.errors import ConfigError, DataError
-from overt.recipes.pcdiff.data import HeldOutCases, draw_noise
+from overt.recipes.pcdiff.data import HeldOutCases, draw_noise, voxel_size
 from overt.recipes.pcdiff.sampling import base_arrays
 
 
@@ -80,6 +81,15 @@ def test_at_time_0_an_item_always_has_the_same_noise(root: Path) -> None:
     free.diffusion.steps = 1
     first, second = (free.sample(2, sample_rng(0, epoch, 2)) for epoch in range(2))
     assert not torch.equal(first.noise, second.noise)
+
+
+def test_an_assumed_voxel_size_is_reported_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    items = [item_of(tmp_path, "skullbreak", "bilateral", name) for name in ("000", "001")]
+    assert [voxel_size(item, "skullbreak") for item in items] == [0.4, 0.4]
+    (record,) = caplog.records
+    assert "no volume beside the clouds: voxels of 0.4 mm assumed" in record.getMessage()
 
 
 def test_held_out_cases_are_spread_over_the_list_and_always_the_same(root: Path) -> None:

@@ -1,5 +1,8 @@
 """The diffusion and its samplers: identities, and an oracle that finds what it knows."""
 
+import itertools
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -76,6 +79,20 @@ def test_every_schedule_ends_in_noise_and_keeps_its_length(schedule: str) -> Non
     assert len(found.betas) == 1000
     assert (found.alphas_cumprod.diff() <= 0).all()
     assert found.alphas_cumprod[-1] < 0.01
+
+
+@pytest.mark.parametrize("power", [0.25, 1.0, 2.0, 8.0])
+def test_as_many_steps_are_kept_as_requested(power: float) -> None:
+    for steps in range(2, STEPS + 1):
+        timesteps = diffusion.respace(arrays(), steps, power).timesteps
+        assert (len(timesteps), timesteps[0], timesteps[-1]) == (steps, STEPS - 1, 0)
+        assert all(later < earlier for earlier, later in itertools.pairwise(timesteps))
+
+
+def test_even_steps_are_those_of_the_published_code() -> None:
+    for steps in range(2, STEPS + 1):
+        published = np.unique(np.round(np.linspace(0, STEPS - 1, steps)).astype(int))
+        assert diffusion.respace(arrays(), steps).timesteps == published[::-1].tolist()
 
 
 def test_too_little_room_for_neighbours_is_refused() -> None:

@@ -12,6 +12,7 @@ from toy_runs import read_rows
 
 from overt.config import Config, load
 from overt.config.batch import advice, plan_batches, scaled_learning_rate
+from overt.distributed import init_distributed
 from overt.errors import ConfigError
 
 
@@ -152,6 +153,37 @@ def test_it_learns_and_is_scored(root: Path) -> None:
     with torch.inference_mode():
         picture = trainer.recipe.visualize(trainer.model)["implants"]
     assert picture.shape == (3, 18 + 4 * 220, 4 * 220)
+
+
+def test_empty_implants_are_counted_in_one_line(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Points of an untrained network enclose no solid."""
+    recipe = SMALL_PCDIFF.recipe(root, "evaluation.volumes=true")
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        scores = recipe.evaluate(recipe.build_model().eval(), init_distributed("cpu"))
+    assert scores["dsc"] == 0
+    assert scores["ceiling_dsc"] > 0.1
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith("3 of 3 sampled implants are empty")
+
+
+@pytest.mark.parametrize("name", ["", "_published", "_tiny"])
+def test_learning_rates_are_scaled_from_the_batch_of_the_recipe(name: str) -> None:
+    config = load([f"recipe=pcdiff{name}", "data.root=somewhere", "optimizer.lr_scaling=sqrt"])
+    batch = config.training.global_batch_size
+    assert batch == config.optimizer.lr_base_batch
+    assert scaled_learning_rate(config.optimizer, batch) == config.optimizer.lr
+    assert scaled_learning_rate(config.optimizer, 4 * batch) == 2 * config.optimizer.lr
+
+
+def test_synthetic_skulls_have_no_other_axes() -> None:
+    """Otherwise `overt complete` would rotate scans away from the training data."""
+    with pytest.raises(ConfigError, match=r"data\.axes=RAS, but data\.synthetic writes skulls"):
+        load(["recipe=pcdiff_tiny", "data.axes=RAS"])
+    config = load(["recipe=pcdiff_tiny", "data.axes=RAS", "data.synthetic=null"])
+    assert config.settings.data.axes == "RAS"
 
 
 def test_the_tiny_recipe_is_complete_and_small() -> None:

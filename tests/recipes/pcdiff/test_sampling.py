@@ -154,6 +154,29 @@ def test_ddim_takes_denser_steps_where_little_noise_is_left(tmp_path: Path) -> N
     assert (np.diff(gaps) <= 1).all()  # up to rounding they shrink towards the end
 
 
+def test_dpm_solver_takes_the_step_power_or_its_own(tmp_path: Path) -> None:
+    def steps(*words: str) -> list[int]:
+        small = SMALL_PCDIFF.recipe(tmp_path, "evaluation.steps=10", *words).settings
+        return make_plan(small.model.diffusion, small.evaluation).timesteps
+
+    solver = "evaluation.sampler=dpm_solver"
+    assert steps(solver) == steps(solver, "evaluation.step_power=2")
+    assert steps(solver) == steps("evaluation.step_power=2")  # those of ddim
+    assert steps(solver, "evaluation.step_power=3") == steps("evaluation.step_power=3")
+    assert steps(solver, "evaluation.step_power=3") != steps(solver)
+
+
+def test_ddpm_says_once_which_settings_have_no_effect(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = ["evaluation.sampler=ddpm", "evaluation.steps=10", "evaluation.eta=0.5"]
+    settings = SMALL_PCDIFF.recipe(tmp_path, *words, "model.diffusion.steps=37").settings
+    for _ in range(2):
+        assert len(make_plan(settings.model.diffusion, settings.evaluation).timesteps) == 37
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "takes all 37 steps of training; evaluation.steps, step_power and eta" in message
+
+
 def test_dpm_solver_needs_fewer_steps_than_ddim(tmp_path: Path) -> None:
     """Of a normal distribution the end of the reverse process is known exactly."""
     start = torch.randn((2, 40, 3), generator=torch.Generator().manual_seed(1))
