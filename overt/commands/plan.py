@@ -18,7 +18,7 @@ from typing import Any
 
 from overt.checks import within
 from overt.commands.arguments import config_options, finite_number, whole_number
-from overt.config import Config, build_recipe, check, compose_values, load
+from overt.config import Config, check, compose_values, load
 from overt.errors import ConfigError
 from overt.run.reader import number_of, read_rows
 
@@ -35,12 +35,13 @@ def main(arguments: Sequence[str]) -> int:
         measured = options.seconds / samples_per_device(config, devices)
 
     from overt.tools.plan.communication import Network
+    from overt.tools.plan.engine_step import recipe_on_cuda
     from overt.tools.plan.predict import Request, make_plan
 
     network = Network(gpus_per_node=options.gpus_per_node, network_gbit=options.network_gbit)
     request = Request(devices, options.gpu, options.efficiency, measured, options.samples, network)
     print("one step on fake tensors: seconds for most recipes, minutes for LBM", file=sys.stderr)
-    plan = make_plan(config, build_recipe(config), request)
+    plan = make_plan(config, recipe_on_cuda(config), request)
     print(json.dumps(plan, indent=1) if options.json else render(plan))
     return 0
 
@@ -107,11 +108,18 @@ def seconds_per_sample(run: Path, devices: int) -> float:
 
 
 def samples_per_device(config: Config, devices: Sequence[int]) -> int:
-    """Of one step, with the first number of devices."""
+    """Of one step, with the first number of devices over which the batch can be split."""
     from overt.config.batch import plan_batches
 
-    plan = plan_batches(config.training, devices[0])
-    return plan.batch_size * plan.accumulation_steps
+    problems = []
+    for count in devices:
+        try:
+            plan = plan_batches(config.training, count)
+        except ConfigError as error:
+            problems.append(error)
+        else:
+            return plan.batch_size * plan.accumulation_steps
+    raise problems[0]
 
 
 def render(plan: dict[str, Any]) -> str:

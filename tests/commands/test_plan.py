@@ -69,6 +69,20 @@ def test_step_time_of_a_measured_run(tmp_path: Path) -> None:
         seconds_per_sample(tmp_path, devices=1)
 
 
+def test_a_given_step_time_is_that_of_the_first_number_of_devices_that_works(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    batch = ["training.batch_size=null", "training.global_batch_size=8"]
+    assert main([*OWN, *batch, "--devices", "3,4,8", "--seconds", "0.05", "--json"]) == 0
+    three, four, eight = json.loads(capsys.readouterr().out)["devices"]
+    assert "is not a multiple" in three["problem"]
+    for row, seconds in ((four, 0.05), (eight, 0.025)):
+        alone = row["seconds_per_step"] - row["traffic"]["ddp"]["exposed"]
+        assert alone == pytest.approx(seconds)
+    with pytest.raises(ConfigError, match="is not a multiple"):
+        main([*OWN, *batch, "--devices", "3,5", "--seconds", "0.05"])
+
+
 @pytest.mark.parametrize("text", ["", "0,1", "two", "1,,2"])
 def test_devices_that_are_no_numbers_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="whole numbers from 1 to a million"):

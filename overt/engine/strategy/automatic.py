@@ -72,12 +72,11 @@ def choose(
     if compiles:
         against = _against_compiling(training, recipe, model, world, total_steps)
         training = replace(training, compile="none" if against else "blocks")
-        reasons.append(f"compile={training.compile} ({against or 'repeated blocks, a long run'})")
+        reasons.append(_compiles(against))
     if graphs:
         against = _against_recording(training, recipe, model, world)
         training = replace(training, cuda_graph=not against)
-        word = str(training.cuda_graph).lower()
-        reasons.append(f"cuda_graph={word} ({against or 'the same work in every step'})")
+        reasons.append(_records(against))
     if fitted is not None:
         reasons.append(fitted)
     if world.device.type != "cuda":  # nothing to choose
@@ -90,26 +89,64 @@ def choose(
     )
 
 
+def choice_on_cuda(
+    training: TrainingSection, recipe: Recipe, units: int, total_steps: int | None, reduced: int
+) -> str:
+    """Return what `auto` becomes on CUDA with Triton, as text; empty where nothing is `auto`.
+
+    `units` are those that would be compiled, `reduced` the bytes of gradients that are reduced.
+    Training of unknown length is taken to be long.
+    """
+    reasons = []
+    if training.compile == "auto":
+        steps = FEWEST_STEPS if total_steps is None else total_steps
+        reasons.append(_compiles(_against_blocks(training, recipe, units, steps)))
+    if training.cuda_graph == "auto":
+        reasons.append(_records(_against_replaying(training, recipe, reduced)))
+    return ", ".join(reasons)
+
+
+def _compiles(against: str | None) -> str:
+    return (
+        f"compile=none ({against})" if against else "compile=blocks (repeated blocks, a long run)"
+    )
+
+
+def _records(against: str | None) -> str:
+    if against:
+        return f"cuda_graph=false ({against})"
+    return "cuda_graph=true (the same work in every step)"
+
+
 def _against_compiling(
     training: TrainingSection, recipe: Recipe, model: nn.Module, world: World, total_steps: int
 ) -> str | None:
     """Return why blocks are not compiled, the first reason that holds."""
     if world.device.type != "cuda":
         return "on a CPU it does not pay"
+    units = len(recipe.compile_units(model))
+    if against := _against_blocks(training, recipe, units, total_steps):
+        return against
+    if not dispatch.HAS_TRITON:
+        return "Triton is not installed"
+    if torch.cuda.get_device_capability(world.device) < OLDEST:
+        return "the device is older than Triton supports"
+    return None
+
+
+def _against_blocks(
+    training: TrainingSection, recipe: Recipe, units: int, total_steps: int
+) -> str | None:
     if training.deterministic:
         return "training.deterministic=true keeps to kernels that do not depend on a compiler"
     if training.strategy == "fsdp":
         return "blocks are sharded; training.compile=blocks compiles them nevertheless"
     if isinstance(recipe.compile_pays, str) or not recipe.compile_pays:
         return str(recipe.compile_pays or "the recipe says that it does not pay")
-    if not recipe.compile_units(model):
+    if not units:
         return "the recipe names no blocks"
     if total_steps < FEWEST_STEPS:
         return f"{total_steps} steps are over before compilation pays, from {FEWEST_STEPS} it does"
-    if not dispatch.HAS_TRITON:
-        return "Triton is not installed"
-    if torch.cuda.get_device_capability(world.device) < OLDEST:
-        return "the device is older than Triton supports"
     return None
 
 

@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
 from overt.checkpoint import random_state
-from overt.config import Config
+from overt.config import Config, build_recipe
 from overt.distributed import World
 from overt.engine import loader
 from overt.engine.build import build
@@ -38,7 +38,7 @@ from overt.engine.trainer import Trainer
 from overt.garbage import no_collection
 from overt.nested import map_tensors
 from overt.recipe import Recipe
-from overt.tools.plan.cuda_rules import as_on_cuda
+from overt.tools.plan.cuda_rules import Answers, as_on_cuda
 from overt.tools.plan.live_memory import ACTIVATIONS, LiveMemory
 
 STEPS_PLANNED = 1000  # only for schedules of the recipe's own, which need to know an end
@@ -52,6 +52,7 @@ class Model:
     frozen: int  # further parameters
     blocks: int
     unit_sizes: tuple[int, ...]  # parameters of each unit that FSDP gathers on its own
+    compile_units: int = 0  # modules that training.compile=blocks compiles
 
 
 @dataclass(frozen=True)
@@ -110,8 +111,6 @@ class EngineStep:
             accumulation_steps=1,
             global_batch_size=None,
         )
-        recipe.stackable = True  # example samples have one shape
-        recipe.prepares_beside_step = False  # nothing runs, so nothing runs beside it
         self.numbers = self._count(self._build_model())
 
     def _build_model(self) -> nn.Module:
@@ -127,6 +126,7 @@ class EngineStep:
             sum(size for size, trained in sizes if not trained),
             len(self.recipe.blocks(model)),
             tuple(sum(value.numel() for value in unit.parameters()) for unit in units),
+            len(self.recipe.compile_units(model)),
         )
 
     def run(self, batch: Any, size: int) -> StepMemory:
@@ -148,7 +148,12 @@ class EngineStep:
 
     def _measure(self, config: Config, world: World, batch: Any, size: int) -> StepMemory:
         memory, model = ShardMemory(), self._build_model()  # a build changes its model for good
-        with random_state.undisturbed(), switches_kept(), _fakes(memory, self.devices) as mode:
+        with (
+            random_state.undisturbed(),
+            switches_kept(),
+            planned_recipe(self.recipe),
+            _fakes(memory, self.devices) as mode,
+        ):
             with mode:
                 make_fake(model)
             with (
@@ -256,6 +261,29 @@ class EngineReads(TorchFunctionMode):
             in_scaler = "grad_scaler" in sys._getframe(1).f_code.co_filename
             return 0.0 if in_scaler else 1.0
         return function(*args, **kwargs)
+
+
+@contextmanager
+def planned_recipe(recipe: Recipe) -> Iterator[None]:
+    """Let the recipe take its example batch; afterward it is as it was."""
+    with (
+        patch.object(recipe, "stackable", True),  # example samples have one shape
+        patch.object(recipe, "prepares_beside_step", False),  # nothing runs beside a fake step
+    ):
+        yield
+
+
+def recipe_on_cuda(config: Config, ranks: int = 1) -> Recipe:
+    """Build the recipe as one of `ranks` ranks with a CUDA device; neither has to exist.
+
+    What a recipe settles when it is built may depend on both.
+    """
+    with ExitStack() as stack:
+        if ranks > 1:
+            stack.enter_context(_fake_ranks(ranks, ShardMemory()))
+        stack.enter_context(patch.object(torch.cuda, "is_available", lambda: True))
+        stack.enter_context(Answers())
+        return build_recipe(config)
 
 
 def _engine_asks() -> bool:

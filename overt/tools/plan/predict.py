@@ -21,12 +21,13 @@ from torch._subclasses.fake_tensor import (
 
 from overt.config import Config
 from overt.config.batch import BatchPlan, learning_rates, plan_batches
-from overt.engine.strategy.automatic import records_on_cuda
+from overt.config.schema import TrainingSection
+from overt.engine.strategy.automatic import choice_on_cuda, records_on_cuda
 from overt.errors import ConfigError, DataError
 from overt.health.flops import peak_tflops
 from overt.recipe import Recipe
 from overt.tools.plan.communication import Network, Traffic, ddp_traffic, fsdp_traffic
-from overt.tools.plan.engine_step import EngineStep, Model, StepMemory
+from overt.tools.plan.engine_step import EngineStep, Model, StepMemory, recipe_on_cuda
 
 GIB = 2**30
 # Work space of cuBLAS (32 MiB on Hopper) in the threads of the forward and of the backward pass,
@@ -147,8 +148,13 @@ def _reads_values(config: Config, recipe: Recipe, error: Exception) -> str:
 
 
 def make_plan(config: Config, recipe: Recipe, request: Request) -> dict[str, Any]:
-    """Return everything that `overt plan` shows, in bytes, seconds and plain numbers."""
+    """Return everything that `overt plan` shows, in bytes, seconds and plain numbers.
+
+    `recipe` is that of one device, from `recipe_on_cuda`.
+    """
     training = config.training
+    if request.seconds_per_sample is None:
+        _peak_tflops(request, config)  # refused before the steps, which take long
     plans: dict[int, BatchPlan | str] = {}
     for devices in request.devices:
         try:
@@ -160,6 +166,7 @@ def make_plan(config: Config, recipe: Recipe, request: Request) -> dict[str, Any
         raise ConfigError(f"none of these numbers of devices works: {next(iter(plans.values()))}")
     first = max(plan.batch_size for plan in possible)
     sizes = (first, max(first // 2, 1) if first > 1 else 2)
+    fitted = recipe.fit_memory(first, training.memory_gib) if training.memory_gib else None
     model, plain = fit(config, recipe, sizes, checkpointing=False)
     variants = {"plain": plain}
     if model.blocks:
@@ -167,7 +174,15 @@ def make_plan(config: Config, recipe: Recipe, request: Request) -> dict[str, Any
     sharded = _fit_sharded(config, recipe, sizes, model, possible)
     samples = request.samples or count_samples(config, recipe)
     at_first = plain.at(first)
-    is_recorded = records_on_cuda(training, recipe, 4 * model.parameters)
+    is_spread = any(plan.world_size > 1 for plan in possible)
+    on_ranks = recipe_on_cuda(config, 2) if is_spread else recipe
+    is_recorded = records_on_cuda(training, on_ranks, 4 * model.parameters)
+    rows = [
+        {"devices": devices, "problem": plan}
+        if isinstance(plan, str)
+        else _row(config, request, model, variants, sharded, plan, samples, is_recorded)
+        for devices, plan in plans.items()
+    ]
     return {
         "recipe": config.recipe.name,
         "precision": training.precision,
@@ -177,13 +192,11 @@ def make_plan(config: Config, recipe: Recipe, request: Request) -> dict[str, Any
         "checkpoint_bytes": at_first.parameters + at_first.frozen + at_first.optimizer,
         "parts": {name: dataclasses.asdict(line.at(first)) for name, line in variants.items()},
         "timing": _timing_words(request),
-        "notes": _notes(config, model, sharded),
-        "devices": [
-            {"devices": devices, "problem": plan}
-            if isinstance(plan, str)
-            else _row(config, request, model, variants, sharded, plan, samples, is_recorded)
-            for devices, plan in plans.items()
+        "notes": [
+            *_choices(training, recipe, on_ranks, model, rows),
+            *_notes(config, model, sharded, fitted),
         ],
+        "devices": rows,
     }
 
 
@@ -292,12 +305,16 @@ def _learning_rates(config: Config, plan: BatchPlan) -> dict[str, float]:
 def _seconds(request: Request, config: Config, plan: BatchPlan, flops: int) -> float:
     if request.seconds_per_sample is not None:
         return request.seconds_per_sample * plan.batch_size * plan.accumulation_steps
+    return flops / (_peak_tflops(request, config) * 1e12 * request.efficiency)
+
+
+def _peak_tflops(request: Request, config: Config) -> float:
     peak = peak_tflops(request.gpu, config.training.precision)
     if peak is None:
         raise ConfigError(
             f"--gpu {request.gpu}: its peak throughput is unknown; name another, such as H200"
         )
-    return flops / (peak * 1e12 * request.efficiency)
+    return peak
 
 
 def _total_steps(config: Config, plan: BatchPlan, samples: int | None) -> int | None:
@@ -325,7 +342,30 @@ def _timing_words(request: Request) -> str:
     return f"assumed, {request.efficiency:.0%} of the peak of a {request.gpu}"
 
 
-def _notes(config: Config, model: Model, sharded: Sharded | None) -> list[str]:
+def _choices(
+    training: TrainingSection,
+    recipe: Recipe,
+    on_ranks: Recipe,
+    model: Model,
+    rows: list[dict[str, Any]],
+) -> list[str]:
+    """Return what `auto` becomes on CUDA, once for all numbers of devices where it is the same."""
+    choices: dict[str, list[str]] = {}
+    for row in rows:
+        if "problem" not in row:
+            devices: int = row["devices"]
+            built, reduced = (on_ranks, 4 * model.parameters) if devices > 1 else (recipe, 0)
+            words = choice_on_cuda(training, built, model.compile_units, row["steps"], reduced)
+            choices.setdefault(words, []).append(str(devices))
+    choices.pop("", None)  # nothing is auto
+    notes = []
+    for words, numbers in choices.items():
+        where = f" with {', '.join(numbers)} device(s)" if len(choices) > 1 else ""
+        notes.append(f"auto on CUDA{where}: {words}; memory is predicted without either")
+    return notes
+
+
+def _notes(config: Config, model: Model, sharded: Sharded | None, fitted: str | None) -> list[str]:
     notes = []
     training = config.training
     if model.unit_sizes and sharded is None:
@@ -334,10 +374,12 @@ def _notes(config: Config, model: Model, sharded: Sharded | None) -> list[str]:
             "runs the FSDP step itself on fake tensors"
         )
     again = getattr(getattr(config.settings, "model", None), "recompute", None)
-    if again in ("auto", ["auto"]):
+    if fitted is not None:
+        notes.append(f"training.memory_gib={training.memory_gib:g}: predicted with {fitted}")
+    elif again in ("auto", ["auto"]):
         notes.append(
             "model.recompute=auto: predicted for the value of a CPU; on CUDA a run takes the "
-            "fastest one that fits"
+            "fastest one that fits: training.memory_gib=N predicts that of N GiB"
         )
     if training.compile in ("blocks", "model"):
         notes.append(

@@ -16,7 +16,13 @@ from overt.config.schema import TrainingSection
 from overt.distributed import World, init_distributed
 from overt.engine.state import State
 from overt.engine.strategy import automatic
-from overt.engine.strategy.automatic import LARGEST_REDUCED, Attempt, Speed, choose
+from overt.engine.strategy.automatic import (
+    LARGEST_REDUCED,
+    Attempt,
+    Speed,
+    choice_on_cuda,
+    choose,
+)
 from overt.engine.trainer import Trainer
 from overt.errors import StoppedAtStart
 from overt.recipe import Recipe
@@ -69,6 +75,21 @@ def chosen(
 ) -> Speed:
     fake: Any = Blocks(**recipe)
     return choose(training_with(*overrides), fake, model or nn.Linear(2, 2), world, steps)
+
+
+@pytest.mark.parametrize("steps", [10, 10_000])
+@pytest.mark.parametrize("overrides", [(), ("training.deterministic=true",)])
+@pytest.mark.parametrize("recipe", [{}, {"blocks": False}, {"replayable": "it reads a value"}])
+@pytest.mark.parametrize("world", [CUDA, TWO])
+def test_a_plan_foretells_what_a_run_says(
+    steps: int, overrides: tuple[str, ...], recipe: dict[str, Any], world: World
+) -> None:
+    fake: Any = Blocks(**recipe)
+    reduced = LARGEST_REDUCED + 4 if world is TWO else 0
+    units, training = len(fake.compile_units(Huge())), training_with(*overrides)
+    words = choice_on_cuda(training, fake, units, steps, reduced)
+    speed = chosen(*overrides, world=world, steps=steps, model=Huge(), **recipe)
+    assert words == speed.reason != ""
 
 
 def test_both_are_used_on_cuda_and_nothing_changes_on_a_cpu() -> None:

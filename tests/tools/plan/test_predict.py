@@ -1,13 +1,25 @@
 """Strategies, cards and traffic: what must hold whatever the numbers are."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from small_recipes import SMALL
+from toy_recipe.recipe import Toy
 from toy_runs import toy_config
 
-from overt.config import build_recipe
-from overt.tools.plan.communication import Network, ddp_traffic, fsdp_traffic, one_way_seconds
-from overt.tools.plan.engine_step import Model, StepMemory
+from overt.config import Config, build_recipe
+from overt.errors import ConfigError
+from overt.tools.plan import predict
+from overt.tools.plan.communication import (
+    Network,
+    Traffic,
+    ddp_traffic,
+    fsdp_traffic,
+    one_way_seconds,
+)
+from overt.tools.plan.engine_step import Model, StepMemory, recipe_on_cuda
 from overt.tools.plan.predict import (
     CARDS,
     CONTEXT,
@@ -123,3 +135,113 @@ def test_a_plan_says_whether_fsdp_was_run_or_calculated(tmp_path: Path) -> None:
     assert "FSDP is a formula" not in notes["fsdp"]
     assert memory["fsdp"] != memory["ddp"]
     assert memory["fsdp"][0] > memory["fsdp"][1]
+
+
+def planned(
+    config: Config, devices: tuple[int, ...], monkeypatch: pytest.MonkeyPatch, **model: int
+) -> dict[str, Any]:
+    """Return a plan whose steps are made up: only choices are asked for."""
+    line = Fitted(STEP, replace(STEP, batch_size=16))
+    numbers = replace(MODEL, compile_units=10, **model)
+    monkeypatch.setattr(predict, "fit", lambda *_, **__: (numbers, line))
+    request = Request(devices, "H200", 0.3, 0.01, 10**6, NETWORK)
+    return make_plan(config, recipe_on_cuda(config), request)
+
+
+def exposed(plan: dict[str, Any]) -> tuple[bool, ...]:
+    """Whether a step waits for all of its communication."""
+    links = [row["traffic"]["ddp"] for row in plan["devices"] if row["devices"] > 1]
+    return tuple(link["exposed"] == link["seconds"] for link in links)
+
+
+def test_a_pass_that_cuda_would_record_is_planned_as_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = SMALL["hjepa_tiny"].config("absent", "training.cuda_graph=auto")
+    assert exposed(planned(config, (8, 64), monkeypatch)) == (True, True)
+    never = SMALL["hjepa_tiny"].config("absent", "training.cuda_graph=false")
+    assert exposed(planned(never, (8, 64), monkeypatch)) == (False, False)
+
+
+def test_a_loss_over_all_ranks_is_not_planned_as_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = SMALL["hjepa_tiny"].config("absent", "training.cuda_graph=auto", "loss.type=cjepa")
+    plan = planned(config, (1, 8), monkeypatch)
+    assert exposed(plan) == (False,)
+    alone, on_ranks = plan["notes"][:2]
+    assert "1 device" in alone
+    assert "cuda_graph=true" in alone
+    assert "8 device" in on_ranks
+    assert "cuda_graph=false" in on_ranks
+
+
+def test_clips_of_different_lengths_are_not_planned_as_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorded: list[bool] = []
+
+    def traffic(size: int, seconds: float, devices: int, network: Network, graph: bool) -> Traffic:
+        recorded.append(graph)
+        return ddp_traffic(size, seconds, devices, network, graph)
+
+    monkeypatch.setattr(predict, "ddp_traffic", traffic)
+    short = ["data.sequence_len=4", "data.random_sequence_len=2", "training.cuda_graph=auto"]
+    config = SMALL["cotracker3_tiny"].config("absent", *short)
+    request = Request((8,), "H200", 0.3, 1e-4, 64, NETWORK)
+    recipe = recipe_on_cuda(config)
+    assert isinstance(recipe.stackable, str)
+    plan = make_plan(config, recipe, request)
+    assert "different shapes" in plan["notes"][0]
+    assert isinstance(recipe.stackable, str)
+    assert recorded == [False]
+
+
+def test_notes_say_what_auto_chooses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Toy, "replayable", True)
+    auto = ("training.compile=auto", "training.cuda_graph=auto")
+    config = toy_config(tmp_path, *auto, "training.num_steps=1000")
+    (note, *_) = planned(config, (1, 8), monkeypatch)["notes"]
+    assert note.startswith("auto on CUDA: compile=blocks")
+    alone, large, *_ = planned(config, (1, 8), monkeypatch, parameters=2 * 10**8)["notes"]
+    assert "cuda_graph=true" in alone
+    assert "gradients this large" in large
+    chosen = toy_config(tmp_path, "training.compile=none", "training.cuda_graph=false")
+    notes = planned(chosen, (1, 8), monkeypatch)["notes"]
+    assert not any("auto on CUDA" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("gib", "recompute", "words"),
+    [
+        ("null", "frames", "training.memory_gib=N predicts that of N GiB"),
+        ("80", "none", "training.memory_gib=80: predicted with recompute=none"),
+        ("0.5", "frames", "training.memory_gib=0.5: predicted with recompute=frames"),
+    ],
+)
+def test_the_memory_of_the_card_decides_what_is_computed_again(
+    gib: str, recompute: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = ("model.recompute=auto", f"training.memory_gib={gib}")
+    config = SMALL["lbm_tiny"].config("absent", *memory)
+    recipe: Any = recipe_on_cuda(config)
+    steps = []
+
+    def fitted(*_: Any, **__: Any) -> Any:
+        steps.append(recipe.recompute)
+        return MODEL, Fitted(STEP, replace(STEP, batch_size=16))
+
+    monkeypatch.setattr(predict, "fit", fitted)
+    plan = make_plan(config, recipe, Request((1,), "H200", 0.3, None, 64, NETWORK))
+    assert set(steps) == {recompute}
+    assert any(words in note for note in plan["notes"])
+
+
+def test_an_unknown_card_is_refused_before_any_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a step runs before the card is refused")
+
+    monkeypatch.setattr(predict, "fit", never)
+    config = toy_config(tmp_path)
+    with pytest.raises(ConfigError, match="--gpu Abacus"):
+        make_plan(config, build_recipe(config), Request((1,), "Abacus", 0.3, None, 64, NETWORK))
