@@ -40,8 +40,8 @@ docs-tools: $(STAMP)      ## MkDocs Material and mkdocstrings
 	$(BIN)/python -c 'import material, mkdocstrings' 2>/dev/null || \
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
 
-bench: $(STAMP)           ## the figures of README and docs, measured on this machine
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/overhead.py
+bench: $(STAMP)           ## engine overhead and checkpoints, measured on this machine
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/overhead.py --fused
 	$(BIN)/python benchmarks/checkpoint.py
 
 $(STAMP): pyproject.toml

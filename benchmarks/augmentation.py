@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from command import guarded, need_device, positive
 
 from overt.config import build_recipe, load
 from overt.data.rng import sample_rng
@@ -124,15 +125,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--workers", type=int, nargs="+", default=[4], help="loader processes")
-    parser.add_argument("--clips", type=int, default=40, help="trained on for each figure")
-    parser.add_argument("--count", type=int, default=2, help="sequences")
-    parser.add_argument("--frames", type=int, default=120, help="of a sequence; a clip has half")
-    parser.add_argument("--size", type=int, nargs=2, default=(512, 512), metavar=("H", "W"))
+    parser.add_argument("--clips", type=positive, default=40, help="trained on for each figure")
+    parser.add_argument("--count", type=positive, default=2, help="sequences")
+    parser.add_argument(
+        "--frames", type=positive, default=120, help="of a sequence; a clip has half"
+    )
+    parser.add_argument("--size", type=positive, nargs=2, default=(512, 512), metavar=("H", "W"))
     parser.add_argument(
         "--storage", nargs="+", choices=(FOLDERS, *STORAGES), default=[FOLDERS], help="of sequences"
     )
-    parser.add_argument("--points", type=int, default=2048)
+    parser.add_argument("--points", type=positive, default=2048)
     options = parser.parse_intermixed_args(arguments)
+    need_device(options.device)
     height, width = options.size
     with tempfile.TemporaryDirectory() as folder:
         folders = f"{folder}/{FOLDERS}"
@@ -167,4 +171,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(main))

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from command import guarded, need_device, positive
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
@@ -41,11 +42,13 @@ def main() -> int:
     parser.add_argument("recipe")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--samples", type=int, default=1, help="per process")
+    parser.add_argument("--processes", type=positive, default=2)
+    parser.add_argument("--samples", type=positive, default=1, help="per process")
     parser.add_argument("--mib", type=float, nargs="+", default=[1, 5, 25, 100], metavar="MIB")
-    parser.add_argument("--passes", type=int, default=10)
+    parser.add_argument("--passes", type=positive, default=10)
     options = parser.parse_intermixed_args()
+    need_device(options.device)
+    build_recipe(load(config_words(options)))  # refused here, not in every process
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
@@ -53,12 +56,25 @@ def main() -> int:
     return 0
 
 
+def config_words(options: argparse.Namespace) -> list[str]:
+    """Return the configuration of a process."""
+    words = [f"recipe={options.recipe}", "data.root=none", f"training.device={options.device}"]
+    return [*words, *options.overrides]
+
+
+def waiting(seconds: float, alone: float, reduced: float) -> str:
+    """Describe what communication adds to a pass."""
+    added = seconds - alone
+    if added <= 0:
+        return "waiting 0 s (within noise)"
+    return f"waiting {added:.4f} s, {added / reduced:.2f} of the all-reduce alone"
+
+
 def measure(rank: int, options: argparse.Namespace) -> None:
     """Print the table; the work of one process."""
     dist.init_process_group("gloo", rank=rank, world_size=options.processes)
     device = torch.device(options.device)
-    words = [f"recipe={options.recipe}", "data.root=none", f"training.device={options.device}"]
-    config = load([*words, *options.overrides])
+    config = load(config_words(options))
     recipe = build_recipe(config)
     torch.manual_seed(0)
     model = recipe.build_model().to(device).train()
@@ -109,11 +125,8 @@ def measure(rank: int, options: argparse.Namespace) -> None:
         )
         print(f"pass without communication {alone:.4f} s, all gradients at once {reduced:.4f} s")
         for size, seconds in rows.items():
-            waiting = seconds - alone
-            print(
-                f"buckets of {size:g} MiB: pass {seconds:.4f} s, waiting {waiting:.4f} s, "
-                f"{waiting / reduced:.2f} of the all-reduce alone"
-            )
+            added = waiting(seconds, alone, reduced)
+            print(f"buckets of {size:g} MiB: pass {seconds:.4f} s, {added}")
     dist.destroy_process_group()
 
 
@@ -132,4 +145,4 @@ def finished(gradients: Tensor) -> torch.futures.Future[Tensor]:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(main))

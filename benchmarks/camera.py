@@ -15,6 +15,7 @@ import time
 
 import numpy as np
 import torch
+from command import guarded, need_device, positive
 
 from overt.data.people.scenes import PeopleOptions, draw_rows
 from overt.geometry.body import BodyModel
@@ -37,12 +38,13 @@ GOAL_SECONDS = 0.2
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--people", type=int, default=16)
-    parser.add_argument("--size", type=int, default=160)
+    parser.add_argument("--people", type=positive, default=16)
+    parser.add_argument("--size", type=positive, default=160)
     parser.add_argument("--iterations", type=int, default=100)
     parser.add_argument("--noise", type=float, default=1.5, help="of the keypoints, pixels")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=positive, default=3)
     options = parser.parse_args()
+    need_device(options.device)
     device = torch.device(options.device)
     model = BodyModel(capsule_body())
     people, scene, _ = draw_rows(0, options.people, model, PeopleOptions(options.size, seed=5))
@@ -98,4 +100,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(main))

@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from command import guarded, need_device, positive
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 from torch.optim import AdamW
@@ -295,12 +296,13 @@ def run_shard(
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--parameters", type=int, default=100_000_000)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--parameters", type=positive, default=100_000_000)
+    parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--folder", type=Path, default=Path(), help="on the disk to measure")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--processes", type=int, default=1, help="2 or more: sharded by FSDP")
+    parser.add_argument("--processes", type=positive, default=1, help="2 or more: sharded by FSDP")
     options = parser.parse_args(arguments)
+    need_device(options.device)
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="checkpoint-benchmark-") as name:
         settings = (options.parameters, options.rounds, Path(name), options.device)
         if options.processes == 1:
@@ -313,4 +315,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(guarded(lambda: main(sys.argv[1:])))

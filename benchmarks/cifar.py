@@ -31,6 +31,7 @@ from typing import Any
 
 import torch
 from cifar_pictures import draw_neighbors, draw_photographs
+from command import positive
 from torch import Tensor
 
 from overt.config import Config, build_recipe, load
@@ -316,7 +317,7 @@ def correlations(rows: Iterable[Row]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=1.0, help="training time of each method")
-    parser.add_argument("--steps", type=int, help="in place of the time")
+    parser.add_argument("--steps", type=positive, help="in place of the time")
     parser.add_argument("--methods", nargs="*", default=list(RECIPES), choices=RECIPES)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--data", default="data/cifar10")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from command import positive
 from numpy.typing import NDArray
 
 from overt.data.tracking.video import read_video
@@ -57,8 +58,8 @@ def main() -> int:
     parser.add_argument("--tracker", default=SMALL, help="small, or the file of a tracker")
     parser.add_argument("--recipe", help="of a file that does not name its own")
     parser.add_argument("--first", type=int, default=0, help="frame to start from")
-    parser.add_argument("--frames", type=int, default=48)
-    parser.add_argument("--grid", type=int, default=12)
+    parser.add_argument("--frames", type=positive, default=48)
+    parser.add_argument("--grid", type=positive, default=12)
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
     tracker = load_tracker(options.tracker, recipe=options.recipe, device=options.device)

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from command import positive
 from torch import Tensor
 
 from overt.data.people.crops import box_square
@@ -134,7 +135,7 @@ def relative_error(deviations: Sequence[float]) -> list[float]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--body", default="anny", help="anny, or a file of `overt data anny-body`")
-    parser.add_argument("--people", type=int, default=400)
+    parser.add_argument("--people", type=positive, default=400)
     parser.add_argument("--crop", type=int, default=128, help="pixels of a crop's side")
     parser.add_argument("--pixels", type=float, nargs="+", default=[0.5, 1.0, 2.0])
     parser.add_argument("--seed", type=int, default=0)

@@ -19,10 +19,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from command import guarded, need_device, positive
+
+from overt.errors import FAILED_EXIT_CODE, ConfigError, nearest
 
 PACKED, FILES = "packed", "files"
 RECIPES = (
@@ -31,24 +36,35 @@ RECIPES = (
 GOALS = {PACKED: 0.95, FILES: 0.9}
 
 
-def make_sequences(root: Path, recipe: str, small: bool, workers: int) -> dict[str, list[str]]:
+class Wanted(NamedTuple):
+    """What a recipe needs of its data."""
+
+    recipe: str
+    samples: int  # of one step
+    small: bool
+    workers: int
+
+
+def make_sequences(root: Path, wanted: Wanted) -> dict[str, list[str]]:
     """Write Kubric's layout as PNGs and packed raw; return the settings of each."""
     from overt.data.tracking.packed import pack_sequences
     from overt.data.tracking.synthetic_kubric import write_sequences
 
-    frames = 24 if recipe.startswith("lbm") else 120
+    is_lbm = wanted.recipe.startswith("lbm")
+    frames = 24 if is_lbm else 120
     sizes = {"frames": frames, "height": 512, "width": 512, "points": 2048}
-    if small:
+    if wanted.small:
         sizes = {"frames": 24, "height": 72, "width": 72, "points": 128}
-    write_sequences(root / FILES, 2 if small else 4, **sizes)
+    count = max(wanted.samples, 2 if wanted.small else 4)
+    write_sequences(root / FILES, count, **sizes)
     pack_sequences(root / FILES, root / PACKED, "raw")
     words = ["data.synthetic=null", "data.held_out=0"]
-    if not recipe.startswith("lbm"):
+    if not is_lbm:
         words += ["data.random_sequence_len=null"]
     return {name: [f"data.root={root / name}", *words] for name in (PACKED, FILES)}
 
 
-def make_images(root: Path, recipe: str, small: bool, workers: int) -> dict[str, list[str]]:
+def make_images(root: Path, wanted: Wanted) -> dict[str, list[str]]:
     """Write JPEGs of two classes, and a pack of them with a shorter side of 256."""
     from PIL import Image
 
@@ -56,27 +72,31 @@ def make_images(root: Path, recipe: str, small: bool, workers: int) -> dict[str,
     from overt.data.images.packed import pack_images
 
     rng = np.random.default_rng(0)
-    width, height = (64, 48) if small else (500, 375)
-    for index in range(16 if small else 512):
+    width, height = (64, 48) if wanted.small else (500, 375)
+    # A twentieth is held out.
+    count = max(wanted.samples * 10 // 9 + 2, 16 if wanted.small else 512)
+    for index in range(count):
         coarse = rng.integers(0, 256, (height // 8, width // 8, 3), dtype=np.uint8)
         picture = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
         path = root / FILES / f"class_{index % 2}" / f"{index:05d}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         picture.save(path, quality=90)
-    pack_images(ImageFolder(root / FILES), root / PACKED, side=None if small else 256)
+    pack_images(ImageFolder(root / FILES), root / PACKED, side=None if wanted.small else 256)
     return {
         name: [f"data.root={root / name}", "data.synthetic=null", "data.held_out=0.05"]
         for name in (PACKED, FILES)
     }
 
 
-def make_clouds(root: Path, recipe: str, small: bool, workers: int) -> dict[str, list[str]]:
+def make_clouds(root: Path, wanted: Wanted) -> dict[str, list[str]]:
     """Write clouds as `overt data prepare` leaves them; files are what there is."""
     from overt.data.skulls.lists import DEFECTS, SUFFIX
     from overt.data.skulls.prepare import write_lists
 
     rng = np.random.default_rng(0)
-    names, points = [f"{number:03d}" for number in range(10)], 4_000 if small else 400_000
+    # A skull has several defects; some skulls are held out.
+    names = [f"{number:03d}" for number in range(max(wanted.samples // 2, 10))]
+    points = 4_000 if wanted.small else 400_000
     cloud = rng.normal(size=(points, 3)).astype(np.float32) * 50 + 256
     folders = ["complete_skull"]
     folders += [
@@ -90,13 +110,14 @@ def make_clouds(root: Path, recipe: str, small: bool, workers: int) -> dict[str,
     return {FILES: [f"data.root={root / FILES}", "data.synthetic=null"]}
 
 
-def make_people(root: Path, recipe: str, small: bool, workers: int) -> dict[str, list[str]]:
+def make_people(root: Path, wanted: Wanted) -> dict[str, list[str]]:
     """Write pictures of people in HumanData's layout; files are what there is."""
     from overt.data.people.scenes import PeopleOptions
     from overt.data.people.synthetic import write_people
 
-    options = PeopleOptions(size=64 if small else 512)
-    write_people(root / FILES, "people", 8 if small else 192, options, workers)
+    options = PeopleOptions(size=64 if wanted.small else 512)
+    count = max(wanted.samples, 8 if wanted.small else 192)
+    write_people(root / FILES, "people", count, options, wanted.workers)
     source = (
         "{name: people, annotations: preprocessed_datasets/people.npz, images: datasets/people, "
         "weight: 1.0}"
@@ -112,6 +133,17 @@ MAKERS = {
     "pcdiff": make_clouds,
     "blade": make_people,
 }
+
+
+def maker_of(recipe: str) -> Callable[[Path, Wanted], dict[str, list[str]]]:
+    """Return the function that makes the data of a recipe."""
+    family = recipe.split("_")[0]
+    if family not in MAKERS:
+        raise ConfigError(
+            f"{recipe}: fed.py makes no data for it{nearest(recipe, RECIPES)}; use a recipe whose "
+            f"name begins with {', '.join(MAKERS)}"
+        )
+    return MAKERS[family]
 
 
 def measure(recipe: str, words: list[str], folder: str, options: argparse.Namespace) -> Any:
@@ -189,11 +221,17 @@ def keep_batch(trainer: Any) -> None:
 
 def rows_of(recipe: str, options: argparse.Namespace) -> None:
     """Print the rows of one recipe."""
-    maker = MAKERS[recipe.split("_")[0]]
+    from overt.config import load
+    from overt.config.batch import plan_batches
+
+    training = load([f"recipe={recipe}", "data.root=none", *options.set]).training
+    samples = plan_batches(training, 1).global_batch_size
+    wanted = Wanted(recipe, samples, options.small, options.workers)
     with tempfile.TemporaryDirectory() as folder:
-        storages = maker(Path(folder), recipe, options.small, options.workers)
+        storages = maker_of(recipe)(Path(folder), wanted)
         for storage, words in storages.items():
-            numbers = measure(recipe, words, folder, options)
+            with redirect_stdout(sys.stderr if options.json else sys.stdout):
+                numbers = measure(recipe, words, folder, options)
             if options.json:
                 print(json.dumps({"recipe": recipe, "storage": storage, **numbers}), flush=True)
                 continue
@@ -209,33 +247,44 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("recipes", nargs="*", default=list(RECIPES))
     parser.add_argument("--workers", type=int, default=14, help="loader processes")
-    parser.add_argument("--steps", type=int, default=40, help="measured of each")
+    parser.add_argument("--steps", type=positive, default=40, help="measured of each")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="for all recipes")
     parser.add_argument("--small", action="store_true", help="small samples, to try the script")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds of a recipe at most")
-    parser.add_argument("--json", action="store_true", help="numbers alone")
+    parser.add_argument("--json", action="store_true", help="JSON lines alone")
     parser.add_argument("--here", action="store_true", help="in this process; one recipe")
     options = parser.parse_args()
+    need_device(options.device)
     if options.here:
         rows_of(options.recipes[0], options)
         return 0
-    print("| recipe | storage | resident samples/s | fed samples/s | share | data wait |")
-    print("|---|---|---|---|---|---|", flush=True)
-    failed = 0
+    for recipe in options.recipes:
+        maker_of(recipe)
+    table = sys.stderr if options.json else sys.stdout  # with --json, stdout has JSON lines only
+    print(
+        "| recipe | storage | resident samples/s | fed samples/s | share | data wait |", file=table
+    )
+    print("|---|---|---|---|---|---|", file=table, flush=True)
+    exit_code = 0
     for recipe in options.recipes:  # each in a separate process, with the whole memory
         words = [word for word in sys.argv[1:] if word not in options.recipes]
         command = [sys.executable, __file__, recipe, "--here", *words]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=options.limit)
-            lines = [line for line in done.stdout.splitlines() if line[:1] in "|{"]
-            failed += done.returncode != 0
-            print("\n".join(lines) if not done.returncode else done.stderr[-800:], flush=True)
         except subprocess.TimeoutExpired:
-            failed += 1
-            print(f"| {recipe} | stopped after {options.limit:g} s |", flush=True)
-    return 1 if failed else 0
+            exit_code = max(exit_code, FAILED_EXIT_CODE)
+            print(f"| {recipe} | stopped after {options.limit:g} s |", file=table, flush=True)
+            continue
+        for line in done.stdout.splitlines():
+            if line.startswith(("|", "{")):
+                print(line, flush=True)
+        if done.returncode:
+            exit_code = max(exit_code, abs(done.returncode))
+            print(f"| {recipe} | failed |", file=table, flush=True)
+            print(done.stderr.strip()[-800:], file=sys.stderr, flush=True)
+    return exit_code
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(main))

@@ -29,6 +29,8 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from command import guarded
+
 MATRIX_TFLOPS = 790.0  # bf16 and fp16, as measured on an H200
 COPY_TB = 4.28  # TB/s, likewise
 # Of the same chip as its maker states them: how other precisions compare.
@@ -153,4 +155,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(main))

@@ -15,12 +15,14 @@ import tempfile
 import time
 
 import torch
+from command import guarded, need_device, positive
 from step import STEPS_AT_A_TIME, build, one_step
 
 from overt.data.rng import sample_rng
 from overt.distributed import World
 from overt.engine.strategy.graph import WARM_UP, GraphedPass
 from overt.engine.trainer import Trainer
+from overt.errors import ConfigError
 from overt.recipes.hjepa.config import Settings
 from overt.recipes.hjepa.data import Masks
 
@@ -70,13 +72,19 @@ def main() -> int:
     parser.add_argument("recipe")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=positive, default=10)
+    parser.add_argument("--rounds", type=positive, default=3)
     options = parser.parse_intermixed_args()
+    need_device(options.device)
     with tempfile.TemporaryDirectory() as folder:
         trainer, world = build(options.recipe, options.overrides, folder, options.device)
         settings = trainer.config.settings
-        cadence = settings.evaluation.collapse.every_steps
+        cadence = isinstance(settings, Settings) and settings.evaluation.collapse.every_steps
+        if not cadence:
+            raise ConfigError(
+                f"recipe={options.recipe} has no monitor of collapse; use a recipe of H-JEPA, with "
+                "evaluation.collapse.every_steps set"
+            )
         masks = mask_milliseconds(settings)
         rounds: dict[int | None, list[float]] = {None: [], 10**9: [], 1: []}
         for _ in range(options.rounds):  # in turns: what drifts, drifts for all of them
@@ -94,4 +102,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(main))

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from command import positive
 from PIL import Image
 
 from overt.config import load
@@ -185,11 +186,11 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], None]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("section", choices=tuple(SECTIONS))
-    parser.add_argument("--count", type=int, default=4, help="sequences")
-    parser.add_argument("--frames", type=int, default=24)
-    parser.add_argument("--size", type=int, nargs=2, default=(512, 512), metavar=("H", "W"))
-    parser.add_argument("--points", type=int, default=2048)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--count", type=positive, default=4, help="sequences")
+    parser.add_argument("--frames", type=positive, default=24)
+    parser.add_argument("--size", type=positive, nargs=2, default=(512, 512), metavar=("H", "W"))
+    parser.add_argument("--points", type=positive, default=2048)
+    parser.add_argument("--rounds", type=positive, default=3)
     options = parser.parse_args(arguments)
     SECTIONS[options.section](options)
     return 0

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import torch
+from command import guarded, need_device, positive
 from onnx_step import onnx
 from torch import Tensor
 
@@ -131,19 +132,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("section", choices=tuple(SECTIONS))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--points", type=int, nargs="+", default=[10, 256])
-    parser.add_argument("--frames", type=int, default=100, help="timed repetitions")
+    parser.add_argument("--points", type=positive, nargs="+", default=[10, 256])
+    parser.add_argument("--frames", type=positive, default=100, help="timed repetitions")
     parser.add_argument("--warm-up", type=int, default=10)
     parser.add_argument("--tiny", action="store_true", help="small sizes, to try the script")
     exported = parser.add_argument_group("onnx")
-    exported.add_argument("--size", type=int, nargs=2, metavar=("HEIGHT", "WIDTH"))
-    exported.add_argument("--threads", type=int, default=2)
+    exported.add_argument("--size", type=positive, nargs=2, metavar=("HEIGHT", "WIDTH"))
+    exported.add_argument("--threads", type=positive, default=2)
     exported.add_argument("--forms", nargs="+", choices=("any", "cpu"), default=["any", "cpu"])
     exported.add_argument("--runtime", choices=("onnx", "torch"), default="onnx")
     exported.add_argument("--rows", type=int, default=6, help="operators to list")
     options = parser.parse_args(arguments)
     if options.section == "onnx":
         options.device = "cpu"
+    need_device(options.device)
     device = torch.device(options.device)
     name = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
     print(f"{name}, torch {torch.__version__}")
@@ -152,4 +154,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(main))

@@ -34,6 +34,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from command import positive
 from omegaconf import MISSING, OmegaConf
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -282,12 +283,12 @@ def report(times: dict[str, list[float]], sizes: Sizes, processes: int) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--inputs", type=int, default=784)
-    parser.add_argument("--hidden", type=int, default=512)
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--steps", type=int, default=200, help="per round and loop")
+    parser.add_argument("--processes", type=positive, default=1)
+    parser.add_argument("--inputs", type=positive, default=784)
+    parser.add_argument("--hidden", type=positive, default=512)
+    parser.add_argument("--batch", type=positive, default=128)
+    parser.add_argument("--rounds", type=positive, default=15)
+    parser.add_argument("--steps", type=positive, default=200, help="per round and loop")
     parser.add_argument(
         "--fused", action="store_true", help="the fused AdamW in the hand-written loops too"
     )

@@ -162,6 +162,8 @@ def main() -> int:
         task, framework, steps, folder = options.one
         print("\n" + json.dumps(one(task, framework, int(steps), Path(folder))))
         return 0
+    if min(options.steps, options.rounds) < 1:
+        parser.error("--steps and --rounds take integers of at least 1")
     for name in options.frameworks:
         package = FRAMEWORKS[name][1].partition(".")[0]
         if find_spec(package) is None:

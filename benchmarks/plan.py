@@ -21,6 +21,8 @@ import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from command import positive
+
 SIZES = {
     "cotracker3_offline": (1, 2),
     "cotracker3_online": (1, 2),
@@ -100,7 +102,7 @@ def main() -> int:
     parser.add_argument("--recipes", nargs="+", default=list(SIZES))
     parser.add_argument("--only", choices=tuple(KINDS))
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="for all recipes")
-    parser.add_argument("--at-once", type=int, default=2, help="processes; all share one GPU")
+    parser.add_argument("--at-once", type=positive, default=2, help="processes; all share one GPU")
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:

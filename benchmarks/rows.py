@@ -4,9 +4,9 @@
     python benchmarks/rows.py --only lbm pcdiff --rows 25      some, with 25 kernels each
     python benchmarks/rows.py --only hjepa_tiny=hjepa_tiny --device cpu    another one, anywhere
 
-Prints one line of the table for each: seconds per step, memory, the first step (cold or with a warm
-cache of compiled kernels), launches, both floors and the share reached. What benchmarks/step.py
-prints, kernel by kernel, goes to a file of each row below `--output`.
+Prints one line of the table for each: seconds per step, the first step (cold or with a warm cache
+of compiled kernels), launches; on CUDA also memory, both floors and the share reached. What
+benchmarks/step.py prints, kernel by kernel, goes to a file of each row below `--output`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+from command import guarded, need_device, positive
+
+from overt.errors import ConfigError, nearest
 
 ROWS = {
     "cotracker3_offline": "cotracker3_offline",
@@ -36,7 +41,7 @@ HEAD = (
 )  # fmt: skip
 
 
-def measure(name: str, words: list[str], options: argparse.Namespace) -> dict[str, float] | None:
+def measure(name: str, words: list[str], options: argparse.Namespace) -> dict[str, Any] | None:
     """Run benchmarks/step.py; None where it failed, which its file explains."""
     folder = Path(options.output)
     folder.mkdir(parents=True, exist_ok=True)
@@ -52,11 +57,11 @@ def measure(name: str, words: list[str], options: argparse.Namespace) -> dict[st
             log.write(f"stopped after {options.limit} s\n")
     if not numbers.exists():
         return None
-    read: dict[str, float] = json.loads(numbers.read_text())
+    read: dict[str, Any] = json.loads(numbers.read_text())
     return read
 
 
-def line(name: str, row: dict[str, float]) -> str:
+def line(name: str, row: dict[str, Any]) -> str:
     """Return a line of the table."""
     floors = [row["matrix_seconds"], row["copy_seconds"]]
     known = None not in floors
@@ -64,7 +69,7 @@ def line(name: str, row: dict[str, float]) -> str:
         name,
         f"{row['seconds']:.4f}",
         f"{row['samples_per_second']:.1f}",
-        f"{row['gib']:.1f}",
+        "" if row["gib"] is None else f"{row['gib']:.1f}",
         f"{row['first_seconds']:.0f}",
         f"{row['launches']:.0f}",
         str(row["compile"]),
@@ -75,29 +80,39 @@ def line(name: str, row: dict[str, float]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
+def chosen_row(text: str) -> tuple[str, str]:
+    """Return the name and the words of a row that `--only` names or defines."""
+    name, _, words = text.partition("=")
+    if not words and name not in ROWS:
+        raise ConfigError(
+            f"--only {text}: no such row{nearest(name, list(ROWS))}; use {', '.join(ROWS)}, or "
+            "define one: NAME='RECIPE KEY=VALUE ...'"
+        )
+    return name, words or ROWS[name]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", metavar="ROW", help="or NAME='RECIPE KEY=VALUE ...'")
     parser.add_argument("--output", default="benchmark_rows", help="folder")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--steps", type=positive, default=6)
     parser.add_argument("--rows", type=int, default=25, help="kernels of each row")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds of a row at most")
     options = parser.parse_args()
+    need_device(options.device)
     rows = ROWS
     if options.only:
-        rows = {
-            name: words or ROWS[name]
-            for name, _, words in (chosen.partition("=") for chosen in options.only)
-        }
+        rows = dict(map(chosen_row, options.only))
     print("| " + " | ".join(HEAD) + " |\n|" + "---|" * len(HEAD), flush=True)
     failed = 0
     for name, words in rows.items():
         row = measure(name, words.split(), options)
         failed += row is None
-        print(f"| {name} | failed |" if row is None else line(name, row), flush=True)
+        reason = f"{options.output}/{name}.txt"
+        print(f"| {name} | failed: {reason} |" if row is None else line(name, row), flush=True)
     return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(main))

@@ -14,10 +14,12 @@ import time
 from collections.abc import Callable
 
 import torch
+from command import guarded, need_device, positive
 
 from overt.config import build_recipe, load
 from overt.distributed import init_distributed
 from overt.engine.precision import AUTOCAST, set_precision
+from overt.errors import ConfigError
 from overt.recipes.pcdiff.recipe import PCDiffRecipe
 from overt.recipes.pcdiff.sampling import ReverseStep, make_plan, record, refuse_overflow
 
@@ -29,15 +31,19 @@ def main() -> int:
     parser.add_argument("recipe", nargs="?", default="pcdiff")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--batch", type=int, default=1, help="implants sampled at a time")
-    parser.add_argument("--steps", type=int, default=20, help="reverse steps that are timed")
+    parser.add_argument("--batch", type=positive, default=1, help="implants sampled at a time")
+    parser.add_argument("--steps", type=positive, default=20, help="reverse steps that are timed")
     options = parser.parse_intermixed_args()
+    need_device(options.device)
     words = [f"recipe={options.recipe}", "data.root=none", f"training.device={options.device}"]
     config = load([*words, *options.overrides])
     world = init_distributed(config.training.device)
     set_precision(config.training.precision, config.training.deterministic)
     recipe = build_recipe(config)
-    assert isinstance(recipe, PCDiffRecipe)
+    if not isinstance(recipe, PCDiffRecipe):
+        raise ConfigError(
+            f"recipe={options.recipe} does not sample implants; use pcdiff, or pcdiff_tiny on a CPU"
+        )
     torch.manual_seed(0)
     model = recipe.build_model().to(world.device).eval()
     known = recipe.example_batch(options.batch).known.to(world.device)
@@ -57,9 +63,9 @@ def main() -> int:
             run = record(step) if way == "graph" else step
             milliseconds = timed(run, step, options.steps, cuda)
             refuse_overflow(float(step.fullest))
-            peak = torch.cuda.max_memory_allocated() / 2**30 if cuda else float("nan")
+            peak = f", peak {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB" if cuda else ""
             print(
-                f"  {way}: {milliseconds:.2f} ms per reverse step, peak {peak:.2f} GiB; DDPM-1000 "
+                f"  {way}: {milliseconds:.2f} ms per reverse step{peak}; DDPM-1000 "
                 f"{milliseconds:.1f} s, DDIM-50 {milliseconds * 0.05:.2f} s",
                 end="",
             )
@@ -98,4 +104,4 @@ def timed(run: Callable[[], None], step: ReverseStep, steps: int, cuda: bool) ->
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(main))

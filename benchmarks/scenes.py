@@ -23,6 +23,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from command import positive
+
 from overt.run.reader import read_rows
 
 EVERYTHING = "everything"
@@ -117,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--textures", type=Path, metavar="FOLDER", help="photographs of training")
     parser.add_argument("--test", type=Path, metavar="FOLDER", help="of `overt data photographs`")
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=positive, default=1000)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--only", nargs="+", choices=MISSING, default=list(MISSING), metavar="NAME")
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side")

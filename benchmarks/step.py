@@ -4,10 +4,10 @@
     python benchmarks/step.py cotracker3_tiny --device cpu     anywhere, to try the script
 
 The engine's own step runs on the recipe's `example_batch`, which is already on the device and
-augmented: forward, loss, backward, clip, optimizer, guards and metrics. Printed are seconds per
-step, samples per second, peak memory, kernel launches and host syncs per step, the floor
-(benchmarks/floor.py) and the share of it that is reached, the time in which no kernel runs, and the
-most expensive kernels.
+augmented: forward, loss, backward, clip, optimizer, guards and metrics; with gradient accumulation
+every micro-batch of a step is this batch. Printed are seconds per step, samples per second, kernel
+launches and host syncs per step, and the most expensive kernels; on CUDA also peak memory, the
+floor (benchmarks/floor.py), the share of it that is reached, and the time in which no kernel runs.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import statistics
 import tempfile
 import time
 import warnings
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from command import guarded, need_device, positive, writable_file
 from floor import Counting
 from torch.profiler import ProfilerActivity, profile
 
@@ -80,15 +80,16 @@ def build(
     config = load([*words, *overrides])
     world = init_distributed(config.training.device)
     recipe = build_recipe(config)
-    size = plan_batches(config.training, world.world_size).batch_size
-    batch = recipe.example_batch(size)
+    plan = plan_batches(config.training, world.world_size)
+    batch = recipe.example_batch(plan.batch_size)
     recipe.build_dataset = OneBatch  # type: ignore[method-assign]
     recipe.check_evaluation_data = lambda: None  # type: ignore[method-assign]  # nothing is scored
     recipe.stackable = True  # all its samples have one shape
     trainer = Trainer(config, recipe, world)
     if ready:
         batch = trainer.to_device(batch)
-    step_batch = StepBatch([MicroBatch((), batch, is_padding=False)], size, 0.0)
+    micro_batches = [MicroBatch((), batch, is_padding=False)] * plan.accumulation_steps
+    step_batch = StepBatch(micro_batches, plan.batch_size * plan.accumulation_steps, 0.0)
     trainer.loader.next_step = lambda: step_batch  # type: ignore[method-assign]
     return trainer, world
 
@@ -97,8 +98,8 @@ def one_step(trainer: Trainer) -> None:
     trainer.train_step()
 
 
-def measure(trainer: Trainer, world: World, steps: int) -> tuple[float, float, float]:
-    """Seconds of the first step, median seconds of the others, peak GiB."""
+def measure(trainer: Trainer, world: World, steps: int) -> tuple[float, float, float | None]:
+    """Seconds of the first step, median seconds of the others, peak GiB on CUDA."""
     cuda = world.device.type == "cuda"
 
     def synchronize() -> None:
@@ -124,7 +125,7 @@ def measure(trainer: Trainer, world: World, steps: int) -> tuple[float, float, f
             one_step(trainer)
         synchronize()
         times.append((time.perf_counter() - began) / STEPS_AT_A_TIME)
-    peak = torch.cuda.max_memory_allocated() / 2**30 if cuda else float("nan")
+    peak = torch.cuda.max_memory_allocated() / 2**30 if cuda else None
     return first, statistics.median(times), peak
 
 
@@ -191,18 +192,21 @@ def main() -> int:
     parser.add_argument("recipe")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--steps", type=positive, default=6)
     parser.add_argument("--rows", type=int, default=10, help="kernels shown")
     parser.add_argument(
         "--no-floor", dest="floor", action="store_false", help="do not count what has to be done"
     )
-    parser.add_argument("--json", metavar="FILE", help="also write the numbers there")
+    parser.add_argument(
+        "--json", type=writable_file, metavar="FILE", help="also write the numbers there"
+    )
     options = parser.parse_intermixed_args()
+    need_device(options.device)
     words = [*AS_PUBLISHED.get(options.recipe, ()), *options.overrides]
-    counting = Counting(options.recipe, words) if options.floor else None
     with tempfile.TemporaryDirectory() as folder:
         trainer, world = build(options.recipe, words, folder, options.device)
         cuda = world.device.type == "cuda"
+        counting = Counting(options.recipe, words) if options.floor and cuda else None
         first, seconds, peak = measure(trainer, world, options.steps)
         syncs = count_syncs(trainer) if cuda else 0
         launches, table = most_expensive(trainer, cuda, options.rows)
@@ -210,14 +214,15 @@ def main() -> int:
     name = torch.cuda.get_device_name() if cuda else "CPU"
     samples = trainer.plan.global_batch_size / seconds
     print(f"{options.recipe} {' '.join(options.overrides)} on {name}, torch {torch.__version__}")
-    print(f"  {seconds:.4f} s/step, {samples:.2f} samples/s, peak {peak:.2f} GiB")
+    print(f"  {seconds:.4f} s/step, {samples:.2f} samples/s", end="")
+    print("" if peak is None else f", peak {peak:.2f} GiB")
     print(f"  first step {first:.1f} s, {launches} launches and {syncs} host syncs per step")
     training = trainer.speed.speed.training
     print(f"  compile={training.compile}, cuda_graph={training.cuda_graph}")
     floor = counting.result() if counting else None
-    if floor is not None:
-        floor = floor.within(peak * 2**30) if cuda else floor
-        print(f"  {floor.words(seconds if cuda else None)}")
+    if floor is not None and peak is not None:
+        floor = floor.within(peak * 2**30)
+        print(f"  {floor.words(seconds)}")
     if options.json:
         row = {
             "seconds": seconds,
@@ -231,8 +236,8 @@ def main() -> int:
             "matrix_seconds": floor.matrix_seconds if floor else None,
             "copy_seconds": floor.copy_seconds if floor else None,
         }
-        Path(options.json).write_text(json.dumps(row) + "\n")
-    if cuda and options.recipe in PUBLISHED:
+        options.json.write_text(json.dumps(row) + "\n")
+    if peak is not None and options.recipe in PUBLISHED:
         other = PUBLISHED[options.recipe]
         print(f"  published {other.seconds:.3g} s, {other.gib} GiB", end=": ")
         print(
@@ -244,4 +249,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(main))

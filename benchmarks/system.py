@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from command import positive
+
 from overt.health.system import GIGABYTE, MEGABYTE, SystemMeter
 
 RATES = ("disk_read", "disk_written", "network_received", "network_sent")
@@ -90,7 +92,7 @@ def run(rounds: int, pause: float) -> None:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--rounds", type=positive, default=300)
     parser.add_argument("--pause", type=float, default=2.0, help="seconds between two readings")
     options = parser.parse_args(arguments)
     run(options.rounds, options.pause)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from command import guarded, need_device, positive
 from fed import keep_batch
 
 from overt.config import build_recipe, load
@@ -117,11 +118,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--run", type=Path, metavar="FOLDER", help="read what this run wrote")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--steps", type=int, default=20, help="measured for each figure")
+    parser.add_argument("--steps", type=positive, default=20, help="measured for each figure")
     options = parser.parse_intermixed_args(arguments)
     if options.recipe is None and options.run is None:
         parser.error("name a recipe to measure, or --run FOLDER to read")
     if options.recipe is not None:
+        need_device(options.device)
         lines = measure(options.recipe, options.overrides, options.device, options.steps)
         print("\n".join(lines))
     if options.run is not None:
@@ -131,4 +133,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(main))

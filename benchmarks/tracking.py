@@ -18,9 +18,11 @@ from copy import deepcopy
 from dataclasses import replace
 
 import torch
+from command import guarded, need_device, positive
 
 from overt.config import build_recipe, load
 from overt.engine.strategy.blocks import compile_model
+from overt.errors import ConfigError
 from overt.recipes.cotracker3.model import CoTracker3Offline
 from overt.recipes.cotracker3.predictor import Predictor
 
@@ -29,18 +31,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("recipe", nargs="?", default="cotracker3_offline")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--frames", type=int, default=48)
-    parser.add_argument("--queries", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--frames", type=positive, default=48)
+    parser.add_argument("--queries", type=positive, default=32)
+    parser.add_argument("--rounds", type=positive, default=3)
     parser.add_argument("--backend", default="inductor", help="of torch.compile")
     options = parser.parse_args(arguments)
+    need_device(options.device)
     config = load([f"recipe={options.recipe}", "data.root=none"])
     settings = config.settings.evaluation
     height, width = settings.resolution
     torch.manual_seed(0)
     recipe = build_recipe(config)
     model = recipe.build_model().eval().to(options.device)
-    assert isinstance(model, CoTracker3Offline)
+    if not isinstance(model, CoTracker3Offline):
+        raise ConfigError(
+            f"recipe={options.recipe} is not an offline CoTracker3; use cotracker3_offline, or "
+            "cotracker3_tiny on a CPU"
+        )
     compiled = deepcopy(model)
     training = replace(config.training, compile="blocks", compile_backend=options.backend)
     compile_model(recipe, compiled, training)
@@ -92,4 +99,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(main))

@@ -5,11 +5,18 @@ import runpy
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def functions(script: str) -> dict[str, Any]:
+    """The functions of a script that may import others beside it."""
+    with patch.object(sys, "path", [str(BENCHMARKS), *sys.path]):
+        return runpy.run_path(str(BENCHMARKS / script))
 
 
 def run(script: str, *words: str, exit_code: int = 0) -> str:

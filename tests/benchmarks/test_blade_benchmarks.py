@@ -2,11 +2,10 @@
 
 import json
 import math
-import runpy
 from pathlib import Path
 
 import pytest
-from benchmark_scripts import BENCHMARKS, run
+from benchmark_scripts import functions, run
 from small_recipes import SMALL_BLADE
 
 
@@ -37,8 +36,7 @@ def test_joints_tell_less_of_the_depth_if_blurred_and_if_the_pose_is_unknown() -
 
 
 def test_the_best_guess_of_a_depth_is_off_by_its_deviation() -> None:
-    functions = runpy.run_path(str(BENCHMARKS / "depth_floor.py"))
-    exact, narrow, wide = functions["relative_error"]([0.0, 0.01, 1.0])
+    exact, narrow, wide = functions("depth_floor.py")["relative_error"]([0.0, 0.01, 1.0])
     assert exact == 0
     assert narrow == pytest.approx(0.01 * math.sqrt(2 / math.pi), rel=0.05)
     assert 0.5 < wide < 1  # a guess of 0 has an error of 1

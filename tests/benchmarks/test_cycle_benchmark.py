@@ -1,14 +1,12 @@
 """benchmarks/cycle.py: a tracker that moves with the video returns, one that drifts does not."""
 
-import runpy
-
 import numpy as np
 import pytest
-from benchmark_scripts import BENCHMARKS
+from benchmark_scripts import functions
 
 from overt.tracker import VideoTracks
 
-forth_and_back = runpy.run_path(str(BENCHMARKS / "cycle.py"))["forth_and_back"]
+forth_and_back = functions("cycle.py")["forth_and_back"]
 FRAMES = np.zeros((6, 3, 40, 40), np.uint8)
 
 

@@ -2,15 +2,14 @@
 
 import argparse
 import json
-import runpy
 from pathlib import Path
 
 import pytest
-from benchmark_scripts import BENCHMARKS, run
+from benchmark_scripts import BENCHMARKS, functions, run
 
 from overt.config import Config, load
 
-FUNCTIONS = runpy.run_path(str(BENCHMARKS / "scenes.py"))
+FUNCTIONS = functions("scenes.py")
 MISSING = FUNCTIONS["MISSING"]
 
 

@@ -1,12 +1,10 @@
 """The speed benchmarks run at tiny sizes and print what the documentation quotes."""
 
 import json
-import runpy
-import sys
-from unittest.mock import patch
+from pathlib import Path
 
 import pytest
-from benchmark_scripts import BENCHMARKS, run
+from benchmark_scripts import functions, run
 
 
 @pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=pytest.mark.long)])
@@ -18,12 +16,72 @@ def test_overhead_compares_the_loops(processes: str, capfd: pytest.CaptureFixtur
         assert word in printed
 
 
-def test_step_measures_a_recipe_on_the_cpu() -> None:
+def test_step_measures_a_recipe_on_the_cpu(tmp_path: Path) -> None:
     small = ["data.crop_size=[32,32]", "data.traj_per_sample=4", "model.train_iters=1"]
     words = ["--device", "cpu", "--steps", "1", "--rows", "3"]
-    printed = run("step.py", "cotracker3_tiny", *small, *words, "--no-floor")
+    printed = run("step.py", "cotracker3_tiny", *small, *words, "--json", str(tmp_path / "row"))
     assert "s/step" in printed
     assert "launches and 0 host syncs per step" in printed
+    assert "GiB" not in printed
+    assert "floor" not in printed
+    row = json.loads((tmp_path / "row").read_text(), parse_constant=pytest.fail)
+    assert row["gib"] is row["matrix_seconds"] is None
+
+
+def test_a_step_has_all_its_accumulated_micro_batches(tmp_path: Path) -> None:
+    small = ["training.batch_size=2", "training.accumulation_steps=3", "model.depth=1"]
+    trainer, _ = functions("step.py")["build"]("hjepa_tiny", small, str(tmp_path), "cpu")
+    batch = trainer.loader.next_step()
+    trainer.close()
+    assert len(batch.micro_batches) == 3
+    assert batch.samples == trainer.plan.global_batch_size == 6
+
+
+REFUSED = {
+    "step.py nosuch --device cpu": "nosuch",
+    "step.py hjepa_tiny training.nosuch=1 --device cpu": "training.nosuch",
+    "step.py hjepa_tiny --steps 0": "expected an integer of at least 1, got '0'",
+    "step.py hjepa_tiny --json nosuch/row.json": "not a file in an existing folder",
+    "floor.py nosuch": "nosuch",
+    "buckets.py nosuch --device cpu": "nosuch",
+    "buckets.py hjepa_tiny --processes 0": "at least 1",
+    "sampling.py hjepa_tiny --device cpu": "recipe=hjepa_tiny does not sample",
+    "rows.py --only hjeppa --device cpu": "did you mean hjepa?",
+    "fed.py nosuch --device cpu": "fed.py makes no data for it",
+    "loader.py images --size 0 8": "at least 1",
+}
+
+
+@pytest.mark.parametrize("command", REFUSED)
+def test_bad_input_ends_in_a_sentence(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run(*command.split(), exit_code=2)
+    assert REFUSED[command] in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("script", ["buckets.py", "rows.py --only", "camera.py"])
+def test_a_device_that_is_missing_is_named(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    words = script.split() if script == "camera.py" else [*script.split(), "hjepa"]
+    run(*words, exit_code=2)
+    assert capsys.readouterr().err.endswith("no CUDA device; use --device cpu\n")
+
+
+def test_a_row_that_fails_names_the_file_that_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("subprocess.run", lambda command, stdout, **_: stdout.write("a reason"))
+    words = ["--only", "mine=nosuch", "--device", "cpu", "--output", str(tmp_path)]
+    printed = run("rows.py", *words, exit_code=1)
+    assert printed.endswith(f"| mine | failed: {tmp_path}/mine.txt |\n")
+    assert (tmp_path / "mine.txt").read_text() == "a reason"
+
+
+def test_a_negative_waiting_time_is_noise() -> None:
+    waiting = functions("buckets.py")["waiting"]
+    assert waiting(0.9, 1.0, 0.5) == "waiting 0 s (within noise)"
+    assert waiting(1.1, 1.0, 0.5) == "waiting 0.1000 s, 0.20 of the all-reduce alone"
 
 
 @pytest.mark.long
@@ -44,7 +102,7 @@ def test_a_floor_counts_operations_and_bytes() -> None:
     # AdamW holds two numbers for each weight.
     assert printed["optimizer"] == pytest.approx(2 * printed["weights"], rel=0.01)
     assert printed["flops"] > 0
-    floor = runpy.run_path(str(BENCHMARKS / "floor.py"))["Floor"]
+    floor = functions("floor.py")["Floor"]
     known = floor(790 * 10**12, 10**9, 0, 0, 0, 10**9, 0, "bf16")
     assert known.matrix_seconds == pytest.approx(1.0)
     assert known.moved == 6 * 10**9
@@ -53,16 +111,16 @@ def test_a_floor_counts_operations_and_bytes() -> None:
 
 
 def test_idle_time_is_what_no_kernel_covers() -> None:
-    with patch.object(sys, "path", [str(BENCHMARKS), *sys.path]):
-        busy = runpy.run_path(str(BENCHMARKS / "step.py"))["busy"]
+    busy = functions("step.py")["busy"]
     assert busy([(4.0, 6.0), (0.0, 3.0), (1.0, 2.0)]) == (6.0, 1.0)
 
 
 def test_training_from_files_is_compared_with_resident_data() -> None:
-    small = ["training.batch_size=2", "model.depth=1", "model.predictor.depth=1"]
+    # More samples in a batch than the data would have by themselves.
+    small = ["training.batch_size=20", "model.depth=1", "model.predictor.depth=1"]
     words = ["--here", "--small", "--device", "cpu", "--workers", "0", "--steps", "1", "--json"]
     lines = run("fed.py", "hjepa_tiny", *words, "--set", *small).splitlines()
-    rows = [json.loads(line) for line in lines if line.startswith("{")]
+    rows = [json.loads(line) for line in lines]
     assert [row["storage"] for row in rows] == ["packed", "files"]
     assert all(row["fed"] > 0 and 0 <= row["wait"] < 1 for row in rows)
 
@@ -74,12 +132,15 @@ def test_loader_compares_whole_jpegs_with_reduced_ones() -> None:
 
 
 def test_a_row_of_the_table_has_its_share() -> None:
-    rows = runpy.run_path(str(BENCHMARKS / "rows.py"))
+    rows = functions("rows.py")
     numbers = {"seconds": 0.1, "samples_per_second": 40.0, "gib": 8.0, "first_seconds": 12.0}
     numbers |= {"launches": 20, "compile": "blocks", "cuda_graph": True}
     text = rows["line"]("lbm", numbers | {"matrix_seconds": 0.03, "copy_seconds": 0.01})
     assert text.endswith("| blocks | true | 0.0300 | 0.0100 | 30% |")
     assert len(text.split("|")) == len(rows["HEAD"]) + 2
+    on_cpu = {"gib": None, "matrix_seconds": None, "copy_seconds": None}
+    text = rows["line"]("lbm", numbers | on_cpu)
+    assert text == "| lbm | 0.1000 | 40.0 |  | 12 | 20 | blocks | true |  |  |  |"
 
 
 @pytest.mark.long

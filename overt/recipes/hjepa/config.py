@@ -257,6 +257,15 @@ class Settings:
                 "loss.detach_targets=false has no effect with a target encoder, which has no "
                 "gradient; set model.use_target_encoder=false or loss.detach_targets=true"
             )
+        for reason, applies in (
+            ("data.augmentation.device=true", data.augmentation.device),
+            (f"loss.type={loss.type}, which needs two views", loss.extra == "contrastive"),
+        ):
+            if data.reduced_decode and applies:
+                raise ConfigError(
+                    f"data.reduced_decode=true has no effect with {reason}; set "
+                    "data.reduced_decode=false"
+                )
         if data.masking.weigh == "blocks" and model.pooling != "grid":
             raise ConfigError(
                 f"data.masking.weigh=blocks needs model.pooling=grid, got {model.pooling}; set "

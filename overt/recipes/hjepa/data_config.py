@@ -166,7 +166,8 @@ class DataSettings:
     # images of an evaluation are resized to this multiple of image_size, then center-cropped
     margin: float = 1.14
     # sample the crop first and decode a JPEG at a half, a quarter or an eighth of its size if that
-    # still has as many pixels as the view: faster for large photographs, pixels differ slightly
+    # still has as many pixels as the view: faster for large photographs, pixels differ slightly;
+    # needs augmentation.device=false and a loss with one view of an image
     reduced_decode: bool = False
     # of a classifier: fraction of the training images that it learns from, the same for every class
     label_fraction: float = 1.0

@@ -95,6 +95,12 @@ def test_impossible_values_are_refused_with_the_key(override: str, root: Path) -
         SMALL_HJEPA.config(root, *overrides)
 
 
+@pytest.mark.parametrize("other", ["data.augmentation.device=true", "loss.type=cjepa"])
+def test_reduced_decoding_is_refused_where_it_has_no_effect(other: str, root: Path) -> None:
+    with pytest.raises(ConfigError, match=f"reduced_decode=true has no effect with {other}"):
+        SMALL_HJEPA.config(root, "data.reduced_decode=true", other)
+
+
 @pytest.mark.parametrize("kind", LOSS_TYPES)
 def test_every_type_of_loss_trains(kind: str, root: Path) -> None:
     recipe = SMALL_HJEPA.recipe(root, f"loss.type={kind}", "loss.sigreg_num_slices=8")
