@@ -10,6 +10,7 @@ from toy_recipe.recipe import Toy
 from toy_runs import toy_config
 
 from overt.config import Config, build_recipe
+from overt.engine.strategy.automatic import records_on_cuda
 from overt.errors import ConfigError
 from overt.tools.plan import predict
 from overt.tools.plan.communication import (
@@ -19,7 +20,7 @@ from overt.tools.plan.communication import (
     fsdp_traffic,
     one_way_seconds,
 )
-from overt.tools.plan.engine_step import Model, StepMemory, recipe_on_cuda
+from overt.tools.plan.engine_step import EngineStep, Model, StepMemory, recipe_on_cuda
 from overt.tools.plan.predict import (
     CARDS,
     CONTEXT,
@@ -174,6 +175,16 @@ def test_a_loss_over_all_ranks_is_not_planned_as_recorded(monkeypatch: pytest.Mo
     assert "cuda_graph=false" in on_ranks
 
 
+def test_a_fake_step_does_not_change_what_is_recorded() -> None:
+    short = ["data.random_sequence_len=2", "training.cuda_graph=auto"]
+    config = SMALL["cotracker3_tiny"].config("absent", *short)
+    recipe = recipe_on_cuda(config)
+    assert not records_on_cuda(config.training, recipe, 1)
+    EngineStep(config, recipe, False)
+    assert not records_on_cuda(config.training, recipe, 1)
+
+
+@pytest.mark.long
 def test_clips_of_different_lengths_are_not_planned_as_recorded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -188,7 +199,6 @@ def test_clips_of_different_lengths_are_not_planned_as_recorded(
     config = SMALL["cotracker3_tiny"].config("absent", *short)
     request = Request((8,), "H200", 0.3, 1e-4, 64, NETWORK)
     recipe = recipe_on_cuda(config)
-    assert isinstance(recipe.stackable, str)
     plan = make_plan(config, recipe, request)
     assert "different shapes" in plan["notes"][0]
     assert isinstance(recipe.stackable, str)
