@@ -1,4 +1,4 @@
-"""Shared by the command lines of the benchmark scripts: bad input ends in one sentence, code 2."""
+"""Shared by the command lines of the benchmark scripts: bad input ends in one sentence."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from overt.errors import USAGE_EXIT_CODE, ConfigError, OvertError
+from overt.errors import ConfigError, OvertError, exit_code_of
 
 
 def positive(text: str) -> int:
@@ -39,4 +39,4 @@ def guarded(main: Callable[[], int]) -> int:
         return main()
     except OvertError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return USAGE_EXIT_CODE
+        return exit_code_of(error)

@@ -130,7 +130,8 @@ class Tailor:
         # High where hair grows: on top and at the back, not in the face.
         self.scalp = 0.9 * about[:, 1] - 0.8 * about[:, 2]
         flags = [self.is_hand, self.is_foot, self.is_head, self.is_eye]
-        self._measures = torch.stack(
+        # (V, 8): numbers that decide regions, interpolated over faces.
+        self.measures = torch.stack(
             [self.along_arm, self.along_leg, self.template[:, 1], self.scalp]
             + [flag.float() for flag in flags],
             dim=1,
@@ -144,10 +145,6 @@ class Tailor:
         along = ((points - first) @ upper) / upper.dot(upper)
         beyond = ((points - second) @ lower) / lower.dot(lower)
         return torch.where(beyond > 0, 1 + beyond.clamp(0, 1.2), along.clamp(-0.5, 1))
-
-    def measures(self) -> Tensor:
-        """Return per-vertex numbers (V, 8) that decide regions; interpolated over faces."""
-        return self._measures
 
     def regions(self, measures: Tensor, choice: Tensor) -> Tensor:
         """Return regions (...) of points from measures (..., 8) and choices (..., 4) of people."""
@@ -164,7 +161,7 @@ class Tailor:
 
     def dress(self, vertices: Tensor, looks: Looks) -> Tensor:
         """Move vertices (B, V, 3) outward by cloth and hair, in smooth bulges."""
-        region = self.regions(self.measures(), looks.choice[:, None])  # (B, V)
+        region = self.regions(self.measures, looks.choice[:, None])  # (B, V)
         thick = looks.thickness.gather(1, region)[..., None]
         bulge = smooth_noise(looks.waves[:, None], self.template)[..., None]
         return vertices + vertex_normals(vertices, self.faces) * thick * (1 + 0.6 * bulge)
@@ -213,10 +210,6 @@ class Looks(NamedTuple):
         parts["pattern"] = parts["pattern"].long()
         return cls(choice=torch.stack([stack(name) for name in chosen], dim=1), **parts)
 
-    def field(self, person: Tensor, positions: Tensor) -> Tensor:
-        """Return smooth noise (N,), about -1 to 1, at points (N, 3) of the body at rest."""
-        return smooth_noise(take_rows(self.waves, person), positions)
-
     def texture(self, person: Tensor, region: Tensor, positions: Tensor) -> Tensor:
         """Return unlit colors (N, 3)."""
         kind = torch.stack([self.pattern.float(), self.frequency], dim=-1)
@@ -263,7 +256,7 @@ def shade(
         return (weights * at_corners.transpose(0, 1)).sum(1)  # of (N, 3, C)
 
     positions = interpolated(tailor.template, corners)
-    measures = interpolated(tailor.measures(), corners)
+    measures = interpolated(tailor.measures, corners)
     normals = vertex_normals(vertices, tailor.faces).flatten(0, 1)  # (B V, 3)
     corners_of_all = corners + person[:, None] * vertices.shape[1]
     normal = F.normalize(interpolated(normals, corners_of_all), dim=-1)

@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from overt.ops.channels_last import dense, empty_like, lowest
+
 TILE = 8192  # pixels times channels
 MIN_WIDTH, MAX_WIDTH = 16, 64  # channels of a slab; 16 of 16 bits are a sector of memory
 TILE_PER_WARP = 32 * 16
@@ -172,19 +174,6 @@ def _launch(x: Tensor, groups: int) -> tuple[tuple[int], dict[str, int]]:
     return (programs,), sizes
 
 
-def _dense(x: Tensor) -> Tensor:
-    return x.contiguous(memory_format=torch.channels_last)
-
-
-def _empty_like(x: Tensor) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.channels_last)
-
-
-def _lowest(relu: bool) -> float:
-    """A number, not a constant of the kernels: with and without ReLU they are the same."""
-    return 0.0 if relu else float("-inf")
-
-
 def _by_image(x: Tensor) -> Tensor:
     """A number for each channel of an image, (M, C)."""
     return x.new_empty(x.shape[:2], dtype=torch.float32)
@@ -201,13 +190,13 @@ def group_norm_fused(
     residual: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `group_norm`; also mean and one over the deviation, (M, C) float32."""
-    x = _dense(x)
+    x = dense(x)
     _, channels, height, width = x.shape
-    result, mean, factor = _empty_like(x), _by_image(x), _by_image(x)
-    added = x if residual is None else _dense(residual)
+    result, mean, factor = empty_like(x), _by_image(x), _by_image(x)
+    added = x if residual is None else dense(residual)
     grid, sizes = _launch(x, groups)
     _values[grid](
-        x, weight.contiguous(), bias.contiguous(), added, result, mean, factor, eps, _lowest(relu),
+        x, weight.contiguous(), bias.contiguous(), added, result, mean, factor, eps, lowest(relu),
         height * width, channels, groups, ADD=residual is not None, **sizes,
     )  # fmt: skip
     return result, mean, factor
@@ -215,7 +204,7 @@ def group_norm_fused(
 
 @group_norm_fused.register_fake
 def _(x, weight, bias, groups, eps, relu, residual):
-    return _empty_like(x), _by_image(x), _by_image(x)
+    return empty_like(x), _by_image(x), _by_image(x)
 
 
 @torch.library.custom_op("overt::group_norm_backward", mutates_args=())
@@ -231,14 +220,14 @@ def _group_norm_backward(
     result: Tensor | None,  # where a residual was added before ReLU
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of x, weight, bias and, where `result` is given, of the residual."""
-    x, gradient = _dense(x), _dense(gradient)
+    x, gradient = dense(x), dense(gradient)
     _, channels, height, width = x.shape
-    to_x, totals, tilts = _empty_like(x), _by_image(x), _by_image(x)
-    to_residual = gradient.new_empty(()) if result is None else _empty_like(gradient)
+    to_x, totals, tilts = empty_like(x), _by_image(x), _by_image(x)
+    to_residual = gradient.new_empty(()) if result is None else empty_like(gradient)
     grid, sizes = _launch(x, groups)
     _gradients[grid](
         x, weight.contiguous(), bias.contiguous(), mean, factor, gradient,
-        x if result is None else _dense(result), to_x, to_residual, totals, tilts, _lowest(relu),
+        x if result is None else dense(result), to_x, to_residual, totals, tilts, lowest(relu),
         height * width, channels, groups, ADD=result is not None, **sizes,
     )  # fmt: skip
     return to_x, tilts.sum(0).to(weight.dtype), totals.sum(0).to(bias.dtype), to_residual
@@ -246,8 +235,8 @@ def _group_norm_backward(
 
 @_group_norm_backward.register_fake
 def _(gradient, x, weight, bias, mean, factor, groups, relu, result):
-    to_residual = gradient.new_empty(()) if result is None else _empty_like(gradient)
-    return _empty_like(x), torch.empty_like(weight), torch.empty_like(bias), to_residual
+    to_residual = gradient.new_empty(()) if result is None else empty_like(gradient)
+    return empty_like(x), torch.empty_like(weight), torch.empty_like(bias), to_residual
 
 
 def _keep(ctx, inputs, output):

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from overt.ops.channels_last import dense, empty_like, lowest
 from overt.ops.map_norm.plain import EPS
 from overt.ops.norm_sums.kernels import add_parts, store_sums
 
@@ -156,19 +157,6 @@ def _grid(x: Tensor) -> tuple[int, int, int]:
     return images, parts, groups
 
 
-def _dense(x: Tensor) -> Tensor:
-    return x.contiguous(memory_format=torch.channels_last)
-
-
-def _empty_like(x: Tensor) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.channels_last)
-
-
-def _lowest(relu: bool) -> float:
-    """A number, not a constant of the kernels: with and without ReLU they are the same."""
-    return 0.0 if relu else float("-inf")
-
-
 def _new_sums(x: Tensor, grid: tuple[int, int, int]) -> Tensor:
     images, parts, _ = grid
     return torch.empty((images, parts, 2, x.shape[1]), dtype=torch.float32, device=x.device)
@@ -177,7 +165,7 @@ def _new_sums(x: Tensor, grid: tuple[int, int, int]) -> Tensor:
 @torch.library.custom_op("overt::map_moments", mutates_args=())
 def map_moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and one over the deviation of each map, (M, C) float32. Without gradient."""
-    x = _dense(x)
+    x = dense(x)
     images, channels, height, width = x.shape
     grid = _grid(x)
     sums = _new_sums(x, grid)
@@ -202,12 +190,12 @@ def normalized_maps(
     x: Tensor, mean: Tensor, factor: Tensor, relu: bool, residual: Tensor | None
 ) -> Tensor:
     """See `normalize_maps`; the moments are those of x, and so is their gradient."""
-    x = _dense(x)
+    x = dense(x)
     _, channels, height, width = x.shape
-    result = _empty_like(x)
-    added = x if residual is None else _dense(residual)
+    result = empty_like(x)
+    added = x if residual is None else dense(residual)
     _values[_grid(x)](
-        x, mean, factor, added, result, _lowest(relu), height * width, channels,
+        x, mean, factor, added, result, lowest(relu), height * width, channels,
         ADD=residual is not None, **TILE,
     )  # fmt: skip
     return result
@@ -215,7 +203,7 @@ def normalized_maps(
 
 @normalized_maps.register_fake
 def _(x: Tensor, mean: Tensor, factor: Tensor, relu: bool, residual: Tensor | None) -> Tensor:
-    return _empty_like(x)
+    return empty_like(x)
 
 
 @torch.library.custom_op("overt::normalized_maps_backward", mutates_args=())
@@ -228,17 +216,17 @@ def _normalized_maps_backward(
     result: Tensor | None,  # where a residual was added
 ) -> tuple[Tensor, Tensor]:
     """The gradients of x and of what came after the sum, which is that of the residual."""
-    x, gradient = _dense(x), _dense(gradient)
+    x, gradient = dense(x), dense(gradient)
     _, channels, height, width = x.shape
     grid = _grid(x)
     sums = _new_sums(x, grid)
-    to_residual = gradient.new_empty(()) if result is None else _empty_like(gradient)
-    common = (_lowest(relu), height * width, channels)
+    to_residual = gradient.new_empty(()) if result is None else empty_like(gradient)
+    common = (lowest(relu), height * width, channels)
     _gradient_sums[grid](
         x, mean, factor, gradient, x if result is None else result, to_residual, sums, *common,
         ADD=result is not None, **TILE,
     )  # fmt: skip
-    to_x = _empty_like(x)
+    to_x = empty_like(x)
     _gradient_values[grid](
         x, mean, factor, gradient if result is None else to_residual, sums, to_x, *common, grid[1],
         AT_ONCE=PARTS_AT_ONCE, **TILE,
@@ -250,7 +238,7 @@ def _normalized_maps_backward(
 def _(
     gradient: Tensor, x: Tensor, mean: Tensor, factor: Tensor, relu: bool, result: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    return _empty_like(x), gradient.new_empty(()) if result is None else _empty_like(gradient)
+    return empty_like(x), gradient.new_empty(()) if result is None else empty_like(gradient)
 
 
 def _keep(ctx, inputs, output):

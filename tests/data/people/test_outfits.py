@@ -3,7 +3,15 @@
 import numpy as np
 import torch
 
-from overt.data.people.outfits import PATTERNS, REGIONS, SKIN, Looks, draw_outfit
+from overt.data.people.outfits import (
+    PATTERNS,
+    REGIONS,
+    SKIN,
+    Looks,
+    draw_outfit,
+    smooth_noise,
+    take_rows,
+)
 
 
 def test_outfits_differ_and_come_back() -> None:
@@ -26,4 +34,9 @@ def test_light_falls_on_what_faces_it() -> None:
     colors = looks.texture(many, torch.arange(50) % REGIONS, places)
     assert colors.shape == (50, 3)
     assert torch.isfinite(colors).all()
-    assert float(looks.field(many, places).abs().max()) < 2.5
+    assert float(smooth_noise(looks.waves, places).abs().max()) < 2.5
+
+
+def test_rows_of_a_table_are_taken_as_by_brackets() -> None:
+    table, index = torch.randn(5, 2, 3), torch.tensor([4, 0, 0, 2])
+    assert torch.equal(take_rows(table, index), table[index])

@@ -72,7 +72,7 @@ def test_regions_are_where_they_belong(model: BodyModel) -> None:
     )
     looks = Looks.of([outfit], torch.device("cpu"))
     choice = looks.choice.expand(len(model.template), -1)
-    region = tailor.regions(tailor.measures(), choice)
+    region = tailor.regions(tailor.measures, choice)
     owner = model.skin_weights.argmax(1)
     assert (region[owner == 10] == SHOES).all()
     assert (region[owner == 20] == SKIN).all()  # a hand
