@@ -31,19 +31,13 @@ from overt.engine.trainer import Trainer
 from overt.evaluation import Row
 from overt.recipes.pcdiff.config import EvaluationSettings
 from overt.recipes.pcdiff.data import HeldOutCases
-from overt.recipes.pcdiff.evaluation import sample_batch, score_case
+from overt.recipes.pcdiff.evaluation import Skull, complete_skulls, score_case
 from overt.recipes.pcdiff.recipe import PCDiffRecipe
-from overt.recipes.pcdiff.sampling import make_plan
 
 START = time.time()
 PROBE_STEPS = 60
-# sampler, steps, eta, spacing of DDIM's steps
-SAMPLERS = (
-    ("ddim", 50, 1.0, 2.0),
-    ("ddim", 50, 1.0, 1.0),
-    ("dpm_solver", 20, 1.0, 2.0),
-    ("dpm_solver", 20, 0.0, 2.0),
-)
+# sampler, steps, and whether a close-up is sampled after the whole skull
+SAMPLERS = (("ddim", 50, True), ("ddim", 50, False), ("dpm_solver", 20, True))
 
 
 def say(text: str) -> None:
@@ -78,14 +72,17 @@ def main() -> int:
     roots = [options.real] if options.real else []
     tables = {}
     for folder in [*roots, root]:
-        for sampler, steps, eta, power in SAMPLERS:
+        for sampler, steps, near in SAMPLERS:
+            close_up = near and config.settings.data.close_ups is not None
             extra = [
                 f"data.root={folder}", "data.synthetic=null", f"evaluation.sampler={sampler}",
-                f"evaluation.steps={steps}", f"evaluation.eta={eta}", "evaluation.volumes=true",
-                f"evaluation.step_power={power}",
+                f"evaluation.steps={steps}", f"evaluation.close_up={str(close_up).lower()}",
+                "evaluation.eta=1", "evaluation.step_power=2", "evaluation.volumes=true",
                 f"evaluation.ensemble={options.samples}", f"evaluation.cases={options.cases}",
             ]  # fmt: skip
-            name = f"{folder.name}_{sampler}{steps}_eta{eta:g}_power{power:g}"
+            name = f"{folder.name}_{sampler}{steps}{'_close_up' if close_up else ''}"
+            if name in tables:
+                continue
             recipe = build_recipe(load([*words, *extra]))
             tables[name] = complete(recipe, model, trainer, options, name)
     (options.output / "scores.json").write_text(json.dumps(tables, indent=1))
@@ -167,24 +164,17 @@ def complete(
 ) -> list[dict[str, Any]]:
     """Sample implants for held-out cases, score them, and keep their points."""
     assert isinstance(recipe, PCDiffRecipe)
-    settings, device = recipe.settings, trainer.device
+    settings = recipe.settings
     cases = HeldOutCases(settings.data, settings.evaluation)
     batch = [cases.case(index) for index in range(len(cases))]
-    known = torch.stack([torch.from_numpy(case.cloud.points) for case in batch])
-    plan = make_plan(settings.model.diffusion, settings.evaluation)
-    count, size = settings.data.num_implant_points, settings.evaluation.batch_size
+    skulls = [Skull(case.cloud, case.points, case.number) for case in batch]
+    size = settings.evaluation.batch_size
     start = time.time()
+    model.eval()
     with torch.inference_mode(), trainer.autocast():
         parts = [
-            sample_batch(
-                model.eval(),  # type: ignore[arg-type]
-                known[first : first + size].to(device),
-                count,
-                settings.evaluation,
-                plan,
-                cases.numbers[first : first + size],
-            )
-            for first in range(0, len(batch), size)
+            complete_skulls(model, skulls[first : first + size], settings)  # type: ignore[arg-type]
+            for first in range(0, len(skulls), size)
         ]
     implants = torch.cat(parts)  # (cases, samples, K, 3)
     say(f"{name}: {len(batch)} cases x {options.samples} sampled in {time.time() - start:.1f} s")
@@ -195,7 +185,8 @@ def complete(
         shifts=np.stack([case.cloud.shift for case in batch]),
         scales=np.stack([case.cloud.scale for case in batch]),
     )
-    noise = [cases.noise(index, plan.shared_noise) for index in range(len(batch))]
+    shared = settings.model.diffusion.shared_noise
+    noise = [cases.noise(index, shared) for index in range(len(batch))]
     score = partial(score_one, settings=settings.evaluation, dataset=settings.data.dataset)
     work = list(zip(batch, implants, noise, strict=True))
     if options.workers:

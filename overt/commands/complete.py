@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from overt.geometry.implant import Finished
 
 CLOUD_FACTOR = 2  # points on a volume's surface for each one that is drawn
+CLOSE_UP_FACTOR = 10  # the same for a close-up, which shows a part of the surface
 
 Points = NDArray[np.floating[Any]]
 
@@ -263,10 +264,10 @@ def read_skull(options: argparse.Namespace, config: Config) -> Skull:
         return Skull(None, "a cloud of points", load_cloud(path, required_points), None)
     volume, how = read_bone(options)
     frame = cloud_frame(volume, getattr(config.settings.data, "axes", None) or "LPS")
-    rng = np.random.default_rng(0)
-    return Skull(
-        volume, how, cloud_of(volume.mask, CLOUD_FACTOR * required_points, rng, path, frame), frame
-    )
+    is_close_up = getattr(config.settings.evaluation, "close_up", False)
+    points = required_points * (CLOSE_UP_FACTOR if is_close_up else CLOUD_FACTOR)
+    cloud = cloud_of(volume.mask, points, np.random.default_rng(0), path, frame)
+    return Skull(volume, how, cloud, frame)
 
 
 def refuse_volume(path: Path) -> None:

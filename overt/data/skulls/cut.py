@@ -93,8 +93,9 @@ def write_rounds(
         report("cutting defects", count - len(missing) + done, count)
     rows = "".join(f"complete_skull/{number:03d}{SUFFIX}.npy\n" for number in range(count))
     for file, text in zip(LISTS, ("", rows), strict=True):
-        with new_file(root / file) as hidden:
-            hidden.write_text(text)
+        if missing or not (root / file).is_file():  # a list that a user shortened stays so
+            with new_file(root / file) as hidden:
+                hidden.write_text(text)
     return len(missing)
 
 

@@ -69,6 +69,9 @@ class DiffusionSettings:
     # standard deviation of a noise component shared by all points of a cloud. With 0, as published,
     # the mean of the noisy points reveals the implant's position
     shared_noise: float = 0.0
+    # training steps are sampled as steps * u ** time_power, u uniform: 1, as published, all equally
+    # often; 2 those with little noise, which place the surface, more often
+    time_power: float = 1.0
 
     def __post_init__(self) -> None:
         one_of("model.diffusion.schedule", self.schedule, SCHEDULES)
@@ -80,6 +83,7 @@ class DiffusionSettings:
             )
         within("model.diffusion.steps", self.steps, 2)
         within("model.diffusion.shared_noise", self.shared_noise, 0)
+        within("model.diffusion.time_power", self.time_power, 0, above=True)
 
 
 @dataclass
@@ -165,6 +169,24 @@ class SyntheticSettings:
 
 
 @dataclass
+class CloseUpSettings:
+    # fraction of the training clouds that are close-ups; the others show the whole skull
+    fraction: float = MISSING
+    # side of the cube, relative to the longest side of the implant's box
+    side: float = MISSING
+    # in training, the side varies by this fraction
+    side_jitter: float = MISSING
+    # in training, the center varies by this fraction of the longest side of the implant's box
+    shift: float = MISSING
+
+    def __post_init__(self) -> None:
+        within("data.close_ups.fraction", self.fraction, 0, 1)
+        within("data.close_ups.side", self.side, 1, above=True)
+        within("data.close_ups.side_jitter", self.side_jitter, 0, 1, below=True)
+        within("data.close_ups.shift", self.shift, 0)
+
+
+@dataclass
 class DataSettings:
     # skullbreak (five defects for each skull) or skullfix (one)
     dataset: str = MISSING
@@ -186,6 +208,9 @@ class DataSettings:
     # normalize training clouds by the box of the known points only, as in sampling; false: of all
     # points, as published
     known_box: bool = MISSING
+    # also train on the bone in a cube around the implant, for evaluation.close_up; null, as
+    # published: only on whole skulls
+    close_ups: CloseUpSettings | None = None
     # at t = 0 an item always gets the same noise, as published
     fixed_noise_at_t0: bool = MISSING
     # synthetic skulls to write to root if they do not exist; null: none
@@ -242,6 +267,9 @@ class EvaluationSettings:
     # clamp a predicted implant to the box of the known points, enlarged by this fraction of its
     # sides, so that errors of the noisiest steps do not accumulate. null: no limit, as published
     box_margin: float | None = None
+    # sample twice: for the whole skull, then for a close-up of the bone around the first implants
+    # (data.close_ups), where the points are denser. false, as published: once
+    close_up: bool = False
     # implants sampled per skull; scores are those of their mean, a volume is what at least half of
     # them fill
     ensemble: int = MISSING
@@ -292,6 +320,11 @@ class Settings:
         if self.evaluation.loss_times > total:
             raise ConfigError(
                 f"evaluation.loss_times={self.evaluation.loss_times}; there are only {total} steps"
+            )
+        if self.evaluation.close_up and self.data.close_ups is None:
+            raise ConfigError(
+                "evaluation.close_up=true needs data.close_ups, the close-ups that the model was "
+                "trained on"
             )
         if self.loss.type == "kl" and self.model.diffusion.shared_noise > 0:
             raise ConfigError(

@@ -32,6 +32,7 @@ from overt.data.skulls.synthetic import write_skulls
 from overt.data.skulls.volumes import SKULLFIX_SPACING, cloud_frame
 from overt.distributed import main_first
 from overt.errors import ConfigError
+from overt.recipes.pcdiff.close_up import FEWEST_POINTS, random_cube
 from overt.recipes.pcdiff.config import DataSettings, DiffusionSettings, EvaluationSettings
 from overt.recipes.pcdiff.voxel_config import VoxelEvaluationSettings
 
@@ -113,7 +114,12 @@ class TrainingClouds:
 
     def sample(self, index: int, rng: np.random.Generator) -> CloudSample:
         settings, item = self.settings, self.items[index]
-        known = draw(item.skull, settings.num_known_points, rng)
+        skull = load_cloud(item.skull, settings.num_known_points)
+        close_ups = settings.close_ups
+        if close_ups is not None and rng.random() < close_ups.fraction:
+            bone = random_cube(load_cloud(item.implant), close_ups, rng).inside(skull)
+            skull = bone if len(bone) >= FEWEST_POINTS else skull
+        known = draw_points(skull, settings.num_known_points, rng, item.skull)
         implant = draw(item.implant, settings.num_implant_points, rng)
         return noised(known, implant, settings, self.diffusion, index, rng, item.name)
 
@@ -133,7 +139,10 @@ def noised(
         limit = np.deg2rad(settings.rotation_degrees)
         rotation = rotation_matrix(rng.uniform(-limit, limit, 3))
     cloud = training_cloud(known, implant, rotation, settings.known_box)
-    time = int(rng.integers(diffusion.steps))
+    if diffusion.time_power == 1:
+        time = int(rng.integers(diffusion.steps))
+    else:
+        time = int(diffusion.steps * rng.random() ** diffusion.time_power)
     if time == 0 and settings.fixed_noise_at_t0:
         rng = sample_rng(FIXED_NOISE_SEED, 0, index)
     noise = draw_noise(rng, len(implant), diffusion.shared_noise)
@@ -182,6 +191,8 @@ class HeldOutCase:
 
     item: SkullItem
     cloud: Cloud  # (S, 3) known points
+    points: Points  # (N, 3) all that are on disk
+    number: int  # of its row in the list
     implant: Tensor  # (K, 3) true points in the coordinates of the cloud
     voxel_mm: float
 
@@ -214,11 +225,15 @@ class HeldOutCases:
 
     def case(self, index: int) -> HeldOutCase:
         item, rng = self.items[index], sample_rng(self.seed, 0, self.numbers[index])
-        cloud = known_cloud(draw(item.skull, self.data.num_known_points, rng))
+        count = self.data.num_known_points
+        points = load_cloud(item.skull, count)
+        cloud = known_cloud(draw_points(points, count, rng, item.skull))
         implant = draw(item.implant, self.data.num_implant_points, rng)
         return HeldOutCase(
             item,
             cloud,
+            points,
+            self.numbers[index],
             torch.from_numpy(((implant - cloud.shift) / cloud.scale).astype(np.float32)),
             voxel_size(item, self.data.dataset),
         )

@@ -2,74 +2,129 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
 
+from overt.data.rng import sample_rng
+from overt.data.skulls.lists import Cloud, Points, draw_points, known_cloud
 from overt.data.skulls.prepare import load_case
 from overt.evaluation import Row
 from overt.geometry.solid import solid_of_votes
 from overt.metrics.implants import implant_scores
 from overt.metrics.point_clouds import cloud_scores
-from overt.recipes.pcdiff.config import EvaluationSettings
+from overt.recipes.pcdiff.close_up import FEWEST_POINTS, sampled_cube
+from overt.recipes.pcdiff.config import EvaluationSettings, Settings
 from overt.recipes.pcdiff.data import HeldOutCase, HeldOutCases
 from overt.recipes.pcdiff.denoiser import Denoiser, join_points
 from overt.recipes.pcdiff.diffusion import Arrays, add_noise, squared_error
-from overt.recipes.pcdiff.sampling import Plan, sample_implants
+from overt.recipes.pcdiff.sampling import make_plan, sample_implants
+
+
+class Skull(NamedTuple):
+    """A skull to be completed."""
+
+    cloud: Cloud  # (S, 3) known points
+    points: Points  # (N, 3) all of its points, in their original coordinates
+    number: int  # selects the noise
 
 
 def score_batch(
-    model: Denoiser,
-    cases: HeldOutCases,
-    indices: range,
-    settings: EvaluationSettings,
-    plan: Plan,
-    arrays: Arrays,
+    model: Denoiser, cases: HeldOutCases, indices: range, settings: Settings, arrays: Arrays
 ) -> list[Row]:
     """Score some cases whose implants are sampled in one batch."""
-    device = next(model.parameters()).device
+    evaluation = settings.evaluation
     batch = [cases.case(index) for index in indices]
-    count = cases.data.num_implant_points
-    known = torch.stack([torch.from_numpy(case.cloud.points) for case in batch]).to(device)
-    implants = sample_batch(
-        model, known, count, settings, plan, [cases.numbers[i] for i in indices]
-    )
-    noise = torch.stack([cases.noise(index, plan.shared_noise) for index in indices])
+    skulls = [Skull(case.cloud, case.points, case.number) for case in batch]
+    implants = complete_skulls(model, skulls, settings)
+    shared = settings.model.diffusion.shared_noise
+    noise = torch.stack([cases.noise(index, shared) for index in indices])
     rows = [
-        score_case(case, sampled, start, settings, cases.data.dataset)
+        score_case(case, sampled, start, evaluation, cases.data.dataset)
         for case, sampled, start in zip(batch, implants, noise, strict=True)
     ]
-    if settings.loss_times:
+    if evaluation.loss_times:
+        device = next(model.parameters()).device
+        known = stacked([case.cloud for case in batch])
         truth = torch.stack([case.implant for case in batch])
-        losses = held_out_losses(
-            model, known, truth.to(device), noise.to(device), arrays, settings.loss_times
-        )
+        clouds = (known.to(device), truth.to(device), noise.to(device))
+        losses = held_out_losses(model, *clouds, arrays, evaluation.loss_times)
         for row, loss in zip(rows, losses.tolist(), strict=True):
             row["val_loss"] = loss
     return rows
 
 
+def stacked(clouds: list[Cloud]) -> Tensor:
+    """Return the points of clouds as one batch (B, S, 3)."""
+    return torch.stack([torch.from_numpy(cloud.points) for cloud in clouds])
+
+
+def complete_skulls(model: Denoiser, skulls: list[Skull], settings: Settings) -> Tensor:
+    """Sample `evaluation.ensemble` implants for each skull: (B, n, K, 3) on the CPU, normalized.
+
+    The noise of an implant depends only on the seed, the number of its skull and its own index.
+    """
+    clouds, numbers = [skull.cloud for skull in skulls], [skull.number for skull in skulls]
+    implants = sample_batch(model, clouds, numbers, settings)
+    close_ups = settings.data.close_ups
+    if not settings.evaluation.close_up or close_ups is None:
+        return implants
+    near = [
+        close_up_cloud(skull, sampled.numpy(), settings)
+        for skull, sampled in zip(skulls, implants, strict=True)
+    ]
+    implants = sample_batch(model, near, numbers, settings, is_close_up=True)
+    return torch.stack(
+        [
+            moved(sampled, source, target)
+            for sampled, source, target in zip(implants, near, clouds, strict=True)
+        ]
+    )
+
+
+def close_up_cloud(skull: Skull, implants: Points, settings: Settings) -> Cloud:
+    """Return the bone around sampled implants (n, K, 3); the whole skull if there is none."""
+    assert settings.data.close_ups is not None
+    coordinates = implants * skull.cloud.scale + skull.cloud.shift
+    bone = sampled_cube(coordinates, settings.data.close_ups).inside(skull.points)
+    if len(bone) < FEWEST_POINTS:
+        return skull.cloud
+    rng = sample_rng(settings.evaluation.seed, 3, skull.number)
+    return known_cloud(draw_points(bone, settings.data.num_known_points, rng, "a close-up"))
+
+
+def moved(points: Tensor, source: Cloud, target: Cloud) -> Tensor:
+    """Return points (..., 3), normalized as one cloud, in the coordinates of another."""
+    coordinates = points.numpy() * source.scale + source.shift
+    return torch.from_numpy(((coordinates - target.shift) / target.scale).astype(np.float32))
+
+
 def sample_batch(
     model: Denoiser,
-    known: Tensor,  # (B, S, 3)
-    count: int,
-    settings: EvaluationSettings,
-    plan: Plan,
+    clouds: list[Cloud],
     numbers: list[int],
+    settings: Settings,
+    is_close_up: bool = False,
 ) -> Tensor:
-    """Sample `settings.ensemble` implants for each cloud, on the CPU: (B, n, K, 3).
-
-    The noise of an implant depends only on the seed, the index of its skull and its own index.
-    """
-    device, samples = known.device, settings.ensemble
+    """Sample `evaluation.ensemble` implants for each cloud, on the CPU: (B, n, K, 3)."""
+    evaluation, device = settings.evaluation, next(model.parameters()).device
+    samples = evaluation.ensemble
     generators = []
     for number in numbers:
         for member in range(samples):
-            words = np.random.SeedSequence(settings.seed, spawn_key=(2, number, member))
+            key = (4 if is_close_up else 2, number, member)
+            words = np.random.SeedSequence(evaluation.seed, spawn_key=key)
             seed = int(words.generate_state(1, np.uint64)[0] >> np.uint64(1))
             generators.append(torch.Generator(device).manual_seed(seed))
     implants = sample_implants(
-        model, known.repeat_interleave(samples, 0), count, plan, generators, settings.cuda_graph
+        model,
+        stacked(clouds).to(device).repeat_interleave(samples, 0),
+        settings.data.num_implant_points,
+        make_plan(settings.model.diffusion, evaluation),
+        generators,
+        evaluation.cuda_graph,
     )
     return torch.unflatten(implants, 0, (-1, samples)).float().cpu()
 

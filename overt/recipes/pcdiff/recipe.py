@@ -32,10 +32,10 @@ from overt.recipes.pcdiff.diffusion import (
     posterior_divergence,
     squared_error,
 )
-from overt.recipes.pcdiff.evaluation import sample_batch, score_batch
+from overt.recipes.pcdiff.evaluation import Skull, complete_skulls, score_batch
 from overt.recipes.pcdiff.geometry import find_geometry
 from overt.recipes.pcdiff.layers import FeaturePropagation, PVConv, SetAbstraction
-from overt.recipes.pcdiff.sampling import base_arrays, make_plan
+from overt.recipes.pcdiff.sampling import base_arrays
 from overt.viz.points import Shown, draw_clouds
 
 logger = logging.getLogger(__name__)
@@ -148,15 +148,14 @@ class PCDiffRecipe(Recipe):
 
     def evaluate_rows(self, model: nn.Module, world: World) -> list[NamedRow]:
         """The same for each skull."""
-        settings = self.settings.evaluation
-        cases = HeldOutCases(self.settings.data, settings)
-        plan = make_plan(self.settings.model.diffusion, settings)
+        settings = self.settings
+        cases = HeldOutCases(settings.data, settings.evaluation)
         arrays = self.arrays_on(next(model.parameters()).device)
 
         def score(indices: range) -> list[Row]:
-            return score_batch(cast(Denoiser, model), cases, indices, settings, plan, arrays)
+            return score_batch(cast(Denoiser, model), cases, indices, settings, arrays)
 
-        rows = score_batches(world, len(cases), settings.batch_size, score)
+        rows = score_batches(world, len(cases), settings.evaluation.batch_size, score)
         # Distances between surfaces are NaN where a volume is empty; ground truth never is.
         empty = sum(math.isnan(row.get("hd95", 0.0)) for row in rows)
         if empty and world.is_main:
@@ -171,20 +170,12 @@ class PCDiffRecipe(Recipe):
         """Draw the first held-out skulls with sampled and true implants, from several sides."""
         settings = self.settings
         cases = HeldOutCases(settings.data, settings.evaluation)
-        device = next(model.parameters()).device
-        plan = make_plan(settings.model.diffusion, settings.evaluation)
         batch = [cases.case(index) for index in range(min(CASES_DRAWN, len(cases)))]
-        known = torch.stack([torch.from_numpy(case.cloud.points) for case in batch])
-        implants = sample_batch(
-            cast(Denoiser, model),
-            known.to(device),
-            settings.data.num_implant_points,
-            settings.evaluation,
-            plan,
-            cases.numbers[: len(batch)],
-        )
+        skulls = [Skull(case.cloud, case.points, case.number) for case in batch]
+        implants = complete_skulls(cast(Denoiser, model), skulls, settings)
         rows = []
-        for case, skull, sampled in zip(batch, known, implants, strict=True):
+        for case, sampled in zip(batch, implants, strict=True):
+            skull = torch.from_numpy(case.cloud.points)
             rows.append(Shown(f"{case.item.name}: sampled", skull, sampled[0]))
             rows.append(Shown(f"{case.item.name}: true", skull, case.implant))
         return {"implants": draw_clouds(rows)}
@@ -198,15 +189,8 @@ class PCDiffRecipe(Recipe):
         rng = sample_rng(settings.evaluation.seed, 0, 0)
         count = settings.data.num_known_points
         cloud = known_cloud(draw_points(skull, count, rng, where))
-        device = next(model.parameters()).device
-        implants = sample_batch(
-            cast(Denoiser, model),
-            torch.from_numpy(cloud.points)[None].to(device),
-            settings.data.num_implant_points,
-            settings.evaluation,
-            make_plan(settings.model.diffusion, settings.evaluation),
-            [0],
-        )
+        skulls = [Skull(cloud, skull, 0)]
+        implants = complete_skulls(cast(Denoiser, model), skulls, settings)
         return Completion(cloud, implants[0])
 
 

@@ -67,3 +67,10 @@ class VoxelSettings:
     model: VoxelModelSettings = MISSING
     data: DataSettings = MISSING
     evaluation: VoxelEvaluationSettings = MISSING
+
+    def __post_init__(self) -> None:
+        if self.data.close_ups is not None:
+            raise ConfigError(
+                "data.close_ups is for sampling points; the second stage needs whole skulls. Set "
+                "data.close_ups=null"
+            )

@@ -101,6 +101,17 @@ def test_rounds_differ_and_are_all_held_out(root: Path) -> None:
     assert (root / "train.csv").read_text() == ""
 
 
+def test_a_list_that_a_user_shortened_stays_so(root: Path, scan: Path) -> None:
+    rows = (root / "test.csv").read_text()
+    shorter = rows.splitlines(keepends=True)[0]
+    (root / "test.csv").write_text(shorter)
+    try:
+        write_rounds(root, scan, read_complete(scan, VOXEL_MM)[0], 2, POINTS)
+        assert (root / "test.csv").read_text() == shorter
+    finally:
+        (root / "test.csv").write_text(rows)
+
+
 def test_the_evaluation_of_pcdiff_reads_the_cases(root: Path, tmp_path: Path) -> None:
     settings = SMALL_PCDIFF.recipe(
         tmp_path, f"data.root={root}", "data.synthetic=null", "evaluation.cases=null"

@@ -11,7 +11,7 @@ from overt.config import load
 from overt.data.rng import sample_rng
 from overt.data.skulls.lists import item_of
 from overt.errors import ConfigError, DataError
-from overt.recipes.pcdiff.data import HeldOutCases, draw_noise, voxel_size
+from overt.recipes.pcdiff.data import HeldOutCases, TrainingClouds, draw_noise, voxel_size
 from overt.recipes.pcdiff.sampling import base_arrays
 
 
@@ -68,6 +68,38 @@ def test_a_sample_is_a_function_of_its_generator(root: Path) -> None:
     assert first.implant.shape == first.noise.shape == (32, 3)
     later = dataset.sample(3, sample_rng(0, 2, 3))
     assert not torch.equal(first.noise, later.noise)
+
+
+def test_close_ups_show_the_bone_around_the_implant(root: Path) -> None:
+    """The implant fills a fixed part of a close-up, and none of it is lost."""
+    close_ups = "{fraction: 1.0, side: 1.3, side_jitter: 0.0, shift: 0.0}"
+    whole = SMALL_PCDIFF.recipe(root, "data.augment=false").build_dataset()
+    close = SMALL_PCDIFF.recipe(
+        root, "data.augment=false", f"data.close_ups={close_ups}"
+    ).build_dataset()
+
+    def extents(data: TrainingClouds) -> torch.Tensor:
+        clouds = [data.sample(index, sample_rng(1, 0, index)).implant for index in range(len(data))]
+        return torch.stack([(cloud.amax(0) - cloud.amin(0)).max() for cloud in clouds])
+
+    # The longest side of a cube is 6 units; its known points do not always reach all of it, and
+    # the 32 points do not reach the implant's ends.
+    assert ((extents(close) > 0.7 * 6 / 1.3) & (extents(close) < 1.4 * 6 / 1.3)).all()
+    assert extents(close).mean() > 1.15 * extents(whole).mean()
+    assert close.sample(0, sample_rng(1, 0, 0)).known.shape == (128, 3)
+
+
+def test_a_time_power_prefers_little_noise(root: Path) -> None:
+    def times(power: float) -> list[int]:
+        data = SMALL_PCDIFF.recipe(root, f"model.diffusion.time_power={power}").build_dataset()
+        return [data.sample(0, sample_rng(1, 0, index)).time for index in range(300)]
+
+    steps = load(["recipe=pcdiff_tiny"]).settings.model.diffusion.steps
+    even, low = times(1.0), times(3.0)
+    assert max(low) < steps
+    assert min(low) >= 0
+    # Half of u ** 3 are below an eighth.
+    assert sum(time < steps / 8 for time in even) < 60 < 120 < sum(time < steps / 8 for time in low)
 
 
 def test_at_time_0_an_item_always_has_the_same_noise(root: Path) -> None:

@@ -9,6 +9,13 @@ import torch
 from small_recipes import SMALL_PCDIFF
 
 from overt.distributed import init_distributed
+from overt.errors import ConfigError
+from overt.recipes.pcdiff import evaluation
+
+CLOSE_UP = (
+    "data.close_ups={fraction: 0.5, side: 1.6, side_jitter: 0.1, shift: 0.1}",
+    "evaluation.close_up=true",
+)
 
 
 @pytest.fixture(scope="module")
@@ -43,3 +50,50 @@ def test_an_ensemble_has_members_of_its_own(root: Path) -> None:
     assert found.implants.shape == (3, 32, 3)
     assert not torch.allclose(found.implants[0], found.implants[1])
     assert found.known.points.shape == (128, 3)
+
+
+def test_a_close_up_is_sampled_again_and_returned_in_the_coordinates_of_the_whole(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both passes return points beside the center of what they were shown."""
+    shown = []
+
+    def center(model: object, known: torch.Tensor, count: int, *rest: object) -> torch.Tensor:
+        shown.append(known)
+        spread = torch.linspace(-0.5, 0.5, count)[None, :, None] * torch.ones(len(known), 1, 3)
+        return known.mean(1, keepdim=True) + spread + torch.tensor([2.0, 0.0, 0.0])
+
+    monkeypatch.setattr(evaluation, "sample_implants", center)
+    recipe = SMALL_PCDIFF.recipe(root, *CLOSE_UP, "evaluation.ensemble=2")
+    skull = np.random.default_rng(0).uniform(-60, 60, (20_000, 3))
+    found = recipe.complete(recipe.build_model(), skull, "skull.npy")
+    assert [known.shape for known in shown] == [(2, 128, 3)] * 2
+    # 2 units of 20 mm to the side of the middle; then 2 units of a cube of 1.6 x 1 unit x 20 mm.
+    side = 1.6 * 20
+    mean = found.implants[0].mean(0).numpy() * found.known.scale + found.known.shift
+    np.testing.assert_allclose(mean[0, 0], 40 + 2 * side / 6, atol=0.25 * side)
+    np.testing.assert_allclose(mean[0, 1:], 0, atol=0.25 * side)
+    extent = float(np.ptp(found.implants[0].numpy(), axis=0).max() * found.known.scale.item())
+    assert abs(extent - side / 6) < 0.1 * side / 6
+
+
+def test_where_a_close_up_has_no_bone_the_whole_skull_is_sampled_again(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = []
+
+    def far_away(model: object, known: torch.Tensor, count: int, *rest: object) -> torch.Tensor:
+        shown.append(known)
+        return torch.linspace(50, 51, count)[None, :, None].repeat(len(known), 1, 3)
+
+    monkeypatch.setattr(evaluation, "sample_implants", far_away)
+    recipe = SMALL_PCDIFF.recipe(root, *CLOSE_UP)
+    skull = np.random.default_rng(0).uniform(-60, 60, (500, 3))
+    found = recipe.complete(recipe.build_model(), skull, "skull.npy")
+    torch.testing.assert_close(shown[0], shown[1])
+    assert float(found.implants.min()) > 49
+
+
+def test_a_close_up_needs_the_settings_it_was_trained_with(root: Path) -> None:
+    with pytest.raises(ConfigError, match=r"needs data\.close_ups"):
+        SMALL_PCDIFF.recipe(root, "evaluation.close_up=true")

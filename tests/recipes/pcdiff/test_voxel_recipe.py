@@ -66,7 +66,11 @@ def test_the_official_recipe_has_the_published_numbers() -> None:
 
 @pytest.mark.parametrize(
     ("word", "message"),
-    [("model.width=12", "multiple of 8"), ("model.grid=5", "multiple of 2")],
+    [
+        ("model.width=12", "multiple of 8"),
+        ("model.grid=5", "multiple of 2"),
+        ("data.close_ups={fraction: 0.5, side: 1.6, side_jitter: 0.1, shift: 0.1}", "whole skulls"),
+    ],
 )
 def test_impossible_settings_are_refused(word: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
