@@ -34,7 +34,7 @@ def train(folder: Path, recipe: str, *overrides: str) -> Path:
     "recipe",
     [
         "own_recipe",
-        "own_recipe_focal",
+        pytest.param("own_recipe_focal", marks=pytest.mark.long),
         pytest.param("own_recipe_sharpness", marks=pytest.mark.long),
     ],
 )

@@ -78,8 +78,15 @@ def test_other_trackers_need_their_weights(
         assert "only cotracker3_small comes with overt" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("recipe", ["cotracker3_tiny", "cotracker3_online_tiny"])
-@pytest.mark.parametrize("name", ["shapes.npy", "shapes.gif"])
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    [
+        ("shapes.npy", "cotracker3_tiny"),
+        ("shapes.gif", "cotracker3_online_tiny"),
+        pytest.param("shapes.gif", "cotracker3_tiny", marks=pytest.mark.long),
+        pytest.param("shapes.npy", "cotracker3_online_tiny", marks=pytest.mark.long),
+    ],
+)
 def test_a_grid_is_followed_and_drawn(
     name: str, recipe: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,7 +26,7 @@ def curve(run: Path, name: str = "train/loss") -> list[float]:
     return [float(row[name]) for row in read_rows(run) if name in row]
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_killed_and_resumed(size: int, run_processes: RUNS, tmp_path: Path) -> None:
     run_processes(train_toy, size, tmp_path / "whole", *EVERYTHING)
     codes = run_processes(train_toy, size, tmp_path, *EVERYTHING, dies=True, die_at=7)

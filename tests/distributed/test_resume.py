@@ -52,7 +52,7 @@ def whole_run(undisturbed: Path, run_processes: RUNS) -> Callable[[int], Path]:
             size,
             die_at,
             id=f"{moment}-{size}",
-            marks=[pytest.mark.long] * (size == 2 and moment in ("first", "middle")),
+            marks=[pytest.mark.long] * (moment == "middle" or (size == 2 and moment != "last")),
         )
         for die_at, moment in ((1, "early"), (5, "first"), (7, "middle"), (9, "last"))
         for size in (1, 2)
