@@ -118,7 +118,7 @@ def test_idle_time_is_what_no_kernel_covers() -> None:
 def test_training_from_files_is_compared_with_resident_data() -> None:
     # More samples in a batch than the data would have by themselves.
     small = ["training.batch_size=20", "model.depth=1", "model.predictor.depth=1"]
-    words = ["--here", "--small", "--device", "cpu", "--workers", "0", "--steps", "1", "--json"]
+    words = ["--here", "--small", "--device", "cpu", "--workers", "1", "--steps", "1", "--json"]
     lines = run("fed.py", "hjepa_tiny", *words, "--set", *small).splitlines()
     rows = [json.loads(line) for line in lines]
     assert [row["storage"] for row in rows] == ["packed", "files"]
