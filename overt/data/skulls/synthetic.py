@@ -24,7 +24,7 @@ from overt.geometry.voxels import Mask
 from overt.progress import report
 
 # Format version of each kind: incremented when the same settings produce different volumes.
-KINDS = {"shells": 1, "skulls": 2}
+KINDS = {"shells": 1, "skulls": 3}
 
 logger = logging.getLogger(__name__)
 

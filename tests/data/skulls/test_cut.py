@@ -60,7 +60,7 @@ def test_the_skull_is_where_it_was_along_lps(skull: Volume, scan: Path) -> None:
     nearest = np.round(skull.to_indices(complete.to_patient(indices))).astype(int)
     # Half of the slices are interpolated.
     assert skull.values[tuple(np.clip(nearest, 0, SIDE - 1).T)].mean() > 0.85
-    assert 0.85 < len(indices) / skull.values.sum() < 1.1
+    assert 0.75 < len(indices) / skull.values.sum() < 1.1  # thin bone is lost between slices
 
 
 def test_defective_skull_and_implant_are_the_complete_skull(root: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from small_recipes import PCDIFF_SPLIT, SMALL_PCDIFF, curve, first_batch
 from toy_runs import read_rows
 
-from overt.config import Config, load
+from overt.config import CONF, Config, load
 from overt.config.batch import advice, plan_batches, scaled_learning_rate
 from overt.distributed import init_distributed
 from overt.errors import ConfigError
@@ -190,3 +190,14 @@ def test_the_tiny_recipe_is_complete_and_small() -> None:
     config = load(["recipe=pcdiff_tiny"])
     assert config.training.num_steps <= 2500
     assert config.settings.data.synthetic is not None
+
+
+def test_recipes_that_share_a_folder_of_synthetic_skulls_ask_for_the_same_skulls() -> None:
+    """A folder holds skulls of one setting; the second recipe would be refused."""
+    asked: dict[str, set[str]] = {}
+    for file in sorted((CONF / "recipe").glob("pcdiff*.yaml")):
+        data = load([f"recipe={file.stem}"]).settings.data
+        if data.synthetic is not None:
+            asked.setdefault(data.root, set()).add(str(data.synthetic))
+    assert len(asked) > 1
+    assert all(len(settings) == 1 for settings in asked.values())
