@@ -154,7 +154,8 @@ def train(words: list[str], seconds: float) -> Trainer:
     steps = max(int(seconds / pace), PROBE_STEPS)
     say(f"{1000 * pace:.1f} ms a step: {steps} steps")
     probe.close()
-    run = trainer("exp_name=skulls", f"training.num_steps={steps}", *quick)
+    # All steps of sampling, since `overt complete` takes the settings of the checkpoint.
+    run = trainer("exp_name=skulls", f"training.num_steps={steps}")
     run.train()
     return run
 
