@@ -29,7 +29,6 @@ from omegaconf import OmegaConf
 
 from overt.config import Config, build_recipe, load
 from overt.data.people.human_data import HumanData
-from overt.data.people.scenes import place_people
 from overt.data.rng import sample_rng
 from overt.distributed import World, init_distributed
 from overt.engine.trainer import Trainer
@@ -212,9 +211,8 @@ def sampled_depths(config: Config) -> np.ndarray:
     for first in range(0, SAMPLED, TOGETHER):
         indices = range(first, first + TOGETHER)
         drawn = [people.sample(index, sample_rng(config.seed, 0, index)) for index in indices]
-        stacked = recipe.collate(drawn).people.people
         with torch.no_grad():
-            scene = place_people(stacked, studio.model, studio.options, move_back=True)
+            scene = studio.scene(recipe.collate(drawn).people)
         parts.append(scene.joints[:, 0, 2])
     return torch.cat(parts).numpy()
 

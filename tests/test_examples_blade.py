@@ -3,7 +3,7 @@
 from toy_runs import HERE
 
 from overt.config import load
-from overt.tools.launch.stages import plan, read_stages
+from overt.tools.launch.stages import StageCommand, plan, read_stages
 
 EXAMPLE = HERE.parent / "examples" / "blade"
 
@@ -32,3 +32,19 @@ def test_the_chain_on_dressed_people_trains_and_is_scored_on_one_body() -> None:
         assert settings.data.synthetic.body == settings.model.body.model == "anny"
         assert settings.data.depth_size == settings.data.synthetic.size
         assert settings.data.is_live
+
+
+def test_the_chain_for_photographs_differs_in_what_people_look_like() -> None:
+    stages = plan(read_stages(EXAMPLE / "stages_photographs.yaml"))
+    others = plan(read_stages(EXAMPLE / "stages_people.yaml"))
+    for stage, other in zip(stages, others, strict=True):
+        settings = load(stage.words).settings
+        assert settings.data.is_photographic
+        assert settings.data.synthetic.live_backgrounds == "backgrounds"
+        assert set(own_words(other)) <= set(own_words(stage))
+    assert load(stages[1].words).settings.model.keypoint_visibility
+
+
+def own_words(stage: StageCommand) -> list[str]:
+    """Return the settings of a stage, but for its length and the folders of its run."""
+    return [word for word in stage.words if "num_steps" not in word and "runs/" not in word]

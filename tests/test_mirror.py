@@ -61,7 +61,6 @@ COVERED = {
     "recipes/cotracker3/pyramid": "recipes/cotracker3/test_model.py",
     "recipes/blade/build": "recipes/blade/test_depthnet.py",
     "recipes/blade/config": "recipes/blade/test_depth_recipe.py",  # settings, as all of these
-    "recipes/blade/estimate": "commands/test_estimate.py",
     "recipes/blade/example": "recipes/test_example_batch.py",
     "recipes/cotracker3/config": "recipes/cotracker3/test_recipe.py",
     "recipes/hjepa/config": "recipes/hjepa/test_recipe.py",

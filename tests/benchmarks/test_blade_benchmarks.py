@@ -4,6 +4,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 from benchmark_scripts import functions, run
 from small_recipes import SMALL_BLADE
@@ -58,3 +59,14 @@ def test_both_stages_and_the_control_are_trained_and_scored(tmp_path: Path) -> N
     scores = json.loads((tmp_path / "scores.json").read_text())
     assert set(scores) == {"depth", "pose", "control"}
     assert scores["pose"]["mpjpe_mm"] > 0
+
+
+def test_joints_on_photographs_count_if_they_are_near() -> None:
+    names = functions("photographs.py")
+    pixels = np.zeros((22, 2))
+    pixels[names["NAMES"].index("left_knee")] = (50, 0)
+    joints = {"left_knee": [0, 0], "right_knee": [45, 0], "neck": [9, 0], "head": [11, 0]}
+    person = {"torso": 50, "joints": joints}
+    assert names["score"](pixels, person) == 0.25  # the neck
+    assert names["score"](pixels, person | {"either_leg": True}) == 0.75
+    assert names["other_leg"]("left_shoulder") == "left_shoulder"

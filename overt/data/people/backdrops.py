@@ -19,6 +19,8 @@ from overt.data.rng import uniform
 from overt.errors import DataError
 
 PICTURES = (".jpg", ".jpeg", ".png", ".webp")
+PHOTOGRAPHED = 0.8  # pictures before a photograph, where a folder is given
+CACHE_BYTES = 2**28  # of decoded photographs, in each process
 HIDDEN = 0.35  # pictures in which something stands before the person
 FURNITURE = 7  # at most
 CELLS = (4, 16, 48)  # of random patterns along a side
@@ -32,8 +34,11 @@ NOISE_STEPS = 32  # levels of a standard deviation of noise, stored as int8
 class Photographs:
     """Provides background pictures from a folder, or None without one."""
 
-    def __init__(self, folder: str | Path | None) -> None:
+    def __init__(self, folder: str | Path | None, fraction: float = PHOTOGRAPHED) -> None:
         self.paths: list[Path] = []
+        self.fraction = fraction  # of pictures with such a background
+        self.decoded: dict[Path, NDArray[np.uint8]] = {}
+        self.free_bytes = CACHE_BYTES
         if folder is None:
             return
         root = Path(folder)
@@ -43,13 +48,23 @@ class Photographs:
 
     def crop(self, side: int, rng: np.random.Generator) -> Tensor:  # (3, S, S)
         path = self.paths[int(rng.integers(len(self.paths)))]
-        pixels = decode_image(read_file(path), str(path))
+        pixels = self.pixels(path)
         shorter = min(pixels.shape[:2])
         size = int(rng.integers(max(shorter // 3, 1), shorter + 1))
         top, left = (int(rng.integers(extent - size + 1)) for extent in pixels.shape[:2])
         part = torch.from_numpy(pixels[top : top + size, left : left + size].copy())
-        part = part.permute(2, 0, 1)[None].float() / 255
-        return F.interpolate(part, (side, side), mode="bilinear", antialias=True)[0]
+        part = part.permute(2, 0, 1)[None]  # of bytes, which are resized several times as fast
+        return F.interpolate(part, (side, side), mode="bilinear", antialias=True)[0].float() / 255
+
+    def pixels(self, path: Path) -> NDArray[np.uint8]:  # (H, W, 3)
+        """Return a picture, decoded once as long as the cache has room."""
+        if path in self.decoded:
+            return self.decoded[path]
+        pixels = decode_image(read_file(path), str(path))
+        if pixels.nbytes <= self.free_bytes:
+            self.decoded[path] = pixels
+            self.free_bytes -= pixels.nbytes
+        return pixels
 
 
 class Backdrops(NamedTuple):
@@ -77,7 +92,7 @@ def draw_backdrop(side: int, rng: np.random.Generator, photographs: Photographs)
     dirt = [zeros(3, cells, cells) for cells in CELLS]
     width = side if photographs.paths else 0
     photograph = torch.zeros(1, 3, width, width)
-    is_photograph = bool(photographs.paths) and rng.random() < 0.8
+    is_photograph = bool(photographs.paths) and rng.random() < photographs.fraction
     if is_photograph:
         photograph[0] = photographs.crop(side, rng)
     else:

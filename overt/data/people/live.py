@@ -16,10 +16,21 @@ from torch import Tensor
 from overt.data.people.backdrops import Photographs, Surroundings, draw_surroundings
 from overt.data.people.outfits import Looks, Outfit, draw_outfit
 from overt.data.people.painter import Painter
+from overt.data.people.photograph import (
+    Photo,
+    PhotographOptions,
+    Photos,
+    develop,
+    draw_photo,
+    is_shown,
+    shown_rectangle,
+    worn,
+)
 from overt.data.people.scenes import (
     PeopleOptions,
     PeopleTensors,
     PersonSketch,
+    Scene,
     boxes,
     finished,
     place_people,
@@ -42,6 +53,7 @@ class DrawnPerson(NamedTuple):
     sketch: PersonSketch
     outfit: Outfit
     surroundings: Surroundings  # as bytes, B = 1
+    photo: Photo | None = None  # in the framing `photograph`
 
 
 class Drawn(NamedTuple):
@@ -50,14 +62,17 @@ class Drawn(NamedTuple):
     people: PeopleTensors
     looks: Looks
     surroundings: Surroundings  # as bytes
+    photos: Photos | None = None  # in the framing `photograph`
 
     @classmethod
     def of(cls, drawn: list[DrawnPerson]) -> Drawn:
         """Stack sampled people on the host."""
+        photos = [sample.photo for sample in drawn if sample.photo is not None]
         return cls(
             PeopleTensors.of(finished([sample.sketch for sample in drawn]), HOST),
             Looks.of([sample.outfit for sample in drawn], HOST),
             concatenated([sample.surroundings for sample in drawn]),
+            Photos.of(photos) if photos else None,
         )
 
 
@@ -71,11 +86,17 @@ class Shots(NamedTuple):
 
 
 def draw_live(
-    rng: np.random.Generator, rest_joints: NDArray[np.float64], size: int, photographs: Photographs
+    rng: np.random.Generator,
+    rest_joints: NDArray[np.float64],
+    size: int,
+    photographs: Photographs,
+    framed: PhotographOptions | None = None,
 ) -> DrawnPerson:
-    """Sample one person in the order of `write_people`."""
+    """Sample one person in the order of `write_people`, then the photograph if it is `framed`."""
     sketch, outfit = sketch_lively_person(rng, rest_joints), draw_outfit(rng)
-    return DrawnPerson(sketch, outfit, draw_surroundings(size, rng, photographs).to_bytes())
+    surroundings = draw_surroundings(size, rng, photographs).to_bytes()
+    photo = None if framed is None else draw_photo(framed, rng)
+    return DrawnPerson(sketch, outfit, surroundings, photo)
 
 
 class Studio:
@@ -97,10 +118,20 @@ class Studio:
             starts = range(0, len(drawn.people.depth), TOGETHER)
             return concatenated([self._shoot(_rows(drawn, start)) for start in starts])
 
+    def scene(self, drawn: Drawn) -> Scene:
+        """Place sampled people in front of the camera.
+
+        They cannot be sampled again here, so those too near stand further away.
+        """
+        return place_people(
+            drawn.people, self.model, self.options, move_back=True, photos=drawn.photos
+        )
+
     def _shoot(self, drawn: Drawn) -> Shots:
-        options, looks = self.options, drawn.looks
-        # People cannot be sampled again here, so those too near stand further away.
-        scene = place_people(drawn.people, self.model, options, move_back=True)
+        options, looks, photos = self.options, drawn.looks, drawn.photos
+        scene = self.scene(drawn)
+        if photos is not None:
+            looks = worn(looks, photos)
         pixels, _ = see(scene, scene.vertices, options.orthographic)
         joints, _ = see(scene, scene.joints[:, :BODY_JOINTS], options.orthographic)
         dressed = self.painter.tailor.dress(scene.vertices, looks)
@@ -109,12 +140,12 @@ class Studio:
         pictures, _ = self.painter.render(
             dressed_pixels, depth, dressed, looks, surroundings, perspective
         )
-        return Shots(
-            pictures,
-            boxes(pixels, options),
-            with_visibility(joints, options.size),
-            scene.joints[:, 0, 2],
-        )
+        visible_joints = with_visibility(joints, options.size)
+        if photos is not None:
+            edges = shown_rectangle(pixels, photos, options.size)
+            pictures = develop(pictures, edges, photos)
+            visible_joints[..., 2] *= is_shown(joints, edges)
+        return Shots(pictures, boxes(pixels, options), visible_joints, scene.joints[:, 0, 2])
 
 
 def _rows(drawn: Drawn, start: int) -> Drawn:

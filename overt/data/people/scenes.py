@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from overt.data.people.photograph import Photos, aim, lay
 from overt.data.people.poses import UPPER, sketch_pose, upper_limbs
 from overt.data.rng import sample_rng, uniform
 from overt.errors import DataError
@@ -31,7 +32,6 @@ TRIES, TOGETHER = 500, 16
 # Depths of lively people, log-uniform in two ranges, and the fraction in the first.
 CLOSE_M, FAR_M, CLOSE = (0.4, 2.0), (2.0, 8.0), 0.6
 FRAME = 1.1  # side of the picture over that of the person's box, in portraits
-NEWTON_STEPS = 8
 SUBSETS: dict[str, tuple[float, float]] = {  # limits of the distortion
     "all": (0.0, math.inf),
     "p3": (1.8, math.inf),
@@ -50,7 +50,7 @@ class PeopleOptions:
     size: int = 256
     seed: int = 0
     # camera (the person anywhere in the picture, possibly cut off), or portrait (the whole person,
-    # calm, in a square around the box)
+    # calm, in a square around the box); of live people also photograph: see `photograph.py`
     framing: str = "camera"
     # parallel rays instead of perspective: nothing in the picture reveals the depth
     orthographic: bool = False
@@ -215,9 +215,13 @@ class PeopleTensors(NamedTuple):
 
 
 def place_people(
-    people: PeopleTensors, model: BodyModel, options: PeopleOptions, move_back: bool = False
+    people: PeopleTensors,
+    model: BodyModel,
+    options: PeopleOptions,
+    move_back: bool = False,
+    photos: Photos | None = None,
 ) -> Scene:
-    """Place bodies in front of a camera that frames them.
+    """Place bodies in front of a camera that frames them, as sampled where there are `photos`.
 
     With `move_back` people who would reach closer than NEAREST_M stand further away.
     """
@@ -227,8 +231,8 @@ def place_people(
     vertices, joints = body.vertices - pelvis[:, None], body.joints - pelvis[:, None]
     if move_back:
         depth = moved_back(depth, NEAREST_M - vertices[..., 2].amin(1))
-    if options.framing == "portrait":
-        translation, matrix = _portrait(vertices, depth, options)
+    if options.framing in ("portrait", "photograph"):
+        translation, matrix = _framed(vertices, depth, options, photos)
     else:
         size = options.size
         height = standing_height(model, shape, options)
@@ -266,24 +270,26 @@ def _depth_of_rank(rank: Tensor) -> Tensor:
     return torch.where(rank < CLOSE, close, far)
 
 
-def _portrait(vertices: Tensor, depth: Tensor, options: PeopleOptions) -> tuple[Tensor, Tensor]:
-    """Return pelvis positions that center the person's box, and the camera that the box fills."""
+def _framed(
+    vertices: Tensor, depth: Tensor, options: PeopleOptions, photos: Photos | None
+) -> tuple[Tensor, Tensor]:
+    """Return pelvis positions (B, 3) and cameras in which people fill the picture or the crop.
+
+    Without `photos` the person's box is centered and fills the picture.
+    """
     divisor = (
         depth[:, None].expand(vertices.shape[:2])
         if options.orthographic
         else (vertices[..., 2] + depth[:, None]).clamp_min(NEAREST_M)
-    )[..., None].expand(-1, -1, 2)
-    translation = torch.zeros(len(depth), 3, device=depth.device)
-    translation[:, 2] = depth
-    for _ in range(NEWTON_STEPS):  # the middle of the box is piecewise linear in the place
-        pixels = (vertices[..., :2] + translation[:, None, :2]) / divisor
-        low, high = pixels.min(1), pixels.max(1)
-        slope = sum(1.0 / divisor.gather(1, end.indices[:, None])[:, 0] for end in (low, high))
-        translation[:, :2] -= (low.values + high.values) / slope
-    pixels = (vertices[..., :2] + translation[:, None, :2]) / divisor
-    focal = options.size / (FRAME * (pixels.amax(1) - pixels.amin(1)).amax(1))
+    )
     middle = torch.full((len(depth), 2), options.size / 2, device=depth.device)
-    return translation, intrinsics(focal, middle)
+    if photos is None:
+        half = torch.full_like(middle, 0.5)
+        across, extent = lay(vertices, divisor, half, torch.zeros_like(half))
+        focal = options.size / (FRAME * extent.amax(1))
+    else:
+        across, focal = aim(vertices, divisor, photos, options.size)
+    return torch.cat([across, depth[:, None]], dim=1), intrinsics(focal, middle)
 
 
 def see(scene: Scene, points: Tensor, orthographic: bool) -> tuple[Tensor, Tensor]:
@@ -300,7 +306,7 @@ def boxes(pixels: Tensor, options: PeopleOptions) -> Tensor:
     """Return boxes (B, 4) of projected vertices (B, V, 2) within the picture: x, y, w, h."""
     size = options.size
     low, high = pixels.amin(1).clamp(0, size - 1), pixels.amax(1).clamp(0, size - 1)
-    if options.framing == "portrait":  # the picture is the crop
+    if options.framing in ("portrait", "photograph"):  # the picture is the crop
         low, high = torch.zeros_like(low), torch.full_like(high, size)
     return torch.cat([low, high - low], dim=1)
 

@@ -91,7 +91,7 @@ def build_posenet(settings: PoseModelSettings, depth_size: int) -> PoseNet:
     depthnet = build_depthnet(settings.depth, depth_size) if settings.tz_conditioning else None
     model = PoseNet(
         build_branch(settings.branch),
-        PoseHeads(settings.branch.features, settings.keypoint_head),
+        PoseHeads(settings.branch.features, settings.keypoint_head, settings.keypoint_visibility),
         depthnet=depthnet,
         with_base=settings.base_checkpoint is not None,
         control_output=settings.control_output,

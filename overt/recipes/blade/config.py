@@ -6,7 +6,7 @@ are available. This file does not import torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from omegaconf import MISSING
@@ -209,6 +209,8 @@ class PoseModelSettings:
     body: BodySettings = MISSING
     # also locate the twelve limb joints in the picture, from which `overt estimate` starts
     keypoint_head: bool = MISSING
+    # and predict which of them are inside the crop: only these count for the camera
+    keypoint_visibility: bool = False
 
     def __post_init__(self) -> None:
         one_of("model.control_output", self.control_output, ("zero", "sum"))
@@ -216,6 +218,11 @@ class PoseModelSettings:
             raise ConfigError(
                 "model.base_checkpoint is for model.tz_conditioning=true: the base itself is "
                 "trained without a base"
+            )
+        if self.keypoint_visibility and (not self.keypoint_head or self.base_checkpoint):
+            raise ConfigError(
+                "model.keypoint_visibility=true needs model.keypoint_head=true and "
+                "model.base_checkpoint=null: it is trained together with the keypoints"
             )
 
 
@@ -237,6 +244,38 @@ class SourceSettings:
 
     def __post_init__(self) -> None:
         one_of(f"layout of data.sources {self.name}", self.layout, ("humandata", "bedlamcc"))
+
+
+@dataclass
+class PhotographSettings:
+    """How live people are seen with data.synthetic.live_framing=photograph."""
+
+    # fraction of people whom a border of the photograph cuts off
+    cut: float = 0.5
+    # side of the crop over the longer side of the visible person: smallest and largest
+    margin: list[float] = field(default_factory=lambda: [1.0, 1.7])
+    # largest distance of the crop's center from that of the visible person, in sides
+    shift: float = 0.1
+    # fraction of whole photographs, with the person anywhere, and their largest margin
+    whole: float = 0.2
+    whole_margin: float = 3.0
+    # fraction of crops that reach beyond a border next to the person
+    border: float = 0.4
+    # fractions of pictures of low resolution, and compressed as JPEG
+    coarse: float = 0.25
+    compressed: float = 0.3
+
+    def __post_init__(self) -> None:
+        name = "data.synthetic.photograph"
+        for key in ("cut", "whole", "border", "coarse", "compressed"):
+            within(f"{name}.{key}", getattr(self, key), 0, 1)
+        within(f"{name}.shift", self.shift, 0, 0.5)
+        within(f"{name}.whole_margin", self.whole_margin, 1)
+        if len(self.margin) != 2 or not 0.5 <= self.margin[0] <= self.margin[1]:
+            raise ConfigError(
+                f"{name}.margin={list(self.margin)}: give smallest and largest side of a crop over "
+                "that of the person, at least 0.5, such as [1.0,1.7]"
+            )
 
 
 @dataclass
@@ -265,12 +304,34 @@ class SyntheticSettings:
     # render a new person for every training sample on the training device, instead of files; for
     # dressed people. An epoch has `train` samples; the test set is written as usual
     live: bool = False
+    # camera, portrait, or photograph (crops of photographs: cut off, off-center, coarse); null: as
+    # the written ones. Only of live people, so the test set stays the same
+    live_framing: str | None = None
+    photograph: PhotographSettings = field(default_factory=PhotographSettings)
+    # folder of background photographs of live people (null: backgrounds), and the fraction of
+    # people before one of them
+    live_backgrounds: str | None = None
+    live_background_fraction: float = 0.8
+
+    @property
+    def is_photographic(self) -> bool:
+        """Return whether live people are seen as in crops of photographs."""
+        return self.live and self.live_framing == "photograph"
 
     def __post_init__(self) -> None:
         each_within("data.synthetic", self, ("train", "test", "size"), 1)
         each_within("data.synthetic", self, ("workers",), 0)
         one_of("data.synthetic.framing", self.framing, ("camera", "portrait"))
+        framings = ("camera", "portrait", "photograph")
+        one_of("data.synthetic.live_framing", self.live_framing or self.framing, framings)
+        within("data.synthetic.live_background_fraction", self.live_background_fraction, 0, 1)
         one_of("data.synthetic.device", self.device or "cpu", ("cpu", "cuda"))
+        for key in ("live_framing", "live_backgrounds"):
+            if getattr(self, key) is not None and not self.live:
+                raise ConfigError(
+                    f"data.synthetic.{key}={getattr(self, key)} is for people rendered during "
+                    "training; set data.synthetic.live=true, or leave it null"
+                )
         if self.live and self.body in (None, "capsule"):
             raise ConfigError(
                 f"data.synthetic.live=true with data.synthetic.body={self.body}: only dressed "
@@ -328,6 +389,10 @@ class DataSettings:
     @property
     def is_live(self) -> bool:
         return self.synthetic is not None and self.synthetic.live
+
+    @property
+    def is_photographic(self) -> bool:
+        return self.synthetic is not None and self.synthetic.is_photographic
 
     def __post_init__(self) -> None:
         each_within("data", self, ("depth_size", "pose_size"), 1)
@@ -397,6 +462,8 @@ class PoseLossSettings:
     vert_weight: float = MISSING
     # of the limb joints in the picture; with model.keypoint_head
     keypoint_weight: float = MISSING
+    # of whether they are inside the crop; with model.keypoint_visibility
+    visibility_weight: float = 0.1
 
 
 @dataclass

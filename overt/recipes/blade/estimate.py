@@ -26,9 +26,12 @@ from overt.viz.mesh import draw_mesh
 Array = NDArray[np.float32]
 
 ROOM = 1.25  # of PoseNet's square about what was found of a person
+WIDEST = 1.6  # longer side of a photograph at a distance of 1: 77 degrees
+LOOKS = 2  # before the crop of a model that was trained on crops of photographs
 SMALLEST = 8  # the second look is at least this part of the picture
 GOOD_SCORE = 0.5  # detected keypoints with a higher confidence count
 FEWEST_KEYPOINTS = 2  # that determine focal length and position at a given depth
+FEWEST_FOUND = 4  # keypoints of the model that count, however unlikely
 LEAST_PX = 4  # extent of a person, below which a camera would be arbitrary
 LARGEST_BOX = 10  # times the longer side of the picture
 
@@ -46,7 +49,8 @@ def estimate_person(
     """Estimate mesh and camera of the person in a picture; a mask improves the camera.
 
     Without a box, the model runs twice: on the whole picture to locate the limbs, then on a crop
-    around them.
+    around them. A model that was trained on crops of photographs gets such a crop: around the mask,
+    the keypoints, or the mesh of its second look, which is closer than the whole picture.
     """
     height, width = picture.shape[:2]
     if model.depthnet is None:
@@ -59,14 +63,20 @@ def estimate_person(
     if box is not None:
         box = checked_box(box, (height, width))
     device = body.template.device
-    if mask is None and keypoints is None and box is None:
+    if settings.data.is_photographic:
+        if box is None:
+            box = _person_box(model, body, settings, picture, mask, keypoints)
+        crop = _box_crop(box, ROOM)
+        crops, crop_pixels = (_smooth_cut(picture, crop, size) for size in _sizes(settings))
+    elif mask is None and keypoints is None and box is None:
         near, crop = _look_twice(model, picture, settings, device)
         crops = _cut(picture, near, settings.data.depth_size)
+        crop_pixels = _cut(picture, crop, settings.data.pose_size)
     else:
         crops = _near_crop(picture, mask, keypoints, box, settings.data.depth_size)
         crop = whole_crop((height, width)) if box is None else _box_crop(box, ROOM)
-    crop_pixels = _cut(picture, crop, settings.data.pose_size).to(device)
-    output: PoseOutput = model(crops.to(device), crop_pixels)
+        crop_pixels = _cut(picture, crop, settings.data.pose_size)
+    output: PoseOutput = model(crops.to(device), crop_pixels.to(device))
     rotations, shape, depth = (part.float() for part in output[:3] if part is not None)
     limb_pixels, good = _limb_pixels(output, crop, keypoints, device)
     chosen = settings.evaluation.camera
@@ -80,14 +90,24 @@ def estimate_person(
     )
     if box is not None:
         # In an off-center crop the person appears rotated by the angle between both views.
-        start = solve_camera(body, shape, rotations, depth, observed, SolveOptions(iterations=0))
-        turn = _ray_turn(crop, (height, width), float(start.focal[0]) / shrunk.scale)
+        # That angle is given by the camera that looks at the crop.
+        towards = observed._replace(
+            centre=(shrunk.pixel(crop.centre[0]), shrunk.pixel(crop.centre[1]))
+        )
+        start = solve_camera(body, shape, rotations, depth, towards, SolveOptions(iterations=0))
+        focal = float(start.focal[0]) / shrunk.scale
+        if settings.data.is_photographic:
+            # A crop does not tell how small it is in the photograph. Where the depth would need a
+            # larger angle of view than cameras have, the person is farther away.
+            farther = max(max(height, width) / (WIDEST * focal), 1.0)
+            depth, focal = farther * depth, farther * focal
+        turn = _ray_turn(crop, (height, width), focal)
         first = torch.tensor(turn, dtype=rotations.dtype, device=device) @ rotations[:, :1]
         rotations = torch.cat([first, rotations[:, 1:]], dim=1)
     solved = solve_camera(body, shape, rotations, depth, observed, options)
     pelvis = solved.translation[0]
-    focal = solved.focal / shrunk.scale
-    pixels, _ = look(solved.vertices, solved.translation, focal, (height, width))
+    focals = solved.focal / shrunk.scale
+    pixels, _ = look(solved.vertices, solved.translation, focals, (height, width))
     vertices = solved.vertices[0] + pelvis
     over = draw_mesh(as_tensor(picture).to(device), vertices, body.faces, pixels[0])
     rest_pelvis = body.joints(shape, torch.eye(3, device=device).expand(1, 22, 3, 3))[0, 0]
@@ -96,7 +116,7 @@ def estimate_person(
         vertices=vertices.cpu().numpy(),
         faces=body.faces.cpu().numpy(),
         joints=(solved.joints[0] + pelvis).cpu().numpy(),
-        focal=float(focal[0]),
+        focal=float(focals[0]),
         centre=centre,
         image_size=(height, width),
         pelvis=pelvis.cpu().numpy(),
@@ -220,20 +240,32 @@ class Shrunk(NamedTuple):
     def mask(self, mask: NDArray[Any]) -> Tensor:  # (1, H, W)
         """Return how much of each pixel of the smaller picture a mask covers."""
         covered = (np.array(mask) > 0).astype(np.float32)
+        return torch.from_numpy(self.averaged(covered))[None]
+
+    def averaged(self, picture: NDArray[Any]) -> NDArray[Any]:
+        """Return means over the pixels of the smaller picture, of (H, W) floats or (H, W, 3)."""
         if self.scale == 1.0:
-            return torch.from_numpy(covered)[None]
+            return picture
         height, width = self.size
         # The last row and column may reach beyond the picture; a person at its edge continues.
         spans = (height / self.scale, width / self.scale)
-        missing = [int(span) + 1 - side for span, side in zip(spans, mask.shape, strict=True)]
-        padded = np.pad(covered, [(0, max(0, count)) for count in missing], mode="edge")
+        missing = [int(span) + 1 - side for span, side in zip(spans, picture.shape, strict=False)]
+        added = [(0, max(0, count)) for count in missing] + [(0, 0)] * (picture.ndim - 2)
+        padded = Image.fromarray(np.pad(picture, added, mode="edge"))
         frame = (0, 0, spans[1], spans[0])
-        small = Image.fromarray(padded).resize((width, height), Image.Resampling.BOX, frame)
-        return torch.from_numpy(np.array(small))[None]
+        return np.array(padded.resize((width, height), Image.Resampling.BOX, frame))
 
 
 def _cut(picture: Picture, crop: Crop, size: int) -> Tensor:  # (1, 3, S, S)
     return as_tensor(cut(picture, crop, size)[0])[None]
+
+
+def _smooth_cut(picture: Picture, crop: Crop, size: int) -> Tensor:  # (1, 3, S, S)
+    """Cut from a picture that is as coarse as the crop: without aliasing, as rendered people."""
+    longer = max(picture.shape[:2])
+    shrunk = Shrunk.of(picture.shape[:2], max(round(longer * size / crop.side), 1))
+    x, y = (shrunk.pixel(position) for position in crop.centre)
+    return _cut(shrunk.averaged(picture), Crop((x, y), shrunk.scale * crop.side), size)
 
 
 def _look_twice(
@@ -257,6 +289,57 @@ def _look_twice(
     reach = ROOM * 2 * float(np.abs(limbs[:, :2] - full_crop.centre).max())
     closer = Crop(full_crop.centre, float(np.clip(reach, least, full_crop.side)))
     return Crop(centre, side), closer
+
+
+def _person_box(
+    model: PoseNet,
+    body: BodyModel,
+    settings: PoseNetSettings,
+    picture: Picture,
+    mask: NDArray[Any] | None,
+    keypoints: Array | None,  # those of `good_keypoints`
+) -> Array:  # (4,)
+    """Return the box of a person: of the mask, of the keypoints, or of the first mesh."""
+    if mask is not None:
+        rows, columns = np.nonzero(mask)
+        low = (columns.min(), rows.min())
+        return np.array([*low, np.ptp(columns) + 1, np.ptp(rows) + 1], np.float32)
+    if keypoints is not None:
+        (x, y), side = keypoint_square(keypoints)
+        return np.array([x - side / 2, y - side / 2, side, side], np.float32)
+    crop = whole_crop(picture.shape[:2])
+    for _ in range(LOOKS):
+        box = _mesh_box_in(crop, model, body, settings, picture)
+        crop = _box_crop(box, ROOM)
+    return box
+
+
+def _mesh_box_in(
+    crop: Crop, model: PoseNet, body: BodyModel, settings: PoseNetSettings, picture: Picture
+) -> Array:  # (4,)
+    """Return the box of the mesh that the model sees in a crop, in the whole picture."""
+    device, image_size = body.template.device, picture.shape[:2]
+    crops = [_smooth_cut(picture, crop, size).to(device) for size in _sizes(settings)]
+    output: PoseOutput = model(*crops)
+    limb_pixels, good = _limb_pixels(output, crop, None, device)
+    assert output.depth is not None
+    person = (output.shape, output.rotations, output.depth.float())
+    # The camera of the crop: its principal point is where the model was trained to look.
+    observed = Observation(None, limb_pixels, good, image_size, crop.centre)
+    start = solve_camera(body, *person, observed, SolveOptions(iterations=0))
+    pixels, _ = look(start.vertices, start.translation, start.focal, image_size, crop.centre)
+    return mesh_box(pixels[0].cpu().numpy(), image_size)
+
+
+def mesh_box(pixels: NDArray[np.floating], image_size: tuple[int, int]) -> Array:  # (4,)
+    """Return the box of the part of a mesh (V, 2) inside the picture, at least a part of it."""
+    height, width = image_size
+    limits = np.array([width, height], np.float32)
+    low, high = (np.clip(ends, 0, limits) for ends in (pixels.min(0), pixels.max(0)))
+    middle, least = (low + high) / 2, max(image_size) / SMALLEST
+    extent = np.maximum(high - low, np.minimum(least, limits))
+    low = np.clip(middle - extent / 2, 0, limits - extent)
+    return np.array([*low, *extent], np.float32)
 
 
 def _sizes(settings: PoseNetSettings) -> tuple[int, int]:
@@ -317,7 +400,11 @@ def _limb_pixels(
         )
     corner = torch.tensor(crop.centre, device=device) - crop.side / 2
     limb_pixels = corner + crop.side * output.keypoints.float()
-    return limb_pixels, torch.ones(1, LIMBS, dtype=torch.bool, device=device)
+    if output.visible is None:
+        return limb_pixels, torch.ones(1, LIMBS, dtype=torch.bool, device=device)
+    # Keypoints beyond the crop are arbitrary; the likeliest ones count in any case.
+    fewest = output.visible.topk(FEWEST_FOUND).values[:, -1:]
+    return limb_pixels, (output.visible > 0) | (output.visible >= fewest)
 
 
 def _with_confidence(keypoints: Array) -> Array:  # (12, 2) to (12, 3)

@@ -24,6 +24,7 @@ from overt.data.people.crops import (
     draw_change,
 )
 from overt.data.people.live import Drawn, DrawnPerson, Shots, Studio, draw_live
+from overt.data.people.photograph import PhotographOptions
 from overt.errors import ConfigError
 from overt.geometry.body import BODY_JOINTS, HAND_JOINTS
 from overt.geometry.pose import mirror_pose, rotate_in_plane
@@ -34,6 +35,7 @@ from overt.recipes.blade.config import (
     AugmentationSettings,
     BodySettings,
     DataSettings,
+    SyntheticSettings,
 )
 from overt.recipes.blade.data import DepthBatch, PoseBatch, people_options
 from overt.recipes.blade.people import body_file
@@ -84,8 +86,11 @@ class LivePeople:
             )
         self.count, self.size = synthetic.train, synthetic.size
         self.augmentation = Augmentation(**dataclasses.asdict(augmentation))
-        self.side = side  # smallest factor of the crop's side, and largest increase
-        self.photographs = Photographs(synthetic.backgrounds)
+        self.framed = photograph_options(synthetic)
+        # Smallest factor of the crop's side, and largest increase; a photograph is a crop already.
+        self.side = side if self.framed is None else (1.0, 0.0)
+        folder = synthetic.live_backgrounds or synthetic.backgrounds
+        self.photographs = Photographs(folder, synthetic.live_background_fraction)
         file = body_file(synthetic.body)
         rest_joints = file.J_regressor[:BODY_JOINTS] @ file.v_template
         self.rest_joints = rest_joints.astype(np.float64)
@@ -101,7 +106,16 @@ class LivePeople:
         change = change._replace(factor=side * change.factor)
         # A separate generator: that of the run could repeat people of the test set.
         own = np.random.default_rng(int(rng.integers(2**63)))
-        return LiveSample(draw_live(own, self.rest_joints, self.size, self.photographs), change)
+        person = draw_live(own, self.rest_joints, self.size, self.photographs, self.framed)
+        return LiveSample(person, change)
+
+
+def photograph_options(synthetic: SyntheticSettings) -> PhotographOptions | None:
+    """Return how people are seen in crops of photographs, or None in another framing."""
+    if not synthetic.is_photographic:
+        return None
+    numbers = dataclasses.asdict(synthetic.photograph)
+    return PhotographOptions(**numbers | {"margin": tuple(numbers["margin"])})
 
 
 class LiveRenderer:
@@ -119,7 +133,10 @@ class LiveRenderer:
         """Return body and painter on a device, loaded once."""
         if device not in self.studios:
             assert self.settings.synthetic is not None
-            options = people_options(self.settings.synthetic, self.settings.synthetic.seed)
+            synthetic = self.settings.synthetic
+            options = people_options(synthetic, synthetic.seed)
+            framing = synthetic.live_framing or synthetic.framing
+            options = dataclasses.replace(options, framing=framing)
             self.studios[device] = Studio.open(options, device)
         return self.studios[device]
 
@@ -140,7 +157,10 @@ class LiveRenderer:
         depth_crops, _ = cut_batch(shots.pictures, *squares(shots.boxes), settings.depth_size)
         limbs = shots.joints[:, LIMB_JOINTS, :]  # (B, 12, 3)
         middle = torch.full_like(limbs[:, 0, :2], shots.pictures.shape[-1] / 2)
-        side = centred_sides(limbs, shots.pictures.shape[-1])
+        if batch.people.photos is None:
+            side = centred_sides(limbs, shots.pictures.shape[-1])
+        else:  # the picture is the crop
+            side = torch.full_like(middle[:, 0], shots.pictures.shape[-1])
         crops, affine = cut_batch(shots.pictures, middle, side, settings.pose_size, changes)
         with exact_products(device):
             pose = changed_pose(batch.people.people.pose, changes)

@@ -134,6 +134,11 @@ class PoseNetRecipe(Recipe):
                 keypoint_error = (distance * batch.keypoints[..., 2]).sum()
                 total = counts["keypoints"].clamp_min(1.0)
                 losses["keypoint_loss"] = settings.keypoint_weight * keypoint_error / total
+            if output.visible is not None:
+                errors = F.binary_cross_entropy_with_logits(
+                    output.visible, batch.keypoints[..., 2], reduction="none"
+                ).mean(1)
+                losses["visibility_loss"] = settings.visibility_weight * errors.sum() / samples
             if output.depth is not None:
                 errors = (output.depth - batch.depth).abs().sum()
                 metrics["Tz_error"] = errors.detach() / samples

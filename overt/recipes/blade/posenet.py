@@ -36,6 +36,7 @@ class PoseOutput(NamedTuple):
     shape: Tensor  # (B, 10)
     depth: Tensor | None  # (B,) meters; None where no DepthNet is asked
     keypoints: Tensor | None  # (B, 12, 2) limb joints, 0 to 1 across the picture
+    visible: Tensor | None = None  # (B, 12) logits of whether they are in the picture
 
 
 class DecoderLayer(nn.Module):
@@ -148,11 +149,12 @@ def perceptron(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
 class PoseHeads(nn.Module):
     """Decode tokens to rotations and shape; initially the mean person."""
 
-    def __init__(self, width: int, keypoints: bool) -> None:
+    def __init__(self, width: int, keypoints: bool, visibility: bool = False) -> None:
         super().__init__()
         self.pose6d = perceptron(QUERIES * width, width, BODY_JOINTS * 6)
         self.betas = perceptron(QUERIES * width, width, SHAPE_NUMBERS)
         self.keypoints = nn.Linear(width, 2) if keypoints else None
+        self.visibility = nn.Linear(width, 1) if visibility else None
         for head in (self.pose6d, self.betas):
             last = head[-1]
             assert isinstance(last, nn.Linear)
@@ -174,6 +176,11 @@ class PoseHeads(nn.Module):
         if self.keypoints is None:
             return None
         return torch.sigmoid(self.keypoints(tokens[:, 1 : 1 + LIMBS]).float())
+
+    def limb_visibility(self, tokens: Tensor) -> Tensor | None:
+        if self.visibility is None:
+            return None
+        return self.visibility(tokens[:, 1 : 1 + LIMBS]).float().squeeze(-1)  # type: ignore[no-any-return]
 
 
 class PoseNet(nn.Module):
@@ -241,7 +248,9 @@ class PoseNet(nn.Module):
                 keypoint_tokens = self.base(pixels, None)
             tokens = keypoint_tokens + self.control_output(tokens)
         rotations, shape = self.heads(tokens)
-        return PoseOutput(rotations, shape, depth, self.heads.limb_positions(keypoint_tokens))
+        keypoints = self.heads.limb_positions(keypoint_tokens)
+        visible = self.heads.limb_visibility(keypoint_tokens)
+        return PoseOutput(rotations, shape, depth, keypoints, visible)
 
     def load_base(self, tensors: Mapping[str, Tensor], source: str) -> None:
         """Load a run with tz_conditioning=false: base, copy and heads start from it."""

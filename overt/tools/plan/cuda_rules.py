@@ -19,7 +19,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 import overt.ops
 from overt.ops import dispatch
@@ -79,6 +79,10 @@ def _device(tensor: Any) -> torch.device:
     """`cuda` to whoever asks, but for torch itself, which has to find a device that exists."""
     if tensor.fake_mode.in_kernel_invocation:
         return torch.device("meta")
+    # Inside an operator, as in the function of its shapes, nothing reads `cuda` as the stand-in.
+    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    if not any(isinstance(mode, Answers) for mode in modes):
+        return tensor.fake_device  # type: ignore[no-any-return]
     asks = sys._getframe(1).f_globals.get("__name__", "")
     is_torch = asks == "torch" or asks.startswith("torch.")
     return tensor.fake_device if is_torch else CUDA

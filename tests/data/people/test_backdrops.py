@@ -1,7 +1,10 @@
 """overt/data/people/backdrops.py: backgrounds are pictures, cameras keep them so."""
 
+from pathlib import Path
+
 import numpy as np
 import torch
+from PIL import Image
 
 from overt.data.people.backdrops import (
     Photographs,
@@ -31,3 +34,28 @@ def test_backgrounds_are_drawn_and_seen_through_a_camera() -> None:
     torch.testing.assert_close(
         restored.noise, surroundings.noise.clamp(-3.9, 3.9), atol=0.1, rtol=0
     )
+
+
+def test_photographs_are_mixed_with_computed_backgrounds_and_decoded_once(tmp_path: Path) -> None:
+    for number, level in enumerate((60, 200)):
+        pixels = np.full((30, 50, 3), level, np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+
+    def fraction(photographs: Photographs) -> float:
+        drawn = [
+            draw_surroundings(16, np.random.default_rng(seed), photographs) for seed in range(60)
+        ]
+        backdrops = concatenated(drawn).backdrop
+        pictures = paint_backdrops(backdrops, 16)[backdrops.is_photograph]
+        assert set((255 * pictures).round().unique().tolist()) <= {60, 200}
+        return float(backdrops.is_photograph.float().mean())
+
+    assert abs(fraction(Photographs(tmp_path, 0.4)) - 0.4) < 0.2
+    assert fraction(Photographs(tmp_path, 0.0)) == 0
+    photographs = Photographs(tmp_path)
+    assert abs(fraction(photographs) - 0.8) < 0.2
+    first = photographs.pixels(photographs.paths[0])
+    assert photographs.pixels(photographs.paths[0]) is first
+    full = Photographs(tmp_path)
+    full.free_bytes = 100  # no room: decoded each time
+    assert full.pixels(full.paths[0]) is not full.pixels(full.paths[0])

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from real_files import write_dressed_body
 from small_recipes import SMALL_BLADE
 
@@ -16,7 +17,8 @@ from overt.data.people.live import draw_live
 from overt.data.rng import sample_rng
 from overt.errors import ConfigError
 from overt.nested import map_tensors, tensors_in
-from overt.recipes.blade.data import collate_depth, collate_pose
+from overt.recipes.blade.camera import LIMB_JOINTS
+from overt.recipes.blade.data import collate_depth, collate_pose, people_options
 from overt.recipes.blade.live import LiveSample
 
 ROWS = range(6)
@@ -137,9 +139,57 @@ def test_both_stages_train_without_training_files(root: Path, tmp_path: Path) ->
     assert written == ["people_test.npz"]
 
 
+def test_photographs_are_crops_already(root: Path, tmp_path: Path) -> None:
+    """Both stages see the picture as it is framed; the test set stays as it was."""
+    photographs = tmp_path / "photographs"
+    photographs.mkdir()
+    Image.fromarray(np.full((40, 40, 3), 90, np.uint8)).save(photographs / "gray.png")
+    framed = words(
+        root,
+        "data.synthetic.live=true",
+        "data.synthetic.live_framing=photograph",
+        f"data.synthetic.live_backgrounds={photographs}",
+        "data.synthetic.live_background_fraction=0.5",
+        "model.depthnet_checkpoint=none",
+        "data.pose_augmentation.noise=0",
+        "data.pose_augmentation.mirror=0",
+    )
+    recipe = SMALL_BLADE["posenet"].recipe(root, *framed)
+    people = recipe.build_dataset()
+    sampled = recipe.collate([people.sample(row, sample_rng(0, 0, row)) for row in range(20)])
+    assert 0 < sampled.people.surroundings.backdrop.is_photograph.sum() < 20
+    batch = recipe.on_device(sampled)
+    assert torch.equal(batch.depth_images, batch.pose_images)
+    studio = recipe.live.studio(torch.device("cpu"))
+    assert studio.options.framing == "photograph"
+    shots = studio.shoot(sampled.people)
+    limbs = shots.joints[:, LIMB_JOINTS]
+    torch.testing.assert_close(batch.keypoints[..., :2], limbs[..., :2] / 32, atol=1e-4, rtol=0)
+    is_visible = (limbs[..., 2] > 0) & ((limbs[..., :2] > 0).all(-1))
+    assert torch.equal(batch.keypoints[..., 2] > 0, is_visible)
+    assert 0.3 < is_visible.float().mean() < 0.98
+    torch.testing.assert_close(batch.depth, shots.depth)
+    assert people_options(recipe.settings.data.synthetic, 0).framing == "portrait"
+    assert people_options(recipe.settings.data.synthetic, 0).backgrounds is None
+
+
+def test_both_stages_train_on_photographs(root: Path, tmp_path: Path) -> None:
+    given = words(root, "data.synthetic.live=true", "data.synthetic.live_framing=photograph")
+    given += ["training.num_steps=2", "training.batch_size=2"]
+    run = SMALL_BLADE["depthnet"].train(tmp_path, *given)
+    checkpoint = f"model.depthnet_checkpoint={run / 'checkpoints' / 'best'}"
+    trainer = SMALL_BLADE["posenet"].trainer(
+        tmp_path, *given, checkpoint, "model.keypoint_visibility=true"
+    )
+    assert np.isfinite(trainer.train()["mpjpe_mm"])
+
+
 @pytest.mark.parametrize(
     ("recipe", "more", "message"),
     [
+        ("blade_depthnet_tiny", ["data.synthetic.photograph.cut=2"], "photograph.cut"),
+        ("blade_depthnet_tiny", ["data.synthetic.photograph.margin=[2,1]"], "photograph.margin"),
+        ("blade_depthnet_tiny", ["data.synthetic.live_framing=film"], "live_framing"),
         ("blade_depthnet_tiny", ["data.synthetic.body=null"], "only dressed people"),
         ("blade_depthnet_tiny", ["data.synthetic.depth_maps=true"], "written to files only"),
         ("blade_pretext_tiny", [], "depth_maps=true"),
@@ -150,6 +200,12 @@ def test_what_cannot_be_rendered_live_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         load([f"recipe={recipe}", "data.synthetic.body=anny", "data.synthetic.live=true", *more])
+
+
+@pytest.mark.parametrize("key", ["live_framing=photograph", "live_backgrounds=folder"])
+def test_settings_of_live_people_need_live_people(key: str) -> None:
+    with pytest.raises(ConfigError, match=r"set data\.synthetic\.live=true, or leave it null"):
+        load(["recipe=blade_depthnet_tiny", f"data.synthetic.{key}"])
 
 
 def test_one_body_and_one_source(root: Path) -> None:

@@ -47,6 +47,7 @@ def test_it_starts_as_the_mean_person_upright(root: Path) -> None:
     torch.testing.assert_close(output.rotations, expected, atol=1e-6, rtol=0)
     assert output.shape.abs().max() == 0
     assert output.keypoints.shape == (3, 12, 2)
+    assert output.visible is None
     assert output.depth.shape == (3,)
 
 
@@ -144,3 +145,20 @@ def test_positions_differ_everywhere() -> None:
     table = sine_positions((4, 6), 16, torch.device("cpu"))
     assert table.shape == (24, 16)
     assert torch.cdist(table, table).add(torch.eye(24) * 9).min() > 0.05
+
+
+def test_visibility_of_keypoints_is_trained_with_them(root: Path, base: Path) -> None:
+    named = f"model.depthnet_checkpoint={stage_one(root)}"
+    recipe = SMALL_BLADE["posenet"].recipe(root, named, "model.keypoint_visibility=true")
+    model = recipe.build_model()
+    batch = first_batch(recipe)
+    counts = {"samples": torch.tensor(4.0), **recipe.counts(batch)}
+    output = recipe.loss(model, batch, counts, 1)
+    # Untrained, about log(2) for each keypoint, by the default weight of 0.1.
+    assert 0.03 < output.losses["visibility_loss"] < 0.2
+    output.total.backward()
+    assert model.heads.visibility.weight.grad.abs().max() > 0
+    assert model(images(), images()).visible.shape == (3, 12)
+    for wrong in ("model.keypoint_head=false", f"model.base_checkpoint={base}"):
+        with pytest.raises(ConfigError, match=r"model\.keypoint_visibility=true needs"):
+            build(root, "model.keypoint_visibility=true", wrong)

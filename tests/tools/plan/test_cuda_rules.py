@@ -63,6 +63,20 @@ def test_kernels_are_reached_by_their_shapes_and_left_alone_afterwards() -> None
     assert ("triton" in sys.modules) == (modules or before)
 
 
+def test_shape_functions_of_operators_may_name_the_device_of_an_argument() -> None:
+    @torch.library.custom_op("overt_tests::doubled", mutates_args=())
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    @doubled.register_fake
+    def _(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty(x.shape, device=x.device)
+
+    with FakeTensorMode(), as_on_cuda():
+        x = torch.zeros(3, device="cuda")
+        assert (x + doubled(x)).is_cuda
+
+
 def test_what_is_computed_again_gets_the_same_answers() -> None:
     seen = []
 
