@@ -71,7 +71,7 @@ def test_shares_of_single_samples_add_up_to_the_loss_of_the_batch(
         torch.testing.assert_close(sum(shares), value, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", [TINY[0], pytest.param(TINY[1], marks=pytest.mark.long)])
 def test_clips_thrown_away_reach_the_log(name: str, data_root: Path, tmp_path: Path) -> None:
     """Most sequences have fewer tracks than a sample asks for, so that most clips are replaced."""
     recipe = SMALL[name].recipe(data_root)
