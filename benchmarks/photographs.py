@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from command import guarded
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from overt.commands.estimate import Estimator, read_picture
 from overt.data.people.conventions import CONVENTIONS
+from overt.errors import DataError
 from overt.tasks import PersonEstimate
 
 NEAR = 0.2  # torsos
@@ -39,7 +41,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=Path("photographs"))
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     options = parser.parse_intermixed_args()
-    people: list[dict[str, Any]] = json.loads(options.people.read_text())
+    people = read_people(options.people)
     options.output.mkdir(parents=True, exist_ok=True)
     estimator = Estimator(options.checkpoint, overrides=options.overrides)
     rows = []
@@ -68,6 +70,24 @@ def main() -> int:
         json.dumps({"people": rows, "all": means}, indent=1)
     )
     return 0
+
+
+def read_people(file: Path) -> list[dict[str, Any]]:
+    """Return the marked people; refuse a file that is not such a list."""
+    try:
+        people = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{file}: no list of people ({error}); the head of this script has its format"
+        ) from None
+    needed = {"image", "box", "torso", "joints"}
+    for number, person in enumerate(people if isinstance(people, list) else [None]):
+        missing = needed - set(person) if isinstance(person, dict) else needed
+        unknown = set() if missing else set(person["joints"]) - set(NAMES)
+        if missing or unknown:
+            found = f"lacks {sorted(missing)}" if missing else f"has the joints {sorted(unknown)}"
+            raise DataError(f"{file}: person {number} {found}; joints are {', '.join(NAMES)}")
+    return list(people)
 
 
 def joint_pixels(person: PersonEstimate) -> Array:  # (22, 2)
@@ -122,4 +142,4 @@ def marked(person: PersonEstimate, marks: dict[str, Any]) -> Image.Image:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(main))

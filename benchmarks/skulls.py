@@ -31,7 +31,7 @@ from overt.engine.trainer import Trainer
 from overt.evaluation import Row
 from overt.recipes.pcdiff.config import EvaluationSettings
 from overt.recipes.pcdiff.data import HeldOutCases
-from overt.recipes.pcdiff.evaluation import Skull, complete_skulls, score_case
+from overt.recipes.pcdiff.evaluation import complete_skulls, score_case
 from overt.recipes.pcdiff.recipe import PCDiffRecipe
 
 START = time.time()
@@ -168,14 +168,13 @@ def complete(
     settings = recipe.settings
     cases = HeldOutCases(settings.data, settings.evaluation)
     batch = [cases.case(index) for index in range(len(cases))]
-    skulls = [Skull(case.cloud, case.points, case.number) for case in batch]
     size = settings.evaluation.batch_size
     start = time.time()
     model.eval()
     with torch.inference_mode(), trainer.autocast():
         parts = [
-            complete_skulls(model, skulls[first : first + size], settings)  # type: ignore[arg-type]
-            for first in range(0, len(skulls), size)
+            complete_skulls(model, batch[first : first + size], settings)  # type: ignore[arg-type]
+            for first in range(0, len(batch), size)
         ]
     implants = torch.cat(parts)  # (cases, samples, K, 3)
     say(f"{name}: {len(batch)} cases x {options.samples} sampled in {time.time() - start:.1f} s")

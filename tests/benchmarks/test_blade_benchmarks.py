@@ -70,3 +70,16 @@ def test_joints_on_photographs_count_if_they_are_near() -> None:
     assert names["score"](pixels, person) == 0.25  # the neck
     assert names["score"](pixels, person | {"either_leg": True}) == 0.75
     assert names["other_leg"]("left_shoulder") == "left_shoulder"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "no list of people"), ('[{"image": "a.png"}]', "person 0 lacks"), ("{}", "lacks")],
+)
+def test_a_file_without_marked_people_is_refused(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "people.json"
+    file.write_text(text)
+    run("photographs.py", str(file), "--checkpoint", "absent", exit_code=1)
+    assert message in capsys.readouterr().err.splitlines()[-1]

@@ -46,22 +46,22 @@ _YCC = ((0.299, 0.587, 0.114), (-0.168736, -0.331264, 0.5), (0.5, -0.418688, -0.
 
 @dataclass(frozen=True)
 class PhotographOptions:
-    """How people are seen in crops of photographs."""
+    """How people are seen in crops of photographs; the recipe's settings have the numbers."""
 
     # fraction of people whom a border of the photograph cuts off
-    cut: float = 0.5
+    cut: float
     # side of the crop over the longer side of the visible person: smallest and largest
-    margin: tuple[float, float] = (1.0, 1.7)
+    margin: tuple[float, float]
     # largest distance of the crop's center from that of the visible person, in sides
-    shift: float = 0.1
+    shift: float
     # fraction of whole photographs, with the person anywhere, and their largest margin
-    whole: float = 0.2
-    whole_margin: float = 3.0
+    whole: float
+    whole_margin: float
     # fraction of crops that reach beyond a border next to the person
-    border: float = 0.4
+    border: float
     # fractions of coarse and of compressed pictures
-    coarse: float = 0.25
-    compressed: float = 0.3
+    coarse: float
+    compressed: float
 
 
 class Photo(NamedTuple):

@@ -186,13 +186,24 @@ def draw(path: Path, count: int, rng: np.random.Generator) -> Points:
 
 
 @dataclass(frozen=True)
-class HeldOutCase:
-    """A defective skull, normalized by its own points, and the ground truth of its implant."""
+class Skull:
+    """A defective skull to be completed, normalized by its own points."""
+
+    cloud: Cloud  # (S, 3) known points
+    points: Points  # (N, 3) all of its points, in their original coordinates
+    number: int  # selects the noise
+
+    def to_cloud(self, points: Tensor) -> Points:
+        """Return normalized points (..., 3) in the original coordinates."""
+        coordinates: Points = points.numpy() * self.cloud.scale + self.cloud.shift
+        return coordinates
+
+
+@dataclass(frozen=True)
+class HeldOutCase(Skull):
+    """A skull of the test list, and the ground truth of its implant."""
 
     item: SkullItem
-    cloud: Cloud  # (S, 3) known points
-    points: Points  # (N, 3) all that are on disk
-    number: int  # of its row in the list
     implant: Tensor  # (K, 3) true points in the coordinates of the cloud
     voxel_mm: float
 
@@ -200,11 +211,6 @@ class HeldOutCase:
     def unit_mm(self) -> float:
         """Return the mm per unit of normalized coordinates."""
         return float(self.cloud.scale.item()) * self.voxel_mm
-
-    def to_cloud(self, points: Tensor) -> Points:
-        """Return normalized points (..., 3) in the coordinates of the clouds on disk."""
-        coordinates: Points = points.numpy() * self.cloud.scale + self.cloud.shift
-        return coordinates
 
 
 class HeldOutCases:
@@ -230,10 +236,10 @@ class HeldOutCases:
         cloud = known_cloud(draw_points(points, count, rng, item.skull))
         implant = draw(item.implant, self.data.num_implant_points, rng)
         return HeldOutCase(
-            item,
             cloud,
             points,
             self.numbers[index],
+            item,
             torch.from_numpy(((implant - cloud.shift) / cloud.scale).astype(np.float32)),
             voxel_size(item, self.data.dataset),
         )

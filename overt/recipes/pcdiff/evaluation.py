@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from overt.data.rng import sample_rng
-from overt.data.skulls.lists import Cloud, Points, draw_points, known_cloud
+from overt.data.skulls.lists import Cloud, draw_points, known_cloud
 from overt.data.skulls.prepare import load_case
 from overt.evaluation import Row
 from overt.geometry.solid import solid_of_votes
 from overt.metrics.implants import implant_scores
 from overt.metrics.point_clouds import cloud_scores
-from overt.recipes.pcdiff.close_up import FEWEST_POINTS, sampled_cube
+from overt.recipes.pcdiff.close_up import FEWEST_POINTS, Cube, sampled_cube
 from overt.recipes.pcdiff.config import EvaluationSettings, Settings
-from overt.recipes.pcdiff.data import HeldOutCase, HeldOutCases
+from overt.recipes.pcdiff.data import HeldOutCase, HeldOutCases, Skull
 from overt.recipes.pcdiff.denoiser import Denoiser, join_points
 from overt.recipes.pcdiff.diffusion import Arrays, add_noise, squared_error
 from overt.recipes.pcdiff.sampling import make_plan, sample_implants
-
-
-class Skull(NamedTuple):
-    """A skull to be completed."""
-
-    cloud: Cloud  # (S, 3) known points
-    points: Points  # (N, 3) all of its points, in their original coordinates
-    number: int  # selects the noise
 
 
 def score_batch(
@@ -37,8 +29,7 @@ def score_batch(
     """Score some cases whose implants are sampled in one batch."""
     evaluation = settings.evaluation
     batch = [cases.case(index) for index in indices]
-    skulls = [Skull(case.cloud, case.points, case.number) for case in batch]
-    implants = complete_skulls(model, skulls, settings)
+    implants = complete_skulls(model, batch, settings)
     shared = settings.model.diffusion.shared_noise
     noise = torch.stack([cases.noise(index, shared) for index in indices])
     rows = [
@@ -61,7 +52,7 @@ def stacked(clouds: list[Cloud]) -> Tensor:
     return torch.stack([torch.from_numpy(cloud.points) for cloud in clouds])
 
 
-def complete_skulls(model: Denoiser, skulls: list[Skull], settings: Settings) -> Tensor:
+def complete_skulls(model: Denoiser, skulls: Sequence[Skull], settings: Settings) -> Tensor:
     """Sample `evaluation.ensemble` implants for each skull: (B, n, K, 3) on the CPU, normalized.
 
     The noise of an implant depends only on the seed, the number of its skull and its own index.
@@ -72,7 +63,7 @@ def complete_skulls(model: Denoiser, skulls: list[Skull], settings: Settings) ->
     if not settings.evaluation.close_up or close_ups is None:
         return implants
     near = [
-        close_up_cloud(skull, sampled.numpy(), settings)
+        close_up_cloud(skull, sampled_cube(skull.to_cloud(sampled), close_ups), settings)
         for skull, sampled in zip(skulls, implants, strict=True)
     ]
     implants = sample_batch(model, near, numbers, settings, is_close_up=True)
@@ -84,11 +75,9 @@ def complete_skulls(model: Denoiser, skulls: list[Skull], settings: Settings) ->
     )
 
 
-def close_up_cloud(skull: Skull, implants: Points, settings: Settings) -> Cloud:
-    """Return the bone around sampled implants (n, K, 3); the whole skull if there is none."""
-    assert settings.data.close_ups is not None
-    coordinates = implants * skull.cloud.scale + skull.cloud.shift
-    bone = sampled_cube(coordinates, settings.data.close_ups).inside(skull.points)
+def close_up_cloud(skull: Skull, cube: Cube, settings: Settings) -> Cloud:
+    """Return the bone in a cube; the whole skull if there is none."""
+    bone = cube.inside(skull.points)
     if len(bone) < FEWEST_POINTS:
         return skull.cloud
     rng = sample_rng(settings.evaluation.seed, 3, skull.number)

@@ -19,6 +19,7 @@ from overt.recipes.pcdiff.data import (
     CloudBatch,
     CloudSample,
     HeldOutCases,
+    Skull,
     TrainingClouds,
     collate,
     example_sample,
@@ -32,7 +33,7 @@ from overt.recipes.pcdiff.diffusion import (
     posterior_divergence,
     squared_error,
 )
-from overt.recipes.pcdiff.evaluation import Skull, complete_skulls, score_batch
+from overt.recipes.pcdiff.evaluation import complete_skulls, score_batch
 from overt.recipes.pcdiff.geometry import find_geometry
 from overt.recipes.pcdiff.layers import FeaturePropagation, PVConv, SetAbstraction
 from overt.recipes.pcdiff.sampling import base_arrays
@@ -171,8 +172,7 @@ class PCDiffRecipe(Recipe):
         settings = self.settings
         cases = HeldOutCases(settings.data, settings.evaluation)
         batch = [cases.case(index) for index in range(min(CASES_DRAWN, len(cases)))]
-        skulls = [Skull(case.cloud, case.points, case.number) for case in batch]
-        implants = complete_skulls(cast(Denoiser, model), skulls, settings)
+        implants = complete_skulls(cast(Denoiser, model), batch, settings)
         rows = []
         for case, sampled in zip(batch, implants, strict=True):
             skull = torch.from_numpy(case.cloud.points)
@@ -189,8 +189,7 @@ class PCDiffRecipe(Recipe):
         rng = sample_rng(settings.evaluation.seed, 0, 0)
         count = settings.data.num_known_points
         cloud = known_cloud(draw_points(skull, count, rng, where))
-        skulls = [Skull(cloud, skull, 0)]
-        implants = complete_skulls(cast(Denoiser, model), skulls, settings)
+        implants = complete_skulls(cast(Denoiser, model), [Skull(cloud, skull, 0)], settings)
         return Completion(cloud, implants[0])
 
 

@@ -1,6 +1,7 @@
 """Crops of photographs: geometry, what is shown, film; labels stay those of the picture."""
 
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -32,6 +33,16 @@ from overt.geometry.body_capsule import capsule_body
 
 SIZE, PEOPLE = 40, 12
 OPTIONS = PeopleOptions(SIZE, framing="photograph", body="capsule.npz")
+FRAMED = PhotographOptions(
+    cut=0.5,
+    margin=(1.0, 1.7),
+    shift=0.1,
+    whole=0.2,
+    whole_margin=3.0,
+    border=0.4,
+    coarse=0.25,
+    compressed=0.3,
+)
 FILM = (1.0, 1.0, 0.0, 0.0)  # changes nothing
 WHOLE = (0.0, 0.0, 1.0, 1.0)
 
@@ -63,7 +74,7 @@ def visible_boxes(model: BodyModel, drawn: Drawn) -> tuple[torch.Tensor, torch.T
 
 
 def test_the_visible_person_has_the_sampled_size_and_position(model: BodyModel) -> None:
-    drawn = drawn_people(model, PhotographOptions(cut=0.7, whole=0.0))
+    drawn = drawn_people(model, replace(FRAMED, cut=0.7, whole=0.0))
     low, high = visible_boxes(model, drawn)
     photos = drawn.photos
     assert photos is not None
@@ -82,7 +93,7 @@ def test_the_visible_person_has_the_sampled_size_and_position(model: BodyModel) 
 
 
 def test_no_crop_has_a_larger_angle_of_view_than_cameras(model: BodyModel) -> None:
-    drawn = drawn_people(model, PhotographOptions(cut=0.0, whole=1.0, whole_margin=9.0))
+    drawn = drawn_people(model, replace(FRAMED, cut=0.0, whole=1.0, whole_margin=9.0))
     scene = place_people(drawn.people, model, OPTIONS, move_back=True, photos=drawn.photos)
     low, high = visible_boxes(model, drawn)
     fills = (high - low).amax(1) > 0.98 * SIZE  # people who are larger than that by themselves
@@ -108,7 +119,7 @@ def test_any_point_of_a_box_can_be_put_anywhere() -> None:
 
 
 def test_cut_people_end_in_black_and_hidden_joints_do_not_count(model: BodyModel) -> None:
-    drawn = drawn_people(model, PhotographOptions(cut=1.0, whole=0.0, border=0.0))
+    drawn = drawn_people(model, replace(FRAMED, cut=1.0, whole=0.0, border=0.0))
     shots: Shots = Studio(OPTIONS, model).shoot(drawn)
     low, high = visible_boxes(model, drawn)
     photos = drawn.photos
@@ -140,7 +151,7 @@ def test_edges_of_photographs() -> None:
 
 
 def test_numbers_are_a_function_of_the_generator() -> None:
-    options = PhotographOptions()
+    options = FRAMED
     photos = [draw_photo(options, sample_rng(0, 0, index)) for index in range(300)]
     assert photos[:20] == [draw_photo(options, sample_rng(0, 0, index)) for index in range(20)]
     batch = Photos.of(photos)
@@ -187,7 +198,7 @@ def test_compression_is_that_of_jpeg(quality: int) -> None:
 
 
 def test_clothes_are_looser_and_quieter(model: BodyModel) -> None:
-    drawn = drawn_people(model, PhotographOptions(), 4)
+    drawn = drawn_people(model, FRAMED, 4)
     photos = drawn.photos
     assert photos is not None
     looks = worn(drawn.looks, photos)
