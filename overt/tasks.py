@@ -5,8 +5,10 @@ Each protocol names the command that asks for it. They can be checked with `isin
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -85,6 +87,14 @@ class SkullCompleter(Protocol):
 
     def complete(self, model: Any, skull: Any, where: str) -> Any:
         """Return implants for a defective skull; `where` names it in messages."""
+
+
+@runtime_checkable
+class ListCompleter(Protocol):
+    """`overt data implants`: complete all skulls of a list, to train on what comes out."""
+
+    def complete_listed(self, model: Any) -> Iterator[tuple[Path, NDArray[Any]]]:
+        """Yield for each skull of `data.test_list` the file to write, and implants (n, K, 3)."""
 
 
 @runtime_checkable

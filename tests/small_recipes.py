@@ -194,6 +194,24 @@ SMALL_VOXELS = Small(
     ),
 )
 
+SMALL_REFINE = Small(
+    "pcdiff_refine_tiny",
+    "skulls",
+    (
+        "data.synthetic.count=2",
+        "data.synthetic.side=24",
+        "data.synthetic.points=400",
+        "data.num_points=320",
+        "data.num_implant_points=64",
+        "model.levels=2",
+        "model.side=16",
+        "model.spacing_mm=10.0",
+        "evaluation.cases=2",
+        "training.global_batch_size=4",
+        "training.evaluate_every_steps=null",
+    ),
+)
+
 # Pictures of 32 pixels, narrow networks, a handful of people.
 _BLADE = (
     "data.synthetic.train=16",
@@ -247,6 +265,7 @@ SMALL = {
         SMALL_HJEPA,
         SMALL_PCDIFF,
         SMALL_VOXELS,
+        SMALL_REFINE,
         *SMALL_BLADE.values(),
     )
 }

@@ -120,6 +120,7 @@ CASES = {
     ),
     "pcdiff": Case("pcdiff_tiny", "bf16", small("pcdiff_tiny"), SKULLS, {"attention"}),
     "pcdiff_voxels": Case("pcdiff_voxels_tiny", "fp32", small("pcdiff_voxels_tiny"), SKULLS, set()),
+    "pcdiff_refine": Case("pcdiff_refine_tiny", "fp32", small("pcdiff_refine_tiny"), SKULLS, set()),
 }
 
 SAME_DATA = {

@@ -18,6 +18,7 @@ from overt.geometry.voxels import Mask, bounding_box, distance_to, surface
 _POINTS = 6000  # of the surface, for matching
 _MATCHED = 0.7  # fraction of points that has to have a partner; the defect has none
 _ROUNDS = 40
+_FEWEST = 500  # points that a reflection is matched by
 # A head is not symmetric: mirrored bone this near to the skull alone does not mean a defect.
 APART_MM = 3.5
 VAULT_MM = 110.0  # below the vertex there is the face
@@ -96,33 +97,51 @@ def _match_around(skull: Mask, affine: Matrix, mirror: Matrix, core: Mask) -> Ma
     points = np.argwhere(surface(skull)) @ affine[:3, :3].T + affine[:3, 3]
     missing = np.argwhere(core) @ affine[:3, :3].T + affine[:3, 3]
     near = KDTree(missing).query(points)[0] < _AROUND_MM
-    if near.sum() < 500:
+    return match_points(points, points[near], mirror, 2 * APART_MM)
+
+
+def match_points(points: Points, near: Points, mirror: Matrix, reach: float) -> Matrix:
+    """Return the reflection of points (N, 3) that matches some of them (M, 3) best.
+
+    It starts from `mirror`; matches are at most `reach` apart. With fewer than 500 points or
+    matches `mirror` stays as it is.
+    """
+    from scipy.spatial import KDTree
+
+    if len(near) < _FEWEST:
         return mirror
-    tree = KDTree(points[near])
+    tree = KDTree(near)
     for _ in range(_ROUNDS // 2):
         moved = points @ mirror[:3, :3].T + mirror[:3, 3]
-        distances, nearest = tree.query(moved, distance_upper_bound=2 * APART_MM)
+        distances, nearest = tree.query(moved, distance_upper_bound=reach)
         matched = np.isfinite(distances)
-        if matched.sum() < 500:
+        if matched.sum() < _FEWEST:
             break
         limit = np.quantile(distances[matched], _MATCHED)
         inliers = matched & (distances <= limit)
-        mirror = _reflection(points[inliers], points[near][nearest[inliers]])
+        mirror = _reflection(points[inliers], near[nearest[inliers]])
     return mirror
 
 
 def find_mirror(skull: Mask, affine: Matrix) -> tuple[Matrix, float]:
     """Return the reflection (4, 4) that maps a skull best onto itself, and the mean mismatch in mm.
 
-    Iterative closest points between the surface and its reflection, from the plane x = middle; the
-    worst matches, where bone is missing, are left out.
+    It starts from the plane x = middle.
     """
-    from scipy.spatial import KDTree
-
     indices = np.argwhere(surface(skull))
     if len(indices) < 100:
         raise DataError("a skull of fewer than 100 surface voxels has no plane of symmetry")
-    points = indices @ affine[:3, :3].T + affine[:3, 3]
+    return mirror_of_points(indices @ affine[:3, :3].T + affine[:3, 3])
+
+
+def mirror_of_points(points: Points) -> tuple[Matrix, float]:
+    """Return the reflection (4, 4) that maps points (N, 3) of a surface best onto themselves.
+
+    Iterative closest points between the surface and its reflection, from the plane x = middle; the
+    worst matches, where bone is missing, are left out. Also returns the mean distance of the rest.
+    """
+    from scipy.spatial import KDTree
+
     chosen = points[np.random.default_rng(0).permutation(len(points))[:_POINTS]]
     tree = KDTree(points)
     middle = (points[:, 0].min() + points[:, 0].max()) / 2

@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 from benchmark_scripts import run
+from small_recipes import SMALL_REFINE
 
 from overt.data.skulls.synthetic import write_skulls
+from overt.recipes.pcdiff.data import HeldOutCases
 
 SMALL = [
     "model.width_multiplier=0.5",
@@ -25,6 +28,28 @@ def test_a_reverse_step_is_measured() -> None:
     printed = run("sampling.py", "pcdiff_tiny", *SMALL, "--device", "cpu", "--steps", "1")
     assert "ms per reverse step" in printed
     assert "DDIM-50" in printed
+
+
+def test_sampled_implants_are_scored_with_a_refinement_and_its_control(tmp_path: Path) -> None:
+    words = ("exp_name=refine", "training.num_steps=1", "checkpoint.every_steps=1")
+    folder = SMALL_REFINE.train(tmp_path, *words, "checkpoint.metric_name=null")
+    settings = SMALL_REFINE.config(tmp_path).settings
+    cases = HeldOutCases(settings.data, settings.evaluation)
+    case = cases.case(0)
+    np.savez(
+        tmp_path / "points.npz",
+        implants=case.implant[None, None].repeat(1, 2, 1, 1).numpy(),
+        names=np.array([case.item.name]),
+        shifts=case.cloud.shift[None],
+        scales=case.cloud.scale[None],
+    )
+    model = ["--checkpoint", str(folder / "checkpoints" / "latest"), "--root", settings.data.root]
+    printed = run("refined.py", str(tmp_path / "points.npz"), *model).splitlines()
+    assert printed[0].startswith("1 cases")
+    assert case.item.name in printed[1]
+    scores = printed[1].split()
+    assert float(scores[scores.index("ball") + 1]) > 0.3  # the true points, as a solid
+    assert {"ball", "blind", "refined"} <= set(scores)
 
 
 def test_the_baselines_without_training_are_scored(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from small_recipes import SMALL_PCDIFF, SMALL_VOXELS
+from small_recipes import SMALL_PCDIFF, SMALL_REFINE, SMALL_VOXELS, Small
 from toy_runs import TOY, train_toy
 
 from overt.cli import main
@@ -72,15 +72,16 @@ def test_a_volume_gets_an_implant_of_its_own_shape(
         assert picture.size == (4 * 220, 18 + 2 * 220)
 
 
+@pytest.mark.parametrize("second", [SMALL_VOXELS, SMALL_REFINE], ids=lambda small: small.name)
 def test_a_second_stage_makes_the_volumes(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    second: Small, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("exp_name=volumes", "training.num_steps=1", "checkpoint.every_steps=1")
-    run = SMALL_VOXELS.train(tmp_path, *words, "checkpoint.metric_name=null")
+    run = second.train(tmp_path, *words, "checkpoint.metric_name=null")
     skull, out = "defective_skull/bilateral/000.nrrd", tmp_path / "out"
     stage = ["--voxels", str(run / "checkpoints" / "latest"), "--close-holes", "4"]
     assert complete(folder, skull, "--samples", "1", "--out", str(out), *stage) == 0
-    assert "by pcdiff_voxels_tiny" in capsys.readouterr().out
+    assert f"by {second.name}" in capsys.readouterr().out
     facts = json.loads((out / "case.json").read_text())
     assert facts["second_stage"].endswith("latest")
     assert facts["finishing"]["hole_mm"] == 4.0

@@ -21,7 +21,7 @@ BASELINES = ("mae_cifar", "simclr_cifar", "supervised_cifar")
 # Each shares its step, or its data and its way to train, with another one of these.
 LONG = {
     "cotracker3_online_tiny", "cotracker3_pseudo_tiny", "blade_pretext_tiny", "mae_cifar",
-    "supervised_cifar", "pcdiff_voxels_tiny",
+    "supervised_cifar", "pcdiff_voxels_tiny", "pcdiff_refine_tiny",
 }  # fmt: skip
 
 CLIPS = [
@@ -92,6 +92,17 @@ SMALLEST = {
         "model.side=16",
         "optimizer.lr=5e-3",
     ],
+    "pcdiff_refine_tiny": [
+        "data.synthetic.count=2",
+        "data.synthetic.side=24",
+        "data.synthetic.points=400",
+        "data.num_points=160",
+        "data.num_implant_points=32",
+        "model.levels=2",
+        "model.side=16",
+        "model.spacing_mm=10.0",
+        "optimizer.lr=5e-3",
+    ],
     "pcdiff_tiny": [
         "data.synthetic.count=2",
         "data.synthetic.side=24",
@@ -150,6 +161,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "blade_posenet_tiny": {"skip": FULL_SIZE},
     "hjepa_tiny": {"skip": FULL_SIZE},
     "pcdiff_voxels_tiny": {"skip": FULL_SIZE},
+    "pcdiff_refine_tiny": {"skip": FULL_SIZE},
     "pcdiff_tiny": {
         "steps": 10,
         "skip": {"plan": "pairs_per_center=null: the step reads a number of pairs"},

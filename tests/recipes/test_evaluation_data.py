@@ -20,6 +20,7 @@ MISSING = {
     "hjepa_tiny": ("data.val_root=gone",),
     "pcdiff_tiny": ("data.test_list=gone.csv",),
     "pcdiff_voxels_tiny": ("data.test_list=gone.csv",),
+    "pcdiff_refine_tiny": ("data.test_list=gone.csv",),
     "blade_depthnet_tiny": ("evaluation.dataset_root=gone",),
     "blade_posenet_tiny": ("evaluation.dataset_root=gone",),
     "blade_pretext_tiny": ("evaluation.dataset_root=gone",),

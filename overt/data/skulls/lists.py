@@ -100,6 +100,16 @@ class SkullItem:
         cloud: Path = getattr(self, part)
         return cloud.with_name(cloud.name.removesuffix(f"{SUFFIX}.npy") + ".nrrd")
 
+    @property
+    def samples(self) -> Path:
+        """Return the file with implants that a trained model sampled: NNN_implants.npy."""
+        return self.skull.with_name(f"{self.volume('skull').stem}_implants.npy")
+
+    @property
+    def mirror(self) -> Path:
+        """Return the file with the reflection of the skull: NNN_mirror.npy."""
+        return self.skull.with_name(f"{self.volume('skull').stem}_mirror.npy")
+
 
 class SkullList:
     """Return the items of a list, for SkullBreak five per row, in the order of the rows."""
@@ -267,6 +277,25 @@ def load_cloud(path: Path, required_points: int = 1) -> Points:
         raise DataError(problem)
     cloud: Points = open_arrays(path, mapped=True)
     return cloud
+
+
+def load_samples(item: SkullItem) -> Points:
+    """Return the implants (n, K, 3) that a trained model sampled for a skull, memory-mapped."""
+    remedy = "write them by `overt data implants ROOT --checkpoint C`"
+    if not item.samples.is_file():
+        raise DataError(f"{item.name}: no sampled implants at {item.samples}; {remedy}")
+    try:
+        samples: Points = open_arrays(item.samples, mapped=True)
+    except Exception as error:  # a damaged header stops numpy with almost any: SyntaxError, ...
+        raise DataError(
+            f"{item.samples}: not a readable array ({type(error).__name__}: {error}); {remedy}"
+        ) from error
+    if samples.ndim != 3 or samples.shape[2] != 3 or not np.issubdtype(samples.dtype, np.floating):
+        raise DataError(
+            f"{item.samples}: {samples.dtype} {samples.shape}; expected floats of shape (implants, "
+            f"points, 3); {remedy}"
+        )
+    return samples
 
 
 def draw_points(cloud: Points, count: int, rng: np.random.Generator, path: Path | str) -> Points:

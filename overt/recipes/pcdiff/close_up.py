@@ -26,6 +26,13 @@ class Cube(NamedTuple):
         offset = np.abs(points - self.center.astype(points.dtype))
         return points[(offset <= self.side / 2).all(axis=1)]
 
+    def to_unit(self, points: Points) -> Points:
+        """Return points (..., 3) in the coordinates of the unit cube."""
+        return np.asarray((points - self.center) / self.side + 0.5)
+
+    def from_unit(self, points: Points) -> Points:
+        return np.asarray((points - 0.5) * self.side + self.center)
+
 
 def random_cube(implant: Points, settings: CloseUpSettings, rng: np.random.Generator) -> Cube:
     """Return a cube around the true points (K, 3), as inexact as one around sampled points."""
@@ -38,6 +45,14 @@ def random_cube(implant: Points, settings: CloseUpSettings, rng: np.random.Gener
 
 def sampled_cube(implants: Points, settings: CloseUpSettings) -> Cube:
     """Return the cube around sampled implants (n, K, 3), without stray points and samples."""
-    low, high = np.quantile(implants, (OUTLIERS, 1 - OUTLIERS), axis=1)  # (n, 3) each
-    low, high = np.median(low, axis=0), np.median(high, axis=0)
+    low, high = box_of(implants)
     return Cube((low + high) / 2, float((high - low).max()) * settings.side)
+
+
+def box_of(implants: Points) -> tuple[Points, Points]:
+    """Return the lowest and highest corner of implants (n, K, 3), (3,) each, without stray points.
+
+    They are medians over the samples: a sample that went astray has no influence.
+    """
+    low, high = np.quantile(implants, (OUTLIERS, 1 - OUTLIERS), axis=1)  # (n, 3) each
+    return np.median(low, axis=0), np.median(high, axis=0)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple, cast
 
 import torch
@@ -179,6 +181,17 @@ class PCDiffRecipe(Recipe):
             rows.append(Shown(f"{case.item.name}: sampled", skull, sampled[0]))
             rows.append(Shown(f"{case.item.name}: true", skull, case.implant))
         return {"implants": draw_clouds(rows)}
+
+    def complete_listed(self, model: nn.Module) -> Iterator[tuple[Path, Points]]:
+        """Sample implants for all skulls of the test list, for `overt data implants`."""
+        settings = self.settings
+        cases = HeldOutCases(settings.data, settings.evaluation)
+        size = settings.evaluation.batch_size
+        for first in range(0, len(cases), size):
+            batch = [cases.case(index) for index in range(first, min(first + size, len(cases)))]
+            implants = complete_skulls(cast(Denoiser, model), batch, settings)
+            for case, sampled in zip(batch, implants, strict=True):
+                yield case.item.samples, case.to_cloud(sampled)
 
     def complete(self, model: nn.Module, skull: Points, where: str) -> Completion:
         """Sample implants for the cloud (points, 3) of a defective skull, for `overt complete`.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -65,15 +66,27 @@ def bone_at_nodes(
 ) -> NDArray[np.bool_]:
     """Return which nodes (R, R, R) of the cube are bone; outside the volume none are.
 
-    Both maps have to be affine: their matrix is probed at four points.
+    Both maps have to be affine.
     """
-    probes = np.concatenate([np.zeros((1, 3)), np.eye(3)])
-    points: Points = probes * cloud.scale + cloud.shift
-    images = to_indices(points if turned_back is None else turned_back(points))
+
+    def unit_to_indices(nodes: Points) -> Points:
+        points: Points = (nodes - 0.5) * _SIDE * cloud.scale + cloud.shift
+        return to_indices(points if turned_back is None else turned_back(points))
+
+    return np.asarray(nodes_of(bone, unit_to_indices, side))
+
+
+def nodes_of(values: NDArray[Any], to_indices: Callable[[Points], Points], side: int) -> Any:
+    """Return the values of a volume at the nodes (R, R, R) of the unit cube; 0 outside of it.
+
+    `to_indices` maps the unit cube to the indices of the volume. It has to be affine: its matrix is
+    probed at four points.
+    """
+    images = to_indices(np.concatenate([np.zeros((1, 3)), np.eye(3)]))
     origin, matrix = images[0], images[1:] - images[0]  # matrix: a row for each axis of the nodes
-    nodes = (np.arange(side) / side - 0.5) * _SIDE
-    # Indices outside are clipped to a border that is not bone.
-    padded = np.pad(bone, 1)
+    nodes = np.arange(side) / side
+    # Indices outside are clipped to a border of zeros.
+    padded = np.pad(values, 1)
     flat = padded.ravel(order="K")  # in memory order: NRRD is read in Fortran order
     strides = np.array(padded.strides) // padded.itemsize
     # An axis of the volume parallel to one of the nodes keeps a size of 1 along the others.
@@ -83,11 +96,11 @@ def bone_at_nodes(
         + (matrix[2, axis] * nodes if matrix[2, axis] else np.zeros(1))
         for axis in range(3)
     ]
-    result = np.zeros((side,) * 3, dtype=bool)
+    result = np.zeros((side,) * 3, dtype=values.dtype)
     for index, x in enumerate(nodes):  # slab by slab: a field may have 512 nodes along a side
         offset: NDArray[np.float64] = np.full((1, 1), float(strides.sum()))
         for axis, plane in enumerate(planes):
-            indices = np.clip(plane + matrix[0, axis] * x, -1, bone.shape[axis])
+            indices = np.clip(plane + matrix[0, axis] * x, -1, values.shape[axis])
             offset = offset + np.rint(indices, out=indices) * strides[axis]
         result[index] = flat[offset.astype(np.intp)]
     return result

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from small_recipes import SMALL_PCDIFF, SMALL_REFINE
 
 from overt.cli import main
 from overt.data.skulls.nrrd import read_nrrd, write_nrrd
@@ -45,6 +46,29 @@ def test_a_folder_without_volumes_is_refused(
 ) -> None:
     assert main(["data", "prepare", str(tmp_path)]) == 1
     assert "holds no volumes" in capsys.readouterr().err
+
+
+def test_implants_are_sampled_for_a_refinement_to_train_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("exp_name=points", "training.num_steps=1", "checkpoint.every_steps=1")
+    run = SMALL_PCDIFF.train(tmp_path, *words, "checkpoint.metric_name=null")
+    root = SMALL_PCDIFF.config(tmp_path).settings.data.root
+    model = ["--checkpoint", str(run / "checkpoints" / "latest"), "--batch", "3"]
+    sizes = ["--set", "evaluation.steps=2", "training.device=cpu"]
+    assert main(["data", "implants", root, *model, "--samples", "2", *sizes]) == 0
+    assert "2 implant(s) sampled for each of 5 skulls" in capsys.readouterr().out
+    files = sorted(Path(root).rglob("*_implants.npy"))
+    assert len(files) == 5
+    assert np.load(files[0]).shape == (2, 32, 3)
+    points = ("data.num_points=160", "data.num_implant_points=32")
+    shown = SMALL_REFINE.recipe(tmp_path, "data.errors.sampled=1", "data.errors.lost=0", *points)
+    sample = shown.build_dataset().sample(0, np.random.default_rng(0))
+    assert sample.points.shape == (32, 3)
+    # A model without this task is refused in words.
+    other = SMALL_REFINE.train(tmp_path, *words, "checkpoint.metric_name=null", "exp_name=other")
+    assert main(["data", "implants", root, "--checkpoint", str(other / "checkpoints/latest")]) == 2
+    assert "pcdiff_refine_tiny" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

@@ -19,11 +19,14 @@ SAME_STEP = {
     "cjepa_cifar", "pcdiff_voxels_medium", "blade_posenet",
 }  # fmt: skip
 # Recipes of which `test_a_small_step` shows the same step in small.
-SHOWN_SMALL = {"hjepa", "ijepa_vitb16", "lbm", "pcdiff", "pcdiff_voxels", "blade_depthnet"}
+SHOWN_SMALL = {
+    "hjepa", "ijepa_vitb16", "lbm", "pcdiff", "pcdiff_voxels", "pcdiff_refine", "blade_depthnet",
+}  # fmt: skip
 SMALL_STEPS = {
     "hjepa_tiny": [],
     "lbm_tiny": ["data.frames=2"],
     "pcdiff_voxels_tiny": [],
+    "pcdiff_refine_tiny": [],
     "blade_depthnet_tiny": [],
 }
 RECIPES = sorted({file.stem for file in (CONF / "recipe").glob("*.yaml")} - RESIZED)
