@@ -16,7 +16,7 @@ from overt.data.people.conventions import CONVENTIONS
 from overt.errors import ConfigError
 
 CUSTOM, CONV = "custom", "conv"
-MOST_SCALES = 8  # some 600 windows of a square picture
+MOST_SCALES = 8  # 918 windows of a square picture
 
 
 class Backbone(NamedTuple):
