@@ -28,7 +28,7 @@ from overt.recipes.blade.estimate import (
 )
 from overt.recipes.blade.live import LiveBatch
 from overt.recipes.blade.posenet import PoseOutput
-from overt.recipes.blade.search import LOOKS
+from overt.recipes.blade.search import LOOKS_ALONE
 
 SIZE = 64
 CORNER_XY = (150, 40)  # of the person's crop in the photograph
@@ -145,7 +145,9 @@ def test_without_a_box_the_crop_is_around_the_mesh(recipes: dict[float, Any]) ->
     picture[:] = shots.pictures[0].permute(1, 2, 0).numpy()
     model: Any = PerfectModel(batch, shots)
     estimate_person(model, recipe.body(torch.device("cpu")), recipe.settings, picture)
-    assert len(model.crops) == 1 + LOOKS + 1  # the whole picture, closer and closer, the best crop
+    assert (
+        len(model.crops) == 1 + LOOKS_ALONE + 1
+    )  # the whole picture, two looks, and the last crop again
     whole, *_, last = (crops[1][0].float() for crops in model.crops)
     assert torch.equal(whole.byte(), shots.pictures[0])
     # The person fills 1 / ROOM of the picture: the crop around it is the picture again.
@@ -153,7 +155,7 @@ def test_without_a_box_the_crop_is_around_the_mesh(recipes: dict[float, Any]) ->
     mask = np.zeros((SIZE, SIZE), bool)
     mask[10:50, 20:40] = True
     estimate_person(model, recipe.body(torch.device("cpu")), recipe.settings, picture, mask)
-    assert len(model.crops) == 1 + LOOKS + 2  # the mask tells where the person is
+    assert len(model.crops) == 1 + LOOKS_ALONE + 2  # the mask tells where the person is
 
 
 def test_what_windows_show_is_in_pixels_of_the_picture(recipes: dict[float, Any]) -> None:

@@ -12,6 +12,7 @@ from overt.recipes.blade.search import (
     CANDIDATES,
     DISSENT,
     LOOKS,
+    LOOKS_ALONE,
     NEAR,
     SIZE_POWER,
     Sightings,
@@ -75,8 +76,10 @@ def test_a_small_person_is_found(person: tuple[float, ...]) -> None:
 
 def test_the_whole_picture_alone_misses_it() -> None:
     person = (300.0, 170.0, 25.0, 60.0)
-    x, y = find_person(looker([person]), around, SIZE, 1).centre
-    assert np.hypot(x - 312.5, y - 200) > 100
+    crop = find_person(looker([person]), around, SIZE, 1)
+    assert np.hypot(crop.centre[0] - 312.5, crop.centre[1] - 200) > 100
+    # Each look is at 0.6 x 1.25 of the one before.
+    assert crop.side == pytest.approx(400 * 0.75**LOOKS_ALONE)
 
 
 def test_of_several_people_one_is_found() -> None:
