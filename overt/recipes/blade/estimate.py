@@ -433,7 +433,7 @@ def _near_crop(
 def _limb_pixels(
     output: PoseOutput, crop: Crop, keypoints: Array | None, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Limb joints (1, 12, 2) in pixels and whether they count: those given, or those found."""
+    """Limb joints (B, 12, 2) in pixels and whether they count: those given, or those found."""
     if keypoints is not None:
         labeled = torch.from_numpy(keypoints).to(device)[None]
         return labeled[..., :2], labeled[..., 2] > 0
@@ -450,7 +450,7 @@ def _limb_pixels(
     corner = torch.tensor(crop.centre, device=device) - crop.side / 2
     limb_pixels = corner + crop.side * output.keypoints.float()
     if output.visible is None:
-        return limb_pixels, torch.ones(1, LIMBS, dtype=torch.bool, device=device)
+        return limb_pixels, torch.ones_like(limb_pixels[..., 0], dtype=torch.bool)
     # Keypoints beyond the crop are arbitrary; the likeliest ones count in any case.
     fewest = output.visible.topk(FEWEST_FOUND).values[:, -1:]
     return limb_pixels, (output.visible > 0) | (output.visible >= fewest)

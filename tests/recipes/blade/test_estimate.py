@@ -58,7 +58,11 @@ class PerfectModel:
 
     def __call__(self, depth_crops: Tensor, pose_crops: Tensor) -> PoseOutput:
         self.crops.append((depth_crops, pose_crops))
-        return PoseOutput(*(part.expand(len(pose_crops), *part.shape[1:]) for part in self.truth))
+        count = len(pose_crops)
+        parts = [
+            None if part is None else part.expand(count, *part.shape[1:]) for part in self.truth
+        ]
+        return PoseOutput(*parts)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +176,9 @@ def test_what_windows_show_is_in_pixels_of_the_picture(recipes: dict[float, Any]
     np.testing.assert_allclose(seen.boxes[0], box + np.array([150, 40, 0, 0]), atol=0.05 * SIZE)
     np.testing.assert_allclose(seen.torsos[1], 2 * seen.torsos[0], rtol=1e-4)
     np.testing.assert_allclose(seen.windows[-1], [200, 150, 2 * SIZE])
+    model.truth = model.truth._replace(visible=None)  # without model.keypoint_visibility
+    seen = _sightings(crops, model, body, recipe.settings, picture)
+    np.testing.assert_array_equal(seen.visible, np.ones((2, 12)))
 
 
 @pytest.mark.parametrize("factor", [3, 4])
