@@ -24,13 +24,13 @@ RATIO = 0.5**0.5  # of the sides of windows of one scale and the next larger
 STRIDE = 0.5  # largest distance between windows of one scale, in sides
 CANDIDATES = 6  # people who are looked at again
 LOOKS = 3  # at each of them
-LOOKS_ALONE = 2  # at what the whole picture shows, if there are no other windows
+LOOKS_ALONE = 2  # at what the whole picture shows, without other windows
 SAME = 0.5  # intersection over union from which two boxes are of the same person
 CONTAINED = 0.9  # of a person's box, in windows that have a say about the person
 # Side of such windows over that of the person: a little more than in training.
 SIDES = (0.9, 3.2)
 NEAR = 0.35  # torsos at which limbs of two windows agree by 1/e
-SHORTEST = 0.15  # torso over the longer side of the box: people seen from above are no points
+SHORTEST = 0.15  # torso over the longer side of the box, also of people seen from above
 DISSENT = 1.0  # windows that never agree, so that one window alone does not decide
 # Power of the size: windows also agree on an arm that looks like a person; the person is larger.
 SIZE_POWER = 0.15
@@ -65,7 +65,7 @@ def find_person(
         likely.append(likelihood(seen, grid))
     if scales == 1:
         return looks[-1][0]  # one window has no other to agree with
-    # What is no person changes from look to look, so one of them finds little agreement.
+    # Anything but a person changes from look to look, so one of them finds little agreement.
     person = int(np.min(likely, axis=0).argmax())
     return looks[int(np.argmax([row[person] for row in likely]))][person]
 
