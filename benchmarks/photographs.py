@@ -6,8 +6,10 @@ PEOPLE.json is a list of people: `image` (next to the file), `box` [x, y, width,
 (pixels from shoulders to hips), `joints` {name: [x, y]} with names of the body's joints, and
 optionally `name`, and `either_leg` where nobody can tell left from right. The score is PCK: the
 fraction of marked joints within 0.2 torsos of those of the mesh. Beside it: the same for the body
-at rest that fills the box, which has seen no photograph, and for the model without the box. The
-overlays are written with the marks, by the given box and by the model's own.
+at rest that fills the box, which has seen no photograph, and for the model without the box. Without
+a box there is one estimate of a picture: it is compared with the nearest of its marked people
+(mean distance of joints, in their torsos), and the others have no such score. The overlays are
+written with the marks, by the given box and by the model's own.
 """
 
 from __future__ import annotations
@@ -44,31 +46,32 @@ def main() -> int:
     people = read_people(options.people)
     options.output.mkdir(parents=True, exist_ok=True)
     estimator = Estimator(options.checkpoint, overrides=options.overrides)
-    rows = []
-    for person in people:
+    rows, alone = [], alone_estimates(estimator, people, options.people.parent)
+    for number, person in enumerate(people):
         name = person.get("name", Path(person["image"]).stem)
         picture = read_picture(options.people.parent / person["image"])
         boxed = estimator.person(picture, box=np.array(person["box"], np.float32))
-        alone = estimator.person(picture)
+        found = alone.get(number)
         rest = rest_pixels(estimator, np.array(person["box"]))
         row = {
             "name": name,
             "joints": len(person["joints"]),
             "box": score(joint_pixels(boxed), person),
-            "no box": score(joint_pixels(alone), person),
+            "no box": None if found is None else score(joint_pixels(found), person),
             "at rest": score(rest, person),
         }
         rows.append(row)
         print(", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-        for kind, found in (("box", boxed), ("alone", alone)):
-            marked(found, person).save(options.output / f"{name}_{kind}.png")
+        for kind, estimate in (("box", boxed), ("alone", found)):
+            if estimate is not None:
+                marked(estimate, person).save(options.output / f"{name}_{kind}.png")
     keys = ("box", "no box", "at rest")
-    weights = [row["joints"] for row in rows]
-    means = {key: float(np.average([row[key] for row in rows], weights=weights)) for key in keys}
-    print("all joints: " + ", ".join(f"{key} {value:.3f}" for key, value in means.items()))
-    (options.output / "scores.json").write_text(
-        json.dumps({"people": rows, "all": means}, indent=1)
-    )
+    means = {"all": mean_scores(rows, keys)}
+    # The same people for all three: a picture without a box has one estimate.
+    means["nearest"] = mean_scores([row for row in rows if row["no box"] is not None], keys)
+    for kind, scores in means.items():
+        print(f"{kind}: " + ", ".join(f"{key} {value:.3f}" for key, value in scores.items()))
+    (options.output / "scores.json").write_text(json.dumps({"people": rows, **means}, indent=1))
     return 0
 
 
@@ -88,6 +91,36 @@ def read_people(file: Path) -> list[dict[str, Any]]:
             found = f"lacks {sorted(missing)}" if missing else f"has the joints {sorted(unknown)}"
             raise DataError(f"{file}: person {number} {found}; joints are {', '.join(NAMES)}")
     return list(people)
+
+
+def alone_estimates(
+    estimator: Estimator, people: list[dict[str, Any]], folder: Path
+) -> dict[int, PersonEstimate]:
+    """Return the estimate of each picture without a box, by the number of the nearest person."""
+    nearest = {}
+    for image in dict.fromkeys(person["image"] for person in people):
+        found = estimator.person(read_picture(folder / image))
+        shown = [index for index, person in enumerate(people) if person["image"] == image]
+        pixels = joint_pixels(found)
+        nearest[min(shown, key=lambda index: mean_distance(pixels, people[index]))] = found
+    return nearest
+
+
+def mean_distance(pixels: Array, person: dict[str, Any]) -> float:
+    """Return how far marked joints are from those of a mesh (22, 2), in torsos."""
+    joints = person["joints"].items()
+    distances = [np.linalg.norm(pixels[NAMES.index(name)] - xy) for name, xy in joints]
+    return float(np.mean(distances)) / float(person["torso"])
+
+
+def mean_scores(rows: list[dict[str, Any]], keys: tuple[str, ...]) -> dict[str, float]:
+    """Return mean scores over the joints of all people who have one."""
+    means = {}
+    for key in keys:
+        scored = [row for row in rows if row[key] is not None]
+        weights = [row["joints"] for row in scored]
+        means[key] = float(np.average([row[key] for row in scored], weights=weights))
+    return means
 
 
 def joint_pixels(person: PersonEstimate) -> Array:  # (22, 2)

@@ -3,10 +3,12 @@
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from benchmark_scripts import functions, run
+from PIL import Image
 from small_recipes import SMALL_BLADE
 
 
@@ -70,6 +72,25 @@ def test_joints_on_photographs_count_if_they_are_near() -> None:
     assert names["score"](pixels, person) == 0.25  # the neck
     assert names["score"](pixels, person | {"either_leg": True}) == 0.75
     assert names["other_leg"]("left_shoulder") == "left_shoulder"
+
+
+def test_without_a_box_the_nearest_person_of_a_photograph_is_scored(tmp_path: Path) -> None:
+    names = functions("photographs.py")
+    joints = np.ones((22, 3))
+    joints[:, :2] = (100, 10)
+    found = SimpleNamespace(joints=joints, focal=1.0, centre=(0.0, 0.0))
+    estimator = SimpleNamespace(person=lambda picture: found)
+    marks = [("a", [0, 10], 50), ("b", [0, 10], 50), ("b", [90, 10], 50), ("b", [92, 10], 5)]
+    people = [
+        {"image": f"{image}.png", "joints": {"neck": xy}, "torso": torso}
+        for image, xy, torso in marks
+    ]
+    for image in ("a.png", "b.png"):
+        Image.new("RGB", (8, 8)).save(tmp_path / image)
+    nearest = names["alone_estimates"](estimator, people, tmp_path)
+    assert set(nearest) == {0, 2}  # in torsos: the last one is nearer in pixels
+    rows = [{"joints": 1, "s": 0.5}, {"joints": 3, "s": 1.0}, {"joints": 9, "s": None}]
+    assert names["mean_scores"](rows, ("s",)) == {"s": 0.875}
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from overt.data.people.conventions import CONVENTIONS
 from overt.errors import ConfigError
 
 CUSTOM, CONV = "custom", "conv"
+MOST_SCALES = 8  # 918 windows of a square picture
 
 
 class Backbone(NamedTuple):
@@ -441,10 +442,14 @@ class EvaluationSettings:
     camera: CameraSettings = MISSING
     # number of people drawn after an evaluation
     drawn: int = MISSING
+    # sizes of the windows in which `overt estimate` looks for a person without a box, each 0.7 of
+    # the one before; 1: only the whole picture. For models trained on crops of photographs
+    search_scales: int = 5
 
     def __post_init__(self) -> None:
         one_of("evaluation.dataset", self.dataset, tuple(PROTOCOLS))
         each_within("evaluation", self, ("batch_size", "max_samples", "drawn"), 1)
+        within("evaluation.search_scales", self.search_scales, 1, MOST_SCALES)
 
 
 @dataclass

@@ -20,6 +20,7 @@ from overt.recipes.blade.camera import Observation, SolveOptions, look, solve_ca
 from overt.recipes.blade.config import PoseNetSettings
 from overt.recipes.blade.data import whole_crop
 from overt.recipes.blade.posenet import LIMBS, PoseNet, PoseOutput
+from overt.recipes.blade.search import Sightings, find_person
 from overt.tasks import PersonEstimate
 from overt.viz.mesh import draw_mesh
 
@@ -27,8 +28,10 @@ Array = NDArray[np.float32]
 
 ROOM = 1.25  # of PoseNet's square about what was found of a person
 WIDEST = 1.6  # longer side of a photograph at a distance of 1: 77 degrees
-LOOKS = 2  # before the crop of a model that was trained on crops of photographs
+TOGETHER = 16  # windows in one forward pass
+TORSO = (16, 17, 1, 2)  # body joints: shoulders, hips
 SMALLEST = 8  # the second look is at least this part of the picture
+SMALLEST_FOUND = 32  # a person found in windows of it is at least this part
 GOOD_SCORE = 0.5  # detected keypoints with a higher confidence count
 FEWEST_KEYPOINTS = 2  # that determine focal length and position at a given depth
 FEWEST_FOUND = 4  # keypoints of the model that count, however unlikely
@@ -50,7 +53,7 @@ def estimate_person(
 
     Without a box, the model runs twice: on the whole picture to locate the limbs, then on a crop
     around them. A model that was trained on crops of photographs gets such a crop: around the mask,
-    the keypoints, or the mesh of its second look, which is closer than the whole picture.
+    the keypoints, or the person that it finds in windows of the picture (`find_person`).
     """
     height, width = picture.shape[:2]
     if model.depthnet is None:
@@ -260,12 +263,20 @@ def _cut(picture: Picture, crop: Crop, size: int) -> Tensor:  # (1, 3, S, S)
     return as_tensor(cut(picture, crop, size)[0])[None]
 
 
-def _smooth_cut(picture: Picture, crop: Crop, size: int) -> Tensor:  # (1, 3, S, S)
-    """Cut from a picture that is as coarse as the crop: without aliasing, as rendered people."""
+def _smooth_cut(
+    picture: Picture, crop: Crop, size: int, shrunken: dict[Shrunk, Picture] | None = None
+) -> Tensor:  # (1, 3, S, S)
+    """Cut from a picture that is as coarse as the crop: without aliasing, as rendered people.
+
+    Smaller pictures are kept in `shrunken`, for other crops of the same size.
+    """
     longer = max(picture.shape[:2])
     shrunk = Shrunk.of(picture.shape[:2], max(round(longer * size / crop.side), 1))
+    kept = {} if shrunken is None else shrunken
+    if shrunk not in kept:
+        kept[shrunk] = shrunk.averaged(picture)
     x, y = (shrunk.pixel(position) for position in crop.centre)
-    return _cut(shrunk.averaged(picture), Crop((x, y), shrunk.scale * crop.side), size)
+    return _cut(kept[shrunk], Crop((x, y), shrunk.scale * crop.side), size)
 
 
 def _look_twice(
@@ -299,7 +310,7 @@ def _person_box(
     mask: NDArray[Any] | None,
     keypoints: Array | None,  # those of `good_keypoints`
 ) -> Array:  # (4,)
-    """Return the box of a person: of the mask, of the keypoints, or of the first mesh."""
+    """Return the box of a person: of the mask, of the keypoints, or as the model finds it."""
     if mask is not None:
         rows, columns = np.nonzero(mask)
         low = (columns.min(), rows.min())
@@ -307,28 +318,66 @@ def _person_box(
     if keypoints is not None:
         (x, y), side = keypoint_square(keypoints)
         return np.array([x - side / 2, y - side / 2, side, side], np.float32)
-    crop = whole_crop(picture.shape[:2])
-    for _ in range(LOOKS):
-        box = _mesh_box_in(crop, model, body, settings, picture)
-        crop = _box_crop(box, ROOM)
-    return box
+    crop = find_person(
+        lambda crops: _sightings(crops, model, body, settings, picture),
+        lambda box: _box_crop(box, ROOM),
+        picture.shape[:2],
+        settings.evaluation.search_scales,
+    )
+    side = crop.side / ROOM
+    corner = (crop.centre[0] - side / 2, crop.centre[1] - side / 2)
+    return np.array([*corner, side, side], np.float32)
 
 
-def _mesh_box_in(
-    crop: Crop, model: PoseNet, body: BodyModel, settings: PoseNetSettings, picture: Picture
-) -> Array:  # (4,)
-    """Return the box of the mesh that the model sees in a crop, in the whole picture."""
-    device, image_size = body.template.device, picture.shape[:2]
-    crops = [_smooth_cut(picture, crop, size).to(device) for size in _sizes(settings)]
-    output: PoseOutput = model(*crops)
-    limb_pixels, good = _limb_pixels(output, crop, None, device)
-    assert output.depth is not None
-    person = (output.shape, output.rotations, output.depth.float())
-    # The camera of the crop: its principal point is where the model was trained to look.
-    observed = Observation(None, limb_pixels, good, image_size, crop.centre)
-    start = solve_camera(body, *person, observed, SolveOptions(iterations=0))
-    pixels, _ = look(start.vertices, start.translation, start.focal, image_size, crop.centre)
-    return mesh_box(pixels[0].cpu().numpy(), image_size)
+def _sightings(
+    crops: list[Crop],
+    model: PoseNet,
+    body: BodyModel,
+    settings: PoseNetSettings,
+    picture: Picture,
+) -> Sightings:
+    """Return what the model sees in crops of the picture."""
+    device, side = body.template.device, settings.data.pose_size
+    shrunken: dict[Shrunk, Picture] = {}  # windows of one size share a smaller picture
+    limbs, visible, boxes, torsos = [], [], [], []
+    for start in range(0, len(crops), TOGETHER):
+        some = crops[start : start + TOGETHER]
+        inputs = [
+            torch.cat([_smooth_cut(picture, crop, size, shrunken) for crop in some]).to(device)
+            for size in _sizes(settings)
+        ]
+        output: PoseOutput = model(*inputs)
+        assert output.depth is not None
+        pixels, good = _limb_pixels(output, Crop((side / 2, side / 2), side), None, device)
+        # The camera of the crop: its principal point is where the model was trained to look.
+        observed = Observation(None, pixels, good, (side, side))
+        person = (output.shape, output.rotations, output.depth.float())
+        camera = solve_camera(body, *person, observed, SolveOptions(iterations=0))
+        seen = [
+            look(points, camera.translation, camera.focal, (side, side))[0]
+            for points in (camera.vertices, camera.joints[:, TORSO, :])
+        ]
+        vertices, torso, found = (_in_picture(points / side, some) for points in (*seen, pixels))
+        boxes += [mesh_box(points, picture.shape[:2]) for points in vertices]
+        limbs.append(found)
+        ends = torso.reshape(-1, 2, 2, 2).mean(2)  # (B, 2, 2): shoulders and hips
+        torsos.append(np.linalg.norm(ends[:, 0] - ends[:, 1], axis=-1))
+        sure = good if output.visible is None else output.visible.sigmoid()
+        visible.append(sure.float().cpu().numpy())
+    return Sightings(
+        np.array([(*crop.centre, crop.side) for crop in crops], np.float32),
+        np.concatenate(limbs),
+        np.concatenate(visible),
+        np.stack(boxes),
+        np.concatenate(torsos),
+    )
+
+
+def _in_picture(points: Tensor, crops: list[Crop]) -> Array:  # (B, P, 2)
+    """Return points (B, P, 2), 0 to 1 across their crops, in pixels of the picture."""
+    middles, sides = zip(*((crop.centre, crop.side) for crop in crops), strict=True)
+    offsets = (points.cpu().numpy() - 0.5) * np.array(sides, np.float32)[:, None, None]
+    return np.asarray(offsets + np.array(middles, np.float32)[:, None])
 
 
 def mesh_box(pixels: NDArray[np.floating], image_size: tuple[int, int]) -> Array:  # (4,)
@@ -336,7 +385,7 @@ def mesh_box(pixels: NDArray[np.floating], image_size: tuple[int, int]) -> Array
     height, width = image_size
     limits = np.array([width, height], np.float32)
     low, high = (np.clip(ends, 0, limits) for ends in (pixels.min(0), pixels.max(0)))
-    middle, least = (low + high) / 2, max(image_size) / SMALLEST
+    middle, least = (low + high) / 2, max(image_size) / SMALLEST_FOUND
     extent = np.maximum(high - low, np.minimum(least, limits))
     low = np.clip(middle - extent / 2, 0, limits - extent)
     return np.array([*low, *extent], np.float32)
@@ -384,7 +433,7 @@ def _near_crop(
 def _limb_pixels(
     output: PoseOutput, crop: Crop, keypoints: Array | None, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Limb joints (1, 12, 2) in pixels and whether they count: those given, or those found."""
+    """Limb joints (B, 12, 2) in pixels and whether they count: those given, or those found."""
     if keypoints is not None:
         labeled = torch.from_numpy(keypoints).to(device)[None]
         return labeled[..., :2], labeled[..., 2] > 0
@@ -401,7 +450,7 @@ def _limb_pixels(
     corner = torch.tensor(crop.centre, device=device) - crop.side / 2
     limb_pixels = corner + crop.side * output.keypoints.float()
     if output.visible is None:
-        return limb_pixels, torch.ones(1, LIMBS, dtype=torch.bool, device=device)
+        return limb_pixels, torch.ones_like(limb_pixels[..., 0], dtype=torch.bool)
     # Keypoints beyond the crop are arbitrary; the likeliest ones count in any case.
     fewest = output.visible.topk(FEWEST_FOUND).values[:, -1:]
     return limb_pixels, (output.visible > 0) | (output.visible >= fewest)

@@ -17,15 +17,18 @@ from overt.recipes.blade.camera import LIMB_JOINTS
 from overt.recipes.blade.estimate import (
     FEWEST_FOUND,
     ROOM,
+    TOGETHER,
     WIDEST,
     _cut,
     _limb_pixels,
+    _sightings,
     _smooth_cut,
     estimate_person,
     mesh_box,
 )
 from overt.recipes.blade.live import LiveBatch
 from overt.recipes.blade.posenet import PoseOutput
+from overt.recipes.blade.search import LOOKS_ALONE
 
 SIZE = 64
 CORNER_XY = (150, 40)  # of the person's crop in the photograph
@@ -36,7 +39,7 @@ PLAIN = (
     "data.synthetic.live_framing=photograph", "model.depthnet_checkpoint=none",
     f"data.synthetic.photograph.margin=[{ROOM},{ROOM}]", "data.synthetic.photograph.shift=0",
     "data.synthetic.photograph.whole=0", "data.synthetic.photograph.border=0",
-    "evaluation.camera.size=400",
+    "evaluation.camera.size=400", "evaluation.search_scales=1",
 )  # fmt: skip
 
 
@@ -55,7 +58,11 @@ class PerfectModel:
 
     def __call__(self, depth_crops: Tensor, pose_crops: Tensor) -> PoseOutput:
         self.crops.append((depth_crops, pose_crops))
-        return self.truth
+        count = len(pose_crops)
+        parts = [
+            None if part is None else part.expand(count, *part.shape[1:]) for part in self.truth
+        ]
+        return PoseOutput(*parts)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -142,15 +149,36 @@ def test_without_a_box_the_crop_is_around_the_mesh(recipes: dict[float, Any]) ->
     picture[:] = shots.pictures[0].permute(1, 2, 0).numpy()
     model: Any = PerfectModel(batch, shots)
     estimate_person(model, recipe.body(torch.device("cpu")), recipe.settings, picture)
-    assert len(model.crops) == 3  # the whole picture, the first crop, the second
-    whole, _, last = (crops[1][0].float() for crops in model.crops)
+    assert (
+        len(model.crops) == 1 + LOOKS_ALONE + 1
+    )  # the whole picture, two looks, and the last crop again
+    whole, *_, last = (crops[1][0].float() for crops in model.crops)
     assert torch.equal(whole.byte(), shots.pictures[0])
     # The person fills 1 / ROOM of the picture: the crop around it is the picture again.
     assert (whole - last).abs().mean() < 12
     mask = np.zeros((SIZE, SIZE), bool)
     mask[10:50, 20:40] = True
     estimate_person(model, recipe.body(torch.device("cpu")), recipe.settings, picture, mask)
-    assert len(model.crops) == 4  # the mask tells where the person is
+    assert len(model.crops) == 1 + LOOKS_ALONE + 2  # the mask tells where the person is
+
+
+def test_what_windows_show_is_in_pixels_of_the_picture(recipes: dict[float, Any]) -> None:
+    recipe = recipes[0.0]
+    batch, shots, box = shot_person(recipe, 4)
+    model: Any = PerfectModel(batch, shots)
+    body, picture = recipe.body(torch.device("cpu")), np.zeros((300, 500, 3), np.uint8)
+    crops = [Crop((150 + 32.0, 40 + 32.0), float(SIZE)), Crop((200.0, 150.0), 2.0 * SIZE)]
+    seen = _sightings(TOGETHER * crops, model, body, recipe.settings, picture)
+    assert [len(inputs) for _, inputs in model.crops] == [TOGETHER, TOGETHER]
+    limbs = shots.joints[0, LIMB_JOINTS, :2].numpy()
+    np.testing.assert_allclose(seen.limbs[0], limbs + np.array([150, 40]), atol=0.01)
+    np.testing.assert_allclose(seen.limbs[1], 2 * limbs + np.array([136, 86]), atol=0.01)
+    np.testing.assert_allclose(seen.boxes[0], box + np.array([150, 40, 0, 0]), atol=0.05 * SIZE)
+    np.testing.assert_allclose(seen.torsos[1], 2 * seen.torsos[0], rtol=1e-4)
+    np.testing.assert_allclose(seen.windows[-1], [200, 150, 2 * SIZE])
+    model.truth = model.truth._replace(visible=None)  # without model.keypoint_visibility
+    seen = _sightings(crops, model, body, recipe.settings, picture)
+    np.testing.assert_array_equal(seen.visible, np.ones((2, 12)))
 
 
 @pytest.mark.parametrize("factor", [3, 4])
@@ -175,7 +203,7 @@ def test_the_box_of_a_mesh_stays_in_the_picture() -> None:
     cut = np.array([[-40.0, 20.0], [60.0, 190.0]])
     np.testing.assert_allclose(mesh_box(cut, (100, 200)), [0, 20, 60, 80])
     outside = np.array([[500.0, 50.0], [600.0, 51.0]])
-    np.testing.assert_allclose(mesh_box(outside, (100, 200)), [175, 38, 25, 25])
+    np.testing.assert_allclose(mesh_box(outside, (100, 200)), [193.75, 47.375, 6.25, 6.25])
 
 
 def test_only_visible_keypoints_count(recipes: dict[float, Any]) -> None:
