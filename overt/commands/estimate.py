@@ -1,6 +1,7 @@
 """`overt estimate IMAGE... --checkpoint FILE`: estimate mesh and camera of people in pictures.
 
-For one person nothing else is needed: the model finds limbs in the whole picture, then crops.
+For one person nothing else is needed: the model finds limbs in the whole picture, then crops; one
+trained on crops of photographs looks at windows of several sizes first.
 Detections can be given instead: a mask of the person (--mask: not black, or a cut-out with
 transparency) improves the camera, keypoints (--keypoints, JSON) replace those of the model if
 their confidence is above 0.5, boxes (--boxes, JSON: rows x, y, width, height) select several

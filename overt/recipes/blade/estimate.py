@@ -357,9 +357,9 @@ def _sightings(
             look(points, camera.translation, camera.focal, (side, side))[0]
             for points in (camera.vertices, camera.joints[:, TORSO, :])
         ]
-        vertices, torso, found = (_in_picture(points / side, some) for points in (*seen, pixels))
+        vertices, torso, joints = (_in_picture(points / side, some) for points in (*seen, pixels))
         boxes += [mesh_box(points, picture.shape[:2]) for points in vertices]
-        limbs.append(found)
+        limbs.append(joints)
         ends = torso.reshape(-1, 2, 2, 2).mean(2)  # (B, 2, 2): shoulders and hips
         torsos.append(np.linalg.norm(ends[:, 0] - ends[:, 1], axis=-1))
         sure = good if output.visible is None else output.visible.sigmoid()
