@@ -111,6 +111,7 @@ def _add_implants(verbs: Verbs) -> None:
         root="folder of the data set",
     )
     parser.add_argument("--checkpoint", type=Path, required=True, help="a trained model")
+    parser.add_argument("--recipe", metavar="NAME", help="of a file that does not name it")
     parser.add_argument("--list", default="train.csv", help="of skulls, below ROOT")
     parser.add_argument("--samples", type=positive, default=1, help="implants for each skull")
     parser.add_argument("--batch", type=positive, default=32, help="skulls sampled at a time")
@@ -219,12 +220,12 @@ def _implants(options: argparse.Namespace) -> int:
     from overt.progress import report
     from overt.tasks import ListCompleter, need_task
 
-    plain = configure_model(options.checkpoint, None, (), ())
+    plain = configure_model(options.checkpoint, options.recipe, (), ())
     need_task(build_recipe(plain), ListCompleter, plain.recipe.name)
     words = [f"data.root={options.root}", f"data.test_list={options.list}", "data.synthetic=null"]
     words += [f"evaluation.ensemble={options.samples}", f"evaluation.batch_size={options.batch}"]
     words += ["evaluation.cases=null", *options.set]
-    config = configure_model(options.checkpoint, None, words, ())
+    config = configure_model(options.checkpoint, options.recipe, words, ())
     recipe = build_recipe(config)
     completer = need_task(recipe, ListCompleter, config.recipe.name)
     total = len(SkullList(options.root / options.list, config.settings.data.dataset))

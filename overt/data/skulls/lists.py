@@ -290,7 +290,8 @@ def load_samples(item: SkullItem) -> Points:
         raise DataError(
             f"{item.samples}: not a readable array ({type(error).__name__}: {error}); {remedy}"
         ) from error
-    if samples.ndim != 3 or samples.shape[2] != 3 or not np.issubdtype(samples.dtype, np.floating):
+    is_float = np.issubdtype(samples.dtype, np.floating)
+    if samples.ndim != 3 or samples.shape[2] != 3 or not samples.size or not is_float:
         raise DataError(
             f"{item.samples}: {samples.dtype} {samples.shape}; expected floats of shape (implants, "
             f"points, 3); {remedy}"

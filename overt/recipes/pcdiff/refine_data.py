@@ -5,8 +5,8 @@ Letters: B cases, K implant points, R nodes along a side of the cube.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from overt.data.skulls.lists import (
     rotation_matrix,
 )
 from overt.data.skulls.prepare import load_case, save_cloud
+from overt.errors import DataError
 from overt.files.bounds import open_arrays
 from overt.geometry.symmetry import Matrix, match_points, mirror_of_points
 from overt.recipes.pcdiff.close_up import Cube, box_of
@@ -120,13 +121,25 @@ def mirror_near(skull: Points, implant: Points, unit_mm: float) -> Matrix:
 
 def kept_mirror(item: SkullItem, unit_mm: float) -> Matrix:
     """Return the reflection of a listed skull around its true implant, kept in a file beside it."""
-    file = item.mirror
-    if file.is_file() and file.stat().st_mtime_ns >= item.skull.stat().st_mtime_ns:
-        return np.asarray(open_arrays(file), dtype=np.float64)
+    kept = _read_mirror(item)
+    if kept is not None:
+        return kept
     mirror = mirror_near(load_cloud(item.skull), load_cloud(item.implant), unit_mm)
-    if os.access(file.parent, os.W_OK):  # otherwise every process finds it itself
-        save_cloud(file, mirror)
+    with suppress(OSError):  # where nothing can be written, every process finds it itself
+        save_cloud(item.mirror, mirror)
     return mirror
+
+
+def _read_mirror(item: SkullItem) -> Matrix | None:
+    """Return the reflection from its file, if it is there, whole, and not older than the cloud."""
+    file = item.mirror
+    if not file.is_file() or file.stat().st_mtime_ns < item.skull.stat().st_mtime_ns:
+        return None
+    try:
+        kept = np.asarray(open_arrays(file), dtype=np.float64)
+    except Exception:  # a damaged header stops numpy with almost any: SyntaxError, ...
+        return None
+    return kept if kept.shape == (4, 4) and np.isfinite(kept).all() else None
 
 
 def bone_in(
@@ -166,6 +179,20 @@ def misplaced(
     return np.asarray((moved + change) / unit_mm)
 
 
+def sampled_points(item: SkullItem, count: int, rng: np.random.Generator) -> Points:
+    """Return points (count, 3) of one of the implants that a trained model sampled."""
+    samples = load_samples(item)
+    points = np.asarray(samples[rng.integers(len(samples))], dtype=np.float64)
+    if not np.isfinite(points).all():
+        raise DataError(
+            f"{item.samples}: points that are not finite; write it again by `overt data implants`, "
+            "with a model that samples finite ones"
+        )
+    if len(points) == count:
+        return points
+    return np.asarray(points[rng.choice(len(points), count, replace=len(points) < count)])
+
+
 class TrainingWindows:
     """The items of the training list, each time with other errors of its points."""
 
@@ -182,8 +209,7 @@ class TrainingWindows:
         case = load_case(item, data.dataset)
         unit_mm = unit_in_mm(case.to_indices, case.spacing)
         if rng.random() < data.errors.sampled:
-            samples = load_samples(item)
-            points = samples[rng.integers(len(samples))].astype(np.float64)
+            points = sampled_points(item, data.num_implant_points, rng)
         else:
             true = draw(item.implant, data.num_implant_points, rng)
             points = misplaced(true, data.errors, unit_mm, rng)

@@ -127,6 +127,11 @@ def test_lost_points_are_nowhere_and_sampled_ones_come_from_the_model(tmp_path: 
     save_cloud(item.samples, exact)
     with pytest.raises(DataError, match=r"\(64, 3\); expected floats of shape \(implants"):
         dataset.sample(0, sample_rng(0, 0, 0))
+    save_cloud(item.samples, np.full((1, 64, 3), np.nan))
+    with pytest.raises(DataError, match="not finite"):
+        dataset.sample(0, sample_rng(0, 0, 0))
+    save_cloud(item.samples, np.stack([exact[:40]]))  # a model with another number of points
+    assert dataset.sample(0, sample_rng(0, 0, 0)).points.shape == (64, 3)
     item.samples.write_text("no array")
     with pytest.raises(DataError, match="not a readable array"):
         dataset.sample(0, sample_rng(0, 0, 0))
@@ -138,6 +143,10 @@ def test_a_mirror_is_found_once_and_again_for_a_new_cloud(tmp_path: Path) -> Non
     assert np.linalg.det(first[:3, :3]) == pytest.approx(-1)
     save_cloud(item.mirror, np.eye(4))
     np.testing.assert_array_equal(kept_mirror(item, 8.0), np.eye(4))  # from the file
+    for damaged in (b"no array", b""):
+        item.mirror.write_bytes(damaged)
+        np.testing.assert_allclose(kept_mirror(item, 8.0), first, atol=1e-4)
+    save_cloud(item.mirror, np.eye(4))
     later = item.mirror.stat().st_mtime_ns + 10**9
     os.utime(item.skull, ns=(later, later))
     np.testing.assert_allclose(kept_mirror(item, 8.0), first, atol=1e-4)
