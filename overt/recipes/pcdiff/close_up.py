@@ -26,13 +26,6 @@ class Cube(NamedTuple):
         offset = np.abs(points - self.center.astype(points.dtype))
         return points[(offset <= self.side / 2).all(axis=1)]
 
-    def to_unit(self, points: Points) -> Points:
-        """Return points (..., 3) in the coordinates of the unit cube."""
-        return np.asarray((points - self.center) / self.side + 0.5)
-
-    def from_unit(self, points: Points) -> Points:
-        return np.asarray((points - 0.5) * self.side + self.center)
-
 
 def random_cube(implant: Points, settings: CloseUpSettings, rng: np.random.Generator) -> Cube:
     """Return a cube around the true points (K, 3), as inexact as one around sampled points."""

@@ -12,7 +12,7 @@ from omegaconf import MISSING
 from overt.checks import each_within, within
 from overt.errors import ConfigError
 from overt.recipes.pcdiff.config import DataSettings
-from overt.recipes.pcdiff.voxel_config import VoxelEvaluationSettings
+from overt.recipes.pcdiff.voxel_config import VoxelEvaluationSettings, check_unet
 
 
 @dataclass
@@ -31,15 +31,7 @@ class RefineModelSettings:
     def __post_init__(self) -> None:
         each_within("model", self, ("width", "levels", "side"), 1)
         within("model.spacing_mm", self.spacing_mm, 0, above=True)
-        if self.width % 8:
-            raise ConfigError(
-                f"model.width={self.width} is normalized in 8 groups; use a multiple of 8"
-            )
-        if self.side % 2 ** (self.levels - 1):
-            raise ConfigError(
-                f"model.side={self.side} is halved {self.levels - 1} times by model.levels="
-                f"{self.levels}; use a multiple of {2 ** (self.levels - 1)}"
-            )
+        check_unet(self.width, self.levels, "model.side", self.side)
 
 
 @dataclass

@@ -33,15 +33,18 @@ class VoxelModelSettings:
         each_within("model", self, ("width", "grid", "levels", "offsets"), 1)
         within("model.side", self.side, 4)
         within("model.sigma", self.sigma, 0, above=True)
-        if self.width % 8:
-            raise ConfigError(
-                f"model.width={self.width} is normalized in 8 groups; use a multiple of 8"
-            )
-        if self.grid % 2 ** (self.levels - 1):
-            raise ConfigError(
-                f"model.grid={self.grid} is halved {self.levels - 1} times by model.levels="
-                f"{self.levels}; use a multiple of {2 ** (self.levels - 1)}"
-            )
+        check_unet(self.width, self.levels, "model.grid", self.grid)
+
+
+def check_unet(width: int, levels: int, name: str, cells: int) -> None:
+    """Reject widths that have no groups, and grids (named `name`) that cannot be halved."""
+    if width % 8:
+        raise ConfigError(f"model.width={width} is normalized in 8 groups; use a multiple of 8")
+    if cells % 2 ** (levels - 1):
+        raise ConfigError(
+            f"{name}={cells} is halved {levels - 1} times by model.levels={levels}; use a multiple "
+            f"of {2 ** (levels - 1)}"
+        )
 
 
 @dataclass
