@@ -28,6 +28,8 @@ _STYLE = (
     "background:linear-gradient(to right,#00007f,#007fff,#7fff7f,#ff7f00,#7f0000)}"
 )
 
+_STEEPEST = 0.9  # first pitch: from above the head is still upright
+
 Points = NDArray[np.floating[Any]]
 Faces = NDArray[np.int64]
 
@@ -57,6 +59,7 @@ def write_case_page(
     reach = float(np.linalg.norm(points - middle, axis=1).max()) or 1.0
     data = {
         "reach": reach,
+        "view": _first_view(solid, middle),
         "meshes": [_packed(mesh, index, middle) for index, mesh in enumerate(solid)],
     }
     boxes = "".join(
@@ -81,6 +84,16 @@ def write_case_page(
     )
     with new_file(path) as hidden:
         hidden.write_text(page, encoding="utf-8")
+
+
+def _first_view(meshes: Sequence[Shown], middle: Points) -> list[float]:
+    """Return yaw and pitch of a view that faces the mesh whose thickness is shown."""
+    shown = [mesh.vertices for mesh in meshes if mesh.thickness is not None]
+    if not shown:
+        return [0.6, -0.2]  # the face, from its left and from above
+    x, y, z = np.mean(shown[0], axis=0) - middle
+    pitch = np.clip(np.arctan2(z, np.hypot(x, y)), -_STEEPEST, _STEEPEST)
+    return [float(np.arctan2(-x, -y)), float(pitch)]
 
 
 def _packed(mesh: Shown, index: int, middle: Points) -> dict[str, Any]:

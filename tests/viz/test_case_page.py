@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from overt.geometry.isosurface import mask_surface
 from overt.viz.case_page import Shown, write_case_page
@@ -24,3 +25,32 @@ def test_the_page_holds_everything_and_asks_nobody(tmp_path: Path) -> None:
     assert page.count('type="checkbox"') == 3  # two meshes, and the thickness
     assert "<td>1.23</td>" in page
     assert not re.search(r"(src|href)=|https?://|import ", page)
+
+
+@pytest.mark.parametrize(
+    ("place", "seen_from"),
+    [((0, -80, 0), "front"), ((90, 0, 0), "left"), ((-90, 0, 0), "right"), ((0, 80, 10), "back")],
+)
+def test_the_first_view_faces_the_implant(
+    place: tuple[int, int, int], seen_from: str, tmp_path: Path
+) -> None:
+    """Patient space: x left, y back, z up. The page turns by yaw, then by pitch."""
+    vertices, faces = mask_surface(np.ones((3, 3, 3), dtype=bool))
+    head = (vertices - vertices.mean(axis=0)) * 100
+    implant = vertices - vertices.mean(axis=0) + place
+    meshes = [
+        Shown("skull", head, faces, (1, 1, 1, 1)),
+        Shown("implant", implant, faces, (1, 0, 0, 1), np.ones(len(vertices))),
+    ]
+    write_case_page(tmp_path / "x.html", "x", meshes, {}, [])
+    found = re.search(r'"view": \[([^,]+), ([^]]+)\]', (tmp_path / "x.html").read_text())
+    assert found is not None
+    yaw, pitch = float(found[1]), float(found[2])
+    right, up, near = place[0], place[2], -place[1]  # of the screen, before turning
+    right, near = (
+        np.cos(yaw) * right + np.sin(yaw) * near,
+        -np.sin(yaw) * right + np.cos(yaw) * near,
+    )
+    up, near = np.cos(pitch) * up - np.sin(pitch) * near, np.sin(pitch) * up + np.cos(pitch) * near
+    np.testing.assert_allclose([right, up], 0, atol=1e-6)
+    assert near > 0, seen_from

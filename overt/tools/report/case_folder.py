@@ -25,7 +25,22 @@ from overt.viz.case_page import Shown, write_case_page
 HAS_NIBABEL = find_spec("nibabel") is not None
 _SKULL_VOXEL_MM = 2.0  # of the skull on the page, which has to be small
 _BONE, _METAL, _SAMPLE = (0.85, 0.82, 0.75, 1.0), (0.95, 0.45, 0.1, 1.0), (0.2, 0.45, 0.8, 1.0)
-
+# On the page; case.json has the keys.
+_WORDS = {
+    "volume_cm3": "volume, cm³",
+    "extent_i_mm": "extent along the first axis of the scan, mm",
+    "extent_j_mm": "along the second, mm",
+    "extent_k_mm": "along the third, mm",
+    "gap_to_skull_mm": "smallest distance to the skull, mm",
+    "furthest_from_skull_mm": "largest distance to the skull, mm",
+    "wall_p05_mm": "wall thickness, 5th percentile, mm",
+    "wall_mm": "wall thickness, median, mm",
+    "wall_p95_mm": "wall thickness, 95th percentile, mm",
+    "faces": "triangles of the mesh",
+    "open_edges": "open edges of the mesh",
+    "dice_with_implant": "Dice with the implant",
+    "dice_with_other_samples": "Dice with other samples",
+}
 
 # All that `overt complete` writes; other files in its folder are the user's.
 FILES = (
@@ -91,10 +106,20 @@ def write_case(folder: Path, case: Case) -> list[str]:
     facts = case.facts | {"implant": shape, "samples": rows}
     with new_file(folder / "case.json") as hidden:
         hidden.write_text(json.dumps(facts, indent=2, default=str) + "\n")
-    shape_rows = [{"measure": key, "value": value} for key, value in shape.items()]
-    tables = {"Implant": shape_rows, "Samples": rows}
+    tables = {
+        "Implant": measure_rows(shape),
+        "Samples": [{_WORDS.get(key, key): value for key, value in row.items()} for row in rows],
+    }
     write_case_page(folder / "report.html", case.title, shown, tables, case.notes)
     return [*written, "case.json", "report.html"]
+
+
+def measure_rows(shape: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the measures of an implant in words, one in each row."""
+    values = {_WORDS.get(key, key): value for key, value in shape.items()}
+    for repair, count in values.pop("changed_voxels").items():
+        values[f"voxels changed: {repair.replace('_', ' ')}"] = count
+    return [{"measure": name, "value": value} for name, value in values.items()]
 
 
 def bone_mesh(skull: Volume) -> Shown:

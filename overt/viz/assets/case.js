@@ -44,7 +44,7 @@ else {
     values: buffer(gl.ARRAY_BUFFER, new Float32Array(bytes(mesh.values))),
     faces: buffer(gl.ELEMENT_ARRAY_BUFFER, new Uint32Array(bytes(mesh.faces))),
   }));
-  let yaw = 0.6, pitch = -0.2, zoom = 1, held = null;
+  let [yaw, pitch] = CASE.view, zoom = 1, held = null;
   const multiply = (a, b) => {
     const out = new Float32Array(9);
     for (let c = 0; c < 3; c++) for (let r = 0; r < 3; r++)

@@ -1,6 +1,7 @@
 """overt/tools/report/case_folder.py: the files of a case agree in patient space."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,11 @@ def test_mesh_and_volumes_are_in_one_place(flip: float, tmp_path: Path) -> None:
     assert facts["implant"]["open_edges"] == 0
     assert facts["implant"]["volume_cm3"] == pytest.approx(mm3 / 1000)
     assert facts["samples"][0]["dice_with_other_samples"] == pytest.approx(11 / 12)
+    page = (tmp_path / "report.html").read_text()
+    for words in ("volume, cm³", "wall thickness, median, mm", "voxels changed: holes"):
+        assert f"<td>{words}</td>" in page
+    assert "<th>Dice with other samples</th>" in page
+    assert not re.search(r"<t[dh]>[a-z]+_", page)  # keys are for case.json
 
 
 def test_nothing_of_an_earlier_case_stays(tmp_path: Path) -> None:
