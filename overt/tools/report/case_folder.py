@@ -115,7 +115,7 @@ def write_case(folder: Path, case: Case) -> list[str]:
 
 
 def measure_rows(shape: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the measures of an implant in words, one in each row."""
+    """Return the measures of an implant with labels, one in each row."""
     values = {_WORDS.get(key, key): value for key, value in shape.items()}
     for repair, count in values.pop("changed_voxels").items():
         values[f"voxels changed: {repair.replace('_', ' ')}"] = count
