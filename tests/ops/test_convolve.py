@@ -1,4 +1,4 @@
-"""overt/ops/convolve.py: the gradient on ARM processors is that of torch."""
+"""overt/ops/convolve.py: results and gradients on ARM processors are those of torch."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from overt.ops import convolve as module
-from overt.ops.convolve import convolve
+from overt.ops.convolve import convolve, convolve_grid
 
 
 @pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (3, 2), (1, 2), (7, 2)])
@@ -37,3 +37,35 @@ def test_an_input_without_gradient_gets_none(monkeypatch: pytest.MonkeyPatch) ->
     convolve(torch.ones(1, 1, 4, 4), weight, (1, 1), (1, 1)).sum().backward()
     assert weight.grad is not None
     assert float(weight.grad[0, 0, 1, 1]) == 16.0
+
+
+@pytest.mark.parametrize("size", [(5, 4, 3), (1, 2, 1), (3, 1, 6)])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d])
+def test_a_grid_is_convolved_as_by_torch(
+    size: tuple[int, int, int], layout: torch.memory_format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "IS_ARM", True)
+    draw = torch.Generator().manual_seed(0)
+
+    def make(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=draw, dtype=torch.float64)
+
+    x = make(2, 3, *size).contiguous(memory_format=layout).requires_grad_()
+    weight, bias = make(4, 3, 3, 3, 3).requires_grad_(), make(4).requires_grad_()
+    toward = make(2, 4, *size)
+    results: list[Any] = []
+    for y in (convolve_grid(x, weight, bias), F.conv3d(x, weight, bias, padding=1)):
+        results.append([y, *torch.autograd.grad((y * toward).sum(), (x, weight, bias))])
+    torch.testing.assert_close(*results, rtol=1e-10, atol=1e-10)
+    with torch.no_grad():
+        plain = convolve_grid(x, weight)
+    torch.testing.assert_close(plain, F.conv3d(x, weight, padding=1), rtol=1e-10, atol=1e-10)
+
+
+def test_the_first_grid_of_a_network_needs_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "IS_ARM", True)
+    weight = torch.ones(1, 1, 3, 3, 3, requires_grad=True)
+    convolve_grid(torch.ones(1, 1, 4, 4, 4), weight).sum().backward()
+    assert weight.grad is not None
+    assert float(weight.grad[0, 0, 1, 1, 1]) == 64.0
+    assert float(weight.grad[0, 0, 0, 0, 0]) == 27.0

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from overt.ops.attention.api import attention
+from overt.ops.convolve import convolve_grid
 from overt.ops.point_norm.api import norm_swish, norm_swish_max, norm_swish_pairs
 from overt.ops.point_pairs.plain import Pairs
 from overt.ops.point_rows.api import mix_rows
@@ -194,7 +195,7 @@ class PVConv(nn.Module):
         """Convolve rows (B, V, C), viewed as a channels-last grid without a copy."""
         side = self.resolution
         grid = torch.unflatten(voxels, 1, (side, side, side)).permute(0, 4, 1, 2, 3)
-        result: Tensor = layer(grid)
+        result = convolve_grid(grid, layer.weight, layer.bias)
         return result.permute(0, 2, 3, 4, 1).flatten(1, 3)
 
 

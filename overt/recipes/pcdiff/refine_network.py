@@ -10,6 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from overt.ops.convolve import convolve_grid
 from overt.recipes.pcdiff.voxel_network import UNet3D
 
 CHANNELS = 3  # skull, mirror image, points
@@ -29,7 +30,8 @@ class RefinementNetwork(nn.Module):
         counts = count_points(points, skull.shape[1])
         x = torch.stack([skull.float(), mirrored.float(), counts.log1p()], dim=1)
         x = x.contiguous(memory_format=torch.channels_last_3d)
-        return cast(Tensor, self.last(self.unet3d(self.first(x))))[:, 0]
+        x = convolve_grid(x, self.first.weight, self.first.bias)
+        return cast(Tensor, self.last(self.unet3d(x)))[:, 0]
 
 
 def count_points(points: Tensor, side: int) -> Tensor:

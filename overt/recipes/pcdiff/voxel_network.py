@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from overt.ops.convolve import convolve_grid
 from overt.ops.poisson import indicator_field
 
 BLOCKS = 5
@@ -45,7 +46,7 @@ class SingleConv(nn.Module):
         self.conv = nn.Conv3d(width_in, width, 3, padding=1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.conv(self.groupnorm(x))).relu()
+        return convolve_grid(self.groupnorm(x), self.conv.weight).relu()
 
 
 class DoubleConv(nn.Module):
