@@ -187,7 +187,7 @@ def test_every_recipe_is_here() -> None:
 
 
 # These have the operations of others.
-LONG = {"cotracker3_online", "cotracker3_pseudo"}
+LONG = {"cotracker3_online", "cotracker3_pseudo", "pcdiff_refine"}
 
 
 @pytest.mark.parametrize(

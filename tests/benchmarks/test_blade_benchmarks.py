@@ -28,6 +28,7 @@ def test_the_camera_solve_is_measured_and_finds_something() -> None:
         assert word in printed
 
 
+@pytest.mark.long
 def test_joints_tell_less_of_the_depth_if_blurred_and_if_the_pose_is_unknown() -> None:
     words = ["--body", "capsule", "--people", "6", "--pixels", "0.5", "2"]
     *_, last = run("depth_floor.py", *words).splitlines()

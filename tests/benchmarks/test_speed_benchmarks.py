@@ -96,12 +96,16 @@ def test_buckets_are_compared_with_a_pass_that_sends_nothing(
     assert "buckets of 1 MiB: pass" in printed
 
 
-def test_a_floor_counts_operations_and_bytes() -> None:
+@pytest.mark.long
+def test_a_floor_is_printed_without_a_gpu() -> None:
     small = ["data.crop_size=[32,32]", "data.traj_per_sample=4", "model.train_iters=1"]
     printed = json.loads(run("floor.py", "cotracker3_tiny", "--json", "--set", *small))
     # AdamW holds two numbers for each weight.
     assert printed["optimizer"] == pytest.approx(2 * printed["weights"], rel=0.01)
     assert printed["flops"] > 0
+
+
+def test_a_floor_counts_operations_and_bytes() -> None:
     floor = functions("floor.py")["Floor"]
     known = floor(790 * 10**12, 10**9, 0, 0, 0, 10**9, 0, "bf16")
     assert known.matrix_seconds == pytest.approx(1.0)
