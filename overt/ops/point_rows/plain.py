@@ -14,7 +14,8 @@ def mix_rows_plain(rows: Tensor, index: Tensor, weight: Tensor | None = None) ->
     gathered = rows.index_select(0, index.flatten()).view(*index.shape, -1)  # (O, K, C)
     if weight is None:
         return gathered.sum(1) if index.shape[1] > 1 else gathered.squeeze(1)
-    return torch.einsum("okc,ok->oc", gathered.float(), weight).to(rows.dtype)
+    # Not a product of batches: CPUs without MKL multiply them one at a time.
+    return (gathered.float() * weight.unsqueeze(-1)).sum(1).to(rows.dtype)
 
 
 def spread_rows_plain(
