@@ -25,6 +25,7 @@ from doc_commands import (
 from omegaconf import OmegaConf
 
 from overt.config import GROUPS
+from overt.tools.plan.communication import Network, ddp_traffic
 
 EXAMPLE = str(ROOT / "examples" / "own_recipe")
 QUOTE = re.compile(r"<!-- from (\S+) -->\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -184,7 +185,7 @@ def test_speedups_of_the_readme_follow_from_the_benchmarks() -> None:
 
 
 def test_a_script_prints_the_published_numbers_and_goals_of_the_page() -> None:
-    row = r"^\| `(\w+)`[^|]*\| [\d.]+ .*\| ([\d.,]+) (?:s|\w+/s)[,:][^|]*\|$"
+    row = r"^\| `(\w+)`[^|]*\| [\d.]+ [^|]*\| [\d.]+ \| ([\d.,]+) (?:s|\w+/s)[,:]"
     rows = re.findall(row, (ROOT / "docs/benchmarks.md").read_text(), re.MULTILINE)
     goals = dict(reversed(rows))  # the first of each recipe
     for recipe, numbers in functions("step.py")["PUBLISHED"].items():
@@ -194,6 +195,29 @@ def test_a_script_prints_the_published_numbers_and_goals_of_the_page() -> None:
         if samples is not None:
             expected = [samples / rate for rate in expected]
         assert [numbers.seconds, numbers.goal_seconds] == expected, recipe
+
+
+def test_the_table_of_scaling_follows_from_the_model_and_the_measured_steps() -> None:
+    row = r"^\| `(\w+)` \| ([\d.]+) M \| ([\d.]+) s \| (yes|no) \|(.*)\|$"
+    rows = re.findall(row, (ROOT / "docs/scaling.md").read_text(), re.MULTILINE)
+    assert len(rows) == 9
+    for recipe, millions, seconds, recorded, cells in rows:
+        shown = [float(cell) for cell in re.findall(r"([\d.]+) %", cells)]
+        cases = ((8, 400.0), (64, 400.0), (512, 400.0), (64, 50.0))
+        for (devices, gbit), efficiency in zip(cases, shown[::2], strict=True):
+            traffic = ddp_traffic(
+                int(4e6 * float(millions)),
+                float(seconds),
+                devices,
+                Network(network_gbit=gbit),
+                is_recorded=recorded == "yes",
+            )
+            # The table rounds seconds to a millisecond.
+            assert 100 * traffic.efficiency == pytest.approx(efficiency, abs=0.3), recipe
+        if recipe in measured_steps():
+            unit, here, _ = measured_steps()[recipe]
+            samples = {"images/s": 128, "samples/s": 48}.get(unit)
+            assert float(seconds) == round(samples / here if samples else here, 3), recipe
 
 
 def test_the_first_page_names_the_files_that_hold_the_step() -> None:
