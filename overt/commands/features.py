@@ -36,11 +36,11 @@ def main(arguments: Sequence[str]) -> int:
         parents=[model_options()],
     )
     parser.add_argument("images", type=Path, metavar="IMAGES")
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="safetensors")
     parser.add_argument(
         "--unlabeled", "--unlabelled", action="store_true", help="images without classes"
     )
-    parser.add_argument("--batch-size", type=whole_number(1), default=256)
+    parser.add_argument("--batch-size", type=whole_number(1), default=256, help="default: 256")
     parser.add_argument(
         "--workers", type=whole_number(0), default=min(4, len(os.sched_getaffinity(0))),
         help="loader processes (up to 4, one per core)",

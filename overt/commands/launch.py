@@ -99,14 +99,14 @@ def launch_slurm(arguments: Sequence[str]) -> int:
     parser.add_argument("--time", help="wall-clock limit, as sbatch takes it")
     for name in ("partition", "account", "qos"):
         parser.add_argument(f"--{name}", metavar="NAME")
-    parser.add_argument("--cpus-per-process", type=int, metavar="N")
+    parser.add_argument("--cpus-per-process", type=int, metavar="N", help="CPU cores of each")
     parser.add_argument(
         "--signal-seconds", type=int, metavar="N", help="time to save before the limit"
     )
     parser.add_argument(
         "--module", action="append", metavar="NAME", help="module to load; repeatable"
     )
-    parser.add_argument("--container", metavar="IMAGE")
+    parser.add_argument("--container", metavar="IMAGE", help="for apptainer or pyxis")
     parser.add_argument("--stages", type=Path, metavar="FILE", help="as `overt stages` takes it")
     parser.add_argument("-m", "--multirun", action="store_true", help="a=1,2 as a job array")
     parser.add_argument("--print", action="store_true", help="show the scripts, submit nothing")

@@ -2,7 +2,7 @@
 
 Batch and learning rate for each number of devices, memory per device without, and with, activation
 checkpointing, the largest batches that fit, step time, time to finish and checkpoint size. Nothing
-is trained and no GPU is needed: one step runs on fake tensors, which have shapes but no data.
+is trained and no GPU is needed: steps run on fake tensors, which have shapes but no data.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
 
     network = Network(gpus_per_node=options.gpus_per_node, network_gbit=options.network_gbit)
     request = Request(devices, options.gpu, options.efficiency, measured, options.samples, network)
-    print("one step on fake tensors: seconds for most recipes, minutes for LBM", file=sys.stderr)
+    print("steps on fake tensors: seconds for most recipes, minutes for LBM", file=sys.stderr)
     plan = make_plan(config, recipe_on_cuda(config), request)
     print(json.dumps(plan, indent=1) if options.json else render(plan))
     return 0
@@ -56,18 +56,24 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "overrides", nargs="*", default=[], metavar="KEY=VALUE", help="recipe=NAME, ..."
     )
-    parser.add_argument("--devices", default="1,2,4,8", metavar="N,N,...")
-    parser.add_argument("--gpu", default="H200", help="GPU model for --efficiency")
     parser.add_argument(
-        "--efficiency", type=float, default=0.3, help="achieved fraction of the GPU's peak"
+        "--devices", default="1,2,4,8", metavar="N,N,...", help="how many; default: 1,2,4,8"
+    )
+    parser.add_argument("--gpu", default="H200", help="GPU model for --efficiency; default: H200")
+    parser.add_argument(
+        "--efficiency", type=float, default=0.3, help="achieved fraction of its peak; default: 0.3"
     )
     parser.add_argument("--measured", type=Path, metavar="RUN", help="step time of this run folder")
     positive, count = finite_number(0, above=True), whole_number(1)
     parser.add_argument("--seconds", type=positive, help="time of one step on one device")
-    parser.add_argument("--measured-devices", type=count, default=1, help="devices of that run")
+    parser.add_argument(
+        "--measured-devices", type=count, default=1, help="devices of that run; default: 1"
+    )
     parser.add_argument("--samples", type=count, help="size of the data set, if it is elsewhere")
-    parser.add_argument("--gpus-per-node", type=count, default=8)
-    parser.add_argument("--network-gbit", type=positive, default=400.0, help="per GPU, in Gb/s")
+    parser.add_argument("--gpus-per-node", type=count, default=8, help="default: 8")
+    parser.add_argument(
+        "--network-gbit", type=positive, default=400.0, help="Gb/s per GPU; default: 400"
+    )
     parser.add_argument("--json", action="store_true", help="all numbers, in bytes and seconds")
     return parser
 

@@ -92,7 +92,7 @@ def score_table(rows: Sequence[Mapping[str, Any]], means: Mapping[str, float]) -
     lines += [rule, line(f"mean of {scored} videos", numbers(means))]
     static = {key: means.get(f"static_{key}", math.nan) for key in COLUMNS.values()}
     if not all(map(math.isnan, static.values())):
-        lines.append(line("had no point moved", numbers(static)))
+        lines.append(line("static (no motion)", numbers(static)))
     if scored < len(rows):
         lines.append(f"{len(rows) - scored} skipped: no visible point to score")
     return "\n".join(lines)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from overt.config import Config
 from overt.config.batch import BatchPlan, advice, learning_rates
+from overt.config.plugins import installed_packages
 from overt.run.events import LostPeer, NonFiniteWeights, SkippedStep, StopRequested
 from overt.terminal import columns
 
@@ -190,6 +193,16 @@ def families_of(names: Sequence[str]) -> dict[str, list[str]]:
     return families
 
 
+def _package_of(config: Config) -> list[str]:
+    """Return the option that names the package of the user's own recipe; none for overt's."""
+    package = config.recipe._target_.partition(".")[0]
+    if package == "overt" or package in installed_packages():
+        return []
+    spec = find_spec(package)
+    folders = [] if spec is None else list(spec.submodule_search_locations or ())
+    return ["--package", os.path.relpath(folders[0])] if folders else []
+
+
 def conclusion(
     config: Config, step: int, total_steps: int, best: Path | None, value: float | None
 ) -> tuple[str, list[tuple[str, str]]]:
@@ -203,7 +216,8 @@ def conclusion(
         rows.append(("best checkpoint", f"{checkpoint} ({best.name}{score})"))
     elif checkpoint.exists():
         rows.append(("last checkpoint", str(checkpoint)))
-    if checkpoint.exists():
-        rows.append(("score it", f"overt evaluate checkpoint={shlex.quote(str(checkpoint))}"))
+    if checkpoint.exists() and config.recipe_class is None:  # else no command finds the class
+        words = ["overt", "evaluate", *_package_of(config), f"checkpoint={checkpoint}"]
+        rows.append(("score it", shlex.join(words)))
     rows.append(("look at it", f"overt report {run}"))
     return "done", rows

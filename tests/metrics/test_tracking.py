@@ -94,6 +94,6 @@ def test_the_table_shows_percent_per_video_and_on_average() -> None:
     assert ["mean", "of", "1", "videos", "50.0", "62.5", "75.0"] in lines
     assert lines[-1][:3] == ["1", "skipped:", "no"]
     static = {f"static_{key}": 0.25 for key in keys}
-    assert ["had", "no", "point", "moved", "25.0", "25.0", "25.0"] in [
+    assert ["static", "(no", "motion)", "25.0", "25.0", "25.0"] in [
         line.split() for line in score_table(rows, means | static).splitlines()
     ]

@@ -1,13 +1,15 @@
 """overt/run/messages.py: how a run starts, and what to do where it ends early."""
 
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_runs import toy_config
+from toy_runs import TOY, toy_config
 
+from overt.config import load
 from overt.config.batch import plan_batches
 from overt.run import messages
 from overt.run.events import LostPeer, SkippedStep, StopRequested
@@ -128,5 +130,11 @@ def test_the_end_names_the_best_checkpoint_and_what_to_type_next(tmp_path: Path)
     (best.parent / "best").symlink_to(best.name)
     told = dict(messages.conclusion(config, 6, 8, best, 0.25)[1])
     assert told["best checkpoint"] == f"{best.parent / 'best'} (step_00000004, error 0.25)"
-    assert told["score it"] == f"overt evaluate checkpoint={best.parent / 'best'}"
+    checkpoint = best.parent / "best"
+    assert told["score it"] == (
+        f"overt evaluate --package {os.path.relpath(TOY)} checkpoint={checkpoint}"
+    )
+    config = load(["recipe=hjepa_tiny", f"output_dir={tmp_path}", "exp_name=mine"])
+    told = dict(messages.conclusion(config, 6, 8, best, 0.25)[1])
+    assert told["score it"] == f"overt evaluate checkpoint={checkpoint}"
     assert told["look at it"] == f"overt report {config.run_dir}"

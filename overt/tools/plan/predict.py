@@ -339,7 +339,7 @@ def count_samples(config: Config, recipe: Recipe) -> int | None:
 def _timing_words(request: Request) -> str:
     if request.seconds_per_sample is not None:
         return f"measured, {request.seconds_per_sample:.4g} s per sample and device"
-    return f"assumed, {request.efficiency:.0%} of the peak of a {request.gpu}"
+    return f"assumed, {request.efficiency:.0%} of the peak of {request.gpu}"
 
 
 def _choices(
