@@ -52,7 +52,13 @@ def main(arguments: Sequence[str]) -> int:
             "optimized; add --mask FILE"
         )
     folders = output_folders(images, options.output)
+    # What cannot be read is said before a model is loaded.
+    missing = [str(image) for image in images if image.is_dir() or not image.exists()]
+    if missing:
+        raise DataError(f"{', '.join(missing)}: no such file; give a JPEG, PNG or WebP")
     boxes = None if options.boxes is None else read_boxes(options.boxes)
+    mask = None if options.mask is None else read_mask(options.mask)
+    keypoints = None if options.keypoints is None else read_rows(options.keypoints, "--keypoints")
     freed = [f"evaluation.camera.{FREED[name]}=true" for name in FREED if getattr(options, name)]
     estimator = Estimator(
         options.checkpoint,
@@ -64,7 +70,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     for image, folder in zip(images, folders, strict=True):
         picture = read_picture(image)
-        people = estimator.people(picture, options.mask, options.keypoints, boxes)
+        people = estimator.people(picture, mask, keypoints, boxes)
         _write_people(folder, picture, people, boxes, options.format)
     return 0
 
@@ -229,7 +235,9 @@ def read_mask(mask: Path | str | NDArray[Any]) -> NDArray[np.bool_]:
 def read_boxes(boxes: Path | str | NDArray[Any]) -> NDArray[np.float32]:
     """Return boxes (N, 4) x, y, width, height, from a JSON file or as given."""
     rows = np.atleast_2d(read_rows(boxes, "--boxes"))
-    if rows.ndim != 2 or rows.shape[1] < 4 or len(rows) == 0:
+    if rows.size == 0:
+        raise DataError("--boxes: no box; without --boxes, the model looks for one person")
+    if rows.ndim != 2 or rows.shape[1] < 4:
         raise DataError(f"--boxes: expected rows of x, y, width and height, got {rows.shape}")
     return rows[:, :4]
 
@@ -250,7 +258,9 @@ def read_rows(rows: Path | str | NDArray[Any], option: str) -> NDArray[np.float3
         return rows.astype(np.float32)
     try:
         return np.array(json.loads(read_file(Path(rows))), dtype=np.float32)
-    except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
+    except OSError as error:
+        raise DataError(f"{option} {rows}: cannot be read ({error.strerror})") from None
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise DataError(f"{option} {rows}: not a JSON list of rows ({error})") from None
 
 

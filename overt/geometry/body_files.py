@@ -16,7 +16,13 @@ from numpy.typing import NDArray
 
 from overt.errors import DataError
 from overt.files.bounds import open_arrays
-from overt.geometry.body import HAND_JOINTS, SMPL_JOINTS, SMPLX_JOINTS, BodyFile
+from overt.geometry.body import (
+    HAND_JOINTS,
+    SHAPE_NUMBERS,
+    SMPL_JOINTS,
+    SMPLX_JOINTS,
+    BodyFile,
+)
 from overt.geometry.body_anny import ANNY, anny_body
 from overt.geometry.body_capsule import capsule_body
 from overt.geometry.smpl_pickle import array_of, read_smpl_pickle
@@ -65,6 +71,7 @@ def load_body(
         raise DataError(f"{title}: a body model is a .npz or .pkl file")
     _check_shapes(arrays, title)
     _check_joints(arrays["kintree_table"].shape[1], key, title)
+    _check_values(arrays, title)
     body = replace(_file_of(arrays), rendered_as=rendered_as)
     if joint_regressor is not None:
         body = _with_regressor(body, Path(joint_regressor), regressor_key)
@@ -136,6 +143,25 @@ def _check_shapes(arrays: dict[str, NDArray[Any]], title: str) -> None:
             )
 
 
+def _check_values(arrays: dict[str, NDArray[Any]], title: str) -> None:
+    """Reject a file of the right shapes whose numbers make no body."""
+    for name, array in arrays.items():
+        if not np.isfinite(array).all():
+            raise DataError(f"{title}: {name} has non-finite values (NaN or Inf); get it again")
+    vertices, joints = arrays["weights"].shape
+    faces, parents = arrays["f"], arrays["kintree_table"][0, 1:].astype(np.int64)
+    shape_numbers = arrays["shapedirs"].shape[2]
+    if shape_numbers < SHAPE_NUMBERS:
+        problem = f"has {shape_numbers} shape directions, expected at least {SHAPE_NUMBERS}"
+    elif faces.min(initial=0) < 0 or faces.max(initial=0) >= vertices:
+        problem = f"has faces with vertices other than its {vertices}"
+    elif not ((parents >= 0) & (parents < np.arange(1, joints))).all():
+        problem = "has joints whose parent is not an earlier joint (kintree_table)"
+    else:
+        return
+    raise DataError(f"{title}: this body {problem}; get it again, or name another file")
+
+
 def _check_joints(joints: int, key: str, title: str) -> None:
     if key not in NEED_SMPLX or joints == SMPLX_JOINTS:
         return
@@ -191,6 +217,8 @@ def read_regressor(path: Path, key: str, vertices: int) -> NDArray[Any]:
             f"{key}={path}: its shape is {shape}, but a body of {vertices} vertices needs "
             f"(N, {vertices}): 17 joints of Human3.6M, or 9 extra ones.{hint}"
         )
+    if regressor.dtype.kind not in "fiu" or not np.isfinite(regressor).all():
+        raise DataError(f"{key}={path}: not a matrix of finite numbers; get it again")
     return np.asarray(regressor)
 
 

@@ -133,7 +133,8 @@ def read_smpl_pickle(path: Path, name: str) -> dict[Any, Any]:
     with path.open("rb") as file:
         content = load_pickle(file, name, STAND_INS)
     if not isinstance(content, dict):
-        raise DataError(f"{name}: holds a {type(content).__name__}, but a body model is a dict")
+        kind = "one matrix" if isinstance(content, PickledState) else type(content).__name__
+        raise DataError(f"{name}: expected a dict of arrays, got {kind}.")
     return content
 
 

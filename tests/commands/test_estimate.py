@@ -18,18 +18,21 @@ from overt.commands.estimate import (
     read_rows,
     refuse_nonfinite,
 )
+from overt.data.people.crops import BOX_GROWTH
 from overt.data.people.human_data import HumanData
-from overt.errors import ConfigError, DataError
+from overt.errors import CheckpointError, ConfigError, DataError
 from overt.geometry.silhouette import rasterize
 from overt.recipes.blade.data import whole_crop
 from overt.recipes.blade.estimate import (
     LEAST_PX,
+    ROOM,
     Shrunk,
     _look_twice,
     check_picture,
     checked_box,
     good_keypoints,
 )
+from overt.recipes.blade.posenet import PoseOutput
 from overt.tasks import PersonEstimate
 
 
@@ -99,6 +102,11 @@ def test_wrong_inputs_are_explained(root: Path, tmp_path: Path) -> None:
         read_rows(tmp_path / "bad.json", "--keypoints")
     with pytest.raises(DataError, match=r"expected rows of x, y, width and height, got \(1, 2\)"):
         Estimator(checkpoint(root)).people(picture(root), boxes=np.ones(2))
+    with pytest.raises(DataError, match="--boxes: no box; without --boxes"):
+        Estimator(checkpoint(root)).people(picture(root), boxes=np.zeros((0, 4)))
+    for option in ("--keypoints", "--boxes"):
+        with pytest.raises(DataError, match=rf"{option} .*none\.json: cannot be read \(No such"):
+            read_rows(tmp_path / "none.json", option)
     with pytest.raises(ConfigError, match="--mask belongs to one picture, but 2 are given"):
         main(["a.jpg", "b.jpg", "--checkpoint", "c", "--mask", "m.png"])
     with pytest.raises(ConfigError, match=r"a/x\.jpg and b/x\.png would both be .* x_person"):
@@ -107,6 +115,17 @@ def test_wrong_inputs_are_explained(root: Path, tmp_path: Path) -> None:
         main(["training.device=cpu", "--checkpoint", "c"])
     with pytest.raises(ConfigError, match="--opt-pose and --opt-tz can only be used with a mask"):
         main(["a.jpg", "--checkpoint", "c", "--opt-pose", "--opt-tz"])
+
+
+def test_files_are_read_before_a_model_is_loaded(root: Path, tmp_path: Path) -> None:
+    """All of them: the last picture of many too. There is no checkpoint here."""
+    pictures, gone = str(picture(root)), tmp_path / "gone"
+    with pytest.raises(DataError, match=r"gone\.jpg, .*: no such file; give a JPEG, PNG or WebP"):
+        main([pictures, f"{gone}.jpg", str(tmp_path), "--checkpoint", "c"])
+    with pytest.raises(DataError, match=r"gone\.png: cannot be read"):
+        main([pictures, "--mask", f"{gone}.png", "--checkpoint", "c"])
+    with pytest.raises(DataError, match=r"gone\.json: cannot be read"):
+        main([pictures, "--keypoints", f"{gone}.json", "--checkpoint", "c"])
 
 
 def test_keypoints_count_by_confidence_and_position() -> None:
@@ -238,19 +257,22 @@ def test_several_people_and_pictures(
 
 
 def test_the_second_look_is_closer(root: Path) -> None:
-    """A person in a corner of a large picture: the crops follow the limbs that were found."""
+    """The crops follow limbs that the whole picture shows right of its middle."""
+    fractions = torch.tensor([[0.5, 0.4], [0.7, 0.6]]).repeat(6, 1)[None]  # (1, 12, 2)
+    nothing = torch.zeros(1)
+
+    def model(depth_crops: torch.Tensor, pose_crops: torch.Tensor) -> PoseOutput:
+        return PoseOutput(nothing, nothing, nothing, fractions)
+
     large = np.zeros((96, 128, 3), np.uint8)
-    large[60:92, 90:122] = read_picture(picture(root))
     estimator = Estimator(checkpoint(root), overrides=["evaluation.camera.iterations=0"])
-    whole = whole_crop((96, 128))
     settings, device = estimator.recipe.settings, torch.device("cpu")
-    with torch.no_grad():
-        near, closer = _look_twice(estimator.model, large, settings, device)
-    assert closer.centre == whole.centre
-    assert 16 <= near.side < whole.side
-    assert closer.side <= whole.side
-    found = estimator.person(large)
-    assert np.isfinite(found.vertices).all()
+    near, closer = _look_twice(model, large, settings, device)  # type: ignore[arg-type]
+    # The whole picture is a square of 128 pixels, so the limbs are at x 64 to 89.6, y 35.2 to 60.8.
+    np.testing.assert_allclose([*near.centre, near.side], [76.8, 48, BOX_GROWTH * 25.6], rtol=1e-5)
+    assert closer.centre == whole_crop((96, 128)).centre
+    assert closer.side == pytest.approx(ROOM * 2 * 25.6)
+    assert np.isfinite(estimator.person(large).vertices).all()
 
 
 def test_the_overlay_is_seen_through_the_camera(root: Path) -> None:
@@ -267,6 +289,17 @@ def test_the_overlay_is_seen_through_the_camera(root: Path) -> None:
     covered = (found.overlay != pixels).any(-1)
     assert covered.any()
     assert (drawn ^ covered).sum() <= 2
+
+
+def test_a_checkpoint_that_holds_stage_one_is_enough(root: Path) -> None:
+    """Elsewhere the checkpoint of stage 1 is not at hand; the message says what to do."""
+    elsewhere = "model.depthnet_checkpoint=elsewhere/depth/best"
+    with pytest.raises(CheckpointError, match=r"elsewhere.*model\.depthnet_checkpoint=null is"):
+        estimate(picture(root), checkpoint(root), overrides=[elsewhere])
+    alone = estimate(picture(root), checkpoint(root), overrides=["model.depthnet_checkpoint=null"])
+    np.testing.assert_array_equal(
+        alone.vertices, estimate(picture(root), checkpoint(root)).vertices
+    )
 
 
 def test_a_recipe_without_people_is_refused(root: Path) -> None:

@@ -18,6 +18,9 @@ def rest_pose(count: int = 1, joints: int = 22) -> torch.Tensor:
     return torch.eye(3).expand(count, joints, 3, 3)
 
 
+BODY = capsule_body()
+
+
 @pytest.fixture(scope="module")
 def model() -> BodyModel:
     return BodyModel(capsule_body())
@@ -54,6 +57,10 @@ def test_another_file_is_refused_with_what_it_has(tmp_path: Path) -> None:
         ({"f": np.zeros((5, 4), np.uint32)}, r"shape of f is \(5, 4\).*has \(6, 3\)"),
         ({"posedirs": np.zeros((9, 3, 207))}, r"shape of posedirs is \(9, 3, 207\).*55 joints"),
         ({"part": np.zeros(3, np.uint8)}, r"shape of part is \(3,\)"),
+        ({"v_template": BODY.v_template * np.nan}, "v_template has non-finite values"),
+        ({"shapedirs": BODY.shapedirs[..., :9]}, "9 shape directions, expected at least 10"),
+        ({"f": BODY.f + len(BODY.v_template)}, "has faces with vertices other than its"),
+        ({"kintree_table": np.full((2, 55), 54)}, "parent is not an earlier joint"),
     ],
 )
 def test_an_array_that_is_no_part_of_a_body_is_refused(
@@ -83,6 +90,15 @@ def test_a_regressor_of_another_mesh_is_refused(tmp_path: Path) -> None:
     write_capsule_body(body)
     np.save(regressor, np.zeros((17, 6890)))
     with pytest.raises(DataError, match=r"\(17, 6890\).*17 joints"):
+        load_body(str(body), "model.body.model", str(regressor))
+
+
+@pytest.mark.parametrize("value", [np.nan, "a", 1j])
+def test_a_regressor_holds_finite_numbers(tmp_path: Path, value: object) -> None:
+    body, regressor = tmp_path / "body.npz", tmp_path / "J_regressor_h36m.npy"
+    write_capsule_body(body)
+    np.save(regressor, np.full((17, len(BODY.v_template)), value))
+    with pytest.raises(DataError, match="not a matrix of finite numbers"):
         load_body(str(body), "model.body.model", str(regressor))
 
 

@@ -332,9 +332,11 @@ def test_what_is_no_body_is_refused_with_what_was_found(tmp_path: Path, name: st
     assert "model.body.smpl=" in str(refusal.value)
 
 
-@pytest.mark.parametrize("content", [[1, 2], None, ch(np.ones(3))])
-def test_a_pickle_of_something_else_is_refused(tmp_path: Path, content: Any) -> None:
-    with pytest.raises(DataError, match="but a body model is a dict"):
+@pytest.mark.parametrize(
+    ("content", "kind"), [([1, 2], "list"), (None, "NoneType"), (ch(np.ones(3)), "one matrix")]
+)
+def test_a_pickle_of_something_else_is_refused(tmp_path: Path, content: Any, kind: str) -> None:
+    with pytest.raises(DataError, match=rf"expected a dict of arrays, got {kind}\. A body model"):
         load(tmp_path, dumps(content))
 
 

@@ -69,12 +69,12 @@ def decode_image(data: bytes, name: str, shrink: Shrink | None = None) -> NDArra
             upright = image if turn is None else image.transpose(turn)
             return to_rgb(upright)
     except BROKEN as error:
-        reason = str(error) or type(error).__name__
+        reason, advice = str(error) or type(error).__name__, "Get the file again"
         if isinstance(error, UnidentifiedImageError):
             reason = f"its {len(data)} bytes are not a JPEG, PNG or WebP"
+            advice = "Save it as one of these"
         raise DataError(
-            f"{name}: not a readable image ({reason}). Get the file again, or remove it from the "
-            "data set."
+            f"{name}: not a readable image ({reason}). {advice}, or remove it from the data set."
         ) from error
 
 

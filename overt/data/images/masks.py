@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from overt.data.images.decode import FORMATS, read_file
 from overt.data.pictures import BROKEN
@@ -20,8 +20,10 @@ def read_mask_file(path: Path) -> NDArray[np.bool_]:
         with Image.open(io.BytesIO(read_file(path)), formats=FORMATS) as stored:
             return mask_of_image(ImageOps.exif_transpose(stored))
     except BROKEN as error:
+        is_other = isinstance(error, UnidentifiedImageError)  # its text names an object of Python
+        reason = "another format, or damaged" if is_other else error
         raise DataError(
-            f"{path}: not a readable JPEG, PNG or WebP ({error}); save the mask again"
+            f"{path}: not a readable JPEG, PNG or WebP ({reason}); save the mask again"
         ) from error
 
 

@@ -161,6 +161,15 @@ def bad_boxes(data: HumanData) -> NDArray[np.int64]:
     return np.nonzero(~good)[0]
 
 
+def rows_without_extent(data: HumanData) -> NDArray[np.int64]:
+    """Return rows whose visible keypoints are fewer than two, or all at one position."""
+    points = data.columns["keypoints2d"]
+    positions_xy, is_visible = points[..., :2], points[..., 2:] > 0
+    low = positions_xy.min(1, where=is_visible, initial=np.inf)
+    high = positions_xy.max(1, where=is_visible, initial=-np.inf)
+    return np.nonzero(~(high > low).any(1))[0]
+
+
 def non_finite_rows(data: HumanData, name: str) -> NDArray[np.int64]:
     """Return rows that hold NaN or Inf in a column."""
     values = data.columns[name].reshape(len(data), -1)
@@ -198,8 +207,8 @@ def read_columns(path: Path) -> tuple[dict[str, Array], Header]:
             raw = {name: _member(archive, names[name], path) for name in columns_read}
     except zipfile.BadZipFile as error:
         raise DataError(
-            f"{path}: not an .npz file ({error}); BEDLAM-CC's files, which are named so, need "
-            "layout=bedlamcc"
+            f"{path}: not a readable .npz file ({error}); get it again. BEDLAM-CC's files, which "
+            "are named so, need layout=bedlamcc"
         ) from None
     single = {name: raw.pop(name) for name in SINGLE if name in raw}
     columns: dict[str, Array] = {}
@@ -210,6 +219,10 @@ def read_columns(path: Path) -> tuple[dict[str, Array], Header]:
             columns[name] = np.asarray(value).astype(str)
         else:
             columns[name] = np.asarray(value, dtype=np.float32)
+    for name, least in {"bbox_xywh": 4, "pelvis": 3}.items():
+        shape = columns[name].shape if name in columns else (0, least)
+        if len(shape) != 2 or shape[1] < least:
+            raise DataError(f"{path}: {name} has shape {shape}; expected (N, {least})")
     boxes = columns.get("bbox_xywh")
     if boxes is not None and boxes.shape[1] == 4:  # without a score: certain
         columns["bbox_xywh"] = np.concatenate([boxes, np.ones_like(boxes[:, :1])], axis=1)
@@ -232,6 +245,9 @@ def _header(path: Path, columns: dict[str, Array], single: Mapping[str, Any]) ->
         columns["keypoints2d"] = points = np.concatenate(
             [points, np.ones_like(points[..., :1])], axis=2
         )
+    is_known = np.isfinite(points).all(2, keepdims=True)
+    if not is_known.all():  # NaN stands for a point that was not labeled
+        columns["keypoints2d"] = points = np.where(is_known, points, np.float32(0))
     stored, mask = points.shape[1], single.get("keypoints2d_mask")
     if mask is None:
         if single.get("__keypoints_compressed__"):

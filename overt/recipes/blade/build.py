@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import nn
 
+from overt.errors import CheckpointError
 from overt.geometry.body import BodyModel
 from overt.geometry.body_files import load_body
 from overt.nn.dinov2 import DinoVisionTransformer
@@ -99,6 +102,12 @@ def build_posenet(settings: PoseModelSettings, depth_size: int) -> PoseNet:
     )
     if depthnet is not None and settings.depthnet_checkpoint is not None:
         source = settings.depthnet_checkpoint
+        if settings.depth.save_frozen and not Path(source).exists():
+            raise CheckpointError(
+                f"model.depthnet_checkpoint={source}: no such checkpoint; set it to where that is. "
+                "Checkpoints of this PoseNet hold DepthNet too (model.depth.save_frozen=true): to "
+                "evaluate one or to estimate people, model.depthnet_checkpoint=null is enough"
+            )
         depthnet.load_depthnet(read_weights(source, "model.depthnet_checkpoint"), source)
         model.has_depthnet = True
     if settings.base_checkpoint is not None:

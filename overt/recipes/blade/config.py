@@ -45,6 +45,7 @@ class Protocol(NamedTuple):
     layout: str = "humandata"
 
 
+RENDERED_SETS = ("people_test", "people_p3", "people_p5", "people_far")
 PROTOCOLS = {
     "spec_mtp_p3": Protocol("preprocessed_datasets/spec_mtp_p3.npz", "datasets/spec_mtp"),
     "pdhuman_p5": Protocol("preprocessed_datasets/pdhuman_test_p5.npz", "datasets/pdhuman"),
@@ -54,7 +55,7 @@ PROTOCOLS = {
     ),
 } | {
     name: Protocol(f"preprocessed_datasets/{name}.npz", f"datasets/{name}")
-    for name in ("people_test", "people_p3", "people_p5", "people_far")
+    for name in RENDERED_SETS
 }
 
 

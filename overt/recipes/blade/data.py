@@ -33,6 +33,7 @@ from overt.geometry.pose import mirror_pose, rotate_in_plane
 from overt.geometry.rotation import axis_angle_to_matrix, matrix_to_axis_angle
 from overt.recipes.blade.config import (
     PROTOCOLS,
+    RENDERED_SETS,
     BodySettings,
     DataSettings,
     EvaluationSettings,
@@ -184,10 +185,10 @@ def people_options(synthetic: SyntheticSettings, seed: int) -> PeopleOptions:
     )
 
 
-def make_missing_data(settings: DataSettings) -> None:
+def make_missing_data(settings: DataSettings, training: bool = True) -> None:
     """Render the people described by `data.synthetic`, unless they exist.
 
-    Every rank has to call this.
+    Every rank has to call this. Without `training`, only the test set is rendered.
     """
     synthetic = settings.synthetic
     if synthetic is None:
@@ -196,7 +197,7 @@ def make_missing_data(settings: DataSettings) -> None:
 
     def make() -> None:
         sets = [("people_test", synthetic.test, synthetic.seed + TEST_SEED_OFFSET)]
-        if not synthetic.live:
+        if training and not synthetic.live:
             sets.insert(0, ("people_train", synthetic.train, synthetic.seed))
         for name, count, seed in sets:
             if not (root / "preprocessed_datasets" / f"{name}.npz").exists():
@@ -208,8 +209,8 @@ def make_missing_data(settings: DataSettings) -> None:
 
 def make_evaluation_data(settings: DataSettings, evaluation: EvaluationSettings) -> None:
     """Render the people to score if they are synthetic; every rank has to call it."""
-    if evaluation.dataset_root is None:
-        make_missing_data(settings)
+    if evaluation.dataset_root is None and evaluation.dataset in RENDERED_SETS:
+        make_missing_data(settings, training=False)
 
 
 def open_training(
@@ -231,7 +232,9 @@ def open_evaluation(
     """Return the people of `evaluation.dataset`; synthetic ones must already exist."""
     root = Path(evaluation.dataset_root or settings.root)
     protocol = PROTOCOLS[evaluation.dataset]
-    is_portrait = settings.synthetic is not None and settings.synthetic.framing == "portrait"
+    # Real people have boxes, also for a model that was trained on portraits.
+    synthetic = settings.synthetic if evaluation.dataset in RENDERED_SETS else None
+    is_portrait = synthetic is not None and synthetic.framing == "portrait"
     source = SourceSettings(
         evaluation.dataset, protocol.annotations, protocol.images, 1.0, protocol.layout, is_portrait
     )

@@ -30,8 +30,8 @@ ROOM = 1.25  # of PoseNet's square about what was found of a person
 WIDEST = 1.6  # longer side of a photograph at a distance of 1: 77 degrees
 TOGETHER = 16  # windows in one forward pass
 TORSO = (16, 17, 1, 2)  # body joints: shoulders, hips
-SMALLEST = 8  # the second look is at least this part of the picture
-SMALLEST_FOUND = 32  # a person found in windows of it is at least this part
+SMALLEST = 8  # the second look is at least 1 / SMALLEST of the picture
+SMALLEST_FOUND = 32  # likewise for the box of a mesh in a window
 GOOD_SCORE = 0.5  # detected keypoints with a higher confidence count
 FEWEST_KEYPOINTS = 2  # that determine focal length and position at a given depth
 FEWEST_FOUND = 4  # keypoints of the model that count, however unlikely
@@ -442,9 +442,9 @@ def _limb_pixels(
             "this model finds no keypoints (model.keypoint_head=false): give those of a detector "
             "by --keypoints FILE, twelve rows of x, y and confidence"
         )
-    if not torch.isfinite(output.keypoints).all():
+    if not all(torch.isfinite(part).all() for part in output if part is not None):
         raise DataError(
-            "the model predicts non-finite keypoints (NaN or Inf), so its weights are damaged or "
+            "the model predicts non-finite numbers (NaN or Inf), so its weights are damaged or "
             "diverged; use another --checkpoint"
         )
     corner = torch.tensor(crop.centre, device=device) - crop.side / 2

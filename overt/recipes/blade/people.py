@@ -23,6 +23,7 @@ from overt.data.people.human_data import (
     bad_boxes,
     labeled_rows,
     non_finite_rows,
+    rows_without_extent,
 )
 from overt.errors import DataError
 from overt.geometry.body import BODY_JOINTS, HAND_JOINTS, SMPL_JOINTS, BodyFile, BodyModel
@@ -127,6 +128,10 @@ class People:
             boxes = data.columns["bbox_xywh"]
             for row in bad_boxes(data).tolist():
                 bad[row] = f"has a box without size ({boxes[row, 2]:g} x {boxes[row, 3]:g})"
+        elif not self.whole_image:
+            data.require(("keypoints2d",))
+            for row in rows_without_extent(data).tolist():
+                bad[row] = "has neither a box nor two visible keypoints apart"
         for row, problem in bad_labels(data).items():
             bad.setdefault(row, problem)
         depth = pelvis_depths(data, self.body)
@@ -176,7 +181,6 @@ class People:
             return (width / 2, height / 2), float(max(height, width))
         if "bbox_xywh" in self.data:
             return box_square(self.data.columns["bbox_xywh"][row])
-        self.data.require(("keypoints2d",))
         return keypoint_square(self.data.columns["keypoints2d"][row])
 
     def limb_keypoints(self, row: int) -> Array | None:

@@ -24,7 +24,7 @@ RATIO = 0.5**0.5  # of the sides of windows of one scale and the next larger
 STRIDE = 0.5  # largest distance between windows of one scale, in sides
 CANDIDATES = 6  # people who are looked at again
 LOOKS = 3  # at each of them
-LOOKS_ALONE = 2  # at what the whole picture shows, without other windows
+CLOSER_ALONE = 2  # crops around the mesh of the one before, if the whole picture is the only window
 SAME = 0.5  # intersection over union from which two boxes are of the same person
 CONTAINED = 0.9  # of a person's box, in windows that have a say about the person
 # Side of such windows over that of the person: a little more than in training.
@@ -54,17 +54,20 @@ def find_person(
 ) -> Crop:
     """Return the crop that shows the likeliest person best, in windows of `scales` sizes."""
     grid = look(windows(image_size, scales))
+    if scales == 1:  # one window has no other to agree with
+        crop = crop_around(grid.boxes[0])
+        for _ in range(CLOSER_ALONE - 1):
+            crop = crop_around(look([crop]).boxes[0])
+        return crop
     best = distinct(grid.boxes, likelihood(grid, grid, is_grid=True))[:CANDIDATES]
     if 0 not in best:
         best.append(0)  # the whole picture, in which most people are found
     boxes, looks, likely = grid.boxes[best], [], []
-    for _ in range(LOOKS_ALONE if scales == 1 else LOOKS):
+    for _ in range(LOOKS):
         looks.append([crop_around(box) for box in boxes])
         seen = look(looks[-1])
         boxes = seen.boxes
         likely.append(likelihood(seen, grid))
-    if scales == 1:
-        return looks[-1][0]  # one window has no other to agree with
     # Anything but a person changes from look to look, so one of them finds little agreement.
     person = int(np.min(likely, axis=0).argmax())
     return looks[int(np.argmax([row[person] for row in likely]))][person]

@@ -119,7 +119,7 @@ def test_damage_gives_pixels_or_a_data_error(form):
 
 
 def test_other_formats_are_not_images_here():
-    with pytest.raises(DataError, match="not a JPEG, PNG or WebP"):
+    with pytest.raises(DataError, match=r"not a JPEG, PNG or WebP\)\. Save it as one of these"):
         decode_image(encoded(Image.fromarray(PIXELS), "BMP"), "x")
 
 

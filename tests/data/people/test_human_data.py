@@ -13,6 +13,7 @@ from overt.data.people.human_data import (
     HumanData,
     bad_boxes,
     read_columns,
+    rows_without_extent,
     write_human_data,
 )
 from overt.errors import DataError
@@ -129,7 +130,7 @@ def test_absent_and_broken_files_are_refused(tmp_path: Path) -> None:
         HumanData.load(tmp_path / "none.npz")
     broken = tmp_path / "broken.npz"
     broken.write_bytes(b"PK nonsense")
-    with pytest.raises(DataError, match=r"not an \.npz file"):
+    with pytest.raises(DataError, match=r"not a readable \.npz file .*; get it again"):
         HumanData.load(broken)
 
 
@@ -170,6 +171,28 @@ def with_tensors(path: Path, **more: object) -> None:
     }
     plain = {name: column for name, column in known.items() if "/" not in name}
     np.savez_compressed(path, **plain, smplx=np.array(smplx | more, dtype=object))
+
+
+def test_people_without_two_visible_key_points_are_found(tmp_path: Path) -> None:
+    known = columns()
+    known["keypoints2d"][1, :, 2] = 0  # nobody is visible
+    known["keypoints2d"][2, 1:, 2] = 0  # one point
+    known["keypoints2d"][3, :, :2] = 7  # at one position
+    known["keypoints2d"][4, 0] = np.nan  # not labeled
+    path = tmp_path / "people.npz"
+    write_human_data(path, known)
+    data = HumanData.load(path)
+    assert rows_without_extent(data).tolist() == [1, 2, 3]
+    assert data.columns["keypoints2d"][4, 0].tolist() == [0, 0, 0]
+    assert np.isfinite(data.columns["keypoints2d"]).all()
+
+
+@pytest.mark.parametrize(("name", "width"), [("bbox_xywh", 3), ("pelvis", 2)])
+def test_columns_that_are_too_narrow_are_refused(tmp_path: Path, name: str, width: int) -> None:
+    path = tmp_path / "people.npz"
+    write_human_data(path, columns() | {name: np.ones((5, width))})
+    with pytest.raises(DataError, match=rf"{name} has shape \(5, {width}\); expected \(N, "):
+        HumanData.load(path)
 
 
 def test_lists_of_tensors_are_read(tmp_path: Path) -> None:

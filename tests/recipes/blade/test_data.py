@@ -1,5 +1,6 @@
 """overt/recipes/blade/data.py: samples follow from their generator, labels from the crop."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,10 @@ from small_recipes import SMALL_BLADE
 
 from overt.data.people.crops import centred_side, draw_crop
 from overt.data.rng import sample_rng
+from overt.errors import DataError
 from overt.geometry.pose import rotate_in_plane
 from overt.recipes.blade.camera import LIMB_JOINTS
+from overt.recipes.blade.data import open_evaluation
 from overt.recipes.blade.pose_recipe import true_rotations
 
 AUGMENTED = [
@@ -81,3 +84,21 @@ def test_labels_follow_the_augmented_crop(tmp_path: Path) -> None:
         difference = (32 * sample.keypoints[:, :2] - expected)[known].abs()
         assert difference.max() < 1.5  # a mirrored picture is one pixel off
     assert kinds == {True, False}
+
+
+def test_an_evaluation_renders_the_people_it_scores_and_nobody_else(tmp_path: Path) -> None:
+    """Real people are scored by their boxes, also for a model that was trained on portraits."""
+    annotations = tmp_path / "people" / "preprocessed_datasets"
+    real = SMALL_BLADE["depthnet"].recipe(tmp_path, "evaluation.dataset=spec_mtp_p3")
+    with pytest.raises(DataError, match=r"spec_mtp_p3\.npz: no such annotation file"):
+        real.check_evaluation_data()
+    assert not annotations.exists()
+    rendered = SMALL_BLADE["depthnet"].recipe(tmp_path)
+    rendered.check_evaluation_data()
+    assert [path.name for path in annotations.iterdir()] == ["people_test.npz"]
+    shutil.copy(annotations / "people_test.npz", annotations / "spec_mtp_p3.npz")
+    shutil.copytree(tmp_path / "people/datasets/people_test", tmp_path / "people/datasets/spec_mtp")
+    for recipe, is_whole in ((rendered, True), (real, False)):
+        settings = recipe.settings
+        people = open_evaluation(settings.data, settings.evaluation, settings.model.body, False)
+        assert people.whole_image == is_whole

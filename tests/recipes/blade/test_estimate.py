@@ -12,6 +12,7 @@ from torch import Tensor
 from overt.data.people.crops import Crop
 from overt.data.people.live import Shots
 from overt.data.rng import sample_rng
+from overt.errors import DataError
 from overt.geometry.rotation import axis_angle_to_matrix
 from overt.recipes.blade.camera import LIMB_JOINTS
 from overt.recipes.blade.estimate import (
@@ -28,7 +29,7 @@ from overt.recipes.blade.estimate import (
 )
 from overt.recipes.blade.live import LiveBatch
 from overt.recipes.blade.posenet import PoseOutput
-from overt.recipes.blade.search import LOOKS_ALONE
+from overt.recipes.blade.search import CLOSER_ALONE
 
 SIZE = 64
 CORNER_XY = (150, 40)  # of the person's crop in the photograph
@@ -149,9 +150,7 @@ def test_without_a_box_the_crop_is_around_the_mesh(recipes: dict[float, Any]) ->
     picture[:] = shots.pictures[0].permute(1, 2, 0).numpy()
     model: Any = PerfectModel(batch, shots)
     estimate_person(model, recipe.body(torch.device("cpu")), recipe.settings, picture)
-    assert (
-        len(model.crops) == 1 + LOOKS_ALONE + 1
-    )  # the whole picture, two looks, and the last crop again
+    assert len(model.crops) == 1 + CLOSER_ALONE  # the whole picture, then each crop once
     whole, *_, last = (crops[1][0].float() for crops in model.crops)
     assert torch.equal(whole.byte(), shots.pictures[0])
     # The person fills 1 / ROOM of the picture: the crop around it is the picture again.
@@ -159,7 +158,7 @@ def test_without_a_box_the_crop_is_around_the_mesh(recipes: dict[float, Any]) ->
     mask = np.zeros((SIZE, SIZE), bool)
     mask[10:50, 20:40] = True
     estimate_person(model, recipe.body(torch.device("cpu")), recipe.settings, picture, mask)
-    assert len(model.crops) == 1 + LOOKS_ALONE + 2  # the mask tells where the person is
+    assert len(model.crops) == 1 + CLOSER_ALONE + 1  # the mask tells where the person is
 
 
 def test_what_windows_show_is_in_pixels_of_the_picture(recipes: dict[float, Any]) -> None:
@@ -179,6 +178,15 @@ def test_what_windows_show_is_in_pixels_of_the_picture(recipes: dict[float, Any]
     model.truth = model.truth._replace(visible=None)  # without model.keypoint_visibility
     seen = _sightings(crops, model, body, recipe.settings, picture)
     np.testing.assert_array_equal(seen.visible, np.ones((2, 12)))
+
+
+def test_a_model_that_predicts_no_numbers_is_refused(recipes: dict[float, Any]) -> None:
+    recipe = recipes[0.0]
+    model: Any = PerfectModel(*shot_person(recipe, 2)[:2])
+    model.truth = model.truth._replace(depth=model.truth.depth * np.nan)
+    body, picture = recipe.body(torch.device("cpu")), np.zeros((SIZE, SIZE, 3), np.uint8)
+    with pytest.raises(DataError, match=r"predicts non-finite numbers .* another --checkpoint"):
+        estimate_person(model, body, recipe.settings, picture)
 
 
 @pytest.mark.parametrize("factor", [3, 4])

@@ -73,6 +73,22 @@ def test_boxes_without_size_are_refused_or_left_out(root: Path, settings: DataSe
     assert len(people(root, lenient, known)) == 3
 
 
+def test_people_without_box_and_key_points_are_refused_or_left_out(
+    root: Path, settings: DataSettings
+) -> None:
+    """When a file is opened, not when a run comes to the row."""
+    known = columns(root)
+    del known["bbox_xywh"]
+    known["keypoints2d"][2, :, 2] = 0.0
+    with pytest.raises(DataError, match=r"1 of 4 rows.*row 2 .* neither a box nor two visible"):
+        people(root, settings, known)
+    lenient = DataSettings(**{**vars(settings), "drop_bad_rows": True})
+    assert len(people(root, lenient, known)) == 3
+    alone = {"image_path": known["image_path"], "pelvis": np.full((4, 3), 2.0)}
+    with pytest.raises(DataError, match="the annotations lack keypoints2d"):
+        people(root, settings, alone)
+
+
 def test_people_behind_the_camera_are_refused(root: Path, settings: DataSettings) -> None:
     known = columns(root)
     known["smplx/transl"][1, 2] = -2.0

@@ -10,9 +10,9 @@ from overt.errors import ConfigError
 from overt.recipes.blade.config import MOST_SCALES, EvaluationSettings
 from overt.recipes.blade.search import (
     CANDIDATES,
+    CLOSER_ALONE,
     DISSENT,
     LOOKS,
-    LOOKS_ALONE,
     NEAR,
     SIZE_POWER,
     Sightings,
@@ -78,8 +78,8 @@ def test_the_whole_picture_alone_misses_it() -> None:
     person = (300.0, 170.0, 25.0, 60.0)
     crop = find_person(looker([person]), around, SIZE, 1)
     assert np.hypot(crop.centre[0] - 312.5, crop.centre[1] - 200) > 100
-    # Each look is at 0.6 x 1.25 of the one before.
-    assert crop.side == pytest.approx(400 * 0.75**LOOKS_ALONE)
+    # Each crop is 0.6 x 1.25 of the one before.
+    assert crop.side == pytest.approx(400 * 0.75**CLOSER_ALONE)
 
 
 def test_of_several_people_one_is_found() -> None:
