@@ -88,6 +88,12 @@ def test_a_second_stage_makes_the_volumes(
     assert not (
         read_nrrd(out / "implant.nrrd").mask & read_nrrd(folder / "skulls" / skull).mask
     ).any()
+    # Stages that were trained on differently oriented skulls do not fit together.
+    sizes = [word for word in SMALL if "synthetic" not in word]
+    turned = [*sizes, "data.synthetic=null", "data.axes=RAS"]
+    weights = ["--checkpoint", str(folder / "epoch_0.pth"), "--recipe", "pcdiff_tiny"]
+    assert main(["complete", str(folder / "skulls" / skull), *weights, *stage, *turned]) == 2
+    assert "with data.axes=LPS, --checkpoint" in capsys.readouterr().err
     # A first stage in its place is refused in words.
     wrong = ["--voxels", str(folder / "epoch_0.pth"), "--out", str(tmp_path / "wrong")]
     assert complete(folder, skull, "--samples", "1", *wrong) == 2
@@ -152,6 +158,10 @@ def test_what_would_have_no_effect_is_refused(
     assert main([*words, "--spacing", "3", "3", "3"]) == 2
     assert "has its own spacing" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+    for given in (["--min-wall", "3"], ["--voxels", "x"], ["--no-vote"], ["--all-parts"]):
+        assert complete(folder, "defective_skull/random_1/001_surf.npy", *given) == 2
+        message = f"is a cloud of points, and {given[0]} would have no effect"
+        assert message in capsys.readouterr().err
 
 
 def test_an_empty_implant_is_no_success_and_no_older_one_is_taken_for_it(
