@@ -367,8 +367,13 @@ def axes_of(config: Config) -> str:
 
 def load_voxelizer(options: argparse.Namespace, axes: str) -> Voxelizer:
     """Return the second stage of --voxels, for clouds with the axes of the first stage."""
-    from overt.checkpoint.trained import load_model
+    from overt.checkpoint.trained import load_model, recorded_recipe
 
+    if options.voxels.is_file() and recorded_recipe(options.voxels) is None:  # --recipe: stage one
+        raise ConfigError(
+            f"--voxels {options.voxels} does not name its recipe; give a checkpoint folder, or a "
+            "safetensors file that `overt ckpt export` wrote"
+        )
     config = configure_model(options.voxels, None, [], options.package)
     recipe = build_recipe(config)
     task = need_task(recipe, ImplantVoxelizer, config.recipe.name)

@@ -97,6 +97,7 @@ def test_a_second_stage_makes_the_volumes(
     # A first stage in its place is refused in words.
     wrong = ["--voxels", str(folder / "epoch_0.pth"), "--out", str(tmp_path / "wrong")]
     assert complete(folder, skull, "--samples", "1", *wrong) == 2
+    assert "does not name its recipe; give a checkpoint folder" in capsys.readouterr().err
 
 
 def test_the_patient_s_frame_decides_where_the_implant_is(
@@ -229,6 +230,25 @@ def test_other_files_are_refused(
 ) -> None:
     assert complete(folder, skull) == 1
     assert message in capsys.readouterr().err
+
+
+def test_a_network_that_diverged_is_named_as_the_cause(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = torch.load(folder / "epoch_0.pth")
+    weights["model_state"] = {k: v * torch.nan for k, v in weights["model_state"].items()}
+    torch.save(weights, tmp_path / "diverged.pth")
+    model = ["--checkpoint", str(tmp_path / "diverged.pth"), "--recipe", "pcdiff_tiny"]
+    skull = str(folder / "skulls/defective_skull/bilateral/000.nrrd")
+    out = tmp_path / "out"
+    assert main(["complete", skull, *model, "--samples", "1", "--out", str(out), *SMALL]) == 1
+    assert "32 of 32 sampled points are non-finite" in capsys.readouterr().err
+    assert not out.exists()
+    sizes = [word for word in SMALL if "synthetic" not in word]
+    root = str(folder / "skulls")
+    assert main(["data", "implants", root, *model, "--set", *sizes]) == 1
+    assert "sampled points are non-finite" in capsys.readouterr().err
+    assert not list(Path(root).rglob("*_implants.npy"))
 
 
 def test_too_few_and_broken_points_are_refused(
