@@ -31,6 +31,7 @@ from overt.data.skulls.prepare import load_case
 from overt.distributed import init_distributed
 from overt.engine.precision import AUTOCAST
 from overt.errors import DataError
+from overt.files.bounds import open_arrays
 from overt.geometry.indicator import ScanGrid
 from overt.geometry.solid import solid_of_votes
 from overt.metrics.implants import implant_scores
@@ -42,6 +43,7 @@ KEYS = ("dsc", "bdsc", "hd95")
 
 def main() -> int:
     options = make_parser().parse_args()
+    arrays = read_points(options.points)
     words = [f"data.root={options.root}", "data.synthetic=null"]
     config = configure_model(options.checkpoint, None, words, ())
     recipe = build_recipe(config)
@@ -52,7 +54,6 @@ def main() -> int:
     model.to(device).eval()
     data = recipe.settings.data
     items = {item.name: item for item in open_list(data, data.test_list).items}
-    arrays = np.load(options.points)
     dtype = AUTOCAST.get(config.training.precision) if device.type == "cuda" else None
     work, seconds = [], 0.0
     for index, name in enumerate(arrays["names"].tolist()):
@@ -81,6 +82,18 @@ def main() -> int:
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
     return 0
+
+
+def read_points(path: Path) -> dict[str, Any]:
+    """Return the arrays of a file that benchmarks/skulls.py wrote."""
+    try:
+        arrays = open_arrays(path)
+        return {name: arrays[name] for name in ("names", "implants", "shifts", "scales")}
+    except Exception as error:  # a damaged file stops numpy with almost any
+        raise DataError(
+            f"{path} has no sampled implants ({type(error).__name__}: {error}); expected a .npz "
+            "that benchmarks/skulls.py wrote"
+        ) from error
 
 
 def score_case(work: tuple[str, Any, Any, Any, Any], dataset: str, settings: Any) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def main(arguments: Sequence[str]) -> int:
     # What the user gave is read before torch is: a mistake in it shows at once.
     skull = read_skull(options, config)
     clock.end("read", skull.how)
-    voxelizer = None if options.voxels is None else load_voxelizer(options)
+    voxelizer = None if options.voxels is None else load_voxelizer(options, axes_of(config))
     with shown():
         completion = sample(options, config, skull, clock)
     known, implants = completion.known, completion.implants.numpy()
@@ -261,9 +261,10 @@ def read_skull(options: argparse.Namespace, config: Config) -> Skull:
         if not path.is_file():
             raise DataError(f"no skull at {path}; check the path")
         refuse_volume(path)
+        refuse_volume_options(options)
         return Skull(None, "a cloud of points", load_cloud(path, required_points), None)
     volume, how = read_bone(options)
-    frame = cloud_frame(volume, getattr(config.settings.data, "axes", None) or "LPS")
+    frame = cloud_frame(volume, axes_of(config))
     is_close_up = getattr(config.settings.evaluation, "close_up", False)
     points = required_points * (CLOSE_UP_FACTOR if is_close_up else CLOUD_FACTOR)
     cloud = cloud_of(volume.mask, points, np.random.default_rng(0), path, frame)
@@ -280,6 +281,18 @@ def refuse_volume(path: Path) -> None:
         raise DataError(
             f"{path} holds a volume of shape {shape}: give its voxels in mm by --spacing MM MM MM. "
             "A cloud of points has the shape (points, 3)"
+        )
+
+
+def refuse_volume_options(options: argparse.Namespace) -> None:
+    """Raise an error for options that have no effect on a cloud."""
+    of_volumes = ("--voxels", "--threshold", "--all-parts", *LENGTHS)
+    given = [name for name in of_volumes if getattr(options, name[2:].replace("-", "_"))]
+    given += [] if options.vote else ["--no-vote"]
+    if given:
+        raise ConfigError(
+            f"{options.scan} is a cloud of points, and {', '.join(given)} would have no effect; "
+            "give a volume or a mesh, or drop what belongs to them"
         )
 
 
@@ -346,13 +359,29 @@ def finishing_of(options: argparse.Namespace) -> Any:
     )
 
 
-def load_voxelizer(options: argparse.Namespace) -> Voxelizer:
-    """Return the second stage of --voxels."""
-    from overt.checkpoint.trained import load_model
+def axes_of(config: Config) -> str:
+    """Return the axis orientation of the clouds that a model was trained on."""
+    axes: str | None = getattr(config.settings.data, "axes", None)
+    return (axes or "LPS").upper()
 
+
+def load_voxelizer(options: argparse.Namespace, axes: str) -> Voxelizer:
+    """Return the second stage of --voxels, for clouds with the axes of the first stage."""
+    from overt.checkpoint.trained import load_model, recorded_recipe
+
+    if options.voxels.is_file() and recorded_recipe(options.voxels) is None:  # --recipe: stage one
+        raise ConfigError(
+            f"--voxels {options.voxels} does not name its recipe; give a checkpoint folder, or a "
+            "safetensors file that `overt ckpt export` wrote"
+        )
     config = configure_model(options.voxels, None, [], options.package)
     recipe = build_recipe(config)
     task = need_task(recipe, ImplantVoxelizer, config.recipe.name)
+    if axes_of(config) != axes:
+        raise ConfigError(
+            f"--voxels {options.voxels} was trained on skulls with data.axes={axes_of(config)}, "
+            f"--checkpoint {options.checkpoint} with {axes}; use two stages of one data set"
+        )
     model, report = load_model(recipe, options.voxels, options.part)
     return Voxelizer(task, model, f"by {config.recipe.name}; {report}")
 

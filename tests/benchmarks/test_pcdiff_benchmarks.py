@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 from benchmark_scripts import run
 from small_recipes import SMALL_REFINE
 
@@ -30,7 +31,9 @@ def test_a_reverse_step_is_measured() -> None:
     assert "DDIM-50" in printed
 
 
-def test_sampled_implants_are_scored_with_a_refinement_and_its_control(tmp_path: Path) -> None:
+def test_sampled_implants_are_scored_with_a_refinement_and_its_control(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ("exp_name=refine", "training.num_steps=1", "checkpoint.every_steps=1")
     folder = SMALL_REFINE.train(tmp_path, *words, "checkpoint.metric_name=null")
     settings = SMALL_REFINE.config(tmp_path).settings
@@ -50,6 +53,11 @@ def test_sampled_implants_are_scored_with_a_refinement_and_its_control(tmp_path:
     scores = printed[1].split()
     assert float(scores[scores.index("ball") + 1]) > 0.3  # the true points, as a solid
     assert {"ball", "blind", "refined"} <= set(scores)
+    np.savez(tmp_path / "other.npz", tracks=np.zeros(3))
+    np.save(tmp_path / "cloud.npy", np.zeros((9, 3)))
+    for name in ("absent.npz", "other.npz", "cloud.npy"):
+        run("refined.py", str(tmp_path / name), *model, exit_code=1)
+        assert f"{name} has no sampled implants" in capsys.readouterr().err
 
 
 def test_the_baselines_without_training_are_scored(tmp_path: Path) -> None:

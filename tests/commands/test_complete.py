@@ -88,9 +88,16 @@ def test_a_second_stage_makes_the_volumes(
     assert not (
         read_nrrd(out / "implant.nrrd").mask & read_nrrd(folder / "skulls" / skull).mask
     ).any()
+    # Stages that were trained on differently oriented skulls do not fit together.
+    sizes = [word for word in SMALL if "synthetic" not in word]
+    turned = [*sizes, "data.synthetic=null", "data.axes=RAS"]
+    weights = ["--checkpoint", str(folder / "epoch_0.pth"), "--recipe", "pcdiff_tiny"]
+    assert main(["complete", str(folder / "skulls" / skull), *weights, *stage, *turned]) == 2
+    assert "with data.axes=LPS, --checkpoint" in capsys.readouterr().err
     # A first stage in its place is refused in words.
     wrong = ["--voxels", str(folder / "epoch_0.pth"), "--out", str(tmp_path / "wrong")]
     assert complete(folder, skull, "--samples", "1", *wrong) == 2
+    assert "does not name its recipe; give a checkpoint folder" in capsys.readouterr().err
 
 
 def test_the_patient_s_frame_decides_where_the_implant_is(
@@ -152,6 +159,10 @@ def test_what_would_have_no_effect_is_refused(
     assert main([*words, "--spacing", "3", "3", "3"]) == 2
     assert "has its own spacing" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+    for given in (["--min-wall", "3"], ["--voxels", "x"], ["--no-vote"], ["--all-parts"]):
+        assert complete(folder, "defective_skull/random_1/001_surf.npy", *given) == 2
+        message = f"is a cloud of points, and {given[0]} would have no effect"
+        assert message in capsys.readouterr().err
 
 
 def test_an_empty_implant_is_no_success_and_no_older_one_is_taken_for_it(
@@ -219,6 +230,25 @@ def test_other_files_are_refused(
 ) -> None:
     assert complete(folder, skull) == 1
     assert message in capsys.readouterr().err
+
+
+def test_a_network_that_diverged_is_named_as_the_cause(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = torch.load(folder / "epoch_0.pth")
+    weights["model_state"] = {k: v * torch.nan for k, v in weights["model_state"].items()}
+    torch.save(weights, tmp_path / "diverged.pth")
+    model = ["--checkpoint", str(tmp_path / "diverged.pth"), "--recipe", "pcdiff_tiny"]
+    skull = str(folder / "skulls/defective_skull/bilateral/000.nrrd")
+    out = tmp_path / "out"
+    assert main(["complete", skull, *model, "--samples", "1", "--out", str(out), *SMALL]) == 1
+    assert "32 of 32 sampled points are non-finite" in capsys.readouterr().err
+    assert not out.exists()
+    sizes = [word for word in SMALL if "synthetic" not in word]
+    root = str(folder / "skulls")
+    assert main(["data", "implants", root, *model, "--set", *sizes]) == 1
+    assert "sampled points are non-finite" in capsys.readouterr().err
+    assert not list(Path(root).rglob("*_implants.npy"))
 
 
 def test_too_few_and_broken_points_are_refused(

@@ -27,6 +27,7 @@ DEFECTS = {
 }
 DATASETS = tuple(DEFECTS)
 SUFFIX = "_surf"
+SAMPLES_COMMAND = "overt data implants ROOT --checkpoint C"
 HALF_EXTENT = 3.0  # the longest axis of a normalized cloud spans -3 to 3
 
 Points = NDArray[np.floating[Any]]  # (points, 3)
@@ -279,11 +280,21 @@ def load_cloud(path: Path, required_points: int = 1) -> Points:
     return cloud
 
 
+def check_samples(items: Sequence[SkullItem]) -> None:
+    """Reject skulls without sampled implants, and files of the wrong shape."""
+    missing = [item.samples for item in items if not item.samples.is_file()]
+    if missing:
+        raise DataError(
+            f"{len(missing)} of {len(items)} training skulls have no sampled implants, such as "
+            f"{missing[0]}; write them by `{SAMPLES_COMMAND}`, or set data.errors.sampled=0"
+        )
+    for item in items:
+        load_samples(item)
+
+
 def load_samples(item: SkullItem) -> Points:
     """Return the implants (n, K, 3) that a trained model sampled for a skull, memory-mapped."""
-    remedy = "write them by `overt data implants ROOT --checkpoint C`"
-    if not item.samples.is_file():
-        raise DataError(f"{item.name}: no sampled implants at {item.samples}; {remedy}")
+    remedy = f"write them by `{SAMPLES_COMMAND}`"
     try:
         samples: Points = open_arrays(item.samples, mapped=True)
     except Exception as error:  # a damaged header stops numpy with almost any: SyntaxError, ...

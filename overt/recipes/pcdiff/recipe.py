@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from overt.data.rng import sample_rng
 from overt.data.skulls.lists import Cloud, Points, draw_points, known_cloud
 from overt.distributed import World
+from overt.errors import DataError
 from overt.evaluation import NamedRow, Row, score_batches, summarize, with_names
 from overt.recipe import Recipe, StepOutput
 from overt.recipes.pcdiff.config import ConvolutionSettings, ModelSettings, Settings
@@ -190,6 +191,7 @@ class PCDiffRecipe(Recipe):
         for first in range(0, len(cases), size):
             batch = [cases.case(index) for index in range(first, min(first + size, len(cases)))]
             implants = complete_skulls(cast(Denoiser, model), batch, settings)
+            refuse_non_finite(implants)
             for case, sampled in zip(batch, implants, strict=True):
                 yield case.item.samples, case.to_cloud(sampled)
 
@@ -203,7 +205,18 @@ class PCDiffRecipe(Recipe):
         count = settings.data.num_known_points
         cloud = known_cloud(draw_points(skull, count, rng, where))
         implants = complete_skulls(cast(Denoiser, model), [Skull(cloud, skull, 0)], settings)
+        refuse_non_finite(implants)
         return Completion(cloud, implants[0])
+
+
+def refuse_non_finite(implants: Tensor) -> None:
+    """Raise an error for implants that no volume can be made of."""
+    count = int((~implants.isfinite().all(dim=-1)).sum())
+    if count:
+        raise DataError(
+            f"{count} of {implants[..., 0].numel()} sampled points are non-finite (NaN or Inf): "
+            "the weights are damaged, or training diverged; use an earlier checkpoint"
+        )
 
 
 def levels(settings: ModelSettings) -> tuple[list[Down], list[Up]]:

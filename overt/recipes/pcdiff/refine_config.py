@@ -78,3 +78,8 @@ class RefineSettings:
                 "data.close_ups is for sampling points; the refinement always sees the cube of "
                 "model.side nodes. Set data.close_ups=null"
             )
+        if self.data.axes is not None and self.data.axes[0].upper() not in "LR":
+            raise ConfigError(
+                f"data.axes={self.data.axes}, but the refinement mirrors skulls along their first "
+                "axis; store them with the first axis to the left or right, such as LPS or RAS"
+            )

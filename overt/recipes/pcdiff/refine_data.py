@@ -19,6 +19,7 @@ from overt.data.rng import sample_rng
 from overt.data.skulls.lists import (
     Points,
     SkullItem,
+    check_samples,
     load_cloud,
     load_samples,
     rotation_matrix,
@@ -199,6 +200,8 @@ class TrainingWindows:
     def __init__(self, data: RefineDataSettings, model: RefineModelSettings) -> None:
         self.data, self.model = data, model
         self.items = open_list(data, data.train_list).items
+        if data.errors.sampled > 0:
+            check_samples(self.items)
         self.mirrors: dict[int, Matrix] = {}
 
     def __len__(self) -> int:
@@ -226,7 +229,9 @@ class TrainingWindows:
         shown = window.to_unit(points).astype(np.float32)
         if rng.random() < data.errors.lost:
             shown[:] = NOWHERE
-        skull, mirrored, implant = map(torch.from_numpy, (labels == 1, image == 1, labels == 2))
+        # Bone that the implant overlaps is bone, as in the volumes that are made of scans.
+        bone = (labels % 2 == 1, image % 2 == 1)
+        skull, mirrored, implant = map(torch.from_numpy, (*bone, labels == 2))
         return RefineSample(skull, mirrored, torch.from_numpy(shown), implant, item.name)
 
     def mirror(self, index: int, unit_mm: float) -> Matrix | None:

@@ -114,11 +114,11 @@ class RefineRecipe(Recipe):
         unit_mm = unit_in_mm(to_indices, spacing)
         points = misplaced(case.to_cloud(case.implant), self.settings.data.errors, unit_mm, rng)
         known = case.to_cloud(torch.from_numpy(case.cloud.points))
-        both = self.volumes(model, known, points[None], grid)
-        both += self.volumes(model, known, points[None], grid, blind=True)
-        both.append(solid_of_votes(to_indices(points)[None], skull, spacing, settings.solid_mm))
+        masks = self.volumes(model, known, points[None], grid)
+        masks += self.volumes(model, known, points[None], grid, blind=True)
+        masks.append(solid_of_votes(to_indices(points)[None], skull, spacing, settings.solid_mm))
         refined, blind, solid = (
-            implant_scores(mask, truth, skull, spacing, settings.border_mm) for mask in both
+            implant_scores(mask, truth, skull, spacing, settings.border_mm) for mask in masks
         )
         row: Row = dict(refined)
         for name, scores in (("blind", blind), ("solid", solid)):
@@ -148,10 +148,12 @@ class RefineRecipe(Recipe):
         for unit in np.full_like(units[:1], NOWHERE) if blind else units:
             parts = (skull, mirrored, torch.from_numpy(unit))
             logits = model(*(part[None].to(device) for part in parts))[0].float().cpu()
-            inside = (logits > 0).nonzero().numpy() / settings.side  # (nodes, 3)
+            # The surface is between nodes inside and their neighbors.
+            reached = functional.max_pool3d(logits[None], 3, stride=1, padding=1)[0] > 0
+            nodes = reached.nonzero().numpy() / settings.side  # (nodes, 3)
             volume = np.zeros(grid.skull.shape, dtype=bool)
-            if len(inside):
-                where = window.from_unit(inside)
+            if len(nodes):
+                where = window.from_unit(nodes)
                 volume = implant_of_field(-logits.numpy(), where, window.to_unit, grid)
             masks.append(largest_part(volume))
         return masks

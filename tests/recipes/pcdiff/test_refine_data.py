@@ -12,6 +12,7 @@ from small_recipes import SMALL_REFINE
 from overt.data.rng import sample_rng
 from overt.data.skulls.defects import cut_defect
 from overt.data.skulls.lists import load_cloud, rotation_matrix
+from overt.data.skulls.nrrd import read_nrrd, write_nrrd
 from overt.data.skulls.prepare import save_cloud
 from overt.data.skulls.shapes import HEAD_MM, make_skull
 from overt.data.skulls.surfaces import scatter_on_surface, surface_triangles
@@ -71,6 +72,18 @@ def test_exact_points_lie_on_the_implant_which_the_skull_misses(
         assert near.mean() > 0.95
 
 
+def test_bone_that_the_implant_overlaps_stays_bone(tmp_path: Path) -> None:
+    dataset = windows(tmp_path)
+    before = dataset.sample(0, sample_rng(0, 0, 0))
+    implant, skull = (read_nrrd(dataset.items[0].volume(part)) for part in ("implant", "skull"))
+    overlapping = implant.with_values(implant.mask | skull.mask)
+    write_nrrd(dataset.items[0].volume("implant"), overlapping)
+    after = dataset.sample(0, sample_rng(0, 0, 0))
+    assert before.skull.any()
+    for name in ("skull", "mirrored", "implant"):
+        assert (getattr(after, name) == getattr(before, name)).all(), name
+
+
 def test_the_mirror_image_closes_a_defect_at_the_side() -> None:
     side = 64
     skull = make_skull(np.random.default_rng(5), side)
@@ -114,16 +127,23 @@ def test_points_are_moved_by_no_more_than_the_settings_say(seed: int, unit_mm: f
 def test_lost_points_are_nowhere_and_sampled_ones_come_from_the_model(tmp_path: Path) -> None:
     lost = windows(tmp_path, "data.errors.lost=1").sample(0, sample_rng(0, 0, 0))
     assert (lost.points == NOWHERE).all()
-    dataset = windows(tmp_path, *EXACT, "data.errors.sampled=1", "data.augment=false")
+    words = (*EXACT, "data.errors.sampled=1", "data.errors.scale=0", "data.augment=false")
+    # Before training, not when the first of them is needed.
+    with pytest.raises(DataError, match=r"5 of 5 training skulls .* `overt data implants"):
+        windows(tmp_path, *words)
+    for other in windows(tmp_path).items:
+        save_cloud(other.samples, np.asarray(load_cloud(other.implant))[None, :64])
+    dataset = windows(tmp_path, *words)
     item = dataset.items[0]
-    with pytest.raises(DataError, match="overt data implants"):
-        dataset.sample(0, sample_rng(0, 0, 0))
     exact = np.asarray(load_cloud(item.implant))[:64]
     save_cloud(item.samples, np.stack([exact + 3]))
     sample = dataset.sample(0, sample_rng(0, 0, 0))
     # The window follows the points, so they stay in its middle and the bone moves.
     middle = (sample.points.amin(0) + sample.points.amax(0)) / 2
     np.testing.assert_allclose(middle, 0.5, atol=0.05)
+    side = 16 * 10.0 / (HEAD_MM / 24)  # of the window, in voxels
+    steps = np.diff(sample.points.numpy(), axis=0) * side
+    np.testing.assert_allclose(steps, np.diff(exact, axis=0), atol=1e-3)
     save_cloud(item.samples, exact)
     with pytest.raises(DataError, match=r"\(64, 3\); expected floats of shape \(implants"):
         dataset.sample(0, sample_rng(0, 0, 0))
@@ -133,8 +153,9 @@ def test_lost_points_are_nowhere_and_sampled_ones_come_from_the_model(tmp_path: 
     save_cloud(item.samples, np.stack([exact[:40]]))  # a model with another number of points
     assert dataset.sample(0, sample_rng(0, 0, 0)).points.shape == (64, 3)
     item.samples.write_text("no array")
-    with pytest.raises(DataError, match="not a readable array"):
-        dataset.sample(0, sample_rng(0, 0, 0))
+    for read in (lambda: dataset.sample(0, sample_rng(0, 0, 0)), lambda: windows(tmp_path, *words)):
+        with pytest.raises(DataError, match="not a readable array"):
+            read()
 
 
 def test_a_mirror_is_found_once_and_again_for_a_new_cloud(tmp_path: Path) -> None:

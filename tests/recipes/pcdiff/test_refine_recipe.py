@@ -78,6 +78,19 @@ def test_true_nodes_become_the_true_implant_in_the_voxels_of_the_scan(tmp_path: 
     assert len(same) == 1
 
 
+def test_voxels_much_finer_than_the_nodes_reach_the_surface_between_them(tmp_path: Path) -> None:
+    words = ("model.side=16", "model.spacing_mm=8.0", "model.mirrored=false")
+    recipe = SMALL_REFINE.recipe(tmp_path, *words)
+    logits = torch.full((16, 16, 16), -1.0)
+    logits[6:10, 6:10, 6:10] = 9.0  # nodes at 34 to 58 mm, so the surface is at 26.8 and 65.2
+    points = 50 + np.random.default_rng(0).choice([-10.0, 10.0], (1, 64, 3))
+    grid = ScanGrid(np.zeros((100, 100, 100), dtype=bool), (1.0, 1.0, 1.0), lambda voxels: voxels)
+    volume = recipe.volumes(Knowing(logits), points[0], points, grid)[0]
+    for axis in range(3):
+        line = np.flatnonzero(np.moveaxis(volume, axis, 0)[:, 46, 46])
+        assert (line[0], line[-1]) == (27, 65)
+
+
 @pytest.mark.parametrize(
     ("word", "message"),
     [
@@ -90,3 +103,9 @@ def test_true_nodes_become_the_true_implant_in_the_voxels_of_the_scan(tmp_path: 
 def test_impossible_settings_are_refused(word: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         SMALL_REFINE.config(tmp_path, word)
+
+
+def test_skulls_that_cannot_be_mirrored_along_their_first_axis_are_refused(tmp_path: Path) -> None:
+    SMALL_REFINE.config(tmp_path, "data.synthetic=null", "data.axes=RAS")
+    with pytest.raises(ConfigError, match=r"data\.axes=PIR, but .* along their first axis"):
+        SMALL_REFINE.config(tmp_path, "data.synthetic=null", "data.axes=PIR")
