@@ -274,7 +274,7 @@ def test_other_recipes_complete_nothing(
     skull = str(folder / "skulls/implant/bilateral/000_surf.npy")
     checkpoint = str(tmp_path / "toy/checkpoints/latest")
     assert main(["complete", skull, "--checkpoint", checkpoint, "--package", str(TOY)]) == 2
-    assert "is not a SkullCompleter: it has no complete" in capsys.readouterr().err
+    assert "cannot do this: it has no complete" in capsys.readouterr().err
 
 
 def test_a_checkpoint_is_scored_case_by_case(folder: Path, tmp_path: Path) -> None:

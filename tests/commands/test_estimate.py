@@ -304,5 +304,5 @@ def test_a_checkpoint_that_holds_stage_one_is_enough(root: Path) -> None:
 
 def test_a_recipe_without_people_is_refused(root: Path) -> None:
     depth = root / "runs" / "depthnet" / "checkpoints" / "best"
-    with pytest.raises(ConfigError, match="is not a PersonEstimator: it has no estimate"):
+    with pytest.raises(ConfigError, match="cannot do this: it has no estimate"):
         estimate(picture(root), depth)
