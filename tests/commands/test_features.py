@@ -54,5 +54,5 @@ def test_what_cannot_be_is_refused(root: Path, tmp_path: Path) -> None:
     elsewhere = words(root, tmp_path / "c")
     with pytest.raises(DataError):
         main([str(tmp_path / "none"), *elsewhere[1:]])
-    with pytest.raises(ConfigError, match="is not a ImageEncoder"):
+    with pytest.raises(ConfigError, match="ImageEncoder in overt"):
         main([*elsewhere, "--recipe", "lbm_tiny"])

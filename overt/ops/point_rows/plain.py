@@ -5,7 +5,6 @@ Letters: R rows, O results, K terms of a result, C channels.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 
