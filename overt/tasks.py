@@ -211,7 +211,7 @@ def need_task(recipe: object, task: Any, name: str) -> Any:
     if not isinstance(recipe, task):
         methods = [word for word in vars(task) if not word.startswith("_")]
         raise ConfigError(
-            f"the recipe {name} is not a {task.__name__}: it has no {', '.join(methods)} "
+            f"the recipe {name} does not offer {task.__name__}: it has no {', '.join(methods)} "
             "(overt/tasks.py lists what a recipe can offer; see `overt docs add_a_recipe`)"
         )
     return recipe

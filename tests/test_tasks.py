@@ -58,7 +58,7 @@ def test_a_recipe_that_can_is_handed_on_and_one_that_cannot_is_refused() -> None
     toy = Toy.__new__(Toy)
     with pytest.raises(ConfigError) as refused:
         need_task(toy, PointTracker, "toy")
-    assert "the recipe toy is not a PointTracker: it has no track_points" in str(refused.value)
+    assert "recipe toy does not offer PointTracker: it has no track_points" in str(refused.value)
     assert not isinstance(toy, RowScorer)
 
 

@@ -280,7 +280,7 @@ def test_a_recipe_that_does_not_track_says_so(
     checkpoint = str(tmp_path / "toy" / "checkpoints" / "latest")
     words = [str(folder / "shapes.npy"), "--checkpoint", checkpoint, "--package", str(TOY)]
     assert main(["track", *words]) == 2
-    assert "the recipe toy is not a PointTracker: it has no track_points" in capsys.readouterr().err
+    assert "toy does not offer PointTracker: it has no track_points" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
