@@ -170,9 +170,12 @@ def make_plan(config: Config, recipe: Recipe, request: Request) -> dict[str, Any
     if request.seconds_per_sample is None:
         _peak_tflops(request, config)  # refused before the steps, which take long
     plans: dict[int, BatchPlan | str] = {}
+    samples = request.samples or count_samples(config, recipe)
     for devices in request.devices:
         try:
-            plans[devices] = plan_batches(training, devices)
+            plan = plan_batches(training, devices)
+            _total_steps(config, plan, samples)  # refused where no batch is full
+            plans[devices] = plan
         except ConfigError as error:
             plans[devices] = str(error)
     possible = [plan for plan in plans.values() if isinstance(plan, BatchPlan)]
@@ -186,7 +189,6 @@ def make_plan(config: Config, recipe: Recipe, request: Request) -> dict[str, Any
     if model.blocks:
         variants["checkpointing"] = fit(config, recipe, sizes, checkpointing=True)[1]
     sharded = _fit_sharded(config, recipe, sizes, model, possible)
-    samples = request.samples or count_samples(config, recipe)
     at_first = plain.at(first)
     is_spread = any(plan.world_size > 1 for plan in possible)
     on_ranks = recipe_on_cuda(config, 2) if is_spread else recipe
@@ -305,8 +307,9 @@ def _row(
 
 
 def _learning_rates(config: Config, plan: BatchPlan) -> dict[str, float]:
-    """By each rule, from `lr_base_batch`, or else from the batch of one device."""
-    base = config.optimizer.lr_base_batch or plan.batch_size * plan.accumulation_steps
+    """By each rule, from `lr_base_batch`, or else from the global batch on one device."""
+    alone = config.training.global_batch_size or plan.batch_size * plan.accumulation_steps
+    base = config.optimizer.lr_base_batch or alone
     optimizer = dataclasses.replace(config.optimizer, lr_base_batch=base)
     return learning_rates(optimizer, plan.global_batch_size)
 

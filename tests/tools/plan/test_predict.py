@@ -369,3 +369,29 @@ def test_blocks_that_are_recomputed_take_time(monkeypatch: pytest.MonkeyPatch) -
         request = Request((1,), "H200", 0.3, None, 64, NETWORK)
         (row,) = make_plan(config, recipe_on_cuda(config), request)["devices"]
         assert row["flops_per_device"] == flops
+
+
+def test_one_global_batch_has_one_learning_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("training.batch_size=null", "training.global_batch_size=64")
+    same = SMALL["hjepa_tiny"].config("absent", *words, "optimizer.lr_base_batch=null")
+    for row in planned(same, (1, 8), monkeypatch)["devices"]:
+        rates = row["learning_rate"]
+        assert rates["none"] == rates["linear"] == rates["sqrt"]
+    words = ("training.batch_size=8", "training.global_batch_size=null")
+    grown = SMALL["hjepa_tiny"].config("absent", *words, "optimizer.lr_base_batch=null")
+    rates = planned(grown, (8,), monkeypatch)["devices"][0]["learning_rate"]
+    assert rates["linear"] == pytest.approx(8 * rates["none"])
+
+
+def test_too_few_samples_for_some_devices_leave_the_plan_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    epochs = ("training.num_steps=null", "training.num_epochs=2", "training.drop_last=true")
+    batch = ("training.batch_size=8", "training.global_batch_size=null")
+    config = SMALL["hjepa_tiny"].config("absent", *epochs, *batch)
+    line = Fitted(STEP, replace(STEP, batch_size=16))
+    monkeypatch.setattr(predict, "fit", lambda *_, **__: (MODEL, line))
+    request = Request((1, 64), "H200", 0.3, 0.01, 32, NETWORK)
+    one, many = make_plan(config, recipe_on_cuda(config), request)["devices"]
+    assert one["steps"] == 2 * 32 // 8
+    assert "fewer than one global batch of 512" in many["problem"]
