@@ -16,6 +16,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+from command import guarded, positive
 
 from overt.config import build_recipe, load
 from overt.distributed import init_distributed
@@ -28,9 +29,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("recipe", nargs="?", default="pcdiff_medium")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
-    parser.add_argument("--batches", type=int, nargs="+", default=[8, 32, 128])
-    parser.add_argument("--samples", type=int, default=16000, help="seen by each run")
-    parser.add_argument("--skulls", type=int, default=60)
+    parser.add_argument("--batches", type=positive, nargs="+", default=[8, 32, 128])
+    parser.add_argument("--samples", type=positive, default=16000, help="seen by each run")
+    parser.add_argument("--skulls", type=positive, default=60)
     parser.add_argument("--rate", type=float, default=2e-4, help="at a batch of 8, as published")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--output", type=Path, default=Path("runs/batch_scaling"))
@@ -73,4 +74,4 @@ def run(options: argparse.Namespace, batch: int, rule: str) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(main))

@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 from cifar_pictures import draw_neighbors, draw_photographs
-from command import positive
+from command import guarded, positive
 from torch import Tensor
 
 from overt.config import Config, build_recipe, load
@@ -373,4 +373,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(main))

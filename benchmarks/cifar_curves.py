@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from command import guarded
+
 ROWS = Path(__file__).with_name("cifar_rows.jsonl")
 NAMES = {
     "simclr": ("SimCLR", "#0072b2"),
@@ -140,4 +142,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(main))

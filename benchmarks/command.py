@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from overt.errors import ConfigError, OvertError, exit_code_of
+from overt.errors import FAILED_EXIT_CODE, ConfigError, OvertError, exit_code_of, file_problem
 
 
 def positive(text: str) -> int:
@@ -40,3 +40,8 @@ def guarded(main: Callable[[], int]) -> int:
     except OvertError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return exit_code_of(error)
+    except OSError as error:
+        if (problem := file_problem(error)) is None:
+            raise
+        print(problem, file=sys.stderr)
+        return FAILED_EXIT_CODE

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from command import positive
+from command import guarded, positive
 from numpy.typing import NDArray
 
 from overt.data.tracking.video import read_video
@@ -78,4 +78,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(main))

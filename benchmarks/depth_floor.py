@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from command import positive
+from command import guarded, positive
 from torch import Tensor
 
 from overt.data.people.crops import box_square
@@ -160,4 +160,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(main))

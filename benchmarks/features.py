@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from command import guarded
 
 from overt.config import build_recipe, load
 from overt.data.images.packed import pack_arrays
@@ -157,4 +158,4 @@ def measure(options: argparse.Namespace, folder: Path, world: World) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(main))

@@ -8,6 +8,8 @@ are Dice and HD, the largest distance, in mm, before and after the treatment tha
 
 from __future__ import annotations
 
+import argparse
+
 import numpy as np
 
 from overt.geometry.implant import Finishing, finish, measures
@@ -54,6 +56,7 @@ def spoiled(wall: float) -> dict[str, tuple[Mask, Finishing]]:
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     print("wall mm  fault             Dice before  after     HD before  after")
     for wall in (3.0, 5.0, 8.0):
         implant, skull, aside, _ = cap(wall)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from command import guarded
 
 from overt.data.skulls.lists import Points, SkullList, load_cloud, training_cloud
 from overt.recipes.pcdiff.data import draw_noise
@@ -88,4 +89,4 @@ def error_of_center(arrays: Arrays, points: int, shared: float) -> float:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(main))

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from command import guarded
 from omegaconf import OmegaConf
 
 from overt.config import Config, build_recipe, load
@@ -229,4 +230,4 @@ def constant_error(config: Config) -> float:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(main))

@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from command import positive
+from command import guarded, positive
 
 SIZES = {
     "cotracker3_offline": (1, 2),
@@ -90,7 +90,8 @@ def in_process(kind: str, recipe: str, words: list[str]) -> int | None:
     command = [sys.executable, __file__, "--one", kind, recipe, *words]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
-        print(f"{kind} {recipe} failed: {done.stderr.strip()[-400:]}", file=sys.stderr)
+        last = next(reversed(done.stderr.strip().splitlines()), "")
+        print(f"{kind} {recipe} failed: {last}", file=sys.stderr)
         return None
     peak = int(json.loads(done.stdout.splitlines()[-1]))
     print(f"{kind} {recipe} {words[0]}: {peak / 2**30:.2f} GiB", file=sys.stderr)
@@ -133,8 +134,8 @@ def main() -> int:
         print(f"| {name} | {size} | {shown[0]} | {shown[1]} | {difference} |")
     if options.only is None:
         print(f"largest difference {worst:.1%}")
-    return 0
+    return int(any(value is None for values in found.values() for value in values))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(main))

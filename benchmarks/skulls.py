@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from command import guarded
 
 from overt.config import Config, build_recipe, load
 from overt.distributed import init_distributed
@@ -212,4 +213,4 @@ def peak_gib() -> float:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(main))

@@ -9,10 +9,10 @@ A student that gains as much from it as from a trained teacher has not learned f
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+import argparse
 
 import torch
+from command import writable_file
 from torch import Tensor, nn
 
 
@@ -24,14 +24,14 @@ class Static(nn.Module):
         return tracks, torch.ones_like(tracks[..., 0])
 
 
-def main(arguments: Sequence[str]) -> int:
-    if len(arguments) != 1:
-        print("usage: python benchmarks/static_teacher.py FILE.torchscript", file=sys.stderr)
-        return 2
-    torch.jit.script(Static()).save(arguments[0])  # type: ignore[no-untyped-call]
-    print(f"written to {arguments[0]}")
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file", type=writable_file, metavar="FILE.torchscript")
+    file = parser.parse_args().file
+    torch.jit.script(Static()).save(str(file))  # type: ignore[no-untyped-call]
+    print(f"written to {file}")
     return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(main())

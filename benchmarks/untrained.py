@@ -13,6 +13,7 @@ import argparse
 from pathlib import Path
 
 import numpy as np
+from command import guarded
 from numpy.typing import NDArray
 
 from overt.data.making import map_in_processes
@@ -78,4 +79,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(main))

@@ -68,11 +68,13 @@ def ddp_traffic(
     devices: int,
     network: Network,
     is_recorded: bool = False,
+    passes: int = 1,
 ) -> Traffic:
     """Gradients are added up bucket by bucket while the backward pass runs.
 
-    Two thirds of a step are backward. The last bucket is full only when that has ended. A pass that
-    is recorded as a CUDA graph has all its gradients in one message after it.
+    Two thirds of a pass are backward. The last bucket is full only when that has ended. Of several
+    passes, one for each micro-batch, only the last sends. A pass that is recorded as a CUDA graph
+    has all its gradients in one message after it.
     """
     buckets = 1 if is_recorded else max(1, math.ceil(gradient_bytes / BUCKET_BYTES))
     latency = latency_seconds(devices, network)
@@ -80,7 +82,7 @@ def ddp_traffic(
     parts = (2 * within, 2 * between, buckets * latency)
     total = sum(parts)
     last = total / buckets
-    exposed = last + max(0.0, total - last - step_seconds * 2 / 3)
+    exposed = last + max(0.0, total - last - step_seconds / passes * 2 / 3)
     sent = int(2 * (devices - 1) / devices * gradient_bytes)
     return _traffic(sent, parts, exposed, step_seconds)
 
@@ -92,24 +94,35 @@ def fsdp_traffic(
     step_seconds: float,
     devices: int,
     network: Network,
+    passes: int = 1,
+    reductions: int = 1,
 ) -> Traffic:
     """Units are gathered for the forward and again for the backward pass; gradients go back.
 
     While one unit computes, the next one is gathered: the first all-gather and the last
-    reduce-scatter are not hidden.
+    reduce-scatter are not hidden. Each of several passes gathers; `reductions` of them reduce.
     """
     units = max(units, 1)
     latency = latency_seconds(devices, network)
     gathered = one_way_seconds(parameter_bytes, devices, network)
     scattered = one_way_seconds(gradient_bytes, devices, network)
     gather, scatter = sum(gathered) + units * latency, sum(scattered) + units * latency
-    forward, backward = step_seconds / 3, step_seconds * 2 / 3
-    edges = (gather + scatter) / units
-    exposed = edges + max(0.0, gather - forward) + max(0.0, gather + scatter - backward)
-    within, between = (2 * out + back for out, back in zip(gathered, scattered, strict=True))
-    parts = (within, between, 3 * units * latency)
-    sent = int((devices - 1) / devices * (2 * parameter_bytes + gradient_bytes))
-    return _traffic(sent, parts, min(exposed, sum(parts)), step_seconds)
+    forward, backward = step_seconds / passes / 3, step_seconds / passes * 2 / 3
+
+    def exposed_by(sent_back: float) -> float:
+        edges = (gather + sent_back) / units
+        waits = max(0.0, gather - forward) + max(0.0, gather + sent_back - backward)
+        return min(edges + waits, 2 * gather + sent_back)
+
+    exposed = reductions * exposed_by(scatter) + (passes - reductions) * exposed_by(0.0)
+    within, between = (
+        2 * passes * out + reductions * back for out, back in zip(gathered, scattered, strict=True)
+    )
+    parts = (within, between, (2 * passes + reductions) * units * latency)
+    sent = int(
+        (devices - 1) / devices * (2 * passes * parameter_bytes + reductions * gradient_bytes)
+    )
+    return _traffic(sent, parts, exposed, step_seconds)
 
 
 def _traffic(

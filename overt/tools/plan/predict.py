@@ -26,7 +26,7 @@ from overt.engine.strategy.automatic import choice_on_cuda, records_on_cuda
 from overt.errors import ConfigError, DataError
 from overt.health.flops import peak_tflops
 from overt.recipe import Recipe
-from overt.tools.plan.communication import Network, Traffic, ddp_traffic, fsdp_traffic
+from overt.tools.plan.communication import Network, ddp_traffic, fsdp_traffic
 from overt.tools.plan.engine_step import EngineStep, Model, StepMemory, recipe_on_cuda
 
 GIB = 2**30
@@ -72,32 +72,46 @@ class Fitted:
         return StepMemory(**values)
 
 
-def device_memory(step: StepMemory, model: Model, strategy: str, devices: int) -> int:
-    """Return peak bytes on one device, as torch.cuda.max_memory_allocated counts them."""
+def device_memory(
+    step: StepMemory, model: Model, strategy: str, devices: int, accumulates: bool = False
+) -> int:
+    """Return peak bytes on one device, as torch.cuda.max_memory_allocated counts them.
+
+    `accumulates`: all gradients of an earlier micro-batch are there, and with FSDP unsharded.
+    """
     static = step.parameters + step.frozen + step.optimizer
     match strategy:
         case "ddp" if devices > 1:
-            # Gradients lie in buckets, which are there all the time.
-            return static + step.gradients + step.transient + LIBRARIES
+            # Gradients lie in buckets, which are there all the time; what accumulates under
+            # `no_sync` lies beside them.
+            copies = 2 if accumulates else 1
+            return static + copies * step.gradients + step.transient + LIBRARIES
         case "fsdp" if devices > 1:
             shards = math.ceil((static + step.gradients) / devices)
+            shards += step.gradients if accumulates else 0
             unit = 4 * max(model.unit_sizes, default=0)
             root_bytes = 4 * max(model.parameters + model.frozen - sum(model.unit_sizes), 0)
             # Whole at a time: what belongs to no unit, this unit, the one fetched ahead and what
             # it arrives in; this unit's gradient and what it leaves in.
             total_bytes = root_bytes + 3 * unit + 2 * unit
             return shards + total_bytes + step.transient + LIBRARIES
+        case _ if accumulates:
+            return static + step.gradients + step.transient + LIBRARIES
         case _:
             return step.peak + LIBRARIES
 
 
-def sharded_memory(step: StepMemory, measured_on: int, devices: int) -> int:
+def sharded_memory(
+    step: StepMemory, measured_on: int, devices: int, accumulates: bool = False
+) -> int:
     """Return peak bytes on one of `devices` ranks, from an FSDP step on one of `measured_on` ranks.
 
-    Only shards shrink with the world size; what is gathered, and activations, stay.
+    Only shards shrink with the world size; what is gathered, and activations, stay. So do
+    gradients that wait unsharded for further micro-batches.
     """
     shards = step.parameters + step.frozen + step.optimizer + step.gradients
-    return round(step.peak - shards * (1 - measured_on / devices)) + LIBRARIES
+    waiting = step.gradients * measured_on if accumulates else 0
+    return round(step.peak - shards * (1 - measured_on / devices)) + waiting + LIBRARIES
 
 
 def largest_batch(memory: Callable[[int], int], card_gib: float) -> int:
@@ -156,9 +170,12 @@ def make_plan(config: Config, recipe: Recipe, request: Request) -> dict[str, Any
     if request.seconds_per_sample is None:
         _peak_tflops(request, config)  # refused before the steps, which take long
     plans: dict[int, BatchPlan | str] = {}
+    samples = request.samples or count_samples(config, recipe)
     for devices in request.devices:
         try:
-            plans[devices] = plan_batches(training, devices)
+            plan = plan_batches(training, devices)
+            _total_steps(config, plan, samples)  # refused where no batch is full
+            plans[devices] = plan
         except ConfigError as error:
             plans[devices] = str(error)
     possible = [plan for plan in plans.values() if isinstance(plan, BatchPlan)]
@@ -172,7 +189,6 @@ def make_plan(config: Config, recipe: Recipe, request: Request) -> dict[str, Any
     if model.blocks:
         variants["checkpointing"] = fit(config, recipe, sizes, checkpointing=True)[1]
     sharded = _fit_sharded(config, recipe, sizes, model, possible)
-    samples = request.samples or count_samples(config, recipe)
     at_first = plain.at(first)
     is_spread = any(plan.world_size > 1 for plan in possible)
     on_ranks = recipe_on_cuda(config, 2) if is_spread else recipe
@@ -235,6 +251,8 @@ def _row(
 ) -> dict[str, Any]:
     devices, total = plan.world_size, plan.global_batch_size
     strategies = ["single"] if devices == 1 else ["ddp", *(["fsdp"] if model.unit_sizes else [])]
+    passes = plan.accumulation_steps
+    reductions = passes if config.training.reduce_every_micro_batch else 1  # of FSDP
     memory: dict[str, Any] = {}
     largest: dict[str, Any] = {}
     for strategy in strategies:
@@ -243,19 +261,33 @@ def _row(
             def peak(
                 size: int, line: Fitted = line, strategy: str = strategy, name: str = name
             ) -> int:
+                accumulates = passes > (reductions if strategy == "fsdp" else 1)
                 if strategy == "fsdp" and sharded is not None:
                     measured = sharded.variants[name].at(size)
-                    return sharded_memory(measured, sharded.ranks, devices)
-                return device_memory(line.at(size), model, strategy, devices)
+                    return sharded_memory(measured, sharded.ranks, devices, accumulates)
+                return device_memory(line.at(size), model, strategy, devices, accumulates)
 
             memory.setdefault(strategy, {})[name] = peak(plan.batch_size)
             fits = {str(card): largest_batch(peak, gib) for card, gib in CARDS.items()}
             largest.setdefault(strategy, {})[name] = fits
-    step = variants["plain"].at(plan.batch_size)
-    flops = step.flops * plan.accumulation_steps
+    is_recomputed = config.training.activation_checkpointing and "checkpointing" in variants
+    step = variants["checkpointing" if is_recomputed else "plain"].at(plan.batch_size)
+    flops = step.flops * passes
     alone = _seconds(request, config, plan, flops)
-    traffic = _traffic(strategies, request.network, model, alone, devices, is_recorded)
-    seconds = alone + (traffic["ddp"].exposed if "ddp" in traffic else 0.0)
+    traffic = {}
+    if "ddp" in strategies:
+        gradients = 4 * model.parameters
+        traffic["ddp"] = ddp_traffic(
+            gradients, alone, devices, request.network, is_recorded, passes
+        )
+    if "fsdp" in strategies:
+        weights = 4 * (model.parameters + model.frozen)
+        traffic["fsdp"] = fsdp_traffic(
+            weights, 4 * model.parameters, len(model.unit_sizes), alone, devices, request.network,
+            passes, reductions,
+        )  # fmt: skip
+    chosen = traffic.get(config.training.strategy, traffic.get("ddp"))
+    seconds = alone + (chosen.exposed if chosen is not None else 0.0)
     steps = _total_steps(config, plan, samples)
     return {
         "devices": devices,
@@ -274,30 +306,10 @@ def _row(
     }
 
 
-def _traffic(
-    strategies: list[str],
-    network: Network,
-    model: Model,
-    seconds: float,
-    devices: int,
-    is_recorded: bool,
-) -> dict[str, Traffic]:
-    traffic = {}
-    if "ddp" in strategies:
-        gradients = 4 * model.parameters
-        traffic["ddp"] = ddp_traffic(gradients, seconds, devices, network, is_recorded)
-    if "fsdp" in strategies:
-        weights = 4 * (model.parameters + model.frozen)
-        units = len(model.unit_sizes)
-        traffic["fsdp"] = fsdp_traffic(
-            weights, 4 * model.parameters, units, seconds, devices, network
-        )
-    return traffic
-
-
 def _learning_rates(config: Config, plan: BatchPlan) -> dict[str, float]:
-    """By each rule, from `lr_base_batch`, or else from the batch of one device."""
-    base = config.optimizer.lr_base_batch or plan.batch_size * plan.accumulation_steps
+    """By each rule, from `lr_base_batch`, or else from the global batch on one device."""
+    alone = config.training.global_batch_size or plan.batch_size * plan.accumulation_steps
+    base = config.optimizer.lr_base_batch or alone
     optimizer = dataclasses.replace(config.optimizer, lr_base_batch=base)
     return learning_rates(optimizer, plan.global_batch_size)
 

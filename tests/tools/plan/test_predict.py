@@ -10,17 +10,25 @@ from toy_recipe.recipe import Toy
 from toy_runs import toy_config
 
 from overt.config import Config, build_recipe
+from overt.engine.loader import StepBatch
 from overt.engine.strategy.automatic import records_on_cuda
 from overt.errors import ConfigError
-from overt.tools.plan import predict
+from overt.tools.plan import engine_step, predict
 from overt.tools.plan.communication import (
+    BUCKET_BYTES,
     Network,
     Traffic,
     ddp_traffic,
     fsdp_traffic,
     one_way_seconds,
 )
-from overt.tools.plan.engine_step import EngineStep, Model, StepMemory, recipe_on_cuda
+from overt.tools.plan.engine_step import (
+    EngineStep,
+    ExampleLoader,
+    Model,
+    StepMemory,
+    recipe_on_cuda,
+)
 from overt.tools.plan.predict import (
     CARDS,
     CONTEXT,
@@ -255,3 +263,135 @@ def test_an_unknown_card_is_refused_before_any_step(
     config = toy_config(tmp_path)
     with pytest.raises(ConfigError, match="--gpu Abacus"):
         make_plan(config, build_recipe(config), Request((1,), "Abacus", 0.3, None, 64, NETWORK))
+
+
+def with_two_passes(
+    folder: Path, strategy: str, devices: int, monkeypatch: pytest.MonkeyPatch
+) -> tuple[StepMemory, int, Model]:
+    """Return the engine's step, its peak with a second micro-batch, and the model's numbers."""
+    config = toy_config(folder, "model.width=16384")
+    recipe = build_recipe(config)
+    step = EngineStep(config, recipe, False, strategy, devices)
+    once = step.run(recipe.example_batch(4), 4)
+
+    class Twice(ExampleLoader):
+        def next_step(self) -> StepBatch:
+            batch = super().next_step()
+            return replace(batch, micro_batches=2 * batch.micro_batches)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine_step, "ExampleLoader", Twice)
+        return once, step.run(recipe.example_batch(4), 4).peak, step.numbers
+
+
+@pytest.mark.parametrize(("strategy", "devices"), [("single", 1), ("ddp", 2), ("ddp", 4)])
+def test_gradients_that_accumulate_are_there_at_the_peak(
+    strategy: str, devices: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone, _, model = with_two_passes(tmp_path, "single", 1, monkeypatch)
+    _, peak, _ = with_two_passes(tmp_path, strategy, devices, monkeypatch)
+    predicted = device_memory(alone, model, strategy, devices, accumulates=True) - LIBRARIES
+    assert predicted == pytest.approx(peak, rel=0.03)
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_gradients_that_accumulate_are_whole_with_fsdp(
+    devices: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, peak, _ = with_two_passes(tmp_path, "fsdp", devices, monkeypatch)
+    predicted = sharded_memory(step, devices, devices, accumulates=True) - LIBRARIES
+    assert peak <= predicted <= 1.05 * peak
+    alone, _, model = with_two_passes(tmp_path, "single", 1, monkeypatch)
+    calculated = device_memory(alone, model, "fsdp", devices, accumulates=True)
+    assert calculated - device_memory(alone, model, "fsdp", devices) == alone.gradients
+
+
+def test_only_the_last_of_several_passes_hides_what_ddp_sends() -> None:
+    size = 4 * 10**8
+    one, four = (ddp_traffic(size, 0.02, 64, NETWORK, passes=passes) for passes in (1, 4))
+    assert four.bytes_sent == one.bytes_sent
+    backward = 0.02 / 4 * 2 / 3
+    last = four.seconds / -(-size // BUCKET_BYTES)
+    assert four.exposed == pytest.approx(last + max(0.0, four.seconds - last - backward))
+    assert four.efficiency < one.efficiency
+
+
+def test_fsdp_gathers_again_for_every_pass_and_reduces_once() -> None:
+    size, step = 8 * 10**8, 0.1
+    one, four, early = (
+        fsdp_traffic(size, size, 10, passes * step, 8, NETWORK, passes, reductions)
+        for passes, reductions in ((1, 1), (4, 1), (4, 4))
+    )
+    assert one.bytes_sent == (2 + 1) * 7 * 10**8
+    assert four.bytes_sent == (4 * 2 + 1) * 7 * 10**8
+    assert early.bytes_sent == 4 * one.bytes_sent
+    assert early.exposed == pytest.approx(4 * one.exposed)
+    assert early.efficiency == pytest.approx(one.efficiency)
+    assert four.exposed < early.exposed
+
+
+def test_a_plan_counts_accumulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = []
+    for accumulation, early in ((1, "false"), (4, "false"), (4, "true")):
+        config = SMALL["hjepa_tiny"].config(
+            "absent", "training.batch_size=8", "training.global_batch_size=null",
+            f"training.accumulation_steps={accumulation}", "training.cuda_graph=false",
+            f"training.reduce_every_micro_batch={early}",
+        )  # fmt: skip
+        rows += planned(config, (8,), monkeypatch)["devices"]
+    memory = [{name: size["plain"] for name, size in row["memory_bytes"].items()} for row in rows]
+    once, later, early = memory
+    assert later["ddp"] - once["ddp"] == later["fsdp"] - once["fsdp"] == STEP.gradients
+    assert early == {"ddp": later["ddp"], "fsdp": once["fsdp"]}
+    sent = [row["traffic"]["fsdp"]["bytes_sent"] for row in rows]
+    assert sent == [sent[0], 3 * sent[0], 4 * sent[0]]
+    assert rows[1]["traffic"]["ddp"]["bytes_sent"] == rows[0]["traffic"]["ddp"]["bytes_sent"]
+
+
+def test_step_time_is_that_of_the_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for strategy in ("ddp", "fsdp"):
+        words = (f"training.strategy={strategy}", "training.cuda_graph=false")
+        config = SMALL["hjepa_tiny"].config("absent", *words)
+        for row in planned(config, (8, 64), monkeypatch)["devices"]:
+            waiting = row["seconds_per_step"] - 0.01 * row["batch_size"]
+            assert waiting == pytest.approx(row["traffic"][strategy]["exposed"])
+
+
+def test_blocks_that_are_recomputed_take_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fit_made_up(*_: Any, checkpointing: bool) -> tuple[Model, Fitted]:
+        step = replace(STEP, flops=4 * 10**12 if checkpointing else 3 * 10**12)
+        return MODEL, Fitted(step, replace(step, batch_size=16))
+
+    monkeypatch.setattr(predict, "fit", fit_made_up)
+    for again, flops in (("false", 3 * 10**12), ("true", 4 * 10**12)):
+        words = f"training.activation_checkpointing={again}"
+        config = SMALL["hjepa_tiny"].config("absent", words)
+        request = Request((1,), "H200", 0.3, None, 64, NETWORK)
+        (row,) = make_plan(config, recipe_on_cuda(config), request)["devices"]
+        assert row["flops_per_device"] == flops
+
+
+def test_one_global_batch_has_one_learning_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("training.batch_size=null", "training.global_batch_size=64")
+    same = SMALL["hjepa_tiny"].config("absent", *words, "optimizer.lr_base_batch=null")
+    for row in planned(same, (1, 8), monkeypatch)["devices"]:
+        rates = row["learning_rate"]
+        assert rates["none"] == rates["linear"] == rates["sqrt"]
+    words = ("training.batch_size=8", "training.global_batch_size=null")
+    grown = SMALL["hjepa_tiny"].config("absent", *words, "optimizer.lr_base_batch=null")
+    rates = planned(grown, (8,), monkeypatch)["devices"][0]["learning_rate"]
+    assert rates["linear"] == pytest.approx(8 * rates["none"])
+
+
+def test_too_few_samples_for_some_devices_leave_the_plan_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    epochs = ("training.num_steps=null", "training.num_epochs=2", "training.drop_last=true")
+    batch = ("training.batch_size=8", "training.global_batch_size=null")
+    config = SMALL["hjepa_tiny"].config("absent", *epochs, *batch)
+    line = Fitted(STEP, replace(STEP, batch_size=16))
+    monkeypatch.setattr(predict, "fit", lambda *_, **__: (MODEL, line))
+    request = Request((1, 64), "H200", 0.3, 0.01, 32, NETWORK)
+    one, many = make_plan(config, recipe_on_cuda(config), request)["devices"]
+    assert one["steps"] == 2 * 32 // 8
+    assert "fewer than one global batch of 512" in many["problem"]
