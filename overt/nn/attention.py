@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from overt.ops.attention.api import attend, attend_packed
 from overt.ops.attention.packing import Packing
+from overt.ops.gelu import gelu
 
 BLOCKS_PER_CHAIN = 4  # longer chains take longer to compile
 
@@ -68,7 +68,7 @@ class Mlp(nn.Module):
         self.fc2 = nn.Linear(hidden, width)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(tokens)))  # type: ignore[no-any-return]
+        return self.fc2(gelu(self.fc1(tokens)))  # type: ignore[no-any-return]
 
 
 class LayerScale(nn.Module):

@@ -7,14 +7,13 @@ slice in two dimensions, which takes down to a third of the time of `F.conv3d`.
 
 from __future__ import annotations
 
-import platform
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-IS_ARM = platform.machine().lower() in ("aarch64", "arm64")
+from overt.ops.onednn import is_slow, without_onednn
 
 Pair = tuple[int, int]
 
@@ -23,16 +22,10 @@ def convolve(
     x: Tensor, weight: Tensor, stride: Pair, padding: Pair, bias: Tensor | None = None
 ) -> Tensor:
     """Images (M, C, H, W) and weights (D, C, h, w) to maps (M, D, H', W'), with a bias (D,)."""
-    if not (torch.is_grad_enabled() and _is_special(x)):
+    if not (torch.is_grad_enabled() and is_slow(x)):
         return F.conv2d(x, weight, bias, stride, padding)
     result: Tensor = _Convolution.apply(x, weight, bias, stride, padding)  # type: ignore[no-untyped-call]
     return result
-
-
-def _is_special(x: Tensor) -> bool:
-    if not IS_ARM or x.device.type != "cpu":
-        return False
-    return not (torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling())
 
 
 class _Convolution(torch.autograd.Function):
@@ -47,21 +40,17 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        before = torch._C._get_mkldnn_enabled()
-        torch._C._set_mkldnn_enabled(False)
-        try:
+        with without_onednn():
             gradients = torch.ops.aten.convolution_backward(
                 gradient, x, weight, (len(weight),), ctx.stride, ctx.padding, (1, 1), False,
                 (0, 0), 1, ctx.needs_input_grad[:3],
             )  # fmt: skip
-        finally:
-            torch._C._set_mkldnn_enabled(before)
         return (*gradients, None, None)
 
 
 def convolve_grid(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Grids (B, C, Z, Y, X) and weights (D, C, 3, 3, 3) to (B, D, Z, Y, X), with a bias (D,)."""
-    if not _is_special(x):
+    if not is_slow(x):
         return F.conv3d(x, weight, bias, padding=1)
     result: Tensor = _GridConvolution.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return result

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from overt.ops import convolve as module
+from overt.ops import onednn
 from overt.ops.convolve import convolve, convolve_grid
 
 
@@ -14,7 +14,7 @@ from overt.ops.convolve import convolve, convolve_grid
 def test_result_and_gradients_are_those_of_torch(
     kernel: int, stride: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "IS_ARM", True)
+    monkeypatch.setattr(onednn, "IS_ARM", True)
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(2, 3, 9, 8, generator=draw, requires_grad=True)
     weight = torch.randn(4, 3, kernel, kernel, generator=draw, requires_grad=True)
@@ -32,7 +32,7 @@ def test_result_and_gradients_are_those_of_torch(
 
 
 def test_an_input_without_gradient_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "IS_ARM", True)
+    monkeypatch.setattr(onednn, "IS_ARM", True)
     weight = torch.ones(1, 1, 3, 3, requires_grad=True)
     convolve(torch.ones(1, 1, 4, 4), weight, (1, 1), (1, 1)).sum().backward()
     assert weight.grad is not None
@@ -44,7 +44,7 @@ def test_an_input_without_gradient_gets_none(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_grid_is_convolved_as_by_torch(
     size: tuple[int, int, int], layout: torch.memory_format, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "IS_ARM", True)
+    monkeypatch.setattr(onednn, "IS_ARM", True)
     draw = torch.Generator().manual_seed(0)
 
     def make(*shape: int) -> torch.Tensor:
@@ -63,7 +63,7 @@ def test_a_grid_is_convolved_as_by_torch(
 
 
 def test_the_first_grid_of_a_network_needs_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "IS_ARM", True)
+    monkeypatch.setattr(onednn, "IS_ARM", True)
     weight = torch.ones(1, 1, 3, 3, 3, requires_grad=True)
     convolve_grid(torch.ones(1, 1, 4, 4, 4), weight).sum().backward()
     assert weight.grad is not None

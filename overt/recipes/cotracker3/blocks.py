@@ -21,6 +21,7 @@ from torch.utils.checkpoint import (
 from overt.geometry.sample import resize_bilinear
 from overt.ops.attention.api import attend_within, attention
 from overt.ops.convolve import convolve
+from overt.ops.gelu import gelu
 from overt.ops.linear_gelu.api import linear_gelu
 from overt.ops.map_norm.api import normalize_maps
 
@@ -176,7 +177,7 @@ class Perceptron(nn.Module):
 
     def finish(self, hidden: Tensor) -> Tensor:
         """All behind the first layer."""
-        output: Tensor = self.fc2(F.gelu(hidden, approximate=self.approximate))
+        output: Tensor = self.fc2(gelu(hidden, self.approximate))
         return output
 
 

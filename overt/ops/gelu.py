@@ -1,0 +1,33 @@
+"""GELU, whose gradient takes the quicker way on ARM processors: a quarter of oneDNN's time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from overt.ops.onednn import is_slow, without_onednn
+
+
+def gelu(x: Tensor, approximate: str = "none") -> Tensor:
+    """`torch.nn.functional.gelu`."""
+    if not (torch.is_grad_enabled() and is_slow(x)):
+        return F.gelu(x, approximate=approximate)
+    result: Tensor = _Gelu.apply(x, approximate)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Gelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, approximate: str) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.approximate = approximate
+        return F.gelu(x, approximate=approximate)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        with without_onednn():
+            return torch.ops.aten.gelu_backward(gradient, x, approximate=ctx.approximate), None
