@@ -19,8 +19,12 @@ def test_every_family_of_recipes_has_one() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_old_checkpoint_resumes(name: str, tmp_path: Path) -> None:
+def test_an_old_checkpoint_resumes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From its own configuration, which knows nothing of the settings that came later."""
+    # Earlier code left GELU's gradient to oneDNN on ARM, too, which rounds otherwise.
+    monkeypatch.setattr("overt.ops.gelu.is_slow", lambda x: False)
     run = tmp_path / "runs" / name
     folder = run / "checkpoints" / "step_00000002"
     shutil.copytree(OLD / name / folder.name, folder)

@@ -28,7 +28,7 @@ from overt.commands.completion import SCRIPTS, candidates
         ("overt train recipe=lbm_tiny data.synth", ["data.synthetic."]),
         ("overt train recipe=lbm_tiny data.synthetic.cou", ["data.synthetic.count="]),
         ("overt train training.hang=", ["training.hang=report", "training.hang=stop"]),
-        ("overt data im", ["imagenet", "images"]),
+        ("overt data im", ["imagenet", "images", "implants"]),
         ("overt prove re", ["resume"]),
         ("overt prove resume recipe=lbm_t", ["recipe=lbm_tiny"]),
         ("overt help rep", ["report"]),
