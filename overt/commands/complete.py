@@ -286,9 +286,10 @@ def refuse_volume(path: Path) -> None:
 
 def refuse_volume_options(options: argparse.Namespace) -> None:
     """Raise an error for options that have no effect on a cloud."""
-    of_volumes = ("--voxels", "--threshold", "--all-parts", *LENGTHS)
+    of_volumes = ("--voxels", "--all-parts", *LENGTHS)
     given = [name for name in of_volumes if getattr(options, name[2:].replace("-", "_"))]
     given += [] if options.vote else ["--no-vote"]
+    given += [] if options.threshold is None else ["--threshold"]  # 0 is one, too
     if given:
         raise ConfigError(
             f"{options.scan} is a cloud of points, and {', '.join(given)} would have no effect; "

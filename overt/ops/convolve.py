@@ -87,9 +87,9 @@ def _weight_gradient(x: Tensor, gradient: Tensor) -> Tensor:
     height, width = x.shape[3:]
     rows = gradient.permute(1, 0, 2, 3, 4).flatten(1)  # (D, B * Z * Y * X)
     parts = [
-        rows @ images[:, y : y + height, x : x + width].flatten(0, 2)
-        for y in range(3)
-        for x in range(3)
+        rows @ images[:, top : top + height, left : left + width].flatten(0, 2)
+        for top in range(3)
+        for left in range(3)
     ]  # (D, 3 * C) each
     by_position = torch.stack(parts, dim=2).view(len(rows), 3, -1, 3, 3)  # (D, 3, C, 3, 3)
     return by_position.transpose(1, 2)

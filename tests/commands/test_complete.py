@@ -159,7 +159,8 @@ def test_what_would_have_no_effect_is_refused(
     assert main([*words, "--spacing", "3", "3", "3"]) == 2
     assert "has its own spacing" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-    for given in (["--min-wall", "3"], ["--voxels", "x"], ["--no-vote"], ["--all-parts"]):
+    numbers = (["--min-wall", "3"], ["--threshold", "0"])
+    for given in (*numbers, ["--voxels", "x"], ["--no-vote"], ["--all-parts"]):
         assert complete(folder, "defective_skull/random_1/001_surf.npy", *given) == 2
         message = f"is a cloud of points, and {given[0]} would have no effect"
         assert message in capsys.readouterr().err
