@@ -43,6 +43,7 @@ class Wanted(NamedTuple):
     samples: int  # of one step
     small: bool
     workers: int
+    set: tuple[str, ...] = ()  # settings that were changed
 
 
 def make_sequences(root: Path, wanted: Wanted) -> dict[str, list[str]]:
@@ -124,7 +125,23 @@ def make_people(root: Path, wanted: Wanted) -> dict[str, list[str]]:
         "{name: people, annotations: preprocessed_datasets/people.npz, images: datasets/people, "
         "weight: 1.0}"
     )
-    return {FILES: [f"data.root={root / FILES}", f"data.sources=[{source}]", "data.synthetic=null"]}
+    words = [f"data.root={root / FILES}", f"data.sources=[{source}]", "data.synthetic=null"]
+    return {FILES: [*words, *write_backbone(root, wanted)]}
+
+
+def write_backbone(root: Path, wanted: Wanted) -> list[str]:
+    """Write random weights where a recipe insists on weights of its frozen backbone."""
+    import torch
+
+    from overt.config import build_recipe, load
+
+    recipe = build_recipe(load([f"recipe={wanted.recipe}", "data.root=none", *wanted.set]))
+    depth = getattr(recipe.settings.model, "depth", None)  # type: ignore[attr-defined]
+    if depth is None or not depth.freeze_backbone or depth.backbone_checkpoint is not None:
+        return []
+    path = root / "backbone.pth"
+    torch.save(recipe.build_model().depth_backbone.state_dict(), path)  # type: ignore[union-attr]
+    return [f"model.depth.backbone_checkpoint={path}"]
 
 
 MAKERS = {
@@ -209,17 +226,21 @@ def check_nothing() -> None:
 
 
 def keep_batch(trainer: Any) -> None:
-    """Train on the next batch from now on, which stays on the device."""
+    """Train on the next batch from now on, which stays on the device; the recipe prepares it there
+    in every step, as it does with a batch of the loader."""
     from overt.engine.loader import MicroBatch, StepBatch
     from overt.engine.strategy.graph import WARM_UP
+    from overt.nested import map_tensors
+
+    def copy(tensor: Any) -> Any:
+        return tensor.to(trainer.device)
 
     batch = trainer.loader.next_step()
     micros = [
-        MicroBatch((), trainer.to_device(micro.batch), is_padding=False)
+        MicroBatch((), map_tensors(micro.batch, copy), is_padding=False)
         for micro in batch.micro_batches
     ]
     kept = StepBatch(micros, batch.samples, 0.0)
-    trainer.recipe.on_device = lambda batch: batch
     trainer.loader.next_step = lambda: kept
     for _ in range(WARM_UP + 2):
         trainer.train_step()
@@ -232,7 +253,7 @@ def rows_of(recipe: str, options: argparse.Namespace) -> None:
 
     training = load([f"recipe={recipe}", "data.root=none", *options.set]).training
     samples = plan_batches(training, 1).global_batch_size
-    wanted = Wanted(recipe, samples, options.small, options.workers)
+    wanted = Wanted(recipe, samples, options.small, options.workers, tuple(options.set))
     with tempfile.TemporaryDirectory() as folder:
         storages = maker_of(recipe)(Path(folder), wanted)
         for storage, words in storages.items():

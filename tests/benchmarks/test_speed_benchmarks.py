@@ -129,6 +129,13 @@ def test_training_from_files_is_compared_with_resident_data() -> None:
     assert all(row["fed"] > 0 and 0 <= row["wait"] < 1 for row in rows)
 
 
+def test_fed_gives_a_frozen_backbone_random_weights() -> None:
+    small = ["training.batch_size=2", "model.depth.freeze_backbone=true"]
+    words = ["--here", "--small", "--device", "cpu", "--workers", "0", "--steps", "1", "--json"]
+    (line,) = run("fed.py", "blade_depthnet_tiny", *words, "--set", *small).splitlines()
+    assert json.loads(line)["fed"] > 0
+
+
 def test_loader_compares_whole_jpegs_with_reduced_ones() -> None:
     printed = run("loader.py", "images", "--count", "1", "--size", "480", "480", "--rounds", "1")
     assert "decoded whole" in printed

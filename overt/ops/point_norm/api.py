@@ -10,6 +10,7 @@ from torch import Tensor
 
 from overt.ops.dispatch import use_kernels
 from overt.ops.point_norm.plain import (
+    norm_grid_plain,
     norm_swish_max_plain,
     norm_swish_pairs_plain,
     norm_swish_plain,
@@ -26,11 +27,29 @@ def norm_swish(
     """swish(normalized rows * scale + shift), (B, R, C)."""
     if not use_kernels("point_norm", rows):
         return norm_swish_plain(rows, scale, shift, groups)
+    return _fused(rows, scale, shift, groups, swish=True)
+
+
+def norm_grid(
+    grids: Tensor,  # (B, C, Z, Y, X)
+    scale: Tensor,  # (C,)
+    shift: Tensor,  # (C,)
+    groups: int,
+) -> Tensor:
+    """Normalized grids * scale + shift; the kernels read and write them channels last."""
+    if not use_kernels("point_norm", grids):
+        return norm_grid_plain(grids, scale, shift, groups)
+    rows = grids.permute(0, 2, 3, 4, 1)
+    result = _fused(rows.flatten(1, 3), scale, shift, groups, swish=False)
+    return result.view(rows.shape).permute(0, 4, 1, 2, 3)
+
+
+def _fused(rows: Tensor, scale: Tensor, shift: Tensor, groups: int, swish: bool) -> Tensor:
     from overt.ops.point_norm.kernels import norm_swish_fused
 
     batch, length, _ = rows.shape
     result: Tensor = norm_swish_fused(
-        rows.flatten(0, 1), scale, shift, groups, batch, length, None, None, None
+        rows.flatten(0, 1), scale, shift, groups, batch, length, None, None, None, swish
     )[0]
     return result.view_as(rows)
 

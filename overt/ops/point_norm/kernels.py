@@ -64,8 +64,10 @@ def norm_swish_fused(
     weights: Tensor | None,
     owners: Tensor | None,
     starts: Tensor | None,
+    swish: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `norm_swish` and `norm_swish_pairs`; mean and one over the deviation besides."""
+    """See `norm_swish`, `norm_grid` and `norm_swish_pairs`; mean and one over the deviation
+    besides."""
     rows = rows.contiguous()
     shape = _Shape(rows, batch, length, starts)
     mean, factor = _normalize(rows, groups, shape, _or(weights, rows), _or(starts, rows))
@@ -73,13 +75,13 @@ def norm_swish_fused(
     result = torch.zeros_like(rows) if shape.pairs else torch.empty_like(rows)
     programs.values[shape.grid](
         rows, _or(starts, rows), mean, factor, scale, shift, result,
-        length, shape.centers, shape.channels, **shape.options(),
+        length, shape.centers, shape.channels, SWISH=swish, **shape.options(),
     )  # fmt: skip
     return result, mean, factor
 
 
 @norm_swish_fused.register_fake
-def _(rows, scale, shift, groups, batch, length, weights, owners, starts):
+def _(rows, scale, shift, groups, batch, length, weights, owners, starts, swish=True):
     moments = rows.new_empty((batch, rows.shape[1]), dtype=torch.float32)
     return torch.empty_like(rows), moments, torch.empty_like(moments)
 
@@ -131,6 +133,7 @@ def _norm_swish_backward(
     weights: Tensor | None,
     owners: Tensor | None,
     starts: Tensor | None,
+    swish: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     rows, gradient = rows.contiguous(), gradient.contiguous()
     batch, channels = mean.shape
@@ -143,7 +146,7 @@ def _norm_swish_backward(
     indices = (_or(chosen, rows), _or(owners, rows))
     statistics = (mean, factor, scale, shift)
     sizes = (length, shape.centers, channels)
-    options = shape.options() | {"MAX": chosen is not None}
+    options = shape.options() | {"MAX": chosen is not None, "SWISH": swish}
     programs.gradient_sums[shape.grid](
         rows, gradient, *indices, _or(starts, rows), *statistics, sums, *sizes, **options
     )
@@ -160,7 +163,10 @@ def _norm_swish_backward(
 
 
 @_norm_swish_backward.register_fake
-def _(gradient, rows, scale, shift, mean, factor, groups, length, chosen, weights, owners, starts):
+def _(
+    gradient, rows, scale, shift, mean, factor, groups, length, chosen, weights, owners, starts,
+    swish,
+):  # fmt: skip
     return torch.empty_like(rows), torch.empty_like(scale), torch.empty_like(shift)
 
 
@@ -170,7 +176,8 @@ def _or(tensor: Tensor | None, stand_in: Tensor) -> Tensor:
 
 
 def _keep(ctx, inputs, output):
-    rows, scale, shift, ctx.groups, _, ctx.length, weights, owners, starts = inputs
+    rows, scale, shift, ctx.groups, _, ctx.length, weights, owners, starts, *swish = inputs
+    ctx.swish = all(swish)  # always, before a maximum
     chosen = output[1] if len(output) == 4 else None
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(rows, scale, shift, *output[-2:], chosen, weights, owners, starts)
@@ -178,12 +185,12 @@ def _keep(ctx, inputs, output):
 
 def _differentiate(ctx, gradient, *_):
     if gradient is None:
-        return (None,) * 9
+        return (None,) * len(ctx.needs_input_grad)
     rows, scale, shift, mean, factor, *rest = ctx.saved_tensors
     gradients = _norm_swish_backward(
-        gradient, rows, scale, shift, mean, factor, ctx.groups, ctx.length, *rest
+        gradient, rows, scale, shift, mean, factor, ctx.groups, ctx.length, *rest, ctx.swish
     )
-    return (*gradients, *(None,) * 6)
+    return (*gradients, *(None,) * (len(ctx.needs_input_grad) - 3))
 
 
 norm_swish_fused.register_autograd(_differentiate, setup_context=_keep)

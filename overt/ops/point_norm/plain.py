@@ -15,6 +15,11 @@ from overt.ops.point_pairs.plain import Pairs
 EPS = 1e-5
 
 
+def norm_grid_plain(grids: Tensor, scale: Tensor, shift: Tensor, groups: int) -> Tensor:
+    """See `norm_grid`."""
+    return F.group_norm(grids, groups, scale, shift, EPS)
+
+
 def norm_swish_plain(rows: Tensor, scale: Tensor, shift: Tensor, groups: int) -> Tensor:
     """See `norm_swish`."""
     normal = F.group_norm(rows.float().transpose(1, 2), groups, scale, shift, EPS)

@@ -127,6 +127,7 @@ def values(
     centers,
     channels,
     PAIRS: tl.constexpr,
+    SWISH: tl.constexpr,
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
@@ -145,7 +146,9 @@ def values(
         address = row[:, None] * channels + channel[None, :]
         z = tl.load(rows + address, mask=inside, other=0.0).to(tl.float32)
         y = (z - middle[None, :]) * slope[None, :] + offset[None, :]
-        tl.store(result + address, (y * tl.sigmoid(y)).to(result.dtype.element_ty), mask=inside)
+        if SWISH:
+            y *= tl.sigmoid(y)
+        tl.store(result + address, y.to(result.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -221,6 +224,7 @@ def gradient_sums(
     channels,
     PAIRS: tl.constexpr,
     MAX: tl.constexpr,
+    SWISH: tl.constexpr,
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
@@ -243,10 +247,11 @@ def gradient_sums(
         address = row[:, None] * channels + channel[None, :]
         z = tl.load(rows + address, mask=inside, other=0.0).to(tl.float32)
         normal = (z - middle[None, :]) * inverse[None, :]
-        slope = _swish_slope(normal * gain[None, :] + offset[None, :])
-        dy = slope * _incoming(
+        dy = _incoming(
             gradient, chosen, owners, row, real, address, inside, channel, channels, MAX
         )
+        if SWISH:
+            dy *= _swish_slope(normal * gain[None, :] + offset[None, :])
         total += dy
         moment += dy * normal
     store_sums(sums, cloud, total, moment, channel, channels)
@@ -304,6 +309,7 @@ def gradient_values(
     channels,
     PAIRS: tl.constexpr,
     MAX: tl.constexpr,
+    SWISH: tl.constexpr,
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
@@ -325,10 +331,11 @@ def gradient_values(
         address = row[:, None] * channels + channel[None, :]
         z = tl.load(rows + address, mask=inside, other=0.0).to(tl.float32)
         normal = (z - middle[None, :]) * inverse[None, :]
-        slope = _swish_slope(normal * gain[None, :] + offset[None, :])
-        dy = slope * _incoming(
+        dy = _incoming(
             gradient, chosen, owners, row, real, address, inside, channel, channels, MAX
         )
+        if SWISH:
+            dy *= _swish_slope(normal * gain[None, :] + offset[None, :])
         common = level[None, :] + normal * tilt[None, :]
         if PAIRS:
             # A row that stands for many slots moves mean and deviation that much more.

@@ -34,6 +34,7 @@ from overt.distributed import main_first
 from overt.errors import ConfigError
 from overt.recipes.pcdiff.close_up import FEWEST_POINTS, random_cube
 from overt.recipes.pcdiff.config import DataSettings, DiffusionSettings, EvaluationSettings
+from overt.recipes.pcdiff.geometry import Geometry
 from overt.recipes.pcdiff.voxel_config import VoxelEvaluationSettings
 
 FIXED_NOISE_SEED = 570
@@ -61,6 +62,7 @@ class CloudBatch:
     noise: Tensor  # (B, K, 3)
     times: Tensor  # (B,) int64
     names: tuple[str, ...]
+    geometry: Geometry | None = None  # of all points, those of the implant with their noise
 
 
 def collate(samples: list[CloudSample]) -> CloudBatch:

@@ -189,6 +189,11 @@ def sampled_points(item: SkullItem, count: int, rng: np.random.Generator) -> Poi
             f"{item.samples}: points that are not finite; write it again by `overt data implants`, "
             "with a model that samples finite ones"
         )
+    return as_many(points, count, rng)
+
+
+def as_many(points: Points, count: int, rng: np.random.Generator) -> Points:
+    """Return `count` of the points (K, 3): the number that the network has learned from."""
     if len(points) == count:
         return points
     return np.asarray(points[rng.choice(len(points), count, replace=len(points) < count)])

@@ -25,6 +25,7 @@ from overt.recipes.pcdiff.refine_data import (
     RefineBatch,
     RefineSample,
     TrainingWindows,
+    as_many,
     bone_in,
     collate_refine,
     example_window,
@@ -143,7 +144,9 @@ class RefineRecipe(Recipe):
         )
         bone = bone_in(window, grid.skull, grid.to_indices, mirror, settings.side)
         skull, mirrored = map(torch.from_numpy, bone)
-        units = window.to_unit(implants).astype(np.float32)
+        count, rng = self.settings.data.num_implant_points, sample_rng(0, 0, 0)
+        shown = np.stack([as_many(implant, count, rng) for implant in implants])
+        units = window.to_unit(shown).astype(np.float32)
         masks = []
         for unit in np.full_like(units[:1], NOWHERE) if blind else units:
             parts = (skull, mirrored, torch.from_numpy(unit))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from overt.ops.convolve import convolve_grid
+from overt.ops.point_norm.api import norm_grid
 from overt.ops.poisson import indicator_field
 
 BLOCKS = 5
@@ -46,7 +47,9 @@ class SingleConv(nn.Module):
         self.conv = nn.Conv3d(width_in, width, 3, padding=1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return convolve_grid(self.groupnorm(x), self.conv.weight).relu()
+        norm = self.groupnorm
+        x = norm_grid(x, norm.weight, norm.bias, norm.num_groups)
+        return convolve_grid(x, self.conv.weight).relu()
 
 
 class DoubleConv(nn.Module):
@@ -87,9 +90,17 @@ class UNet3D(nn.Module):
         skips.pop()
         for decoder in self.decoders:
             skip = skips.pop()
-            up = functional.interpolate(x, size=skip.shape[2:], mode="nearest")
-            x = decoder(torch.cat([skip, up], dim=1))
+            x = decoder(torch.cat([skip, enlarged(x, skip.shape[2:])], dim=1))
         return cast(Tensor, self.final_conv(x))
+
+
+def enlarged(x: Tensor, size: torch.Size) -> Tensor:
+    """Repeat the cells of (B, C, G, G, G) up to `size`; a grid channels last stays so."""
+    if any(big != 2 * small for small, big in zip(x.shape[2:], size, strict=True)):
+        return functional.interpolate(x, size=size, mode="nearest")
+    cells = x.permute(0, 2, 3, 4, 1)[:, :, None, :, None, :, None]  # (B, G, 1, G, 1, G, 1, C)
+    cells = cells.expand(-1, -1, 2, -1, 2, -1, 2, -1)
+    return cells.flatten(5, 6).flatten(3, 4).flatten(1, 2).permute(0, 4, 1, 2, 3)
 
 
 class PointEncoder(nn.Module):

@@ -100,3 +100,26 @@ def test_low_precision_rows_are_normalised_in_float32() -> None:
     assert found.dtype == torch.bfloat16
     exact = norm.norm_swish_plain(rows.view(2, 40, 16), scale, shift, 8).reshape(found.shape)
     assert (found.float() - exact.float()).abs().max() < 0.05
+
+
+@kernel_test
+@pytest.mark.parametrize("channels", [24, 16])
+def test_the_kernel_normalizes_grids_channels_last(
+    channels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from overt.ops.point_norm import api, kernels
+
+    if not ON_GPU:
+        monkeypatch.setattr(kernels, "TILE", 256)
+        monkeypatch.setattr(kernels, "PROGRAMS", 6)
+    monkeypatch.setattr(api, "use_kernels", lambda *_: True)
+    grids = torch.randn(2, channels, 4, 5, 3, generator=torch.Generator().manual_seed(0)) * 2 + 5
+    grids = grids.to(DEVICE).contiguous(memory_format=torch.channels_last_3d)
+    found = api.norm_grid(grids, *parameters(channels), 8)
+    assert found.is_contiguous(memory_format=torch.channels_last_3d)
+    assert_same_results(
+        lambda x, scale, shift: api.norm_grid(x, scale, shift, 8),
+        lambda x, scale, shift: norm.norm_grid_plain(x, scale, shift, 8),
+        [grids, *parameters(channels)],
+        tolerance=3e-5,
+    )

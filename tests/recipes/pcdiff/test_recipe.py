@@ -101,6 +101,23 @@ def test_the_loss_is_a_share_of_the_global_batch(kind: str, root: Path) -> None:
     assert float(sum(part.metrics["pair_room_used"] for part in parts)) == pytest.approx(1.0)
 
 
+def test_geometry_found_before_the_step_is_that_of_the_step(root: Path) -> None:
+    recipe = SMALL_PCDIFF.recipe(root)
+    torch.manual_seed(0)
+    model = recipe.build_model().eval()
+    batch, counts = first_batch(recipe, 3), {"samples": torch.tensor(3)}
+    prepared = recipe.on_device(batch)
+    assert batch.geometry is None and prepared.geometry is not None
+    # Another batch's geometry would be taken as well: what is handed over is what is used.
+    other = recipe.on_device(replace(batch, noise=batch.noise.flip(0))).geometry
+    losses = [
+        recipe.loss(model, item, counts, 0).total
+        for item in (batch, prepared, replace(batch, geometry=other))
+    ]
+    assert torch.equal(losses[0], losses[1])
+    assert not torch.equal(losses[0], losses[2])
+
+
 def test_low_precision_changes_the_loss_little(root: Path) -> None:
     recipe = SMALL_PCDIFF.recipe(root)
     torch.manual_seed(0)

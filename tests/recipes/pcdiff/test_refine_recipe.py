@@ -76,6 +76,10 @@ def test_true_nodes_become_the_true_implant_in_the_voxels_of_the_scan(tmp_path: 
     assert not recipe.volumes(model, known, points[None], grid)[0].any()
     same = recipe.implant_volumes(model, case.cloud, case.implant[None], grid)
     assert len(same) == 1
+    # A first stage of another size: as many points as the network has learned from.
+    for implant in (points[::2], np.tile(points, (3, 1))):
+        recipe.volumes(model, known, implant[None], grid)
+        assert model.seen[-1].shape[1] == settings.data.num_implant_points
 
 
 def test_voxels_much_finer_than_the_nodes_reach_the_surface_between_them(tmp_path: Path) -> None:
