@@ -368,7 +368,8 @@ def axes_of(config: Config) -> str:
 
 def load_voxelizer(options: argparse.Namespace, axes: str) -> Voxelizer:
     """Return the second stage of --voxels, for clouds with the axes of the first stage."""
-    from overt.checkpoint.trained import load_model, recorded_recipe
+    from overt.checkpoint.recorded import recorded_recipe
+    from overt.checkpoint.trained import load_model
 
     if options.voxels.is_file() and recorded_recipe(options.voxels) is None:  # --recipe: stage one
         raise ConfigError(
