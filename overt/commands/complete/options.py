@@ -25,7 +25,7 @@ from overt.errors import ConfigError
 # Options of the finished implant, 0 where they are not given.
 LENGTHS = {
     "--clearance": "distance kept from the skull; default: 0",
-    "--min-wall": "make thinner walls as thick as this; default: 0, as they are",
+    "--min-wall": "make thinner walls this thick where the skull leaves room; default: 0, none",
     "--smooth": "width of the smoothing, which keeps the rim; default: 0, none",
     "--close-holes": "close holes through the wall up to this width; default: 0, cavities only",
 }
