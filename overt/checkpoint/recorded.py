@@ -5,12 +5,12 @@ A folder has config.yaml, an exported safetensors file has its metadata. Imports
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
-from omegaconf import OmegaConf
+from omegaconf import MISSING, OmegaConf
 
 from overt.config import RECIPE_SECTIONS
 from overt.errors import ConfigError
@@ -18,7 +18,7 @@ from overt.files.yaml_text import parse_yaml, read_yaml
 
 # In the metadata of exported safetensors files: a name, and the recipe's sections as YAML.
 RECIPE_KEY, SETTINGS_KEY = "overt.recipe", "overt.settings"
-FILE_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".npz", ".pkl")
+FILE_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".npy", ".npz", ".pkl")
 
 
 def recorded_recipe(checkpoint: Path) -> str | None:
@@ -58,15 +58,24 @@ def metadata_of(checkpoint: Path) -> dict[str, str]:
     return {RECIPE_KEY: recipe, SETTINGS_KEY: text}
 
 
+def missing_keys(value: Any, key: str) -> Iterator[str]:
+    """Yield the dotted keys of missing values (???), that of the value itself being `key`."""
+    if isinstance(value, Mapping):
+        for name, child in value.items():
+            yield from missing_keys(child, f"{key}.{name}")
+    elif value == MISSING:
+        yield key
+
+
 def _without_files(value: Any) -> Any:
     """Return settings with ??? for files and folders: elsewhere their paths mean nothing."""
     if isinstance(value, Mapping):
         return {key: _without_files(child) for key, child in value.items()}
     if isinstance(value, list):
         kept = [_without_files(child) for child in value]
-        return value if kept == value else "???"
+        return value if kept == value else MISSING
     is_file = isinstance(value, str) and ("/" in value or value.endswith(FILE_SUFFIXES))
-    return "???" if is_file else value
+    return MISSING if is_file else value
 
 
 def _stored_name(folder: Path) -> object:

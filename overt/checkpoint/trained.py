@@ -10,9 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import OmegaConf
-
-from overt.checkpoint.recorded import recorded_recipe, recorded_settings
+from overt.checkpoint.recorded import missing_keys, recorded_recipe, recorded_settings
 from overt.config import Config, load
 from overt.errors import CheckpointError, ConfigError
 
@@ -57,8 +55,7 @@ def configure(
 def _warn_of_files(checkpoint: Path, sections: Mapping[str, Any], overrides: Sequence[str]) -> None:
     """Warn where the model was built with files: the recipe may name others, or none."""
     given = {word.partition("=")[0] for word in overrides}
-    model = OmegaConf.create({"model": sections.get("model", {})})
-    missing = [key for key in sorted(OmegaConf.missing_keys(model)) if key not in given]
+    missing = [key for key in missing_keys(sections.get("model"), "model") if key not in given]
     if missing and "model" not in given:
         logger.warning(
             "%s was trained with files for %s, whose names are not recorded; using the recipe's "

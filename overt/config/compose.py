@@ -152,15 +152,22 @@ def _read_file(config_file: str, parsed: list[Override]) -> DictConfig:
 
 def _put_sections(values: DictConfig, sections: Mapping[str, Any]) -> None:
     """Put sections in the place of the composed ones, but for their missing values."""
+    composed: Any = OmegaConf.to_container(values)
     OmegaConf.set_struct(values, False)
-    stored = OmegaConf.create(dict(sections))
-    _rename_old_keys(stored)
-    for key in OmegaConf.missing_keys(stored):
-        value = OmegaConf.select(values, key, default=ABSENT)
-        if value is not ABSENT:
-            OmegaConf.update(stored, key, value)
-    for name, section in stored.items():
-        values[name] = section
+    for name, section in sections.items():
+        try:
+            values[name] = _filled(section, composed.get(name))
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"{name}: {str(error).splitlines()[0]}") from error
+    _rename_old_keys(values)
+
+
+def _filled(stored: Any, composed: Any) -> Any:
+    """Return plain values, with composed ones where they are missing."""
+    if isinstance(stored, Mapping):
+        known = composed if isinstance(composed, Mapping) else {}
+        return {key: _filled(value, known.get(key, MISSING)) for key, value in stored.items()}
+    return composed if stored == MISSING else stored
 
 
 def _apply(values: DictConfig, items: Sequence[Override]) -> None:

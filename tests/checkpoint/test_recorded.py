@@ -63,7 +63,23 @@ def test_only_sections_of_the_recipe_are_read(
     assert recorded_settings(file) == settings
 
 
-@pytest.mark.parametrize("text", ["model: [", "a: &a [*a]", "model: {sid: 3}", "model: {side: x}"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model: [",
+        "a: &a [*a]",
+        "model: {sid: 3}",
+        "model: {side: x}",
+        "model: {side: '${nowhere}'}",
+        "model: {side: '${oc.env:HOME}'}",
+        "model: {side: '${model.side}'}",
+        "model: {side: {a: '???'}}",
+        "model: {'a.b': '???'}",
+        "model: {'[': '???'}",
+        "data: {1: '???'}",
+        "model: {side: ['???']}",
+    ],
+)
 def test_settings_that_do_not_fit_are_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "a.safetensors"
     save_file({"a": torch.zeros(1)}, file, {RECIPE_KEY: "pcdiff_refine_tiny", SETTINGS_KEY: text})

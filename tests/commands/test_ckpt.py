@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from overt.checkpoint.manager import CheckpointManager
+from overt.checkpoint.reading import read_tensors
 from overt.checkpoint.recorded import recorded_recipe
 from overt.commands.arguments import configure_model
 from overt.commands.ckpt import main
@@ -163,6 +164,7 @@ def test_an_exported_file_is_configured_as_its_checkpoint(
     expected = load([f"recipe={recipe}", *changed, *others]).settings
     assert configure_model(file, None, others, ()).settings == expected
     assert b"/a/b" not in file.read_bytes()
+    assert "model" in read_tensors(file)[1]["settings"]  # for models that adapt other files
     assert main(["inspect", str(file)]) == 0
 
 
