@@ -168,8 +168,9 @@ class Estimator:
         picture = read_picture(image)
         shown = None if mask is None else read_mask(mask)
         points = None if keypoints is None else read_rows(keypoints, "--keypoints")
+        known = {} if focal is None else {"focal": focal}
         person: PersonEstimate = self.recipe.estimate(
-            self.model, picture, shown, points, box, focal
+            self.model, picture, shown, points, box, **known
         )
         refuse_nonfinite(person)
         return person
