@@ -18,7 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Unpack
 
-from overt.checkpoint.trained import load_model, recorded_recipe
+from overt.checkpoint.trained import configure as configure_trained
+from overt.checkpoint.trained import load_model
 from overt.config import Config, build_recipe
 from overt.config.python import Options, configure, is_importable, read, script
 from overt.errors import CheckpointError, ConfigError, LoaderError, Preempted
@@ -193,9 +194,9 @@ def _trained(
     stored = checkpoint / "config.yaml"
     if stored.is_file():
         return read(stored, recipe, packages), checkpoint
-    recipe = recipe or recorded_recipe(checkpoint)
     if recipe is None:
-        raise ConfigError(f"{checkpoint} holds no configuration; add recipe=NAME or a class")
+        folders = [str(folder) for folder in packages]
+        return configure_trained(checkpoint, [], folders, "recipe=NAME or a class"), checkpoint
     return configure(recipe, packages=packages), checkpoint
 
 

@@ -11,14 +11,15 @@ from collections.abc import Iterable, Sequence
 from overt.errors import ConfigError, nearest
 
 
-def finite(key: str, value: float) -> None:
+def finite(key: str, value: float, or_null: bool = False) -> None:
     """Refuse NaN, Inf, and whole numbers beyond what a float can hold."""
     try:
         is_finite = math.isfinite(value)
     except OverflowError:
         raise ConfigError(f"{key} has {len(str(value))} digits; use a smaller number") from None
     if not is_finite:
-        raise ConfigError(f"{key}={value} is not finite; use a number such as 1e-4.")
+        remedy = "a finite number, or null" if or_null else "a number such as 1e-4"
+        raise ConfigError(f"{key}={value} is not finite; use {remedy}.")
 
 
 def within(

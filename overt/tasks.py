@@ -146,9 +146,18 @@ class PersonEstimator(Protocol):
     """`overt estimate`: mesh and camera of the person in a picture."""
 
     def estimate(
-        self, model: Any, picture: Any, mask: Any, keypoints: Any, box: Any
+        self,
+        model: Any,
+        picture: Any,
+        mask: Any,
+        keypoints: Any,
+        box: Any,
+        focal: float | None = None,
     ) -> PersonEstimate:
-        """Return the person in a picture (H, W, 3) uint8; mask, keypoints and box may be None."""
+        """Return the person in a picture (H, W, 3) uint8; all that follows it may be None.
+
+        `focal` is the focal length in pixels, where it is known: for people of one picture.
+        """
 
 
 class ExportedStep(NamedTuple):

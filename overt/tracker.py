@@ -23,12 +23,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from overt.checkpoint.trained import (
-    configure,
-    load_model,
-    recorded_recipe,
-    shipped_weights,
-)
+from overt.checkpoint.recorded import recorded_recipe
+from overt.checkpoint.trained import configure, load_model, shipped_weights
 from overt.config import build_recipe
 from overt.errors import ConfigError, DataError
 from overt.progress import report as progress_of
@@ -184,8 +180,8 @@ def open_tracker(
         recipe, file = shipped, shipped_weights(shipped)
     else:
         file = Path(source)
-        if recipe is None and file.is_file():
-            recipe = recipe_of(file)
+        if recipe is None and file.is_file() and recorded_recipe(file) is None:
+            recipe = official_recipe(file)
     words = [f"recipe={recipe}"] if recipe else []
     config = configure(file, words, (), remedy='recipe="NAME"', needs_data=False)
     built: Any = build_recipe(config)
@@ -194,11 +190,8 @@ def open_tracker(
     return built, model, config.recipe.name
 
 
-def recipe_of(file: Path) -> str:
-    """Return the recipe that a file names, or that of a released file, by the file's name."""
-    recorded = recorded_recipe(file)
-    if recorded is not None:
-        return recorded
+def official_recipe(file: Path) -> str:
+    """Return the recipe of a released file, by its name."""
     for word, recipe in OFFICIAL.items():
         if word in file.name:
             return recipe

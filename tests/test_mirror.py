@@ -28,6 +28,7 @@ FILES = {
     "checkpoint/test_declared_tensors.py": "what the models of all recipes declare",
     "checkpoint/test_old_checkpoints.py": "checkpoints of earlier versions resume",
     "examples/test_methods.py": "examples/methods, seven methods as a user would write them",
+    "commands/test_complete.py": "`overt complete`, a command of several files, as a user calls it",
     "data/streams/test_training.py": "whole runs on streams",
     "recipes/test_contract.py": "overt.testing.check_recipe over all recipes",
     "test_deterministic.py": "the same bits twice, for every recipe",
@@ -51,6 +52,9 @@ FILES = {
 # Modules without a test at the mirrored path, and the test that covers each.
 COVERED = {
     "__main__": "test_cli.py",
+    "commands/complete/implant": "commands/test_complete.py",
+    "commands/complete/result": "commands/test_complete.py",
+    "commands/complete/skull": "commands/test_complete.py",
     "commands/data/arguments": "commands/data/test_tracking.py",
     "config/schema": "config/test_compose.py",  # dataclasses of settings
     "checkpoint/shard_index": "checkpoint/test_shards.py",

@@ -8,6 +8,9 @@ import torch
 from small_recipes import SMALL_COTRACKER3, SMALL_COTRACKER3_ONLINE
 
 import overt
+from overt.checkpoint.manager import CheckpointManager
+from overt.commands.ckpt import export
+from overt.config import build_recipe, load
 from overt.errors import ConfigError, DataError
 from overt.progress import told_to
 from overt.recipes.cotracker3 import recipe as cotracker3
@@ -16,9 +19,10 @@ from overt.tracker import (
     VideoTracks,
     choose_queries,
     drawn_fps,
+    official_recipe,
+    open_tracker,
     point_counter,
     read_frames,
-    recipe_of,
 )
 
 FRAMES, HEIGHT, WIDTH = 5, 36, 48
@@ -133,9 +137,19 @@ def test_refused_videos_and_files(tmp_path, tracker):
         tracker([[1, 2], [3]])
     with pytest.raises(DataError, match="no such file"):
         tracker(tmp_path / "none.mp4")
-    assert recipe_of(Path("scaled_offline.pth")) == "cotracker3_offline"
+    assert official_recipe(Path("scaled_offline.pth")) == "cotracker3_offline"
     with pytest.raises(ConfigError, match="recipe=NAME"):
-        recipe_of(Path("model.pth"))
+        official_recipe(Path("model.pth"))
+
+
+def test_an_exported_file_brings_its_settings(tmp_path):
+    config = load(["recipe=cotracker3_tiny", *SMALL_COTRACKER3.sizes(), "model.eval_iters=5"])
+    model = build_recipe(config).build_model()
+    CheckpointManager(tmp_path / "run").save_checkpoint(0, model, config_yaml=config.text)
+    file = tmp_path / "a.safetensors"
+    export(tmp_path / "run" / "latest", "safetensors", file)
+    recipe, *_ = open_tracker(file)  # refused with the sizes of cotracker3_tiny
+    assert recipe.settings.model == config.settings.model
 
 
 @pytest.mark.parametrize("kind", ["offline", "online"])

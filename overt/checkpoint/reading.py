@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from overt.checkpoint.manifest import MANIFEST, PARTS, SHARDS, read_manifest, verify
+from overt.checkpoint.recorded import recorded_settings
 from overt.errors import CheckpointError
 from overt.files.weight_files import read_safetensors
 from overt.files.weight_folders import read_weight_file, read_weight_folder, weights_in
@@ -32,7 +33,9 @@ def read_tensors(path: str | Path, part: str = "model") -> tuple[dict[str, Tenso
     if part != "model":
         raise CheckpointError(f"{path} has no EMA part; only overt's own folders have one")
     if not path.is_dir():
-        return read_weight_file(path)
+        tensors, metadata = read_weight_file(path)
+        settings = recorded_settings(path)
+        return tensors, metadata if settings is None else {**metadata, "settings": settings}
     tensors, metadata = read_weight_folder(path)
     if (path / "config.yaml").is_file():  # a folder by `overt ckpt export --to hub`
         metadata["settings"] = OmegaConf.to_container(read_yaml(path / "config.yaml"))

@@ -5,15 +5,14 @@ Shared by the commands that use a model without training it. Imports torch only 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from omegaconf import OmegaConf
-
+from overt.checkpoint.recorded import missing_keys, recorded_recipe, recorded_settings
 from overt.config import Config, load
 from overt.errors import CheckpointError, ConfigError
-from overt.files.yaml_text import read_yaml
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from overt.files.key_maps import KeyRule
     from overt.recipe import Recipe
 
-RECIPE_KEY = "overt.recipe"  # in the metadata of exported safetensors files
+logger = logging.getLogger(__name__)
 
 
 def configure(
@@ -47,39 +46,23 @@ def configure(
     recipe = recorded_recipe(checkpoint)
     if recipe is None:
         raise ConfigError(f"{checkpoint} holds no configuration; add {remedy}")
-    return load([f"recipe={recipe}", *overrides], packages=packages, needs_data=needs_data)
+    sections = recorded_settings(checkpoint)
+    _warn_of_files(checkpoint, sections or {}, overrides)
+    words = [f"recipe={recipe}", *overrides]
+    return load(words, packages=packages, needs_data=needs_data, sections=sections)
 
 
-def recorded_recipe(checkpoint: Path) -> str | None:
-    """Return the recipe that a checkpoint folder or an exported safetensors file names."""
-    name = (
-        _stored_name(checkpoint) if checkpoint.is_dir() else _metadata(checkpoint).get(RECIPE_KEY)
-    )
-    return name if isinstance(name, str) and name.isidentifier() else None
-
-
-def _stored_name(folder: Path) -> object:
-    """Return the name of the recipe in a folder's configuration, which need not be usable here."""
-    try:
-        values = read_yaml(folder / "config.yaml")
-    except ConfigError:
-        return None
-    return OmegaConf.select(values, "recipe.name") if OmegaConf.is_dict(values) else None
-
-
-def _metadata(file: Path) -> dict[str, str]:
-    """Return the metadata of a safetensors file; no other file has any."""
-    from safetensors import SafetensorError, safe_open
-
-    from overt.files.weight_files import is_safetensors
-
-    if not file.is_file() or not is_safetensors(file):
-        return {}
-    try:
-        with safe_open(file, framework="np") as opened:
-            return opened.metadata() or {}
-    except (SafetensorError, OSError):
-        return {}  # whoever reads its tensors says what is wrong with it
+def _warn_of_files(checkpoint: Path, sections: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """Warn where the model was built with files: the recipe may name others, or none."""
+    given = {word.partition("=")[0] for word in overrides}
+    missing = [key for key in missing_keys(sections.get("model"), "model") if key not in given]
+    if missing and "model" not in given:
+        logger.warning(
+            "%s was trained with files for %s, whose names are not recorded; using the recipe's "
+            "values. To use another file, add KEY=FILE",
+            checkpoint,
+            ", ".join(missing),
+        )
 
 
 def shipped_weights(recipe: str) -> Path:

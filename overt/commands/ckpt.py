@@ -141,14 +141,15 @@ def export(
 ) -> int:
     """Write the weights of a checkpoint as one file with the keys of the bare model.
 
-    `rename` maps the keys of other projects first. A safetensors file names its recipe, if that is
-    known and can load it. A torch file holds the weights directly, or below `key` beside an epoch,
-    where training scripts that save {"epoch": ..., "model_state": ...} look for them.
+    `rename` maps the keys of other projects first. A safetensors file records the
+    recipe and its settings, if they are known and can load it. A torch file holds the weights
+    directly, or below `key` beside an epoch, where training scripts that save
+    {"epoch": ..., "model_state": ...} look for them.
     """
     _check_output(output, force)
     from overt.checkpoint.reading import read_tensors
+    from overt.checkpoint.recorded import metadata_of
     from overt.checkpoint.tensor_files import TensorFile, write_file
-    from overt.checkpoint.trained import RECIPE_KEY, recorded_recipe
     from overt.checkpoint.writing import megabytes, write_whole_file
     from overt.files.key_maps import rename_keys
     from overt.files.weight_files import clean_keys
@@ -161,9 +162,7 @@ def export(
         for name, tensor in weights.items()
     }
     content: dict[str, Any] = {"epoch": 0, key: tensors} if key else tensors
-    recipe = None if prefix else recorded_recipe(path)
-    facts = {"format": "pt"} if recipe is None else {"format": "pt", RECIPE_KEY: recipe}
-    file = TensorFile(tensors, facts)
+    file = TensorFile(tensors, {"format": "pt"} | ({} if prefix else metadata_of(path)))
     if to == "safetensors":
         write_whole_file(output, lambda hidden: write_file(hidden, file), file.size)
     else:
@@ -350,6 +349,8 @@ def _print_facts(facts: Mapping[str, Any]) -> None:
     for name, value in facts.items():
         if isinstance(value, Mapping) and all(_is_plain(item) for item in value.values()):
             text = ", ".join(f"{key} {item}" for key, item in value.items()) or "none"
+        elif isinstance(value, str) and value.count("\n") > 1:  # settings as YAML
+            text = f"({value.count(chr(10))} lines)"
         elif _is_plain(value):
             text = str(value)
         else:

@@ -5,10 +5,10 @@ trained on crops of photographs looks at windows of several sizes first.
 Detections can be given instead: a mask of the person (--mask: not black, or a cut-out with
 transparency) improves the camera, keypoints (--keypoints, JSON) replace those of the model if
 their confidence is above 0.5, boxes (--boxes, JSON: rows x, y, width, height) select several
-people. Written into IMAGE_person, or for several boxes into its folders person_0, person_1 and so
-forth in their order: mesh.obj (or .ply, .glb), view.html (an interactive 3D view), camera.json
-with focal length, pose, shape and box, and overlay.png. In Python:
-`overt.commands.estimate.estimate(image, checkpoint)`, or `Estimator`.
+people, who share one focal length. Written into IMAGE_person, or for several boxes into its
+folders person_0, person_1 and so forth in their order: mesh.obj (or .ply, .glb), view.html (an
+interactive 3D view), camera.json with focal length, pose, shape and box, and overlay.png. In
+Python: `overt.commands.estimate.estimate(image, checkpoint)`, or `Estimator`.
 """
 
 from __future__ import annotations
@@ -159,12 +159,19 @@ class Estimator:
         mask: Path | str | NDArray[Any] | None = None,
         keypoints: Path | str | NDArray[Any] | None = None,
         box: NDArray[Any] | None = None,
+        focal: float | None = None,
     ) -> PersonEstimate:
-        """Return the person in a picture, given as a file or as pixels (H, W, 3)."""
+        """Return the person in a picture, given as a file or as pixels (H, W, 3).
+
+        `focal` is the focal length in pixels, where it is known.
+        """
         picture = read_picture(image)
         shown = None if mask is None else read_mask(mask)
         points = None if keypoints is None else read_rows(keypoints, "--keypoints")
-        person: PersonEstimate = self.recipe.estimate(self.model, picture, shown, points, box)
+        known = {} if focal is None else {"focal": focal}
+        person: PersonEstimate = self.recipe.estimate(
+            self.model, picture, shown, points, box, **known
+        )
         refuse_nonfinite(person)
         return person
 
@@ -175,12 +182,21 @@ class Estimator:
         keypoints: Path | str | NDArray[Any] | None = None,
         boxes: Path | str | NDArray[Any] | None = None,
     ) -> list[PersonEstimate]:
-        """Return one person for each box, in their order; without boxes, one person."""
+        """Return one person for each box, in their order; without boxes, one person.
+
+        A picture has one camera: people get the median of the focal lengths that fit each of them,
+        and the distances that follow from it.
+        """
         if boxes is None:
             return [self.person(image, mask, keypoints)]
         if mask is not None or keypoints is not None:
             raise ConfigError("--boxes is for several people; a mask or keypoints are of one")
-        return [self.person(image, box=box) for box in read_boxes(boxes)]
+        picture, rows = read_picture(image), read_boxes(boxes)
+        people = [self.person(picture, box=box) for box in rows]
+        if len(people) == 1:
+            return people
+        focal = float(np.median([person.focal for person in people]))
+        return [self.person(picture, box=box, focal=focal) for box in rows]
 
 
 def estimate(

@@ -148,6 +148,11 @@ def _refuse_contradictions(options: argparse.Namespace) -> None:
         raise ConfigError("--port is for --page; add --page, or drop --port")
     if options.frames is not None and not options.online:
         raise ConfigError("--frames ends a stream; add --online, or drop --frames")
+    if not options.online and str(options.video).isdecimal() and not options.video.exists():
+        raise ConfigError(
+            f"{options.video} is the number of a camera, which never ends; add --online (with "
+            "--checkpoint FILE of an online model), or give a video file"
+        )
     if options.online and options.query_frame:
         raise ConfigError("--query-frame is for videos that are read at once; give --queries")
     if options.online and options.as_hub:

@@ -269,10 +269,12 @@ def _leave_data_open(data: Any) -> None:
 
 def _refuse_nonfinite(values: Any, prefix: str = "") -> None:
     """Refuse NaN and Inf for every number, unless its field has `metadata={"finite": False}`."""
+    hints: dict[str, Any] = {}
     if OmegaConf.is_list(values):
         children = [(f"{prefix}[{index}]", index) for index in range(len(values))]
     else:
         kind = OmegaConf.get_type(values)
+        hints = get_type_hints(kind) if kind is not None and is_dataclass(kind) else {}
         exempt = [
             field.name
             for field in (fields(kind) if kind is not None and is_dataclass(kind) else ())
@@ -288,7 +290,7 @@ def _refuse_nonfinite(values: Any, prefix: str = "") -> None:
         if OmegaConf.is_config(value):
             _refuse_nonfinite(value, name)
         elif isinstance(value, float):
-            finite(name, value)
+            finite(name, value, or_null=type(None) in get_args(hints.get(str(key))))
         elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
             raise ConfigError(
                 f"{name} is an integer of {value.bit_length()} bits; use up to {LARGEST_INTEGER}"

@@ -44,16 +44,18 @@ def load(
     config_file: str | None = None,
     packages: Sequence[str] = (),
     needs_data: bool = True,
+    sections: Mapping[str, Any] | None = None,
 ) -> Config:
     """Compose (or read `config_file`), check, and return the configuration of one run.
 
     `packages` are folders of the user's own recipes: a Python package whose name is thereby
     allowed in `_target_`, with YAML groups in its `conf` folder. With `needs_data=False` the
-    section `data` may name no data set: a model is built without one.
+    section `data` may name no data set: a model is built without one. `sections` are those of an
+    earlier run, see `compose_values`.
     """
     allowed = allowed_packages(packages)
     _refuse_removal(overrides)
-    values = compose_values(overrides, config_file, packages)
+    values = compose_values(overrides, config_file, packages, sections)
     return check(values, allowed, needs_data)
 
 
@@ -63,9 +65,16 @@ def allowed_packages(folders: Sequence[str]) -> list[str]:
 
 
 def compose_values(
-    overrides: Sequence[str], config_file: str | None = None, packages: Sequence[str] = ()
+    overrides: Sequence[str],
+    config_file: str | None = None,
+    packages: Sequence[str] = (),
+    sections: Mapping[str, Any] | None = None,
 ) -> DictConfig:
-    """Return the merged YAML values with the overrides applied, not yet checked by the schema."""
+    """Return the merged YAML values with the overrides applied, not yet checked by the schema.
+
+    `sections` take the place of the recipe's, unless an override chooses a group of that name.
+    Where a value in them is missing (???), that of the recipe stays.
+    """
     allow_in(list(overrides))
     parsed = _parse(overrides)
     if config_file is not None:
@@ -81,6 +90,11 @@ def compose_values(
     # First without the values: what is left then is what may be overridden.
     values = _compose([item.input_line or "" for item in groups], search)
     single = [item for item in parsed if item.key_or_group not in GROUPS]
+    if sections is not None:
+        chosen = {item.key_or_group for item in groups}
+        _put_sections(values, {name: each for name, each in sections.items() if name not in chosen})
+        _apply(values, single)
+        return values
     for item in single:
         if not (item.is_add() or item.is_force_add()):
             _check_known(item.key_or_group, values)
@@ -132,13 +146,39 @@ def _read_file(config_file: str, parsed: list[Override]) -> DictConfig:
                 f"{item.input_line}: groups are chosen when a configuration is composed; with "
                 f"--config give single keys, such as {item.key_or_group}.KEY=VALUE"
             )
+    _apply(values, parsed)
+    return values
+
+
+def _put_sections(values: DictConfig, sections: Mapping[str, Any]) -> None:
+    """Put sections in the place of the composed ones, but for their missing values."""
+    composed: Any = OmegaConf.to_container(values)
+    OmegaConf.set_struct(values, False)
+    for name, section in sections.items():
+        try:
+            values[name] = _filled(section, composed.get(name))
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"{name}: {str(error).splitlines()[0]}") from error
+    _rename_old_keys(values)
+
+
+def _filled(stored: Any, composed: Any) -> Any:
+    """Return plain values, with composed ones where they are missing."""
+    if isinstance(stored, Mapping):
+        known = composed if isinstance(composed, Mapping) else {}
+        return {key: _filled(value, known.get(key, MISSING)) for key, value in stored.items()}
+    return composed if stored == MISSING else stored
+
+
+def _apply(values: DictConfig, items: Sequence[Override]) -> None:
+    """Apply overrides of single keys, one after the other."""
+    for item in items:
         if not (item.is_add() or item.is_force_add()):
             _check_known(item.key_or_group, values)
         if item.is_delete():
             _delete(values, item)
         else:
             _update(values, item)
-    return values
 
 
 def _delete(values: DictConfig, item: Override) -> None:

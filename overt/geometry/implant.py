@@ -5,6 +5,7 @@ Needs SciPy. Never imports torch.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +15,8 @@ from numpy.typing import NDArray
 from overt.errors import DataError
 from overt.geometry.solid import vertex_normals
 from overt.geometry.voxels import Mask, bounding_box, distance_to
+
+logger = logging.getLogger(__name__)
 
 _LONGEST_MM = 25.0  # walls are followed no further
 _STEP_MM = 0.2
@@ -36,6 +39,7 @@ class Finishing(NamedTuple):
 class Finished(NamedTuple):
     implant: Mask
     changed: dict[str, int]  # voxels that each treatment added (+) or took away (-)
+    thin_voxels: int = 0  # in walls that stay thinner than asked: the skull leaves no room
 
 
 def finish(
@@ -83,15 +87,32 @@ def finish(
                 "of the implant, whose wall is thinner than that; use a smaller width"
             )
         current = smoothed
-    if how.min_wall_mm > 0:
-        current = keep("thin_walls", thicken(current, occupied, spacing, how.min_wall_mm))
+    # Before walls are made thicker: it is what makes some of them thin.
+    near = None
     if how.clearance_mm > 0 and occupied.any():
         near = gap_to(occupied, spacing) < how.clearance_mm
         current = keep("clearance", current & ~near)
+    if how.min_wall_mm > 0 and current.any():
+        thickened = thicken(current, occupied, spacing, how.min_wall_mm, near)
+        current = keep("thin_walls", thickened)
     if how.largest_part and current.any():  # each of these may have cut something off
         current = keep("parts_at_last", largest_part(current))
+    thin = 0
+    if how.min_wall_mm > 0 and current.any():
+        solid = current | occupied if near is None else current
+        # Edges and corners are not thin walls: a ball is within twice its radius.
+        wall = how.min_wall_mm
+        thin = int(thin_walls(current, solid, spacing, wall / 2, wall).sum())
+    if thin:
+        logger.warning(
+            "%d of %d voxels of the implant are in walls thinner than %g mm: %s leaves no room",
+            thin,
+            int(current.sum()),
+            how.min_wall_mm,
+            "the skull" if near is None else f"a clearance of {how.clearance_mm:g} mm",
+        )
     volume[box] = current
-    return Finished(volume, changed)
+    return Finished(volume, changed, thin)
 
 
 def _percent(before: Mask, after: Mask) -> str:
@@ -147,20 +168,59 @@ def smooth(implant: Mask, occupied: Mask, spacing: Sequence[float], width_mm: fl
     return np.asarray(smoothed & ~occupied)
 
 
-def thicken(implant: Mask, occupied: Mask, spacing: Sequence[float], wall_mm: float) -> Mask:
-    """Return the implant with walls thinner than `wall_mm` grown to it from their middle."""
+def thicken(
+    implant: Mask,
+    occupied: Mask,
+    spacing: Sequence[float],
+    wall_mm: float,
+    near: Mask | None = None,
+) -> Mask:
+    """Return the implant with walls thinner than `wall_mm` grown to it from their middle.
+
+    Without `near`, the implant rests on the skull, whose bone counts as its wall. With it, a part
+    of the volume around the skull stays free; walls beside that grow away from it.
+    """
     from scipy.ndimage import maximum_filter
 
     radius = wall_mm / 2
-    depth = distance_to(~(implant | occupied), spacing)  # of a voxel below the surface
-    # A ball of the wanted wall fits around these; what it does not reach is thin.
-    thick = depth > radius
-    thin = implant & (distance_to(thick, spacing) > radius) if thick.any() else implant
-    middle = thin & (depth >= maximum_filter(depth, size=3))
+    solid = implant | occupied if near is None else implant
+    depth = distance_to(~solid, spacing)  # of a voxel below the surface
+    middle = thin_walls(implant, solid, spacing, radius, radius)
+    middle &= depth >= maximum_filter(depth, size=3)
     if not middle.any():
         return implant
-    grown = distance_to(middle, spacing) <= radius
-    return np.asarray((implant | grown) & ~occupied)
+    grown = implant | (distance_to(middle, spacing) <= radius)
+    if near is None:
+        return np.asarray(grown & ~occupied)
+    grown = (grown | _away_from(near, middle, spacing, radius)) & ~near
+    # What is left of a ball that `near` cuts must not be a thin lip.
+    return np.asarray(
+        grown & (implant | ~thin_walls(grown, grown, spacing, radius / 2, radius / 2))
+    )
+
+
+def thin_walls(
+    implant: Mask, solid: Mask, spacing: Sequence[float], radius: float, reach: float
+) -> Mask:
+    """Return voxels further than `reach` from the center of any ball that fits into the solid."""
+    centers = distance_to(~solid, spacing) > radius
+    if not centers.any():
+        return implant.copy()
+    return np.asarray(implant & (distance_to(centers, spacing) > reach))
+
+
+def _away_from(near: Mask, middle: Mask, spacing: Sequence[float], radius: float) -> Mask:
+    """Return balls that leave `near` free and reach the middle, where there are any."""
+    from scipy.ndimage import distance_transform_edt
+
+    free = distance_to(near, spacing) > radius
+    balls = np.zeros_like(middle)
+    if not free.any():
+        return balls
+    distance, nearest = distance_transform_edt(~free, sampling=spacing, return_indices=True)
+    centers = nearest[:, middle & (distance <= radius)]  # (3, balls)
+    balls[tuple(centers)] = True
+    return np.asarray(distance_to(balls, spacing) <= radius) if balls.any() else balls
 
 
 def wall_thickness(

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from toy_runs import train_toy
 
 from overt.checkpoint.reading import read_tensors
-from overt.checkpoint.trained import RECIPE_KEY, configure, load_model, recorded_recipe
-from overt.errors import CheckpointError, ConfigError
+from overt.checkpoint.trained import load_model
+from overt.errors import CheckpointError
 
 
 class Tables(nn.Module):
@@ -95,38 +94,3 @@ def test_a_model_that_knows_other_files_is_given_their_tensors_and_settings(tmp_
     torch.save({"first.weight": weight}, tmp_path / "b.pt")
     with pytest.raises(CheckpointError, match=r"b\.pt: no last layer"):
         load_model(Builds(model), tmp_path / "b.pt")
-
-
-@pytest.mark.parametrize(
-    ("metadata", "recipe"),
-    [
-        ({RECIPE_KEY: "cotracker3_tiny"}, "cotracker3_tiny"),
-        ({RECIPE_KEY: "x seed=3"}, None),  # one word alone: no further settings
-        ({}, None),
-        (None, None),
-    ],
-)
-def test_a_file_names_its_recipe(
-    tmp_path: Path, metadata: dict[str, str] | None, recipe: str | None
-) -> None:
-    file = tmp_path / "weights.safetensors"
-    save_file({"a": torch.zeros(1)}, file, metadata)
-    assert recorded_recipe(file) == recipe
-    if recipe is None:
-        with pytest.raises(ConfigError, match="holds no configuration; add --recipe NAME"):
-            configure(file, [], (), remedy="--recipe NAME")
-    else:
-        assert configure(file, ["seed=3"], (), needs_data=False).recipe.name == recipe
-
-
-@pytest.mark.parametrize("text", ["", "[1, 2]", "recipe: 3", "recipe: {name: [a]}", "a: [", None])
-def test_a_folder_without_a_readable_recipe_names_none(tmp_path: Path, text: str | None) -> None:
-    if text is not None:
-        (tmp_path / "config.yaml").write_text(text)
-    assert recorded_recipe(tmp_path) is None
-
-
-def test_a_broken_or_missing_file_names_no_recipe(tmp_path: Path) -> None:
-    (tmp_path / "a.safetensors").write_bytes(b"\x10" + 7 * b"\0" + b"{nothing")
-    assert recorded_recipe(tmp_path / "a.safetensors") is None
-    assert recorded_recipe(tmp_path / "missing.safetensors") is None

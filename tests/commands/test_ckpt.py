@@ -4,6 +4,7 @@ import resource
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +13,11 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from overt.checkpoint.manager import CheckpointManager
-from overt.checkpoint.trained import recorded_recipe
+from overt.checkpoint.reading import read_tensors
+from overt.checkpoint.recorded import recorded_recipe
+from overt.commands.arguments import configure_model
 from overt.commands.ckpt import main
+from overt.config import load
 from overt.errors import CheckpointError, ConfigError
 
 
@@ -130,6 +134,64 @@ def test_an_exported_file_names_its_recipe(tmp_path):
     words = ["--to", "safetensors", "--prefix", "module.", "--output", str(other)]
     assert main(["export", str(files[0]), *words]) == 0
     assert recorded_recipe(other) is None  # keys that its recipe would not find
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changed", "others"),
+    [
+        ("pcdiff_refine_tiny", ["model.side=32", "model.spacing_mm=3.5"], ["data.num_points=512"]),
+        (
+            "pcdiff_tiny",
+            ["data.axes=RAS", "data.synthetic=null"],
+            ["evaluation.ensemble=3"],
+        ),
+        ("cotracker3_tiny", ["model.num_virtual_tracks=8"], ["evaluation.grid_size=3"]),
+        ("lbm_tiny", ["model.memory_size=3"], ["model.visible_threshold=0.4"]),
+        ("hjepa_tiny", ["model.num_heads=2", "data.image_size=[64,64]"], ["evaluation.k=3"]),
+        ("blade_posenet_tiny", ["model.branch.num_heads=2"], ["evaluation.search_scales=2"]),
+    ],
+)
+def test_an_exported_file_is_configured_as_its_checkpoint(
+    tmp_path: Path, recipe: str, changed: list[str], others: list[str]
+) -> None:
+    # Paths of this machine are not in the file: the recipe's stay.
+    config = load([f"recipe={recipe}", *changed, "data.root=/a/b"])
+    folder, file = tmp_path / "run", tmp_path / "a.safetensors"
+    CheckpointManager(folder).save_checkpoint(0, build(), config_yaml=config.text)
+    for source in (folder / "latest", file):
+        output = ["--output", str(file), "--force"]
+        assert main(["export", str(source), "--to", "safetensors", *output]) == 0
+    expected = load([f"recipe={recipe}", *changed, *others]).settings
+    assert configure_model(file, None, others, ()).settings == expected
+    assert b"/a/b" not in file.read_bytes()
+    assert "model" in read_tensors(file)[1]["settings"]  # for models that adapt other files
+    assert main(["inspect", str(file)]) == 0
+
+
+def test_a_group_of_the_command_line_wins_over_an_exported_file(tmp_path: Path) -> None:
+    config = load(["recipe=cotracker3_tiny", "evaluation.frames=6", "model.num_virtual_tracks=8"])
+    folder, file = tmp_path / "run", tmp_path / "a.safetensors"
+    CheckpointManager(folder).save_checkpoint(0, build(), config_yaml=config.text)
+    main(["export", str(folder / "latest"), "--to", "safetensors", "--output", str(file)])
+    words = ["evaluation=tapvid_davis", "evaluation.dataset_root=x"]
+    settings = configure_model(file, None, words, ()).settings
+    assert settings.evaluation.dataset == "tapvid_davis"
+    assert settings.evaluation.frames != 6
+    assert settings.model.num_virtual_tracks == 8
+
+
+def test_a_file_that_the_model_was_built_with_is_named_when_it_is_missing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = load(["recipe=blade_posenet_tiny", "model.body.model=/mine/SMPL.pkl"])
+    folder, file = tmp_path / "run", tmp_path / "a.safetensors"
+    CheckpointManager(folder).save_checkpoint(0, build(), config_yaml=config.text)
+    main(["export", str(folder / "latest"), "--to", "safetensors", "--output", str(file)])
+    assert configure_model(file, None, [], ()).settings.model.body.model == "capsule"
+    assert "model.body.model" in caplog.text
+    caplog.clear()
+    configure_model(file, None, ["model.body.model=/here/SMPL.pkl"], ())
+    assert not caplog.text
 
 
 def test_export_below_a_key_is_what_the_old_scripts_read(run, tmp_path):

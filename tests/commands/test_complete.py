@@ -11,7 +11,6 @@ from small_recipes import SMALL_PCDIFF, SMALL_REFINE, SMALL_VOXELS, Small
 from toy_runs import TOY, train_toy
 
 from overt.cli import main
-from overt.commands.complete import default_folder
 from overt.config import build_recipe, load
 from overt.data.skulls.nrrd import read_nrrd, write_nrrd
 from overt.data.skulls.volumes import Volume
@@ -192,22 +191,6 @@ def test_scattered_points_are_no_implant(
     assert "is empty: at least half of the samples must share a volume" in capsys.readouterr().err
     assert (out / "sample_0.ply").is_file()
     assert not (out / "implant.stl").exists()
-
-
-@pytest.mark.parametrize(
-    ("scan", "name"),
-    [("anna.2024.nii.gz", "anna.2024"), ("skull.nrrd", "skull"), ("a.b.stl", "a.b")],
-)
-def test_every_scan_has_a_folder_of_its_own(scan: str, name: str) -> None:
-    assert default_folder(Path(scan)) == Path(f"{name}_implant")
-
-
-def test_nothing_is_written_into_a_folder_of_images(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "CT.1").mkdir()
-    monkeypatch.chdir(tmp_path / "CT.1")
-    assert default_folder(Path()) == tmp_path / "CT.1_implant"
 
 
 def test_a_cloud_gets_implants_and_no_volume(folder: Path, tmp_path: Path) -> None:

@@ -256,6 +256,24 @@ def test_several_people_and_pictures(
     assert (tmp_path / "all" / "000001_person" / "mesh.obj").is_file()
 
 
+def test_people_of_one_picture_share_its_camera(root: Path) -> None:
+    """They had a focal length each."""
+    estimator = Estimator(checkpoint(root))
+    boxes = np.array([[2, 2, 14, 28], [16, 4, 14, 26], [8, 8, 12, 20]])
+    alone = [estimator.people(picture(root), boxes=box)[0] for box in boxes]
+    people = estimator.people(picture(root), boxes=boxes)
+    focal = np.median([person.focal for person in alone])
+    assert [person.focal for person in people] == pytest.approx([focal] * 3)
+    for before, person in zip(alone, people, strict=True):
+        # As large as before in the picture, thus at another distance.
+        assert person.pelvis[2] / before.pelvis[2] == pytest.approx(focal / before.focal, rel=0.2)
+        spreads = [
+            (each.focal * each.joints[:, :2] / each.joints[:, 2:]).std(axis=0)
+            for each in (before, person)
+        ]
+        np.testing.assert_allclose(spreads[0], spreads[1], rtol=0.15)
+
+
 def test_the_second_look_is_closer(root: Path) -> None:
     """The crops follow limbs that the whole picture shows right of its middle."""
     fractions = torch.tensor([[0.5, 0.4], [0.7, 0.6]]).repeat(6, 1)[None]  # (1, 12, 2)

@@ -90,6 +90,8 @@ def test_mistakes_are_said(
         assert not (tmp_path / "out").exists()
     assert track(folder, video, "--frames", "3") != 0
     assert "add --online" in capsys.readouterr().err
+    assert main(["track", "0"]) == 2
+    assert "0 is the number of a camera, which never ends; add --online" in capsys.readouterr().err
     monkeypatch.setattr(sys, "platform", "plan9")
     assert track(folder, "0", "--online") != 0
     assert "cameras are supported on" in capsys.readouterr().err

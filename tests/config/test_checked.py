@@ -52,6 +52,14 @@ def typed(values: DictConfig) -> DictConfig:
     return whole
 
 
+def is_optional(values: DictConfig, key: str) -> bool:
+    """Tell whether a key of a typed section may be null."""
+    section, _, name = key.rpartition(".")
+    parent = OmegaConf.select(values, section)
+    node = parent._get_node(int(name) if isinstance(parent, ListConfig) else name)
+    return node._metadata.ref_type is float and bool(node._is_optional())
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_float_of_every_recipe_refuses_what_is_not_finite(recipe: str) -> None:
     values = compose_values([f"recipe={recipe}", "data.root=somewhere"])
@@ -79,7 +87,8 @@ def test_every_float_of_every_recipe_refuses_what_is_not_finite(recipe: str) -> 
             OmegaConf.update(whole, key, finite)
         shown = str(refused.value).partition("=")[0]
         assert shown.replace("[", ".").replace("]", "") == key
-        assert str(refused.value).endswith(f"={number} is not finite; use a number such as 1e-4.")
+        remedy = "a finite number, or null" if is_optional(whole, key) else "a number such as 1e-4"
+        assert str(refused.value).endswith(f"={number} is not finite; use {remedy}.")
 
 
 @pytest.mark.parametrize(
@@ -87,6 +96,10 @@ def test_every_float_of_every_recipe_refuses_what_is_not_finite(recipe: str) -> 
     [
         ("optimizer.lr=inf", "optimizer.lr=inf"),
         ("optimizer.lr=1e400", "optimizer.lr=inf"),
+        (
+            "training.memory_gib=nan",
+            "training.memory_gib=nan is not finite; use a finite number, or null.",
+        ),
         ("optimizer.arguments={eps:nan}", "optimizer.arguments.eps=nan"),
         ("optimizer.arguments.betas=[0.9,inf]", "optimizer.arguments.betas[1]=inf"),
         ("schedule.final_value=-inf", "schedule.final_value=-inf"),

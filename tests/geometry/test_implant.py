@@ -28,7 +28,8 @@ def test_specks_parts_holes_and_clearance_are_treated_and_counted() -> None:
     skull[:10] = True
     skull[10:12, 10:50, 5:11] = True  # overlaps the plate
     rough &= ~skull
-    finished, changed = implants.finish(rough, skull, SPACING, implants.Finishing(clearance_mm=1.0))
+    how = implants.Finishing(clearance_mm=1.0)
+    finished, changed, _ = implants.finish(rough, skull, SPACING, how)
     expected = plate()
     expected[:14] = False  # two voxels of skull, two of clearance
     np.testing.assert_array_equal(finished, expected)
@@ -95,6 +96,38 @@ def test_thin_walls_grow_to_the_least_thickness_and_thick_ones_stay() -> None:
     assert not (mask & ~grown).any()
     np.testing.assert_array_equal(grown[12:16], mask[12:16])
     np.testing.assert_array_equal(implants.thicken(plate(), skull[..., :16], SPACING, 5.0), plate())
+
+
+@pytest.mark.parametrize("below", [True, False])
+def test_clearance_leaves_no_wall_thinner_than_asked(below: bool) -> None:
+    """It was cut after walls were made thicker, and bone below counted as a part of the wall."""
+    mask = np.zeros((60, 60, 24), dtype=bool)
+    mask[10:50, 10:50, 10:12] = True  # 2 mm, resting on bone or between two edges
+    skull = np.zeros_like(mask)
+    if below:
+        skull[:, :, 6:10] = True
+    else:
+        skull[:10, :, 10:12], skull[50:, :, 10:12] = True, True
+    how = implants.Finishing(clearance_mm=1.0, min_wall_mm=4.0)
+    finished = implants.finish(mask, skull, SPACING, how)
+    assert implants.gap_to(skull, SPACING)[finished.implant].min() >= 1.0
+    thickness = finished.implant.sum(axis=2)[16:44, 16:44] * SPACING[2]
+    assert thickness.min() >= 4.0
+    assert finished.thin_voxels == 0
+
+
+def test_walls_that_have_no_room_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    mask, skull = np.zeros((60, 60, 24), dtype=bool), np.zeros((60, 60, 24), dtype=bool)
+    mask[10:50, 10:50, 10:14] = True
+    skull[:, :, 6:10], skull[:, :30, 14:18] = True, True  # half of it is between two bones
+    how = implants.Finishing(clearance_mm=1.0, min_wall_mm=4.0)
+    finished = implants.finish(mask, skull, SPACING, how)
+    implant = finished.implant
+    assert implants.gap_to(skull, SPACING)[implant].min() >= 1.0
+    assert (implant.sum(axis=2)[16:44, 36:44] >= 4).all()
+    between = implant[:, :30]
+    assert between.sum() * 0.8 < finished.thin_voxels < between.sum() * 1.2
+    assert "walls thinner than 4 mm: a clearance of 1 mm leaves no room" in caplog.text
 
 
 def test_smoothing_takes_bumps_away_and_keeps_the_rim() -> None:

@@ -51,6 +51,7 @@ SINGLE = (
     "keypoints2d_mask", "keypoints2d_convention", "__keypoints_compressed__", "overt_body",
 )  # fmt: skip
 CACHE_SUFFIX = ".columns"
+CACHE_VERSION = 1  # raise it when columns are read in another way: older caches are made again
 
 
 @dataclass(frozen=True)
@@ -342,7 +343,7 @@ def _cached(path: Path) -> tuple[dict[str, Array], Header]:
     """Return columns as memory maps of .npy files next to the annotations, written on first use."""
     folder = path.with_name(path.name + CACHE_SUFFIX)
     stat = path.stat()
-    mark = {"size": stat.st_size, "modified": stat.st_mtime_ns}
+    mark = {"version": CACHE_VERSION, "size": stat.st_size, "modified": stat.st_mtime_ns}
     cached = _open_cache(folder, mark)
     if cached is not None:
         return cached
@@ -378,7 +379,7 @@ def _open_cache(folder: Path, mark: Mapping[str, int]) -> tuple[dict[str, Array]
         index = json.loads((folder / "index.json").read_text())
         if any(index[name] != value for name, value in mark.items()):
             return None
-        once = index["header"]  # absent in caches of earlier versions, which are made again
+        once = index["header"]
         header = Header(**once | {"kept": tuple(once["kept"])})
         return _maps(folder, index["columns"]), header
     except (OSError, ValueError, KeyError, TypeError):

@@ -26,6 +26,7 @@ from overt.ops.resize.api import resize
 LIMB_JOINTS = (16, 17, 18, 19, 20, 21, 1, 2, 4, 5, 7, 8)
 FOCAL_LIMITS = (10.0, 1e4)
 DEPTH_LIMITS_M = (0.3, 50.0)
+DEPTH_ROUNDS = 5
 MOMENTUM = 0.9
 # Step sizes; that of the focal length is in units of the longer side of the picture.
 STEPS = {"place": 0.002, "focal": 0.01, "depth": 0.05, "pose": 0.01}
@@ -136,6 +137,25 @@ def solve_camera(
         if capacity is None or int(descent.needed) <= capacity:
             return descent.best
         capacity = int(ROOM * int(descent.needed))
+
+
+@torch.no_grad()
+def solve_depth(
+    model: BodyModel,
+    shape: Tensor,  # (B, 10)
+    rotations: Tensor,  # (B, 22, 3, 3)
+    depth: Tensor,  # (B,) meters, where to start
+    observed: Observation,
+    focal: Tensor,  # (B,) pixels
+) -> Solution:
+    """Return people at the depths at which a camera of known focal length fits their keypoints."""
+    vertices, joints = pelvis_relative(model, shape, rotations)
+    for _ in range(DEPTH_ROUNDS):  # a fitted focal length is almost proportional to the depth
+        fitted, _ = start_camera(joints, depth, observed)
+        depth = (depth * focal / fitted).clamp(*DEPTH_LIMITS_M)
+    translation = _shifted_to_keypoints(joints[:, LIMB_JOINTS, :], depth, focal, observed)
+    nothing = torch.full_like(depth, torch.nan)
+    return Solution(focal, translation, vertices, joints, rotations, nothing)
 
 
 class Descent:

@@ -16,7 +16,7 @@ from overt.errors import DataError
 from overt.geometry.body import BodyModel
 from overt.geometry.crop import Picture, crop_squares, mask_squares
 from overt.geometry.rotation import axis_angle_to_matrix, matrix_to_axis_angle
-from overt.recipes.blade.camera import Observation, SolveOptions, look, solve_camera
+from overt.recipes.blade.camera import Observation, SolveOptions, look, solve_camera, solve_depth
 from overt.recipes.blade.config import PoseNetSettings
 from overt.recipes.blade.data import whole_crop
 from overt.recipes.blade.posenet import LIMBS, PoseNet, PoseOutput
@@ -48,12 +48,14 @@ def estimate_person(
     mask: NDArray[Any] | None = None,  # (H, W), true where the person is
     keypoints: Array | None = None,  # (12, 2) or (12, 3) with confidence, pixels
     box: Array | None = None,  # (4,) x, y, width, height of the person, pixels
+    focal: float | None = None,  # pixels
 ) -> PersonEstimate:
     """Estimate mesh and camera of the person in a picture; a mask improves the camera.
 
     Without a box, the model runs twice: on the whole picture to locate the limbs, then on a crop
     around them. A model that was trained on crops of photographs gets such a crop: around the mask,
-    the keypoints, or the person that it finds in windows of the picture (`find_person`).
+    the keypoints, or the person that it finds in windows of the picture (`find_person`). With a
+    known focal length, the keypoints determine the depth, and a mask does not count.
     """
     height, width = picture.shape[:2]
     if model.depthnet is None:
@@ -98,16 +100,20 @@ def estimate_person(
             centre=(shrunk.pixel(crop.centre[0]), shrunk.pixel(crop.centre[1]))
         )
         start = solve_camera(body, shape, rotations, depth, towards, SolveOptions(iterations=0))
-        focal = float(start.focal[0]) / shrunk.scale
+        crop_focal = float(start.focal[0]) / shrunk.scale
         if settings.data.is_photographic:
             # A crop does not tell how small it is in the photograph. Where the depth would need a
             # larger angle of view than cameras have, the person is farther away.
-            farther = max(max(height, width) / (WIDEST * focal), 1.0)
-            depth, focal = farther * depth, farther * focal
-        turn = _ray_turn(crop, (height, width), focal)
+            farther = max(max(height, width) / (WIDEST * crop_focal), 1.0)
+            depth, crop_focal = farther * depth, farther * crop_focal
+        turn = _ray_turn(crop, (height, width), crop_focal if focal is None else focal)
         first = torch.tensor(turn, dtype=rotations.dtype, device=device) @ rotations[:, :1]
         rotations = torch.cat([first, rotations[:, 1:]], dim=1)
-    solved = solve_camera(body, shape, rotations, depth, observed, options)
+    if focal is None:
+        solved = solve_camera(body, shape, rotations, depth, observed, options)
+    else:
+        known = torch.full_like(depth, focal * shrunk.scale)
+        solved = solve_depth(body, shape, rotations, depth, observed, known)
     pelvis = solved.translation[0]
     focals = solved.focal / shrunk.scale
     pixels, _ = look(solved.vertices, solved.translation, focals, (height, width))

@@ -191,12 +191,13 @@ class PoseNetRecipe(Recipe):
         mask: np.ndarray | None = None,
         keypoints: np.ndarray | None = None,
         box: np.ndarray | None = None,
+        focal: float | None = None,
     ) -> PersonEstimate:
         """Estimate mesh and camera of a person in (H, W, 3) uint8, for `overt estimate`."""
         model.require_weights()
         device = next(model.parameters()).device
         body = self.body(device)
-        return estimate_person(model, body, self.settings, picture, mask, keypoints, box)
+        return estimate_person(model, body, self.settings, picture, mask, keypoints, box, focal)
 
 
 def _frozen_blocks(model: PoseNet) -> list[nn.Module]:

@@ -36,6 +36,7 @@ _WORDS = {
     "wall_p05_mm": "wall thickness, 5th percentile, mm",
     "wall_mm": "wall thickness, median, mm",
     "wall_p95_mm": "wall thickness, 95th percentile, mm",
+    "thin_voxels": "voxels in walls thinner than asked",
     "faces": "triangles of the mesh",
     "open_edges": "open edges of the mesh",
     "dice_with_implant": "Dice with the implant",
@@ -70,7 +71,7 @@ def clear_case(folder: Path) -> None:
 def write_case(folder: Path, case: Case) -> list[str]:
     """Write everything about a case; return the names of the files."""
     folder.mkdir(parents=True, exist_ok=True)
-    skull, (implant, changed) = case.skull, case.implant
+    skull, (implant, changed, thin) = case.skull, case.implant
     volume = skull.with_values(implant)
     write_nrrd(folder / "implant.nrrd", volume)
     written = ["implant.nrrd"]
@@ -102,7 +103,8 @@ def write_case(folder: Path, case: Case) -> list[str]:
         shape |= dict(
             zip(("wall_p05_mm", "wall_mm", "wall_p95_mm"), map(float, quantiles), strict=True)
         )
-    shape |= {"faces": len(faces), "open_edges": open_edges(faces), "changed_voxels": changed}
+    shape |= {"thin_voxels": thin, "faces": len(faces), "open_edges": open_edges(faces)}
+    shape |= {"changed_voxels": changed}
     facts = case.facts | {"implant": shape, "samples": rows}
     with new_file(folder / "case.json") as hidden:
         hidden.write_text(json.dumps(facts, indent=2, default=str) + "\n")

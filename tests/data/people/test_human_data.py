@@ -1,5 +1,6 @@
 """HumanData: columns come back in every form they are written in; what is wrong is named."""
 
+import json
 import pickle
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 
 from overt.data.people.human_data import (
     CACHE_SUFFIX,
+    CACHE_VERSION,
     Header,
     HumanData,
     bad_boxes,
@@ -53,6 +55,25 @@ def test_a_cache_follows_its_file(tmp_path: Path) -> None:
     HumanData.load(path, cache=True)
     write_human_data(path, columns(7))
     assert len(HumanData.load(path, cache=True)) == 7
+
+
+@pytest.mark.parametrize("version", [None, CACHE_VERSION - 1])
+def test_a_cache_of_an_earlier_version_is_made_again(tmp_path: Path, version: int | None) -> None:
+    """It could hold keypoints that are NaN, which count as unlabeled since."""
+    path = tmp_path / "people.npz"
+    write_human_data(path, columns(5))
+    HumanData.load(path, cache=True)
+    folder = tmp_path / f"people.npz{CACHE_SUFFIX}"
+    points = np.load(folder / "keypoints2d.npy")
+    np.save(folder / "keypoints2d.npy", np.full_like(points, np.nan))
+    index = json.loads((folder / "index.json").read_text())
+    index |= {"version": version}
+    if version is None:
+        del index["version"]
+    (folder / "index.json").write_text(json.dumps(index))
+    for _ in range(2):
+        read = HumanData.load(path, cache=True).columns["keypoints2d"]
+        np.testing.assert_array_equal(read, points)
 
 
 def test_the_same_columns_make_the_same_bytes(tmp_path: Path) -> None:

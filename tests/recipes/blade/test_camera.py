@@ -24,6 +24,7 @@ from overt.recipes.blade.camera import (
     look,
     pelvis_relative,
     solve_camera,
+    solve_depth,
 )
 
 SIZE = 80
@@ -91,6 +92,14 @@ def test_without_a_mask_the_keypoints_decide() -> None:
     torch.testing.assert_close(found.focal, known.solve(0).focal)
     assert known.errors(found)[0] < 0.1
     assert found.soft_iou.isnan().all()
+
+
+def test_a_known_focal_length_determines_the_depth() -> None:
+    known = Known(noise=0.0)
+    arguments = (known.model, known.shape, known.rotations, 1.7 * known.pelvis[:, 2])
+    found = solve_depth(*arguments, known.seen, known.focal)
+    torch.testing.assert_close(found.focal, known.focal)
+    torch.testing.assert_close(found.translation, known.pelvis, rtol=0.03, atol=0.03)
 
 
 def test_the_keypoint_term_is_zero_at_the_truth_only() -> None:

@@ -28,7 +28,8 @@ def test_mesh_and_volumes_are_in_one_place(flip: float, tmp_path: Path) -> None:
     implant[6:18, 6:18, 5:10] = True
     volume = Volume(skull, affine)
     samples = [implant, np.roll(implant, 1, axis=0)]
-    case = Case("x", volume, finish(implant, skull, volume.spacing), samples, {"seed": 1}, ["note"])
+    finished = finish(implant, skull, volume.spacing)._replace(thin_voxels=7)
+    case = Case("x", volume, finished, samples, {"seed": 1}, ["note"])
     written = write_case(tmp_path, case)
     assert {"implant.stl", "implant.obj", "implant.nrrd", "case.json", "report.html"} <= set(
         written
@@ -46,6 +47,7 @@ def test_mesh_and_volumes_are_in_one_place(flip: float, tmp_path: Path) -> None:
         np.testing.assert_array_equal(back.mask, implant)
     facts = json.loads((tmp_path / "case.json").read_text())
     assert facts["implant"]["open_edges"] == 0
+    assert facts["implant"]["thin_voxels"] == 7
     assert facts["implant"]["volume_cm3"] == pytest.approx(mm3 / 1000)
     assert facts["samples"][0]["dice_with_other_samples"] == pytest.approx(11 / 12)
     page = (tmp_path / "report.html").read_text()
