@@ -247,9 +247,7 @@ def gradient_sums(
         address = row[:, None] * channels + channel[None, :]
         z = tl.load(rows + address, mask=inside, other=0.0).to(tl.float32)
         normal = (z - middle[None, :]) * inverse[None, :]
-        dy = _incoming(
-            gradient, chosen, owners, row, real, address, inside, channel, channels, MAX
-        )
+        dy = _incoming(gradient, chosen, owners, row, real, address, inside, channel, channels, MAX)
         if SWISH:
             dy *= _swish_slope(normal * gain[None, :] + offset[None, :])
         total += dy
@@ -331,9 +329,7 @@ def gradient_values(
         address = row[:, None] * channels + channel[None, :]
         z = tl.load(rows + address, mask=inside, other=0.0).to(tl.float32)
         normal = (z - middle[None, :]) * inverse[None, :]
-        dy = _incoming(
-            gradient, chosen, owners, row, real, address, inside, channel, channels, MAX
-        )
+        dy = _incoming(gradient, chosen, owners, row, real, address, inside, channel, channels, MAX)
         if SWISH:
             dy *= _swish_slope(normal * gain[None, :] + offset[None, :])
         common = level[None, :] + normal * tilt[None, :]

@@ -107,7 +107,8 @@ def test_geometry_found_before_the_step_is_that_of_the_step(root: Path) -> None:
     model = recipe.build_model().eval()
     batch, counts = first_batch(recipe, 3), {"samples": torch.tensor(3)}
     prepared = recipe.on_device(batch)
-    assert batch.geometry is None and prepared.geometry is not None
+    assert batch.geometry is None
+    assert prepared.geometry is not None
     # Another batch's geometry would be taken as well: what is handed over is what is used.
     other = recipe.on_device(replace(batch, noise=batch.noise.flip(0))).geometry
     losses = [
