@@ -28,7 +28,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("name", ["pcdiff", "pcdiff_published", "pcdiff_medium"])
+@pytest.mark.parametrize("name", ["pcdiff", "pcdiff_published", "pcdiff_medium", "pcdiff_large"])
 def test_the_noisiest_clouds_do_not_tell_where_the_implant_is(name: str) -> None:
     """Their mean would: separate noise of many points averages out."""
     settings = load([f"recipe={name}", "data.root=somewhere"]).settings

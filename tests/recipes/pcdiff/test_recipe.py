@@ -10,7 +10,7 @@ import torch
 from small_recipes import PCDIFF_SPLIT, SMALL_PCDIFF, curve, first_batch
 from toy_runs import read_rows
 
-from overt.config import CONF, Config, load
+from overt.config import CONF, Config, build_recipe, load
 from overt.config.batch import advice, plan_batches, scaled_learning_rate
 from overt.distributed import init_distributed
 from overt.errors import ConfigError
@@ -79,6 +79,19 @@ REFUSED = {
 def test_impossible_settings_are_refused(override: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=REFUSED[override]):
         SMALL_PCDIFF.config(tmp_path, override)
+
+
+def test_sparse_clouds_train_the_weights_of_the_published_size() -> None:
+    shapes = []
+    for name in ("pcdiff_large_sparse", "pcdiff_large"):
+        with torch.device("meta"):
+            model = build_recipe(load([f"recipe={name}"])).build_model()
+        shapes.append({key: value.shape for key, value in model.state_dict().items()})
+    assert shapes[0] == shapes[1]
+    large, published = load(["recipe=pcdiff_large"]).settings, official().settings
+    assert large.data.num_points == published.data.num_points
+    assert large.model.down == published.model.down
+    assert large.model.up == published.model.up
 
 
 @pytest.mark.parametrize("kind", ["mse", "mse_minsnr", "kl"])

@@ -10,7 +10,7 @@ from overt.tools.plan.engine_step import EngineStep, StepMemory
 RESIZED = {
     "ijepa_vitl16", "ijepa_vith16_448", "ijepa_vitg16", "hjepa_cifar", "supervised_cifar",
     "finetune_cifar",
-    "pcdiff_medium", "pcdiff_published",
+    "pcdiff_large", "pcdiff_large_sparse", "pcdiff_medium", "pcdiff_published",
 }  # fmt: skip
 # Recipes whose step another one of these has too, with other data or another loss.
 SAME_STEP = {
