@@ -46,9 +46,9 @@ def tracker(tmp_path_factory):
 def test_three_lines(tmp_path, video):
     """The tracker that ships follows a grid and draws it."""
     tracker = overt.load_tracker("small", device="cpu")
-    tracks = tracker(video, grid=2)
-    assert tracks.tracks_xy.shape == (FRAMES, 4, 2)
-    assert tracks.visible.shape == (FRAMES, 4)
+    tracks = tracker(video[:2], grid=2)
+    assert tracks.tracks_xy.shape == (2, 4, 2)
+    assert tracks.visible.shape == (2, 4)
     assert tracks.draw(tmp_path / "out.gif").stat().st_size > 0
     with np.load(tracks.save(tmp_path / "tracks.npz")) as stored:
         assert np.array_equal(stored["queries"], tracks.queries)

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, cast, get_args, get_type_hints
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from overt.checks import finite, within
@@ -89,14 +89,14 @@ def check(
     settings = _merge(OmegaConf.structured(settings_class), sections)
     if not needs_data:
         _leave_data_open(settings.get("data"))
-    for name in RECIPE_SECTIONS:
-        checked[name] = settings.get(name, {})
+    # Moved, not copied: references of the settings now find every section of the configuration.
+    with flag_override(checked, "no_deepcopy_set_nodes", True):
+        for name in RECIPE_SECTIONS:
+            checked[name] = settings.get(name, {})
     _refuse_missing(checked)
     _refuse_nonfinite(checked)
-    engine = OmegaConf.masked_copy(
-        checked, [part.name for part in fields(Schema) if part.name not in RECIPE_SECTIONS]
-    )
-    parts = {str(name): _to_object(engine[name], str(name)) for name in engine}
+    engine = [part.name for part in fields(Schema) if part.name not in RECIPE_SECTIONS]
+    parts = {name: _to_object(checked[name], name) for name in engine}
     for name in ("exp_name", "output_dir"):
         parts[name] = str(parts[name])  # ${seed} is a number
     _refuse_name(parts["exp_name"])
@@ -241,7 +241,7 @@ def _references(node: Any, prefix: str = "") -> Iterator[str]:
 
 def _refuse_missing(values: DictConfig, sections: Sequence[str] = ()) -> None:
     try:
-        keys = sorted(OmegaConf.missing_keys(values))
+        keys = sorted(_missing_keys(values))
     except OmegaConfBaseException as error:  # an unresolved interpolation
         reason = str(error).splitlines()[0]
         raise ConfigError(f"{error.full_key or 'the configuration'}: {reason}") from error
@@ -252,6 +252,22 @@ def _refuse_missing(values: DictConfig, sections: Sequence[str] = ()) -> None:
             + ", ".join(missing)
             + "; give them on the command line as KEY=VALUE, in Python to overt.configure"
         )
+
+
+def _missing_keys(node: Any) -> Iterator[str]:
+    """Yield what `OmegaConf.missing_keys` does, in a quarter of its time."""
+    for index in range(len(node)) if OmegaConf.is_list(node) else list(node):
+        child = node._get_node(index)
+        if child._is_interpolation():
+            if OmegaConf.is_missing(node, index):
+                yield node._get_full_key(index)
+                continue
+            child = node[index]  # or refused
+        elif child._is_missing():
+            yield node._get_full_key(index)
+            continue
+        if OmegaConf.is_config(child) and not child._is_none():
+            yield from _missing_keys(child)
 
 
 def _leave_data_open(data: Any) -> None:

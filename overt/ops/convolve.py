@@ -7,10 +7,10 @@ slice in two dimensions, which takes down to a third of the time of `F.conv3d`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from overt.ops.onednn import is_slow, without_onednn
@@ -26,6 +26,14 @@ def convolve(
         return F.conv2d(x, weight, bias, stride, padding)
     result: Tensor = _Convolution.apply(x, weight, bias, stride, padding)  # type: ignore[no-untyped-call]
     return result
+
+
+class Conv2d(nn.Conv2d):
+    """torch's layer, by `convolve`: of one group, without dilation, padded with zeros."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        stride, padding = cast(Pair, self.stride), cast(Pair, self.padding)
+        return convolve(input, self.weight, stride, padding, self.bias)
 
 
 class _Convolution(torch.autograd.Function):

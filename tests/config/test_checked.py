@@ -20,7 +20,7 @@ from overt.config import (
     import_target,
     load,
 )
-from overt.config.checked import NO_DATA, _refuse_nonfinite
+from overt.config.checked import NO_DATA, _missing_keys, _refuse_nonfinite
 from overt.config.schema import Schema
 from overt.errors import ConfigError
 
@@ -193,6 +193,20 @@ def test_an_override_of_a_file_is_refused_with_its_key(tmp_path: Path, override:
     with pytest.raises(ConfigError) as refused:
         load([override], str(file), [str(TOY)])
     assert override.partition("=")[0].lstrip("+~").partition(".")[0] in str(refused.value)
+
+
+def test_missing_keys_are_those_of_omegaconf() -> None:
+    values = OmegaConf.create(
+        {"a": "???", "b": {"c": ["???", {"d": "???"}, None]}, "f": None, "g": "${b}"}
+    )
+    assert set(_missing_keys(values)) == OmegaConf.missing_keys(values)
+    assert {"a", "b.c[0]", "b.c[1].d"} <= set(_missing_keys(values))
+
+
+def test_any_section_may_refer_to_any_other(tmp_path: Path) -> None:
+    config = toy_config(tmp_path, "training.num_steps=${data.samples}", "exp_name=b${model.width}")
+    assert config.training.num_steps == config.settings.data.samples
+    assert config.exp_name == f"b{config.settings.model.width}"
 
 
 def test_a_run_may_be_named_after_a_number(tmp_path: Path) -> None:

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from overt.ops import onednn
-from overt.ops.convolve import convolve, convolve_grid
+from overt.ops.convolve import Conv2d, convolve, convolve_grid
 
 
 @pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (3, 2), (1, 2), (7, 2)])
@@ -29,6 +30,21 @@ def test_result_and_gradients_are_those_of_torch(
         results.append([y, *torch.autograd.grad(y.square().sum(), (x, weight, bias))])
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
     assert torch.backends.mkldnn.enabled == enabled
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_layer_is_that_of_torch(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onednn, "IS_ARM", True)
+    layer = Conv2d(3, 4, 3, 2, 1, bias=bias)
+    usual = nn.Conv2d(3, 4, 3, 2, 1, bias=bias)
+    usual.load_state_dict(layer.state_dict())
+    x = torch.randn(2, 3, 9, 8, requires_grad=True)
+    results: list[Any] = []
+    for module in (layer, usual):
+        y = module(x)
+        results.append([y, *torch.autograd.grad(y.square().sum(), (x, *module.parameters()))])
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
+    assert type(results[0][0].grad_fn).__name__ == "_ConvolutionBackward"
 
 
 def test_an_input_without_gradient_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:

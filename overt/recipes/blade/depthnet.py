@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from overt.data.images.transforms import Normalize
 from overt.errors import CheckpointError
 from overt.ops.attention.api import repeatable_attention
+from overt.ops.convolve import Conv2d
 from overt.recipes.blade.dpt import DepthAnything
 from overt.recipes.blade.norm import SharedBatchNorm2d
 
@@ -78,7 +79,7 @@ def make_interface(inputs: int, channels: int) -> nn.Sequential:
     layers: list[nn.Module] = []
     for count in (inputs, channels):
         layers += [
-            nn.Conv2d(count, channels, 3, 2, 1),
+            Conv2d(count, channels, 3, 2, 1),
             SharedBatchNorm2d(channels),
             nn.ReLU(inplace=True),
         ]
@@ -95,7 +96,7 @@ class ConvBackbone(nn.Module):
         for index, count in enumerate(channels):
             kernel = 5 if index == 0 else 3
             layers += [
-                nn.Conv2d(before, count, kernel, 2, kernel // 2, bias=False),
+                Conv2d(before, count, kernel, 2, kernel // 2, bias=False),
                 SharedBatchNorm2d(count),
                 nn.ReLU(inplace=True),
             ]
@@ -113,9 +114,9 @@ class ConvBackbone(nn.Module):
 class ResidualBlock(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
+        self.conv1 = Conv2d(channels, channels, 3, 1, 1, bias=False)
         self.norm1 = SharedBatchNorm2d(channels)
-        self.conv2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
+        self.conv2 = Conv2d(channels, channels, 3, 1, 1, bias=False)
         self.norm2 = SharedBatchNorm2d(channels)
 
     def forward(self, maps: Tensor) -> Tensor:

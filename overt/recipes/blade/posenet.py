@@ -21,6 +21,7 @@ from overt.errors import CheckpointError
 from overt.geometry.body import BODY_JOINTS, SHAPE_NUMBERS
 from overt.geometry.rotation import six_to_matrix
 from overt.ops.attention.api import attention
+from overt.ops.convolve import Conv2d
 from overt.recipes.blade.depthnet import DepthNet
 from overt.recipes.blade.resnet import ResNet, make_norm
 
@@ -90,7 +91,7 @@ class PoseBranch(nn.Module):
         super().__init__()
         self.backbone = backbone
         self.projections = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(count, width, 1), make_norm("group", width))
+            nn.Sequential(Conv2d(count, width, 1), make_norm("group", width))
             for count in backbone.channels
         )
         self.levels = nn.Parameter(0.02 * torch.randn(len(backbone.channels), width))

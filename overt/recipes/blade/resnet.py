@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from overt.ops.convolve import Conv2d
 from overt.ops.group_norm.api import group_norm
 from overt.ops.max_pool.api import max_pool
 from overt.recipes.blade.norm import FrozenBatchNorm2d
@@ -42,16 +43,16 @@ class Bottleneck(nn.Module):
     def __init__(self, inputs: int, width: int, stride: int, norm: str) -> None:
         super().__init__()
         outputs = EXPANSION * width
-        self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
+        self.conv1 = Conv2d(inputs, width, 1, bias=False)
         self.bn1 = make_norm(norm, width)
-        self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
+        self.conv2 = Conv2d(width, width, 3, stride, 1, bias=False)
         self.bn2 = make_norm(norm, width)
-        self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
+        self.conv3 = Conv2d(width, outputs, 1, bias=False)
         self.bn3 = make_norm(norm, outputs)
         self.downsample: nn.Module | None = None
         if stride != 1 or inputs != outputs:
             self.downsample = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), make_norm(norm, outputs)
+                Conv2d(inputs, outputs, 1, stride, bias=False), make_norm(norm, outputs)
             )
 
     def forward(self, maps: Tensor) -> Tensor:
@@ -69,7 +70,7 @@ class ResNet(nn.Module):
         small = stem == "conv3"
         self.pool = not small
         kernel = 3 if small else 7
-        self.conv1 = nn.Conv2d(3, width, kernel, 2, kernel // 2, bias=False)
+        self.conv1 = Conv2d(3, width, kernel, 2, kernel // 2, bias=False)
         self.bn1 = make_norm(norm, width)
         inputs = width
         self.channels: list[int] = []
