@@ -10,6 +10,7 @@ import dataclasses
 import gc
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -153,7 +154,10 @@ class EngineStep:
             switches_kept(),
             planned_recipe(self.recipe),
             _fakes(memory, self.devices) as mode,
+            warnings.catch_warnings(),
         ):
+            # Copying a model looks at them; torch takes that for a mistake.
+            warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
             with mode:
                 make_fake(model)
             with (

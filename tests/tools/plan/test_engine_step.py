@@ -1,6 +1,7 @@
 """overt/tools/plan/engine_step.py: the engine's step on fake tensors holds what a real one does."""
 
 import gc
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,19 @@ def test_parts_are_those_of_the_model(tmp_path: Path) -> None:
     # Two moments and a counter for each.
     assert memory.optimizer == 2 * held(trained) + len(trained) * 512
     assert memory.peak >= memory.parameters + memory.frozen + memory.optimizer + memory.batch
+
+
+def test_torch_does_not_warn_of_tensors_without_memory(tmp_path: Path) -> None:
+    config = toy_config(tmp_path, "training.ema_momentum=0.9")
+    recipe = build_recipe(config)
+    torch.set_warn_always(True)  # or only the first plan of a process would tell
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            EngineStep(config, recipe, checkpointing=False).run(recipe.example_batch(8), 8)
+    finally:
+        torch.set_warn_always(False)
+    assert not [item for item in caught if "FakeTensor" in str(item.message)]
 
 
 class Deep(Recipe):
