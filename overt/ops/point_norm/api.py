@@ -1,4 +1,4 @@
-"""Group normalization followed by swish, over rows of points, voxels or packed pairs.
+"""Group normalization: with swish over rows of points, voxels or packed pairs, alone over grids.
 
 Letters: B clouds, R rows of a cloud, P pairs, M centers, C channels. The plain functions are the
 definition, for any device; the Triton twins keep only their input for the backward pass.

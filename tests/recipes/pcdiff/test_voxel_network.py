@@ -1,9 +1,17 @@
 """overt/recipes/pcdiff/voxel_network.py: sizes and keys as published, local features."""
 
+import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
-from overt.recipes.pcdiff.voxel_network import VoxelNetwork, cell_index, local_coordinate, pool_max
+from overt.recipes.pcdiff.voxel_network import (
+    VoxelNetwork,
+    cell_index,
+    enlarged,
+    local_coordinate,
+    pool_max,
+)
 
 
 def count(module: nn.Module) -> int:
@@ -48,3 +56,17 @@ def test_clouds_of_a_batch_do_not_touch() -> None:
         both, first = model(points), model(points[:1])
     torch.testing.assert_close(both[:1], first, atol=1e-4, rtol=1e-4)
     assert both.shape == (2, 8, 8, 8)
+
+
+@pytest.mark.parametrize("size", [(4, 6, 2), (5, 6, 3)])
+def test_enlarged_grids_are_those_of_torch(size: tuple[int, int, int]) -> None:
+    grids = torch.randn(2, 3, 2, 3, 1).contiguous(memory_format=torch.channels_last_3d)
+    grids.requires_grad_()
+    found = enlarged(grids, torch.Size(size))
+    expected = functional.interpolate(grids, size=size, mode="nearest")
+    assert torch.equal(found, expected)
+    weights = torch.randn(expected.shape)
+    gradients = [torch.autograd.grad(result, grids, weights)[0] for result in (found, expected)]
+    torch.testing.assert_close(*gradients)
+    if size == (4, 6, 2):  # twice as large
+        assert found.is_contiguous(memory_format=torch.channels_last_3d)
