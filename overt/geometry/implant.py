@@ -100,9 +100,9 @@ def finish(
     thin = 0
     if how.min_wall_mm > 0 and current.any():
         solid = current | occupied if near is None else current
+        radius = how.min_wall_mm / 2
         # Edges and corners are not thin walls: a ball is within twice its radius.
-        wall = how.min_wall_mm
-        thin = int(thin_walls(current, solid, spacing, wall / 2, wall).sum())
+        thin = int(thin_walls(current, solid, spacing, radius, edge=radius).sum())
     if thin:
         logger.warning(
             "%d of %d voxels of the implant are in walls thinner than %g mm: %s leaves no room",
@@ -185,7 +185,7 @@ def thicken(
     radius = wall_mm / 2
     solid = implant | occupied if near is None else implant
     depth = distance_to(~solid, spacing)  # of a voxel below the surface
-    middle = thin_walls(implant, solid, spacing, radius, radius)
+    middle = thin_walls(implant, solid, spacing, radius)
     middle &= depth >= maximum_filter(depth, size=3)
     if not middle.any():
         return implant
@@ -194,19 +194,28 @@ def thicken(
         return np.asarray(grown & ~occupied)
     grown = (grown | _away_from(near, middle, spacing, radius)) & ~near
     # What is left of a ball that `near` cuts must not be a thin lip.
-    return np.asarray(
-        grown & (implant | ~thin_walls(grown, grown, spacing, radius / 2, radius / 2))
-    )
+    return np.asarray(grown & (implant | ~thin_walls(grown, grown, spacing, radius / 2)))
 
 
 def thin_walls(
-    implant: Mask, solid: Mask, spacing: Sequence[float], radius: float, reach: float
+    implant: Mask, solid: Mask, spacing: Sequence[float], radius: float, edge: float = 0.0
 ) -> Mask:
-    """Return voxels further than `reach` from the center of any ball that fits into the solid."""
+    """Return voxels that no ball within the solid covers; not those of an edge.
+
+    What the balls leave uncovered is an edge where it ends within `edge` of them.
+    """
     centers = distance_to(~solid, spacing) > radius
     if not centers.any():
         return implant.copy()
-    return np.asarray(implant & (distance_to(centers, spacing) > reach))
+    distance = distance_to(centers, spacing)
+    uncovered = implant & (distance > radius)
+    if edge == 0:
+        return np.asarray(uncovered)
+    beyond = implant & (distance > radius + edge)
+    if not beyond.any():
+        return np.asarray(beyond)
+    # A thin wall is counted up to the thick part that it is on.
+    return np.asarray(uncovered & (distance_to(beyond, spacing) <= edge))
 
 
 def _away_from(near: Mask, middle: Mask, spacing: Sequence[float], radius: float) -> Mask:
