@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 _LONGEST_MM = 25.0  # walls are followed no further
 _STEP_MM = 0.2
 _RIM_MM = 3.0  # from the skull: what smoothing leaves alone
+_NEAR_MM = 12.0  # around an implant: where the skull is looked for
 
 Points = NDArray[np.floating[Any]]
 Faces = NDArray[np.int64]
@@ -255,13 +256,38 @@ def wall_thickness(
     return thickness
 
 
+def rim_faces(
+    vertices: Points,  # (V, 3) in voxels
+    faces: Faces,
+    implant: Mask,
+    skull: Mask,
+    spacing: Sequence[float],
+) -> Faces:
+    """Return the faces where an implant meets bone: within a voxel of its smallest distance."""
+    if not len(faces):
+        return faces
+    box = _surroundings(implant, spacing)
+    if not skull[box].any():
+        return faces[:0]
+    gap = gap_to(skull[box], spacing)
+    first = [part.start for part in box]
+    nearest = np.clip(np.round(vertices - first).astype(int), 0, np.array(gap.shape) - 1)
+    widest = gap[implant[box]].min() + max(spacing)
+    return np.asarray(faces[(gap[tuple(nearest.T)] <= widest)[faces].all(axis=1)])
+
+
+def _surroundings(implant: Mask, spacing: Sequence[float]) -> tuple[slice, ...]:
+    """Return the box in which distances to the skull are measured."""
+    return bounding_box(implant, [int(np.ceil(_NEAR_MM / step)) for step in spacing])
+
+
 def measures(implant: Mask, skull: Mask, spacing: Sequence[float]) -> dict[str, float]:
     """Return volume, extent and distances to the skull of an implant."""
     voxel = float(np.prod(spacing))
     result = {"volume_cm3": float(implant.sum()) * voxel / 1000}
     if not implant.any():
         return result
-    box = bounding_box(implant, [int(np.ceil(12 / step)) for step in spacing])
+    box = _surroundings(implant, spacing)
     sizes = np.ptp(np.argwhere(implant), axis=0) + 1
     result |= {
         f"extent_{axis}_mm": float(n * s) for axis, n, s in zip("ijk", sizes, spacing, strict=True)

@@ -173,6 +173,19 @@ def test_holes_through_the_wall_are_closed_up_to_their_width() -> None:
     assert not closed[34:40, 34:40].any()
 
 
+@pytest.mark.parametrize("gap", [0, 3])
+def test_the_rim_is_where_bone_is_nearest(gap: int) -> None:
+    mask, skull = plate(), np.zeros((60, 60, 16), dtype=bool)
+    skull[: 10 - gap, :, 5:11] = True
+    vertices, faces = mask_surface(mask)
+    rim = implants.rim_faces(vertices, faces, mask, skull, SPACING)
+    side = vertices[np.unique(rim)]
+    assert side[:, 0].max() <= 12  # 1 mm, the longer side of a voxel
+    assert np.ptp(side[:, 1]) > 39  # all of the side that faces the bone
+    assert np.ptp(side[:, 2]) > 5
+    assert not len(implants.rim_faces(vertices, faces, mask, np.zeros_like(skull), SPACING))
+
+
 def test_the_thickness_of_a_plate() -> None:
     mask = plate()
     vertices, faces = mask_surface(mask)
