@@ -1,6 +1,6 @@
 """Score sampled implants as volumes: by the rolled ball, and by a refinement that was trained.
 
-    python benchmarks/refined.py runs/skulls/real_ddim50_close_up.npz --root data/cranium \\
+    python benchmarks/refined.py runs/skulls/cranium_ddim50_close_up.npz --root data/cranium \\
         --checkpoint runs/pcdiff_refine/checkpoints/best
 
 The points are those that benchmarks/skulls.py wrote. Every volume is a vote of its samples. The
