@@ -53,6 +53,23 @@ def test_true_points_give_the_true_implant(
     assert scores["hd95"] <= max(spacing) + 1e-9
 
 
+@pytest.mark.parametrize("spacing", [(0.46, 0.46, 0.625), (0.6, 0.6, 0.6)])
+def test_points_of_another_grid_lie_on_its_voxels(spacing: tuple[float, float, float]) -> None:
+    """Clouds of SkullFix are made in voxels of 0.45 mm and scored in those of the files.
+
+    Taken for points of these, walls of 3 mm lost 7 % of their volume.
+    """
+    clouds = (0.45, 0.45, 0.45)
+    points = drawn_points(cap(3.0, clouds)) * clouds / np.array(spacing)
+    mask = cap(3.0, spacing)
+    found = solid.solid_of_points(points, mask.shape, spacing, cloud_spacing=clouds)
+    assert found.sum() / mask.sum() == pytest.approx(1.0, abs=0.03)
+    assert dice(found, mask) >= 0.965
+    skull = np.zeros_like(mask)
+    voted = solid.solid_of_votes(points[None], skull, spacing, cloud_spacing=clouds)
+    np.testing.assert_array_equal(voted, found)
+
+
 def test_the_majority_decides_and_the_skull_stays_free() -> None:
     grid = np.indices((20, 20, 20)) - 9.5
     mask = (grid**2).sum(axis=0) < 36
