@@ -1,6 +1,6 @@
 """Score sampled implants as volumes: by the rolled ball, and by a refinement that was trained.
 
-    python benchmarks/refined.py runs/skulls/real_ddim50_close_up.npz --root data/cranium \\
+    python benchmarks/refined.py runs/skulls/cranium_ddim50_close_up.npz --root data/cranium \\
         --checkpoint runs/pcdiff_refine/checkpoints/best
 
 The points are those that benchmarks/skulls.py wrote. Every volume is a vote of its samples. The
@@ -33,7 +33,6 @@ from overt.engine.precision import AUTOCAST
 from overt.errors import DataError
 from overt.files.bounds import open_arrays
 from overt.geometry.indicator import ScanGrid
-from overt.geometry.solid import solid_of_votes
 from overt.metrics.implants import implant_scores
 from overt.recipes.pcdiff.data import open_list
 from overt.recipes.pcdiff.refine_recipe import RefineRecipe
@@ -70,7 +69,7 @@ def main() -> int:
             seconds += time.time() - start
             blind = recipe.volumes(model, known, points, grid, blind=True)[0]
         votes = np.sum(volumes, axis=0) >= (len(volumes) + 1) // 2
-        work.append((name, case.to_indices(points), votes, blind, items[name]))
+        work.append((name, points, votes, blind, items[name]))
     score = partial(score_case, dataset=data.dataset, settings=recipe.settings.evaluation)
     if options.workers:
         with ProcessPoolExecutor(options.workers, get_context("forkserver")) as pool:
@@ -97,9 +96,10 @@ def read_points(path: Path) -> dict[str, Any]:
 
 
 def score_case(work: tuple[str, Any, Any, Any, Any], dataset: str, settings: Any) -> dict[str, Any]:
-    name, indices, refined, blind, item = work
-    skull, truth, spacing, _ = load_case(item, dataset)
-    solid = solid_of_votes(indices, skull, spacing, settings.solid_mm)
+    name, points, refined, blind, item = work
+    case = load_case(item, dataset)
+    skull, truth, spacing, *_ = case
+    solid = case.solid(points, settings.solid_mm)
     row: dict[str, Any] = {"name": name}
     for kind, mask in (("ball", solid), ("blind", blind), ("refined", refined)):
         scores = implant_scores(mask, truth, skull, spacing, settings.border_mm)

@@ -80,7 +80,7 @@ class Bar:
         if self._is_gone:
             return
         now = self._clock()
-        if label != self._what:
+        if label != self._what or done == 0:  # a loop may run twice
             self._what, self._begin, self._last = label, now, now
             is_due = self._stream.isatty()
         else:

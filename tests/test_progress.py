@@ -62,6 +62,17 @@ def test_elsewhere_there_is_a_line_now_and_then() -> None:
     assert lines[0] == "scoring [======              ] 30 of 100  1:10 left"
 
 
+def test_a_second_loop_of_the_same_name_has_its_own_time() -> None:
+    stream, now = io.StringIO(), [0.0]
+    bar = Bar(stream, clock=lambda: now[0])
+    for start in (0, 1000):
+        for done in range(101):
+            now[0] = float(start + done)
+            bar("sampling", done, 100)
+    lines = stream.getvalue().splitlines()
+    assert lines[3:] == lines[:3]
+
+
 def test_quick_work_says_nothing_in_a_pipe_and_a_closed_stream_stops_nothing() -> None:
     stream = io.StringIO()
     with shown(stream):

@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 _LONGEST_MM = 25.0  # walls are followed no further
 _STEP_MM = 0.2
 _RIM_MM = 3.0  # from the skull: what smoothing leaves alone
+_NEAR_MM = 12.0  # around an implant: where the skull is looked for
 
 Points = NDArray[np.floating[Any]]
 Faces = NDArray[np.int64]
@@ -100,9 +101,9 @@ def finish(
     thin = 0
     if how.min_wall_mm > 0 and current.any():
         solid = current | occupied if near is None else current
+        radius = how.min_wall_mm / 2
         # Edges and corners are not thin walls: a ball is within twice its radius.
-        wall = how.min_wall_mm
-        thin = int(thin_walls(current, solid, spacing, wall / 2, wall).sum())
+        thin = int(thin_walls(current, solid, spacing, radius, edge=radius).sum())
     if thin:
         logger.warning(
             "%d of %d voxels of the implant are in walls thinner than %g mm: %s leaves no room",
@@ -185,7 +186,7 @@ def thicken(
     radius = wall_mm / 2
     solid = implant | occupied if near is None else implant
     depth = distance_to(~solid, spacing)  # of a voxel below the surface
-    middle = thin_walls(implant, solid, spacing, radius, radius)
+    middle = thin_walls(implant, solid, spacing, radius)
     middle &= depth >= maximum_filter(depth, size=3)
     if not middle.any():
         return implant
@@ -194,19 +195,28 @@ def thicken(
         return np.asarray(grown & ~occupied)
     grown = (grown | _away_from(near, middle, spacing, radius)) & ~near
     # What is left of a ball that `near` cuts must not be a thin lip.
-    return np.asarray(
-        grown & (implant | ~thin_walls(grown, grown, spacing, radius / 2, radius / 2))
-    )
+    return np.asarray(grown & (implant | ~thin_walls(grown, grown, spacing, radius / 2)))
 
 
 def thin_walls(
-    implant: Mask, solid: Mask, spacing: Sequence[float], radius: float, reach: float
+    implant: Mask, solid: Mask, spacing: Sequence[float], radius: float, edge: float = 0.0
 ) -> Mask:
-    """Return voxels further than `reach` from the center of any ball that fits into the solid."""
+    """Return voxels that no ball within the solid covers; not those of an edge.
+
+    What the balls leave uncovered is an edge where it ends within `edge` of them.
+    """
     centers = distance_to(~solid, spacing) > radius
     if not centers.any():
         return implant.copy()
-    return np.asarray(implant & (distance_to(centers, spacing) > reach))
+    distance = distance_to(centers, spacing)
+    uncovered = implant & (distance > radius)
+    if edge == 0:
+        return np.asarray(uncovered)
+    beyond = implant & (distance > radius + edge)
+    if not beyond.any():
+        return np.asarray(beyond)
+    # A thin wall is counted up to the thick part that it is on.
+    return np.asarray(uncovered & (distance_to(beyond, spacing) <= edge))
 
 
 def _away_from(near: Mask, middle: Mask, spacing: Sequence[float], radius: float) -> Mask:
@@ -246,13 +256,38 @@ def wall_thickness(
     return thickness
 
 
+def rim_faces(
+    vertices: Points,  # (V, 3) in voxels
+    faces: Faces,
+    implant: Mask,
+    skull: Mask,
+    spacing: Sequence[float],
+) -> Faces:
+    """Return the faces where an implant meets bone: within a voxel of its smallest distance."""
+    if not len(faces):
+        return faces
+    box = _surroundings(implant, spacing)
+    if not skull[box].any():
+        return faces[:0]
+    gap = gap_to(skull[box], spacing)
+    first = [part.start for part in box]
+    nearest = np.clip(np.round(vertices - first).astype(int), 0, np.array(gap.shape) - 1)
+    widest = gap[implant[box]].min() + max(spacing)
+    return np.asarray(faces[(gap[tuple(nearest.T)] <= widest)[faces].all(axis=1)])
+
+
+def _surroundings(implant: Mask, spacing: Sequence[float]) -> tuple[slice, ...]:
+    """Return the box in which distances to the skull are measured."""
+    return bounding_box(implant, [int(np.ceil(_NEAR_MM / step)) for step in spacing])
+
+
 def measures(implant: Mask, skull: Mask, spacing: Sequence[float]) -> dict[str, float]:
     """Return volume, extent and distances to the skull of an implant."""
     voxel = float(np.prod(spacing))
     result = {"volume_cm3": float(implant.sum()) * voxel / 1000}
     if not implant.any():
         return result
-    box = bounding_box(implant, [int(np.ceil(12 / step)) for step in spacing])
+    box = _surroundings(implant, spacing)
     sizes = np.ptp(np.argwhere(implant), axis=0) + 1
     result |= {
         f"extent_{axis}_mm": float(n * s) for axis, n, s in zip("ijk", sizes, spacing, strict=True)

@@ -44,13 +44,15 @@ def solid_of_points(
     spacing: Sequence[float],
     ball_mm: float = BALL_MM,
     outset: float = OUTSET,
+    cloud_spacing: Sequence[float] | None = None,
 ) -> Mask:
     """Return the voxels of the solid whose surface the points lie on.
 
     `outset` says by how much of a voxel, along the axis of the largest normal component, the points
-    are outside the boundary: clouds of marching cubes at level 0 lie on voxels just outside.
+    are outside the boundary: clouds of marching cubes at level 0 lie on voxels just outside. Those
+    voxels measure `cloud_spacing`, if not as much as the solid's.
     """
-    solid = _find_solid(points, shape, spacing, ball_mm, outset)
+    solid = _find_solid(points, shape, spacing, ball_mm, outset, cloud_spacing)
     if solid is None:
         logger.warning(
             "%d points enclose no solid: they are too far apart (a surface above %.0f cm²) or in "
@@ -67,14 +69,16 @@ def _find_solid(
     spacing: Sequence[float],
     ball_mm: float,
     outset: float = OUTSET,
+    cloud_spacing: Sequence[float] | None = None,
 ) -> Mask | None:
     """Return the solid of the points; None where they enclose none."""
+    made_in = np.asarray(spacing if cloud_spacing is None else cloud_spacing)
     vertices, faces = surface_of_points(points * np.asarray(spacing), ball_mm)
     if not len(faces):
         return None
     vertices = smooth_sides(vertices, faces)
-    inner = move_inwards(vertices / np.asarray(spacing), faces, outset)
-    return solid_of_mesh(inner, faces, shape)
+    inner = move_inwards(vertices / made_in, faces, outset)
+    return solid_of_mesh(inner * (made_in / np.asarray(spacing)), faces, shape)
 
 
 def solid_of_votes(
@@ -82,6 +86,7 @@ def solid_of_votes(
     occupied: Mask,
     spacing: Sequence[float],
     ball_mm: float = BALL_MM,
+    cloud_spacing: Sequence[float] | None = None,
 ) -> Mask:
     """Return the voxels where at least half of the clouds are solid and nothing else is.
 
@@ -89,7 +94,7 @@ def solid_of_votes(
     """
     votes = np.zeros(occupied.shape, dtype=np.int32)
     for points in clouds:
-        solid = _find_solid(points, occupied.shape, spacing, ball_mm)
+        solid = _find_solid(points, occupied.shape, spacing, ball_mm, cloud_spacing=cloud_spacing)
         if solid is not None:
             votes += solid
     return np.asarray((votes >= (len(clouds) + 1) // 2) & ~occupied)

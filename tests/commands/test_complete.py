@@ -1,6 +1,7 @@
 """overt complete and overt evaluate: a trained PCDiff in, implants, volumes and scores out."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,9 @@ from toy_runs import TOY, train_toy
 
 from overt.cli import main
 from overt.config import build_recipe, load
+from overt.data.skulls.lists import rotation_matrix
 from overt.data.skulls.nrrd import read_nrrd, write_nrrd
+from overt.data.skulls.resampling import resample_mask
 from overt.data.skulls.volumes import Volume
 
 SMALL = [
@@ -99,18 +102,39 @@ def test_a_second_stage_makes_the_volumes(
     assert "does not name its recipe; give a checkpoint folder" in capsys.readouterr().err
 
 
-def test_the_patient_s_frame_decides_where_the_implant_is(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same head in another grid, turned, moved and anisotropic, gets the same implant."""
-    monkeypatch.setattr("overt.geometry.solid.LARGEST_CM2", float("inf"))
-    source = read_nrrd(folder / "skulls" / "defective_skull/bilateral/000.nrrd")
-    flat = np.repeat(source.values, 2, axis=0)[:, ::-1].transpose(2, 0, 1)  # (z, x, -y)
+def permuted(source: Volume) -> Volume:
+    """The same head along (z, x, -y), with flat voxels."""
+    flat = np.repeat(source.values, 2, axis=0)[:, ::-1].transpose(2, 0, 1)
     step, side = 200 / 24, len(source.values)
     affine = np.zeros((4, 4))
     affine[2, 0], affine[0, 1], affine[1, 2] = step, step / 2, -step
-    affine[:, 3] = [70 - step / 4, 30 + step * (side - 1), -9, 1]
-    write_nrrd(tmp_path / "turned.nrrd", Volume(flat, affine))
+    affine[:, 3] = [-step / 4, step * (side - 1), 0, 1]
+    return Volume(flat, affine)
+
+
+def oblique(source: Volume) -> Volume:
+    """The same head in a left-handed grid along no axis of the patient."""
+    affine = np.eye(4)
+    affine[:3, :3] = rotation_matrix(np.radians([20, -15, 30])) * [4.0, -4.0, 5.0]
+    middle = source.to_patient((np.array(source.values.shape) - 1) / 2)
+    affine[:3, 3] = middle - affine[:3, :3] @ [39.5, 39.5, 31.5]
+    grid = Volume(np.zeros((80, 80, 64), dtype=bool), affine)
+    return grid.with_values(resample_mask(source.mask, source.affine, grid))
+
+
+@pytest.mark.parametrize("regrid", [permuted, oblique])
+def test_the_patient_s_frame_decides_where_the_implant_is(
+    regrid: Callable[[Volume], Volume],
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same head in another grid, turned, moved and anisotropic, gets the same implant."""
+    monkeypatch.setattr("overt.geometry.solid.LARGEST_CM2", float("inf"))
+    other = regrid(read_nrrd(folder / "skulls" / "defective_skull/bilateral/000.nrrd"))
+    affine = other.affine.copy()
+    affine[:3, 3] += [70, 30, -9]
+    write_nrrd(tmp_path / "turned.nrrd", Volume(other.values, affine))
     moved = np.array([70, 30, -9])
     centers = []
     for path in (folder / "skulls/defective_skull/bilateral/000.nrrd", tmp_path / "turned.nrrd"):

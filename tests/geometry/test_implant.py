@@ -125,9 +125,24 @@ def test_walls_that_have_no_room_are_counted(caplog: pytest.LogCaptureFixture) -
     implant = finished.implant
     assert implants.gap_to(skull, SPACING)[implant].min() >= 1.0
     assert (implant.sum(axis=2)[16:44, 36:44] >= 4).all()
-    between = implant[:, :30]
-    assert between.sum() * 0.8 < finished.thin_voxels < between.sum() * 1.2
+    heights = implant.sum(axis=2)[:, :40]  # in mm; beyond, the plate ends at its edge
+    assert finished.thin_voxels == pytest.approx(heights[heights < 4].sum(), rel=0.03)
     assert "walls thinner than 4 mm: a clearance of 1 mm leaves no room" in caplog.text
+
+
+def test_a_thin_wall_is_counted_up_to_the_thick_part_it_is_on() -> None:
+    """A wall's thickness around every ball that fits was not counted: 16 % of this fin."""
+    mask = np.zeros((60, 40, 30), dtype=bool)
+    mask[5:30, 5:35, 5:25] = True
+    fin = np.zeros_like(mask)
+    fin[30:55, 5:35, 13:17] = True  # 2 mm
+    cubic = (0.5, 0.5, 0.5)
+    both = mask | fin
+    thin = implants.thin_walls(both, both, cubic, 1.5, edge=1.5)
+    assert not (thin & ~fin).any()
+    # The balls of the thick part reach 0.5 to 1 mm into the fin.
+    np.testing.assert_array_equal(thin[32:55], fin[32:55])
+    assert not implants.thin_walls(mask, mask, cubic, 1.5, edge=1.5).any()  # edges and corners
 
 
 def test_smoothing_takes_bumps_away_and_keeps_the_rim() -> None:
@@ -156,6 +171,19 @@ def test_holes_through_the_wall_are_closed_up_to_their_width() -> None:
     # A ball that rolls over the hole dips into it a little.
     assert closed[20:24, 20:24, 6:10].all()
     assert not closed[34:40, 34:40].any()
+
+
+@pytest.mark.parametrize("gap", [0, 3])
+def test_the_rim_is_where_bone_is_nearest(gap: int) -> None:
+    mask, skull = plate(), np.zeros((60, 60, 16), dtype=bool)
+    skull[: 10 - gap, :, 5:11] = True
+    vertices, faces = mask_surface(mask)
+    rim = implants.rim_faces(vertices, faces, mask, skull, SPACING)
+    side = vertices[np.unique(rim)]
+    assert side[:, 0].max() <= 12  # 1 mm, the longer side of a voxel
+    assert np.ptp(side[:, 1]) > 39  # all of the side that faces the bone
+    assert np.ptp(side[:, 2]) > 5
+    assert not len(implants.rim_faces(vertices, faces, mask, np.zeros_like(skull), SPACING))
 
 
 def test_the_thickness_of_a_plate() -> None:

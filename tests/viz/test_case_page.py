@@ -27,6 +27,24 @@ def test_the_page_holds_everything_and_asks_nobody(tmp_path: Path) -> None:
     assert not re.search(r"(src|href)=|https?://|import ", page)
 
 
+def test_samples_are_shown_side_by_side(tmp_path: Path) -> None:
+    vertices, faces = mask_surface(np.ones((3, 3, 3), dtype=bool))
+    spread = np.linspace(0, 2, len(vertices))
+    meshes = [Shown("skull", vertices, faces, (1, 1, 1, 1))] + [
+        Shown(f"sample {index}", vertices, faces, (0, 0, 1, 1), spread, 4.0, False, own_view=True)
+        for index in range(7)
+    ]
+    write_case_page(tmp_path / "x.html", "x", meshes, {}, [])
+    page = (tmp_path / "x.html").read_text()
+    assert page.count('"own": true') == 7
+    assert 'width="1200" height="1300"' in page  # two rows below the large view
+    assert "sample 0 to sample 6, row by row" in page
+    write_case_page(tmp_path / "x.html", "x", meshes[:1], {}, [])
+    page = (tmp_path / "x.html").read_text()
+    assert 'width="1200" height="700"' in page
+    assert "row by row" not in page
+
+
 @pytest.mark.parametrize(
     ("place", "seen_from"),
     [((0, -80, 0), "front"), ((90, 0, 0), "left"), ((-90, 0, 0), "right"), ((0, 80, 10), "back")],

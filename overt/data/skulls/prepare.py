@@ -28,6 +28,7 @@ from overt.data.skulls.lists import (
 from overt.data.skulls.nrrd import read_nrrd
 from overt.data.skulls.surfaces import sample_surface, surface_triangles
 from overt.data.skulls.volumes import (
+    SKULLFIX_SPACING,
     CloudFrame,
     Frame,
     Matrix,
@@ -37,6 +38,7 @@ from overt.data.skulls.volumes import (
 )
 from overt.errors import DataError
 from overt.files.atomic import new_file
+from overt.geometry.solid import solid_of_votes
 from overt.progress import report
 
 TRAIN_FRACTION = 0.8
@@ -251,6 +253,12 @@ class CaseVolumes(NamedTuple):
     implant: NDArray[np.bool_]
     spacing: tuple[float, float, float]  # mm
     to_indices: Callable[[Points], Points]  # of this grid, from the coordinates of clouds
+    cloud_spacing: tuple[float, float, float]  # mm of the voxels that clouds were made in
+
+    def solid(self, clouds: Points, ball_mm: float) -> NDArray[np.bool_]:
+        """Return the vote of clouds (n, P, 3) as a volume."""
+        indices = self.to_indices(clouds)
+        return solid_of_votes(indices, self.skull, self.spacing, ball_mm, self.cloud_spacing)
 
 
 def load_case(item: SkullItem, dataset: str) -> CaseVolumes:
@@ -259,12 +267,13 @@ def load_case(item: SkullItem, dataset: str) -> CaseVolumes:
     skull, implant = map(read_nrrd, paths)
     _check_same_grid(implant, paths[1], _grid_of(skull), paths[0])
     to_indices: Callable[[Points], Points] = cloud_frame(skull).to_indices
+    cloud_spacing = skull.spacing
     if dataset == "skullfix":
         complete = paths[0].parents[1] / "complete_skull" / paths[0].name
         frame, grid = _complete_frame(complete, _last_change(complete))
         _check_same_grid(skull, paths[0], grid, complete)
-        to_indices = frame.to_indices
-    return CaseVolumes(skull.mask, implant.mask, skull.spacing, to_indices)
+        to_indices, cloud_spacing = frame.to_indices, (SKULLFIX_SPACING,) * 3
+    return CaseVolumes(skull.mask, implant.mask, skull.spacing, to_indices, cloud_spacing)
 
 
 def _last_change(path: Path) -> int:

@@ -33,6 +33,7 @@ SMALLEST_MESH_MM, LARGEST_MESH_MM = 5.0, 1000.0  # along the longest axis
 # A scan of the whole body is shorter; one of mm that was saved in meters is smaller.
 SMALLEST_MM, LARGEST_MM = 1.0, 2000.0  # along the longest axis
 LARGEST_VOXEL_MM = 20.0
+LARGEST_TILT = 1.0  # degrees between two axes, from a right angle
 _MEDICAL = "pip install 'overt[medical]'"
 FORMATS = (
     "a DICOM folder, .nrrd, .nii, .nii.gz, .inv3, .npz (array `values`, `spacing` or `affine`), "
@@ -68,7 +69,25 @@ def read_scan(path: Path, spacing: tuple[float, float, float] | None = None) -> 
             "along every axis"
         )
     check_extent(volume.check(str(path)), str(path))
+    warn_of_skewed_axes(volume, str(path))
     return volume
+
+
+def warn_of_skewed_axes(volume: Volume, source: str) -> None:
+    """Log that distances are not exact where the slices of a scan are shifted, by a tilted gantry.
+
+    Everything written is where it was; clearance, walls and balls are measured along the voxels.
+    """
+    axes = volume.affine[:3, :3] / np.array(volume.spacing)  # unit columns
+    cosines = np.abs(np.triu(axes.T @ axes, 1))
+    if cosines.max() < np.sin(np.radians(LARGEST_TILT)):
+        return
+    stretch = np.linalg.svd(axes, compute_uv=False)
+    logger.warning(
+        "%s: %.1f degrees between two axes of its voxels, expected 90 (a tilted gantry?): distances"
+        " such as clearance and least wall are up to %.0f %% off. Resample the scan to avoid that.",
+        source, np.degrees(np.arccos(cosines.max())), 100 * np.abs(stretch - 1).max(),
+    )  # fmt: skip
 
 
 def check_extent(volume: Volume, source: str) -> None:

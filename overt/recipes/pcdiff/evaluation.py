@@ -12,7 +12,6 @@ from overt.data.rng import sample_rng
 from overt.data.skulls.lists import Cloud, draw_points, known_cloud
 from overt.data.skulls.prepare import load_case
 from overt.evaluation import Row
-from overt.geometry.solid import solid_of_votes
 from overt.metrics.implants import implant_scores
 from overt.metrics.point_clouds import cloud_scores
 from overt.recipes.pcdiff.close_up import FEWEST_POINTS, Cube, sampled_cube
@@ -142,11 +141,11 @@ def volume_scores(
 
     `ceiling_dsc` and `ceiling_hd95` are the scores of the true points, an upper bound for samples.
     """
-    skull, truth, spacing, to_indices = load_case(case.item, dataset)
+    volumes = load_case(case.item, dataset)
+    skull, truth, spacing, *_ = volumes
 
     def scores(clouds: Tensor) -> Row:
-        indices = to_indices(case.to_cloud(clouds))
-        solid = solid_of_votes(indices, skull, spacing, settings.solid_mm)
+        solid = volumes.solid(case.to_cloud(clouds), settings.solid_mm)
         return implant_scores(solid, truth, skull, spacing, settings.border_mm)
 
     ceiling = scores(case.implant[None])

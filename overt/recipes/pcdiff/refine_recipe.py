@@ -14,7 +14,6 @@ from overt.distributed import World
 from overt.evaluation import NamedRow, Row, score_batches, summarize, with_names
 from overt.geometry.implant import largest_part
 from overt.geometry.indicator import ScanGrid, implant_of_field
-from overt.geometry.solid import solid_of_votes
 from overt.geometry.voxels import Mask
 from overt.metrics.implants import implant_scores
 from overt.recipe import Recipe, StepOutput
@@ -109,7 +108,8 @@ class RefineRecipe(Recipe):
         without any points in the same window.
         """
         settings = self.settings.evaluation
-        skull, truth, spacing, to_indices = load_case(case.item, self.settings.data.dataset)
+        volumes = load_case(case.item, self.settings.data.dataset)
+        skull, truth, spacing, to_indices, _ = volumes
         grid = ScanGrid(skull, spacing, to_indices)
         rng = sample_rng(settings.seed, 2, case.number)
         unit_mm = unit_in_mm(to_indices, spacing)
@@ -117,7 +117,7 @@ class RefineRecipe(Recipe):
         known = case.to_cloud(torch.from_numpy(case.cloud.points))
         masks = self.volumes(model, known, points[None], grid)
         masks += self.volumes(model, known, points[None], grid, blind=True)
-        masks.append(solid_of_votes(to_indices(points)[None], skull, spacing, settings.solid_mm))
+        masks.append(volumes.solid(points[None], settings.solid_mm))
         refined, blind, solid = (
             implant_scores(mask, truth, skull, spacing, settings.border_mm) for mask in masks
         )

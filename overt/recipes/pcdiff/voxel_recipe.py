@@ -13,7 +13,6 @@ from overt.data.skulls.prepare import load_case
 from overt.distributed import World
 from overt.evaluation import NamedRow, Row, score_batches, summarize, with_names
 from overt.geometry.indicator import ScanGrid, implant_of_field
-from overt.geometry.solid import solid_of_votes
 from overt.geometry.voxels import Mask
 from overt.metrics.implants import implant_scores
 from overt.recipe import Recipe, StepOutput
@@ -119,9 +118,7 @@ class VoxelRecipe(Recipe):
                 mask, volumes.implant, volumes.skull, volumes.spacing, settings.border_mm
             )
 
-        solid = solid_of_votes(
-            volumes.to_indices(points)[None], volumes.skull, volumes.spacing, settings.solid_mm
-        )
+        solid = volumes.solid(points[None], settings.solid_mm)
         volume, ceiling = (
             implant_of_field(values, points, unit_map(case.cloud), grid)
             for values in (field, exact)

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from overt.data.skulls.meshes import write_obj, write_stl
+from overt.data.skulls.meshes import Points, write_obj, write_stl
 from overt.data.skulls.nrrd import write_nrrd
 from overt.data.skulls.resampling import isotropic_grid, resample_mask
 from overt.data.skulls.scans import write_nifti
 from overt.data.skulls.volumes import Volume
 from overt.files.atomic import new_file
-from overt.geometry.implant import Finished, measures, wall_thickness
+from overt.geometry.implant import Finished, measures, rim_faces, wall_thickness
 from overt.geometry.isosurface import mask_surface, open_edges
 from overt.geometry.voxels import Mask
 from overt.metrics.implants import dice
@@ -24,7 +25,9 @@ from overt.viz.case_page import Shown, write_case_page
 
 HAS_NIBABEL = find_spec("nibabel") is not None
 _SKULL_VOXEL_MM = 2.0  # of the skull on the page, which has to be small
+_SPREAD_MM = 4.0  # the end of the color scale of samples
 _BONE, _METAL, _SAMPLE = (0.85, 0.82, 0.75, 1.0), (0.95, 0.45, 0.1, 1.0), (0.2, 0.45, 0.8, 1.0)
+_RIM = (0.15, 0.15, 0.2, 1.0)
 # On the page; case.json has the keys.
 _WORDS = {
     "volume_cm3": "volume, cm³",
@@ -41,6 +44,7 @@ _WORDS = {
     "open_edges": "open edges of the mesh",
     "dice_with_implant": "Dice with the implant",
     "dice_with_other_samples": "Dice with other samples",
+    "mm_from_implant": "mean distance to the implant, mm",
 }
 
 # All that `overt complete` writes; other files in its folder are the user's.
@@ -89,14 +93,20 @@ def write_case(folder: Path, case: Case) -> list[str]:
     shown = [bone_mesh(skull)]
     rows = sample_rows(case.samples, implant, skull)
     if len(faces):
+        rim = rim_faces(vertices, faces, implant, skull.values, skull.spacing)
+        used, renumbered = np.unique(rim, return_inverse=True)
+        shown.append(Shown("rim", patient[used], renumbered.reshape(-1, 3), _RIM))
         write_stl(folder / "implant.stl", patient, faces)
         write_obj(folder / "implant.obj", patient, faces)
         written += ["implant.stl", "implant.obj"]
         shown.append(Shown("implant", patient, faces, _METAL, thickness))
     for index, sample in enumerate(case.samples if len(case.samples) > 1 else ()):
         corners, sides = mask_surface(sample)
-        title = f"sample {index}"
-        shown.append(Shown(title, skull.to_patient(corners), sides, _SAMPLE, None, visible=False))
+        corners = skull.to_patient(corners)
+        distance = _distance(corners, patient)
+        rows[index]["mm_from_implant"] = None if distance is None else float(distance.mean())
+        title, look = f"sample {index}", (_SAMPLE, distance, _SPREAD_MM)
+        shown.append(Shown(title, corners, sides, *look, visible=False, own_view=True))
     shape: dict[str, Any] = measures(implant, skull.values, skull.spacing)
     if len(thickness):
         quantiles = np.quantile(thickness, (0.05, 0.5, 0.95))
@@ -114,6 +124,15 @@ def write_case(folder: Path, case: Case) -> list[str]:
     }
     write_case_page(folder / "report.html", case.title, shown, tables, case.notes)
     return [*written, "case.json", "report.html"]
+
+
+def _distance(points: Points, others: Points) -> NDArray[np.float64] | None:
+    """Return the distance of each point to the nearest other one; None without any."""
+    if not len(points) or not len(others):
+        return None
+    from scipy.spatial import KDTree
+
+    return np.asarray(KDTree(others).query(points)[0])
 
 
 def measure_rows(shape: dict[str, Any]) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer;
 const canvas = document.getElementById("view");
 const gl = canvas.getContext("webgl", { antialias: true });
-if (!gl) document.getElementById("note").textContent = "This browser shows no WebGL; see the pictures below.";
+if (!gl) document.getElementById("note").textContent = "This browser shows no WebGL: open implant.stl in another viewer.";
 else {
   gl.getExtension("OES_element_index_uint");
   const compile = (kind, text) => {
@@ -27,7 +27,7 @@ else {
     }
     void main() {
       float light = 0.35 + 0.65 * abs(normalize(n).z);
-      vec3 base = mapped > 0.5 ? ramp(clamp(v / 12.0, 0.0, 1.0)) : color.rgb;
+      vec3 base = mapped > 0.5 ? ramp(clamp(v, 0.0, 1.0)) : color.rgb;
       gl_FragColor = vec4(base * light, color.a);
     }`));
   gl.linkProgram(program); gl.useProgram(program);
@@ -56,21 +56,31 @@ else {
     // Patient space: x left, y back, z up; the eye looks at the face.
     const upright = [1, 0, 0, 0, 0, -1, 0, 1, 0];
     const turn = multiply([1, 0, 0, 0, d, t, 0, -t, d], multiply([c, 0, -s, 0, 1, 0, s, 0, c], upright));
-    gl.viewport(0, 0, canvas.width, canvas.height);
     gl.clearColor(1, 1, 1, 1); gl.clear(gl.COLOR_BUFFER_BIT | gl.DEPTH_BUFFER_BIT);
-    gl.enable(gl.DEPTH_TEST); gl.enable(gl.BLEND); gl.blendFunc(gl.SRC_ALPHA, gl.ONE_MINUS_SRC_ALPHA);
+    // At equal depth the first mesh is seen: the rim is drawn before the implant it is a part of.
+    gl.enable(gl.DEPTH_TEST); gl.depthFunc(gl.LESS);
     gl.uniformMatrix3fv(at("turn"), false, turn);
-    gl.uniform1f(at("scale"), zoom / CASE.reach); gl.uniform1f(at("aspect"), canvas.width / canvas.height);
-    const mapped = document.getElementById("thickness").checked;
-    for (const mesh of meshes) {
-      if (!document.getElementById(mesh.id).checked) continue;
+    const isOn = (id) => document.getElementById(id).checked;
+    const large = meshes.filter((mesh) => isOn(mesh.id));
+    view(large, 0, CASE.strip, canvas.width, canvas.height - CASE.strip, (mesh) => isOn("mapped") && !mesh.own);
+    const width = canvas.width / Math.max(CASE.columns, 1);
+    meshes.filter((mesh) => mesh.own).forEach((mesh, number) => {
+      const [column, row] = [number % CASE.columns, Math.floor(number / CASE.columns)];
+      view([meshes[0], mesh], column * width, CASE.strip - (row + 1) * CASE.row, width, CASE.row, () => true);
+    });
+  };
+  const view = (shown, x, y, width, height, isMapped) => {
+    gl.viewport(x, y, width, height);
+    const aspect = width / height;
+    gl.uniform1f(at("scale"), zoom * Math.min(aspect, 1) / CASE.reach); gl.uniform1f(at("aspect"), aspect);
+    for (const mesh of shown) {
       for (const [name, size, data] of [["position", 3, mesh.positions], ["normal", 3, mesh.normals], ["value", 1, mesh.values]]) {
         const place = gl.getAttribLocation(program, name);
         gl.bindBuffer(gl.ARRAY_BUFFER, data); gl.enableVertexAttribArray(place);
         gl.vertexAttribPointer(place, size, gl.FLOAT, false, 0, 0);
       }
       gl.uniform4fv(at("color"), mesh.color);
-      gl.uniform1f(at("mapped"), mapped && mesh.mapped ? 1 : 0);
+      gl.uniform1f(at("mapped"), mesh.mapped && isMapped(mesh) ? 1 : 0);
       gl.bindBuffer(gl.ELEMENT_ARRAY_BUFFER, mesh.faces);
       gl.drawElements(gl.TRIANGLES, mesh.count, gl.UNSIGNED_INT, 0);
     }

@@ -77,6 +77,7 @@ def test_skullfix_clouds_are_in_the_voxels_of_the_padded_volume(
     indices = case.to_indices(implant)
     assert (indices >= low - 1.001).all()
     assert (indices <= high + 1.001).all()
+    assert case.cloud_spacing == (0.45, 0.45, 0.45)
 
 
 def test_clouds_of_flat_voxels_are_not_squashed(tmp_path: Path) -> None:

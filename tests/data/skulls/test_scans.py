@@ -75,6 +75,22 @@ def test_a_dicom_folder_is_stacked_by_position(tmp_path: Path) -> None:
         scans.read_scan(tmp_path)
 
 
+def test_a_tilted_gantry_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Slices are shifted against each other, so distances along voxels are not those in mm."""
+    tilted = np.diag([0.5, 0.5, 1.5, 1.0])
+    tilted[1, 2] = 1.5 * np.tan(np.radians(20))
+    series = generate_uid()
+    for height in range(6):
+        write_slice(tmp_path / f"x{height}", series, height, tilted)
+    np.testing.assert_allclose(scans.read_scan(tmp_path).affine, tilted, atol=1e-5)
+    assert "70.0 degrees between two axes of its voxels" in caplog.text
+    assert "up to 19 % off" in caplog.text
+    caplog.clear()
+    np.savez(tmp_path / "x.npz", values=VALUES, affine=OBLIQUE)
+    scans.read_scan(tmp_path / "x.npz")
+    assert not caplog.text
+
+
 ALONG = np.diag([0.5, 0.5, 1.5, 1.0])
 
 

@@ -39,6 +39,17 @@ def test_the_official_recipe_has_the_numbers_of_the_paper() -> None:
     assert [level.centers for level in config.settings.model.down] == [10240, 2560, 640, 160]
 
 
+def test_the_published_recipe_has_none_of_the_differences_that_pcdiff_names() -> None:
+    published = load(["recipe=pcdiff_published", "data.root=somewhere"])
+    assert published.training.precision == "fp32"
+    assert published.training.ema_momentum is None
+    assert published.training.grad_clip_norm is None
+    assert published.settings.evaluation.sampler == "ddpm"
+    lines = [set(config.text.splitlines()) for config in (published, official())]
+    differing = {line.split(":")[0].strip() for line in lines[0] ^ lines[1]}
+    assert differing == {"exp_name", "name", "precision", "ema_momentum", "sampler"}
+
+
 @pytest.mark.parametrize(
     ("batch", "processes", "each", "linear", "sqrt"),
     [(8, 1, 8, 2e-4, 2e-4), (16, 2, 8, 4e-4, 2.83e-4), (64, 8, 8, 1.6e-3, 5.66e-4),

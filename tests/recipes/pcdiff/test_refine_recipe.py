@@ -56,7 +56,7 @@ def test_true_nodes_become_the_true_implant_in_the_voxels_of_the_scan(tmp_path: 
     recipe.build_dataset()
     settings = recipe.settings
     case = HeldOutCases(settings.data, settings.evaluation).case(0)
-    skull, truth, spacing, to_indices = load_case(case.item, "skullbreak")
+    skull, truth, spacing, to_indices, _ = load_case(case.item, "skullbreak")
     points = case.to_cloud(case.implant)
     window = window_of(points[None], settings.model, unit_in_mm(to_indices, spacing))
     nodes, _ = bone_in(window, truth, to_indices, None, 40)

@@ -50,7 +50,11 @@ def test_mesh_and_volumes_are_in_one_place(flip: float, tmp_path: Path) -> None:
     assert facts["implant"]["thin_voxels"] == 7
     assert facts["implant"]["volume_cm3"] == pytest.approx(mm3 / 1000)
     assert facts["samples"][0]["dice_with_other_samples"] == pytest.approx(11 / 12)
+    assert facts["samples"][0]["mm_from_implant"] == 0
+    assert 0.2 < facts["samples"][1]["mm_from_implant"] < 1
     page = (tmp_path / "report.html").read_text()
+    for title in ("skull", "rim", "implant", "sample 0", "sample 1"):
+        assert f"> {title}</label>" in page
     for words in ("volume, cm³", "wall thickness, median, mm", "voxels changed: holes"):
         assert f"<td>{words}</td>" in page
     assert "<th>Dice with other samples</th>" in page
