@@ -55,6 +55,11 @@ def parse_yaml(text: str, source: str) -> Any:
         raise ConfigError(f"{source} is nested too deep; up to {DEEPEST} levels") from None
 
 
+def own_values(text: str) -> Any:
+    """Return the plain values of YAML that overt wrote, in a tenth of the time of `parse_yaml`."""
+    return yaml.load(text, Loader=Loader)
+
+
 def refuse_bomb(text: str, source: str) -> None:
     """Refuse YAML that would grow or nest without end when it is read."""
     brackets = text.count("[") + text.count("{")
