@@ -119,6 +119,15 @@ def _context() -> Any:
 
 
 @pytest.fixture
+def tiny_tracker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiny tracker stands for the one that ships: a second instead of ten."""
+    from overt.tracker import SHIPPED_AS, SMALL
+
+    monkeypatch.setitem(SHIPPED_AS, SMALL, "cotracker3_tiny")
+    monkeypatch.setattr("overt.commands.track.SHIPPED", "cotracker3_tiny")
+
+
+@pytest.fixture
 def run_processes(_context: Any, tmp_path: Path) -> Callable[..., list[Any]]:
     """`run_processes(function, size, *arguments)`: what `function` returns on each process.
 
