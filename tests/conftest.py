@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 HERE = Path(__file__).parent
 # Modules that several tests share are imported by their own name.
@@ -27,6 +28,10 @@ sys.path[:0] = [str(HERE / folder) for folder in SHARED]
 import composed_once  # noqa: E402, F401  (found by the path above)
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A machine that is busy with other things is not a defect.
+settings.register_profile("any_speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any_speed")
 
 
 @pytest.hookimpl(tryfirst=True)
