@@ -57,7 +57,11 @@ def parse_yaml(text: str, source: str) -> Any:
 
 def own_values(text: str) -> Any:
     """Return the plain values of YAML that overt wrote, in a tenth of the time of `parse_yaml`."""
-    return yaml.load(text, Loader=Loader)
+    loader = Loader(text)  # the safe one: it builds plain values only
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
 
 
 def refuse_bomb(text: str, source: str) -> None:
