@@ -6,6 +6,8 @@ import os
 import pickle
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 HERE = Path(__file__).parent
 # Modules that several tests share are imported by their own name.
@@ -25,6 +28,28 @@ sys.path[:0] = [str(HERE / folder) for folder in SHARED]
 import composed_once  # noqa: E402, F401  (found by the path above)
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A machine that is busy with other things is not a defect.
+settings.register_profile("any_speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any_speed")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Let each worker of the whole suite begin its imports with other files.
+
+    To rewrite the assertions of a file takes longer than its import, and is done by whoever comes
+    first: in one order, all would come at once and each would rewrite every file.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    if worker and [Path(word).resolve() for word in session.config.args] == [HERE]:
+        files = sorted(HERE.rglob("test_*.py"))
+        count = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        first = len(files) * int(worker.removeprefix("gw")) // count
+        for file in files[first:] + files[:first]:
+            # What cannot be imported is reported, or skipped, when it is collected.
+            with suppress(Exception, pytest.skip.Exception):
+                import_module(".".join(file.relative_to(HERE.parent).with_suffix("").parts))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -116,6 +141,15 @@ def _context() -> Any:
     with patch.dict(os.environ, PYTHONPATH=path):  # where it finds the last of these
         forkserver.ensure_running()
     return context
+
+
+@pytest.fixture
+def tiny_tracker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiny tracker stands for the one that ships: a second instead of ten."""
+    from overt.tracker import SHIPPED_AS, SMALL
+
+    monkeypatch.setitem(SHIPPED_AS, SMALL, "cotracker3_tiny")
+    monkeypatch.setattr("overt.commands.track.SHIPPED", "cotracker3_tiny")
 
 
 @pytest.fixture

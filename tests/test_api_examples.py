@@ -25,9 +25,8 @@ def run_examples(docstring: str, names: dict[str, object]) -> int:
 
 
 @pytest.fixture
-def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+def names(tiny_tracker: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("overt.tracker.SHIPPED", "cotracker3_tiny")  # a second, not ten
     (tmp_path / "examples").symlink_to(HERE.parent / "examples")
     return {"overt": overt, "torch": torch, "np": np}
 

@@ -1,8 +1,9 @@
 """The guides are followed: their commands and calls run, in order, in a folder of their own.
 
 What a guide shows at full size runs here in small, by the substitutions below and no others:
-`recipe=X` becomes the tiny X with the sizes of SMALL and one step, several processes become one,
-and the files that a reader brings (weights, videos, data sets) are made first.
+`recipe=X` becomes the tiny X with the sizes of SMALL and one step, the tracker that ships the tiny
+one, several processes become one, and the files that a reader brings (weights, videos, data sets)
+are made first.
 """
 
 import os
@@ -193,7 +194,7 @@ def run(page: str, command: str) -> None:
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tiny_tracker: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder to work in."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -283,8 +284,6 @@ def test_the_first_hour(folder: Path) -> None:
 def test_a_tutorial_ends_with_something_to_look_at(
     page: str, looked_at: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("overt.tracker", "overt.commands.track"):  # a second instead of twenty
-        monkeypatch.setattr(f"{module}.SHIPPED", "cotracker3_tiny")
     # After one step of training, sampled points are 500 mm apart.
     monkeypatch.setattr("overt.geometry.solid.LARGEST_CM2", float("inf"))
     follow(f"tutorials/{page}.md")

@@ -6,6 +6,7 @@ Imports within functions and for the type checker count: a circle behind `TYPE_C
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,7 +71,8 @@ class Import(NamedTuple):
     at_start: bool  # run when the module is imported: not in a function, not for types only
 
 
-def imports_of(file: Path, root: Path) -> Iterator[Import]:
+@cache
+def imports_of(file: Path, root: Path) -> list[Import]:
     """Every import of a module."""
     package = ("overt", *file.relative_to(root).parent.parts)
 
@@ -90,7 +92,7 @@ def imports_of(file: Path, root: Path) -> Iterator[Import]:
                 later = inside or (types_only and child not in getattr(node, "orelse", []))
                 yield from visit(child, at_start and not later)
 
-    yield from visit(ast.parse(file.read_text(), str(file)), at_start=True)
+    return list(visit(ast.parse(file.read_text(), str(file)), at_start=True))
 
 
 def forbidden(found: Import, root: Path) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from overt.checkpoint.recorded import missing_keys, recorded_recipe, recorded_settings
 from overt.config import Config, load
@@ -47,16 +47,32 @@ def configure(
     if recipe is None:
         raise ConfigError(f"{checkpoint} holds no configuration; add {remedy}")
     sections = recorded_settings(checkpoint)
-    _warn_of_files(checkpoint, sections or {}, overrides)
     words = [f"recipe={recipe}", *overrides]
-    return load(words, packages=packages, needs_data=needs_data, sections=sections)
+    config = load(words, packages=packages, needs_data=needs_data, sections=sections)
+    model = getattr(config.settings, "model", None)
+    saved = model.saved_files() if isinstance(model, SavesFiles) else ()
+    _warn_of_files(checkpoint, sections or {}, overrides, saved)
+    return config
 
 
-def _warn_of_files(checkpoint: Path, sections: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    """Warn where the model was built with files: the recipe may name others, or none."""
-    given = {word.partition("=")[0] for word in overrides}
-    missing = [key for key in missing_keys(sections.get("model"), "model") if key not in given]
-    if missing and "model" not in given:
+@runtime_checkable
+class SavesFiles(Protocol):
+    """A section `model` with files of weights that need not be named again after training."""
+
+    def saved_files(self) -> Sequence[str]:
+        """Return the keys of files whose weights are in every checkpoint of the model."""
+
+
+def _warn_of_files(
+    checkpoint: Path,
+    sections: Mapping[str, Any],
+    overrides: Sequence[str],
+    saved: Sequence[str],
+) -> None:
+    """Warn where the model was built with other files: the recipe may name others, or none."""
+    known = {word.partition("=")[0] for word in overrides}.union(saved)
+    missing = [key for key in missing_keys(sections.get("model"), "model") if key not in known]
+    if missing and "model" not in known:
         logger.warning(
             "%s was trained with files for %s, whose names are not recorded; using the recipe's "
             "values. To use another file, add KEY=FILE",

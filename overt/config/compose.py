@@ -326,6 +326,8 @@ def differences(
     So is a key that the older one does not know, at its value in `defaults`: what came later does
     by default what was done before.
     """
+    if before == after:
+        return []
     defaults = defaults or {}
     old, new = (
         _leaves(OmegaConf.to_container(parse_yaml(text, "config.yaml"))) for text in (before, after)

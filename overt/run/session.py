@@ -18,13 +18,13 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
-from omegaconf import OmegaConf
 from torch import nn
 
 from overt.checkpoint.manifest import Stored
 from overt.config import Config, import_target
 from overt.distributed import World, is_main_process, main_first
 from overt.errors import LaunchError
+from overt.files.yaml_text import own_values
 from overt.health.pace import Rates
 from overt.run import messages
 from overt.run.console import Console
@@ -86,7 +86,7 @@ class Run:
             return self.logger
         config = self.config
         main_first(self._write_description)
-        values = OmegaConf.to_container(OmegaConf.create(config.text))
+        values = own_values(config.text)
         assert isinstance(values, dict)
         self.logger = MetricsLogger(
             config.exp_name,

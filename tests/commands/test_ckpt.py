@@ -194,6 +194,46 @@ def test_a_file_that_the_model_was_built_with_is_named_when_it_is_missing(
     assert not caplog.text
 
 
+@pytest.mark.parametrize(
+    ("recipe", "words", "missing"),
+    [
+        ("posenet", ["model.depthnet_checkpoint=/a/depth", "model.depth.save_frozen=true"], ""),
+        ("posenet", ["model.branch.backbone_checkpoint=/a/resnet50.pth"], ""),
+        (
+            "posenet",
+            ["model.depthnet_checkpoint=/a/depth", "model.depth.save_frozen=false"],
+            "model.depthnet_checkpoint",
+        ),
+        # Without its name the model would have no base.
+        ("posenet", ["model.base_checkpoint=/a/base"], "model.base_checkpoint"),
+        ("depthnet", ["model.depth.backbone_checkpoint=/a/b.pth"], ""),
+        (
+            "depthnet",
+            [
+                "model.depth.backbone_checkpoint=/a/b.pth",
+                "model.depth.freeze_backbone=true",
+                "model.depth.save_frozen=false",
+            ],
+            "model.depth.backbone_checkpoint",
+        ),
+    ],
+)
+def test_a_file_whose_weights_are_in_the_checkpoint_is_not_missing(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    recipe: str,
+    words: list[str],
+    missing: str,
+) -> None:
+    config = load([f"recipe=blade_{recipe}_tiny", *words])
+    folder, file = tmp_path / "run", tmp_path / "a.safetensors"
+    CheckpointManager(folder).save_checkpoint(0, build(), config_yaml=config.text)
+    main(["export", str(folder / "latest"), "--to", "safetensors", "--output", str(file)])
+    configure_model(file, None, [], ())
+    assert bool(caplog.text) == bool(missing)
+    assert missing in caplog.text
+
+
 def test_export_below_a_key_is_what_the_old_scripts_read(run, tmp_path):
     file = tmp_path / "old.pth"
     words = ["--to", "torch", "--key", "model_state", "--prefix", "model.module."]

@@ -19,8 +19,9 @@ def test_the_demo_runs_to_its_last_line(
 
     monkeypatch.setattr("overt.commands.demo.subprocess.run", run)
     smaller = ["training.num_steps=1", "data.synthetic.count=3", "data.held_out=1"]
-    smaller += ["training.num_workers=0"]
-    clip = ["--videos", "1", "--frames", "3", "--side", "64", "--points", "4"]
+    smaller += ["training.num_workers=0", "evaluation.frames=5"]
+    smaller += ["evaluation.points_per_sequence=32"]
+    clip = ["--videos", "1", "--frames", "2", "--side", "64", "--points", "4"]
     photographs = ["photographs", str(tmp_path / "photographs"), str(PHOTOGRAPHS)]
     assert main(["data", *photographs, *clip]) == 0  # shorter than the one that it would make
     assert main(["demo", "--folder", str(tmp_path), *smaller]) == 0

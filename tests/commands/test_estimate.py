@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from small_recipes import SMALL_BLADE, stage_one
 
+from overt.commands.ckpt import export
 from overt.commands.estimate import (
     Estimator,
     estimate,
@@ -317,6 +318,18 @@ def test_a_checkpoint_that_holds_stage_one_is_enough(root: Path) -> None:
     alone = estimate(picture(root), checkpoint(root), overrides=["model.depthnet_checkpoint=null"])
     np.testing.assert_array_equal(
         alone.vertices, estimate(picture(root), checkpoint(root)).vertices
+    )
+
+
+def test_an_exported_file_that_holds_stage_one_is_used_without_a_warning(
+    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "posenet.safetensors"
+    export(checkpoint(root), "safetensors", file)
+    exported = estimate(picture(root), file)
+    assert not caplog.text
+    np.testing.assert_array_equal(
+        exported.vertices, estimate(picture(root), checkpoint(root)).vertices
     )
 
 

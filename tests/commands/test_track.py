@@ -55,7 +55,7 @@ def queries_file(path: Path, text: str) -> str:
 
 
 def test_the_tracker_that_comes_with_overt_follows_what_moves(tmp_path: Path) -> None:
-    frames, tracks = make_sequence(SceneSettings(8, 64, 64, 200, seed=99, shapes=8, speed=3.5), 0)
+    frames, tracks = make_sequence(SceneSettings(4, 64, 64, 200, seed=99, shapes=8, speed=3.5), 0)
     np.save(tmp_path / "video.npy", frames)
     here = np.flatnonzero(tracks.visible[:, 0])[:40]
     coords = tracks.coords_xy[here]  # (N, T, 2)

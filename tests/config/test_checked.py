@@ -20,9 +20,10 @@ from overt.config import (
     import_target,
     load,
 )
-from overt.config.checked import NO_DATA, _missing_keys, _refuse_nonfinite
+from overt.config.checked import NO_DATA, _missing_keys, _refuse_nonfinite, _to_yaml
 from overt.config.schema import Schema
 from overt.errors import ConfigError
+from overt.files.yaml_text import own_values, parse_yaml
 
 RECIPES = sorted(path.stem for path in (CONF / "recipe").glob("*.yaml"))
 SEEN: set[tuple[str, str]] = set()
@@ -193,6 +194,16 @@ def test_an_override_of_a_file_is_refused_with_its_key(tmp_path: Path, override:
     with pytest.raises(ConfigError) as refused:
         load([override], str(file), [str(TOY)])
     assert override.partition("=")[0].lstrip("+~").partition(".")[0] in str(refused.value)
+
+
+def test_the_text_is_that_of_omegaconf_and_read_as_it_reads_it() -> None:
+    words = ["yes", "1e-4", "1_000", "12:30:45", "2024-01-01", "~", "a: b", "é", " x", "- y", "",
+             "two\nlines", "long " * 40, "${seed}"]  # fmt: skip
+    numbers = [1e-5, 1e300, 1.0, -3, 2**70, True, None, float("inf")]
+    values = OmegaConf.create({"seed": 3, "b": {"words": words, "numbers": numbers, "e": {}}})
+    text = _to_yaml(values)
+    assert text == OmegaConf.to_yaml(values, resolve=True)
+    assert own_values(text) == OmegaConf.to_container(parse_yaml(text, "config.yaml"))
 
 
 def test_missing_keys_are_those_of_omegaconf() -> None:

@@ -15,7 +15,7 @@ from overt.distributed import World
 from overt.health.heartbeat import Beat, Heartbeat, describe, keep_flight_records
 
 RUNS = Callable[..., list[Any]]
-SHORT = 0.4 / 60  # minutes
+SHORT = 1.0 / 60  # minutes; longer than a step takes on a busy machine
 
 
 def beat(number: int, progress: int, doing: str = "computing") -> Beat:

@@ -166,6 +166,10 @@ class DepthModelSettings:
     # whose root joint is the pelvis
     body: BodySettings = MISSING
 
+    def saved_files(self) -> list[str]:
+        is_saved = self.depth.save_frozen or not self.depth.freeze_backbone
+        return ["model.depth.backbone_checkpoint"] if is_saved else []
+
 
 @dataclass
 class BranchSettings:
@@ -226,6 +230,13 @@ class PoseModelSettings:
                 "model.keypoint_visibility=true needs model.keypoint_head=true and "
                 "model.base_checkpoint=null: it is trained together with the keypoints"
             )
+
+    def saved_files(self) -> list[str]:
+        # Not that of the base: without its name the model is built without one.
+        keys = ["model.branch.backbone_checkpoint"]
+        if self.depth.save_frozen or not self.tz_conditioning:
+            keys += ["model.depthnet_checkpoint", "model.depth.backbone_checkpoint"]
+        return keys
 
 
 # --- data ----------------------------------------------------------------------------------------
