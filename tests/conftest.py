@@ -6,8 +6,6 @@ import os
 import pickle
 import sys
 from collections.abc import Callable
-from contextlib import suppress
-from importlib import import_module
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -32,24 +30,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A machine that is busy with other things is not a defect.
 settings.register_profile("any_speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any_speed")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection(session: pytest.Session) -> None:
-    """Let each worker of the whole suite begin its imports with other files.
-
-    To rewrite the assertions of a file takes longer than its import, and is done by whoever comes
-    first: in one order, all would come at once and each would rewrite every file.
-    """
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
-    if worker and [Path(word).resolve() for word in session.config.args] == [HERE]:
-        files = sorted(HERE.rglob("test_*.py"))
-        count = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
-        first = len(files) * int(worker.removeprefix("gw")) // count
-        for file in files[first:] + files[:first]:
-            # What cannot be imported is reported, or skipped, when it is collected.
-            with suppress(Exception, pytest.skip.Exception):
-                import_module(".".join(file.relative_to(HERE.parent).with_suffix("").parts))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
