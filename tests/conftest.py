@@ -27,9 +27,11 @@ import composed_once  # noqa: E402, F401  (found by the path above)
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A machine that is busy with other things is not a defect.
-settings.register_profile("any_speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any_speed")
+# The same examples in every run; and a machine that is busy with other things is not a defect.
+settings.register_profile(
+    "repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("repeatable")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -164,7 +164,8 @@ def _pax_records(reader: ShardReader, start: int, content: bytes) -> dict[str, s
         match = re.match(rb"(\d{1,7}) ", content)
         length = int(match[1]) if match else 0
         key, equals, value = content[match.end() if match else 0 : length - 1].partition(b"=")
-        if not equals or content[length - 1 : length] != b"\n":
+        cut = key == b"path" and b"\0" in value
+        if not equals or cut or content[length - 1 : length] != b"\n":
             raise reader.fail(start, "not a valid pax header")
         records[key.decode("utf-8", "replace")] = value.decode("utf-8", "surrogateescape")
         content = content[length:]
