@@ -242,5 +242,6 @@ def test_any_damage_is_a_data_error_or_within_a_sample(data: Any) -> None:
     with suppress(DataError):
         found = tuple(member.name for member in walk(first))
         assert len(found) == 3
+        keys = {sample.key for sample in read_samples(second, everything)}
         # No checksum covers a name in a pax header: without its dot it belongs to no sample.
-        assert len(list(read_samples(second, everything))) == 3 or found != names
+        assert keys >= {name.partition(".")[0] for name in found if name in names}
